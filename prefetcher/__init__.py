@@ -1,0 +1,3 @@
+"""The daemon of a node: brings weights into segments, starts, meters and ends workers."""
+
+__all__: list[str] = []

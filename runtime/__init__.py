@@ -1,0 +1,6 @@
+"""What lives inside a worker, and what a handler imports: `from fleetstart.runtime import function, LLM, Scale`.
+
+Importing this loads neither torch nor a server: user code, the command line and the contract all pass here.
+"""
+
+__all__: list[str] = []

@@ -1,0 +1,167 @@
+"""The error tree, and how an error crosses from one process to the next.
+
+FleetError
+├── Refused                      the caller can mend it: 4xx
+│   ├── InvalidInput             400  invalid_input
+│   ├── InvalidSpec              400  invalid_spec
+│   ├── NoHandler                400  no_handler
+│   ├── HandlerSyntax            400  syntax_error
+│   ├── WeightsMissing           400  weights_missing
+│   ├── PickleRefused            400  pickle_refused
+│   ├── CheckpointInvalid        400  checkpoint_invalid     truncated, overlapping, unreadable
+│   ├── NotFound                 404  not_found
+│   ├── TooLarge                 413  too_large
+│   └── QueueFull                429  queue_full             carries retry_after_s
+├── HandlerFailed                500  handler_error          the user's code raised
+├── StartFailed                  500  start_failed           the user's module or load() raised, or never got ready
+├── OutOfMemory                  500  out_of_memory          the worker passed its memory limit
+├── WorkerLost                   502  worker_lost            the worker died under the call
+├── StoreFailed                  502  store_error            the object store did not answer as it must
+├── ChecksumMismatch             502  checksum_mismatch      bytes came, but not the right ones
+├── Unavailable                  503  unavailable            no node, no room, going down; carries retry_after_s
+└── DeadlineExceeded             504  deadline_exceeded
+
+Say what, which and how much, and in `hint` what to do next. `retryable` says whether the same call may
+succeed later without anybody changing anything.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import msgspec
+
+
+class ErrorInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An error as it travels between processes and in the JSON body of a response."""
+
+    code: str
+    message: str
+    hint: str = ""
+    retry_after_s: float | None = None
+
+
+class ErrorBody(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """JSON body of every error response: `{"error": {...}, "request_id": ...}`."""
+
+    error: ErrorInfo
+    request_id: str = ""
+
+
+class FleetError(Exception):
+    code: ClassVar[str] = "internal"
+    status: ClassVar[int] = 500
+    retryable: ClassVar[bool] = False
+
+    def __init__(self, message: str, *, hint: str = "", retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+        self.retry_after_s = retry_after_s
+
+    def info(self) -> ErrorInfo:
+        return ErrorInfo(code=self.code, message=self.message, hint=self.hint, retry_after_s=self.retry_after_s)
+
+
+class Refused(FleetError):
+    code = "refused"
+    status = 400
+
+
+class InvalidInput(Refused):
+    code = "invalid_input"
+
+
+class InvalidSpec(Refused):
+    code = "invalid_spec"
+
+
+class NoHandler(Refused):
+    code = "no_handler"
+
+
+class HandlerSyntax(Refused):
+    code = "syntax_error"
+
+
+class WeightsMissing(Refused):
+    code = "weights_missing"
+
+
+class PickleRefused(Refused):
+    code = "pickle_refused"
+
+
+class CheckpointInvalid(Refused):
+    code = "checkpoint_invalid"
+
+
+class NotFound(Refused):
+    code = "not_found"
+    status = 404
+
+
+class TooLarge(Refused):
+    code = "too_large"
+    status = 413
+
+
+class QueueFull(Refused):
+    code = "queue_full"
+    status = 429
+    retryable = True
+
+
+class HandlerFailed(FleetError):
+    code = "handler_error"
+
+
+class StartFailed(FleetError):
+    code = "start_failed"
+
+
+class OutOfMemory(FleetError):
+    code = "out_of_memory"
+
+
+class WorkerLost(FleetError):
+    code = "worker_lost"
+    status = 502
+    retryable = True
+
+
+class StoreFailed(FleetError):
+    code = "store_error"
+    status = 502
+    retryable = True
+
+
+class ChecksumMismatch(FleetError):
+    code = "checksum_mismatch"
+    status = 502
+
+
+class Unavailable(FleetError):
+    code = "unavailable"
+    status = 503
+    retryable = True
+
+
+class DeadlineExceeded(FleetError):
+    code = "deadline_exceeded"
+    status = 504
+    retryable = True
+
+
+def _leaves(root: type[FleetError]) -> list[type[FleetError]]:
+    below = [leaf for child in root.__subclasses__() for leaf in _leaves(child)]
+    return [root, *below]
+
+
+_BY_CODE = {error.code: error for error in _leaves(FleetError)}
+
+
+def error_from(info: ErrorInfo) -> FleetError:
+    """The exception that an `ErrorInfo` from another process stands for; an unknown code stays a FleetError."""
+    kind = _BY_CODE.get(info.code, FleetError)
+    return kind(info.message, hint=info.hint, retry_after_s=info.retry_after_s)

@@ -1,0 +1,120 @@
+"""What a user deploys: the function spec, immutable once it is a version."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from typing import Literal
+
+import msgspec
+
+from fleetstart.runtime.contract.errors import InvalidSpec
+from fleetstart.runtime.contract.ids import BundleId, CheckpointId, FunctionName
+
+MIB = 1024 * 1024
+GIB = 1024 * MIB
+
+_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]i?B?|B)?\s*", re.IGNORECASE)
+_UNIT = {"": 1, "b": 1, "k": 1024, "m": MIB, "g": GIB, "t": 1024 * GIB}
+
+SPEC_MAX_BYTES = 64 * 1024
+"""A spec crosses a SEQPACKET socket in one message and lies in Redis; the limit keeps both comfortable."""
+
+
+def parse_size(text: str | int) -> int:
+    """Bytes of "512MiB", "1.5G", 4096. K, M, G, T are binary, with or without "iB"."""
+    if isinstance(text, int) and not isinstance(text, bool):
+        return text
+    match = _SIZE.fullmatch(text) if isinstance(text, str) else None
+    if match is None:
+        raise InvalidSpec(f"size {text!r} is not understood", hint='write a size such as "512MiB" or "2GiB"')
+    return int(float(match[1]) * _UNIT[(match[2] or "")[:1].lower()])
+
+
+class Scale(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How many workers a function may have, and how long an idle one is kept."""
+
+    min: int = 0
+    max: int = 4
+    keep_alive_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.min <= self.max <= 1000 or self.max < 1:
+            raise InvalidSpec(f"scale: 0 <= min <= max <= 1000 and max >= 1, got {self.min} and {self.max}")
+        if not 0 <= self.keep_alive_s <= 86_400:
+            raise InvalidSpec(f"scale: keep_alive_s must be 0 to 86400 seconds, got {self.keep_alive_s}")
+
+
+class LLMSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How our engine runs a model. `dtype` is that of the arithmetic; the weights stay as they are stored."""
+
+    dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
+    max_batch: int = 8
+    max_context_tokens: int = 2048
+    kv_memory_bytes: int = 256 * MIB
+    threads: int = 0
+    """0: as many as the cores that the worker may use."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.max_batch <= 256:
+            raise InvalidSpec(f"llm: max_batch must be 1 to 256, got {self.max_batch}")
+        if self.max_context_tokens < 16:
+            raise InvalidSpec(f"llm: max_context_tokens must be at least 16, got {self.max_context_tokens}")
+        if self.kv_memory_bytes < MIB:
+            raise InvalidSpec(f"llm: kv_memory must be at least 1 MiB, got {self.kv_memory_bytes} bytes")
+
+
+class FunctionSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Everything that the platform must know to run one version; equal specs are one version."""
+
+    name: FunctionName
+    bundle: BundleId
+    entry: str
+    """`module:attribute` inside the bundle, for example `handler:Embed`."""
+    profile: Literal["python", "torch"] = "python"
+    """What the fork server has imported before the worker is forked."""
+    weights: CheckpointId | None = None
+    llm: LLMSettings | None = None
+    memory_bytes: int = 512 * MIB
+    """Limit on the worker's own memory; weights in the segment are shared and not counted."""
+    concurrency: int = 1
+    """Calls that one worker serves at a time."""
+    timeout_s: float = 300.0
+    """Longest that one call may take, waiting for a worker included."""
+    start_timeout_s: float = 120.0
+    """Longest that a worker may take from order to ready; its own limit, apart from the call's."""
+    scale: Scale = Scale()
+    network: bool = False
+    """Whether the worker sees the node's network; without it, it has a loopback of its own only."""
+    env: dict[str, str] = {}
+
+    def __post_init__(self) -> None:
+        if not _NAME.fullmatch(self.name):
+            raise InvalidSpec(
+                f"function name {self.name!r} is not allowed",
+                hint="use 1 to 63 of a-z, 0-9 and -, not - at either end",
+            )
+        module, _, attribute = self.entry.partition(":")
+        if not all(part.isidentifier() for part in module.split(".")) or not attribute.isidentifier():
+            raise InvalidSpec(f"entry {self.entry!r} must be module:attribute")
+        if not 16 * MIB <= self.memory_bytes <= 1024 * GIB:
+            raise InvalidSpec(f"memory must be 16 MiB to 1 TiB, got {self.memory_bytes} bytes")
+        if not 1 <= self.concurrency <= 1000:
+            raise InvalidSpec(f"concurrency must be 1 to 1000, got {self.concurrency}")
+        if not 0 < self.timeout_s <= 86_400 or not 0 < self.start_timeout_s <= 86_400:
+            raise InvalidSpec("timeout_s and start_timeout_s must be above 0 and at most 86400 seconds")
+        if self.llm is not None and self.weights is None:
+            raise InvalidSpec(f"function {self.name}: LLM needs weights")
+
+
+def spec_bytes(spec: FunctionSpec) -> bytes:
+    """The spec's one canonical form; its digest tells whether a deploy changes anything."""
+    data = msgspec.json.encode(spec, order="deterministic")
+    if len(data) > SPEC_MAX_BYTES:
+        raise InvalidSpec(f"function {spec.name}: the spec has {len(data)} bytes, {SPEC_MAX_BYTES} at most")
+    return data
+
+
+def spec_digest(spec: FunctionSpec) -> str:
+    return hashlib.sha256(spec_bytes(spec)).hexdigest()

@@ -1,0 +1,24 @@
+"""Ids as distinct types, so that a node id cannot pass for a worker id, and how new ones are made."""
+
+from __future__ import annotations
+
+import secrets
+from typing import NewType
+
+FunctionName = NewType("FunctionName", str)
+Version = NewType("Version", int)
+WorkerId = NewType("WorkerId", str)
+NodeId = NewType("NodeId", str)
+InvocationId = NewType("InvocationId", str)
+CheckpointId = NewType("CheckpointId", str)
+"""sha256 (hex) of a manifest's bytes."""
+BundleId = NewType("BundleId", str)
+"""sha256 (hex) of a bundle's tar bytes."""
+
+
+def new_worker_id() -> WorkerId:
+    return WorkerId("w-" + secrets.token_hex(6))
+
+
+def new_invocation_id() -> InvocationId:
+    return InvocationId("inv-" + secrets.token_hex(10))

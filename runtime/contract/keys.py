@@ -1,0 +1,77 @@
+"""All key names in Redis, and what lies under each. Nothing of the data path is here.
+
+| key | type | holds | written by |
+| --- | --- | --- | --- |
+| fs:functions | hash | name → FunctionRecord (JSON) | controller |
+| fs:versions:{name} | hash | version → VersionRecord (JSON) | controller |
+| fs:nodes | hash | node → 1, every node ever seen and not removed | node |
+| fs:node:{node} | string, expiring | NodeReport: the node's lease | node |
+| fs:desired:{node} | hash | worker → WorkerOrder | scheduler |
+| fs:observed:{node} | hash | worker → WorkerStatus | node |
+| fs:gateway:{gateway} | string, expiring | GatewayReport: the gateway's lease | gateway |
+| fs:leader | string, expiring | gateway id that schedules | scheduler |
+| fs:fence | string | fencing token, one more at each change of scheduler | scheduler |
+| fs:failures:{name}:{version} | hash | consecutive failed starts: count, last_unix_ms, error | scheduler |
+| fs:open | hash | invocation → OpenInvocation: accepted, not yet in the ledger | gateway |
+| fs:ledger | stream | rows: field `row` holds an InvocationRow or PhaseRow | gateway, node |
+| fs:ledger:ids | sorted set | row id → unix ms: a row is written once | gateway, node |
+| fs:trace:{invocation} | string, expiring | InvocationTrace | gateway |
+| fs:logs:{function} | stream, capped | LogLine | node |
+
+Channels: fs:events:desired:{node} carries WorkerOrder, fs:events:observed WorkerStatus,
+fs:events:gateways GatewayReport, fs:events:functions a function's name.
+"""
+
+from __future__ import annotations
+
+from fleetstart.runtime.contract.ids import FunctionName, InvocationId, NodeId, Version
+
+FUNCTIONS = "fs:functions"
+NODES = "fs:nodes"
+LEADER = "fs:leader"
+FENCE = "fs:fence"
+OPEN = "fs:open"
+LEDGER = "fs:ledger"
+LEDGER_IDS = "fs:ledger:ids"
+
+EVENTS_OBSERVED = "fs:events:observed"
+EVENTS_GATEWAYS = "fs:events:gateways"
+EVENTS_FUNCTIONS = "fs:events:functions"
+
+GATEWAY_PREFIX = "fs:gateway:"
+
+
+def versions(name: FunctionName) -> str:
+    return f"fs:versions:{name}"
+
+
+def node(node: NodeId) -> str:
+    return f"fs:node:{node}"
+
+
+def desired(node: NodeId) -> str:
+    return f"fs:desired:{node}"
+
+
+def observed(node: NodeId) -> str:
+    return f"fs:observed:{node}"
+
+
+def events_desired(node: NodeId) -> str:
+    return f"fs:events:desired:{node}"
+
+
+def gateway(gateway: str) -> str:
+    return GATEWAY_PREFIX + gateway
+
+
+def failures(name: FunctionName, version: Version) -> str:
+    return f"fs:failures:{name}:{version}"
+
+
+def trace(invocation: InvocationId) -> str:
+    return f"fs:trace:{invocation}"
+
+
+def logs(name: FunctionName) -> str:
+    return f"fs:logs:{name}"

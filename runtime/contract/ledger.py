@@ -1,0 +1,110 @@
+"""The ledger: one row an invocation, one a phase of a worker's life; integers only.
+
+Money is in nano-dollars. Execution is billed; start, fetch, load and failed starts stand in the ledger
+at rate 0, so that everybody sees what was waived (DESIGN section 9). A row has an id that follows from
+what it records, and the ledger takes an id once: a writer that is not sure may write again.
+"""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from typing import Literal
+
+import msgspec
+
+from fleetstart.runtime.contract.function import GIB
+from fleetstart.runtime.contract.ids import FunctionName, InvocationId, NodeId, Version, WorkerId
+from fleetstart.runtime.contract.timeline import Timeline
+
+StartKind = Literal["hot", "warm", "cold"]
+
+PRICE_NUSD_PER_GIB_S = 16_667
+"""Nano-dollars for one GiB of worker memory during one second: what the large clouds ask for functions."""
+
+
+def cost_nusd(billed_ms: int, memory_bytes: int, rate_nusd_per_gib_s: int) -> int:
+    """Nano-dollars, rounded to nearest; integers throughout, so that every reader gets the same sum."""
+    product = billed_ms * memory_bytes * rate_nusd_per_gib_s
+    divisor = 1000 * GIB
+    return (2 * product + divisor) // (2 * divisor)
+
+
+def dollars(nusd: int) -> str:
+    """For people and headers: "0.000000417"."""
+    return f"{nusd // 10**9}.{nusd % 10**9:09d}"
+
+
+class InvocationRow(msgspec.Struct, frozen=True, kw_only=True, tag="invocation"):
+    id: InvocationId
+    function: FunctionName
+    version: Version
+    worker: WorkerId = WorkerId("")
+    status: int
+    """HTTP status that the caller got; 499 if the caller went away first, 502 if its gateway died."""
+    error: str = ""
+    """Error code, if there was one."""
+    start: StartKind = "hot"
+    accepted_unix_ms: int
+    queue_ms: int
+    """From acceptance until a worker had the call: waiting, cold start included; never billed."""
+    billed_ms: int
+    """This call's share of its worker's busy time."""
+    memory_bytes: int
+    rate_nusd_per_gib_s: int = PRICE_NUSD_PER_GIB_S
+    cost_nusd: int
+    attempts: int = 1
+
+
+WorkerPhase = Literal["start", "fetch", "load", "execute", "idle", "failed"]
+
+
+class PhaseRow(msgspec.Struct, frozen=True, kw_only=True, tag="phase"):
+    """An interval of a worker's life. `execute` rows are the worker's busy time, already billed by call: rate 0 here."""
+
+    id: str
+    """worker/phase/number"""
+    worker: WorkerId
+    node: NodeId
+    function: FunctionName
+    version: Version
+    phase: WorkerPhase
+    started_unix_ms: int
+    duration_ms: int
+    memory_bytes: int
+    rate_nusd_per_gib_s: int = 0
+    cost_nusd: int = 0
+
+
+LedgerRow = InvocationRow | PhaseRow
+
+
+class OpenInvocation(msgspec.Struct, frozen=True, kw_only=True):
+    """Written when a call is accepted, taken away with its row: what is left when a gateway dies."""
+
+    id: InvocationId
+    gateway: str
+    function: FunctionName
+    version: Version
+    accepted_unix_ms: int
+
+
+class InvocationTrace(msgspec.Struct, frozen=True, kw_only=True):
+    """What `fs trace` prints."""
+
+    row: InvocationRow
+    timeline: Timeline
+    isolation: str = ""
+    pooled: bool = False
+
+
+class LogLine(msgspec.Struct, frozen=True, kw_only=True):
+    unix_ms: int
+    worker: WorkerId
+    version: Version
+    stream: Literal["stdout", "stderr", "system"]
+    text: str
+
+
+def append_script() -> str:
+    """The Lua that writes a row once; KEYS and ARGV are documented at its top."""
+    return files(__package__).joinpath("ledger.lua").read_text()

@@ -1,0 +1,217 @@
+"""Every message between two processes, as structs that are validated once, at the door.
+
+Three conversations:
+
+*Controller and node* meet in Redis. The controller writes a `WorkerOrder` for each worker that it wants
+(desired state); the node writes a `WorkerStatus` for each worker that it has (observed state) and renews
+a `NodeReport` under its lease. Each write is also published, so that nobody polls; a full read a second
+makes up for a lost publication. An order is addressed to a node *and its epoch*: a daemon that was
+restarted answers an order of its predecessor's epoch with a `gone` status, and never runs it.
+
+*Daemon and fork server* share a socketpair (`channel.Channel`): `Fork` with two descriptors (the worker's
+control socket, the write end of its log pipe) is answered by `Forked` or `ForkFailed`; later comes `Exited`.
+
+*Daemon and worker* share the worker's control socket. A pooled worker says `Pooled` and waits for `Assign`
+(descriptors: the listening socket, then control block and data of the segment if there are weights). It
+answers `Ready` or `StartError`, sends `Usage` about once a second, and on `Drain` finishes its calls, says
+`Drained` and exits. The end of the socket is the end of the worker, from either side.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from fleetstart.runtime.contract.errors import ErrorInfo
+from fleetstart.runtime.contract.function import FunctionSpec
+from fleetstart.runtime.contract.ids import CheckpointId, FunctionName, NodeId, Version, WorkerId
+from fleetstart.runtime.contract.timeline import Timeline
+
+# ── controller and node, through Redis ─────────────────────────────────────────────────────────────
+
+
+class WorkerOrder(msgspec.Struct, frozen=True, kw_only=True):
+    """Desired: this worker shall run (or finish) on that node."""
+
+    worker: WorkerId
+    node: NodeId
+    epoch: str
+    version: Version
+    spec: FunctionSpec
+    wanted: Literal["run", "drain"] = "run"
+    ordered_unix_ns: int
+
+
+WorkerState = Literal["starting", "ready", "draining", "gone", "failed"]
+"""`gone` ended as it should (drained, ordered away, its daemon restarted); `failed` did not. Both are final."""
+
+FINAL: frozenset[WorkerState] = frozenset({"gone", "failed"})
+
+
+class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """Observed: what became of an order. Kept until the order is taken back, then forgotten."""
+
+    worker: WorkerId
+    node: NodeId
+    function: FunctionName
+    version: Version
+    state: WorkerState
+    start: Literal["warm", "cold"] = "cold"
+    """cold if weights had to be fetched for it, warm if they lay in host memory already (or none are needed)."""
+    pooled: bool = False
+    """Whether its process had been forked before the order came."""
+    isolation: str = ""
+    """Namespaces that the worker has, for example "mnt,pid,ipc,uts,net"; empty for a plain process."""
+    endpoint: str = ""
+    """host:port, once ready."""
+    token: str = ""
+    """Secret that a call to the endpoint must carry (TOKEN_HEADER)."""
+    error: ErrorInfo | None = None
+    timeline: Timeline = msgspec.field(default_factory=Timeline)
+    changed_unix_ns: int = 0
+
+
+class SegmentReport(msgspec.Struct, frozen=True):
+    checkpoint: CheckpointId
+    state: Literal["filling", "ready", "failed"]
+    size_bytes: int
+    ready_bytes: int
+
+
+class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What a node is and has. It exists in Redis only under the node's lease."""
+
+    node: NodeId
+    epoch: str
+    """New at each start of the daemon."""
+    address: str
+    memory_bytes: int
+    """What workers and segments together may use."""
+    memory_used_bytes: int
+    cpus: int
+    segments: list[SegmentReport] = []
+    isolation: str = ""
+    limits: str = ""
+    """How limits are enforced: "cgroup v1", "cgroup v2" or "watched"."""
+    profiles: list[str] = []
+    """Profiles whose fork server is warm."""
+    pid: int = 0
+
+
+class FunctionLoad(msgspec.Struct, frozen=True):
+    """One gateway's view of one version. Derived from its live queue and calls, never counted up and down."""
+
+    queued: int
+    running: int
+    per_worker: dict[WorkerId, int] = {}
+
+
+class GatewayReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What one gateway has waiting and running; exists only under its lease."""
+
+    gateway: str
+    loads: dict[str, FunctionLoad] = {}
+    """Keyed `name@version`."""
+
+
+# ── daemon and fork server ─────────────────────────────────────────────────────────────────────────
+
+
+class Fork(msgspec.Struct, frozen=True, tag="fork"):
+    worker: WorkerId
+    cgroup_procs: list[str] = []
+    """Files into which the child writes itself before it runs anything."""
+    network: bool = False
+
+
+class Forked(msgspec.Struct, frozen=True, tag="forked"):
+    worker: WorkerId
+    pid: int
+    """As the daemon sees it."""
+    isolation: str
+
+
+class ForkFailed(msgspec.Struct, frozen=True, tag="fork_failed"):
+    worker: WorkerId
+    reason: str
+
+
+class Exited(msgspec.Struct, frozen=True, tag="exited"):
+    worker: WorkerId
+    status: int
+    """As of os.waitstatus_to_exitcode: negative is a signal."""
+
+
+class Warm(msgspec.Struct, frozen=True, tag="warm"):
+    """The fork server has imported what its profile asks for."""
+
+    profile: str
+    isolation: str
+    refused: str = ""
+    """Why namespaces are not used, if they are not."""
+
+
+ForkServerMessage = Forked | ForkFailed | Exited | Warm
+
+# ── daemon and worker ──────────────────────────────────────────────────────────────────────────────
+
+
+class Pooled(msgspec.Struct, frozen=True, tag="pooled"):
+    started_ns: int
+    """Monotonic time at which the worker's own code began to run."""
+
+
+class Assign(msgspec.Struct, frozen=True, tag="assign", kw_only=True):
+    """Descriptors with it: listening socket[, control block, segment data]."""
+
+    worker: WorkerId
+    version: Version
+    spec: FunctionSpec
+    bundle_dir: str
+    """Folder of the unpacked bundle, read-only to the worker."""
+    token: str
+    threads: int
+    """Cores that the worker may use."""
+
+
+class Ready(msgspec.Struct, frozen=True, tag="ready"):
+    timeline: Timeline
+
+
+class StartError(msgspec.Struct, frozen=True, tag="start_error"):
+    error: ErrorInfo
+    timeline: Timeline
+
+
+class Usage(msgspec.Struct, frozen=True, tag="usage"):
+    """Since the worker was ready: calls begun, calls under way, and time with at least one under way."""
+
+    calls: int
+    running: int
+    busy_ns: int
+
+
+class Drain(msgspec.Struct, frozen=True, tag="drain"):
+    grace_s: float
+
+
+class Drained(msgspec.Struct, frozen=True, tag="drained"):
+    pass
+
+
+WorkerMessage = Pooled | Ready | StartError | Usage | Drained
+DaemonMessage = Assign | Drain
+
+# ── gateway and worker: HTTP/1.1 on the worker's endpoint ──────────────────────────────────────────
+
+TOKEN_HEADER = "fs-worker-token"
+REQUEST_HEADER = "x-request-id"
+DEADLINE_HEADER = "fs-deadline-ms"
+"""Milliseconds that the call may still take, from when the worker reads it."""
+DRAINING_HEADER = "fs-draining"
+"""On a 503 of a worker that takes no more calls: nothing was run, send it elsewhere."""
+BUSY_HEADER = "fs-busy"
+"""On a 503 of a worker whose slots are taken: nothing was run, send it elsewhere or wait."""
+ERROR_HEADER = "fs-error"
+"""Error code, on responses that the platform made; absent on responses that the handler made."""

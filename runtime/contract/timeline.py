@@ -1,0 +1,84 @@
+"""One record of where the time went: phases with monotonic stamps that travel with an invocation.
+
+Response headers, `fs trace`, metrics and the ledger all read this record (DESIGN section 5, step 7).
+Monotonic clocks of two machines do not compare, so a timeline carries its own origin and is shifted
+when it joins another.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Literal
+
+import msgspec
+
+PhaseName = Literal[
+    "queue",  # gateway: accepted, waiting for a slot on a worker
+    "place",  # scheduler: demand seen, node chosen, order written
+    "start",  # node: order seen, until the process of the worker runs our shim (fork, namespaces, limits)
+    "fetch",  # node: bytes of the checkpoint on their way into the segment
+    "device",  # worker: device initialised
+    "import",  # worker: libraries and the user's module
+    "load",  # worker: weights bound, the handler's load()
+    "execute",  # worker: the call itself
+    "respond",  # gateway: first byte of the answer until the last
+]
+
+
+class Phase(msgspec.Struct, frozen=True):
+    name: PhaseName
+    started_ns: int
+    ended_ns: int
+
+    @property
+    def duration_ms(self) -> float:
+        return (self.ended_ns - self.started_ns) / 1e6
+
+
+def machine_origin_ns() -> int:
+    """Unix time at which this machine's monotonic clock stood at zero."""
+    return time.time_ns() - time.monotonic_ns()
+
+
+class Timeline(msgspec.Struct):
+    """Phases in the order in which they were recorded; they may overlap: that is the point of them."""
+
+    origin_unix_ns: int = msgspec.field(default_factory=machine_origin_ns)
+    phases: list[Phase] = msgspec.field(default_factory=list)
+
+    def add(self, name: PhaseName, started_ns: int, ended_ns: int) -> None:
+        self.phases.append(Phase(name, started_ns, ended_ns))
+
+    @contextmanager
+    def span(self, name: PhaseName) -> Iterator[None]:
+        """Records the phase also when the body raises: failed time is time."""
+        started_ns = time.monotonic_ns()
+        try:
+            yield
+        finally:
+            self.add(name, started_ns, time.monotonic_ns())
+
+    def join(self, other: Timeline, *, same_machine_ns: int = 50_000_000) -> None:
+        """Takes over the other's phases, shifted onto this clock.
+
+        Two processes of one machine read the same monotonic clock, but estimate its origin a few
+        microseconds apart: differences below `same_machine_ns` are that, and are not shifted.
+        """
+        shift_ns = other.origin_unix_ns - self.origin_unix_ns
+        if abs(shift_ns) < same_machine_ns:
+            shift_ns = 0
+        for phase in other.phases:
+            self.add(phase.name, phase.started_ns + shift_ns, phase.ended_ns + shift_ns)
+
+    def total_ms(self, name: PhaseName) -> float:
+        """Sum over the phases of that name."""
+        return sum(phase.duration_ms for phase in self.phases if phase.name == name)
+
+    def server_timing(self) -> str:
+        """The `Server-Timing` header: one entry a phase name, milliseconds, in order of first appearance."""
+        totals: dict[str, float] = {}
+        for phase in self.phases:
+            totals[phase.name] = totals.get(phase.name, 0.0) + phase.duration_ms
+        return ", ".join(f"{name};dur={duration_ms:.2f}" for name, duration_ms in totals.items())
