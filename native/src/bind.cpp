@@ -1,0 +1,201 @@
+// The Python face of the memory parts; the only file of theirs that knows pybind11.
+#include <pybind11/functional.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include "checksum.hpp"
+#include "control.hpp"
+#include "dlpack.hpp"
+#include "errors.hpp"
+#include "segment.hpp"
+
+namespace py = pybind11;
+
+#ifdef FS_WITH_DECODER
+void bind_decoder(py::module_& module);
+#endif
+
+namespace {
+
+// A contiguous buffer, held for as long as this lives: its owner can neither free nor resize it meanwhile.
+class HeldBuffer {
+ public:
+  HeldBuffer(const py::object& object, bool writable) {
+    if (PyObject_GetBuffer(object.ptr(), &view_, writable ? PyBUF_WRITABLE : PyBUF_SIMPLE) != 0)
+      throw py::error_already_set();
+  }
+  HeldBuffer(const HeldBuffer&) = delete;
+  HeldBuffer& operator=(const HeldBuffer&) = delete;
+  ~HeldBuffer() { PyBuffer_Release(&view_); }
+  std::byte* data() const { return static_cast<std::byte*>(view_.buf); }
+  std::size_t size_bytes() const { return static_cast<std::size_t>(view_.len); }
+
+ private:
+  Py_buffer view_{};
+};
+
+// What a memoryview over a region holds on to.
+struct Bytes {
+  std::shared_ptr<fs::Mapping> mapping;
+  std::byte* data;
+  std::size_t size_bytes;
+};
+
+py::buffer_info buffer_of(const Bytes& bytes) {
+  const bool readonly = bytes.mapping->access() != fs::Access::kOwner;
+  return py::buffer_info(reinterpret_cast<std::uint8_t*>(bytes.data), static_cast<py::ssize_t>(bytes.size_bytes),
+                         readonly);
+}
+
+void run_signal_handlers() {
+  const py::gil_scoped_acquire gil;
+  if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+}
+
+py::object view(const fs::Region& region, std::uint64_t offset, std::uint64_t size_bytes) {
+  std::byte* const data = region.mapping()->range(offset, size_bytes);
+  const py::object bytes = py::cast(Bytes{region.mapping(), data, size_bytes});
+  PyObject* const made = PyMemoryView_FromObject(bytes.ptr());
+  if (made == nullptr) throw py::error_already_set();
+  return py::reinterpret_steal<py::object>(made);
+}
+
+// Runs when a capsule dies that nobody consumed; a consumer renames it and deletes the tensor itself.
+void destroy_capsule(PyObject* capsule) {
+  if (PyCapsule_IsValid(capsule, "dltensor") == 0) return;
+  fs::delete_dlpack(static_cast<fs::DLManagedTensor*>(PyCapsule_GetPointer(capsule, "dltensor")));
+}
+
+py::object dlpack(const fs::Region& region, std::uint64_t offset, const std::vector<std::int64_t>& shape,
+                  const std::string& dtype) {
+  fs::DLManagedTensor* const tensor = fs::make_dlpack(region.mapping(), offset, shape, dtype);
+  PyObject* const capsule = PyCapsule_New(tensor, "dltensor", destroy_capsule);
+  if (capsule == nullptr) {
+    fs::delete_dlpack(tensor);
+    throw py::error_already_set();
+  }
+  return py::reinterpret_steal<py::object>(capsule);
+}
+
+std::uint64_t xxh64(const py::object& data, std::uint64_t seed) {
+  const HeldBuffer held(data, false);
+  const py::gil_scoped_release released;
+  return fs::xxh64(held.data(), held.size_bytes(), seed);
+}
+
+std::uint64_t copy_checksum(const py::object& destination, const py::object& source) {
+  const HeldBuffer to(destination, true);
+  const HeldBuffer from(source, false);
+  if (from.size_bytes() > to.size_bytes())
+    throw py::value_error(std::to_string(from.size_bytes()) + " bytes do not fit into a destination of " +
+                          std::to_string(to.size_bytes()));
+  if (to.data() < from.data() + from.size_bytes() && from.data() < to.data() + from.size_bytes())
+    throw py::value_error("source and destination overlap");
+  const py::gil_scoped_release released;
+  return fs::copy_checksum(to.data(), from.data(), from.size_bytes());
+}
+
+std::uint64_t read_checksum(int fd, std::int64_t file_offset, const py::object& destination) {
+  const HeldBuffer to(destination, true);
+  const py::gil_scoped_release released;
+  return fs::read_checksum(fd, file_offset, to.data(), to.size_bytes(), run_signal_handlers);
+}
+
+const char* name_of(fs::SegmentState state) {
+  switch (state) {
+    case fs::SegmentState::kFilling: return "filling";
+    case fs::SegmentState::kReady: return "ready";
+    default: return "failed";
+  }
+}
+
+// A broken or hostile owner may have written what is no UTF-8.
+py::object text_of(const std::string& bytes) {
+  return py::reinterpret_steal<py::object>(
+      PyUnicode_DecodeUTF8(bytes.data(), static_cast<py::ssize_t>(bytes.size()), "replace"));
+}
+
+void bind_errors(py::module_& module) {
+  static PyObject* const native_error =
+      PyErr_NewExceptionWithDoc("fleetstart.native.NativeError", "Base of every error of this module.", nullptr, nullptr);
+  static PyObject* const segment_failed =
+      PyErr_NewExceptionWithDoc("fleetstart.native.SegmentFailed", "The segment's owner gave up filling it.",
+                                native_error, nullptr);
+  module.add_object("NativeError", native_error);
+  module.add_object("SegmentFailed", segment_failed);
+  py::register_exception_translator([](std::exception_ptr pointer) {
+    try {
+      std::rethrow_exception(pointer);
+    } catch (const fs::SegmentFailed& error) {
+      PyErr_SetObject(segment_failed, py::make_tuple(text_of(error.code), text_of(error.message)).ptr());
+    } catch (const fs::NativeError& error) {
+      PyErr_SetString(native_error, error.what());
+    } catch (const fs::SystemError& error) {
+      PyErr_SetObject(PyExc_OSError, py::make_tuple(error.number, error.what()).ptr());
+    } catch (const fs::TimedOut& error) {
+      PyErr_SetString(PyExc_TimeoutError, error.what());
+    } catch (const fs::EndOfFile& error) {
+      PyErr_SetString(PyExc_EOFError, error.what());
+    }
+  });
+}
+
+void bind_region(py::module_& module) {
+  py::class_<Bytes>(module, "_Bytes", py::buffer_protocol()).def_buffer(&buffer_of);
+  py::class_<fs::Region>(module, "Region")
+      .def_static("create", &fs::Region::create, py::arg("name"), py::arg("size_bytes"))
+      .def_static("attach", [](int fd) { return fs::Region::attach(fs::Descriptor(fd)); }, py::arg("fd"))
+      .def_property_readonly("fd", &fs::Region::fd)
+      .def_property_readonly("size_bytes", [](const fs::Region& region) { return region.mapping()->size_bytes(); })
+      .def("view", &view, py::arg("offset"), py::arg("size_bytes"))
+      .def("dlpack", &dlpack, py::arg("offset"), py::arg("shape"), py::arg("dtype"))
+      .def("populate", &fs::Region::populate, py::arg("offset"), py::arg("size_bytes"),
+           py::call_guard<py::gil_scoped_release>());
+}
+
+void bind_control(py::module_& module) {
+  py::class_<fs::ControlBlock>(module, "ControlBlock")
+      .def_static(
+          "create",
+          [](const std::string& name, std::uint64_t chunk_count, const py::bytes& manifest, std::uint64_t generation) {
+            return fs::ControlBlock::create(name, chunk_count, static_cast<std::string_view>(manifest), generation);
+          },
+          py::arg("name"), py::arg("chunk_count"), py::arg("manifest"), py::arg("generation"))
+      .def_static("attach", [](int fd) { return fs::ControlBlock::attach(fs::Descriptor(fd)); }, py::arg("fd"))
+      .def_property_readonly("fd", &fs::ControlBlock::fd)
+      .def_property_readonly("manifest", [](const fs::ControlBlock& block) { return py::bytes(block.manifest()); })
+      .def_property_readonly("generation", &fs::ControlBlock::generation)
+      .def_property_readonly("chunk_count", &fs::ControlBlock::chunk_count)
+      .def_property_readonly("ready_count", &fs::ControlBlock::ready_count)
+      .def_property_readonly("state", [](const fs::ControlBlock& block) { return name_of(block.state()); })
+      .def_property_readonly("error",
+                             [](const fs::ControlBlock& block) -> py::object {
+                               const auto error = block.error();
+                               if (!error) return py::none();
+                               return py::make_tuple(text_of(error->first), text_of(error->second));
+                             })
+      .def("is_ready", &fs::ControlBlock::is_ready, py::arg("chunk"))
+      .def("mark_ready", &fs::ControlBlock::mark_ready, py::arg("chunk"), py::call_guard<py::gil_scoped_release>())
+      .def("fail", &fs::ControlBlock::fail, py::arg("code"), py::arg("message"),
+           py::call_guard<py::gil_scoped_release>())
+      .def(
+          "wait",
+          [](const fs::ControlBlock& block, std::uint64_t first, std::uint64_t last, double timeout_s) {
+            block.wait(first, last, timeout_s, run_signal_handlers);
+          },
+          py::arg("first"), py::arg("last"), py::arg("timeout_s"), py::call_guard<py::gil_scoped_release>());
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_core, module) {
+  bind_errors(module);
+  bind_region(module);
+  bind_control(module);
+  module.def("xxh64", &xxh64, py::arg("data"), py::arg("seed") = 0);
+  module.def("copy_checksum", &copy_checksum, py::arg("destination"), py::arg("source"));
+  module.def("read_checksum", &read_checksum, py::arg("fd"), py::arg("file_offset"), py::arg("destination"));
+#ifdef FS_WITH_DECODER
+  bind_decoder(module);
+#endif
+}
