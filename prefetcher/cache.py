@@ -1,0 +1,62 @@
+"""Which segments give way: benefit a byte, decided from plain values.
+
+Benefit is the cost of fetching a segment again times the likelihood that somebody will ask (DESIGN section
+4): how often it was used, halved for each `HALF_LIFE_S` without use. Segments that workers use are never
+given up, nor are those that are still filling. Where nothing is known, that is least recently used.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from fleetstart.runtime.contract.ids import CheckpointId
+
+HALF_LIFE_S = 600.0
+"""Functions that are called at all are called again within minutes; after an hour a segment counts 1/64."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    checkpoint: CheckpointId
+    size_bytes: int
+    fetch_s: float
+    """What it took to fetch."""
+    uses: int
+    """Workers that it was opened for."""
+    last_used_s: float
+    pinned: bool
+
+
+def benefit(held: Held, now_s: float) -> float:
+    """Seconds of fetching that a byte of this segment is expected to save."""
+    idle_s = max(0.0, now_s - held.last_used_s)
+    likelihood = held.uses * math.pow(0.5, min(idle_s / HALF_LIFE_S, 1000.0))
+    return max(held.fetch_s, 1e-6) * likelihood / max(held.size_bytes, 1)
+
+
+def choose_evictions(
+    needed_bytes: int, free_bytes: int, held: Iterable[Held], now_s: float
+) -> list[CheckpointId] | None:
+    """The segments to give up so that `needed_bytes` fit, least benefit first; None if they cannot fit.
+
+    Law: nothing pinned, nothing that is not needed, and nothing at all if it would not help.
+    """
+    missing = needed_bytes - free_bytes
+    chosen: list[Held] = []
+    for candidate in sorted(
+        (entry for entry in held if not entry.pinned), key=lambda entry: (benefit(entry, now_s), entry.last_used_s)
+    ):
+        if missing <= 0:
+            break
+        chosen.append(candidate)
+        missing -= candidate.size_bytes
+    if missing > 0:
+        return None
+    kept = list(chosen)
+    for candidate in reversed(chosen):  # a large last one may have made earlier ones needless; spare the best first
+        if missing + candidate.size_bytes <= 0:
+            kept.remove(candidate)
+            missing += candidate.size_bytes
+    return [entry.checkpoint for entry in kept]

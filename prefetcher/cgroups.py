@@ -1,0 +1,325 @@
+"""Limits on workers by control groups, version 1 or 2, whichever this machine lets us write.
+
+Each worker has a group of its own below `fleetstart-<epoch>`, made before the worker is forked: attaching
+a process takes milliseconds and must not fall into a cold start. The limits are written when the worker is
+assigned. Groups outlive processes, so an epoch names its daemon's process, and the next daemon to start
+removes the groups of dead ones. Where no group can be written, `watched` limits memory instead.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+log = logging.getLogger(__name__)
+
+PIDS_MAX = 512
+"""Threads count: enough for torch on a large machine, far below a fork bomb."""
+PREFIX = "fleetstart-"
+SEARCH_DEPTH = 6
+"""Levels below a mount at which groups of dead daemons are looked for."""
+V1_CONTROLLERS = ("memory", "pids", "cpu")
+"""cpu without a quota: groups share the cores evenly, whatever the number of their threads."""
+
+
+class Group(Protocol):
+    """One worker's group. Everything blocks for microseconds to milliseconds."""
+
+    @property
+    def procs(self) -> list[str]:
+        """Files into which a process writes itself."""
+        ...
+
+    def limit(self, memory_bytes: int) -> None:
+        """OSError if the kernel refuses, for example a limit below what is used already."""
+        ...
+
+    def oom_kills(self) -> int: ...
+
+    def memory_bytes(self) -> int:
+        """Charged to the group now; 0 if that cannot be known."""
+        ...
+
+    def remove(self) -> bool:
+        """True once it is gone; False while processes are left in it."""
+        ...
+
+
+class Groups(Protocol):
+    name: str
+
+    def create(self, worker: str) -> Group: ...
+
+    def close(self) -> None: ...
+
+
+def new_epoch(token: str) -> str:
+    """An epoch that names its process, so that others can tell whether it is alive."""
+    return f"{os.getpid()}.{_started_ticks(os.getpid())}.{token}"
+
+
+def epoch_is_alive(epoch: str) -> bool:
+    pid, _, rest = epoch.partition(".")
+    ticks = rest.partition(".")[0]
+    return pid.isdecimal() and _started_ticks(int(pid)) == ticks != ""
+
+
+def _started_ticks(pid: int) -> str:
+    """Start time of the process in clock ticks: with the pid it names a process for good. Empty if there is none."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return ""
+    return stat.rpartition(")")[2].split()[19]
+
+
+# ── version 1 ──────────────────────────────────────────────────────────────────────────────────────
+
+
+class GroupV1:
+    def __init__(self, folders: dict[str, Path]) -> None:
+        self._folders = folders
+        for folder in folders.values():
+            folder.mkdir()
+
+    @property
+    def procs(self) -> list[str]:
+        return [str(folder / "cgroup.procs") for folder in self._folders.values()]
+
+    def limit(self, memory_bytes: int) -> None:
+        memory = self._folders["memory"]
+        (memory / "memory.limit_in_bytes").write_text(str(memory_bytes))
+        swap = memory / "memory.memsw.limit_in_bytes"
+        if swap.exists():
+            swap.write_text(str(memory_bytes))
+        if "pids" in self._folders:
+            (self._folders["pids"] / "pids.max").write_text(str(PIDS_MAX))
+
+    def oom_kills(self) -> int:
+        return _field(self._folders["memory"] / "memory.oom_control", "oom_kill")
+
+    def memory_bytes(self) -> int:
+        return _number(self._folders["memory"] / "memory.usage_in_bytes")
+
+    def remove(self) -> bool:
+        return all([_remove(folder) for folder in self._folders.values()])
+
+
+class GroupsV1:
+    name = "cgroup v1"
+
+    def __init__(self, parents: dict[str, Path]) -> None:
+        self._parents = parents
+
+    def create(self, worker: str) -> GroupV1:
+        return GroupV1({controller: parent / worker for controller, parent in self._parents.items()})
+
+    def close(self) -> None:
+        for parent in self._parents.values():
+            remove_tree(parent)
+
+
+# ── version 2 ──────────────────────────────────────────────────────────────────────────────────────
+
+
+class GroupV2:
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        folder.mkdir()
+
+    @property
+    def procs(self) -> list[str]:
+        return [str(self._folder / "cgroup.procs")]
+
+    def limit(self, memory_bytes: int) -> None:
+        (self._folder / "memory.max").write_text(str(memory_bytes))
+        swap = self._folder / "memory.swap.max"
+        if swap.exists():
+            swap.write_text("0")
+        # One process of a worker without the others is no worker: they die together.
+        (self._folder / "memory.oom.group").write_text("1")
+        (self._folder / "pids.max").write_text(str(PIDS_MAX))
+
+    def oom_kills(self) -> int:
+        return _field(self._folder / "memory.events", "oom_kill")
+
+    def memory_bytes(self) -> int:
+        return _number(self._folder / "memory.current")
+
+    def remove(self) -> bool:
+        return _remove(self._folder)
+
+
+class GroupsV2:
+    name = "cgroup v2"
+
+    def __init__(self, parent: Path) -> None:
+        self._parent = parent
+
+    def create(self, worker: str) -> GroupV2:
+        return GroupV2(self._parent / worker)
+
+    def close(self) -> None:
+        remove_tree(self._parent)
+
+
+# ── finding out which ──────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hierarchy:
+    """One mounted hierarchy, as this process sees it."""
+
+    controllers: frozenset[str]
+    """Empty for version 2."""
+    mount: Path
+    own: Path
+    """The group of this process, below the mount (or the mount itself, where it cannot be seen)."""
+
+
+def read_hierarchies(mountinfo: str, own_cgroup: str) -> list[Hierarchy]:
+    """From the texts of /proc/self/mountinfo and /proc/self/cgroup."""
+    own_paths: dict[frozenset[str], str] = {}
+    for line in own_cgroup.splitlines():
+        _, names, path = line.split(":", 2)
+        own_paths[frozenset(name for name in names.split(",") if name)] = path
+    found: list[Hierarchy] = []
+    for line in mountinfo.splitlines():
+        before, _, after = line.partition(" - ")
+        fields, (kind, _, options) = before.split(), after.split()[:3]
+        if kind not in ("cgroup", "cgroup2"):
+            continue
+        root, mount = fields[3], Path(fields[4])
+        controllers = next(
+            (known for known in own_paths if known and kind == "cgroup" and known <= set(options.split(","))),
+            frozenset[str](),
+        )
+        if kind == "cgroup" and not controllers:
+            continue
+        path = own_paths.get(controllers, "/")
+        inside = os.path.relpath(path, root) if path.startswith(root) else "."
+        found.append(Hierarchy(controllers=controllers, mount=mount, own=mount / inside))
+    return found
+
+
+def open_groups(epoch: str, hierarchies: list[Hierarchy]) -> Groups | None:
+    """Groups of this daemon in the first place where they can be made, or None. Removes those of dead daemons."""
+    for hierarchy in hierarchies:
+        for stale in _stale_groups(hierarchy.mount):
+            log.info("removing the group of a dead daemon", extra={"group": str(stale)})
+            remove_tree(stale)
+    return _open_v1(epoch, hierarchies) or _open_v2(epoch, hierarchies)
+
+
+def _open_v1(epoch: str, hierarchies: list[Hierarchy]) -> GroupsV1 | None:
+    parents: dict[str, Path] = {}
+    for controller in V1_CONTROLLERS:
+        hierarchy = next((entry for entry in hierarchies if controller in entry.controllers), None)
+        made = hierarchy and _make_parent(epoch, hierarchy)
+        if made:
+            parents[controller] = made
+    if "memory" not in parents:
+        for parent in parents.values():
+            remove_tree(parent)
+        return None
+    return GroupsV1(parents)
+
+
+def _open_v2(epoch: str, hierarchies: list[Hierarchy]) -> GroupsV2 | None:
+    """Wants memory and pids; tries our own group first, then the root, which systemd prepares for its children."""
+    wanted = {"memory", "pids"}
+    for hierarchy in (entry for entry in hierarchies if not entry.controllers):
+        for place in dict.fromkeys((hierarchy.own, hierarchy.mount)):
+            if not wanted <= _words(place / "cgroup.controllers"):
+                continue
+            parent = place / f"{PREFIX}{epoch}"
+            try:
+                _enable(place, wanted)
+                parent.mkdir()
+                _enable(parent, wanted)
+                return GroupsV2(parent)
+            except OSError as error:
+                log.info("cannot use this control group", extra={"group": str(place), "error": str(error)})
+                remove_tree(parent)
+    return None
+
+
+def _enable(folder: Path, controllers: set[str]) -> None:
+    control = folder / "cgroup.subtree_control"
+    if missing := controllers - _words(control):
+        control.write_text(" ".join(f"+{name}" for name in sorted(missing)))
+
+
+def _make_parent(epoch: str, hierarchy: Hierarchy) -> Path | None:
+    for place in dict.fromkeys((hierarchy.own, hierarchy.mount)):
+        parent = place / f"{PREFIX}{epoch}"
+        with contextlib.suppress(OSError):
+            parent.mkdir()
+            return parent
+    return None
+
+
+def _stale_groups(mount: Path) -> Iterator[Path]:
+    for folder, names, _ in os.walk(mount):
+        depth = len(Path(folder).relative_to(mount).parts)
+        for name in list(names):
+            if name.startswith(PREFIX):
+                names.remove(name)
+                if not epoch_is_alive(name.removeprefix(PREFIX)):
+                    yield Path(folder, name)
+        if depth >= SEARCH_DEPTH:
+            names.clear()
+
+
+def remove_tree(folder: Path, timeout_s: float = 1.0) -> bool:
+    """Removes a group and those below it, waiting briefly for processes that are on their way out."""
+    deadline = time.monotonic() + timeout_s
+    while folder.exists():
+        for below, _, _ in os.walk(folder, topdown=False):
+            _remove(Path(below))
+        if folder.exists():
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.01)
+    return True
+
+
+def _remove(folder: Path) -> bool:
+    try:
+        folder.rmdir()
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return True
+
+
+def _words(path: Path) -> set[str]:
+    try:
+        return set(path.read_text().split())
+    except OSError:
+        return set()
+
+
+def _field(path: Path, name: str) -> int:
+    try:
+        for line in path.read_text().splitlines():
+            key, _, value = line.partition(" ")
+            if key == name:
+                return int(value)
+    except (OSError, ValueError):
+        pass
+    return 0
+
+
+def _number(path: Path) -> int:
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):
+        return 0

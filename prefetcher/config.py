@@ -1,0 +1,105 @@
+"""What a node is told at its start: built once in `__main__`, passed down, never read again."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from fleetstart.runtime.contract.errors import InvalidSpec
+from fleetstart.runtime.contract.function import parse_size
+from fleetstart.runtime.contract.ids import NodeId
+
+PROFILES = {"python": None, "torch": "torch"}
+"""Profile → module that must be installed for it; looked for, never imported here."""
+MEMORY_SHARE = 0.8
+"""Of the machine's memory: the rest is left to the system, the controller and Redis."""
+
+
+class ConfigError(Exception):
+    """A setting that is missing or wrong; the message names it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    home: Path
+    redis_url: str
+    store: str
+    node: NodeId
+    address: str
+    memory_bytes: int
+    pool_size: int
+    profiles: tuple[str, ...]
+    cpus: int
+    parent_death: bool
+    fetch_threads: int = 4
+    """Enough to keep a store's round trips off the critical path, few enough for two cores."""
+    shutdown_grace_s: float = 2.0
+    """For calls under way when the daemon is told to end: `fs down` should feel immediate."""
+
+    @property
+    def state_dir(self) -> Path:
+        return self.home / "node"
+
+
+def config_from(env: Mapping[str, str]) -> Config:
+    """Errors: ConfigError, naming the variable."""
+    return Config(
+        home=Path(_required(env, "FS_HOME")).absolute(),
+        redis_url=_redis_url(_required(env, "FS_REDIS_URL")),
+        store=_required(env, "FS_STORE"),
+        node=NodeId(env.get("FS_NODE") or socket.gethostname()),
+        address=env.get("FS_NODE_ADDRESS") or "127.0.0.1",
+        memory_bytes=_memory(env.get("FS_NODE_MEMORY", "")),
+        pool_size=_whole(env, "FS_POOL_SIZE", default=1, most=64),
+        profiles=_profiles(env.get("FS_PROFILES") or ",".join(PROFILES)),
+        cpus=len(os.sched_getaffinity(0)),
+        parent_death=env.get("FS_PARENT_DEATH", "") == "1",
+        fetch_threads=_whole(env, "FS_FETCH_THREADS", default=4, least=1, most=64),
+    )
+
+
+def _required(env: Mapping[str, str], name: str) -> str:
+    value = env.get(name, "")
+    if not value:
+        raise ConfigError(f"{name} is not set")
+    return value
+
+
+def _redis_url(url: str) -> str:
+    if not url.startswith(("redis://", "rediss://", "unix://")):
+        raise ConfigError(f"FS_REDIS_URL is {url!r}: it must begin with redis://, rediss:// or unix://")
+    return url
+
+
+def _memory(text: str) -> int:
+    if not text:
+        return int(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * MEMORY_SHARE)
+    try:
+        return parse_size(text)
+    except InvalidSpec as error:
+        raise ConfigError(f"FS_NODE_MEMORY: {error}") from error
+
+
+def _whole(env: Mapping[str, str], name: str, *, default: int, least: int = 0, most: int) -> int:
+    text = env.get(name, "")
+    if not text:
+        return default
+    if not text.isdecimal() or not least <= int(text) <= most:
+        raise ConfigError(f"{name} is {text!r}: it must be a whole number from {least} to {most}")
+    return int(text)
+
+
+def _profiles(text: str) -> tuple[str, ...]:
+    """Those asked for that this installation can serve."""
+    asked = tuple(name.strip() for name in text.split(",") if name.strip())
+    if unknown := [name for name in asked if name not in PROFILES]:
+        raise ConfigError(f"FS_PROFILES names {unknown[0]!r}; known are {', '.join(PROFILES)}")
+    return tuple(name for name in asked if _installed(PROFILES[name]))
+
+
+def _installed(module: str | None) -> bool:
+    return module is None or importlib.util.find_spec(module) is not None

@@ -1,0 +1,84 @@
+"""What to do so that the workers that run are the workers that are wanted: a pure function.
+
+Orders are facts of another process and may be stale in two ways. An order of another epoch was meant for
+this node's previous life: it is refused, never run. And a full read of the orders may be older than what a
+message has told us since: absence from a read counts only for what was known before the read began.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from fleetstart.runtime.contract.ids import WorkerId
+from fleetstart.runtime.contract.messages import FINAL, WorkerOrder, WorkerState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Own:
+    """What the node has for one order, running or only remembered."""
+
+    state: WorkerState
+    seen_ns: int
+    """When its order was first seen."""
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    order: WorkerOrder
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """Answered with a `gone` status, and nothing else."""
+
+    order: WorkerOrder
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    worker: WorkerId
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """Its order is gone: nobody wants it, nobody waits for it."""
+
+    worker: WorkerId
+
+
+@dataclass(frozen=True, slots=True)
+class Forget:
+    """Its end has been seen by who ordered it: the status may go."""
+
+    worker: WorkerId
+
+
+Action = Start | Refuse | Drain | Kill | Forget
+
+
+def act_on_order(order: WorkerOrder, own: Mapping[WorkerId, Own], epoch: str) -> Action | None:
+    """One order, from a message or out of a full read."""
+    mine = own.get(order.worker)
+    if mine is None:
+        if order.epoch != epoch:
+            return Refuse(order, "ordered from an earlier start of this node")
+        if order.wanted == "drain":
+            return Refuse(order, "taken back before it was started")
+        return Start(order)
+    if order.wanted == "drain" and mine.state in ("starting", "ready"):
+        return Drain(order.worker)
+    return None
+
+
+def reconcile(
+    orders: Mapping[WorkerId, WorkerOrder], own: Mapping[WorkerId, Own], epoch: str, read_began_ns: int
+) -> list[Action]:
+    """Actions after a full read of the orders that began at `read_began_ns`. Once done, none are left to do."""
+    actions = [action for order in orders.values() if (action := act_on_order(order, own, epoch)) is not None]
+    for worker, mine in own.items():
+        if worker in orders or mine.seen_ns >= read_began_ns:
+            continue
+        actions.append(Forget(worker) if mine.state in FINAL else Kill(worker))
+    return actions

@@ -1,0 +1,40 @@
+"""Blocking work beside the event loop, in threads that never hold up the end of the daemon.
+
+The loop's own executor joins its threads at exit: one read that hangs would make `fs down` hang.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+Result = TypeVar("Result")
+
+
+async def in_thread(call: Callable[[], Result], name: str) -> Result:
+    """What `call` returns or raises. A caller that is cancelled leaves the thread to end by itself."""
+    loop = asyncio.get_running_loop()
+    outcome: asyncio.Future[Result] = loop.create_future()
+
+    def settle(result: Result | None, error: BaseException | None) -> None:
+        if outcome.cancelled():
+            return
+        if error is not None:
+            outcome.set_exception(error)
+        else:
+            outcome.set_result(result)  # type: ignore[arg-type]
+
+    def run() -> None:
+        result: Result | None = None
+        failure: BaseException | None = None
+        try:
+            result = call()
+        except BaseException as error:
+            failure = error
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(settle, result, failure)
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return await outcome
