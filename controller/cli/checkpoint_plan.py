@@ -1,0 +1,208 @@
+"""Where each byte of a loading-optimised checkpoint goes: a pure plan, made before a byte is copied.
+
+Order: small files, then what runs before the first layer, then the layers by number, then the rest, so that a
+stage of layers is one contiguous range and chunks arrive in the order of use (ServerlessLLM section 4.1).
+Inside a layer tensors are ordered by name, not by their place in the source: equal weights get equal
+checkpoints, however they were sharded. Parts are cut at tensor boundaries; gaps that alignment leaves are
+named pad tensors, because a safetensors file may have no holes.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fleetstart.controller.cli.checkpoint_source import SmallFile, Source
+from fleetstart.controller.cli.safetensors_header import StoredTensor
+from fleetstart.runtime.contract.errors import CheckpointInvalid
+from fleetstart.runtime.contract.function import GIB
+from fleetstart.runtime.contract.manifest import (
+    ALIGNMENT_BYTES,
+    CHUNK_BYTES,
+    LAYER_BEFORE,
+    SEGMENT_MAX_BYTES,
+    FileEntry,
+    Manifest,
+    Part,
+    TensorEntry,
+)
+
+PART_MAX_BYTES = GIB
+"""Large enough for sequential speed, small enough that an upload which broke is cheap to repeat."""
+HEADER_ALIGNMENT_BYTES = 4096
+"""Data begins on a page, so that a reader may use direct I/O from the part's first tensor on."""
+PAD_PREFIX = "__pad__."
+
+_LAYER = re.compile(r"(?:^|\.)(?:layers?|h|blocks?|block_list)\.(\d+)(?:\.|$)")
+_BEFORE = re.compile(
+    r"(?:^|[._])(?:embed\w*|wte|wpe|tok_embeddings|patch_embed\w*|cls_token|pos_embed\w*|rotary_emb)(?:[._]|$)"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """Bytes of a part that come from one place; zeros if there is no file."""
+
+    file: Path | None
+    file_offset: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartPlan:
+    object: str
+    header: bytes
+    data_bytes: int
+    segment_offset: int
+    pieces: tuple[Piece, ...]
+
+    @property
+    def object_bytes(self) -> int:
+        return len(self.header) + self.data_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    parts: tuple[PartPlan, ...]
+    tensors: dict[str, TensorEntry]
+    files: dict[str, FileEntry]
+    chunk_bytes: int
+
+    @property
+    def object_bytes(self) -> int:
+        return sum(part.object_bytes for part in self.parts)
+
+    def manifest(self, chunks: Sequence[int]) -> Manifest:
+        last = self.parts[-1]
+        return Manifest(
+            chunk_bytes=self.chunk_bytes,
+            total_bytes=_rounded(last.segment_offset + last.data_bytes, self.chunk_bytes),
+            parts=[
+                Part(
+                    object=part.object,
+                    header_bytes=len(part.header),
+                    data_bytes=part.data_bytes,
+                    segment_offset=part.segment_offset,
+                )
+                for part in self.parts
+            ],
+            chunks=list(chunks),
+            tensors=self.tensors,
+            files=self.files,
+        )
+
+
+def layers_of(names: Iterable[str]) -> dict[str, int]:
+    """The layer in which each tensor is used: LAYER_BEFORE, 0.., and one past the last for what comes after."""
+    numbered = {name: int(match[1]) if (match := _LAYER.search(name)) else None for name in names}
+    after = max((number for number in numbered.values() if number is not None), default=-1) + 1
+    return {
+        name: number if number is not None else (LAYER_BEFORE if _BEFORE.search(name) else after)
+        for name, number in numbered.items()
+    }
+
+
+def make_plan(source: Source, *, part_max_bytes: int = PART_MAX_BYTES, chunk_bytes: int = CHUNK_BYTES) -> Plan:
+    """Errors: CheckpointInvalid if there are no weights, too many, or names that the plan needs for itself."""
+    if sum(tensor.size_bytes for tensor in source.tensors) == 0:
+        raise CheckpointInvalid("the weights hold no bytes")
+    for tensor in source.tensors:
+        if tensor.name.startswith("__"):
+            raise CheckpointInvalid(f"{tensor.file}: tensor name {tensor.name!r} is reserved")
+    layers = layers_of(tensor.name for tensor in source.tensors)
+    ordered = sorted(source.tensors, key=lambda tensor: (layers[tensor.name], _natural(tensor.name)))
+    items: list[SmallFile | StoredTensor] = [*sorted(source.files, key=lambda file: file.name), *ordered]
+    groups = _cut(items, part_max_bytes)
+    layout = _Layout(layers=layers, count=len(groups), chunk_bytes=chunk_bytes)
+    for group in groups:
+        layout.add_part(group)
+    if layout.segment_end > SEGMENT_MAX_BYTES:
+        raise CheckpointInvalid(f"{layout.segment_end} bytes of weights, {SEGMENT_MAX_BYTES} at most")
+    return Plan(parts=tuple(layout.parts), tensors=layout.tensors, files=layout.files, chunk_bytes=chunk_bytes)
+
+
+def _cut(items: Iterable[SmallFile | StoredTensor], part_max_bytes: int) -> list[list[SmallFile | StoredTensor]]:
+    """Groups of at most the given size, except that one item larger than that has a part of its own."""
+    groups: list[list[SmallFile | StoredTensor]] = [[]]
+    end = 0
+    for item in items:
+        needed = _rounded(item.size_bytes, ALIGNMENT_BYTES)
+        # Only an item with bytes opens a part: empty tensors alone make none.
+        if end and needed and end + needed > part_max_bytes:
+            groups.append([])
+            end = 0
+        groups[-1].append(item)
+        end += needed
+    return groups
+
+
+class _Layout:
+    """Lays items one after the other, and counts the pads."""
+
+    def __init__(self, *, layers: dict[str, int], count: int, chunk_bytes: int) -> None:
+        self.parts: list[PartPlan] = []
+        self.tensors: dict[str, TensorEntry] = {}
+        self.files: dict[str, FileEntry] = {}
+        self.segment_end = 0
+        self._layers = layers
+        self._count = count
+        self._chunk_bytes = chunk_bytes
+        self._pads = 0
+
+    def add_part(self, items: Sequence[SmallFile | StoredTensor]) -> None:
+        table: dict[str, object] = {"__metadata__": {"format": "pt"}}
+        pieces: list[Piece] = []
+        end = 0
+        for item in items:
+            gap = -end % ALIGNMENT_BYTES
+            if gap:
+                table[f"{PAD_PREFIX}{self._pads}"] = _row("U8", (gap,), end, end + gap)
+                pieces.append(Piece(file=None, file_offset=0, size_bytes=gap))
+                self._pads += 1
+                end += gap
+            table[item.name] = self._place(item, end)
+            offset = item.offset if isinstance(item, StoredTensor) else 0
+            if item.size_bytes:
+                pieces.append(Piece(file=item.file, file_offset=offset, size_bytes=item.size_bytes))
+            end += item.size_bytes
+        number = len(self.parts) + 1
+        self.parts.append(
+            PartPlan(
+                object=f"part-{number:05d}-of-{self._count:05d}.safetensors",
+                header=_header(table),
+                data_bytes=end,
+                segment_offset=self.segment_end,
+                pieces=tuple(pieces),
+            )
+        )
+        self.segment_end = _rounded(self.segment_end + end, self._chunk_bytes)
+
+    def _place(self, item: SmallFile | StoredTensor, begin: int) -> dict[str, object]:
+        offset = self.segment_end + begin
+        if isinstance(item, SmallFile):
+            self.files[item.name] = FileEntry(offset, item.size_bytes)
+            return _row("U8", (item.size_bytes,), begin, begin + item.size_bytes)
+        self.tensors[item.name] = TensorEntry(offset, item.size_bytes, item.dtype, item.shape, self._layers[item.name])
+        return _row(item.dtype, item.shape, begin, begin + item.size_bytes)
+
+
+def _row(dtype: str, shape: tuple[int, ...], begin: int, end: int) -> dict[str, object]:
+    return {"dtype": dtype, "shape": list(shape), "data_offsets": [begin, end]}
+
+
+def _header(table: dict[str, object]) -> bytes:
+    text = json.dumps(table, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-(8 + len(text)) % HEADER_ALIGNMENT_BYTES)
+    return len(text).to_bytes(8, "little") + text
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    """Sorts "experts.10" after "experts.9"."""
+    return [(int(part), "") if part.isdigit() and part.isascii() else (-1, part) for part in re.split(r"(\d+)", name)]
+
+
+def _rounded(count: int, step: int) -> int:
+    return -(-count // step) * step

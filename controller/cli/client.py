@@ -1,0 +1,170 @@
+"""The management API as the command line calls it: typed answers, errors of the contract, a server that is found.
+
+A controller may be restarted under us. Its listening socket stays open meanwhile, so a call waits rather than
+fails; a call that was cut is made again if it can be without doing something twice.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import quote, urlsplit
+
+import msgspec
+
+from fleetstart.controller.cli.output import Unreachable
+from fleetstart.controller.resources import FunctionInfo
+from fleetstart.runtime.contract.errors import ErrorBody, ErrorInfo, FleetError, NotFound, error_from
+from fleetstart.runtime.contract.ledger import LogLine
+
+if TYPE_CHECKING:
+    import httpx
+
+Answer = TypeVar("Answer")
+
+RETRY_S = 10.0
+"""How long a read is tried again: a controller is back within 5 s."""
+PAUSE_S = 0.1
+LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
+
+
+def find_server(url: str | None, home: Path) -> str:
+    """The URL to talk to: as given, or as `fs up` wrote it."""
+    if url:
+        if "://" not in url:
+            url = "http://" + url
+        return url.rstrip("/")
+    try:
+        return (home / "run" / "endpoint").read_text().strip()
+    except OSError as error:
+        raise Unreachable(
+            "no server runs here", hint="start one with `fs up`, or name one with --url or FS_URL"
+        ) from error
+
+
+class Server:
+    """One server. Also the ObjectStore that a deploy writes to."""
+
+    def __init__(self, url: str, *, timeout_s: float = 30.0) -> None:
+        import httpx  # late: the largest import of the command line
+
+        self.url = url
+        self._httpx = httpx
+        local = urlsplit(url).hostname in LOOPBACK
+        # A proxy of the environment is for the world outside, never for this machine.
+        self.http = httpx.Client(base_url=url, timeout=httpx.Timeout(timeout_s, connect=5.0), trust_env=not local)
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.http.close()
+
+    def get(self, path: str, kind: type[Answer], **query: str | int) -> Answer:
+        return self._decoded(self._repeated("GET", path, params=query), kind)
+
+    def post(self, path: str, body: Any, kind: type[Answer]) -> Answer:
+        headers = {"content-type": "application/json"}
+        # Deploying the same spec twice gives the same version, so it may be repeated.
+        return self._decoded(self._repeated("POST", path, content=msgspec.json.encode(body), headers=headers), kind)
+
+    def delete(self, path: str, kind: type[Answer]) -> Answer:
+        with self.reached():
+            return self._decoded(self.http.request("DELETE", path), kind)
+
+    def object_size(self, key: str) -> int | None:
+        response = self._repeated("HEAD", f"/api/v1/objects/{key}")
+        if response.status_code == 404:
+            return None
+        if response.is_error:
+            raise error_of(response.status_code, b"")
+        return int(response.headers.get("content-length", 0))
+
+    def put_object(self, key: str, content: Iterator[bytes] | bytes, size_bytes: int) -> None:
+        headers = {"content-length": str(size_bytes), "content-type": "application/octet-stream"}
+        with self.reached():
+            response = self.http.put(f"/api/v1/objects/{key}", content=content, headers=headers, timeout=300.0)
+        if response.is_error:
+            raise error_of(response.status_code, response.content)
+
+    def log_lines(self, name: str, *, tail: int, follow: bool) -> Iterator[LogLine]:
+        query = {"tail": tail, "follow": int(follow)}
+        path = f"/api/v1/functions/{quote(name, safe='')}/logs"
+        timeout = self._httpx.Timeout(30.0, read=None if follow else 30.0)
+        with self.reached(), self.http.stream("GET", path, params=query, timeout=timeout) as response:
+            if response.is_error:
+                raise error_of(response.status_code, response.read())
+            for line in response.iter_lines():
+                if line:
+                    yield msgspec.json.decode(line, type=LogLine)
+
+    @contextmanager
+    def reached(self) -> Iterator[None]:
+        """Turns errors of the connection into Unreachable."""
+        try:
+            yield
+        except self._httpx.TransportError as error:
+            raise Unreachable(
+                f"{self.url} does not answer: {str(error) or type(error).__name__}",
+                hint="is it running? `fs up` starts a server on this machine, `fs doctor` looks for problems",
+            ) from error
+
+    def _repeated(self, method: str, path: str, **request: Any) -> httpx.Response:
+        """A request that may be made twice; a refused connection is final, a cut one is not."""
+        ends = time.monotonic() + RETRY_S
+        with self.reached():
+            while True:
+                try:
+                    return self.http.request(method, path, **request)
+                except (self._httpx.ReadError, self._httpx.WriteError, self._httpx.RemoteProtocolError):
+                    if time.monotonic() > ends:
+                        raise
+                    time.sleep(PAUSE_S)
+
+    def _decoded(self, response: httpx.Response, kind: type[Answer]) -> Answer:
+        if response.is_error:
+            raise error_of(response.status_code, response.content)
+        try:
+            return msgspec.json.decode(response.content, type=kind)
+        except msgspec.DecodeError as error:
+            raise FleetError(
+                f"{self.url} answered something else than this `fs` expects: {error}",
+                hint="is it a fleetstart server, and of this version?",
+            ) from error
+
+
+def error_of(status: int, body: bytes) -> FleetError:
+    """The error that a response of the platform stands for."""
+    try:
+        return error_from(msgspec.json.decode(body, type=ErrorBody).error)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        text = body[:300].decode(errors="replace").strip()
+        info = ErrorInfo(code="not_found" if status == 404 else "internal", message=f"HTTP {status}: {text}")
+        return error_from(info)
+
+
+@contextmanager
+def suggesting(server: Server, name: str) -> Iterator[None]:
+    """A name that does not exist is answered with the nearest that does."""
+    try:
+        yield
+    except NotFound as error:
+        if not error.hint or "did you mean" not in error.hint:
+            error.hint = suggestion(server, name) or error.hint
+        raise
+
+
+def suggestion(server: Server, name: str) -> str:
+    from difflib import get_close_matches
+
+    try:
+        names = [str(info.name) for info in server.get("/api/v1/functions", list[FunctionInfo])]
+    except FleetError:
+        return ""
+    near = get_close_matches(name, names, n=1)
+    if near:
+        return f"did you mean {near[0]!r}?"
+    return "deployed are " + ", ".join(sorted(names)) if names else "no function is deployed yet: fs deploy handler.py"

@@ -1,0 +1,110 @@
+"""What the command line says, where it says it, and with which exit code it ends.
+
+Data alone goes to stdout, so that `url=$(fs deploy handler.py)` works; everything that is meant for a person
+goes to stderr. Exit codes are a promise to scripts: see EXIT_CODES.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import click
+import msgspec
+
+from fleetstart.runtime.contract.errors import ErrorBody, FleetError, NotFound
+
+OK = 0
+FAILED = 1
+USAGE = 2
+NOT_FOUND = 3
+UNREACHABLE = 4
+INTERRUPTED = 130
+
+EXIT_CODES = {
+    OK: "it worked",
+    FAILED: "the call, the function or the operation failed",
+    USAGE: "the command line is wrong",
+    NOT_FOUND: "no such function, invocation or file",
+    UNREACHABLE: "no server answers",
+    INTERRUPTED: "interrupted",
+}
+
+
+class Unreachable(FleetError):
+    """No server answered at the URL."""
+
+    code = "unreachable"
+    status = 503
+    retryable = True
+
+
+def exit_code(error: FleetError) -> int:
+    if isinstance(error, Unreachable):
+        return UNREACHABLE
+    return NOT_FOUND if isinstance(error, NotFound) else FAILED
+
+
+def say(text: str = "") -> None:
+    """A line for people."""
+    click.echo(text, err=True)
+
+
+def data(text: str) -> None:
+    """A line for whoever reads stdout."""
+    click.echo(text)
+
+
+def json_data(value: Any) -> None:
+    click.echo(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
+
+
+def json_line(value: Any) -> None:
+    click.echo(msgspec.json.encode(value).decode())
+
+
+def show_error(error: FleetError, *, as_json: bool) -> None:
+    if as_json:
+        click.echo(msgspec.json.encode(ErrorBody(error=error.info())).decode(), err=True)
+        return
+    say(click.style("error: ", fg="red", bold=True) + error.message)
+    if error.hint:
+        say(click.style("hint:  ", fg="yellow") + error.hint)
+
+
+def is_terminal() -> bool:
+    """Whether a person looks at stderr: bars and colours, or plain lines."""
+    return sys.stderr.isatty()
+
+
+def table(headings: Sequence[str], rows: Iterable[Sequence[str]], *, right: frozenset[int] = frozenset()) -> str:
+    """Columns of text, as wide as their widest cell; `right` names the columns of numbers."""
+    lines = [list(headings), *(list(row) for row in rows)]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(headings))]
+    out = []
+    for line in lines:
+        cells = [
+            cell.rjust(width) if column in right else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ]
+        out.append("  ".join(cells).rstrip())
+    return "\n".join(out)
+
+
+def size(count: int) -> str:
+    """1536 → "1.5 KiB"."""
+    amount = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if amount < 1024:
+            return f"{count} B" if unit == "B" else f"{amount:.1f} {unit}"
+        amount /= 1024
+    return f"{amount:.1f} TiB"
+
+
+def age(seconds: float) -> str:
+    """ "45s", "12m", "3h", "2d"."""
+    for limit, length, unit in ((120, 1, "s"), (7200, 60, "m"), (172_800, 3600, "h")):
+        if seconds < limit:
+            return f"{int(seconds // length)}{unit}"
+    return f"{int(seconds // 86_400)}d"

@@ -1,0 +1,110 @@
+"""From what a handler file declares, and what flags override, to the spec that the controller stores.
+
+Defaults are decided here: the name from the attribute's, the fork server's profile from the bundle's imports,
+memory and concurrency of an LLM from its batch. Flags win over the file.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from pathlib import PurePath
+from typing import Any, TypeVar
+
+import msgspec
+
+from fleetstart.controller.cli.declarations import Declaration
+from fleetstart.runtime.contract.errors import InvalidSpec
+from fleetstart.runtime.contract.function import GIB, FunctionSpec, LLMSettings, Scale, parse_size
+from fleetstart.runtime.contract.ids import BundleId, CheckpointId, FunctionName
+
+LLM_MEMORY_BYTES = 2 * GIB
+"""KV cache, activations and torch itself; the weights are in the segment and not counted."""
+LLM_QUEUE_FACTOR = 2
+"""Calls given to an engine for each place in its batch: when one ends, the next is there already."""
+
+Spec = TypeVar("Spec", FunctionSpec, LLMSettings)
+
+_SAME = ("concurrency", "timeout_s", "start_timeout_s", "scale", "network", "env")
+_ENGINE = ("dtype", "max_batch", "max_context_tokens", "threads")
+
+
+def default_name(attribute: str) -> str:
+    """ "MiniLMEmbed" and "mini_lm_embed" → "mini-lm-embed"."""
+    words = re.sub(r"([A-Z]+)([A-Z][a-z])", r"\1-\2", attribute)
+    words = re.sub(r"([a-z0-9])([A-Z])", r"\1-\2", words)
+    return re.sub(r"[^a-z0-9]+", "-", words.lower()).strip("-")
+
+
+def profile_of(declaration: Declaration, imports: Collection[str]) -> str:
+    return "torch" if declaration.kind == "llm" or "torch" in imports else "python"
+
+
+def build_spec(
+    declaration: Declaration,
+    *,
+    module: str,
+    bundle: BundleId,
+    weights: CheckpointId | None,
+    imports: Collection[str],
+    overrides: Mapping[str, Any],
+) -> FunctionSpec:
+    """Errors: InvalidSpec, naming the setting."""
+    settings = {**declaration.settings, **overrides}
+    fields: dict[str, Any] = {
+        "name": FunctionName(settings.get("name") or default_name(declaration.attribute)),
+        "bundle": bundle,
+        "entry": f"{module}:{declaration.attribute}",
+        "profile": profile_of(declaration, imports),
+        "weights": weights,
+        **{key: settings[key] for key in _SAME if key in settings},
+    }
+    if isinstance(declaration.settings.get("scale"), Scale) and isinstance(overrides.get("scale"), Mapping):
+        fields["scale"] = {**msgspec.to_builtins(declaration.settings["scale"]), **overrides["scale"]}
+    if "memory" in settings:
+        fields["memory_bytes"] = parse_size(settings["memory"])
+    if declaration.kind == "llm":
+        engine = {key: settings[key] for key in _ENGINE if key in settings}
+        if "kv_memory" in settings:
+            engine["kv_memory_bytes"] = parse_size(settings["kv_memory"])
+        fields["llm"] = llm = _checked(engine, LLMSettings)
+        fields.setdefault("memory_bytes", LLM_MEMORY_BYTES)
+        fields.setdefault("concurrency", llm.max_batch * LLM_QUEUE_FACTOR)
+    return _checked(fields, FunctionSpec)
+
+
+def weights_of(declaration: Declaration) -> str | None:
+    weights = declaration.settings.get("weights")
+    if weights is None or (isinstance(weights, str) and weights):
+        return weights
+    raise InvalidSpec(f"weights={weights!r} is not a path", hint='write weights="./weights"')
+
+
+def include_of(declaration: Declaration) -> list[str]:
+    include = declaration.settings.get("include", [])
+    if isinstance(include, list) and all(isinstance(pattern, str) and pattern for pattern in include):
+        return include
+    raise InvalidSpec(f"include={include!r} is not a list of patterns", hint='write include=["data/*.json"]')
+
+
+def module_name(file: PurePath) -> str:
+    """The module that a file at the bundle's root is, once unpacked."""
+    if file.suffix != ".py" or not file.stem.isidentifier():
+        raise InvalidSpec(
+            f"{file.name} cannot be imported as a module",
+            hint="rename it to letters, digits and _ with the suffix .py, for example handler.py",
+        )
+    return file.stem
+
+
+def _checked(fields: dict[str, Any], kind: type[Spec]) -> Spec:
+    try:
+        return msgspec.convert(msgspec.to_builtins(fields), kind)
+    except InvalidSpec:
+        raise
+    except msgspec.ValidationError as error:
+        cause = error.__cause__
+        if isinstance(cause, InvalidSpec):
+            raise cause from error
+        message = str(error).replace("`$.", "`").replace("memory_bytes", "memory")
+        raise InvalidSpec(f"{fields.get('name', 'llm')}: {message[0].lower()}{message[1:]}") from error
