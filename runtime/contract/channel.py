@@ -39,7 +39,7 @@ class Channel(Generic[Received]):
             raise ValueError(f"message of {len(data)} bytes, {PACKET_MAX_BYTES} at most")
         try:
             socket.send_fds(self.socket, [data], list(descriptors))
-        except (BrokenPipeError, ConnectionResetError, OSError) as error:
+        except OSError as error:
             raise ChannelClosed(str(error)) from error
 
     def receive(self) -> tuple[Received, list[int]]:

@@ -230,7 +230,7 @@ def _check_entries(manifest: Manifest, data_ranges: list[tuple[int, int]]) -> No
 def _check_disjoint_inside(spans: Iterable[tuple[int, int, str]], data_ranges: list[tuple[int, int]]) -> None:
     parts = iter(data_ranges)
     part_begin, part_end = next(parts, (0, 0))
-    last_end, last_name = 0, ""
+    last_end, last_name = 0, "the beginning"
     for begin, end, name in spans:
         if begin < last_end:
             raise CheckpointInvalid(f"{name} overlaps {last_name}")
