@@ -1,0 +1,196 @@
+"""The engine: requests in, text out, one step at a time.
+
+Synchronous and alone in its thread (`service.py` joins it to the server). A step asks the scheduler what
+to compute, the decoder for logits, the sampler for tokens, and turns tokens into text that may be shown.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from torch import Tensor
+
+from fleetstart.runtime.contract.errors import DeadlineExceeded, FleetError, HandlerFailed
+from fleetstart.runtime.llm.batch import Batch
+from fleetstart.runtime.llm.sampler import SamplerState, SamplingParams, sample
+from fleetstart.runtime.llm.scheduler import Chunk, Scheduler, Sequence
+from fleetstart.runtime.llm.stops import StopMatcher
+from fleetstart.runtime.llm.tokenizer import Detokenizer, Tokenizer
+
+logger = logging.getLogger(__name__)
+
+FinishReason = Literal["stop", "length"]
+
+
+class Decoder(Protocol):
+    """The arithmetic. Logits [len(batch.logits_rows), vocab], valid until the next call."""
+
+    def forward(self, batch: Batch) -> Tensor: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    tokens: list[int]
+    max_new_tokens: int
+    sampling: SamplingParams = SamplingParams()
+    stops: list[str] = field(default_factory=list)
+    ignore_eos: bool = False
+    deadline_ns: int | None = None
+    """Monotonic; past it the request ends with DeadlineExceeded."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delta:
+    """What one step brought one request. After one with `finish` or `error` nothing more comes."""
+
+    id: int
+    text: str = ""
+    tokens: tuple[int, ...] = ()
+    finish: FinishReason | None = None
+    error: FleetError | None = None
+
+    @property
+    def last(self) -> bool:
+        return self.finish is not None or self.error is not None
+
+
+@dataclass(slots=True)
+class _Active:
+    request: Request
+    sequence: Sequence
+    sampler: SamplerState
+    detokenizer: Detokenizer
+    stops: StopMatcher
+
+
+class Engine:
+    """Not thread-safe, except `check`, which reads what never changes."""
+
+    def __init__(self, decoder: Decoder, scheduler: Scheduler, tokenizer: Tokenizer, eos_ids: frozenset[int]) -> None:
+        self._decoder = decoder
+        self.scheduler = scheduler
+        self._tokenizer = tokenizer
+        self._eos_ids = eos_ids
+        self._active: dict[int, _Active] = {}
+        self._ids = itertools.count()
+
+    def check(self, request: Request) -> None:
+        """Errors: InvalidInput for what this engine can never finish."""
+        self.scheduler.check(len(request.tokens), request.max_new_tokens)
+
+    def add(self, request: Request, id: int | None = None) -> int:
+        """Errors: InvalidInput, as `check`."""
+        id = next(self._ids) if id is None else id
+        sequence = Sequence(
+            id=id,
+            tokens=list(request.tokens),
+            prompt_count=len(request.tokens),
+            max_new_tokens=request.max_new_tokens,
+        )
+        self.scheduler.add(sequence)
+        self._active[id] = _Active(
+            request=request,
+            sequence=sequence,
+            sampler=SamplerState(request.sampling),
+            detokenizer=Detokenizer(self._tokenizer),
+            stops=StopMatcher(request.stops),
+        )
+        return id
+
+    def cancel(self, id: int) -> None:
+        """Frees its blocks at once; a finished or unknown id is no error, since it may finish meanwhile."""
+        active = self._active.pop(id, None)
+        if active is not None:
+            self.scheduler.remove(active.sequence)
+
+    @property
+    def idle(self) -> bool:
+        return not self._active
+
+    def step(self, now_ns: int = 0) -> list[Delta]:
+        """Computes one step; the deltas of the sequences that it brought something."""
+        deltas = self._expire(now_ns)
+        chunks = self.scheduler.plan()
+        if not chunks:
+            return deltas
+        try:
+            sampled = self._compute(chunks)
+        except Exception as error:
+            # Nothing of this step is known to be right. Its sequences end; those that wait go on.
+            logger.exception("step failed", extra={"sequences": len(chunks)})
+            reason = error if isinstance(error, FleetError) else HandlerFailed(f"the model failed: {error!r}")
+            failed = list(self.scheduler.running)
+            for sequence in failed:
+                self.cancel(sequence.id)
+            return deltas + [Delta(id=sequence.id, error=reason) for sequence in failed]
+        for chunk in chunks:
+            self.scheduler.advance(chunk)
+        deltas += [self._accept(self._active[id], token) for id, token in sampled]
+        return deltas
+
+    def fail_all(self, error: FleetError) -> list[Delta]:
+        """Ends every request with the error: the worker is going away."""
+        deltas = [Delta(id=id, error=error) for id in self._active]
+        for delta in deltas:
+            self.cancel(delta.id)
+        return deltas
+
+    def _expire(self, now_ns: int) -> list[Delta]:
+        late = [
+            id
+            for id, active in self._active.items()
+            if active.request.deadline_ns is not None and now_ns >= active.request.deadline_ns
+        ]
+        deltas = []
+        for id in late:
+            count = self._active[id].sequence.output_count
+            self.cancel(id)
+            error = DeadlineExceeded(f"the deadline passed after {count} new tokens", hint="ask for fewer max_tokens")
+            deltas.append(Delta(id=id, error=error))
+        return deltas
+
+    def _compute(self, chunks: list[Chunk]) -> list[tuple[int, int]]:
+        """Runs the chunks and samples those that end their sequence: (id, token) each."""
+        batch, sampling = _batch(chunks)
+        logits = self._decoder.forward(batch)
+        if not sampling:
+            return []
+        tokens = sample(logits, [self._active[chunk.sequence.id].sampler for chunk in sampling])
+        return [(chunk.sequence.id, token) for chunk, token in zip(sampling, tokens, strict=True)]
+
+    def _accept(self, active: _Active, token: int) -> Delta:
+        sequence = active.sequence
+        sequence.tokens.append(token)
+        if token in self._eos_ids and not active.request.ignore_eos:
+            return self._finish(active, active.stops.feed(active.detokenizer.flush()), token, "stop")
+        text = active.stops.feed(active.detokenizer.feed(token))
+        if active.stops.stopped:
+            return self._finish(active, text, token, "stop")
+        if sequence.output_count >= sequence.max_new_tokens:
+            text += active.stops.feed(active.detokenizer.flush())
+            return self._finish(active, text, token, "stop" if active.stops.stopped else "length")
+        return Delta(id=sequence.id, text=text, tokens=(token,))
+
+    def _finish(self, active: _Active, text: str, token: int, reason: FinishReason) -> Delta:
+        self.cancel(active.sequence.id)
+        return Delta(id=active.sequence.id, text=text + active.stops.flush(), tokens=(token,), finish=reason)
+
+
+def _batch(chunks: list[Chunk]) -> tuple[Batch, list[Chunk]]:
+    """The chunks laid end to end, and those of them whose last row is sampled."""
+    tokens: list[int] = []
+    positions: list[int] = []
+    starts = [0]
+    logits_rows: list[int] = []
+    for chunk in chunks:
+        tokens += chunk.sequence.tokens[chunk.begin : chunk.end]
+        positions += range(chunk.begin, chunk.end)
+        starts.append(len(tokens))
+        if chunk.samples:
+            logits_rows.append(len(tokens) - 1)
+    tables = [chunk.sequence.table for chunk in chunks]
+    batch = Batch(tokens=tokens, positions=positions, starts=starts, tables=tables, logits_rows=logits_rows)
+    return batch, [chunk for chunk in chunks if chunk.samples]

@@ -1,0 +1,145 @@
+"""Decides what the next step computes: who decodes, whose prompt goes on, who is let in, who must yield.
+
+Continuous batching with chunked prefill: every sequence that decodes gets its one row, the rest of the
+token budget goes to prompts, oldest first, in chunks. When blocks run out the youngest sequence yields:
+its blocks are freed and its tokens, prompt and output alike, are computed anew later. The oldest never
+yields, and alone it always fits (`check` refuses what never could), so each step ends in progress.
+
+Pure: no clock, no tensors. The engine computes what the plan says and reports with `advance`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from fleetstart.runtime.contract.errors import InvalidInput
+from fleetstart.runtime.llm.blocks import BlockPool
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """One sequence's tokens, prompt first, and where they are kept."""
+
+    id: int
+    tokens: list[int]
+    prompt_count: int
+    max_new_tokens: int
+    computed: int = 0
+    """Tokens whose keys and values are in the blocks."""
+    table: list[int] = field(default_factory=list)
+
+    @property
+    def output_count(self) -> int:
+        return len(self.tokens) - self.prompt_count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """Tokens `[begin, end)` of one sequence; the last of them is sampled if it ends the sequence."""
+
+    sequence: Sequence
+    begin: int
+    end: int
+
+    @property
+    def samples(self) -> bool:
+        return self.end == len(self.sequence.tokens)
+
+
+class Scheduler:
+    def __init__(self, pool: BlockPool, *, max_batch: int, token_budget: int, context_tokens: int) -> None:
+        if token_budget < max_batch:
+            raise ValueError(f"a budget of {token_budget} tokens cannot hold {max_batch} decodes")
+        self.pool = pool
+        self.max_batch = max_batch
+        self.token_budget = token_budget
+        self.context_tokens = min(context_tokens, pool.block_count * pool.block_tokens)
+        self.waiting: deque[Sequence] = deque()
+        self.running: list[Sequence] = []
+        """In order of arrival."""
+        self.preemptions = 0
+
+    def check(self, prompt_count: int, max_new_tokens: int) -> None:
+        """Errors: InvalidInput for what could never be finished, however long it waited."""
+        if prompt_count < 1:
+            raise InvalidInput("the prompt is empty", hint="send at least one token of text")
+        if prompt_count + max_new_tokens > self.context_tokens:
+            raise InvalidInput(
+                f"prompt of {prompt_count} tokens and {max_new_tokens} new ones need {prompt_count + max_new_tokens}, "
+                f"the context holds {self.context_tokens}",
+                hint="shorten the prompt, lower max_tokens, or deploy with larger max_context_tokens and kv_memory",
+            )
+
+    def add(self, sequence: Sequence) -> None:
+        self.check(sequence.prompt_count, sequence.max_new_tokens)
+        self.waiting.append(sequence)
+
+    def remove(self, sequence: Sequence) -> None:
+        """The sequence is finished or given up; its blocks are free at once."""
+        self.pool.release(sequence.table)
+        sequence.computed = 0
+        if sequence in self.running:
+            self.running.remove(sequence)
+        else:
+            self.waiting.remove(sequence)
+
+    @property
+    def idle(self) -> bool:
+        return not self.running and not self.waiting
+
+    def plan(self) -> list[Chunk]:
+        """The next step; not empty unless idle. Decodes first, then prompts begun, then new ones."""
+        chunks: dict[int, Chunk] = {}
+        budget = self.token_budget
+        # Two passes in order of arrival. A decode is one row that a user waits for, so it goes first.
+        for decoding in (True, False):
+            for sequence in list(self.running):
+                if sequence not in self.running or budget == 0:
+                    continue  # it has just yielded to an older one
+                pending = len(sequence.tokens) - sequence.computed
+                if (pending == 1) is not decoding:
+                    continue
+                count = min(pending, budget)
+                if self._make_room(sequence, count, chunks):
+                    chunks[sequence.id] = _chunk(sequence, count)
+                    budget = self.token_budget - sum(chunk.end - chunk.begin for chunk in chunks.values())
+        while self.waiting and budget > 0 and len(self.running) < self.max_batch:
+            sequence = self.waiting[0]
+            # All of it must fit now, though only a chunk runs: letting in half a prompt that then
+            # yields to the decodes beside it would compute that half for nothing.
+            if self.pool.blocks_for(len(sequence.tokens)) > self.pool.free_count - self._reserve():
+                break
+            self.waiting.popleft()
+            count = min(len(sequence.tokens), budget)
+            if not self.pool.grow(sequence.table, len(sequence.tokens)):
+                raise AssertionError("checked above")
+            self.running.append(sequence)
+            chunks[sequence.id] = _chunk(sequence, count)
+            budget -= count
+        return list(chunks.values())
+
+    def advance(self, chunk: Chunk) -> None:
+        """The chunk was computed."""
+        chunk.sequence.computed = chunk.end
+
+    def _reserve(self) -> int:
+        """Blocks kept for those that run, one each, so that who comes in is not thrown out at once."""
+        return len(self.running)
+
+    def _make_room(self, sequence: Sequence, count: int, chunks: dict[int, Chunk]) -> bool:
+        """Blocks for `count` more tokens, taken from the youngest if need be; False if it yielded itself."""
+        while not self.pool.grow(sequence.table, sequence.computed + count):
+            victim = self.running.pop()
+            chunks.pop(victim.id, None)
+            self.pool.release(victim.table)
+            victim.computed = 0
+            self.waiting.appendleft(victim)
+            self.preemptions += 1
+            if victim is sequence:
+                return False
+        return True
+
+
+def _chunk(sequence: Sequence, count: int) -> Chunk:
+    return Chunk(sequence=sequence, begin=sequence.computed, end=sequence.computed + count)

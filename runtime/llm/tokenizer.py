@@ -1,0 +1,125 @@
+"""Text to tokens, chats to text, and tokens back to text as they come.
+
+The tokenizer is the `tokenizers` library over the checkpoint's tokenizer.json; chats are rendered by the
+checkpoint's own Jinja template in a sandbox, since a checkpoint may come from a stranger.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import tokenizers
+from jinja2 import TemplateError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from fleetstart.runtime.contract.errors import CheckpointInvalid, InvalidInput
+
+REPLACEMENT = "�"
+MAX_HELD_TOKENS = 4
+"""A character has four bytes at most and a token at least one: after so many, what is no character yet is none."""
+
+
+class Tokenizer:
+    def __init__(self, tokenizer_json: bytes) -> None:
+        try:
+            self._tokenizer = tokenizers.Tokenizer.from_buffer(tokenizer_json)
+        except Exception as error:  # the library raises bare Exception
+            raise CheckpointInvalid(f"tokenizer.json is not readable: {error}") from error
+
+    @property
+    def vocab_size(self) -> int:
+        return self._tokenizer.get_vocab_size()
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """`add_special_tokens` puts what the model's post-processor adds; a rendered chat has its own already."""
+        return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+
+    def decode(self, tokens: list[int], *, skip_special: bool = True) -> str:
+        return self._tokenizer.decode(tokens, skip_special_tokens=skip_special)
+
+
+class Detokenizer:
+    """Text of a growing list of tokens, without ever showing half a character.
+
+    Some tokenizers put a space before the first token of a text or drop it, so new tokens are decoded
+    after a few shown ones and the common beginning is taken away.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._tokens: list[int] = []
+        self._context = 0
+        self._shown = 0
+
+    def feed(self, token: int) -> str:
+        self._tokens.append(token)
+        text = self._fresh()
+        if text.endswith(REPLACEMENT) and len(self._tokens) - self._shown < MAX_HELD_TOKENS:
+            return ""
+        self._advance()
+        return text
+
+    def flush(self) -> str:
+        """What was held back: bytes that never became a character."""
+        text = self._fresh()
+        self._advance()
+        return text
+
+    def _fresh(self) -> str:
+        before = self._tokenizer.decode(self._tokens[self._context : self._shown])
+        return self._tokenizer.decode(self._tokens[self._context :])[len(before) :]
+
+    def _advance(self) -> None:
+        self._context = self._shown
+        self._shown = len(self._tokens)
+
+
+class ChatTemplate:
+    """Renders messages as the model was trained to read them. Errors: InvalidInput when the template refuses."""
+
+    def __init__(self, source: str, special_tokens: dict[str, str]) -> None:
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+        )
+        environment.globals["raise_exception"] = _raise_exception
+        environment.filters["tojson"] = _tojson
+        try:
+            self._template = environment.from_string(source)
+        except TemplateError as error:
+            raise CheckpointInvalid(f"the chat template does not compile: {error}") from error
+        self._special_tokens = special_tokens
+
+    def render(self, messages: list[dict[str, Any]], *, add_generation_prompt: bool = True) -> str:
+        try:
+            return self._template.render(
+                messages=messages, add_generation_prompt=add_generation_prompt, **self._special_tokens
+            )
+        except (TemplateError, TypeError, ValueError, OverflowError) as error:
+            raise InvalidInput(f"messages: the model's chat template refuses them: {error}") from error
+
+
+def read_chat_template(tokenizer_config: bytes | None, template: bytes | None) -> ChatTemplate | None:
+    """chat_template.jinja wins over the copy in tokenizer_config.json; None if the model has neither."""
+    try:
+        config = msgspec.json.decode(tokenizer_config, type=dict[str, Any]) if tokenizer_config else {}
+    except msgspec.DecodeError as error:
+        raise CheckpointInvalid(f"tokenizer_config.json is not a JSON object: {error}") from error
+    source = template.decode(errors="replace") if template is not None else config.get("chat_template")
+    if not isinstance(source, str):
+        return None
+    special = {name: _content(config.get(name)) for name in ("bos_token", "eos_token", "unk_token", "pad_token")}
+    return ChatTemplate(source, special)
+
+
+def _content(token: Any) -> str:
+    """Special tokens stand as text or as an object with its text inside."""
+    return str(token.get("content", "")) if isinstance(token, dict) else token if isinstance(token, str) else ""
+
+
+def _raise_exception(message: str) -> None:
+    raise TemplateError(message)
+
+
+def _tojson(value: Any, **_: Any) -> str:
+    return msgspec.json.encode(value).decode()
