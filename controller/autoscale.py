@@ -1,0 +1,47 @@
+"""How many workers a version should have: up at once, down when the keep-alive has seen no need.
+
+The load is a step function of time: each sample holds until the next. Knative's autoscaler taught us to keep
+deciding apart from doing; unlike it we need no averaging window, because a call too many waits in a queue.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from fleetstart.runtime.contract.function import FunctionSpec, Scale
+
+
+def needed(load: int, spec: FunctionSpec) -> int:
+    """Workers that `load` calls, waiting and running, would keep busy."""
+    return min(-(-load // spec.concurrency), spec.scale.max)
+
+
+class Window:
+    """The highest need over the last `keep_alive_s`.
+
+    A new scheduler has seen nothing yet: it begins with the workers that are there, so that a change of
+    scheduler never sends warm workers away before their time.
+    """
+
+    def __init__(self, workers: int, now_ns: int) -> None:
+        self._current = 0
+        self._past: deque[tuple[int, int]] = deque()
+        """(until when it held, need): needs fall from left to right, so the highest is first."""
+        if workers:
+            self._past.append((now_ns, workers))
+
+    def observe(self, need: int, now_ns: int) -> None:
+        if need == self._current:
+            return
+        while self._past and self._past[-1][1] <= self._current:
+            self._past.pop()
+        if self._current:
+            self._past.append((now_ns, self._current))
+        self._current = need
+
+    def desired(self, scale: Scale, now_ns: int) -> int:
+        horizon_ns = now_ns - round(scale.keep_alive_s * 1e9)
+        while self._past and self._past[0][0] <= horizon_ns:
+            self._past.popleft()
+        highest = max(self._current, self._past[0][1] if self._past else 0)
+        return max(scale.min, min(highest, scale.max))

@@ -1,0 +1,67 @@
+"""The controller's settings: read once from FS_* variables in __main__, passed down by constructor."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+MIB = 1024 * 1024
+
+
+class ConfigError(ValueError):
+    """A variable that cannot be used; the message names it and says what it may be."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    home: Path
+    redis_url: str
+    store: str
+    """A folder, or s3://bucket/prefix."""
+    url: str
+    """What people are told to call."""
+    host: str = "127.0.0.1"
+    port: int = 7433
+    listen_fd: int | None = None
+    """A socket that listens already: its owner keeps it over our restart, so that no connection is refused."""
+    max_body_bytes: int = 64 * MIB
+    parent_death: bool = False
+    drain_s: float = 10.0
+    """How long calls under way may go on after SIGTERM."""
+
+
+def read_config(env: Mapping[str, str]) -> Config:
+    home = Path(env.get("FS_HOME") or "~/.fleetstart").expanduser().absolute()
+    host = env.get("FS_HOST") or "127.0.0.1"
+    port = _whole(env, "FS_PORT", 7433, 0, 65535)
+    listen_fd = _whole(env, "FS_LISTEN_FD", 0, 0, 1 << 20) if env.get("FS_LISTEN_FD") else None
+    if not _loopback(host):
+        raise ConfigError(f"FS_HOST={host}: only loopback addresses are served, because there are no keys yet")
+    return Config(
+        home=home,
+        redis_url=env.get("FS_REDIS_URL") or f"unix://{home}/redis.sock",
+        store=env.get("FS_STORE") or str(home / "store"),
+        url=(env.get("FS_URL") or f"http://{f'[{host}]' if ':' in host else host}:{port}").rstrip("/"),
+        host=host,
+        port=port,
+        listen_fd=listen_fd,
+        max_body_bytes=_whole(env, "FS_MAX_BODY", 64 * MIB, 1, 1 << 40),
+        parent_death=env.get("FS_PARENT_DEATH") == "1",
+        drain_s=float(_whole(env, "FS_DRAIN_S", 10, 0, 3600)),
+    )
+
+
+def _whole(env: Mapping[str, str], name: str, default: int, least: int, most: int) -> int:
+    text = env.get(name) or str(default)
+    if not text.isdecimal() or not least <= int(text) <= most:
+        raise ConfigError(f"{name}={text!r} must be a whole number from {least} to {most}")
+    return int(text)
+
+
+def _loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,32 @@
+-- The scheduler's writes, all or none: refused if somebody else has become scheduler meanwhile.
+--
+-- KEYS[1] fs:fence; KEYS[1 + i] the key of write i: fs:desired:{node} or fs:failures:{name}:{version}
+-- ARGV[1] the writer's fence, then for each write five: what, field, value, channel, message
+--   set   HSET key field value          an order
+--   del   HDEL key field                an order is taken back
+--   fail  HSET key count .. (value is "count|last_unix_ms", message in field)
+--   clear DEL key                       a failure record is cured
+-- A write with a channel publishes its message.
+--
+-- Returns 1, or 0 if the fence is old: then nothing was written.
+if redis.call('GET', KEYS[1]) ~= ARGV[1] then
+  return 0
+end
+for i = 2, #KEYS do
+  local at = 2 + (i - 2) * 5
+  local what, field, value = ARGV[at], ARGV[at + 1], ARGV[at + 2]
+  if what == 'set' then
+    redis.call('HSET', KEYS[i], field, value)
+  elseif what == 'del' then
+    redis.call('HDEL', KEYS[i], field)
+  elseif what == 'fail' then
+    local count, last = string.match(value, '^(%d+)|(%d+)$')
+    redis.call('HSET', KEYS[i], 'count', count, 'last_unix_ms', last, 'error', field)
+  else
+    redis.call('DEL', KEYS[i])
+  end
+  if ARGV[at + 3] ~= '' then
+    redis.call('PUBLISH', ARGV[at + 3], ARGV[at + 4])
+  end
+end
+return 1

@@ -1,0 +1,145 @@
+"""The object store as the control plane uses it: uploads of a deploy, and a look at what is there.
+
+Keys are `bundles/{sha256}` and `checkpoints/{id}/{object}` and nothing else, checked by strict patterns: no key
+leads out of the store. A bundle's and a manifest's digest is checked before anybody can see the object; parts are
+checked chunk by chunk by the node that fetches them. Whether a checkpoint is whole is decided here, too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import AsyncIterator
+from typing import Protocol
+
+from fleetstart.runtime.contract.errors import (
+    CheckpointInvalid,
+    InvalidInput,
+    InvalidSpec,
+    NotFound,
+    TooLarge,
+    WeightsMissing,
+)
+from fleetstart.runtime.contract.ids import BundleId, CheckpointId, FunctionName
+from fleetstart.runtime.contract.manifest import (
+    MANIFEST_MAX_BYTES,
+    MANIFEST_OBJECT,
+    Manifest,
+    checkpoint_key,
+    read_manifest,
+)
+
+_BUNDLE = re.compile(r"bundles/([0-9a-f]{64})")
+_CHECKPOINT = re.compile(r"checkpoints/([0-9a-f]{64})/([A-Za-z0-9][A-Za-z0-9._-]{0,127})")
+
+
+class ObjectStore(Protocol):
+    """What both stores can do; keys have passed `check_key`. Errors: StoreFailed."""
+
+    async def put(self, key: str, upload: Upload) -> None:
+        """Stores all bytes of the upload, published only after `upload.check()` has passed."""
+        ...
+
+    async def size(self, key: str) -> int | None:
+        """None if there is no such object."""
+        ...
+
+    async def read(self, key: str, limit_bytes: int) -> bytes | None:
+        """A small object; TooLarge if it has more."""
+        ...
+
+
+class Upload:
+    """Bytes on their way in, digested as they pass; `check()` tells whether they are what the key says."""
+
+    def __init__(self, key: str, chunks: AsyncIterator[bytes]) -> None:
+        self._key = key
+        self._chunks = chunks
+        self._digest = hashlib.sha256()
+        self._expected = expected_digest(key)
+        self._manifest = bytearray() if key.endswith("/" + MANIFEST_OBJECT) else None
+        self.size_bytes = 0
+
+    async def blocks(self, block_bytes: int) -> AsyncIterator[bytes]:
+        """The bytes in blocks of that size; the last may be shorter."""
+        block = bytearray()
+        async for chunk in self._chunks:
+            self.size_bytes += len(chunk)
+            if self._expected is not None:
+                self._digest.update(chunk)
+            if self._manifest is not None:
+                self._manifest += chunk
+                if len(self._manifest) > MANIFEST_MAX_BYTES:
+                    raise TooLarge(f"{self._key}: a manifest has {MANIFEST_MAX_BYTES} bytes at most")
+            block += chunk
+            while len(block) >= block_bytes:
+                yield bytes(block[:block_bytes])
+                del block[:block_bytes]
+        if block:
+            yield bytes(block)
+
+    def check(self) -> None:
+        if self._expected is not None and self._digest.hexdigest() != self._expected:
+            raise InvalidInput(
+                f"{self._key}: the {self.size_bytes} bytes that came have digest {self._digest.hexdigest()[:12]}…",
+                hint="the upload was cut or changed on its way: deploy again",
+            )
+        if self._manifest is not None and self._expected is not None:
+            read_manifest(bytes(self._manifest), CheckpointId(self._expected))
+
+
+def check_key(key: str) -> str:
+    if not _BUNDLE.fullmatch(key) and not _CHECKPOINT.fullmatch(key):
+        raise InvalidInput(
+            f"object key {key[:200]!r} is not allowed", hint="bundles/SHA256 and checkpoints/ID/OBJECT are"
+        )
+    return key
+
+
+def expected_digest(key: str) -> str | None:
+    """The sha256 that the key promises; None for parts, whose chunks the manifest checks."""
+    if match := _BUNDLE.fullmatch(key):
+        return match[1]
+    match = _CHECKPOINT.fullmatch(key)
+    return match[1] if match and match[2] == MANIFEST_OBJECT else None
+
+
+async def require_bundle(store: ObjectStore, name: FunctionName, bundle: BundleId) -> None:
+    key = f"bundles/{bundle}"
+    if not _BUNDLE.fullmatch(key):
+        raise InvalidSpec(f"function {name}: bundle {bundle[:80]!r} is not a sha256 in hex")
+    if await store.size(key) is None:
+        raise InvalidSpec(
+            f"function {name}: its bundle {bundle[:12]} is not in the store",
+            hint="`fs deploy` uploads it: run it again",
+        )
+
+
+async def require_checkpoint(store: ObjectStore, name: FunctionName, checkpoint: CheckpointId) -> Manifest:
+    """The manifest, if all of the checkpoint is there; names the first thing that is not."""
+    key = checkpoint_key(checkpoint, MANIFEST_OBJECT)
+    if not _CHECKPOINT.fullmatch(key):
+        raise InvalidSpec(f"function {name}: weights {checkpoint[:80]!r} are not a checkpoint's id")
+    hint = f"`fs deploy` uploads the weights of {name}: run it again"
+    data = await store.read(key, MANIFEST_MAX_BYTES)
+    if data is None:
+        raise WeightsMissing(f"function {name}: checkpoint {checkpoint[:12]} is not in the store", hint=hint)
+    manifest = read_manifest(data, checkpoint)
+    for part in manifest.parts:
+        expected = part.header_bytes + part.data_bytes
+        found = await store.size(checkpoint_key(checkpoint, part.object))
+        if found is None:
+            raise WeightsMissing(
+                f"function {name}: {part.object} of checkpoint {checkpoint[:12]} is not in the store", hint=hint
+            )
+        if found != expected:
+            raise CheckpointInvalid(
+                f"function {name}: {part.object} of checkpoint {checkpoint[:12]} has {found:,} bytes in the store, "
+                f"its manifest says {expected:,}",
+                hint=hint,
+            )
+    return manifest
+
+
+def not_found(key: str) -> NotFound:
+    return NotFound(f"{key} is not in the store")

@@ -1,0 +1,200 @@
+"""One step of the scheduler: the view and `now` in, writes out.
+
+Goes through every version that is live, ordered or called, asks autoscale how many workers it needs, pool what
+to do about the difference, and placement where. Touches nothing: `scheduler` carries the writes out.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from fleetstart.controller.autoscale import Window, needed
+from fleetstart.controller.placement import Candidate, place
+from fleetstart.controller.pool import Decision, Member, decide
+from fleetstart.controller.records import Failure, VersionKey, VersionRecord, parse_version_key
+from fleetstart.controller.view import View
+from fleetstart.runtime.contract.errors import ErrorInfo
+from fleetstart.runtime.contract.function import FunctionSpec
+from fleetstart.runtime.contract.ids import CheckpointId, NodeId, WorkerId, new_worker_id
+from fleetstart.runtime.contract.messages import FunctionLoad, WorkerOrder
+
+NO_LOAD = FunctionLoad(0, 0)
+
+
+@dataclass(slots=True)
+class Step:
+    """What one step wants written, in this order."""
+
+    failures: list[tuple[VersionKey, Failure | None]] = field(default_factory=list)
+    """None clears the record."""
+    orders: list[WorkerOrder] = field(default_factory=list)
+    taken_back: list[WorkerOrder] = field(default_factory=list)
+    unplaced: dict[VersionKey, ErrorInfo] = field(default_factory=dict)
+    again_unix_ms: int | None = None
+
+    def soonest(self, unix_ms: int | None) -> None:
+        if unix_ms is not None:
+            self.again_unix_ms = min(unix_ms, self.again_unix_ms or unix_ms)
+
+
+class Reconciler:
+    """Owns the autoscaling windows, the only memory that the scheduler has; losing it costs nothing but warmth."""
+
+    def __init__(self, new_id: Callable[[], WorkerId] = new_worker_id) -> None:
+        self._windows: dict[VersionKey, Window] = {}
+        self._new_id = new_id
+
+    def step(self, view: View, *, now_ns: int, now_unix_ns: int) -> Step:
+        step = Step()
+        loads = view.loads()
+        orders: dict[VersionKey, list[WorkerOrder]] = defaultdict(list)
+        for order in view.orders.values():
+            orders[VersionKey(order.spec.name, order.version)].append(order)
+        room = Room(view, now_ns)
+        keys = {VersionKey(name, record.live) for name, record in view.functions.items()}
+        called = {key for text in loads if (key := parse_version_key(text)) is not None}
+        for key in sorted(keys | called | orders.keys()):
+            load = loads.get(str(key), NO_LOAD)
+            self._version(step, view, room, key, load, orders.get(key, []), now_ns, now_unix_ns)
+        for gone in self._windows.keys() - keys - called - orders.keys():
+            del self._windows[gone]
+        return step
+
+    def _version(
+        self,
+        step: Step,
+        view: View,
+        room: Room,
+        key: VersionKey,
+        load: FunctionLoad,
+        orders: list[WorkerOrder],
+        now_ns: int,
+        now_unix_ns: int,
+    ) -> None:
+        record = view.versions.get(key)
+        spec = record.spec if record else (orders[0].spec if orders else None)
+        if spec is None:
+            return
+        members = [self._member(view, order, load, now_ns) for order in orders]
+        failure = view.failures.get(key)
+        desired = self._desired(view, key, spec, load, members, failure, now_ns)
+        decision = decide(
+            spec=spec, desired=desired, members=members, failure=failure, now_unix_ms=now_unix_ns // 1_000_000
+        )
+        self._write(step, key, orders, decision, now_unix_ns)
+        if record is not None:
+            self._start(step, room, key, record, decision.start, now_unix_ns)
+
+    def _desired(
+        self,
+        view: View,
+        key: VersionKey,
+        spec: FunctionSpec,
+        load: FunctionLoad,
+        members: list[Member],
+        failure: Failure | None,
+        now_ns: int,
+    ) -> int:
+        """An old version gets what its calls need and no keep-alive; a failing one no more than calls ask for now."""
+        function = view.functions.get(key.name)
+        if function is None:
+            return 0
+        need = needed(load.queued + load.running, spec)
+        if function.live != key.version:
+            return need
+        window = self._windows.get(key)
+        if window is None:
+            here = sum(m.wanted == "run" and not m.lost for m in members)
+            window = self._windows[key] = Window(here, now_ns)
+        window.observe(need, now_ns)
+        desired = window.desired(spec.scale, now_ns)
+        if failure is not None:
+            ready = sum(m.wanted == "run" and m.state == "ready" for m in members)
+            desired = min(desired, max(spec.scale.min, need, ready))
+        return desired
+
+    def _member(self, view: View, order: WorkerOrder, load: FunctionLoad, now_ns: int) -> Member:
+        status = view.statuses.get(order.worker) or view.ended.get(order.worker)
+        return Member(
+            worker=order.worker,
+            wanted=order.wanted,
+            ordered_unix_ms=order.ordered_unix_ns // 1_000_000,
+            state=status.state if status else None,
+            lost=view.worker_lost(order.worker, order.node, order.epoch, now_ns),
+            served=order.worker in view.was_ready or bool(status and status.endpoint),
+            ready_unix_ms=status.changed_unix_ns // 1_000_000 if status and status.state == "ready" else 0,
+            running=load.per_worker.get(order.worker, 0),
+            error=status.error if status else None,
+        )
+
+    def _write(
+        self, step: Step, key: VersionKey, orders: list[WorkerOrder], decision: Decision, now_unix_ns: int
+    ) -> None:
+        by_worker = {order.worker: order for order in orders}
+        if decision.failure is not None or decision.clear_failure:
+            step.failures.append((key, decision.failure))
+        for worker in decision.drain:
+            step.orders.append(_changed(by_worker[worker], "drain", now_unix_ns))
+        step.taken_back.extend(by_worker[worker] for worker in decision.take_back)
+        step.soonest(decision.again_unix_ms)
+
+    def _start(
+        self, step: Step, room: Room, key: VersionKey, record: VersionRecord, count: int, now_unix_ns: int
+    ) -> None:
+        for _ in range(count):
+            chosen = place(record.spec, record.segment_bytes, room.candidates())
+            if isinstance(chosen, ErrorInfo):
+                step.unplaced[key] = chosen
+                return
+            order = WorkerOrder(
+                worker=self._new_id(),
+                node=chosen.node,
+                epoch=chosen.epoch,
+                version=key.version,
+                spec=record.spec,
+                ordered_unix_ns=now_unix_ns,
+            )
+            room.take(order, record.segment_bytes)
+            step.orders.append(order)
+
+
+class Room:
+    """Free memory of the living nodes, less what has been ordered and is not yet in their reports."""
+
+    def __init__(self, view: View, now_ns: int) -> None:
+        self._reports = {node: seen.report for node, seen in view.nodes.items() if seen.absent_since_ns is None}
+        self._pending: dict[NodeId, int] = defaultdict(int)
+        self._workers: dict[NodeId, int] = defaultdict(int)
+        self._fetching: set[tuple[NodeId, CheckpointId]] = set()
+        for order in view.orders.values():
+            self._workers[order.node] += 1
+            if order.worker not in view.statuses and order.worker not in view.ended:
+                self._pending[order.node] += order.spec.memory_bytes
+
+    def candidates(self) -> list[Candidate]:
+        return [
+            Candidate(report=report, pending_bytes=self._pending[node], workers=self._workers[node])
+            for node, report in self._reports.items()
+        ]
+
+    def take(self, order: WorkerOrder, segment_bytes: int) -> None:
+        self._workers[order.node] += 1
+        self._pending[order.node] += order.spec.memory_bytes
+        if order.spec.weights is not None and (order.node, order.spec.weights) not in self._fetching:
+            self._fetching.add((order.node, order.spec.weights))
+            self._pending[order.node] += segment_bytes
+
+
+def _changed(order: WorkerOrder, wanted: str, now_unix_ns: int) -> WorkerOrder:
+    assert wanted in ("run", "drain")
+    return WorkerOrder(
+        worker=order.worker,
+        node=order.node,
+        epoch=order.epoch,
+        version=order.version,
+        spec=order.spec,
+        wanted="drain" if wanted == "drain" else "run",
+        ordered_unix_ns=now_unix_ns,
+    )

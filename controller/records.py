@@ -1,0 +1,51 @@
+"""What the controller alone keeps in Redis: functions, versions, failed starts."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+
+from fleetstart.runtime.contract.errors import ErrorInfo
+from fleetstart.runtime.contract.function import FunctionSpec
+from fleetstart.runtime.contract.ids import FunctionName, Version
+
+
+class VersionKey(NamedTuple):
+    """Names a version; `str()` is the key of `GatewayReport.loads`."""
+
+    name: FunctionName
+    version: Version
+
+    def __str__(self) -> str:
+        return f"{self.name}@{self.version}"
+
+
+def parse_version_key(text: str) -> VersionKey | None:
+    name, _, version = text.rpartition("@")
+    return VersionKey(FunctionName(name), Version(int(version))) if name and version.isdecimal() else None
+
+
+class FunctionRecord(msgspec.Struct, frozen=True, kw_only=True):
+    name: FunctionName
+    live: Version
+    deployed_unix_ms: int
+
+
+class VersionRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """Immutable once written; numbers are never used again, also after the function was deleted."""
+
+    version: Version
+    digest: str
+    spec: FunctionSpec
+    segment_bytes: int
+    """What the checkpoint takes of a node's memory; 0 without weights."""
+    created_unix_ms: int
+
+
+class Failure(msgspec.Struct, frozen=True, kw_only=True):
+    """Starts of one version that failed one after the other."""
+
+    count: int
+    last_unix_ms: int
+    error: ErrorInfo

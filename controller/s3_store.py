@@ -1,0 +1,86 @@
+"""Objects in S3: one PUT if it is small, a multipart upload else, completed only when the digest is right."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+from fleetstart.controller.objects import Upload
+from fleetstart.runtime.contract.errors import StoreFailed, TooLarge
+
+PART_BYTES = 16 << 20
+"""10,000 parts are allowed: 160 GB an object; S3 asks for 5 MiB at least."""
+
+
+class S3Store:
+    def __init__(self, bucket: str, prefix: str) -> None:
+        import boto3  # late: it takes 0.3 s, and a folder store never needs it
+        from botocore.config import Config
+
+        self._client: Any = boto3.client(
+            "s3", config=Config(connect_timeout=5, read_timeout=60, retries={"max_attempts": 3, "mode": "standard"})
+        )
+        self._bucket = bucket
+        self._prefix = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
+
+    async def put(self, key: str, upload: Upload) -> None:
+        blocks = upload.blocks(PART_BYTES)
+        first = await anext(blocks, b"")
+        if len(first) < PART_BYTES:
+            upload.check()
+            await self._call(key, self._client.put_object, Body=first)
+            return
+        begun = await self._call(key, self._client.create_multipart_upload)
+        upload_id = begun["UploadId"]
+        try:
+            parts = [await self._part(key, upload_id, 1, first)]
+            async for block in blocks:
+                parts.append(await self._part(key, upload_id, len(parts) + 1, block))
+            upload.check()
+            await self._call(
+                key, self._client.complete_multipart_upload, UploadId=upload_id, MultipartUpload={"Parts": parts}
+            )
+        except BaseException:
+            with contextlib.suppress(StoreFailed):
+                await asyncio.shield(self._call(key, self._client.abort_multipart_upload, UploadId=upload_id))
+            raise
+
+    async def _part(self, key: str, upload_id: str, number: int, block: bytes) -> dict[str, Any]:
+        answer = await self._call(key, self._client.upload_part, UploadId=upload_id, PartNumber=number, Body=block)
+        return {"PartNumber": number, "ETag": answer["ETag"]}
+
+    async def size(self, key: str) -> int | None:
+        answer = await self._call(key, self._client.head_object, absent=True)
+        return int(answer["ContentLength"]) if answer is not None else None
+
+    async def read(self, key: str, limit_bytes: int) -> bytes | None:
+        answer = await self._call(key, self._client.get_object, absent=True)
+        if answer is None:
+            return None
+        if answer["ContentLength"] > limit_bytes:
+            answer["Body"].close()
+            raise TooLarge(f"{key} has {answer['ContentLength']} bytes, {limit_bytes} at most")
+        return bytes(await self._thread(key, answer["Body"].read))
+
+    async def _call(self, key: str, method: Callable[..., Any], *, absent: bool = False, **arguments: Any) -> Any:
+        """One request; with `absent`, None instead of an error where there is no such object."""
+
+        def call() -> Any:
+            return method(Bucket=self._bucket, Key=self._prefix + key, **arguments)
+
+        return await self._thread(key, call, absent=absent)
+
+    async def _thread(self, key: str, call: Callable[[], Any], *, absent: bool = False) -> Any:
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        try:
+            return await asyncio.to_thread(call)
+        except ClientError as error:
+            code = error.response.get("Error", {}).get("Code", "")
+            if absent and code in ("404", "NoSuchKey", "NotFound"):
+                return None
+            raise StoreFailed(f"{key}: the store answered {code}: {error}") from error
+        except BotoCoreError as error:
+            raise StoreFailed(f"{key}: the store did not answer: {error}") from error
