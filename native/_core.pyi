@@ -1,10 +1,9 @@
 """The typed face of the compiled module. Everything that blocks or copies releases the GIL."""
 
 from collections.abc import Sequence
-from types import CapsuleType
 from typing import SupportsInt
 
-from typing_extensions import Buffer
+from typing_extensions import Buffer, CapsuleType
 
 class NativeError(Exception):
     """Base of every error of this module."""
@@ -25,7 +24,10 @@ class Region:
         """New zeroed memory; OSError (ENOMEM, EINVAL). The descriptor refuses resizing and, to others, shared writing."""
     @staticmethod
     def attach(fd: int) -> Region:
-        """Maps another process's region, taking over the descriptor; OSError if it is not a sealed memfd."""
+        """Maps another process's region; OSError if it is not a sealed memfd.
+
+        Takes over the descriptor, also when it fails: it is closed then.
+        """
     @property
     def fd(self) -> int: ...
     @property
@@ -33,7 +35,18 @@ class Region:
     def view(self, offset: int, size_bytes: int) -> memoryview:
         """Bytes `[offset, offset + size)`; writable in the owner, read-only when attached. IndexError if outside."""
     def dlpack(self, offset: int, shape: Sequence[int], dtype: str) -> CapsuleType:
-        """A DLPack capsule over the memory, no copy; dtype by its safetensors name. For `torch.from_dlpack`."""
+        """A DLPack capsule over the memory, no copy; dtype by its safetensors name. For `torch.from_dlpack`.
+
+        8-bit floats come as U8: view the tensor as the dtype. The offset must be a multiple of the item's
+        size. IndexError if outside, ValueError for a dtype, shape or offset that cannot be.
+        In-place work on an attached tensor copies its pages, and those no longer follow the owner: do it
+        to chunks that are ready only.
+        """
+    def populate(self, offset: int, size_bytes: int) -> None:
+        """Maps the pages of the range in one call, instead of at first touch each.
+
+        In the owner, allocates them: OSError if memory is short. When attached, only for chunks that are ready.
+        """
 
 class ControlBlock:
     """State of one segment in shared memory: ready bits, state, error, the manifest, and a futex word to wait on.
@@ -45,7 +58,7 @@ class ControlBlock:
     def create(name: str, chunk_count: int, manifest: bytes, generation: int) -> ControlBlock: ...
     @staticmethod
     def attach(fd: int) -> ControlBlock:
-        """Takes over the descriptor; NativeError if it is not a control block of this version."""
+        """NativeError if it is not a control block of this version. Takes over the descriptor as Region does."""
     @property
     def fd(self) -> int: ...
     @property
@@ -63,12 +76,21 @@ class ControlBlock:
     def error(self) -> tuple[str, str] | None:
         """(code, message) if failed."""
     def is_ready(self, chunk: int) -> bool: ...
-    def mark_ready(self, chunk: int) -> None:
-        """Publishes a verified chunk and wakes waiters; the last one makes the state "ready"."""
-    def fail(self, code: str, message: str) -> None:
-        """Wakes every waiter with SegmentFailed. Final."""
+    def mark_ready(self, chunk: int) -> bool:
+        """Publishes a verified chunk and wakes waiters; the last one makes the state "ready".
+
+        True if the chunk was not ready before: whoever brings it second is not counted.
+        """
+    def fail(self, code: str, message: str) -> bool:
+        """Wakes every waiter with SegmentFailed; cut to 64 and 2048 bytes.
+
+        True if this made the segment fail: the first failure stands, and a ready segment stays ready.
+        """
     def wait(self, first: int, last: int, timeout_s: float) -> None:
         """Returns when chunks first..last (inclusive) are ready. SegmentFailed, TimeoutError, IndexError.
+
+        Chunks that are ready are ready, also in a segment that failed later. A timeout of 0 asks and does
+        not wait; one that is not finite is a ValueError.
 
         Waits on a futex without spinning; runs Python's signal handlers about once a second.
         """

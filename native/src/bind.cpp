@@ -52,9 +52,18 @@ void run_signal_handlers() {
   if (PyErr_CheckSignals() != 0) throw py::error_already_set();
 }
 
-py::object view(const fs::Region& region, std::uint64_t offset, std::uint64_t size_bytes) {
-  std::byte* const data = region.mapping()->range(offset, size_bytes);
-  const py::object bytes = py::cast(Bytes{region.mapping(), data, size_bytes});
+// An index or size from Python: one that is negative or too long for 64 bits is outside of everything.
+std::uint64_t index_of(const py::int_& value) {
+  const unsigned long long index = PyLong_AsUnsignedLongLong(value.ptr());
+  if (PyErr_Occurred() == nullptr) return index;
+  PyErr_Clear();
+  throw py::index_error(py::str(value).cast<std::string>() + " is outside");
+}
+
+py::object view(const fs::Region& region, const py::int_& offset, const py::int_& size_bytes) {
+  const std::uint64_t size = index_of(size_bytes);
+  std::byte* const data = region.mapping()->range(index_of(offset), size);
+  const py::object bytes = py::cast(Bytes{region.mapping(), data, size});
   PyObject* const made = PyMemoryView_FromObject(bytes.ptr());
   if (made == nullptr) throw py::error_already_set();
   return py::reinterpret_steal<py::object>(made);
@@ -66,9 +75,9 @@ void destroy_capsule(PyObject* capsule) {
   fs::delete_dlpack(static_cast<fs::DLManagedTensor*>(PyCapsule_GetPointer(capsule, "dltensor")));
 }
 
-py::object dlpack(const fs::Region& region, std::uint64_t offset, const std::vector<std::int64_t>& shape,
+py::object dlpack(const fs::Region& region, const py::int_& offset, const std::vector<std::int64_t>& shape,
                   const std::string& dtype) {
-  fs::DLManagedTensor* const tensor = fs::make_dlpack(region.mapping(), offset, shape, dtype);
+  fs::DLManagedTensor* const tensor = fs::make_dlpack(region.mapping(), index_of(offset), shape, dtype);
   PyObject* const capsule = PyCapsule_New(tensor, "dltensor", destroy_capsule);
   if (capsule == nullptr) {
     fs::delete_dlpack(tensor);
@@ -130,7 +139,7 @@ void bind_errors(py::module_& module) {
       PyErr_SetObject(segment_failed, py::make_tuple(text_of(error.code), text_of(error.message)).ptr());
     } catch (const fs::NativeError& error) {
       PyErr_SetString(native_error, error.what());
-    } catch (const fs::SystemError& error) {
+    } catch (const fs::OsError& error) {
       PyErr_SetObject(PyExc_OSError, py::make_tuple(error.number, error.what()).ptr());
     } catch (const fs::TimedOut& error) {
       PyErr_SetString(PyExc_TimeoutError, error.what());
@@ -149,8 +158,14 @@ void bind_region(py::module_& module) {
       .def_property_readonly("size_bytes", [](const fs::Region& region) { return region.mapping()->size_bytes(); })
       .def("view", &view, py::arg("offset"), py::arg("size_bytes"))
       .def("dlpack", &dlpack, py::arg("offset"), py::arg("shape"), py::arg("dtype"))
-      .def("populate", &fs::Region::populate, py::arg("offset"), py::arg("size_bytes"),
-           py::call_guard<py::gil_scoped_release>());
+      .def(
+          "populate",
+          [](const fs::Region& region, const py::int_& offset, const py::int_& size_bytes) {
+            const std::uint64_t begin = index_of(offset), size = index_of(size_bytes);
+            const py::gil_scoped_release released;
+            region.populate(begin, size);
+          },
+          py::arg("offset"), py::arg("size_bytes"));
 }
 
 void bind_control(py::module_& module) {
@@ -174,16 +189,28 @@ void bind_control(py::module_& module) {
                                if (!error) return py::none();
                                return py::make_tuple(text_of(error->first), text_of(error->second));
                              })
-      .def("is_ready", &fs::ControlBlock::is_ready, py::arg("chunk"))
-      .def("mark_ready", &fs::ControlBlock::mark_ready, py::arg("chunk"), py::call_guard<py::gil_scoped_release>())
+      .def(
+          "is_ready",
+          [](const fs::ControlBlock& block, const py::int_& chunk) { return block.is_ready(index_of(chunk)); },
+          py::arg("chunk"))
+      .def(
+          "mark_ready",
+          [](fs::ControlBlock& block, const py::int_& chunk) {
+            const std::uint64_t index = index_of(chunk);
+            const py::gil_scoped_release released;
+            return block.mark_ready(index);
+          },
+          py::arg("chunk"))
       .def("fail", &fs::ControlBlock::fail, py::arg("code"), py::arg("message"),
            py::call_guard<py::gil_scoped_release>())
       .def(
           "wait",
-          [](const fs::ControlBlock& block, std::uint64_t first, std::uint64_t last, double timeout_s) {
-            block.wait(first, last, timeout_s, run_signal_handlers);
+          [](const fs::ControlBlock& block, const py::int_& first, const py::int_& last, double timeout_s) {
+            const std::uint64_t begin = index_of(first), end = index_of(last);
+            const py::gil_scoped_release released;
+            block.wait(begin, end, timeout_s, run_signal_handlers);
           },
-          py::arg("first"), py::arg("last"), py::arg("timeout_s"), py::call_guard<py::gil_scoped_release>());
+          py::arg("first"), py::arg("last"), py::arg("timeout_s"));
 }
 
 }  // namespace

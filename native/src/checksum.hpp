@@ -27,7 +27,7 @@ std::uint64_t xxh64(const std::byte* data, std::size_t size_bytes, std::uint64_t
 // The ranges must not overlap.
 std::uint64_t copy_checksum(std::byte* destination, const std::byte* source, std::size_t size_bytes);
 
-// Exactly size_bytes from the file, or SystemError, or EndOfFile. A read that a signal cut short calls
+// Exactly size_bytes from the file, or OsError, or EndOfFile. A read that a signal cut short calls
 // `interrupted`, which may throw, and goes on.
 std::uint64_t read_checksum(int fd, std::int64_t file_offset, std::byte* destination, std::size_t size_bytes,
                             const std::function<void()>& interrupted);

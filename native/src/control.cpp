@@ -124,7 +124,7 @@ std::unique_ptr<ControlBlock> ControlBlock::attach(Descriptor descriptor) {
   std::uint64_t size_bytes = 0;
   try {
     size_bytes = sealed_size(descriptor);
-  } catch (const SystemError& error) {
+  } catch (const OsError& error) {
     throw NativeError(std::string("not a control block: ") + error.what());
   }
   if (size_bytes < kHeaderBytes)

@@ -11,7 +11,7 @@ SegmentFailed::SegmentFailed(std::string code_, std::string message_)
 
 void throw_errno(const std::string& what) {
   const int number = errno;
-  throw SystemError(number, what + ": " + std::generic_category().message(number));
+  throw OsError(number, what + ": " + std::generic_category().message(number));
 }
 
 }  // namespace fs

@@ -21,9 +21,9 @@ class SegmentFailed : public NativeError {
 };
 
 // OSError(errno, text) in Python, or the subclass that the number asks for.
-class SystemError : public std::runtime_error {
+class OsError : public std::runtime_error {
  public:
-  SystemError(int number_, const std::string& text) : std::runtime_error(text), number(number_) {}
+  OsError(int number_, const std::string& text) : std::runtime_error(text), number(number_) {}
   int number;
 };
 
@@ -39,7 +39,7 @@ class EndOfFile : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// Throws SystemError with the calling thread's errno, "what: strerror".
+// Throws OsError with the calling thread's errno, "what: strerror".
 [[noreturn]] void throw_errno(const std::string& what);
 
 }  // namespace fs

@@ -84,11 +84,12 @@ void seal(const Descriptor& descriptor) {
 }
 
 std::uint64_t sealed_size(const Descriptor& descriptor) {
+  const std::string name = "descriptor " + std::to_string(descriptor.get());
   const int seals = ::fcntl(descriptor.get(), F_GET_SEALS);
-  if (seals < 0) throw_errno("descriptor " + std::to_string(descriptor.get()) + " is not shared memory that can be sealed");
+  if (seals < 0) throw_errno(name + " is not shared memory that can be sealed");
   if ((seals & kNeededSeals) != kNeededSeals) {
     errno = EPERM;
-    throw_errno("descriptor " + std::to_string(descriptor.get()) + " is shared memory without the seals against resizing and writing");
+    throw_errno(name + " is shared memory without the seals against resizing and writing");
   }
   struct stat status {};
   if (::fstat(descriptor.get(), &status) < 0) throw_errno("fstat of shared memory");

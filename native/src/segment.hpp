@@ -57,7 +57,7 @@ Descriptor create_memory(const std::string& name, std::uint64_t size_bytes);
 // From here on nobody resizes it, nobody but the mappings that exist may write, and nobody unseals it.
 void seal(const Descriptor& descriptor);
 
-// Size of a sealed memfd. SystemError if it is anything else: the owner of one that is not sealed could
+// Size of a sealed memfd. OsError if it is anything else: the owner of one that is not sealed could
 // shrink it under its readers, who would die of SIGBUS.
 std::uint64_t sealed_size(const Descriptor& descriptor);
 
