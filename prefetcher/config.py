@@ -18,6 +18,22 @@ PROFILES = {"python": None, "torch": "torch"}
 MEMORY_SHARE = 0.8
 """Of the machine's memory: the rest is left to the system, the controller and Redis."""
 
+WORKER_ENV = (
+    *("PATH", "HOME", "LANG", "LC_", "TZ", "TMPDIR", "PYTHON", "VIRTUAL_ENV", "LD_LIBRARY_PATH"),
+    *("CUDA_", "NVIDIA_", "OMP_", "MKL_", "OPENBLAS_"),
+    *(
+        "SSL_CERT_",
+        "REQUESTS_CA_BUNDLE",
+        "http_proxy",
+        "https_proxy",
+        "no_proxy",
+        "HTTP_PROXY",
+        "HTTPS_PROXY",
+        "NO_PROXY",
+    ),
+)
+"""Beginnings of the variables that workers inherit: what Python, its libraries and a network need, nothing else."""
+
 
 class ConfigError(Exception):
     """A setting that is missing or wrong; the message names it."""
@@ -35,6 +51,8 @@ class Config:
     profiles: tuple[str, ...]
     cpus: int
     parent_death: bool
+    worker_env: Mapping[str, str]
+    """Environment of fork servers, and so of workers: no setting and no secret of the node."""
     fetch_threads: int = 4
     """Enough to keep a store's round trips off the critical path, few enough for two cores."""
     shutdown_grace_s: float = 2.0
@@ -57,6 +75,7 @@ def config_from(env: Mapping[str, str]) -> Config:
         pool_size=_whole(env, "FS_POOL_SIZE", default=1, most=64),
         profiles=_profiles(env.get("FS_PROFILES") or ",".join(PROFILES)),
         cpus=len(os.sched_getaffinity(0)),
+        worker_env={name: value for name, value in env.items() if name.startswith(WORKER_ENV)},
         parent_death=env.get("FS_PARENT_DEATH", "") == "1",
         fetch_threads=_whole(env, "FS_FETCH_THREADS", default=4, least=1, most=64),
     )

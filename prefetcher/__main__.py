@@ -1,0 +1,68 @@
+"""`python -m fleetstart.prefetcher`: the node daemon, configured by FS_* variables (see `config`).
+
+Exit codes: 0 after SIGTERM or SIGINT, 1 if it could not run or failed, 2 if a setting is wrong.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import json
+import logging
+import os
+import signal
+import sys
+import time
+
+from fleetstart.prefetcher.config import Config, ConfigError, config_from
+from fleetstart.prefetcher.daemon import Daemon, NodeTaken
+from fleetstart.prefetcher.sources import open_source
+
+_PR_SET_PDEATHSIG = 1
+_STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
+
+
+class _OneLine(logging.Formatter):
+    """`time level module: sentence {fields}`; a traceback follows on its own lines."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        fields = {key: value for key, value in record.__dict__.items() if key not in _STANDARD}
+        stamp = time.strftime("%H:%M:%S", time.localtime(record.created)) + f".{int(record.msecs):03d}"
+        line = f"{stamp} {record.levelname.lower()} {record.name.removeprefix('fleetstart.')}: {record.getMessage()}"
+        if fields:
+            line += " " + json.dumps(fields, default=str)
+        return line + (f"\n{self.formatException(record.exc_info)}" if record.exc_info else "")
+
+
+def main() -> int:
+    parent = os.getppid()
+    handler = logging.StreamHandler()
+    handler.setFormatter(_OneLine())
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
+    try:
+        config = config_from(os.environ)
+    except ConfigError as error:
+        print(f"fleetstart node: {error}", file=sys.stderr)
+        return 2
+    if config.parent_death:
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL), 0, 0, 0)
+        if os.getppid() != parent:
+            return 1
+    try:
+        asyncio.run(_run(config))
+    except NodeTaken as error:
+        print(f"fleetstart node: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+async def _run(config: Config) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    await Daemon(config, open_source(config.store)).run(stop)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

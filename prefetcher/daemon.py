@@ -1,0 +1,424 @@
+"""The node daemon: joins decisions, workers and Redis, and keeps each going while the others fail.
+
+Redis may go away at any time: workers run on, what is to be written waits, and everything is written
+again once it is back. Only SIGTERM or a fault in the daemon itself end it, and its end is the end of
+every process and every byte of shared memory that it made.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import time
+from collections.abc import AsyncIterator, Awaitable
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from fleetstart.prefetcher.bundles import Bundles
+from fleetstart.prefetcher.cgroups import Groups, new_epoch, open_groups, read_hierarchies
+from fleetstart.prefetcher.config import Config
+from fleetstart.prefetcher.forkserver import ForkServer
+from fleetstart.prefetcher.logs import Logs
+from fleetstart.prefetcher.meter import FLUSH_S, Rows
+from fleetstart.prefetcher.reconcile import (
+    Action,
+    Drain,
+    Forget,
+    Kill,
+    Own,
+    Refuse,
+    Start,
+    act_on_order,
+    reconcile,
+)
+from fleetstart.prefetcher.segments import Segments
+from fleetstart.prefetcher.sources import Source
+from fleetstart.prefetcher.spares import Spares
+from fleetstart.prefetcher.state import LEASE_MS, NodeState, Unreachable
+from fleetstart.prefetcher.watched import INTERVAL_S, private_bytes
+from fleetstart.prefetcher.workers import Host, Worker
+from fleetstart.runtime.contract.ids import WorkerId
+from fleetstart.runtime.contract.messages import NodeReport, WorkerOrder, WorkerStatus
+
+log = logging.getLogger(__name__)
+
+RENEW_S = LEASE_MS / 3000
+REREAD_S = 1.0
+LOG_BATCH_S = 0.05
+ROWS_S = 1.0
+PAUSES_S = (0.05, 0.1, 0.2, 0.5, 1.0)
+"""Between tries while Redis is away: back within a second of its return."""
+LAST_WRITES_S = 2.0
+"""At the end, for the last statuses, lines and rows."""
+
+
+class NodeTaken(Exception):
+    """Another daemon that is alive holds this node's name."""
+
+
+class Daemon:
+    def __init__(self, config: Config, source: Source) -> None:
+        self._config = config
+        self.epoch = new_epoch(os.urandom(4).hex())
+        self._state = NodeState(config.redis_url, config.node)
+        self._groups: Groups | None = _open_groups(self.epoch)
+        self._lease_changed = asyncio.Event()
+        self._reread = asyncio.Event()
+        self._statuses: dict[WorkerId, WorkerStatus] = {}
+        self._unwritten: dict[WorkerId, WorkerStatus | None] = {}
+        self._status_changed = asyncio.Event()
+        self._workers: dict[WorkerId, Worker] = {}
+        self._seen_ns: dict[WorkerId, int] = {}
+        self._rows = Rows()
+        self._logs = Logs()
+        self._servers = {
+            profile: ForkServer(
+                profile=profile, hide=_hidden(config), env=config.worker_env, changed=self._lease_changed.set
+            )
+            for profile in config.profiles
+        }
+        self._segments = Segments(
+            source=source,
+            memory_bytes=config.memory_bytes,
+            workers_bytes=self._workers_bytes,
+            threads=config.fetch_threads,
+            changed=self._lease_changed.set,
+        )
+        self._spares = Spares(
+            servers=self._servers,
+            groups=self._groups,
+            size=config.pool_size,
+            starts_under_way=lambda: sum(worker.state == "starting" for worker in self._workers.values()),
+        )
+        self._host = Host(
+            node=config.node,
+            address=config.address,
+            cpus=config.cpus,
+            bundles=Bundles(folder=config.state_dir / "bundles", source=source),
+            segments=self._segments,
+            spares=self._spares,
+            logs=self._logs,
+            rows=self._rows,
+            publish=self._publish,
+        )
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Until `stop` is set; then ends everything in order. NodeTaken if the node's name is in use."""
+        servers = [asyncio.create_task(server.run(), name=f"server-{name}") for name, server in self._servers.items()]
+        try:
+            await self._take_name(stop)
+            loops = [
+                self._renew(),
+                self._listen(),
+                self._read_orders(),
+                self._write_statuses(),
+                self._write_logs(),
+                self._write_rows(),
+                self._flush_meters(),
+                self._spares.run(),
+                self._watch_memory(),
+            ]
+            tasks = [asyncio.create_task(self._guarded(loop)) for loop in loops]
+            try:
+                await _first_of(stop, tasks)
+                await self._end_workers()
+                await self._write_last()
+            finally:
+                await _cancel(tasks)
+        finally:
+            await self._spares.close()
+            await self._segments.close()
+            await _cancel(servers)
+            if self._groups is not None:
+                self._groups.close()
+            await self._state.close()
+
+    # ── orders ─────────────────────────────────────────────────────────────────────────────────────
+
+    async def _listen(self) -> None:
+        async for _ in _attempts("listening for orders"):
+            with contextlib.suppress(*Unreachable):
+                async for order in self._state.orders():
+                    if order is None:
+                        self._reread.set()
+                    elif (action := act_on_order(order, self._own(), self.epoch)) is not None:
+                        self._do(action)
+
+    async def _read_orders(self) -> None:
+        """A full read a second, and at once after a new subscription."""
+        while True:
+            began_ns = time.monotonic_ns()
+            with contextlib.suppress(*Unreachable):
+                orders = await self._state.read_orders()
+                for action in reconcile(orders, self._own(), self.epoch, began_ns):
+                    self._do(action)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(REREAD_S):
+                    await self._reread.wait()
+            self._reread.clear()
+
+    def _own(self) -> dict[WorkerId, Own]:
+        return {
+            worker: Own(state=status.state, seen_ns=self._seen_ns[worker]) for worker, status in self._statuses.items()
+        }
+
+    def _do(self, action: Action) -> None:
+        match action:
+            case Start(order):
+                self._start(order)
+            case Refuse(order, reason):
+                log.info("order refused", extra={"worker": order.worker, "reason": reason})
+                self._seen_ns[order.worker] = time.monotonic_ns()
+                self._publish(_gone(order))
+            case Drain(worker):
+                if worker in self._workers:
+                    self._workers[worker].drain()
+            case Kill(worker):
+                if worker in self._workers:
+                    self._workers[worker].kill()
+            case Forget(worker):
+                self._statuses.pop(worker, None)
+                self._seen_ns.pop(worker, None)
+                self._unwritten[worker] = None
+                self._status_changed.set()
+
+    def _start(self, order: WorkerOrder) -> None:
+        worker = Worker(order, self._host)
+        self._workers[order.worker] = worker
+        self._seen_ns[order.worker] = worker.seen_ns
+        worker.start().add_done_callback(lambda _: self._ended(order.worker))
+        self._lease_changed.set()
+
+    def _ended(self, worker: WorkerId) -> None:
+        self._workers.pop(worker, None)
+        self._lease_changed.set()
+
+    # ── statuses and lease ─────────────────────────────────────────────────────────────────────────
+
+    def _publish(self, status: WorkerStatus) -> None:
+        self._seen_ns.setdefault(status.worker, time.monotonic_ns())
+        self._statuses[status.worker] = status
+        self._unwritten[status.worker] = status
+        self._status_changed.set()
+
+    async def _write_statuses(self) -> None:
+        async for _ in _attempts("writing statuses"):
+            with contextlib.suppress(*Unreachable):
+                while True:
+                    await self._status_changed.wait()
+                    await self._write_changes()
+
+    async def _write_changes(self) -> None:
+        changes = dict(self._unwritten)
+        self._status_changed.clear()
+        try:
+            await self._state.write_statuses(changes)
+        except BaseException:
+            self._status_changed.set()
+            raise
+        for worker, written in changes.items():
+            if worker in self._unwritten and self._unwritten[worker] is written:
+                del self._unwritten[worker]
+
+    async def _renew(self) -> None:
+        """The lease, each second and at changes. The first renewal after a failure brings all statuses along:
+        the Redis that came back may have lost the last of them."""
+        was_away = False
+        while True:
+            self._lease_changed.clear()
+            try:
+                await self._state.renew(self._report())
+                if was_away:
+                    log.warning("Redis is back, writing everything again")
+                    self._unwritten = {**self._statuses, **self._unwritten}
+                    self._status_changed.set()
+                    self._reread.set()
+                was_away = False
+            except Unreachable as error:
+                if not was_away:
+                    log.warning("Redis is away, workers run on", extra={"error": str(error)})
+                was_away = True
+                await asyncio.sleep(PAUSES_S[2])
+                continue
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(RENEW_S):
+                    await self._lease_changed.wait()
+
+    def _report(self) -> NodeReport:
+        warm = {name: server.warm for name, server in self._servers.items() if server.warm is not None}
+        return NodeReport(
+            node=self._config.node,
+            epoch=self.epoch,
+            address=self._config.address,
+            memory_bytes=self._config.memory_bytes,
+            memory_used_bytes=self._workers_bytes() + self._segments.used_bytes,
+            cpus=self._config.cpus,
+            segments=self._segments.reports(),
+            isolation=next((said.isolation for said in warm.values()), ""),
+            limits=self._groups.name if self._groups is not None else "watched",
+            profiles=sorted(warm),
+            pid=os.getpid(),
+        )
+
+    def _workers_bytes(self) -> int:
+        return sum(worker.reserved_bytes for worker in self._workers.values())
+
+    # ── logs, ledger, memory ───────────────────────────────────────────────────────────────────────
+
+    async def _write_logs(self) -> None:
+        async for _ in _attempts("writing logs"):
+            with contextlib.suppress(*Unreachable):
+                while True:
+                    await self._logs.arrived.wait()
+                    await asyncio.sleep(LOG_BATCH_S)
+                    await self._write_lines()
+
+    async def _write_lines(self) -> None:
+        while batch := self._logs.take():
+            try:
+                await self._state.write_logs(batch)
+            except BaseException:
+                self._logs.give_back(batch)
+                raise
+
+    async def _write_rows(self) -> None:
+        async for _ in _attempts("writing the ledger"):
+            with contextlib.suppress(*Unreachable):
+                while True:
+                    await self._write_waiting_rows()
+                    await asyncio.sleep(ROWS_S)
+
+    async def _write_waiting_rows(self) -> None:
+        while batch := self._rows.peek():
+            await self._state.write_rows(batch, time.time_ns() // 1_000_000)
+            self._rows.drop(batch)
+
+    async def _flush_meters(self) -> None:
+        while True:
+            await asyncio.sleep(FLUSH_S)
+            for worker in self._workers.values():
+                worker.flush()
+
+    async def _watch_memory(self) -> None:
+        """Only of workers that have no group to hold them."""
+        while True:
+            for worker in list(self._workers.values()):
+                process = worker.process
+                if process is None or process.group is not None or not process.pid:
+                    continue
+                if private_bytes(process.pid) > worker.order.spec.memory_bytes:
+                    worker.was_out_of_memory = True
+                    process.kill()
+            await asyncio.sleep(INTERVAL_S)
+
+    # ── beginning and end ──────────────────────────────────────────────────────────────────────────
+
+    async def _take_name(self, stop: asyncio.Event) -> None:
+        """Waits for Redis as long as it takes. What a dead predecessor observed is no longer so."""
+        async for _ in _attempts("taking the node's name"):
+            if stop.is_set():
+                return
+            with contextlib.suppress(*Unreachable):
+                former = await self._state.report_of_predecessor()
+                if former is not None and former.pid != os.getpid() and _is_daemon(former.pid):
+                    raise NodeTaken(
+                        f"node {self._config.node} is run by process {former.pid}: end it, or name this one with FS_NODE"
+                    )
+                await self._state.forget_former_statuses()
+                return
+
+    async def _end_workers(self) -> None:
+        """Calls under way get a moment, then everything ends."""
+        tasks = [worker.task for worker in self._workers.values() if worker.task is not None]
+        for worker in list(self._workers.values()):
+            worker.drain(self._config.shutdown_grace_s)
+        if tasks:
+            await asyncio.wait(tasks, timeout=self._config.shutdown_grace_s)
+        for worker in list(self._workers.values()):
+            worker.kill()
+        if tasks:
+            await asyncio.wait(tasks, timeout=LAST_WRITES_S)
+
+    async def _write_last(self) -> None:
+        with contextlib.suppress(TimeoutError, *Unreachable):
+            async with asyncio.timeout(LAST_WRITES_S):
+                await self._write_changes()
+                await self._write_lines()
+                await self._write_waiting_rows()
+                await self._state.leave(self.epoch)
+
+    async def _guarded(self, loop: Awaitable[None]) -> None:
+        """A loop of the daemon that ends by a fault ends the daemon: half a daemon is worse than none."""
+        try:
+            await loop
+        except asyncio.CancelledError:
+            raise
+        except Exception:
+            log.exception("the daemon failed")
+            raise
+
+
+async def _attempts(what: str) -> AsyncIterator[int]:
+    """Once, and again with growing pauses. What lasted is a success and starts the pauses anew."""
+    failures = 0
+    while True:
+        began_s = time.monotonic()
+        yield failures
+        failures = 0 if time.monotonic() - began_s > PAUSES_S[-1] * 2 else failures + 1
+        log.info("trying again", extra={"what": what, "failures": failures})
+        await asyncio.sleep(PAUSES_S[min(failures, len(PAUSES_S) - 1)])
+
+
+async def _first_of(stop: asyncio.Event, tasks: list[asyncio.Task[None]]) -> None:
+    """Returns at `stop`; raises what a task raised before it."""
+    waiting = asyncio.create_task(stop.wait())
+    done, _ = await asyncio.wait({waiting, *tasks}, return_when=asyncio.FIRST_COMPLETED)
+    waiting.cancel()
+    for task in done - {waiting}:
+        task.result()
+
+
+async def _cancel(tasks: list[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _gone(order: WorkerOrder) -> WorkerStatus:
+    return WorkerStatus(
+        worker=order.worker,
+        node=order.node,
+        function=order.spec.name,
+        version=order.version,
+        state="gone",
+        changed_unix_ns=time.time_ns(),
+    )
+
+
+def _open_groups(epoch: str) -> Groups | None:
+    try:
+        hierarchies = read_hierarchies(Path("/proc/self/mountinfo").read_text(), Path("/proc/self/cgroup").read_text())
+        return open_groups(epoch, hierarchies)
+    except (OSError, ValueError) as error:
+        log.warning("control groups cannot be used, memory is watched", extra={"error": str(error)})
+        return None
+
+
+def _hidden(config: Config) -> tuple[str, ...]:
+    """What no worker may see: the node's state, the store and the folder of Redis' socket."""
+    hidden = [str(config.home)]
+    if not config.store.startswith("s3://"):
+        hidden.append(os.path.abspath(config.store.removeprefix("file://")))
+    url = urlsplit(config.redis_url)
+    if url.scheme == "unix" and len(Path(url.path).parent.parts) > 2:
+        hidden.append(str(Path(url.path).parent))
+    return tuple(dict.fromkeys(hidden))
+
+
+def _is_daemon(pid: int) -> bool:
+    try:
+        return b"fleetstart.prefetcher" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False

@@ -1,0 +1,49 @@
+"""Why a worker ended, said so that its user can act on it: from exit status and memory figures alone."""
+
+from __future__ import annotations
+
+import signal
+
+from fleetstart.runtime.contract.errors import FleetError, OutOfMemory, StartFailed, WorkerLost
+
+MIB = 1024 * 1024
+
+
+def size_words(size_bytes: int) -> str:
+    if size_bytes % (1024 * MIB) == 0:
+        return f"{size_bytes // (1024 * MIB)} GiB"
+    return f"{size_bytes // MIB} MiB" if size_bytes % MIB == 0 else f"{size_bytes:,} bytes"
+
+
+def out_of_memory(limit_bytes: int) -> OutOfMemory:
+    return OutOfMemory(
+        f"out of memory: limit {size_words(limit_bytes)}",
+        hint="give the function more memory, or let it hold less",
+    )
+
+
+def status_words(status: int | None) -> str:
+    """For people: "exit code 3", "killed by SIGSEGV"."""
+    if status is None:
+        return "its fork server died"
+    if status >= 0:
+        return f"exit code {status}"
+    try:
+        return f"killed by {signal.Signals(-status).name}"
+    except ValueError:
+        return f"killed by signal {-status}"
+
+
+def why_it_ended(
+    status: int | None, *, oom: bool, limit_bytes: int, was_ready: bool, stuck_status: int | None = None
+) -> FleetError:
+    """The error of an end that nobody ordered. `stuck_status` is the exit code by which a worker's own
+    watchdog ends it."""
+    if oom:
+        return out_of_memory(limit_bytes)
+    words = status_words(status)
+    if status is not None and status == stuck_status:
+        words = f"a call did not end at its deadline ({words})"
+    if was_ready:
+        return WorkerLost(f"the worker ended by itself: {words}", hint="fs logs shows what it printed last")
+    return StartFailed(f"the worker ended before it was ready: {words}", hint="fs logs shows what it printed last")

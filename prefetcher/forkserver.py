@@ -1,0 +1,326 @@
+"""The processes of one profile: a warm fork server, and the workers that it forks.
+
+The daemon never forks workers itself: it has threads, sockets and secrets that no worker should inherit.
+A fork server that dies takes its workers with it (the kernel sees to that), is reported, and is started
+again with growing pauses. What a worker is for is not known here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+
+from fleetstart.prefetcher.cgroups import Group
+from fleetstart.prefetcher.logs import LogPipe
+from fleetstart.runtime.contract.channel import Channel, ChannelClosed, pair
+from fleetstart.runtime.contract.errors import Unavailable
+from fleetstart.runtime.contract.ids import WorkerId
+from fleetstart.runtime.contract.messages import (
+    DaemonMessage,
+    Exited,
+    Fork,
+    Forked,
+    ForkFailed,
+    ForkServerMessage,
+    Pooled,
+    Warm,
+    WorkerMessage,
+)
+
+log = logging.getLogger(__name__)
+
+RESTART_PAUSES_S = (0.1, 0.5, 2.0, 5.0)
+END_TIMEOUT_S = 2.0
+_PR_SET_PDEATHSIG = 1
+
+
+class ChannelGone:
+    """The worker's control socket has ended; its exit should follow."""
+
+
+class Exit:
+    """The process has ended. `status` as of os.waitstatus_to_exitcode, None if nobody could tell."""
+
+    def __init__(self, status: int | None) -> None:
+        self.status = status
+
+
+ProcessEvent = WorkerMessage | ChannelGone | Exit
+
+
+class Process:
+    """One forked worker. Owns its control socket, log pipe, pidfd and group."""
+
+    def __init__(self, *, fork_id: WorkerId, profile: str, control: socket.socket, log_fd: int, group: Group | None):
+        control.setblocking(False)
+        self.fork_id = fork_id
+        self.profile = profile
+        self.group = group
+        self.log = LogPipe(log_fd)
+        self.pid = 0
+        self.isolation = ""
+        self.pooled_ns = 0
+        """When its own code began to run; 0 until it has said so."""
+        self.exited = asyncio.Event()
+        self._on_event: Callable[[ProcessEvent], None] = lambda event: None
+        self._early: list[ProcessEvent] = []
+        self._listening = False
+        self._pidfd = -1
+        self._channel: Channel[WorkerMessage] | None = Channel(control, WorkerMessage)
+        asyncio.get_running_loop().add_reader(control.fileno(), self._read)
+
+    def listen(self, on_event: Callable[[ProcessEvent], None]) -> None:
+        """Events go there from now on; those that nobody heard come first."""
+        self._on_event = on_event
+        self._listening = True
+        early, self._early = self._early, []
+        for event in early:
+            on_event(event)
+
+    def send(self, message: DaemonMessage, descriptors: tuple[int, ...] = ()) -> None:
+        """ChannelClosed if the worker is gone."""
+        if self._channel is None:
+            raise ChannelClosed("the worker is gone")
+        self._channel.send(message, descriptors)
+
+    def kill(self) -> None:
+        if self._pidfd >= 0 and not self.exited.is_set():
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+
+    def close(self) -> None:
+        """Everything but the group, which may still hold dying processes."""
+        self._close_channel()
+        self.log.close()
+        if self._pidfd >= 0:
+            os.close(self._pidfd)
+            self._pidfd = -1
+
+    def forked(self, pid: int, isolation: str) -> None:
+        self.pid = pid
+        self.isolation = isolation
+        with contextlib.suppress(ProcessLookupError):
+            self._pidfd = os.pidfd_open(pid)
+
+    def ended(self, status: int | None) -> None:
+        if not self.exited.is_set():
+            if self._channel is not None:
+                self._read()  # its last words come before its end
+            self.exited.set()
+            self._emit(Exit(status))
+
+    def _emit(self, event: ProcessEvent) -> None:
+        if isinstance(event, Pooled):
+            self.pooled_ns = event.started_ns
+        if self._listening:
+            self._on_event(event)
+        else:
+            self._early.append(event)
+
+    def _read(self) -> None:
+        while self._channel is not None:
+            try:
+                message, descriptors = self._channel.receive()
+            except BlockingIOError:
+                return
+            except ChannelClosed:
+                self._close_channel()
+                self._emit(ChannelGone())
+                return
+            for descriptor in descriptors:
+                os.close(descriptor)
+            self._emit(message)
+
+    def _close_channel(self) -> None:
+        if self._channel is not None:
+            asyncio.get_running_loop().remove_reader(self._channel.fileno())
+            self._channel.close()
+            self._channel = None
+
+
+class ForkServer:
+    """One profile's fork server, kept alive by `run`."""
+
+    def __init__(
+        self, *, profile: str, hide: tuple[str, ...], env: Mapping[str, str], changed: Callable[[], None]
+    ) -> None:
+        self.profile = profile
+        self.warm: Warm | None = None
+        self._hide = hide
+        self._env = dict(env)
+        self._changed = changed
+        self._channel: Channel[ForkServerMessage] | None = None
+        self._popen: subprocess.Popen[bytes] | None = None
+        self._alive: dict[WorkerId, Process] = {}
+        self._forking: dict[WorkerId, asyncio.Future[None]] = {}
+        self._lost = asyncio.Event()
+        self._up = asyncio.Event()
+
+    @property
+    def pid(self) -> int:
+        return self._popen.pid if self._popen is not None else 0
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        failures = 0
+        try:
+            while True:
+                self._launch()
+                await self._lost.wait()
+                failures = 0 if self.warm is not None else failures + 1
+                status = await self._end()
+                pause_s = RESTART_PAUSES_S[min(failures, len(RESTART_PAUSES_S) - 1)]
+                log.error("fork server died", extra={"profile": self.profile, "status": status, "pause_s": pause_s})
+                await asyncio.sleep(pause_s)
+        finally:
+            await self._end()
+
+    async def fork(self, worker: WorkerId, group: Group | None, *, network: bool) -> Process:
+        """Waits for a server that starts again. Unavailable if it dies or cannot fork; callers bring the deadline."""
+        await self._up.wait()
+        assert self._channel is not None
+        control, its_control = pair()
+        log_read, log_write = os.pipe()
+        process = Process(fork_id=worker, profile=self.profile, control=control, log_fd=log_read, group=group)
+        answered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._alive[worker] = process
+        self._forking[worker] = answered
+        try:
+            procs = group.procs if group is not None else []
+            descriptors = (its_control.fileno(), log_write)
+            self._channel.send(Fork(worker=worker, cgroup_procs=procs, network=network), descriptors)
+            its_control.close()
+            os.close(log_write)
+            log_write = -1
+            await answered
+        except ChannelClosed as error:
+            self._abandon(process)
+            raise Unavailable(f"the fork server of profile {self.profile} is gone: {error}") from error
+        except BaseException:
+            self._abandon(process)
+            raise
+        finally:
+            its_control.close()
+            if log_write >= 0:
+                os.close(log_write)
+        return process
+
+    def _abandon(self, process: Process) -> None:
+        """Nobody waits for it any more. If it is forked yet, the end of its socket ends it too."""
+        self._forking.pop(process.fork_id, None)
+        process.kill()
+        if not process.pid:
+            self._alive.pop(process.fork_id, None)
+            process.exited.set()
+        process.close()
+
+    def _launch(self) -> None:
+        ours, its = pair()
+        ours.setblocking(False)
+        self._lost.clear()
+        argv = [sys.executable, "-m", "fleetstart.runtime.forkserver", "--profile", self.profile]
+        argv += ["--fd", str(its.fileno())]
+        for path in self._hide:
+            argv += ["--hide", path]
+        with its:
+            self._popen = subprocess.Popen(
+                argv,
+                pass_fds=(its.fileno(),),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                env=self._env,
+                preexec_fn=_death_signal(os.getpid()),
+            )
+        self._channel = Channel(ours, ForkServerMessage)
+        asyncio.get_running_loop().add_reader(ours.fileno(), self._read)
+        self._up.set()
+
+    def _read(self) -> None:
+        while self._channel is not None:
+            try:
+                message, descriptors = self._channel.receive()
+            except BlockingIOError:
+                return
+            except ChannelClosed:
+                asyncio.get_running_loop().remove_reader(self._channel.fileno())
+                self._up.clear()
+                self._lost.set()
+                return
+            for descriptor in descriptors:
+                os.close(descriptor)
+            self._take(message)
+
+    def _take(self, message: ForkServerMessage) -> None:
+        match message:
+            case Warm():
+                self.warm = message
+                log.info("fork server warm", extra={"profile": self.profile, "isolation": message.isolation})
+                self._changed()
+            case Forked(worker=worker, pid=pid, isolation=isolation):
+                process, answered = self._alive.get(worker), self._forking.pop(worker, None)
+                if process is not None:
+                    process.forked(pid, isolation)
+                if answered is not None and not answered.done():
+                    answered.set_result(None)
+            case ForkFailed(worker=worker, reason=reason):
+                self._alive.pop(worker, None)
+                answered = self._forking.pop(worker, None)
+                if answered is not None and not answered.done():
+                    answered.set_exception(Unavailable(f"the node could not fork a worker: {reason}"))
+            case Exited(worker=worker, status=status):
+                process = self._alive.pop(worker, None)
+                if process is not None:
+                    process.ended(status)
+
+    async def _end(self) -> int | None:
+        """Ends the server, if it runs, and with it its workers."""
+        was_warm, self.warm = self.warm is not None, None
+        self._up.clear()
+        if self._channel is not None:
+            with contextlib.suppress(ValueError, OSError):
+                asyncio.get_running_loop().remove_reader(self._channel.fileno())
+            self._channel.close()
+            self._channel = None
+        status = await _wait(self._popen) if self._popen is not None else None
+        for worker, process in list(self._alive.items()):
+            process.kill()
+            process.ended(None)
+            answered = self._forking.pop(worker, None)
+            if answered is not None and not answered.done():
+                answered.set_exception(Unavailable(f"the fork server of profile {self.profile} died"))
+        self._alive.clear()
+        self._popen = None
+        if was_warm:
+            self._changed()
+        return status
+
+
+async def _wait(popen: subprocess.Popen[bytes]) -> int:
+    """The end of its socket ends the server; what does not listen is killed."""
+    deadline = asyncio.get_running_loop().time() + END_TIMEOUT_S
+    while (status := popen.poll()) is None:
+        if asyncio.get_running_loop().time() > deadline:
+            popen.kill()
+            return popen.wait()
+        await asyncio.sleep(0.01)
+    return status
+
+
+def _death_signal(parent: int) -> Callable[[], None]:
+    """Run in the child between fork and exec: one call into libc, which was loaded here and now."""
+    prctl = ctypes.CDLL(None).prctl
+
+    def ask() -> None:
+        prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL), 0, 0, 0)
+        if os.getppid() != parent:
+            os._exit(1)
+
+    return ask

@@ -1,0 +1,168 @@
+"""What workers print, line by line into their function's stream.
+
+A worker's pipe is always read, so that a worker never blocks on printing; lines are cut at `LINE_MAX_BYTES`
+and limited in rate, with a line that says how many are missing. Writing to Redis is left to the caller,
+which takes batches; while Redis is away they wait, the oldest giving way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Literal
+
+from fleetstart.runtime.contract.ids import FunctionName, Version, WorkerId
+from fleetstart.runtime.contract.ledger import LogLine
+
+LINE_MAX_BYTES = 16 * 1024
+LINES_PER_S = 1000
+"""Of one worker, sustained: more than anybody reads, little enough for Redis to shrug at."""
+BURST_LINES = 4000
+WAITING_LINES = 20_000
+"""In memory for all workers together, while Redis is away."""
+EARLY_LINES = 200
+"""Kept of a pooled worker until it is known whose it is."""
+READ_BYTES = 64 * 1024
+READS_AT_ONCE = 16
+"""Before the loop gets its turn back: one worker's flood must not delay another's start."""
+
+Stream = Literal["stdout", "stderr", "system"]
+
+
+class LineSplitter:
+    """Bytes in, whole lines out. A line beyond the limit is cut there and goes on as the next one."""
+
+    def __init__(self, limit_bytes: int = LINE_MAX_BYTES) -> None:
+        self._limit = limit_bytes
+        self._rest = b""
+
+    def feed(self, data: bytes) -> list[str]:
+        *whole, self._rest = (self._rest + data).split(b"\n")
+        lines = [piece for line in whole for piece in self._pieces(line)]
+        if len(self._rest) >= self._limit:
+            *full, self._rest = self._pieces(self._rest)
+            lines.extend(full)
+        return [_text(line) for line in lines]
+
+    def close(self) -> list[str]:
+        rest, self._rest = self._rest, b""
+        return [_text(rest)] if rest else []
+
+    def _pieces(self, line: bytes) -> list[bytes]:
+        return [line[begin : begin + self._limit] for begin in range(0, max(len(line), 1), self._limit)]
+
+
+def _text(line: bytes) -> str:
+    return line.removesuffix(b"\r").decode("utf-8", "replace")
+
+
+class LineLimiter:
+    """A token bucket. `allow` says how many lines were dropped just before one that may pass."""
+
+    def __init__(self, now_s: float, *, per_s: float = LINES_PER_S, burst: float = BURST_LINES) -> None:
+        self._per_s = per_s
+        self._burst = burst
+        self._tokens = burst
+        self._at_s = now_s
+        self._dropped = 0
+
+    def allow(self, now_s: float) -> tuple[bool, int]:
+        """(may pass, lines dropped since the last that passed)."""
+        self._tokens = min(self._burst, self._tokens + (now_s - self._at_s) * self._per_s)
+        self._at_s = now_s
+        if self._tokens < 1:
+            self._dropped += 1
+            return False, 0
+        self._tokens -= 1
+        return True, self.take_dropped()
+
+    def take_dropped(self) -> int:
+        dropped, self._dropped = self._dropped, 0
+        return dropped
+
+
+class Logs:
+    """Lines of all workers on their way to Redis."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[tuple[FunctionName, LogLine]] = deque(maxlen=WAITING_LINES)
+        self.arrived = asyncio.Event()
+
+    def write(self, function: FunctionName, worker: WorkerId, version: Version, stream: Stream, text: str) -> None:
+        line = LogLine(unix_ms=time.time_ns() // 1_000_000, worker=worker, version=version, stream=stream, text=text)
+        self._waiting.append((function, line))
+        self.arrived.set()
+
+    def take(self, most: int = 2000) -> list[tuple[FunctionName, LogLine]]:
+        batch = [self._waiting.popleft() for _ in range(min(most, len(self._waiting)))]
+        if not self._waiting:
+            self.arrived.clear()
+        return batch
+
+    def give_back(self, batch: list[tuple[FunctionName, LogLine]]) -> None:
+        """What could not be written, in its old place, as far as there is room."""
+        room = WAITING_LINES - len(self._waiting)
+        self._waiting.extendleft(reversed(batch[-room:] if room else []))
+        self.arrived.set()
+
+
+class LogPipe:
+    """The read end of one worker's output. Owns its descriptor."""
+
+    def __init__(self, fd: int) -> None:
+        os.set_blocking(fd, False)
+        self._fd = fd
+        self._splitter = LineSplitter()
+        self._limiter = LineLimiter(time.monotonic())
+        self._early: deque[str] = deque(maxlen=EARLY_LINES)
+        self._sink: Callable[[str], None] = self._early.append
+        asyncio.get_running_loop().add_reader(fd, self._read)
+
+    def to(self, sink: Callable[[str], None]) -> None:
+        """From now on, and what came before."""
+        self._sink = sink
+        while self._early:
+            sink(self._early.popleft())
+
+    def close(self) -> None:
+        """Reads what is still there; a grandchild that keeps the pipe open is not waited for."""
+        if self._fd < 0:
+            return
+        self._read(reads=1024)
+        if self._fd >= 0:
+            self._shut()
+
+    def _read(self, reads: int = READS_AT_ONCE) -> None:
+        for _ in range(reads):
+            try:
+                data = os.read(self._fd, READ_BYTES)
+            except BlockingIOError:
+                return
+            except OSError:
+                data = b""
+            if not data:
+                self._shut()
+                return
+            for line in self._splitter.feed(data):
+                self._pass(line)
+
+    def _pass(self, line: str) -> None:
+        allowed, dropped = self._limiter.allow(time.monotonic())
+        if dropped:
+            self._sink(f"… {dropped} lines dropped: more than {LINES_PER_S} a second")
+        if allowed:
+            self._sink(line)
+
+    def _shut(self) -> None:
+        for line in self._splitter.close():
+            self._pass(line)
+        if dropped := self._limiter.take_dropped():
+            self._sink(f"… {dropped} lines dropped: more than {LINES_PER_S} a second")
+        with contextlib.suppress(ValueError, OSError):
+            asyncio.get_running_loop().remove_reader(self._fd)
+        os.close(self._fd)
+        self._fd = -1

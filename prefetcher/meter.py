@@ -1,0 +1,110 @@
+"""A worker's life as ledger rows: every interval once, by phase, in whole milliseconds.
+
+`start` is from the order until the process has its assignment, `load` from there until it is ready, then
+`execute` and `idle` take turns in rows of up to `FLUSH_S`; an attempt that never got ready ends in `failed`.
+`fetch` stands beside them: it overlaps with start and load, which is what it is for. Nothing here is
+billed: calls are, by the gateway. Rows are cut so that rounding never loses or doubles a millisecond.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+
+from fleetstart.runtime.contract.ids import FunctionName, NodeId, Version, WorkerId
+from fleetstart.runtime.contract.ledger import PhaseRow, WorkerPhase
+
+FLUSH_S = 10.0
+"""A daemon that is killed loses at most this much of the record."""
+WAITING_ROWS = 100_000
+"""While Redis is away; a day of it for a few busy workers."""
+
+
+class WorkerMeter:
+    """Takes monotonic stamps; `origin_unix_ns` is the unix time of their zero."""
+
+    def __init__(
+        self,
+        *,
+        worker: WorkerId,
+        node: NodeId,
+        function: FunctionName,
+        version: Version,
+        memory_bytes: int,
+        origin_unix_ns: int,
+    ) -> None:
+        self._worker = worker
+        self._node = node
+        self._function = function
+        self._version = version
+        self._memory_bytes = memory_bytes
+        self._origin_unix_ns = origin_unix_ns
+        self._numbers: Counter[WorkerPhase] = Counter()
+        self._ready_ns = 0
+        self._busy_ns = 0
+        self._written_ms = {"execute": 0, "idle": 0}
+        self._flushed_ms = 0
+
+    def phase(self, name: WorkerPhase, started_ns: int, ended_ns: int) -> PhaseRow:
+        return self._row(name, started_ns // 1_000_000, ended_ns // 1_000_000 - started_ns // 1_000_000)
+
+    def ready(self, now_ns: int) -> None:
+        self._ready_ns = now_ns
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the worker got ready."""
+        return self._ready_ns > 0
+
+    def busy(self, busy_ns: int) -> None:
+        """Total since ready, as the worker counts it; a message out of order changes nothing."""
+        self._busy_ns = max(self._busy_ns, busy_ns)
+
+    def flush(self, now_ns: int) -> list[PhaseRow]:
+        """Rows for the time since the last flush: busy first, then idle; they add up to it exactly."""
+        if not self._ready_ns:
+            return []
+        elapsed_ms = (now_ns - self._ready_ns) // 1_000_000
+        interval_ms = elapsed_ms - self._flushed_ms
+        execute_ms = min(self._busy_ns // 1_000_000 - self._written_ms["execute"], interval_ms)
+        begin_ms = self._ready_ns // 1_000_000 + self._flushed_ms
+        self._flushed_ms = elapsed_ms
+        self._written_ms["execute"] += execute_ms
+        rows: list[PhaseRow] = []
+        if execute_ms:
+            rows.append(self._row("execute", begin_ms, execute_ms))
+        if interval_ms - execute_ms:
+            rows.append(self._row("idle", begin_ms + execute_ms, interval_ms - execute_ms))
+        return rows
+
+    def _row(self, name: WorkerPhase, started_ms: int, duration_ms: int) -> PhaseRow:
+        self._numbers[name] += 1
+        return PhaseRow(
+            id=f"{self._worker}/{name}/{self._numbers[name]}",
+            worker=self._worker,
+            node=self._node,
+            function=self._function,
+            version=self._version,
+            phase=name,
+            started_unix_ms=self._origin_unix_ns // 1_000_000 + started_ms,
+            duration_ms=duration_ms,
+            memory_bytes=self._memory_bytes,
+        )
+
+
+class Rows:
+    """Rows on their way to the ledger; writing one twice is harmless, so a failed batch is simply kept."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[PhaseRow] = deque(maxlen=WAITING_ROWS)
+
+    def add(self, *rows: PhaseRow) -> None:
+        self._waiting.extend(rows)
+
+    def peek(self, most: int = 500) -> list[PhaseRow]:
+        return [self._waiting[index] for index in range(min(most, len(self._waiting)))]
+
+    def drop(self, batch: list[PhaseRow]) -> None:
+        """After they were written. A full queue may have dropped some of them already."""
+        written = {row.id for row in batch}
+        while self._waiting and self._waiting[0].id in written:
+            self._waiting.popleft()

@@ -1,0 +1,177 @@
+"""Carries out what `pool` decides: forks spare workers ahead of orders, hands them out, replaces them.
+
+Also the one place where workers are forked at all, so that each has its group from its first moment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+
+from fleetstart.prefetcher.cgroups import Group, Groups
+from fleetstart.prefetcher.forkserver import ChannelGone, Exit, ForkServer, Process, ProcessEvent
+from fleetstart.prefetcher.pool import ProfilePool, choose_spare
+from fleetstart.runtime.contract.errors import FleetError, Unavailable
+from fleetstart.runtime.contract.ids import WorkerId, new_worker_id
+from fleetstart.runtime.contract.messages import Pooled
+
+log = logging.getLogger(__name__)
+
+SPARE_TIMEOUT_S = 10.0
+"""From fork to `Pooled`."""
+REMOVE_TIMEOUT_S = 5.0
+"""For a group to become empty after its worker's end."""
+TICK_S = 0.05
+
+
+class Spares:
+    def __init__(
+        self, *, servers: dict[str, ForkServer], groups: Groups | None, size: int, starts_under_way: Callable[[], int]
+    ) -> None:
+        self._servers = servers
+        self._groups = groups
+        self._size = size
+        self._starts_under_way = starts_under_way
+        self._waiting: dict[str, list[Process]] = {profile: [] for profile in servers}
+        self._forking: dict[str, int] = dict.fromkeys(servers, 0)
+        self._failures: dict[str, tuple[int, float]] = dict.fromkeys(servers, (0, 0.0))
+        self._last_start_s = 0.0
+        self._removing: set[asyncio.Task[None]] = set()
+
+    def has(self, profile: str) -> bool:
+        return bool(self._waiting.get(profile))
+
+    def waiting(self) -> list[Process]:
+        return [process for processes in self._waiting.values() for process in processes]
+
+    def take(self, profile: str) -> Process | None:
+        waiting = self._waiting.get(profile)
+        return waiting.pop(0) if waiting else None
+
+    async def fork(self, profile: str, *, network: bool) -> Process:
+        """A fresh worker. Unavailable, saying why."""
+        server = self._servers.get(profile)
+        if server is None:
+            raise Unavailable(
+                f"this node has no profile {profile}; it has {', '.join(self._servers) or 'none'}",
+                hint=f"install what {profile} needs on the node, or choose another profile",
+            )
+        worker = new_worker_id()
+        group = self._create_group(worker)
+        try:
+            return await server.fork(worker, group, network=network)
+        except BaseException:
+            self.remove_group(group)
+            raise
+
+    def remove_group(self, group: Group | None) -> None:
+        """Now, or once its last process is gone."""
+        if group is None or group.remove():
+            return
+        task = asyncio.create_task(_remove(group))
+        self._removing.add(task)
+        task.add_done_callback(self._removing.discard)
+
+    async def run(self) -> None:
+        """Keeps the pools filled until cancelled."""
+        while True:
+            starts = self._starts_under_way()
+            if starts:
+                self._last_start_s = time.monotonic()
+            profile = choose_spare(
+                self._pools(),
+                size=self._size,
+                starts_under_way=starts,
+                last_start_s=self._last_start_s,
+                now_s=time.monotonic(),
+            )
+            if profile is not None:
+                await self._fork_spare(profile)
+            else:
+                await asyncio.sleep(TICK_S)
+
+    async def close(self) -> None:
+        for process in self.waiting():
+            process.kill()
+        for task in list(self._removing):
+            await task
+
+    def _pools(self) -> dict[str, ProfilePool]:
+        return {
+            profile: ProfilePool(
+                warm=server.warm is not None,
+                waiting=len(self._waiting[profile]),
+                forking=self._forking[profile],
+                failures=self._failures[profile][0],
+                failed_at_s=self._failures[profile][1],
+            )
+            for profile, server in self._servers.items()
+        }
+
+    async def _fork_spare(self, profile: str) -> None:
+        process: Process | None = None
+        self._forking[profile] += 1
+        try:
+            async with asyncio.timeout(SPARE_TIMEOUT_S):
+                process = await self.fork(profile, network=False)
+                pooled = await self._pooled(process)
+        except (TimeoutError, FleetError) as error:
+            log.warning("no spare worker", extra={"profile": profile, "error": str(error)})
+            pooled = False
+        except asyncio.CancelledError:
+            if process is not None:
+                self._discard(process)
+            raise
+        finally:
+            self._forking[profile] -= 1
+        if process is not None and pooled:
+            self._failures[profile] = (0, 0.0)
+            self._waiting[profile].append(process)
+            process.listen(lambda event: self._on_waiting_event(process, event))
+            return
+        self._failures[profile] = (self._failures[profile][0] + 1, time.monotonic())
+        if process is not None:
+            self._discard(process)
+
+    async def _pooled(self, process: Process) -> bool:
+        said: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+
+        def hear(event: ProcessEvent) -> None:
+            if not said.done():
+                said.set_result(isinstance(event, Pooled))
+
+        process.listen(hear)
+        return await said
+
+    def _on_waiting_event(self, process: Process, event: ProcessEvent) -> None:
+        """A spare that says anything but nothing is of no use any more."""
+        if isinstance(event, ChannelGone | Exit) and process in self._waiting[process.profile]:
+            self._waiting[process.profile].remove(process)
+            failures, _ = self._failures[process.profile]
+            self._failures[process.profile] = (failures + 1, time.monotonic())
+            self._discard(process)
+
+    def _discard(self, process: Process) -> None:
+        process.kill()
+        process.close()
+        self.remove_group(process.group)
+
+    def _create_group(self, worker: WorkerId) -> Group | None:
+        if self._groups is None:
+            return None
+        try:
+            return self._groups.create(worker)
+        except OSError as error:
+            log.warning("no control group for a worker, its memory is watched", extra={"error": str(error)})
+            return None
+
+
+async def _remove(group: Group) -> None:
+    deadline = time.monotonic() + REMOVE_TIMEOUT_S
+    while not group.remove():
+        if time.monotonic() > deadline:
+            log.warning("a control group stays: processes are left in it", extra={"group": group.procs})
+            return
+        await asyncio.sleep(0.02)

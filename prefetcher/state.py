@@ -1,0 +1,142 @@
+"""The node's side of Redis: what it reads and writes there, as bytes and structs; no retrying, no decisions.
+
+Every call may raise `Unreachable`; who calls decides when to try again. Orders that cannot be decoded are
+reported and left out: one broken order must not keep the node from the others.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+import redis.asyncio
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import RedisError
+
+from fleetstart.runtime.contract import keys
+from fleetstart.runtime.contract.ids import FunctionName, NodeId, WorkerId
+from fleetstart.runtime.contract.ledger import LogLine, PhaseRow, append_script
+from fleetstart.runtime.contract.messages import NodeReport, WorkerOrder, WorkerStatus
+
+log = logging.getLogger(__name__)
+
+LEASE_MS = 3000
+CONNECT_TIMEOUT_S = 2.0
+ANSWER_TIMEOUT_S = 5.0
+LOG_LINES_KEPT = 10_000
+"""Of one function, about."""
+
+Unreachable = (RedisError, OSError)
+"""What a Redis that is down, restarting or loading raises."""
+
+
+class NodeState:
+    def __init__(self, url: str, node: NodeId) -> None:
+        self._node = node
+        # Retries are the caller's: hidden ones would hide how long Redis has been away.
+        self._redis: Any = redis.asyncio.Redis.from_url(
+            url,
+            retry=Retry(NoBackoff(), 0),
+            socket_connect_timeout=CONNECT_TIMEOUT_S,
+            socket_timeout=ANSWER_TIMEOUT_S,
+        )
+        self._append = append_script()
+        self._orders = msgspec.json.Decoder(WorkerOrder)
+
+    async def report_of_predecessor(self) -> NodeReport | None:
+        data = await self._redis.get(keys.node(self._node))
+        try:
+            return msgspec.json.decode(data, type=NodeReport) if data else None
+        except msgspec.DecodeError:
+            return None
+
+    async def forget_former_statuses(self) -> None:
+        await self._redis.delete(keys.observed(self._node))
+
+    async def read_orders(self) -> dict[WorkerId, WorkerOrder]:
+        found: dict[WorkerId, WorkerOrder] = {}
+        for worker, data in (await self._redis.hgetall(keys.desired(self._node))).items():
+            order = self._decode(data)
+            if order is not None and order.worker == worker.decode(errors="replace"):
+                found[order.worker] = order
+        return found
+
+    async def orders(self) -> AsyncIterator[WorkerOrder | None]:
+        """Orders as they are published. None first, once the subscription stands: time for a full read."""
+        pubsub = self._redis.pubsub()
+        try:
+            await pubsub.subscribe(keys.events_desired(self._node))
+            while True:
+                message = await pubsub.get_message(timeout=None)
+                if message is None:
+                    continue
+                if message["type"] == "subscribe":
+                    yield None
+                elif message["type"] == "message" and (order := self._decode(message["data"])) is not None:
+                    yield order
+        finally:
+            await pubsub.aclose()
+
+    async def write_statuses(self, changes: Mapping[WorkerId, WorkerStatus | None]) -> None:
+        """None forgets. A status and its publication travel together."""
+        async with self._redis.pipeline(transaction=False) as pipe:
+            for worker, status in changes.items():
+                if status is None:
+                    pipe.hdel(keys.observed(self._node), worker)
+                    continue
+                data = msgspec.json.encode(status)
+                pipe.hset(keys.observed(self._node), worker, data)
+                pipe.publish(keys.EVENTS_OBSERVED, data)
+            await pipe.execute()
+
+    async def renew(self, report: NodeReport) -> None:
+        async with self._redis.pipeline(transaction=False) as pipe:
+            pipe.set(keys.node(self._node), msgspec.json.encode(report), px=LEASE_MS)
+            pipe.hset(keys.NODES, self._node, "1")
+            await pipe.execute()
+
+    async def write_logs(self, lines: Sequence[tuple[FunctionName, LogLine]]) -> None:
+        async with self._redis.pipeline(transaction=False) as pipe:
+            for function, line in lines:
+                pipe.xadd(
+                    keys.logs(function),
+                    {"line": msgspec.json.encode(line)},
+                    maxlen=LOG_LINES_KEPT,
+                    approximate=True,
+                )
+            await pipe.execute()
+
+    async def write_rows(self, rows: Sequence[PhaseRow], now_unix_ms: int) -> None:
+        async with self._redis.pipeline(transaction=False) as pipe:
+            for row in rows:
+                pipe.eval(
+                    self._append,
+                    3,
+                    keys.LEDGER,
+                    keys.LEDGER_IDS,
+                    keys.OPEN,
+                    row.id,
+                    msgspec.json.encode(row),
+                    now_unix_ms,
+                )
+            await pipe.execute()
+
+    async def leave(self, epoch: str) -> None:
+        """Gives the lease back, unless a successor has it by now."""
+        report = await self.report_of_predecessor()
+        if report is None or report.epoch == epoch:
+            await self._redis.delete(keys.node(self._node), keys.observed(self._node))
+
+    async def close(self) -> None:
+        await self._redis.aclose()
+
+    def _decode(self, data: bytes) -> WorkerOrder | None:
+        try:
+            order = self._orders.decode(data)
+        except Exception as error:  # the spec's own checks raise FleetError inside the decoder
+            log.error("an order that is not understood", extra={"error": str(error)})
+            return None
+        return order if order.node == self._node else None

@@ -1,0 +1,425 @@
+"""One ordered worker's life, told straight down: prepare, assign, ready, serve, end.
+
+Each worker is one task. Its process, the reconciler and the clock speak to it through one queue; being
+ordered away cancels it, at whatever point it is. Whatever happens, it ends in one final status, with its
+process dead, its group removed, its segment unpinned and its time in the ledger.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from fleetstart.prefetcher.bundles import Bundles
+from fleetstart.prefetcher.endings import out_of_memory, status_words, why_it_ended
+from fleetstart.prefetcher.forkserver import ChannelGone, Exit, Process, ProcessEvent
+from fleetstart.prefetcher.logs import Logs, Stream
+from fleetstart.prefetcher.meter import Rows, WorkerMeter
+from fleetstart.prefetcher.segments import Segment, Segments
+from fleetstart.prefetcher.spares import Spares
+from fleetstart.runtime.contract import exits
+from fleetstart.runtime.contract.channel import ChannelClosed
+from fleetstart.runtime.contract.errors import ErrorInfo, FleetError, StartFailed, error_from
+from fleetstart.runtime.contract.ids import NodeId
+from fleetstart.runtime.contract.messages import (
+    FINAL,
+    Assign,
+    Drain,
+    Drained,
+    Pooled,
+    Ready,
+    StartError,
+    Usage,
+    WorkerOrder,
+    WorkerState,
+    WorkerStatus,
+)
+from fleetstart.runtime.contract.timeline import Timeline, machine_origin_ns
+
+log = logging.getLogger(__name__)
+
+LISTEN_BACKLOG = 256
+LAST_WORDS_S = 1.0
+"""Between the end of a worker's socket, or its error, and the exit that should follow by itself."""
+KILLED_S = 5.0
+"""Between SIGKILL and the exit: a process in the kernel's hands may take its time."""
+DRAIN_MARGIN_S = 2.0
+"""Beyond a drain's grace, for the worker to say so and go."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    """What a node offers its workers."""
+
+    node: NodeId
+    address: str
+    cpus: int
+    bundles: Bundles
+    segments: Segments
+    spares: Spares
+    logs: Logs
+    rows: Rows
+    publish: Callable[[WorkerStatus], None]
+
+
+class Worker:
+    def __init__(self, order: WorkerOrder, host: Host) -> None:
+        self.order = order
+        self.seen_ns = time.monotonic_ns()
+        self.state: WorkerState = "starting"
+        self.reserved_bytes = 0
+        """Of the node's memory, until its process has ended."""
+        self.process: Process | None = None
+        self.was_out_of_memory = False
+        """Set by whoever watches its memory and ended it."""
+        self._host = host
+        self._spec = order.spec
+        self._events: asyncio.Queue[ProcessEvent] = asyncio.Queue()
+        self._segment: Segment | None = None
+        self._start_cold = False
+        self._pooled = False
+        self._endpoint = ""
+        self._token = secrets.token_urlsafe(24)
+        self._assigned_ns = 0
+        self._drain_until_s: float | None = None
+        self._ending = False
+        self.task: asyncio.Task[None] | None = None
+        self._timeline = Timeline()
+        self._meter = WorkerMeter(
+            worker=order.worker,
+            node=host.node,
+            function=self._spec.name,
+            version=order.version,
+            memory_bytes=self._spec.memory_bytes,
+            origin_unix_ns=machine_origin_ns(),
+        )
+
+    # ── what others ask of it ──────────────────────────────────────────────────────────────────────
+
+    def start(self) -> asyncio.Task[None]:
+        self.task = asyncio.create_task(self._live(), name=f"worker-{self.order.worker}")
+        return self.task
+
+    def drain(self, grace_s: float | None = None) -> None:
+        """Calls under way may end; none of them may take longer than the function's own limit."""
+        if self.state == "starting":
+            self.kill()
+        if self.state != "ready" or self.process is None:
+            return
+        grace_s = self._spec.timeout_s if grace_s is None else grace_s
+        self._drain_until_s = time.monotonic() + grace_s + DRAIN_MARGIN_S
+        with contextlib.suppress(ChannelClosed):  # its end is on the way and will be heard
+            self.process.send(Drain(grace_s=grace_s))
+        self._publish("draining")
+        self._events.put_nowait(Drained())  # wakes the task, which then minds the new deadline
+
+    def kill(self) -> None:
+        """At once, and it counts as ended, not as failed."""
+        if self.task is not None and not self._ending:
+            self._ending = True
+            self.task.cancel()
+
+    def flush(self) -> None:
+        """Its time until now, into the ledger."""
+        self._host.rows.add(*self._meter.flush(time.monotonic_ns()))
+
+    # ── its life ───────────────────────────────────────────────────────────────────────────────────
+
+    async def _live(self) -> None:
+        error: FleetError | None = None
+        try:
+            self._publish("starting")
+            await self._start()
+            await self._serve()
+        except asyncio.CancelledError:
+            pass  # ordered away: kill() is the only one who cancels
+        except FleetError as failure:
+            error = failure
+        except Exception as failure:
+            log.exception("a worker ended in an unforeseen way", extra={"worker": self.order.worker})
+            error = FleetError(f"{type(failure).__name__}: {failure}")
+        self._ending = True
+        await self._end(error)
+
+    async def _start(self) -> None:
+        """Errors: whatever kept it from getting ready."""
+        timeout_s = self._spec.start_timeout_s
+        try:
+            async with asyncio.timeout(timeout_s):
+                bundle_dir = await self._prepare()
+                await self._assign(bundle_dir)
+                await self._until_ready()
+        except TimeoutError as error:
+            raise StartFailed(
+                f"the worker was not ready after {timeout_s:g} s",
+                hint="fs logs shows how far it came; start_timeout_s is the limit",
+            ) from error
+
+    async def _prepare(self) -> str:
+        """Bundle, segment and process, all at once; returns the bundle's folder."""
+        spec, host = self._spec, self._host
+        host.segments.make_room(spec.memory_bytes, f"a worker of {spec.name}")
+        self.reserved_bytes = spec.memory_bytes
+        if spec.weights is not None:
+            self._start_cold = not host.segments.is_ready(spec.weights)
+        fresh = spec.network or not host.spares.has(spec.profile)
+        fork = asyncio.ensure_future(host.spares.fork(spec.profile, network=spec.network)) if fresh else None
+        weights = (
+            asyncio.ensure_future(host.segments.acquire(spec.weights, self.order.worker)) if spec.weights else None
+        )
+        try:
+            bundle = host.bundles.ready(spec.bundle) or await host.bundles.get(spec.bundle)
+            if weights is not None:
+                self._segment = await weights
+            if fork is None and (process := host.spares.take(spec.profile)) is not None:
+                self._pooled = True
+            else:
+                process = await (fork or host.spares.fork(spec.profile, network=False))
+            self._adopt(process)
+        finally:
+            await self._settle(fork, weights)
+        return str(bundle)
+
+    async def _settle(self, fork: asyncio.Future[Process] | None, weights: asyncio.Future[Segment] | None) -> None:
+        """What was begun and then not needed: given back, whatever it came to."""
+        if fork is not None and self.process is None:
+            fork.cancel()
+            outcome = (await asyncio.gather(fork, return_exceptions=True))[0]
+            if isinstance(outcome, Process):
+                self._adopt(outcome)
+        if weights is not None and self._segment is None:
+            weights.cancel()
+            outcome_ = (await asyncio.gather(weights, return_exceptions=True))[0]
+            if isinstance(outcome_, Segment):
+                self._segment = outcome_
+
+    def _adopt(self, process: Process) -> None:
+        self.process = process
+        process.log.to(lambda line: self._log("stdout", line))
+        process.listen(self._events.put_nowait)
+
+    async def _assign(self, bundle_dir: str) -> None:
+        try:
+            self._send_assignment(bundle_dir)
+        except ChannelClosed as error:
+            if not self._pooled or self.process is None:
+                raise StartFailed(f"the worker was gone before it had its function: {error}") from error
+            log.warning("a spare worker was dead, forking another", extra={"worker": self.order.worker})
+            await self._bury(self.process)
+            self._pooled = False
+            self._adopt(await self._host.spares.fork(self._spec.profile, network=False))
+            try:
+                self._send_assignment(bundle_dir)
+            except ChannelClosed as again:
+                raise StartFailed(f"the worker was gone before it had its function: {again}") from again
+
+    def _send_assignment(self, bundle_dir: str) -> None:
+        process = self.process
+        assert process is not None
+        if process.group is not None:
+            try:
+                process.group.limit(self._spec.memory_bytes)
+            except OSError as error:
+                raise out_of_memory(self._spec.memory_bytes) from error
+        with _listening_socket(self._host.address) as listener:
+            host, port = listener.getsockname()[:2]
+            self._endpoint = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+            weights = self._segment.descriptors() if self._segment is not None else ()
+            threads = self._spec.llm.threads if self._spec.llm is not None else 0
+            message = Assign(
+                worker=self.order.worker,
+                version=self.order.version,
+                spec=self._spec,
+                bundle_dir=bundle_dir,
+                token=self._token,
+                threads=threads or self._host.cpus,
+            )
+            process.send(message, (listener.fileno(), *weights))
+        self._assigned_ns = time.monotonic_ns()
+
+    async def _until_ready(self) -> None:
+        while True:
+            match await self._events.get():
+                case Pooled(started_ns=started_ns) if not self._pooled:
+                    self._assigned_ns = max(self._assigned_ns, started_ns)
+                case Ready(timeline=timeline):
+                    self._became_ready(timeline)
+                    return
+                case StartError(error=info, timeline=timeline):
+                    self._close_timeline(timeline)
+                    raise self._root_cause(info)
+                case ChannelGone():
+                    status = await self._exit_status()
+                    raise self._why(status)
+                case Exit(status=status):
+                    raise self._why(status)
+                case _:
+                    pass
+
+    def _became_ready(self, timeline: Timeline) -> None:
+        now_ns = time.monotonic_ns()
+        self._close_timeline(timeline)
+        self._publish("ready")
+        self._host.rows.add(self._meter.phase("load", self._assigned_ns, now_ns))
+        self._meter.ready(now_ns)
+        phases = {phase.name: round(phase.duration_ms, 1) for phase in self._timeline.phases}
+        self._log("system", f"worker ready after {(now_ns - self.seen_ns) / 1e6:.0f} ms")
+        log.info("worker ready", extra={"worker": self.order.worker, "function": self._spec.name, "phases_ms": phases})
+
+    def _close_timeline(self, timeline: Timeline) -> None:
+        """The node's phases, then the worker's own; and their rows, except for what comes after the start."""
+        self._timeline.add("start", self.seen_ns, self._assigned_ns)
+        self._host.rows.add(self._meter.phase("start", self.seen_ns, self._assigned_ns))
+        if self._segment is not None and self._start_cold:
+            begun_ns, ended_ns = self._segment.fetch_span_ns
+            begun_ns = max(begun_ns, self.seen_ns)
+            ended_ns = ended_ns or time.monotonic_ns()
+            self._timeline.add("fetch", begun_ns, ended_ns)
+            self._host.rows.add(self._meter.phase("fetch", begun_ns, ended_ns))
+        self._timeline.join(timeline)
+
+    async def _serve(self) -> None:
+        """Returns when a drained worker has ended. Errors: why it ended otherwise."""
+        while True:
+            timeout_s = None
+            if self._drain_until_s is not None:
+                timeout_s = max(0.0, self._drain_until_s - time.monotonic())
+            try:
+                event = await asyncio.wait_for(self._events.get(), timeout_s)
+            except TimeoutError:
+                self._log("system", "worker did not end in its time to drain: killed")
+                return
+            match event:
+                case Usage(busy_ns=busy_ns):
+                    self._meter.busy(busy_ns)
+                case ChannelGone():
+                    self._require_draining(await self._exit_status())
+                    return
+                case Exit(status=status):
+                    self._require_draining(status)
+                    return
+                case _:
+                    pass
+
+    def _require_draining(self, status: int | None) -> None:
+        if self._drain_until_s is None:
+            raise self._why(status)
+
+    # ── its end ────────────────────────────────────────────────────────────────────────────────────
+
+    async def _end(self, error: FleetError | None) -> None:
+        now_ns = time.monotonic_ns()
+        was_ready = self._meter.is_running
+        if error is not None and self.process is not None and self._assigned_ns and not was_ready:
+            await self._exit_status()  # its last words belong before ours
+        self._endpoint = ""
+        info = error.info() if error is not None else None
+        if info is not None:
+            self._log("system", f"worker {'ended' if was_ready else 'failed to start'}: {info.message}")
+        self._publish("failed" if info is not None else "gone", info)
+        if was_ready:
+            self.flush()
+        elif error is not None:
+            self._host.rows.add(self._meter.phase("failed", self._assigned_ns or self.seen_ns, now_ns))
+        if self.process is not None:
+            await self._bury(self.process)
+        self.reserved_bytes = 0
+        if self._segment is not None:
+            self._host.segments.release(self._segment, self.order.worker)
+            self._segment = None
+
+    async def _bury(self, process: Process) -> None:
+        """Dead, its last lines read, its group gone."""
+        process.kill()
+        try:
+            async with asyncio.timeout(KILLED_S):
+                await process.exited.wait()
+        except TimeoutError:
+            log.error("a killed worker has not ended", extra={"worker": self.order.worker, "pid": process.pid})
+        process.close()
+        self._host.spares.remove_group(process.group)
+
+    async def _exit_status(self) -> int | None:
+        """Waits briefly for an exit that should come by itself, then brings it about."""
+        assert self.process is not None
+        for patience_s in (LAST_WORDS_S, KILLED_S):
+            try:
+                async with asyncio.timeout(patience_s):
+                    await self.process.exited.wait()
+                break
+            except TimeoutError:
+                self.process.kill()
+        while not self._events.empty():
+            event = self._events.get_nowait()
+            if isinstance(event, Exit):
+                return event.status
+        return None
+
+    def _why(self, status: int | None) -> FleetError:
+        group = self.process.group if self.process is not None else None
+        oom = self.was_out_of_memory or (group is not None and group.oom_kills() > 0)
+        if not oom and self._segment is not None and self._segment.error is not None:
+            return self._segment.error
+        log.info("worker ended", extra={"worker": self.order.worker, "status": status_words(status), "oom": oom})
+        return why_it_ended(
+            status,
+            oom=oom,
+            limit_bytes=self._spec.memory_bytes,
+            was_ready=self._meter.is_running,
+            stuck_status=exits.OVERRUN,
+        )
+
+    def _root_cause(self, info: ErrorInfo) -> FleetError:
+        """A worker that could not get its weights says so; why, the segment knows best."""
+        if self._segment is not None and self._segment.error is not None:
+            return self._segment.error
+        return error_from(info)
+
+    # ── what it tells ──────────────────────────────────────────────────────────────────────────────
+
+    def _log(self, stream: Stream, text: str) -> None:
+        self._host.logs.write(self._spec.name, self.order.worker, self.order.version, stream, text)
+
+    def _publish(self, state: WorkerState, error: ErrorInfo | None = None) -> None:
+        self.state = state
+        ready = state in ("ready", "draining")
+        self._host.publish(
+            WorkerStatus(
+                worker=self.order.worker,
+                node=self._host.node,
+                function=self._spec.name,
+                version=self.order.version,
+                state=state,
+                start="cold" if self._start_cold else "warm",
+                pooled=self._pooled,
+                isolation=self.process.isolation if self.process is not None else "",
+                endpoint=self._endpoint if ready else "",
+                token=self._token if ready else "",
+                error=error,
+                timeline=self._timeline,
+                changed_unix_ns=time.time_ns(),
+            )
+        )
+
+    @property
+    def ended(self) -> bool:
+        return self.state in FINAL
+
+
+def _listening_socket(address: str) -> socket.socket:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((address, 0))
+        listener.listen(LISTEN_BACKLOG)
+    except BaseException:
+        listener.close()
+        raise
+    return listener
