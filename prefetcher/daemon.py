@@ -324,7 +324,7 @@ class Daemon:
                 former = await self._state.report_of_predecessor()
                 if former is not None and former.pid != os.getpid() and _is_daemon(former.pid):
                     raise NodeTaken(
-                        f"node {self._config.node} is run by process {former.pid}: end it, or name this one with FS_NODE"
+                        f"node {self._config.node} is run by process {former.pid}: end it or set FS_NODE"
                     )
                 await self._state.forget_former_statuses()
                 return

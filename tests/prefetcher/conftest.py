@@ -1,0 +1,59 @@
+"""Stores, an S3 server, and a node daemon as a process of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fleetstart.prefetcher.sources import FileSource, Source
+from tests.prefetcher.nodes import Node, S3Server, Store
+from tests.servers import RedisServer
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    """In a bucket's place, so that an S3 server can be put over it."""
+    return Store(tmp_path / "buckets" / "weights")
+
+
+@pytest.fixture
+def s3_server(store: Store) -> Iterator[S3Server]:
+    server = S3Server(store.folder.parent)
+    try:
+        server.start()
+        yield server
+    finally:
+        server.kill()
+
+
+@pytest.fixture
+def aws(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+
+
+@pytest.fixture(params=["file", "s3"])
+def source(request: pytest.FixtureRequest, store: Store) -> Source:
+    """The same store through each implementation."""
+    if request.param == "file":
+        return FileSource(store.folder)
+    server: S3Server = request.getfixturevalue("s3_server")
+    request.getfixturevalue("aws")
+    monkeypatch: pytest.MonkeyPatch = request.getfixturevalue("monkeypatch")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", server.url)
+    from fleetstart.prefetcher.s3 import S3Source
+
+    return S3Source(bucket="weights")
+
+
+@pytest.fixture
+def node(redis_server: RedisServer, store: Store, tmp_path: Path) -> Iterator[Node]:
+    """Started."""
+    node = Node(redis_server, str(store.folder), tmp_path / "home")
+    try:
+        yield node.start()
+    finally:
+        node.close()
