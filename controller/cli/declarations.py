@@ -26,7 +26,7 @@ SOURCE_MAX_BYTES = 4 * 1024 * 1024
 FUNCTION_SETTINGS = (
     "name", "weights", "memory", "concurrency", "timeout_s", "start_timeout_s", "scale", "network", "env", "include",
 )  # fmt: skip
-LLM_SETTINGS = (*FUNCTION_SETTINGS, "dtype", "max_batch", "max_context_tokens", "kv_memory", "threads")
+LLM_SETTINGS = (*FUNCTION_SETTINGS, "dtype", "max_batch", "max_context", "kv_memory", "threads")
 
 Kind = Literal["function", "llm"]
 _MAKERS: dict[str, Kind] = {"function": "function", "LLM": "llm"}

@@ -26,7 +26,12 @@ LLM_QUEUE_FACTOR = 2
 Spec = TypeVar("Spec", FunctionSpec, LLMSettings)
 
 _SAME = ("concurrency", "timeout_s", "start_timeout_s", "scale", "network", "env")
-_ENGINE = ("dtype", "max_batch", "max_context_tokens", "threads")
+_ENGINE = {
+    "dtype": "dtype",
+    "max_batch": "max_batch",
+    "max_context": "max_context_tokens",
+    "threads": "threads",
+}
 
 
 def default_name(attribute: str) -> str:
@@ -64,7 +69,7 @@ def build_spec(
     if "memory" in settings:
         fields["memory_bytes"] = parse_size(settings["memory"])
     if declaration.kind == "llm":
-        engine = {key: settings[key] for key in _ENGINE if key in settings}
+        engine = {field: settings[key] for key, field in _ENGINE.items() if key in settings}
         if "kv_memory" in settings:
             engine["kv_memory_bytes"] = parse_size(settings["kv_memory"])
         fields["llm"] = llm = _checked(engine, LLMSettings)
@@ -106,5 +111,10 @@ def _checked(fields: dict[str, Any], kind: type[Spec]) -> Spec:
         cause = error.__cause__
         if isinstance(cause, InvalidSpec):
             raise cause from error
-        message = str(error).replace("`$.", "`").replace("memory_bytes", "memory")
+        message = (
+            str(error)
+            .replace("`$.", "`")
+            .replace("memory_bytes", "memory")
+            .replace("max_context_tokens", "max_context")
+        )
         raise InvalidSpec(f"{fields.get('name', 'llm')}: {message[0].lower()}{message[1:]}") from error

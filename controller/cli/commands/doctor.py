@@ -1,0 +1,34 @@
+"""`fs doctor`: every check on one line, and what to do about the ones that are not well."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from fleetstart.controller.cli import output
+from fleetstart.controller.cli.checks import examine
+from fleetstart.controller.cli.root import verb
+
+MARKS = {"ok": ("ok", "green"), "warn": ("!!", "yellow"), "bad": ("no", "red")}
+
+
+@click.command
+@click.option(
+    "--port", default=7433, show_default=True, type=click.IntRange(1, 65535), help="To look whether it is free."
+)
+@verb(server=False)
+@click.pass_obj
+def command(home: Path, *, port: int, as_json: bool) -> int:
+    """Check what this machine offers, and say what to do about the rest. Exit code 1 if something cannot work."""
+    findings = examine(home, port)
+    if as_json:
+        output.json_data(findings)
+    else:
+        width = max(len(finding.check) for finding in findings)
+        for finding in findings:
+            mark, colour = MARKS[finding.verdict]
+            output.data(f"{click.style(mark, fg=colour)}  {finding.check:<{width}}  {finding.found}")
+            if finding.advice:
+                output.data(f"    {'':<{width}}  → {finding.advice}")
+    return output.FAILED if any(finding.verdict == "bad" for finding in findings) else output.OK

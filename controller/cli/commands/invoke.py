@@ -1,0 +1,207 @@
+"""`fs invoke`: one call, its answer on stdout as it arrives, its start, time and cost on stderr."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+import click
+import msgspec
+
+from fleetstart.controller.cli import output
+from fleetstart.controller.cli.client import PAUSE_S, Server, error_of, find_server, suggesting
+from fleetstart.controller.cli.root import verb
+from fleetstart.controller.cli.sse import Event, chunk_text, events
+from fleetstart.runtime.contract.errors import DeadlineExceeded, ErrorBody, FleetError, NotFound, error_from
+from fleetstart.runtime.contract.ids import new_invocation_id
+from fleetstart.runtime.contract.messages import ERROR_HEADER, REQUEST_HEADER
+
+if TYPE_CHECKING:
+    import httpx
+
+RECONNECT_S = 10.0
+"""How long a call looks for its server before its answer has begun; a controller is back within 5 s."""
+BILL_EVENT = "fs"
+"""The closing event of a stream, which carries the bill."""
+
+
+@click.command
+@click.argument("name")
+@click.argument("body", required=False, metavar="[JSON|@FILE|-]")
+@click.option("--path", default="", metavar="/PATH", help="Below the function's URL, such as /v1/chat/completions.")
+@click.option("-X", "--method", help="Default: POST with a body or without a path, GET otherwise.")
+@click.option("-H", "--header", "headers", multiple=True, metavar="NAME: VALUE", help="May be repeated.")
+@click.option("--stream", is_flag=True, help='Ask for a stream ("stream": true) and show its text as it arrives.')
+@click.option("--timeout", "timeout_s", default=300.0, show_default=True, metavar="SECONDS", type=float)
+@verb()
+@click.pass_obj
+def command(
+    home: Path,
+    *,
+    name: str,
+    body: str | None,
+    path: str,
+    method: str | None,
+    headers: Sequence[str],
+    stream: bool,
+    timeout_s: float,
+    url: str | None,
+    as_json: bool,
+) -> int:
+    """Call a function. The answer goes to stdout as it arrives, start and bill to stderr.
+
+    \b
+    fs invoke hello '{"name": "Ada"}'
+    fs invoke chat @request.json --path /v1/chat/completions --stream
+    """
+    content, content_type = _body(body, stream=stream)
+    sent = {REQUEST_HEADER: new_invocation_id(), **content_type, **_headers(headers)}
+    method = method or ("POST" if content is not None or not path else "GET")
+    target = f"/fn/{quote(name, safe='@')}" + (path if path.startswith("/") or not path else f"/{path}")
+    began_s = time.monotonic()
+    with Server(find_server(url, home)) as server, suggesting(server, name.partition("@")[0]), ExitStack() as stack:
+        request = server.http.build_request(
+            method.upper(), target, content=content, headers=sent, timeout=min(timeout_s, 86_400.0)
+        )
+        response = _sent(server, request, ends_s=began_s + timeout_s)
+        stack.callback(response.close)
+        with server.reached():
+            if response.headers.get(ERROR_HEADER):
+                raise error_of(response.status_code, response.read())
+            bill = _shown(response, text_only=stream, as_json=as_json)
+    if not as_json:
+        output.say(_summary(response, bill, time.monotonic() - began_s))
+    return output.FAILED if response.is_error else output.OK
+
+
+def _sent(server: Server, request: httpx.Request, *, ends_s: float) -> httpx.Response:
+    """The response's head. While none has come, the call is made again under the same id, which the server
+    knows again: it is run and billed once."""
+    import httpx
+
+    lost_s = min(ends_s, time.monotonic() + RECONNECT_S)
+    while True:
+        try:
+            return server.http.send(request, stream=True)
+        except (httpx.ConnectError, httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError):
+            if time.monotonic() > lost_s:
+                with server.reached():
+                    raise
+            time.sleep(PAUSE_S)
+        except httpx.ReadTimeout as error:
+            raise DeadlineExceeded(
+                "no answer within the time given", hint="give it longer with --timeout; `fs logs` shows what it does"
+            ) from error
+
+
+def _shown(response: httpx.Response, *, text_only: bool, as_json: bool) -> Mapping[str, Any]:
+    """Writes the answer; returns what the closing event of a stream says."""
+    bill: dict[str, Any] = {}
+    if as_json:
+        output.json_data(_as_data(response))
+    elif response.headers.get("content-type", "").startswith("text/event-stream"):
+        wrote = ""
+        for event in events(response.iter_lines()):
+            if event.name == "error":
+                raise _stream_error(event)
+            if event.name == BILL_EVENT:
+                bill = msgspec.json.decode(event.data, type=dict[str, Any])
+                continue
+            wrote = _event_text(event, text_only=text_only)
+            _write(wrote.encode())
+        if text_only:
+            _write(b"\n")
+    else:
+        last = b"\n"
+        for block in response.iter_bytes():
+            _write(block)
+            last = block or last
+        if sys.stdout.isatty() and not last.endswith(b"\n"):
+            _write(b"\n")
+    return bill
+
+
+def _event_text(event: Event, *, text_only: bool) -> str:
+    if not text_only:
+        return event.data + "\n"
+    if event.data == "[DONE]":
+        return ""
+    text = chunk_text(event.data)
+    return event.data + "\n" if text is None else text
+
+
+def _stream_error(event: Event) -> FleetError:
+    try:
+        return error_from(msgspec.json.decode(event.data, type=ErrorBody).error)
+    except msgspec.DecodeError:
+        return FleetError(f"the stream ended with an error: {event.data}")
+
+
+def _as_data(response: httpx.Response) -> dict[str, Any]:
+    response.read()
+    try:
+        body = msgspec.json.decode(response.content)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        body = response.text
+    return {"status": response.status_code, "headers": dict(response.headers), "body": body}
+
+
+def _summary(response: httpx.Response, bill: Mapping[str, Any], took_s: float) -> str:
+    """ "cold start, chat@1, 812 ms, billed 140 ms, $0.000004583, inv-…" from headers, or a stream's last event."""
+    headers = response.headers
+    billed = bill.get("billed_ms", headers.get("fs-billed-ms"))
+    cost = bill.get("cost", headers.get("fs-cost"))
+    facts = [
+        f"HTTP {response.status_code}" if response.is_error else "",
+        f"{headers['fs-start']} start" if "fs-start" in headers else "",
+        f"version {headers['fs-version']}" if "fs-version" in headers else "",
+        f"{took_s * 1000:.0f} ms",
+        f"billed {billed} ms" if billed is not None else "",
+        f"${cost}" if cost is not None else "",
+        headers.get(REQUEST_HEADER, ""),
+    ]
+    return ", ".join(fact for fact in facts if fact)
+
+
+def _body(text: str | None, *, stream: bool) -> tuple[bytes | None, dict[str, str]]:
+    """The bytes to send and their content type. What is typed must be JSON, what comes from a file may be anything."""
+    if text is None:
+        return None, {}
+    if text == "-":
+        content = sys.stdin.buffer.read()
+    elif text.startswith("@"):
+        file = Path(text[1:])
+        if not file.is_file():
+            raise NotFound(f"there is no file {file}", hint="@FILE sends what is in a file")
+        content = file.read_bytes()
+    else:
+        content = text.encode()
+    try:
+        value = msgspec.json.decode(content)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        if text != "-" and not text.startswith("@"):
+            raise click.UsageError(f"the body is not JSON: {error}; text needs its quotes: '\"like this\"'") from error
+        return content, {"content-type": "application/octet-stream"}
+    if stream and isinstance(value, dict):
+        content = msgspec.json.encode({**value, "stream": True})
+    return content, {"content-type": "application/json"}
+
+
+def _headers(pairs: Sequence[str]) -> dict[str, str]:
+    split: Iterator[tuple[str, str, str]] = (pair.partition(":") for pair in pairs)
+    headers = {}
+    for key, colon, value in split:
+        if not colon or not key.strip():
+            raise click.UsageError(f"-H {key!r} is not NAME: VALUE")
+        headers[key.strip().lower()] = value.strip()
+    return headers
+
+
+def _write(content: bytes) -> None:
+    sys.stdout.buffer.write(content)
+    sys.stdout.buffer.flush()

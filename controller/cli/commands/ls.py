@@ -1,0 +1,55 @@
+"""`fs ls`: one line a function."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+
+import click
+
+from fleetstart.controller.cli import output
+from fleetstart.controller.cli.client import Server, find_server
+from fleetstart.controller.cli.root import verb
+from fleetstart.controller.resources import FunctionInfo
+
+
+@click.command
+@verb()
+@click.pass_obj
+def command(home: Path, *, url: str | None, as_json: bool) -> None:
+    """List functions: name, live version, workers, calls, URL."""
+    with Server(find_server(url, home)) as server:
+        functions = server.get("/api/v1/functions", list[FunctionInfo])
+    if as_json:
+        output.json_data(functions)
+    elif functions:
+        output.data(functions_table(functions, now_s=time.time()))
+    else:
+        output.say("no function is deployed yet: fs deploy handler.py")
+
+
+def functions_table(functions: Iterable[FunctionInfo], *, now_s: float) -> str:
+    rows = [
+        (
+            info.name,
+            str(info.version),
+            _workers(info),
+            str(info.running),
+            str(info.queued),
+            output.age(now_s - info.deployed_unix_ms / 1000),
+            info.url,
+        )
+        for info in functions
+    ]
+    headings = ("FUNCTION", "VERSION", "WORKERS", "RUNNING", "QUEUED", "AGE", "URL")
+    return output.table(headings, rows, right=frozenset({1, 3, 4, 5}))
+
+
+def _workers(info: FunctionInfo) -> str:
+    """ "2 ready, 1 starting"; "asleep" when there is none, "broken" when its starts were given up."""
+    if info.broken is not None:
+        return f"broken: {info.broken.code}"
+    states = Counter(worker.state for worker in info.workers if worker.state not in ("gone", "failed"))
+    return ", ".join(f"{count} {state}" for state, count in states.items()) or "asleep"

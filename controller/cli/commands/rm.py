@@ -1,0 +1,34 @@
+"""`fs rm`: removes a function; its bill stays in the ledger."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from urllib.parse import quote
+
+import click
+
+from fleetstart.controller.cli import output
+from fleetstart.controller.cli.client import Server, find_server, suggesting
+from fleetstart.controller.cli.root import verb
+from fleetstart.controller.resources import FunctionInfo
+
+
+@click.command
+@click.argument("name")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@verb()
+@click.pass_obj
+def command(home: Path, *, name: str, yes: bool, url: str | None, as_json: bool) -> None:
+    """Remove a function. Calls under way are finished; its invocations stay on the bill."""
+    path = f"/api/v1/functions/{quote(name, safe='')}"
+    with Server(find_server(url, home)) as server, suggesting(server, name):
+        info = server.get(path, FunctionInfo)
+        if not yes:
+            if not sys.stdin.isatty():
+                raise click.UsageError(f"fs rm {name} asks for confirmation; give --yes where nobody can answer")
+            click.confirm(f"Remove {info.name}, version {info.version}, with {len(info.workers)} workers?", abort=True)
+        info = server.delete(path, FunctionInfo)
+    output.say(f"{info.name} removed")
+    if as_json:
+        output.json_data(info)

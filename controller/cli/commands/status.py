@@ -1,0 +1,47 @@
+"""`fs status`: the server, its nodes, its functions."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import click
+
+from fleetstart.controller.cli import output
+from fleetstart.controller.cli.client import Server, find_server
+from fleetstart.controller.cli.commands.ls import functions_table
+from fleetstart.controller.cli.root import verb
+from fleetstart.controller.resources import SystemStatus
+from fleetstart.runtime.contract.messages import NodeReport
+
+
+@click.command
+@verb()
+@click.pass_obj
+def command(home: Path, *, url: str | None, as_json: bool) -> None:
+    """Show the server, its nodes and its functions."""
+    with Server(find_server(url, home)) as server:
+        status = server.get("/api/v1/status", SystemStatus)
+    if as_json:
+        output.json_data(status)
+        return
+    output.data(f"server   {status.url}   fleetstart {status.version}   Redis {status.redis}   store {status.store}")
+    for node in status.nodes:
+        output.data(_node(node))
+    if not status.nodes:
+        output.data("no node is registered: nothing can run")
+    if status.functions:
+        output.data("\n" + functions_table(status.functions, now_s=time.time()))
+
+
+def _node(node: NodeReport) -> str:
+    used = f"{output.size(node.memory_used_bytes)} of {output.size(node.memory_bytes)}"
+    line = f"node     {node.node}   {node.cpus} cores   memory {used}"
+    isolation = node.isolation or "none (plain processes)"
+    line += f"\n         isolation {isolation}   limits {node.limits or 'none'}"
+    line += f"   warm fork servers: {', '.join(node.profiles) or 'none yet'}"
+    for segment in node.segments:
+        share = f"{segment.ready_bytes / segment.size_bytes:.0%}" if segment.size_bytes else "empty"
+        line += f"\n         weights {segment.checkpoint[:12]}   {output.size(segment.size_bytes)}   "
+        line += segment.state if segment.state != "filling" else f"filling, {share}"
+    return line

