@@ -3,4 +3,7 @@
 Importing this loads neither torch nor a server: user code, the command line and the contract all pass here.
 """
 
-__all__: list[str] = []
+from fleetstart.runtime.contract.function import Scale
+from fleetstart.runtime.declare import LLM, function
+
+__all__ = ["LLM", "Scale", "function"]

@@ -1,0 +1,48 @@
+"""The little of ASGI that the worker speaks itself: types, whole responses, bodies, errors."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+import msgspec
+
+from fleetstart.runtime.contract.errors import ErrorBody, FleetError
+from fleetstart.runtime.contract.messages import ERROR_HEADER
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+Headers = list[tuple[bytes, bytes]]
+
+JSON = b"application/json"
+
+
+class Disconnected(Exception):
+    """The client went away before its request was whole."""
+
+
+async def read_body(receive: Receive) -> bytes:
+    """The whole request body."""
+    parts: list[bytes] = []
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise Disconnected
+        parts.append(message.get("body", b""))
+        if not message.get("more_body", False):
+            return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+async def respond(send: Send, status: int, body: bytes, content_type: bytes, headers: Headers | None = None) -> None:
+    sized = [(b"content-type", content_type), (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": status, "headers": sized + (headers or [])})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def respond_error(send: Send, error: FleetError, request: str, headers: Headers | None = None) -> None:
+    body = msgspec.json.encode(ErrorBody(error=error.info(), request_id=request))
+    marked = [(ERROR_HEADER.encode(), error.code.encode()), *(headers or [])]
+    await respond(send, error.status, body, JSON, marked)

@@ -1,0 +1,99 @@
+"""How a handler says what it is: `@function(...)`, `app = function(...)(asgi_app)`, `chat = LLM(...)`.
+
+A declaration only keeps its settings. The deploy reads the same literals from the source without running
+it, and the worker runs what the entry names; so a declared function, class or app stays exactly what it
+was, and a test can call it as if nothing had been declared.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar, overload
+
+from fleetstart.runtime.contract.function import Scale
+
+Target = TypeVar("Target")
+
+GENERAL = (
+    "name", "weights", "memory", "scale", "concurrency", "timeout_s", "start_timeout_s", "network", "env", "include",
+)  # fmt: skip
+"""Settings that every declaration takes."""
+OF_LLM = ("dtype", "max_batch", "max_context", "kv_memory", "threads")
+"""Settings that only an LLM takes."""
+ATTRIBUTE = "__fleetstart__"
+
+
+@dataclass(frozen=True, slots=True)
+class Declaration:
+    """The settings as they were written; what is not there was not said."""
+
+    settings: Mapping[str, Any]
+
+
+@overload
+def function(target: Callable[..., Any], /) -> Callable[..., Any]: ...
+@overload
+def function(
+    *,
+    name: str = ...,
+    weights: str = ...,
+    memory: str | int = ...,
+    scale: Scale = ...,
+    concurrency: int = ...,
+    timeout_s: float = ...,
+    start_timeout_s: float = ...,
+    network: bool = ...,
+    env: Mapping[str, str] = ...,
+    include: Iterable[str] = ...,
+) -> Callable[[Target], Target]: ...
+
+
+def function(target: Any = None, /, **settings: Any) -> Any:
+    """Declares a function, a class with `__call__` (and `load(self, weights)`, once a worker), or an ASGI app.
+
+    Errors: TypeError for a setting that does not exist, and for a target that cannot be called.
+    """
+    check_names("function", settings, GENERAL)
+    if target is None:
+        return lambda declared: _declare(declared, settings)
+    return _declare(target, settings)
+
+
+def _declare(target: Any, settings: Mapping[str, Any]) -> Any:
+    if not callable(target):
+        raise TypeError(f"function() declares something that can be called, got {type(target).__name__} {target!r}")
+    # What has no room for an attribute (an app with __slots__) is served all the same: the entry names it.
+    if hasattr(target, "__dict__"):
+        setattr(target, ATTRIBUTE, Declaration(dict(settings)))
+    return target
+
+
+class LLM:
+    """A model that the platform's own engine runs: `chat = LLM(weights="./weights", memory="1GiB")`.
+
+    Errors: TypeError for a setting that does not exist, and without weights.
+    """
+
+    def __init__(self, **settings: Any) -> None:
+        check_names("LLM", settings, (*GENERAL, *OF_LLM))
+        if "weights" not in settings:
+            raise TypeError('LLM() needs weights, for example LLM(weights="./weights")')
+        self.__fleetstart__ = Declaration(dict(settings))
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        return self.__fleetstart__.settings
+
+    def __repr__(self) -> str:
+        return f"LLM({', '.join(f'{name}={value!r}' for name, value in self.settings.items())})"
+
+
+def check_names(what: str, settings: Iterable[str], known: Iterable[str]) -> None:
+    """TypeError for the first name that is not known, with the nearest one that is."""
+    for name in settings:
+        if name not in known:
+            near = difflib.get_close_matches(name, list(known), n=1)
+            advice = f"did you mean {near[0]!r}?" if near else f"it takes {', '.join(known)}"
+            raise TypeError(f"{what}() has no setting {name!r}: {advice}")

@@ -1,0 +1,248 @@
+"""How a worker is shut in, in two steps, because pooled workers are forked before their function is known.
+
+*At the fork* (`fork_into_namespaces`, `enter_namespaces`): a pid namespace in which the worker is process 1,
+mount, ipc and uts namespaces, and, unless the function asked for the network, a net namespace with a
+loopback of its own.
+
+*At the assignment* (`confine`), before the first line of user code: the whole tree read-only; a fresh
+/proc, /tmp and /dev/shm; /dev with the harmless devices alone; nothing in /run and in the folders that the
+node hides (its state folder with Redis' socket, the store and other functions' bundles); the function's
+bundle, read-only, at /tmp/function; then no capabilities, no new privileges, a seccomp filter (`seccomp`)
+and resource limits.
+
+The user id stays the daemon's. Python, its packages and GPU devices are often readable by their owner
+alone (a venv below /root), and a shifted id would lose them; what root's id still buys without
+capabilities is file access, and there is nothing to write and nothing secret left to see. An id-mapped
+mount would do both, at the price of Linux 5.19 and a file system that takes part.
+
+Where the kernel refuses namespaces (a container engine's default profile, for one), a worker is a plain
+process: it still loses its capabilities, gets no new privileges, the filter and the limits, and it says so.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import socket
+import stat
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from fleetstart.runtime import kernel, seccomp
+
+FUNCTION_DIR = "/tmp/function"
+"""Where a confined worker finds its bundle: its working folder and the first entry of sys.path."""
+DEVICES = ("null", "zero", "full", "random", "urandom")
+DEVICE_PREFIXES = ("nvidia", "dri")
+"""Beyond the harmless ones, what a GPU worker opens."""
+OPEN_FILES_MAX = 4096
+_MASK_OPTIONS = "size=64k,mode=755"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Isolation:
+    """What this machine gives a worker: tried at the start of a fork server, not guessed."""
+
+    namespaces: tuple[str, ...] = ()
+    refused: str = ""
+    """Why something is not given; empty if all is."""
+
+    def describe(self, *, network: bool = False) -> str:
+        """The namespaces of one worker, for example "mnt,pid,ipc,uts,net"; empty for a plain process."""
+        return ",".join(name for name in self.namespaces if not (network and name == "net"))
+
+
+ALL_NAMESPACES = ("mnt", "pid", "ipc", "uts", "net")
+
+
+@dataclass(frozen=True, slots=True)
+class MountStep:
+    """`mask` puts an empty tmpfs over a folder; `keep` puts back what lay there before."""
+
+    kind: Literal["mask", "keep"]
+    path: str
+
+
+def mount_steps(masks: Iterable[str], keeps: Iterable[str]) -> tuple[MountStep, ...]:
+    """In which order to mask folders and to put kept ones back: from the root downwards, so that the nearest wins.
+
+    Paths are absolute and normal. A kept path that no mask covers needs nothing; what is both is masked.
+    """
+    masked = set(masks)
+    kept = {path for path in keeps if path not in masked and any(parent in masked for parent in _parents(path))}
+    steps = [MountStep("mask", path) for path in masked] + [MountStep("keep", path) for path in kept]
+    return tuple(sorted(steps, key=lambda step: (step.path.count("/"), step.path)))
+
+
+def _parents(path: str) -> Iterable[str]:
+    while (path := os.path.dirname(path)) != "/":
+        yield path
+
+
+def plan(hide: Iterable[str]) -> tuple[MountStep, ...]:
+    """The steps of this machine. Made once by a fork server, for every worker that it forks."""
+    devices = [f"/dev/{name}" for name in os.listdir("/dev") if name in DEVICES or name.startswith(DEVICE_PREFIXES)]
+    keeps = [*interpreter_paths(), *devices, os.path.realpath("/etc/resolv.conf")]
+    return mount_steps(["/tmp", "/dev", "/run", *(os.path.realpath(path) for path in hide)], keeps)
+
+
+def interpreter_paths() -> list[str]:
+    """What this Python runs from: it must stay visible if it lies below a masked folder (a checkout in /tmp)."""
+    package = Path(__file__).resolve().parent
+    native = sys.modules.get("fleetstart.native")
+    found = {os.path.realpath(path) for path in (*sys.path, sys.prefix, sys.base_prefix) if path}
+    found |= {str(package)} | ({os.path.dirname(os.path.realpath(native.__file__ or ""))} if native else set())
+    return sorted(path for path in found if os.path.isdir(path))
+
+
+def fork_into_namespaces() -> int:
+    """os.fork, with the child as process 1 of a new pid namespace and yet a direct child of the caller.
+
+    The caller's *future children's* namespace is changed for the moment of the fork and set back, which
+    spares the process in between that `unshare --fork` has.
+    """
+    own = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        kernel.unshare(kernel.CLONE_NEWPID)
+        try:
+            pid = os.fork()
+        except BaseException:
+            kernel.setns(own, kernel.CLONE_NEWPID)
+            raise
+        if pid:
+            kernel.setns(own, kernel.CLONE_NEWPID)
+        return pid
+    finally:
+        os.close(own)
+
+
+def enter_namespaces(*, network: bool) -> None:
+    """In the new child: the other namespaces. With `network`, the node's network stays."""
+    flags = kernel.CLONE_NEWNS | kernel.CLONE_NEWIPC | kernel.CLONE_NEWUTS
+    kernel.unshare(flags if network else flags | kernel.CLONE_NEWNET)
+    kernel.mount("none", "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
+    if not network:
+        kernel.loopback_up()
+
+
+def confine(bundle_dir: str, steps: Iterable[MountStep], *, writable_bytes: int) -> None:
+    """The second step, in a worker that has its namespaces. Call it while the process has one thread.
+
+    `writable_bytes` limits /tmp and /dev/shm together. Afterwards the working folder is FUNCTION_DIR.
+    """
+    trees = {step.path: kernel.open_tree(step.path) for step in steps if step.kind == "keep" and _exists(step.path)}
+    folders = {path: os.path.isdir(path) for path in trees}
+    bundle = kernel.open_tree(bundle_dir)
+
+    kernel.mount("proc", "/proc", "proc", kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC)
+    for step in steps:
+        if step.kind == "keep" and step.path in trees:
+            _put_back(trees.pop(step.path), step.path, folder=folders[step.path])
+        elif step.kind == "mask" and os.path.isdir(step.path):
+            _mask(step.path, writable_bytes)
+    _make_device_links()
+    _put_back(bundle, FUNCTION_DIR, folder=True)
+    os.mkdir("/dev/shm")
+    kernel.set_read_only("/", True, recursive=True)
+    kernel.set_read_only("/tmp", False, recursive=False)
+    flags = kernel.MS_NOSUID | kernel.MS_NODEV
+    kernel.mount("tmpfs", "/dev/shm", "tmpfs", flags, f"size={writable_bytes // 2},mode=1777")
+    os.chdir(FUNCTION_DIR)
+
+
+def _exists(path: str) -> bool:
+    """Also of a device whose driver went away: then there is nothing to keep."""
+    try:
+        os.stat(path)
+    except OSError:
+        return False
+    return True
+
+
+def _mask(path: str, writable_bytes: int) -> None:
+    flags = kernel.MS_NOSUID | (0 if path == "/dev" else kernel.MS_NODEV)
+    options = f"size={writable_bytes // 2},mode=1777" if path == "/tmp" else _MASK_OPTIONS
+    kernel.mount("tmpfs", path, "tmpfs", flags, options)
+
+
+def _put_back(tree_fd: int, path: str, *, folder: bool) -> None:
+    if folder:
+        os.makedirs(path, exist_ok=True)
+    else:
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        if not os.path.exists(path):
+            os.close(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o644))
+    try:
+        kernel.move_mount(tree_fd, path)
+    finally:
+        os.close(tree_fd)
+
+
+def _make_device_links() -> None:
+    os.symlink("/proc/self/fd", "/dev/fd")
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        os.symlink(f"/proc/self/fd/{number}", f"/dev/{name}")
+
+
+def give_up_rights() -> None:
+    """No capabilities, no new privileges, the filter, the limits: for plain processes as well."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    open_files = OPEN_FILES_MAX if hard == resource.RLIM_INFINITY else min(OPEN_FILES_MAX, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (open_files, open_files))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    kernel.drop_capabilities()
+    kernel.forbid_new_privileges()
+    if seccomp.supported():
+        seccomp.install()
+    kernel.die_with_parent(signal.SIGKILL)
+
+
+def probe() -> Isolation:
+    """Tries both steps for real, in a child."""
+    unfiltered = "" if seccomp.supported() else "no seccomp filter: this architecture's call numbers are not known"
+    refused = _refusal()
+    if not refused:
+        return Isolation(namespaces=ALL_NAMESPACES, refused=unfiltered)
+    return Isolation(refused="; ".join(filter(None, (f"no namespaces: {refused}", unfiltered))))
+
+
+def _refusal() -> str:
+    """Empty if a child could take all steps, else what the kernel said to the first that it could not."""
+    read_end, write_end = os.pipe()
+    try:
+        child = fork_into_namespaces()
+    except OSError as error:
+        os.close(read_end)
+        os.close(write_end)
+        return str(error)
+    if child == 0:
+        _report(write_end, _try_inside)
+    os.close(write_end)
+    with os.fdopen(read_end, "rb") as answers:
+        said = answers.read().decode(errors="replace")
+    os.waitpid(child, 0)
+    return "" if said == "ok" else said or "the trying process was killed"
+
+
+def _try_inside() -> str:
+    enter_namespaces(network=False)
+    socket.sethostname("probe")
+    confine(os.path.dirname(os.path.abspath(__file__)), plan(()), writable_bytes=1 << 20)
+    if not stat.S_ISDIR(os.stat("/proc/1").st_mode):
+        return "/proc does not show the new namespace"
+    give_up_rights()
+    return "ok"
+
+
+def _report(write_end: int, attempt: Callable[[], str]) -> None:
+    """Runs the attempt, writes what it said or raised, ends the process."""
+    try:
+        said = attempt()
+    except Exception as error:
+        said = str(error) or repr(error)
+    os.write(write_end, said.encode()[:4096])
+    os._exit(0)

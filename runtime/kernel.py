@@ -1,0 +1,156 @@
+"""The few Linux calls that Python 3.11 does not offer: namespaces, mounts, capabilities, death signals.
+
+Every function is one system call (or one ioctl) and raises OSError that names it. What to call in which
+order is `isolation`'s affair.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+import socket
+import struct
+
+CLONE_NEWNS = 0x0002_0000
+CLONE_NEWUTS = 0x0400_0000
+CLONE_NEWIPC = 0x0800_0000
+CLONE_NEWUSER = 0x1000_0000
+CLONE_NEWPID = 0x2000_0000
+CLONE_NEWNET = 0x4000_0000
+
+MS_NOSUID = 2
+MS_NODEV = 4
+MS_NOEXEC = 8
+MS_REC = 16384
+MS_PRIVATE = 1 << 18
+
+MOUNT_ATTR_RDONLY = 1
+
+# These numbers are the same on every architecture that Linux numbers uniformly (5.2 and later).
+_SYS_OPEN_TREE = 428
+_SYS_MOVE_MOUNT = 429
+_SYS_MOUNT_SETATTR = 442
+
+_AT_FDCWD = -100
+_AT_RECURSIVE = 0x8000
+_OPEN_TREE_CLONE = 1
+_MOVE_MOUNT_F_EMPTY_PATH = 4
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_SECCOMP = 22
+_PR_CAPBSET_DROP = 24
+_PR_SET_NO_NEW_PRIVS = 38
+_PR_CAP_AMBIENT = 47
+_PR_CAP_AMBIENT_CLEAR_ALL = 4
+_CAPABILITY_VERSION_3 = 0x2008_0522
+_CAPABILITIES_MAX = 64
+_SECCOMP_MODE_FILTER = 2
+_BPF_INSTRUCTION_BYTES = 8
+
+_SIOCGIFFLAGS = 0x8913
+_SIOCSIFFLAGS = 0x8914
+_IFF_UP = 1
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class _MountAttr(ctypes.Structure):
+    _fields_ = (
+        ("attr_set", ctypes.c_uint64),
+        ("attr_clr", ctypes.c_uint64),
+        ("propagation", ctypes.c_uint64),
+        ("userns_fd", ctypes.c_uint64),
+    )
+
+
+class _FilterProgram(ctypes.Structure):
+    _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.c_char_p))
+
+
+def _checked(result: int, what: str) -> int:
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{what}: {os.strerror(number)}")
+    return result
+
+
+def unshare(flags: int) -> None:
+    _checked(_libc.unshare(ctypes.c_int(flags)), f"unshare({flags:#x})")
+
+
+def setns(fd: int, flags: int) -> None:
+    _checked(_libc.setns(ctypes.c_int(fd), ctypes.c_int(flags)), f"setns({flags:#x})")
+
+
+def mount(source: str, target: str, kind: str | None, flags: int, options: str = "") -> None:
+    result = _libc.mount(
+        source.encode(), target.encode(), kind.encode() if kind else None, ctypes.c_ulong(flags), options.encode()
+    )
+    _checked(result, f"mount {kind or source} on {target}")
+
+
+def open_tree(path: str) -> int:
+    """A descriptor of a detached copy of everything mounted at and below `path`."""
+    flags = _OPEN_TREE_CLONE | _AT_RECURSIVE | os.O_CLOEXEC
+    return _checked(_libc.syscall(_SYS_OPEN_TREE, _AT_FDCWD, path.encode(), flags), f"open_tree {path}")
+
+
+def move_mount(tree_fd: int, target: str) -> None:
+    result = _libc.syscall(_SYS_MOVE_MOUNT, tree_fd, b"", _AT_FDCWD, target.encode(), _MOVE_MOUNT_F_EMPTY_PATH)
+    _checked(result, f"move_mount to {target}")
+
+
+def set_read_only(path: str, read_only: bool, *, recursive: bool) -> None:
+    attributes = _MountAttr(MOUNT_ATTR_RDONLY if read_only else 0, 0 if read_only else MOUNT_ATTR_RDONLY, 0, 0)
+    flags = _AT_RECURSIVE if recursive else 0
+    size = ctypes.c_size_t(ctypes.sizeof(attributes))
+    result = _libc.syscall(_SYS_MOUNT_SETATTR, _AT_FDCWD, path.encode(), flags, ctypes.byref(attributes), size)
+    _checked(result, f"mount_setattr {path}")
+
+
+def loopback_up() -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
+        request = struct.pack("16sH14x", b"lo", 0)
+        flags = struct.unpack("16sH14x", fcntl.ioctl(sock, _SIOCGIFFLAGS, request))[1]
+        fcntl.ioctl(sock, _SIOCSIFFLAGS, struct.pack("16sH14x", b"lo", flags | _IFF_UP))
+
+
+def _prctl(option: int, argument: int, what: str) -> None:
+    zero = ctypes.c_ulong(0)
+    _checked(_libc.prctl(option, ctypes.c_ulong(argument), zero, zero, zero), what)
+
+
+def die_with_parent(signal_number: int) -> None:
+    """The kernel sends the signal when the parent dies. Cleared by a change of credentials: set it last."""
+    _prctl(_PR_SET_PDEATHSIG, signal_number, "prctl(PR_SET_PDEATHSIG)")
+
+
+def forbid_new_privileges() -> None:
+    """No exec gives more rights than the process has; also what an unprivileged seccomp filter requires."""
+    _prctl(_PR_SET_NO_NEW_PRIVS, 1, "prctl(PR_SET_NO_NEW_PRIVS)")
+
+
+def drop_capabilities() -> None:
+    """Empties all five capability sets of this thread; a thread started later inherits that.
+
+    The bounding set can be emptied only by who may (CAP_SETPCAP); without it, no_new_privs holds the line.
+    """
+    try:
+        for capability in range(_CAPABILITIES_MAX):
+            _prctl(_PR_CAPBSET_DROP, capability, "prctl(PR_CAPBSET_DROP)")
+    except OSError:
+        pass  # EINVAL past the kernel's last capability, EPERM without CAP_SETPCAP
+    _prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, "prctl(PR_CAP_AMBIENT_CLEAR_ALL)")
+    header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
+    nothing = (ctypes.c_uint32 * 6)()
+    _checked(_libc.capset(header, nothing), "capset")
+
+
+def set_seccomp_filter(program: bytes) -> None:
+    """Filters the system calls of this thread and of all that it starts, for good."""
+    filter_program = _FilterProgram(len(program) // _BPF_INSTRUCTION_BYTES, program)
+    zero = ctypes.c_ulong(0)
+    pointer = ctypes.byref(filter_program)
+    result = _libc.prctl(_PR_SET_SECCOMP, ctypes.c_ulong(_SECCOMP_MODE_FILTER), pointer, zero, zero)
+    _checked(result, "prctl(PR_SET_SECCOMP)")

@@ -1,0 +1,206 @@
+"""The life of a worker, from its first line to its last: pooled, assigned, ready, drained.
+
+Forked by the fork server, it says `Pooled` and waits. Everything that does not depend on the function is
+done before that (imports, the event loop), so that `Assign` to `Ready` is short: shut itself in
+(`isolation`), start the function (`start`), serve it (`server`). The end of the control socket is its end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from socket import socket
+from typing import NoReturn
+
+import msgspec
+import uvloop
+
+from fleetstart.runtime import isolation, watchdog
+from fleetstart.runtime.contract import exits
+from fleetstart.runtime.contract.channel import Channel, ChannelClosed
+from fleetstart.runtime.contract.errors import FleetError, StartFailed
+from fleetstart.runtime.contract.messages import (
+    Assign,
+    DaemonMessage,
+    Drain,
+    Drained,
+    Pooled,
+    Ready,
+    StartError,
+)
+from fleetstart.runtime.contract.timeline import Timeline
+from fleetstart.runtime.meter import Meter
+from fleetstart.runtime.server import Door, Listener
+from fleetstart.runtime.start import Started, Starting, start
+
+USAGE_EVERY_S = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a worker was forked: whether it has its namespaces, and which mounts shut it in."""
+
+    confined: bool
+    steps: tuple[isolation.MountStep, ...] = ()
+
+
+def run(control: socket, place: Place) -> NoReturn:
+    """Lives; ends the process with one of `contract.exits`."""
+    started_ns = time.monotonic_ns()
+    loop = uvloop.new_event_loop()
+    asyncio.set_event_loop(loop)
+    channel: Channel[DaemonMessage] = Channel(control, DaemonMessage)
+    try:
+        channel.send(Pooled(started_ns))
+        message, descriptors = channel.receive()
+    except ChannelClosed:
+        watchdog.end_process(exits.ORPHANED)
+    if not isinstance(message, Assign):
+        watchdog.end_process(exits.DRAINED)
+    Life(channel, message, loop).live(place, descriptors)
+
+
+class Life:
+    """One worker after its assignment."""
+
+    def __init__(self, channel: Channel[DaemonMessage], assign: Assign, loop: asyncio.AbstractEventLoop) -> None:
+        self._channel = channel
+        self._assign = assign
+        self._loop = loop
+        self._meter = Meter(assign.spec.concurrency)
+        self._timeline = Timeline()
+        self._leave = asyncio.Event()
+        self._reporter = Reporter(loop, self._meter, self._send)
+
+    def live(self, place: Place, descriptors: list[int]) -> NoReturn:
+        try:
+            bundle_dir = self._shut_in(place)
+            watchdog.watch(self._channel.fileno(), self._meter)
+            listening = socket(fileno=descriptors[0])
+            starting = Starting(
+                assign=self._assign, bundle_dir=bundle_dir, segment_fds=tuple(descriptors[1:]), loop=self._loop
+            )
+            started = start(starting, self._timeline)
+            self._loop.run_until_complete(self._serve(started, listening, bundle_dir))
+        except FleetError as error:
+            self._fail(error)
+        except ChannelClosed:
+            watchdog.end_process(exits.ORPHANED)
+        _flush()
+        watchdog.end_process(exits.DRAINED)
+
+    def _shut_in(self, place: Place) -> str:
+        """Before any of the user's code. Returns where the bundle lies afterwards."""
+        spec = self._assign.spec
+        bundle_dir = self._assign.bundle_dir
+        with self._timeline.span("start"):
+            try:
+                if place.confined:
+                    isolation.confine(bundle_dir, place.steps, writable_bytes=spec.memory_bytes // 2)
+                    bundle_dir = isolation.FUNCTION_DIR
+                else:
+                    os.chdir(bundle_dir)
+                isolation.give_up_rights()
+            except OSError as error:
+                raise StartFailed(f"the worker could not be shut in: {error}") from error
+            os.environ.update(spec.env)
+            os.environ.setdefault("OMP_NUM_THREADS", str(self._assign.threads))
+            sys.path.insert(0, bundle_dir)
+            sys.dont_write_bytecode = True
+        return bundle_dir
+
+    async def _serve(self, started: Started, listening: socket, bundle_dir: str) -> None:
+        door = Door(
+            started.app,
+            token=self._assign.token,
+            meter=self._meter,
+            bundle_dir=bundle_dir,
+            changed=self._changed,
+        )
+        listener = Listener(door, lifespan=started.lifespan)
+        try:
+            await listener.start(listening)
+        except RuntimeError as error:
+            raise StartFailed(str(error)) from error
+        self._channel.send(Ready(self._timeline))
+        self._channel.socket.setblocking(False)
+        self._loop.add_reader(self._channel.fileno(), self._listen)
+        await self._leave.wait()
+        await listener.stop()
+        started.close()
+        self._reporter.report()
+        self._send(Drained())
+
+    def _listen(self) -> None:
+        try:
+            message, descriptors = self._channel.receive()
+        except BlockingIOError:
+            return
+        except ChannelClosed:
+            watchdog.end_process(exits.ORPHANED)
+        for descriptor in descriptors:
+            os.close(descriptor)
+        if isinstance(message, Drain):
+            self._meter.draining = True
+            self._loop.call_later(message.grace_s, self._leave.set)
+            self._changed()
+
+    def _changed(self) -> None:
+        self._reporter.changed()
+        if self._meter.draining and not self._meter.running:
+            self._leave.set()
+
+    def _send(self, message: msgspec.Struct) -> bool:
+        """False if the daemon is behind with reading; the next report says it all again."""
+        try:
+            self._channel.send(message)
+        except ChannelClosed as error:
+            if isinstance(error.__cause__, BlockingIOError):
+                return False
+            watchdog.end_process(exits.ORPHANED)
+        return True
+
+    def _fail(self, error: FleetError) -> NoReturn:
+        _flush()
+        try:
+            self._channel.send(StartError(error.info(), self._timeline))
+        except ChannelClosed:
+            watchdog.end_process(exits.ORPHANED)
+        watchdog.end_process(exits.START_FAILED)
+
+
+class Reporter:
+    """Sends usage when it changed, at most once a USAGE_EVERY_S; an idle worker sends nothing and sleeps."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, meter: Meter, send: Callable[[msgspec.Struct], bool]) -> None:
+        self._loop = loop
+        self._meter = meter
+        self._send = send
+        self._timer: asyncio.TimerHandle | None = None
+        self._sent_at = -USAGE_EVERY_S
+
+    def changed(self) -> None:
+        if self._timer is None:
+            wait_s = max(0.0, self._sent_at + USAGE_EVERY_S - self._loop.time())
+            self._timer = self._loop.call_later(wait_s, self.report)
+
+    def report(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._sent_at = self._loop.time()
+        sent = self._send(self._meter.usage(time.monotonic_ns()))
+        if self._meter.running or not sent:
+            self._timer = self._loop.call_later(USAGE_EVERY_S, self.report)
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            continue  # closed by the user's code, or nobody reads: there is nowhere to say so

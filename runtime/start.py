@@ -1,0 +1,233 @@
+"""From an assignment to an ASGI app: the device, the user's module, its weights, its load().
+
+Device initialisation and the import overlap with the weights, which the node streams into the segment
+meanwhile. Whatever goes wrong leaves as one FleetError that names the line of the user's code.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+import importlib
+import inspect
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from fleetstart.runtime import blame
+from fleetstart.runtime.asgi import App
+from fleetstart.runtime.contract.errors import (
+    ErrorInfo,
+    FleetError,
+    HandlerSyntax,
+    InvalidSpec,
+    NoHandler,
+    StartFailed,
+    WeightsMissing,
+    error_from,
+)
+from fleetstart.runtime.contract.messages import Assign
+from fleetstart.runtime.contract.timeline import Timeline
+from fleetstart.runtime.declare import LLM
+from fleetstart.runtime.handler import handler_app, is_asgi
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """An app ready to be served, whether it may know ASGI's lifespan, and how to close it."""
+
+    app: App
+    lifespan: bool
+    close: Callable[[], Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Starting:
+    """What a start needs: the assignment, where its bundle lies, its segment's descriptors, its loop."""
+
+    assign: Assign
+    bundle_dir: str
+    segment_fds: tuple[int, ...]
+    loop: asyncio.AbstractEventLoop
+
+
+def start(starting: Starting, timeline: Timeline) -> Started:
+    """Errors: FleetError; the traceback of what was raised is in the log by then."""
+    try:
+        return _start(starting, timeline)
+    except Exception as error:
+        raise _explained(error, starting) from error
+    except (SystemExit, KeyboardInterrupt) as error:
+        blame.log(error, "the start failed:")
+        place = blame.where(error, starting.bundle_dir)
+        raise StartFailed(f"the module ended itself with {type(error).__name__} ({place})") from error
+
+
+def _start(starting: Starting, timeline: Timeline) -> Started:
+    spec = starting.assign.spec
+    device = _Device(starting.assign.threads, timeline)
+    if spec.profile == "torch":
+        device.begin()
+    target = None
+    if spec.llm is None:
+        with timeline.span("import"):
+            target = import_entry(spec.entry, starting.bundle_dir)
+    weights = _weights(starting)
+    with timeline.span("load"):
+        if spec.llm is not None:
+            return _start_llm(starting, device, weights)
+        handler = _build(target, device, weights, starting.loop)
+        if is_asgi(handler):
+            return Started(handler, True, _nothing)
+        app = handler_app(handler, slots=spec.concurrency, bundle_dir=starting.bundle_dir)
+        return Started(app, False, _nothing)
+
+
+def _start_llm(starting: Starting, device: _Device, weights: Any) -> Started:
+    spec, threads = starting.assign.spec, starting.assign.threads
+    if weights is None or spec.llm is None:
+        raise WeightsMissing(f"{spec.name} is an LLM and came without a segment")
+    from fleetstart.runtime.llm import create_app
+
+    device.wait()
+    app = create_app(weights, spec.llm, name=spec.name, threads=threads)
+    return Started(app, False, app.close)
+
+
+def _nothing() -> None:
+    return None
+
+
+def _weights(starting: Starting) -> Any:
+    if not starting.segment_fds:
+        return None
+    from fleetstart.runtime.weights import Weights
+
+    deadline_ns = time.monotonic_ns() + round(starting.assign.spec.start_timeout_s * 1e9)
+    control_fd, region_fd = starting.segment_fds
+    return Weights.attach(control_fd, region_fd, deadline_ns=deadline_ns)
+
+
+def import_entry(entry: str, bundle_dir: str) -> Any:
+    """The object that `module:attribute` names. Errors: NoHandler, and whatever the module raises."""
+    module_name, _, attribute = entry.partition(":")
+    _refuse_taken_name(module_name, bundle_dir)
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not (module_name == error.name or module_name.startswith(error.name + ".")):
+            raise
+        raise NoHandler(f"the bundle has no module {module_name!r}", hint="deploy the file that the entry names") from (
+            error
+        )
+    if not hasattr(module, attribute):
+        own = [name for name in vars(module) if not name.startswith("_")]
+        near = difflib.get_close_matches(attribute, own, n=1)
+        raise NoHandler(
+            f"{module_name} has no {attribute!r}",
+            hint=f"did you mean {near[0]!r}?" if near else "declare one with @function",
+        )
+    return getattr(module, attribute)
+
+
+def _refuse_taken_name(module_name: str, bundle_dir: str) -> None:
+    """A user's `queue.py` would silently be the standard library's, which is imported already."""
+    top = module_name.partition(".")[0]
+    taken = sys.modules.get(top)
+    path = os.path.join(bundle_dir, top)
+    if taken is None or not (os.path.exists(path + ".py") or os.path.isdir(path)):
+        return
+    if not os.path.abspath(getattr(taken, "__file__", None) or "").startswith(os.path.abspath(bundle_dir) + os.sep):
+        raise NoHandler(
+            f"the name {top!r} is taken by a module of Python or of the platform",
+            hint=f"rename {top}.py",
+        )
+
+
+def _build(target: Any, device: _Device, weights: Any, loop: asyncio.AbstractEventLoop) -> Any:
+    """The callable to serve; a class is made into an instance and loaded."""
+    if isinstance(target, LLM):
+        raise InvalidSpec("the entry is an LLM, but the version was deployed without its llm settings: deploy again")
+    if not callable(target):
+        raise NoHandler(f"the entry is a {type(target).__name__}, which cannot be called")
+    device.wait()
+    if not inspect.isclass(target):
+        return target
+    handler = target()
+    if not callable(handler):
+        raise NoHandler(f"class {target.__name__} has no __call__", hint="add def __call__(self, request): ...")
+    load = getattr(handler, "load", None)
+    if load is not None:
+        takes_weights = bool(inspect.signature(load).parameters)
+        loaded = load(weights if weights is not None else {}) if takes_weights else load()
+        if inspect.isawaitable(loaded):
+            loop.run_until_complete(_awaited(loaded))
+    return handler
+
+
+async def _awaited(loading: Any) -> None:
+    await loading
+
+
+class _Device:
+    """Brings up the device beside the import. A CUDA context takes most of a second; a CPU needs a number."""
+
+    def __init__(self, threads: int, timeline: Timeline) -> None:
+        self._threads = max(1, threads)
+        self._timeline = timeline
+        self._thread: threading.Thread | None = None
+        self._error: Exception | None = None
+
+    def begin(self) -> None:
+        import torch
+
+        if torch.version.cuda is None:
+            with self._timeline.span("device"):
+                torch.set_num_threads(self._threads)
+            return
+        self._thread = threading.Thread(target=self._touch, name="device", daemon=True)
+        self._thread.start()
+
+    def _touch(self) -> None:
+        import torch
+
+        try:
+            with self._timeline.span("device"):
+                torch.set_num_threads(self._threads)
+                if torch.cuda.is_available():
+                    torch.zeros(1, device="cuda")
+        except Exception as error:
+            self._error = error
+
+    def wait(self) -> None:
+        if self._thread is not None:
+            self._thread.join()
+        if self._error is not None:
+            raise self._error
+
+
+def _explained(error: Exception, starting: Starting) -> FleetError:
+    """The error as its caller shall see it. What the platform itself refused needs no traceback."""
+    native = _segment_error(error)
+    if native is not None:
+        return native
+    if isinstance(error, FleetError):
+        return error
+    blame.log(error, "the start failed:")
+    text = blame.describe(error, starting.bundle_dir)
+    if isinstance(error, SyntaxError) and blame.where(error, starting.bundle_dir) != f"{error.filename}:{error.lineno}":
+        return HandlerSyntax(text)
+    return StartFailed(text, hint="the traceback is in the function's log")
+
+
+def _segment_error(error: Exception) -> FleetError | None:
+    """A segment's failure keeps its own code, however deep in a load() it surfaced."""
+    native = sys.modules.get("fleetstart.native")
+    if native is not None and isinstance(error, native.SegmentFailed):
+        code, message = error.args
+        return error_from(ErrorInfo(code=code, message=message))
+    return None
