@@ -21,7 +21,7 @@ class Region:
 
     @staticmethod
     def create(name: str, size_bytes: int) -> Region:
-        """New zeroed memory; OSError (ENOMEM, EINVAL). The descriptor refuses resizing and, to others, shared writing."""
+        """New zeroed memory; OSError. Nobody can resize it, and nobody but this mapping can write it."""
     @staticmethod
     def attach(fd: int) -> Region:
         """Maps another process's region; OSError if it is not a sealed memfd.

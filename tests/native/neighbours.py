@@ -1,0 +1,102 @@
+"""Other processes, memory made by somebody who does not play by the rules, and what the kernel says of us."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+F_SEAL_FUTURE_WRITE = 0x10
+SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL | F_SEAL_FUTURE_WRITE
+PATIENCE_S = 30.0
+"""Far more than anything here takes: only what never happens takes as long."""
+
+Child = subprocess.Popen[str]
+Start = Callable[..., Child]
+
+
+def spawn(code: str, *descriptors: int) -> Child:
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *map(str, descriptors)],
+        pass_fds=descriptors,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        bufsize=1,
+    )
+
+
+def say(child: Child, line: str) -> None:
+    assert child.stdin is not None
+    child.stdin.write(line + "\n")
+    child.stdin.flush()
+
+
+def hear(child: Child) -> str:
+    """The child's next line; empty if it is gone."""
+    assert child.stdout is not None
+    return child.stdout.readline().rstrip("\n")
+
+
+def until(condition: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.002)
+    return True
+
+
+def memory_with(content: bytes, seals: int = SEALS) -> int:
+    """A memfd with that content, as a stranger could have made it."""
+    descriptor = os.memfd_create("stranger", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.write(descriptor, content)
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
+    return descriptor
+
+
+def open_descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def mappings_of(name: str) -> int:
+    """How many parts of this process's address space show the memfd of that name."""
+    with open("/proc/self/maps") as maps:
+        return sum(f"memfd:{name} " in line for line in maps)
+
+
+@contextmanager
+def threads_never_switched() -> Iterator[None]:
+    """The interpreter takes the GIL from nobody: another thread runs only if this one gives it up."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(PATIENCE_S * 100)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
+
+
+def lets_others_run(call: Callable[[], object]) -> bool:
+    """Whether another Python thread makes progress during the call, which is repeated until it did."""
+    go, ran = threading.Event(), threading.Event()
+
+    def other() -> None:
+        go.wait()
+        ran.set()
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    until(lambda: thread.is_alive())
+    with threads_never_switched():
+        go.set()
+        deadline = time.monotonic() + PATIENCE_S / 3
+        while not ran.is_set() and time.monotonic() < deadline:
+            call()
+        seen = ran.is_set()
+    thread.join(PATIENCE_S)
+    return seen
