@@ -268,7 +268,8 @@ class Worker:
         self._publish("ready")
         self._host.rows.add(self._meter.phase("load", self._assigned_ns, now_ns))
         self._meter.ready(now_ns)
-        phases = {phase.name: round(phase.duration_ms, 1) for phase in self._timeline.phases}
+        names = dict.fromkeys(phase.name for phase in self._timeline.phases)
+        phases = {name: round(self._timeline.total_ms(name), 1) for name in names}
         self._log("system", f"worker ready after {(now_ns - self.seen_ns) / 1e6:.0f} ms")
         log.info("worker ready", extra={"worker": self.order.worker, "function": self._spec.name, "phases_ms": phases})
 

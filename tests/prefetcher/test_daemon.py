@@ -2,7 +2,36 @@
 
 from __future__ import annotations
 
-from tests.prefetcher.nodes import HELLO, Node, Store, call, spec_of
+import os
+import signal
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from fleetstart.runtime.contract import keys
+from fleetstart.runtime.contract.function import MIB
+from fleetstart.runtime.contract.ids import CheckpointId, FunctionName
+from tests.prefetcher.nodes import CHUNK_BYTES, HELLO, Node, S3Server, Store, call, spec_of
+from tests.servers import RedisServer, wait_until
+
+
+def workers_of(node: Node) -> list[psutil.Process]:
+    """Forked ones, spares included: those below a fork server."""
+    assert node.process is not None
+    return [
+        worker for server in psutil.Process(node.process.pid).children() for worker in server.children(recursive=True)
+    ]
+
+
+def wait_for_spare(node: Node) -> None:
+    wait_until(lambda: len(workers_of(node)) >= 1, 20, what="a spare")
+
+
+# ── a worker's life ────────────────────────────────────────────────────────────────────────────────
 
 
 def test_an_ordered_worker_gets_ready_and_answers_those_who_know_its_token(node: Node, store: Store) -> None:
@@ -14,3 +43,350 @@ def test_an_ordered_worker_gets_ready_and_answers_those_who_know_its_token(node:
     assert call(status, token="guessed")[0] in (401, 403)
     assert status.start == "warm"
     assert status.timeline.phases[0].name == "start"
+    assert node.epoch in (node.report() or status).epoch  # type: ignore[union-attr]
+
+
+def test_a_spare_is_used_and_replaced(node: Node, store: Store) -> None:
+    wait_for_spare(node)
+    bundle = store.put_bundle({"handler.py": HELLO})
+
+    status = node.wait_for(node.order(spec_of(bundle)), "ready")
+
+    assert status.pooled
+    wait_until(lambda: len(workers_of(node)) == 2, what="worker and new spare")
+
+
+def test_a_function_with_the_network_has_a_process_of_its_own(node: Node, store: Store) -> None:
+    wait_for_spare(node)
+
+    status = node.wait_for(node.order(spec_of(store.put_bundle({"handler.py": HELLO}), network=True)), "ready")
+
+    assert not status.pooled
+    assert "net" not in status.isolation.split(",")
+    assert call(status)[0] == 200
+
+
+def test_a_drained_worker_finishes_its_call_and_goes(node: Node, store: Store) -> None:
+    slow = "import time\ndef hello() -> str:\n    print('begun', flush=True)\n    time.sleep(0.7)\n    return 'done'\n"
+    worker = node.order(spec_of(store.put_bundle({"handler.py": slow})))
+    status = node.wait_for(worker, "ready")
+    answers: list[tuple[int, bytes]] = []
+    caller = threading.Thread(target=lambda: answers.append(call(status)))
+    caller.start()
+    wait_until(lambda: any(line.text == "begun" for line in node.log_lines("hello")), what="the call's first line")
+
+    node.drain(worker)
+
+    node.wait_for(worker, "draining", "gone")
+    ended = node.wait_for(worker, "gone")
+    caller.join()
+    assert answers == [(200, b'"done"')]
+    assert ended.error is None
+    assert ended.endpoint == ended.token == ""
+    node.take_back(worker)
+    wait_until(lambda: node.status(worker) is None, what="forgotten status")
+
+
+def test_taking_an_order_back_ends_its_worker(node: Node, store: Store) -> None:
+    worker = node.order(spec_of(store.put_bundle({"handler.py": HELLO})))
+    node.wait_for(worker, "ready")
+    wait_until(lambda: len(workers_of(node)) == 2, what="worker and spare")
+
+    node.take_back(worker)
+
+    wait_until(lambda: node.status(worker) is None, what="forgotten status")
+    wait_until(lambda: len(workers_of(node)) == 1, what="the spare alone")
+
+
+def test_an_order_is_found_without_its_message(node: Node, store: Store) -> None:
+    node.wait_for(node.order(spec_of(store.put_bundle({"handler.py": HELLO})), publish=False), "ready")
+
+
+def test_what_is_not_an_order_disturbs_nobody(node: Node, store: Store) -> None:
+    node.client.hset(keys.desired(node.id), "w-bad", b"{not json")
+    node.client.publish(keys.events_desired(node.id), b'{"worker": 7}')
+
+    node.wait_for(node.order(spec_of(store.put_bundle({"handler.py": HELLO})), publish=False), "ready")
+
+
+# ── weights ────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def s3_node(redis_server: RedisServer, store: Store, s3_server: S3Server, tmp_path: Path) -> Iterator[Node]:
+    env = {
+        "AWS_ENDPOINT_URL": s3_server.url,
+        "AWS_ACCESS_KEY_ID": "test",
+        "AWS_SECRET_ACCESS_KEY": "test",
+        "AWS_DEFAULT_REGION": "us-east-1",
+    }
+    node = Node(redis_server, "s3://weights", tmp_path / "home", **env)
+    try:
+        yield node.start()
+    finally:
+        node.close()
+
+
+def test_ten_orders_for_one_checkpoint_fetch_each_byte_once(s3_node: Node, store: Store, s3_server: S3Server) -> None:
+    checkpoint = store.put_checkpoint(os.urandom(12 * CHUNK_BYTES))
+    bundle = store.put_bundle({"handler.py": HELLO})
+
+    workers = [s3_node.order(spec_of(bundle, weights=checkpoint)) for _ in range(10)]
+
+    statuses = [s3_node.wait_for(worker, "ready", deadline_s=60) for worker in workers]
+    gets = [line for line in s3_server.log().splitlines() if "GET" in line and "part-00000" in line]
+    assert len(gets) == 12, "one request a chunk"
+    assert statuses[0].start == "cold"
+    assert "fetch" in {phase.name for phase in statuses[0].timeline.phases}
+    report = s3_node.report()
+    assert report is not None
+    assert [segment.state for segment in report.segments] == ["ready"]
+    later = s3_node.wait_for(s3_node.order(spec_of(bundle, weights=checkpoint)), "ready")
+    assert later.start == "warm"
+    assert "fetch" not in {phase.name for phase in later.timeline.phases}
+
+
+def test_a_worker_without_its_weights_fails_and_says_why(node: Node, store: Store) -> None:
+    bundle = store.put_bundle({"handler.py": HELLO})
+    wait_for_spare(node)
+
+    status = node.wait_for(node.order(spec_of(bundle, weights=CheckpointId("0" * 64))), "failed")
+
+    assert status.error is not None
+    assert status.error.code == "weights_missing"
+    assert node.wait_for(node.order(spec_of(bundle)), "ready").pooled, "the spare was not wasted"
+
+
+# ── what goes wrong with a worker ──────────────────────────────────────────────────────────────────
+
+
+def test_a_killed_worker_is_reported_with_its_signal(node: Node, store: Store) -> None:
+    worker = node.order(
+        spec_of(store.put_bundle({"handler.py": HELLO.replace("return", "import os; print(1); return")}))
+    )
+    node.wait_for(worker, "ready")
+    wait_until(lambda: len(workers_of(node)) == 2, what="worker and spare")
+    mine = min(workers_of(node), key=lambda process: process.create_time())
+
+    mine.send_signal(signal.SIGKILL)
+
+    status = node.wait_for(worker, "failed")
+    assert status.error is not None
+    assert status.error.code == "worker_lost"
+    assert "SIGKILL" in status.error.message
+    system = [line.text for line in node.log_lines("hello") if line.stream == "system"]
+    assert any("SIGKILL" in text for text in system) or wait_until(
+        lambda: any("SIGKILL" in line.text for line in node.log_lines("hello"))
+    )
+
+
+@pytest.mark.parametrize("groups", [True, False], ids=["cgroup", "watched"])
+def test_a_memory_hog_is_ended_as_out_of_memory(
+    redis_server: RedisServer, store: Store, tmp_path: Path, groups: bool
+) -> None:
+    env = {} if groups else {"FS_LIMITS": "watched"}
+    node = Node(redis_server, str(store.folder), tmp_path / "home", **env).start()
+    try:
+        hog = "held = []\ndef hello() -> str:\n    while True:\n        held.append(b'x' * 1_000_000)\n"
+        worker = node.order(spec_of(store.put_bundle({"handler.py": hog}), memory_bytes=128 * MIB))
+        status = node.wait_for(worker, "ready")
+        threading.Thread(target=_call_quietly, args=(status,), daemon=True).start()
+
+        ended = node.wait_for(worker, "failed")
+
+        assert ended.error is not None
+        assert ended.error.code == "out_of_memory"
+        assert "128 MiB" in ended.error.message
+        report = node.report()
+        assert report is not None
+        assert report.limits == "watched" or groups
+        fine = node.order(spec_of(store.put_bundle({"handler.py": HELLO})))
+        assert call(node.wait_for(fine, "ready"))[0] == 200
+    finally:
+        node.close()
+
+
+def _call_quietly(status: object) -> None:
+    try:
+        call(status)  # type: ignore[arg-type]
+    except OSError:
+        return
+
+
+def test_a_module_that_raises_fails_with_its_message_and_its_traceback_in_the_log(node: Node, store: Store) -> None:
+    broken = "def hello() -> str:\n    return ''\nraise RuntimeError('no such thing')\n"
+
+    worker = node.order(spec_of(store.put_bundle({"handler.py": broken})))
+
+    status = node.wait_for(worker, "failed")
+    assert status.error is not None
+    assert status.error.code == "start_failed"
+    assert "no such thing" in status.error.message
+    lines = wait_until(lambda: [line for line in node.log_lines("hello") if line.stream == "system"], what="log")
+    texts = [line.text for line in node.log_lines("hello")]
+    assert any("RuntimeError: no such thing" in text for text in texts)
+    assert "failed to start" in lines[-1].text
+
+
+def test_a_start_that_hangs_ends_at_its_own_deadline(node: Node, store: Store) -> None:
+    hangs = "import time\ntime.sleep(1000)\ndef hello() -> str:\n    return ''\n"
+
+    worker = node.order(spec_of(store.put_bundle({"handler.py": hangs}), start_timeout_s=1.0))
+
+    status = node.wait_for(worker, "failed")
+    assert status.error is not None
+    assert status.error.code == "start_failed"
+    assert "1 s" in status.error.message
+
+
+def test_more_than_the_node_has_is_refused_with_the_figures(
+    redis_server: RedisServer, store: Store, tmp_path: Path
+) -> None:
+    node = Node(redis_server, str(store.folder), tmp_path / "home", FS_NODE_MEMORY="300MiB").start()
+    try:
+        bundle = store.put_bundle({"handler.py": HELLO})
+        first = node.order(spec_of(bundle))
+        node.wait_for(first, "ready")
+
+        status = node.wait_for(node.order(spec_of(bundle)), "failed")
+
+        assert status.error is not None
+        assert status.error.code == "unavailable"
+        assert f"{300 * MIB:,}" in status.error.message
+        node.take_back(first)
+        wait_until(lambda: node.status(first) is None)
+        node.wait_for(node.order(spec_of(bundle)), "ready")
+    finally:
+        node.close()
+
+
+# ── what goes wrong around the daemon ──────────────────────────────────────────────────────────────
+
+
+def test_workers_outlive_redis_and_their_statuses_come_back_with_it(
+    node: Node, store: Store, redis_server: RedisServer
+) -> None:
+    bundle = store.put_bundle({"handler.py": HELLO})
+    worker = node.order(spec_of(bundle))
+    status = node.wait_for(worker, "ready")
+
+    redis_server.kill()
+    assert call(status) == (200, b'"hello world"')
+    redis_server.start()
+    node.client.delete(keys.observed(node.id))
+
+    again = node.wait_for(worker, "ready")
+    assert (again.endpoint, again.token) == (status.endpoint, status.token)
+    assert node.wait_for(node.order(spec_of(bundle)), "ready").state == "ready"
+
+
+def test_a_killed_fork_server_takes_its_workers_and_comes_back(node: Node, store: Store) -> None:
+    bundle = store.put_bundle({"handler.py": HELLO})
+    worker = node.order(spec_of(bundle))
+    node.wait_for(worker, "ready")
+    assert node.process is not None
+    (server,) = psutil.Process(node.process.pid).children()
+
+    server.kill()
+
+    status = node.wait_for(worker, "failed")
+    assert status.error is not None
+    assert "fork server" in status.error.message or "SIGKILL" in status.error.message
+    node.wait_for(node.order(spec_of(bundle)), "ready")
+
+
+def test_kill_9_of_the_daemon_leaves_no_process_and_its_successor_no_group(node: Node, store: Store) -> None:
+    bundle = store.put_bundle({"handler.py": HELLO})
+    old = node.order(spec_of(bundle))
+    node.wait_for(old, "ready")
+    epoch = node.epoch
+    below = node.descendants()
+    assert len(below) >= 2
+
+    node.kill()
+    wait_until(lambda: not any(process.is_running() for process in below), what="processes of a dead daemon")
+    node.start()
+
+    assert node.epoch != epoch
+    status = node.wait_for(old, "gone")
+    assert status.error is None
+    assert not groups_of(epoch)
+    node.wait_for(node.order(spec_of(bundle)), "ready")
+
+
+def groups_of(epoch: str) -> list[str]:
+    return [
+        os.path.join(folder, name)
+        for folder, names, _ in os.walk("/sys/fs/cgroup")
+        for name in names
+        if name == f"fleetstart-{epoch}"
+    ]
+
+
+def test_an_order_of_an_earlier_epoch_is_refused(node: Node, store: Store) -> None:
+    worker = node.order(spec_of(store.put_bundle({"handler.py": HELLO})), epoch="1.1.before")
+
+    assert node.wait_for(worker, "gone").endpoint == ""
+    node.take_back(worker)
+    wait_until(lambda: node.status(worker) is None, what="forgotten status")
+
+
+def test_sigterm_ends_everything_in_order(node: Node, store: Store) -> None:
+    worker = node.order(spec_of(store.put_bundle({"handler.py": HELLO})))
+    node.wait_for(worker, "ready")
+    epoch, below = node.epoch, node.descendants()
+
+    assert node.stop() == 0
+
+    assert not any(process.is_running() for process in below)
+    assert node.report() is None
+    assert node.client.exists(keys.observed(node.id)) == 0
+    assert not groups_of(epoch)
+    assert "Traceback" not in node.log()
+
+
+def test_a_second_daemon_of_the_same_name_is_refused(node: Node) -> None:
+    twin = Node(node.server, node.store, node.home.parent / "twin")
+    twin.start(wait=False)
+    assert twin.process is not None
+
+    assert twin.process.wait(20) == 1
+    assert "node-1 is run by process" in twin.log()
+    twin.close()
+
+
+# ── what is written down ───────────────────────────────────────────────────────────────────────────
+
+
+def test_the_ledger_has_each_phase_of_each_worker_once(node: Node, store: Store) -> None:
+    good = node.order(
+        spec_of(store.put_bundle({"handler.py": HELLO}), weights=store.put_checkpoint(bytes(CHUNK_BYTES)))
+    )
+    status = node.wait_for(good, "ready")
+    call(status)
+    bad = node.order(spec_of(store.put_bundle({"handler.py": "raise ValueError\ndef hello() -> str: ...\n"})))
+    node.wait_for(bad, "failed")
+    node.drain(good)
+    node.wait_for(good, "gone")
+
+    rows = wait_until(
+        lambda: (found := node.ledger()) and {row.phase for row in found if row.worker == good} >= {"idle"} and found
+    )
+
+    assert rows
+    phases = Counter(row.phase for row in rows if row.worker == good)
+    assert {"start", "fetch", "load", "idle"} <= set(phases)
+    assert {row.phase for row in rows if row.worker == bad} == {"start", "failed"}
+    assert len({row.id for row in rows}) == len(rows)
+    assert all(row.cost_nusd == 0 and row.memory_bytes == 256 * MIB for row in rows)
+
+
+def test_prints_reach_the_log_of_their_function(node: Node, store: Store) -> None:
+    code = "import sys\ndef say(text: str) -> str:\n    print(text)\n    sys.stderr.write('err ' + text + '\\n')\n    return ''\n"
+    spec = spec_of(store.put_bundle({"handler.py": code}), name=FunctionName("say"), entry="handler:say")
+    worker = node.order(spec, version=7)
+    call(node.wait_for(worker, "ready"), b'{"text": "b\xc3\xa4r"}')
+
+    wait_until(lambda: any(line.text == "err bär" for line in node.log_lines("say")), what="the printed line")
+    line = next(line for line in node.log_lines("say") if line.text == "bär")
+    assert (line.worker, line.version, line.stream) == (worker, 7, "stdout")

@@ -1,0 +1,155 @@
+"""Bundles: what is good appears once and whole, what is hostile leaves nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import hashlib
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from fleetstart.prefetcher import bundles as module
+from fleetstart.prefetcher.bundles import Bundles, unpack
+from fleetstart.prefetcher.sources import FileSource, Source
+from fleetstart.runtime.contract.errors import ChecksumMismatch, FleetError, InvalidSpec, NotFound, TooLarge
+from fleetstart.runtime.contract.ids import BundleId
+from tests.prefetcher.nodes import Store, tar_of
+
+
+def member(name: str, kind: bytes = tarfile.REGTYPE, target: str = "") -> tarfile.TarInfo:
+    info = tarfile.TarInfo(name)
+    info.type = kind
+    info.linkname = target
+    return info
+
+
+def fetch(source: Source, folder: Path, bundle: BundleId) -> Path:
+    return asyncio.run(Bundles(folder=folder, source=source).get(bundle))
+
+
+def test_a_bundle_is_fetched_checked_and_unpacked(source: Source, store: Store, tmp_path: Path) -> None:
+    bundle = store.put_bundle({"handler.py": "x = 1\n", "pkg/mod.py": "y = 2\n"})
+
+    folder = fetch(source, tmp_path / "bundles", bundle)
+
+    assert (folder / "handler.py").read_text() == "x = 1\n"
+    assert (folder / "pkg/mod.py").read_text() == "y = 2\n"
+    assert [path.name for path in (tmp_path / "bundles").iterdir()] == [bundle]
+
+
+def test_an_unpacked_bundle_is_used_again_without_the_store(store: Store, tmp_path: Path) -> None:
+    bundle = store.put_bundle({"handler.py": ""})
+    fetch(FileSource(store.folder), tmp_path / "bundles", bundle)
+    store.path(f"bundles/{bundle}").unlink()
+
+    assert fetch(FileSource(store.folder), tmp_path / "bundles", bundle).is_dir()
+
+
+def test_ten_callers_fetch_once(store: Store, tmp_path: Path) -> None:
+    bundle = store.put_bundle({"handler.py": ""})
+
+    class Counting(FileSource):
+        reads = 0
+
+        def read_object(self, key: str, limit_bytes: int) -> bytes:
+            self.reads += 1
+            return super().read_object(key, limit_bytes)
+
+    source = Counting(store.folder)
+
+    async def scenario() -> None:
+        bundles = Bundles(folder=tmp_path / "bundles", source=source)
+        await asyncio.gather(*(bundles.get(bundle) for _ in range(10)))
+
+    asyncio.run(scenario())
+    assert source.reads == 1
+
+
+def test_a_gzipped_tar_is_read_as_well(tmp_path: Path) -> None:
+    folder = unpack(gzip.compress(tar_of({"a": b"1"})), tmp_path / "target")
+
+    assert (folder / "a").read_bytes() == b"1"
+
+
+def test_half_a_bundle_of_a_dead_daemon_is_removed(store: Store, tmp_path: Path) -> None:
+    leftover = tmp_path / "bundles" / ".new-1234"
+    leftover.mkdir(parents=True)
+
+    Bundles(folder=tmp_path / "bundles", source=FileSource(store.folder))
+
+    assert not leftover.exists()
+
+
+@pytest.mark.parametrize(
+    ("bundle", "error"),
+    [("0" * 64, NotFound), ("../../etc", InvalidSpec), ("", InvalidSpec), ("A" * 64, InvalidSpec)],
+)
+def test_a_bundle_that_is_not_there_is_refused(
+    store: Store, tmp_path: Path, bundle: str, error: type[FleetError]
+) -> None:
+    with pytest.raises(error):
+        fetch(FileSource(store.folder), tmp_path / "bundles", BundleId(bundle))
+
+
+def test_bytes_of_another_digest_are_refused(store: Store, tmp_path: Path) -> None:
+    store.put("bundles/" + "1" * 64, tar_of({"handler.py": b""}))
+
+    with pytest.raises(ChecksumMismatch):
+        fetch(FileSource(store.folder), tmp_path / "bundles", BundleId("1" * 64))
+
+
+HOSTILE = {
+    "absolute": tar_of({"/etc/evil": b"x"}),
+    "parent": tar_of({"../evil": b"x"}),
+    "parent inside": tar_of({"a/../../evil": b"x"}),
+    "symlink out": tar_of({}, [member("link", tarfile.SYMTYPE, "/etc")]),
+    "write through a symlink": tar_of({}, [member("d", tarfile.SYMTYPE, ".."), member("d/evil")]),
+    "hard link": tar_of({}, [member("link", tarfile.LNKTYPE, "/etc/passwd")]),
+    "character device": tar_of({}, [member("dev", tarfile.CHRTYPE)]),
+    "block device": tar_of({}, [member("dev", tarfile.BLKTYPE)]),
+    "fifo": tar_of({}, [member("fifo", tarfile.FIFOTYPE)]),
+    "the same file twice": tar_of({"a": b"1"}, [member("a")]),
+    "a file as a folder": tar_of({"a": b"1"}, [member("a/b")]),
+    "not a tar": b"hello, I am no tar" * 100,
+    "empty": b"",
+    "half a tar": tar_of({"a": b"x" * 5000})[:2000],
+    "half a gzip": gzip.compress(tar_of({"a": b"x" * 5000}))[:60],
+    "a long path": tar_of({"d/" * 600 + "f": b"x"}),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_bundle_leaves_nothing(store: Store, tmp_path: Path, name: str) -> None:
+    data = HOSTILE[name]
+    bundle = BundleId(hashlib.sha256(data).hexdigest())
+    store.put(f"bundles/{bundle}", data)
+    folder = tmp_path / "home" / "bundles"
+
+    with pytest.raises(InvalidSpec):
+        fetch(FileSource(store.folder), folder, bundle)
+
+    assert list(folder.iterdir()) == []
+    assert not list(tmp_path.rglob("evil"))
+
+
+def test_a_bundle_that_unpacks_to_too_much_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "UNPACKED_MAX_BYTES", 1000)
+    monkeypatch.setattr(module, "MEMBERS_MAX", 3)
+
+    with pytest.raises(TooLarge, match="bytes"):
+        unpack(gzip.compress(tar_of({"bomb": bytes(2000)})), tmp_path / "a")
+    with pytest.raises(TooLarge, match="3 files"):
+        unpack(tar_of({str(number): b"" for number in range(4)}), tmp_path / "b")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_modes_are_ours_not_the_tars(tmp_path: Path) -> None:
+    plain, tool = member("plain"), member("tool")
+    plain.mode, tool.mode = 0o4666, 0o6755
+
+    folder = unpack(tar_of({}, [plain, tool]), tmp_path / "target")
+
+    assert (folder / "plain").stat().st_mode & 0o7777 == 0o644
+    assert (folder / "tool").stat().st_mode & 0o7777 == 0o755

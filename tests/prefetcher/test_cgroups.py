@@ -1,0 +1,236 @@
+"""Control groups: version 1 on this machine where it can be written, version 2 on a tree of the same shape."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fleetstart.prefetcher.cgroups import (
+    PREFIX,
+    GroupsV1,
+    GroupsV2,
+    Hierarchy,
+    epoch_is_alive,
+    new_epoch,
+    open_groups,
+    read_hierarchies,
+)
+from fleetstart.prefetcher.watched import private_bytes
+from tests.servers import spawn, wait_until
+
+MIB = 1 << 20
+
+
+def test_an_epoch_knows_whether_its_daemon_lives() -> None:
+    mine = new_epoch("token")
+    process = subprocess.Popen(
+        [sys.executable, "-c", "from fleetstart.prefetcher.cgroups import new_epoch; print(new_epoch('x'))"],
+        stdout=subprocess.PIPE,
+    )
+    theirs = process.communicate()[0].decode().strip()
+
+    assert epoch_is_alive(mine)
+    assert not epoch_is_alive(theirs)
+    pid, ticks, token = mine.split(".")
+    assert not epoch_is_alive(f"{pid}.{int(ticks) + 1}.{token}")
+    assert not epoch_is_alive("nonsense")
+
+
+def test_hierarchies_are_read_as_the_kernel_writes_them() -> None:
+    mountinfo = (
+        "31 23 0:28 / /sys/fs/cgroup rw - tmpfs tmpfs rw\n"
+        "32 31 0:29 / /sys/fs/cgroup/cpu,cpuacct rw - cgroup cgroup rw,cpu,cpuacct\n"
+        "35 31 0:32 /docker/abc /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n"
+        "37 31 0:34 / /sys/fs/cgroup/systemd rw - cgroup cgroup rw,name=systemd\n"
+        "41 31 0:38 / /sys/fs/cgroup/unified rw shared:1 - cgroup2 cgroup2 rw\n"
+    )
+    own = "9:name=systemd:/\n4:memory:/docker/abc/inner\n2:cpu,cpuacct:/user\n0::/slice\n"
+
+    found = read_hierarchies(mountinfo, own)
+
+    assert found == [
+        Hierarchy(
+            controllers=frozenset({"cpu", "cpuacct"}),
+            mount=Path("/sys/fs/cgroup/cpu,cpuacct"),
+            own=Path("/sys/fs/cgroup/cpu,cpuacct/user"),
+        ),
+        Hierarchy(
+            controllers=frozenset({"memory"}),
+            mount=Path("/sys/fs/cgroup/memory"),
+            own=Path("/sys/fs/cgroup/memory/inner"),
+        ),
+        Hierarchy(
+            controllers=frozenset({"name=systemd"}),
+            mount=Path("/sys/fs/cgroup/systemd"),
+            own=Path("/sys/fs/cgroup/systemd"),
+        ),
+        Hierarchy(
+            controllers=frozenset(), mount=Path("/sys/fs/cgroup/unified"), own=Path("/sys/fs/cgroup/unified/slice")
+        ),
+    ]
+
+
+# ── version 2, on a tree ───────────────────────────────────────────────────────────────────────────
+
+
+def fake_v2(root: Path, controllers: str = "cpu memory pids") -> Hierarchy:
+    own = root / "own"
+    own.mkdir(parents=True)
+    for folder in (root, own):
+        (folder / "cgroup.controllers").write_text(controllers)
+        (folder / "cgroup.subtree_control").write_text("")
+    return Hierarchy(controllers=frozenset(), mount=root, own=own)
+
+
+def test_v2_makes_a_group_per_worker_with_limits(tmp_path: Path) -> None:
+    hierarchy = fake_v2(tmp_path)
+
+    groups = open_groups("1.2.x", [hierarchy])
+    assert isinstance(groups, GroupsV2)
+    group = groups.create("w-1")
+    group.limit(256 * MIB)
+
+    folder = hierarchy.own / f"{PREFIX}1.2.x" / "w-1"
+    assert group.procs == [str(folder / "cgroup.procs")]
+    assert (folder / "memory.max").read_text() == str(256 * MIB)
+    assert (folder / "pids.max").read_text() == "512"
+    assert (folder / "memory.oom.group").read_text() == "1"
+    assert "memory" in (hierarchy.own / "cgroup.subtree_control").read_text()
+
+
+def test_v2_reads_kills_and_use(tmp_path: Path) -> None:
+    groups = open_groups("1.2.x", [fake_v2(tmp_path)])
+    assert groups is not None
+    group = groups.create("w-1")
+    folder = tmp_path / "own" / f"{PREFIX}1.2.x" / "w-1"
+
+    assert (group.oom_kills(), group.memory_bytes()) == (0, 0)
+    (folder / "memory.events").write_text("low 0\nhigh 0\nmax 12\noom 2\noom_kill 1\n")
+    (folder / "memory.current").write_text("4096\n")
+    assert (group.oom_kills(), group.memory_bytes()) == (1, 4096)
+
+
+def test_v2_without_the_memory_controller_is_not_used(tmp_path: Path) -> None:
+    assert open_groups("1.2.x", [fake_v2(tmp_path, controllers="hugetlb")]) is None
+
+
+def test_groups_of_dead_daemons_are_removed_and_those_of_living_ones_stay(tmp_path: Path) -> None:
+    hierarchy = fake_v2(tmp_path)
+    dead, living = hierarchy.own / f"{PREFIX}999999999.1.dead", tmp_path / "slice" / f"{PREFIX}{new_epoch('alive')}"
+    (dead / "w-1").mkdir(parents=True)
+    (living / "w-2").mkdir(parents=True)
+
+    open_groups("1.2.x", [hierarchy])
+
+    assert not dead.exists()
+    assert (living / "w-2").exists()
+
+
+# ── version 1, for real ────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def v1() -> Iterator[GroupsV1]:
+    hierarchies = read_hierarchies(Path("/proc/self/mountinfo").read_text(), Path("/proc/self/cgroup").read_text())
+    groups = open_groups(new_epoch("test"), hierarchies)
+    if not isinstance(groups, GroupsV1):
+        pytest.skip("this machine lets us write no cgroup v1")
+    try:
+        yield groups
+    finally:
+        groups.close()
+
+
+HOG = """
+import sys
+for path in sys.argv[1:]:
+    open(path, "w").write("0")
+input()
+held = bytearray(64 << 20)
+input()
+"""
+
+
+def test_v1_ends_what_takes_more_than_its_limit_and_says_so(v1: GroupsV1) -> None:
+    group = v1.create("w-1")
+    hog = spawn([sys.executable, "-c", HOG, *group.procs], stdin=subprocess.PIPE)
+    assert hog.stdin is not None
+    wait_until(lambda: Path(group.procs[0]).read_text().split() == [str(hog.pid)])
+    group.limit(32 * MIB)
+    assert not group.remove(), "a process is in it"
+
+    hog.stdin.write(b"\n")
+    hog.stdin.flush()
+
+    assert hog.wait(20) == -9
+    hog.stdin.close()
+    assert group.oom_kills() == 1
+    wait_until(group.remove)
+    assert not any(Path(path).exists() for path in group.procs)
+
+
+def test_v1_removes_everything_at_the_end(v1: GroupsV1) -> None:
+    folders = [Path(path).parent for name in ("w-1", "w-2") for path in v1.create(name).procs]
+
+    v1.close()
+
+    assert not any(folder.exists() or folder.parent.exists() for folder in folders)
+
+
+def test_a_limit_below_what_is_used_is_refused(v1: GroupsV1) -> None:
+    group = v1.create("w-1")
+    hog = spawn([sys.executable, "-c", HOG, *group.procs], stdin=subprocess.PIPE)
+    assert hog.stdin is not None
+    hog.stdin.write(b"\n")
+    hog.stdin.flush()
+    wait_until(lambda: group.memory_bytes() > 64 * MIB)
+
+    with pytest.raises(OSError, match="busy"):
+        group.limit(16 * MIB)
+
+    hog.kill()
+    hog.wait()
+    hog.stdin.close()
+
+
+# ── without groups ─────────────────────────────────────────────────────────────────────────────────
+
+
+def test_watched_memory_is_the_processs_own_and_its_childrens() -> None:
+    code = "import subprocess, sys; held = b'x' * (40 << 20); subprocess.run([sys.executable, '-c', sys.argv[1]])"
+    child = "held = b'x' * (50 << 20); print('up', flush=True); input()"
+    process = spawn([sys.executable, "-c", code, child], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdout.readline()
+
+    assert 90 * MIB < private_bytes(process.pid) < 140 * MIB
+
+    process.communicate(b"\n")
+    assert private_bytes(process.pid) == 0
+
+
+def test_shared_memory_does_not_count() -> None:
+    size = 64 * MIB
+    code = (
+        "import mmap, sys; m = mmap.mmap(int(sys.argv[1]), 0, prot=mmap.PROT_READ, flags=mmap.MAP_PRIVATE); "
+        "n = sum(m[i] for i in range(0, len(m), 4096)); print('up', flush=True); input()"
+    )
+    fd = os.memfd_create("weights")
+    os.set_inheritable(fd, True)
+    os.write(fd, b"w" * size)
+    process = spawn(
+        [sys.executable, "-c", code, str(fd)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=(fd,)
+    )
+    assert process.stdout is not None
+    process.stdout.readline()
+
+    assert private_bytes(process.pid) < size // 2
+
+    process.communicate(b"\n")
+    os.close(fd)

@@ -1,0 +1,52 @@
+"""Settings are read once and refused by name."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from fleetstart.prefetcher.config import ConfigError, config_from
+
+LEAST = {"FS_HOME": "/h", "FS_REDIS_URL": "unix:///r.sock", "FS_STORE": "/s"}
+
+
+def test_defaults() -> None:
+    config = config_from(LEAST)
+
+    assert config.node == socket.gethostname()
+    assert config.address == "127.0.0.1"
+    assert config.pool_size == 1
+    assert "python" in config.profiles
+    assert config.memory_bytes > 0
+    assert not config.parent_death
+
+
+def test_settings() -> None:
+    config = config_from({**LEAST, "FS_NODE_MEMORY": "2GiB", "FS_POOL_SIZE": "0", "FS_PROFILES": "python"})
+
+    assert (config.memory_bytes, config.pool_size, config.profiles) == (2 << 30, 0, ("python",))
+
+
+def test_workers_inherit_no_setting_and_no_secret() -> None:
+    config = config_from({**LEAST, "AWS_SECRET_ACCESS_KEY": "x", "PATH": "/bin", "PYTHONPATH": "/p", "OTHER": "y"})
+
+    assert config.worker_env == {"PATH": "/bin", "PYTHONPATH": "/p"}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("FS_HOME", ""),
+        ("FS_STORE", ""),
+        ("FS_REDIS_URL", "http://x"),
+        ("FS_NODE_MEMORY", "much"),
+        ("FS_POOL_SIZE", "-1"),
+        ("FS_POOL_SIZE", "65"),
+        ("FS_PROFILES", "python,fortran"),
+        ("FS_FETCH_THREADS", "0"),
+    ],
+)
+def test_a_wrong_setting_is_named(name: str, value: str) -> None:
+    with pytest.raises(ConfigError, match=name):
+        config_from({**LEAST, name: value})

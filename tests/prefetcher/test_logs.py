@@ -1,0 +1,89 @@
+"""Lines of workers: nothing lost, nothing without bounds, bytes of any kind."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fleetstart.prefetcher.logs import EARLY_LINES, LineLimiter, LineSplitter, LogPipe, Logs
+from fleetstart.runtime.contract.ids import FunctionName, Version, WorkerId
+
+
+@given(data=st.binary(max_size=2000), cuts=st.lists(st.integers(0, 2000), max_size=10), limit=st.integers(1, 64))
+def test_lines_do_not_depend_on_how_the_bytes_arrive(data: bytes, cuts: list[int], limit: int) -> None:
+    def split(pieces: list[bytes]) -> list[str]:
+        splitter = LineSplitter(limit)
+        return [line for piece in pieces for line in splitter.feed(piece)] + splitter.close()
+
+    edges = [0, *sorted(min(cut, len(data)) for cut in cuts), len(data)]
+    pieces = [data[begin:end] for begin, end in itertools.pairwise(edges)]
+
+    whole = split([data])
+    assert split(pieces) == whole
+    assert all(len(line) <= limit for line in whole)
+
+
+def test_lines_are_cut_at_the_limit_and_bad_utf8_is_replaced() -> None:
+    splitter = LineSplitter(4)
+
+    assert splitter.feed(b"abcdefgh\n\nok\r\n\xff") == ["abcd", "efgh", "", "ok"]
+    assert splitter.close() == ["\N{REPLACEMENT CHARACTER}"]
+
+
+def test_a_flood_is_cut_and_counted() -> None:
+    limiter = LineLimiter(0.0, per_s=10, burst=5)
+
+    assert [limiter.allow(0.0)[0] for _ in range(8)] == [True] * 5 + [False] * 3
+    assert limiter.allow(0.1) == (True, 3)
+    assert limiter.allow(0.1) == (False, 0)
+
+
+def test_what_could_not_be_written_comes_first_again() -> None:
+    logs = Logs()
+    for number in range(5):
+        logs.write(FunctionName("f"), WorkerId("w"), Version(1), "stdout", str(number))
+
+    batch = logs.take(3)
+    logs.give_back(batch)
+
+    assert [line.text for _, line in logs.take()] == ["0", "1", "2", "3", "4"]
+    assert not logs.arrived.is_set()
+
+
+def test_early_lines_are_kept_until_their_owner_is_known() -> None:
+    async def scenario() -> list[str]:
+        read, write = os.pipe()
+        pipe = LogPipe(read)
+        heard: list[str] = []
+        os.write(write, b"before\n" * (EARLY_LINES + 10))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        pipe.to(heard.append)
+        os.write(write, b"after\nrest")
+        os.close(write)
+        pipe.close()
+        pipe.close()
+        return heard
+
+    heard = asyncio.run(scenario())
+
+    assert heard[-2:] == ["after", "rest"]
+    assert heard.count("before") == EARLY_LINES
+
+
+def test_a_pipe_that_a_grandchild_keeps_open_is_not_waited_for() -> None:
+    async def scenario() -> list[str]:
+        read, write = os.pipe()
+        pipe = LogPipe(read)
+        heard: list[str] = []
+        pipe.to(heard.append)
+        os.write(write, b"last words")
+        pipe.close()
+        os.close(write)
+        return heard
+
+    assert asyncio.run(scenario()) == ["last words"]

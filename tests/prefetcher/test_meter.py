@@ -1,0 +1,68 @@
+"""Rows tile a worker's life: no millisecond lost, none twice."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fleetstart.prefetcher.meter import Rows, WorkerMeter
+from fleetstart.runtime.contract.ids import FunctionName, NodeId, Version, WorkerId
+
+ORIGIN_NS = 1_700_000_000_000_000_000
+
+
+def meter() -> WorkerMeter:
+    return WorkerMeter(
+        worker=WorkerId("w-1"),
+        node=NodeId("n"),
+        function=FunctionName("f"),
+        version=Version(1),
+        memory_bytes=1,
+        origin_unix_ns=ORIGIN_NS,
+    )
+
+
+@given(st.lists(st.tuples(st.integers(0, 20_000_000_000), st.floats(0, 1)), min_size=1, max_size=20))
+def test_execute_and_idle_add_up_to_the_time_since_ready(steps: list[tuple[int, float]]) -> None:
+    subject = meter()
+    now_ns, busy_ns = 5_123_456_789, 0
+    ready_ns = now_ns
+    subject.ready(now_ns)
+    rows = []
+    for step_ns, share in steps:
+        now_ns += step_ns
+        busy_ns += int(step_ns * share)
+        subject.busy(busy_ns)
+        rows += subject.flush(now_ns)
+
+    assert sum(row.duration_ms for row in rows) == (now_ns - ready_ns) // 1_000_000
+    executed = sum(row.duration_ms for row in rows if row.phase == "execute")
+    assert busy_ns // 1_000_000 - 1 <= executed <= busy_ns // 1_000_000
+    assert len({row.id for row in rows}) == len(rows)
+    ends = [row.started_unix_ms + row.duration_ms for row in rows]
+    assert [row.started_unix_ms for row in rows[1:]] == ends[:-1]
+    assert all(row.cost_nusd == 0 and row.duration_ms > 0 for row in rows)
+
+
+def test_a_worker_that_never_got_ready_has_no_serving_time() -> None:
+    assert meter().flush(10**12) == []
+
+
+def test_phases_are_numbered_and_placed_in_time() -> None:
+    subject = meter()
+
+    first, second = subject.phase("start", 0, 1_999_999), subject.phase("start", 2_000_000, 5_000_000)
+
+    assert (first.id, first.started_unix_ms, first.duration_ms) == ("w-1/start/1", ORIGIN_NS // 1_000_000, 1)
+    assert (second.id, second.duration_ms) == ("w-1/start/2", 3)
+
+
+def test_rows_stay_until_they_are_written() -> None:
+    rows, subject = Rows(), meter()
+    rows.add(*(subject.phase("idle", 0, 1) for _ in range(5)))
+
+    batch = rows.peek(3)
+    assert rows.peek(3) == batch
+    rows.drop(batch)
+
+    assert [row.id for row in rows.peek()] == ["w-1/idle/4", "w-1/idle/5"]

@@ -1,0 +1,100 @@
+"""What a node does about its orders: tables, and the law that doing it leaves nothing to do."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fleetstart.prefetcher.reconcile import Action, Drain, Forget, Kill, Own, Refuse, Start, act_on_order, reconcile
+from fleetstart.runtime.contract.function import FunctionSpec
+from fleetstart.runtime.contract.ids import BundleId, FunctionName, NodeId, Version, WorkerId
+from fleetstart.runtime.contract.messages import FINAL, WorkerOrder, WorkerState
+
+W = WorkerId("w-1")
+STATES: tuple[WorkerState, ...] = ("starting", "ready", "draining", "gone", "failed")
+ORDER = WorkerOrder(
+    worker=W,
+    node=NodeId("n"),
+    epoch="now",
+    version=Version(1),
+    spec=FunctionSpec(name=FunctionName("f"), bundle=BundleId("b"), entry="m:a"),
+    ordered_unix_ns=0,
+)
+DRAIN = msgspec.structs.replace(ORDER, wanted="drain")
+OLD = msgspec.structs.replace(ORDER, epoch="before")
+
+
+@pytest.mark.parametrize(
+    ("order", "state", "expected"),
+    [
+        (ORDER, None, Start),
+        (OLD, None, Refuse),
+        (DRAIN, None, Refuse),
+        (ORDER, "starting", None),
+        (ORDER, "ready", None),
+        (ORDER, "failed", None),
+        (DRAIN, "starting", Drain),
+        (DRAIN, "ready", Drain),
+        (DRAIN, "draining", None),
+        (DRAIN, "gone", None),
+        (None, "starting", Kill),
+        (None, "ready", Kill),
+        (None, "draining", Kill),
+        (None, "gone", Forget),
+        (None, "failed", Forget),
+    ],
+)
+def test_each_pair_of_order_and_state_has_one_answer(
+    order: WorkerOrder | None, state: WorkerState | None, expected: type[Action] | None
+) -> None:
+    own = {W: Own(state=state, seen_ns=1)} if state else {}
+
+    actions = reconcile({W: order} if order else {}, own, "now", read_began_ns=2)
+
+    assert [type(action) for action in actions] == ([expected] if expected else [])
+
+
+def test_a_read_that_began_before_the_order_came_does_not_end_its_worker() -> None:
+    own = {W: Own(state="starting", seen_ns=20)}
+
+    assert reconcile({}, own, "now", read_began_ns=10) == []
+    assert reconcile({}, own, "now", read_began_ns=30) == [Kill(W)]
+
+
+def test_a_refusal_names_the_reason() -> None:
+    action = act_on_order(OLD, {}, "now")
+
+    assert isinstance(action, Refuse)
+    assert "earlier start" in action.reason
+
+
+workers = st.integers(0, 8).map(lambda number: WorkerId(f"w-{number}"))
+
+
+@given(
+    orders=st.dictionaries(workers, st.sampled_from([ORDER, DRAIN, OLD])),
+    own=st.dictionaries(workers, st.sampled_from(STATES)),
+)
+def test_doing_what_reconcile_says_leaves_nothing_to_do(
+    orders: dict[WorkerId, WorkerOrder], own: dict[WorkerId, WorkerState]
+) -> None:
+    named = {worker: msgspec.structs.replace(order, worker=worker) for worker, order in orders.items()}
+    states = {worker: Own(state=state, seen_ns=0) for worker, state in own.items()}
+
+    for action in reconcile(named, states, "now", read_began_ns=1):
+        match action:
+            case Start(order):
+                states[order.worker] = Own(state="starting", seen_ns=0)
+                assert order.epoch == "now"
+            case Refuse(order):
+                states[order.worker] = Own(state="gone", seen_ns=0)
+            case Drain(worker):
+                states[worker] = Own(state="draining", seen_ns=0)
+            case Kill(worker):
+                states[worker] = Own(state="gone", seen_ns=0)
+            case Forget(worker):
+                assert states.pop(worker).state in FINAL
+
+    assert all(isinstance(left, Forget) for left in reconcile(named, states, "now", read_began_ns=1))
