@@ -1,0 +1,52 @@
+"""`python -m fleetstart.controller`: one controller, configured by FS_* variables, until SIGTERM."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import logging
+import os
+import signal
+import sys
+
+import uvloop
+
+from fleetstart.controller.config import Config, ConfigError, read_config
+from fleetstart.controller.logformat import LineFormatter
+
+PR_SET_PDEATHSIG = 1
+
+
+async def _run(config: Config) -> None:
+    from fleetstart.controller.app import Controller
+
+    controller = Controller(config)
+    gc.freeze()  # what is loaded now stays: the collector need not look at it under load
+    await controller.run()
+
+
+def main() -> int:
+    parent = os.getppid()
+    try:
+        config = read_config(os.environ)
+    except ConfigError as error:
+        print(f"fleetstart.controller: {error}", file=sys.stderr)
+        return 2
+    if config.parent_death:
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            return 1  # it died before the kernel knew
+    handler = logging.StreamHandler()
+    handler.setFormatter(LineFormatter())
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
+    logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # a stream that is cut on purpose is no news
+    try:
+        uvloop.run(_run(config))
+    except OSError as error:
+        print(f"fleetstart.controller: cannot serve on {config.host}:{config.port}: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,82 @@
+"""Who waits for a worker, in what order, and who is sent away: a bounded queue for each version.
+
+First come, first served. A call that a worker handed back (it was full, draining, or died) goes to the front:
+it has waited longest. Those past their deadline are passed over. A full queue sheds at once, and says when to
+come back from how long calls really take.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from math import ceil
+from typing import Generic, Protocol, TypeVar
+
+QUEUE_LIMIT = 1000
+"""Calls that wait for one version. Far more than any worker clears within a usual timeout."""
+BODY_BUDGET_FACTOR = 8
+"""Bodies held by one gateway, in multiples of the largest allowed: what bounds its memory under overload."""
+RETRY_AFTER_MAX_S = 60
+
+
+class Waiting(Protocol):
+    @property
+    def deadline_ns(self) -> int: ...
+
+
+Entry = TypeVar("Entry", bound=Waiting)
+
+
+class Queue(Generic[Entry]):
+    def __init__(self, limit: int = QUEUE_LIMIT) -> None:
+        self._limit = limit
+        self._entries: OrderedDict[Entry, None] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __iter__(self) -> Iterator[Entry]:
+        return iter(list(self._entries))
+
+    @property
+    def full(self) -> bool:
+        return len(self._entries) >= self._limit
+
+    def offer(self, entry: Entry) -> bool:
+        """False if the queue is full: the caller is sent away."""
+        if self.full:
+            return False
+        self._entries[entry] = None
+        return True
+
+    def put_back(self, entry: Entry) -> None:
+        """To the front, whether or not the queue is full: it was admitted already."""
+        self._entries[entry] = None
+        self._entries.move_to_end(entry, last=False)
+
+    def take(self, now_ns: int) -> Entry | None:
+        """The next one that still has time."""
+        while self._entries:
+            entry, _ = self._entries.popitem(last=False)
+            if entry.deadline_ns > now_ns:
+                return entry
+        return None
+
+    def remove(self, entry: Entry) -> None:
+        self._entries.pop(entry, None)
+
+
+class ServiceTime:
+    """How long calls of a version take: a moving average in which the last ten or so count."""
+
+    def __init__(self) -> None:
+        self.mean_s = 0.0
+        self._seen = 0
+
+    def observe(self, took_s: float) -> None:
+        self._seen += 1
+        self.mean_s += (took_s - self.mean_s) / min(self._seen, 10)
+
+    def retry_after_s(self, queued: int, slots: int) -> int:
+        """Whole seconds until a call that came now would have its turn; 1 at least, as the header asks."""
+        return max(1, min(RETRY_AFTER_MAX_S, ceil(self.mean_s * queued / max(1, slots))))

@@ -1,0 +1,255 @@
+"""The management API under /api/v1, as `resources` describes it: thin handlers over registry, view and history."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from importlib.metadata import version as installed_version
+from typing import Any
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+
+from fleetstart.controller.config import Config
+from fleetstart.controller.history import History
+from fleetstart.controller.objects import ObjectStore, Upload, check_key, not_found
+from fleetstart.controller.openapi import document
+from fleetstart.controller.pool import broken
+from fleetstart.controller.records import FunctionRecord, VersionKey
+from fleetstart.controller.registry import Registry
+from fleetstart.controller.resources import Deployed, FunctionInfo, SystemStatus
+from fleetstart.controller.responses import error_headers, error_json
+from fleetstart.controller.state import REDIS_DOWN
+from fleetstart.controller.view import View
+from fleetstart.runtime.contract.errors import FleetError, InvalidInput, InvalidSpec, NotFound, TooLarge, Unavailable
+from fleetstart.runtime.contract.function import SPEC_MAX_BYTES, FunctionSpec
+from fleetstart.runtime.contract.ids import FunctionName, InvocationId
+from fleetstart.runtime.contract.messages import FINAL, FunctionLoad
+
+LIMIT_MAX = 1000
+TAIL_MAX = 10_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Services:
+    """What the handlers need; built by `app`."""
+
+    config: Config
+    gateway: str
+    view: View
+    registry: Registry
+    store: ObjectStore
+    history: History
+    stopping: asyncio.Event
+
+
+class Api:
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self.app = Starlette(
+            routes=[
+                Route("/healthz", self.healthz),
+                Route("/openapi.json", self.openapi),
+                Route("/api/v1/status", self.status),
+                Route("/api/v1/objects/{key:path}", self.head_object, methods=["HEAD"]),
+                Route("/api/v1/objects/{key:path}", self.put_object, methods=["PUT"]),
+                Route("/api/v1/functions", self.deploy, methods=["POST"]),
+                Route("/api/v1/functions", self.functions),
+                Route("/api/v1/functions/{name}", self.delete, methods=["DELETE"]),
+                Route("/api/v1/functions/{name}", self.function),
+                Route("/api/v1/functions/{name}/logs", self.logs),
+                Route("/api/v1/invocations", self.invocations),
+                Route("/api/v1/invocations/{id}", self.invocation),
+                Route("/api/v1/usage", self.usage),
+            ],
+            exception_handlers={
+                FleetError: _fleet_error,
+                HTTPException: _http_error,
+                **dict.fromkeys(REDIS_DOWN, _redis_error),
+            },
+        )
+
+    async def healthz(self, request: Request) -> Response:
+        return _json({"ok": True})
+
+    async def openapi(self, request: Request) -> Response:
+        return _json(document(self._services.config.url))
+
+    async def status(self, request: Request) -> Response:
+        services, view = self._services, self._services.view
+        now_ns = time.monotonic_ns()
+        return _json(
+            SystemStatus(
+                version=installed_version("fleetstart"),
+                url=services.config.url,
+                gateway=services.gateway,
+                leader=view.leader,
+                redis=view.redis,
+                store=services.config.store,
+                nodes=[seen.report for seen in view.nodes.values() if not seen.lost(now_ns)],
+                functions=[self._info(record) for record in view.functions.values()],
+            )
+        )
+
+    # ── objects ────────────────────────────────────────────────────────────────────────────────────
+
+    async def head_object(self, request: Request) -> Response:
+        key = check_key(request.path_params["key"])
+        size_bytes = await self._services.store.size(key)
+        if size_bytes is None:
+            raise not_found(key)
+        return Response(headers={"content-length": str(size_bytes)})
+
+    async def put_object(self, request: Request) -> Response:
+        key = check_key(request.path_params["key"])
+        try:
+            await self._services.store.put(key, Upload(key, _chunks(request)))
+        except ClientDisconnect:
+            return Response(status_code=499)
+        return _json({"key": key}, status=201)
+
+    # ── functions ──────────────────────────────────────────────────────────────────────────────────
+
+    async def deploy(self, request: Request) -> Response:
+        spec = _spec(await _small_body(request))
+        record, created = await self._services.registry.deploy(spec, _now_unix_ms())
+        url = self._url(spec.name)
+        return _json(Deployed(name=spec.name, version=record.version, url=url, created=created))
+
+    async def functions(self, request: Request) -> Response:
+        return _json([self._info(record) for record in self._services.view.functions.values()])
+
+    async def function(self, request: Request) -> Response:
+        return _json(self._info(self._record(request.path_params["name"])))
+
+    async def delete(self, request: Request) -> Response:
+        name = FunctionName(request.path_params["name"])
+        record = self._services.view.functions.get(name)
+        info = self._info(record) if record is not None else None
+        await self._services.registry.delete(name)
+        return _json(info)
+
+    async def logs(self, request: Request) -> Response:
+        name = FunctionName(request.path_params["name"])
+        self._record(name)
+        tail = _number(request, "tail", 100, TAIL_MAX)
+        follow = request.query_params.get("follow", "0") not in ("", "0", "false")
+        lines = self._services.history.logs(name, tail, follow=follow, stopping=self._services.stopping)
+        return StreamingResponse(_ending_quietly(lines), media_type="application/x-ndjson")
+
+    def _record(self, name: str) -> FunctionRecord:
+        record = self._services.view.functions.get(FunctionName(name))
+        if record is None:
+            raise NotFound(f"function {name[:80]} does not exist", hint="`fs ls` lists what does")
+        return record
+
+    def _info(self, record: FunctionRecord) -> FunctionInfo:
+        view = self._services.view
+        key = VersionKey(record.name, record.live)
+        load = view.loads().get(str(key), FunctionLoad(0, 0))
+        failure = view.failures.get(key)
+        workers = [s for s in view.statuses.values() if s.function == record.name and s.state not in FINAL]
+        return FunctionInfo(
+            name=record.name,
+            version=record.live,
+            url=self._url(record.name),
+            spec=view.versions[key].spec,
+            deployed_unix_ms=record.deployed_unix_ms,
+            workers=[msgspec.structs.replace(status, token="") for status in workers],
+            queued=load.queued,
+            running=load.running,
+            broken=failure.error if failure is not None and broken(failure, _now_unix_ms()) else None,
+        )
+
+    def _url(self, name: FunctionName) -> str:
+        return f"{self._services.config.url}/fn/{name}"
+
+    # ── records ────────────────────────────────────────────────────────────────────────────────────
+
+    async def invocations(self, request: Request) -> Response:
+        limit = _number(request, "limit", 20, LIMIT_MAX)
+        return _json(await self._services.history.invocations(_function(request), limit))
+
+    async def invocation(self, request: Request) -> Response:
+        return _json(await self._services.history.trace(InvocationId(request.path_params["id"])))
+
+    async def usage(self, request: Request) -> Response:
+        since_unix_ms = _number(request, "since_unix_ms", 0, 1 << 53)
+        return _json(await self._services.history.usage(_function(request), since_unix_ms, _now_unix_ms()))
+
+
+def _now_unix_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def _json(value: Any, *, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(value), status_code=status, media_type="application/json")
+
+
+def _function(request: Request) -> FunctionName | None:
+    name = request.query_params.get("function")
+    return FunctionName(name) if name else None
+
+
+def _number(request: Request, name: str, default: int, most: int) -> int:
+    text = request.query_params.get(name) or str(default)
+    if not text.isdecimal() or len(text) > 18:
+        raise InvalidInput(f"{name}={text[:40]!r} must be a whole number, 0 or more")
+    return min(int(text), most)
+
+
+async def _small_body(request: Request) -> bytes:
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > 2 * SPEC_MAX_BYTES:
+            raise TooLarge(f"a function spec has {SPEC_MAX_BYTES} bytes at most")
+    return bytes(body)
+
+
+def _spec(body: bytes) -> FunctionSpec:
+    try:
+        return msgspec.json.decode(body, type=FunctionSpec)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidSpec(f"the function spec is not understood: {error}") from error
+
+
+async def _chunks(request: Request) -> AsyncIterator[bytes]:
+    async for chunk in request.stream():
+        if chunk:
+            yield chunk
+
+
+async def _ending_quietly(lines: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """A follow that has begun ends when Redis goes away; its reader asks again."""
+    try:
+        async for line in lines:
+            yield line
+    except REDIS_DOWN:
+        return
+
+
+async def _fleet_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, FleetError)
+    headers = {name.decode(): value.decode() for name, value in error_headers(error, "")}
+    return Response(error_json(error, ""), status_code=error.status, headers=headers)
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    shown = NotFound(f"{request.method} {request.url.path} is not there", hint="/openapi.json lists what is")
+    response = await _fleet_error(request, shown)
+    response.status_code = error.status_code
+    return response
+
+
+async def _redis_error(request: Request, error: Exception) -> Response:
+    return await _fleet_error(
+        request, Unavailable("Redis does not answer, so nothing can be read or changed", retry_after_s=1)
+    )

@@ -1,0 +1,166 @@
+"""Puts the controller together: gateway, API, scheduler and ledger writer in one loop, and their orderly end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import signal
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Protocol
+
+import uvicorn
+
+from fleetstart.controller.api import Api, Services
+from fleetstart.controller.config import Config
+from fleetstart.controller.gateway import PREFIX, Gateway
+from fleetstart.controller.history import History
+from fleetstart.controller.ledger import LedgerWriter
+from fleetstart.controller.objects import ObjectStore
+from fleetstart.controller.registry import Registry
+from fleetstart.controller.reporter import Reporter
+from fleetstart.controller.responses import Receive, Scope, Send
+from fleetstart.controller.scheduler import Scheduler
+from fleetstart.controller.state import REDIS_DOWN, State, connect
+from fleetstart.controller.view import View
+
+log = logging.getLogger(__name__)
+
+KEEP_ALIVE_S = 75
+BACKLOG = 1024
+RESTART_S = 0.5
+FLUSH_S = 3.0
+"""How long the last ledger rows may take on the way out; what is still unwritten then is said in the log."""
+
+
+def open_store(where: str) -> ObjectStore:
+    if where.startswith("s3://"):
+        from fleetstart.controller.s3_store import S3Store
+
+        bucket, _, prefix = where.removeprefix("s3://").partition("/")
+        return S3Store(bucket, prefix)
+    from fleetstart.controller.folder_store import FolderStore
+
+    return FolderStore(Path(where))
+
+
+class Server(uvicorn.Server):
+    """uvicorn, with signals left to us: it would end the process before the ledger is written."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class Controller:
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.gateway_id = "gw-" + secrets.token_hex(6)
+        self.view = View()
+        self._client = connect(config.redis_url)
+        self.state = State(self._client, self.view)
+        self.ledger = LedgerWriter(self._client)
+        self.scheduler = Scheduler(self.gateway_id, self.state, self.ledger)
+        self.reporter = Reporter(self.state)
+        self.gateway = Gateway(
+            self.gateway_id,
+            self.state,
+            self.ledger,
+            max_body_bytes=config.max_body_bytes,
+            demand=self.reporter.demand,
+        )
+        self.reporter.gateway = self.gateway
+        self._stopping = asyncio.Event()
+        store = open_store(config.store)
+        services = Services(
+            config=config,
+            gateway=self.gateway_id,
+            view=self.view,
+            registry=Registry(self.state, store),
+            store=store,
+            history=History(self._client),
+            stopping=self._stopping,
+        )
+        self._api = Api(services).app
+        self._server = Server(
+            uvicorn.Config(
+                self.asgi,
+                http="httptools",
+                ws="none",
+                lifespan="off",
+                interface="asgi3",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                proxy_headers=False,
+                timeout_keep_alive=KEEP_ALIVE_S,
+                timeout_graceful_shutdown=max(1, round(config.drain_s)),
+            )
+        )
+
+    async def asgi(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"].startswith(PREFIX):
+            await self.gateway(scope, receive, send)
+        else:
+            await self._api(scope, receive, send)
+
+    def stop(self) -> None:
+        """Stops accepting; `run` returns when calls have ended, or had their time."""
+        self._stopping.set()
+        self._server.should_exit = True
+
+    async def run(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            with contextlib.suppress(ValueError, RuntimeError):  # in a thread, for tests: signals are the main's
+                loop.add_signal_handler(number, self.stop)
+        listener = _listener(self.config)
+        log.info("controller serves", extra={"url": self.config.url, "gateway": self.gateway_id})
+        try:
+            async with asyncio.TaskGroup() as group:
+                background = [
+                    group.create_task(part.run()) for part in (self.state, self.scheduler, self.reporter, self.ledger)
+                ]
+                await self._server.serve(sockets=[listener])
+                await self._close()
+                for task in background:
+                    task.cancel()
+        finally:
+            await self.gateway.close()
+            await self._client.aclose()
+
+    async def _close(self) -> None:
+        try:
+            async with asyncio.timeout(FLUSH_S):
+                await self.ledger.flush()
+                await self.scheduler.release()
+                await self.reporter.withdraw()
+        except REDIS_DOWN as error:
+            log.error("ledger rows are lost", extra={"rows": self.ledger.pending, "error": str(error)})
+
+
+class Part(Protocol):
+    async def run(self) -> None: ...
+
+
+async def _keep_running(part: Part) -> None:
+    """A bug in one part must not take the door down with it: calls of hot functions need none of them."""
+    while True:
+        try:
+            await part.run()
+        except Exception:
+            log.exception("a part of the controller failed and is started again", extra={"part": type(part).__name__})
+            await asyncio.sleep(RESTART_S)
+
+
+def _listener(config: Config) -> socket.socket:
+    """The inherited socket, or one of our own."""
+    if config.listen_fd is not None:
+        inherited = socket.socket(fileno=config.listen_fd)
+        inherited.setblocking(False)
+        return inherited
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    return socket.create_server((config.host, config.port), family=family, backlog=BACKLOG)

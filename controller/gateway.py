@@ -1,0 +1,412 @@
+"""The door for invocations: `ANY /fn/{name}[@{version}][/path...]`, as a bare ASGI app.
+
+Checks the request, admits it, keeps its deadline, notices a client that leaves, and closes its books. Which
+worker, and how often, is for `routes` and `invoke`. The hot path makes no task and touches no Redis.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+import logging
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+from urllib.parse import unquote
+
+from fleetstart.controller.admission import BODY_BUDGET_FACTOR
+from fleetstart.controller.headers import request_headers, sane_request_id, timeout_s
+from fleetstart.controller.invoke import Cut, Invoker, answer_error, cost, open_session, start_kind
+from fleetstart.controller.ledger import LedgerWriter
+from fleetstart.controller.placement import never_fits, place
+from fleetstart.controller.pool import broken
+from fleetstart.controller.reconcile import Room
+from fleetstart.controller.records import FunctionRecord, VersionKey, VersionRecord
+from fleetstart.controller.responses import Receive, Scope, Send
+from fleetstart.controller.routes import Call, Route
+from fleetstart.controller.state import REDIS_DOWN, State
+from fleetstart.controller.uploads import ClientGone, declared_bytes, header, read_body, refuse_unread
+from fleetstart.runtime.contract.errors import (
+    DeadlineExceeded,
+    ErrorInfo,
+    FleetError,
+    NotFound,
+    QueueFull,
+    Unavailable,
+    error_from,
+)
+from fleetstart.runtime.contract.ids import FunctionName, InvocationId, Version, WorkerId, new_invocation_id
+from fleetstart.runtime.contract.ledger import InvocationRow, InvocationTrace, OpenInvocation
+from fleetstart.runtime.contract.messages import FINAL, GatewayReport, WorkerStatus
+
+log = logging.getLogger(__name__)
+
+PREFIX = "/fn/"
+WATCH_AFTER_S = 0.05
+"""Calls that take longer are watched for a client that leaves; shorter ones end before it would matter."""
+UNPLACED_NS = 10_000_000_000
+"""How long calls wait for a node to have room, or to come back: a restarted node needs a second or two."""
+LAST_WORDS_S = 1.0
+"""How long to wait for the node to tell why a worker died."""
+CLIENT_GONE = 499
+
+
+class Target(NamedTuple):
+    name: FunctionName
+    version: Version | None
+    """None: the live one."""
+    rest: str
+    """Path and query for the worker."""
+
+
+def parse_target(path: str, raw_path: bytes, query: bytes) -> Target:
+    """The parts of an invoke URL; the worker gets its own part as it was written, escapes and all."""
+    name, _, _ = path.removeprefix(PREFIX).partition("/")
+    raw = raw_path.decode("latin-1").removeprefix(PREFIX)
+    rest = "/" + raw.partition("/")[2]
+    if query:
+        rest += "?" + query.decode("latin-1")
+    name, at, version = unquote(name).partition("@")
+    if not at or version == "live":
+        return Target(FunctionName(name), None, rest)
+    if not version.isdecimal() or len(version) > 9:
+        raise NotFound(f"{name}@{version[:50]}: a version is a number, or live", hint=f"`fs status {name}` tells it")
+    return Target(FunctionName(name), Version(int(version)), rest)
+
+
+class Gateway:
+    def __init__(
+        self,
+        gateway: str,
+        state: State,
+        ledger: LedgerWriter,
+        *,
+        max_body_bytes: int,
+        demand: Callable[[], None],
+    ) -> None:
+        self.id = gateway
+        self._state = state
+        self._view = state.view
+        self._ledger = ledger
+        self._max_body_bytes = max_body_bytes
+        self._body_bytes = 0
+        self._routes: dict[VersionKey, Route] = {}
+        self._obituaries: dict[WorkerId, list[asyncio.Future[WorkerStatus]]] = {}
+        self._session = open_session()
+        self._invoker = Invoker(
+            self._session, demand=demand, order_of=self._view.orders.get, final_status=self._final_status
+        )
+        self._view.on_worker(self._heard)
+        self._view.on_change(self.check_waiting)
+
+    async def close(self) -> None:
+        await self._session.close()
+
+    # ── one request ────────────────────────────────────────────────────────────────────────────────
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        accepted_ns, accepted_unix_ns = time.monotonic_ns(), time.time_ns()
+        request_id = sane_request_id(header(scope, b"x-request-id")) or new_invocation_id()
+        held_bytes = 0
+        try:
+            target = parse_target(scope["path"], scope.get("raw_path") or b"", scope["query_string"])
+            route = await self._route(target)
+            self._admit(route, declared_bytes(scope))
+            limit_s = timeout_s(header(scope, b"fs-timeout-s"), route.spec.timeout_s)
+            async with asyncio.timeout(limit_s):
+                body = await read_body(scope, receive, self._max_body_bytes)
+        except ClientGone:
+            return
+        except TimeoutError:
+            error: FleetError = DeadlineExceeded("the request's body did not arrive within the call's time")
+            await refuse_unread(scope, receive, send, error, request_id)
+            return
+        except FleetError as refusal:
+            await refuse_unread(scope, receive, send, refusal, request_id)
+            return
+        call = Call(
+            id=InvocationId(request_id),
+            method=scope["method"],
+            target=target.rest,
+            headers=request_headers(scope["headers"]),
+            body=body,
+            accepted_ns=accepted_ns,
+            accepted_unix_ns=accepted_unix_ns,
+            deadline_ns=accepted_ns + round(limit_s * 1e9),
+        )
+        held_bytes = len(body)
+        self._body_bytes += held_bytes
+        try:
+            await self._serve(route, call, receive, send)
+        finally:
+            self._body_bytes -= held_bytes
+
+    async def _serve(self, route: Route, call: Call, receive: Receive, send: Send) -> None:
+        self._ledger.opened(
+            OpenInvocation(
+                id=call.id,
+                gateway=self.id,
+                function=route.key.name,
+                version=route.key.version,
+                accepted_unix_ms=call.accepted_unix_ns // 1_000_000,
+            )
+        )
+        watch = ClientWatch(call, receive)
+        limit = asyncio.timeout(max(0.0, (call.deadline_ns - time.monotonic_ns()) / 1e9))
+        try:
+            async with limit:
+                await self._invoker.run(route, call, send)
+        except TimeoutError:
+            await self._end_badly(route, call, self._late(route, call), send)
+        except Cut as cut:
+            self._leave(route, call, waive=True)
+            await self._end_badly(route, call, cut.error, send)
+        except FleetError as error:
+            await self._end_badly(route, call, error, send)
+        except asyncio.CancelledError:
+            call.status, call.error = CLIENT_GONE, "client_gone"
+            self._leave(route, call, waive=False)
+            if not watch.gone:
+                call.status, call.error = 503, Unavailable.code
+                raise
+            watch.absolve()
+        except Exception as error:
+            log.exception("a call failed in the gateway", extra={"invocation": call.id})
+            await self._end_badly(route, call, FleetError(f"{type(error).__name__} in the gateway"), send)
+        finally:
+            watch.stop()
+            self._leave(route, call, waive=True)
+            self._book(route, call)
+
+    async def _end_badly(self, route: Route, call: Call, error: FleetError, send: Send) -> None:
+        self._leave(route, call, waive=not isinstance(error, DeadlineExceeded))
+        if not any(phase.name == "queue" for phase in call.timeline.phases):
+            call.timeline.add("queue", call.accepted_ns, call.dispatched_ns or time.monotonic_ns())
+        await answer_error(route, call, error, send)
+
+    def _leave(self, route: Route, call: Call, *, waive: bool) -> None:
+        """Wherever the call is, it is there no longer; harmless if it was nowhere."""
+        route.queue.remove(call)
+        if call.worker is not None and call in call.worker.calls:
+            never_sent = call.attempts == 0  # it was given a slot in the moment in which it stopped waiting
+            call.billed_ms = route.leave(call, time.monotonic_ns(), waive=waive or never_sent)
+
+    def _late(self, route: Route, call: Call) -> DeadlineExceeded:
+        allowed_s = (call.deadline_ns - call.accepted_ns) / 1e9
+        if call.worker is not None and call in call.worker.calls:
+            where = f"it ran {(time.monotonic_ns() - call.dispatched_ns) / 1e9:.3g} s on its worker"
+            hint = "raise `timeout`, or make the handler quicker"
+        else:
+            failure = self._view.failures.get(route.key)
+            where = "it waited for a worker" + (
+                f", whose last start failed: {failure.error.message}" if failure else ""
+            )
+            hint = f"`fs status` and `fs logs {route.key.name}` tell why none came"
+        return DeadlineExceeded(f"function {route.key.name}: no answer within {allowed_s:g} s: {where}", hint=hint)
+
+    def _book(self, route: Route, call: Call) -> None:
+        worker = call.worker
+        queue_ns = call.queue_ns if call.attempts else time.monotonic_ns() - call.accepted_ns
+        row = InvocationRow(
+            id=call.id,
+            function=route.key.name,
+            version=route.key.version,
+            worker=worker.id if worker is not None else WorkerId(""),
+            status=call.status,
+            error=call.error,
+            start=start_kind(call, worker) if worker is not None else "cold",
+            accepted_unix_ms=call.accepted_unix_ns // 1_000_000,
+            queue_ms=queue_ns // 1_000_000,
+            billed_ms=call.billed_ms,
+            memory_bytes=route.spec.memory_bytes,
+            cost_nusd=cost(route, call),
+            attempts=call.attempts,
+        )
+        isolation, pooled = (worker.status.isolation, worker.status.pooled) if worker is not None else ("", False)
+        self._ledger.ended(InvocationTrace(row=row, timeline=call.timeline, isolation=isolation, pooled=pooled))
+
+    # ── admission ──────────────────────────────────────────────────────────────────────────────────
+
+    async def _route(self, target: Target) -> Route:
+        record = self._view.functions.get(target.name)
+        if record is None:
+            record = await self._ask(target.name)
+        key = VersionKey(target.name, record.live if target.version is None else target.version)
+        route = self._routes.get(key)
+        if route is not None:
+            return route
+        try:
+            version = await self._state.version(key)
+        except REDIS_DOWN as error:
+            raise Unavailable(f"{key} is not known here and Redis is away", retry_after_s=1) from error
+        if version is None:
+            raise NotFound(
+                f"function {key.name} has no version {key.version}", hint=f"version {record.live} is its live one"
+            )
+        return self._open_route(key, version)
+
+    async def _ask(self, name: FunctionName) -> FunctionRecord:
+        """A name that the view does not have: deployed a moment ago, or never."""
+        if len(name) <= 63:
+            try:
+                record = await self._state.function(name)
+            except REDIS_DOWN as error:
+                raise Unavailable(f"function {name} is not known here and Redis is away", retry_after_s=1) from error
+            if record is not None:
+                return record
+        near = difflib.get_close_matches(name[:63], self._view.functions, n=1)
+        hint = f"did you mean {near[0]}?" if near else "`fs ls` lists what there is"
+        raise NotFound(f"function {name[:80]} does not exist", hint=hint)
+
+    def _open_route(self, key: VersionKey, version: VersionRecord) -> Route:
+        route = self._routes.get(key)
+        if route is None:
+            route = self._routes[key] = Route(
+                key,
+                version,
+                elsewhere=lambda worker: self._view.running_elsewhere(worker, key, self.id),
+                later=asyncio.get_running_loop().call_later,
+            )
+            for status in list(self._view.statuses.values()):
+                if status.function == key.name and status.version == key.version:
+                    route.heard(status, 0)  # ready before anybody called here: hot
+        return route
+
+    def _admit(self, route: Route, body_bytes: int) -> None:
+        error = self._start_failure(route)
+        if error is not None:
+            raise error
+        if route.queue.full:
+            raise route.full()
+        if self._body_bytes + body_bytes > self._max_body_bytes * BODY_BUDGET_FACTOR:
+            raise QueueFull(
+                f"this gateway holds {self._body_bytes} bytes of bodies of calls under way and takes no more",
+                retry_after_s=route.service_time.retry_after_s(len(route.queue), len(route.workers)),
+            )
+
+    def _start_failure(self, route: Route) -> FleetError | None:
+        """The error of its starts, if they are given up and there is no worker from before."""
+        failure = self._view.failures.get(route.key)
+        if route.workers or failure is None or not broken(failure, time.time_ns() // 1_000_000):
+            return None
+        error = error_from(failure.error)
+        error.hint = (
+            error.hint or f"`fs logs {route.key.name}` tells more; it is tried again after a minute, or a deploy"
+        )
+        return error
+
+    # ── while calls wait ───────────────────────────────────────────────────────────────────────────
+
+    def _heard(self, status: WorkerStatus) -> None:
+        key = VersionKey(status.function, status.version)
+        now_ns = time.monotonic_ns()
+        route = self._routes.get(key)
+        if route is not None:
+            route.heard(status, now_ns)
+        if status.state in FINAL:
+            for waiting in self._obituaries.pop(status.worker, []):
+                if not waiting.done():
+                    waiting.set_result(status)
+
+    def check_waiting(self) -> None:
+        """Calls whose worker will not come are told so; routes that nobody needs any more are forgotten."""
+        now_ns = time.monotonic_ns()
+        for key, route in list(self._routes.items()):
+            if route.queue:
+                self._check(route, now_ns)
+            elif route.idle and not route.workers:
+                record = self._view.functions.get(key.name)
+                if record is None or record.live != key.version:
+                    del self._routes[key]
+
+    def _check(self, route: Route, now_ns: int) -> None:
+        if self._view.synced and route.key.name not in self._view.functions:
+            route.fail(NotFound(f"function {route.key.name} was deleted while the call waited"), now_ns)
+            return
+        error = self._start_failure(route)
+        if error is not None:
+            route.fail(error, now_ns)
+            return
+        reason, hopeless = self._unplaced(route, now_ns)
+        if reason is None:
+            route.unplaced_since_ns = None
+            return
+        if route.unplaced_since_ns is None:
+            route.unplaced_since_ns = now_ns
+        if hopeless:
+            route.fail(error_from(reason), now_ns)
+        elif now_ns - route.unplaced_since_ns > UNPLACED_NS:
+            route.fail(error_from(reason), now_ns - UNPLACED_NS)
+
+    def _unplaced(self, route: Route, now_ns: int) -> tuple[ErrorInfo | None, bool]:
+        """Why no node could take a worker now, if there is none to come; and whether waiting is useless."""
+        view = self._view
+        if route.workers or view.redis != "ok":
+            return None, False
+        for order in view.orders.values():
+            ours = order.version == route.key.version and order.spec.name == route.key.name
+            if ours and order.wanted == "run" and not view.worker_lost(order.worker, order.node, order.epoch, now_ns):
+                return None, False
+        candidates = Room(view, now_ns).candidates()
+        placed = place(route.spec, route.record.segment_bytes, candidates)
+        if not isinstance(placed, ErrorInfo):
+            return None, False
+        return placed, never_fits(route.spec, route.record.segment_bytes, candidates)
+
+    async def _final_status(self, worker: WorkerId) -> WorkerStatus | None:
+        """What its node says of its end, if it says so soon."""
+        known = self._view.ended.get(worker)
+        if known is not None:
+            return known
+        waiting: asyncio.Future[WorkerStatus] = asyncio.get_running_loop().create_future()
+        self._obituaries.setdefault(worker, []).append(waiting)
+        try:
+            async with asyncio.timeout(LAST_WORDS_S):
+                return await waiting
+        except TimeoutError:
+            return None
+
+    def report(self) -> GatewayReport:
+        """What waits and runs here; also what did since the last published report (see `Route.peak`)."""
+        loads = {}
+        for key, route in self._routes.items():
+            load = route.load()
+            if load.queued or load.running:
+                loads[str(key)] = load
+        return GatewayReport(gateway=self.id, loads=loads)
+
+    def published(self) -> None:
+        for route in self._routes.values():
+            route.peak = 0
+
+
+class ClientWatch:
+    """Cancels the call's task when its client leaves. Costs a timer; a task only for calls that take a while."""
+
+    def __init__(self, call: Call, receive: Receive) -> None:
+        self.gone = False
+        self._call = call
+        self._receive = receive
+        self._task = asyncio.current_task()
+        self._watcher: asyncio.Task[None] | None = None
+        self._timer = asyncio.get_running_loop().call_later(WATCH_AFTER_S, self._begin)
+
+    def _begin(self) -> None:
+        self._watcher = asyncio.get_running_loop().create_task(self._watch())
+
+    async def _watch(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        if not self._call.finished and self._task is not None:
+            self.gone = True
+            self._task.cancel()
+
+    def absolve(self) -> None:
+        """The cancellation was ours and is dealt with."""
+        if self._task is not None:
+            self._task.uncancel()
+
+    def stop(self) -> None:
+        self._timer.cancel()
+        if self._watcher is not None:
+            self._watcher.cancel()

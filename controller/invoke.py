@@ -1,0 +1,304 @@
+"""One call, from its slot on a worker to the last byte of its answer.
+
+Tries again on another worker what did not begin to answer: a worker that was full or draining ran nothing; one
+that died under the call may have, and a third death of that kind is the call's own doing. Small answers are read
+whole, so that the bill stands in their headers; everything else passes through as it comes.
+"""
+
+from __future__ import annotations
+
+import io
+import time
+from collections.abc import Awaitable, Callable
+from typing import NoReturn
+
+import aiohttp
+from yarl import URL
+
+from fleetstart.controller.headers import response_headers
+from fleetstart.controller.responses import (
+    Bill,
+    RawHeaders,
+    Send,
+    bill_headers,
+    closing_event,
+    error_event,
+    respond_error,
+)
+from fleetstart.controller.routes import BUSY_NS, SUSPECT_NS, Call, Route, Worker
+from fleetstart.runtime.contract.errors import FleetError, OutOfMemory, WorkerLost
+from fleetstart.runtime.contract.ids import WorkerId
+from fleetstart.runtime.contract.ledger import PRICE_NUSD_PER_GIB_S, StartKind, cost_nusd, dollars
+from fleetstart.runtime.contract.messages import (
+    BUSY_HEADER,
+    DEADLINE_HEADER,
+    DRAINING_HEADER,
+    ERROR_HEADER,
+    REQUEST_HEADER,
+    TOKEN_HEADER,
+    WorkerOrder,
+    WorkerStatus,
+)
+from fleetstart.runtime.contract.timeline import Timeline
+
+DEATHS_ALLOWED = 3
+"""A call that ended three workers would end the fourth: it must not eat workers for ever."""
+WHOLE_BYTES = 1 << 20
+"""Answers up to this are read before they are passed on: the bill is exact, and a worker's death can be mended."""
+LARGE_BODY_BYTES = 1 << 20
+"""Bodies beyond are written in pieces, so that other calls get their turn meanwhile."""
+CONNECT_S = 2.0
+_NO_AUTO = frozenset(("User-Agent", "Accept", "Accept-Encoding", "Content-Type"))
+_EVENT_STREAM = b"text/event-stream"
+
+
+class Died(Exception):
+    """The connection ended without an answer; the worker had the call."""
+
+
+class Unreached(Exception):
+    """No connection could be made: the worker never saw the call."""
+
+
+class HandedBack(Exception):
+    """The worker ran nothing: it is full, or draining."""
+
+
+class Cut(Exception):
+    """The answer had begun and cannot go on."""
+
+    def __init__(self, error: FleetError) -> None:
+        self.error = error
+
+
+def open_session() -> aiohttp.ClientSession:
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=600, use_dns_cache=False),
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        auto_decompress=False,
+        skip_auto_headers=_NO_AUTO,
+        max_line_size=65536,
+        max_field_size=65536,
+    )
+
+
+def start_kind(call: Call, worker: Worker) -> StartKind:
+    """hot unless the worker got ready after the call came."""
+    return worker.status.start if worker.ready_ns > call.accepted_ns else "hot"
+
+
+def join_start(call: Call, status: WorkerStatus, order: WorkerOrder | None) -> None:
+    """Puts the start that the call waited for on its timeline, as far as it fell into the call's own time."""
+    if order is not None and order.ordered_unix_ns > call.accepted_unix_ns:
+        placed_ns = call.accepted_ns + order.ordered_unix_ns - call.accepted_unix_ns
+        call.timeline.add("place", call.accepted_ns, placed_ns)
+    joined = Timeline(origin_unix_ns=call.timeline.origin_unix_ns)
+    joined.join(status.timeline)
+    for phase in joined.phases:
+        if phase.ended_ns > call.accepted_ns:
+            call.timeline.add(phase.name, max(phase.started_ns, call.accepted_ns), phase.ended_ns)
+
+
+class Invoker:
+    def __init__(
+        self,
+        session: aiohttp.ClientSession,
+        *,
+        demand: Callable[[], None],
+        order_of: Callable[[WorkerId], WorkerOrder | None],
+        final_status: Callable[[WorkerId], Awaitable[WorkerStatus | None]],
+    ) -> None:
+        self._session = session
+        self._demand = demand
+        self._order_of = order_of
+        self._final_status = final_status
+
+    async def run(self, route: Route, call: Call, send: Send) -> None:
+        """Answers the call. Errors: FleetError if nothing was sent yet, Cut if something was."""
+        again = False
+        while True:
+            worker = route.take(call, time.monotonic_ns(), first=again)
+            if worker is None:
+                turn = route.wait_again(call) if again else route.wait(call)
+                self._demand()
+                worker = await turn
+            self._seated(call, worker)
+            try:
+                await self._attempt(route, call, worker, send)
+                return
+            except HandedBack:
+                self._hand_back(route, call, worker, BUSY_NS)
+            except Unreached:
+                self._hand_back(route, call, worker, SUSPECT_NS)
+            except Died:
+                self._hand_back(route, call, worker, SUSPECT_NS)
+                call.deaths += 1
+                if call.deaths >= DEATHS_ALLOWED:
+                    await self._give_up(route, call, worker)
+            again = True
+
+    def _seated(self, call: Call, worker: Worker) -> None:
+        call.attempts += 1
+        call.queue_ns = call.dispatched_ns - call.accepted_ns
+
+    def _hand_back(self, route: Route, call: Call, worker: Worker, avoid_ns: int) -> None:
+        now_ns = time.monotonic_ns()
+        route.avoid(worker, now_ns, avoid_ns)
+        route.leave(call, now_ns, waive=True)
+
+    async def _give_up(self, route: Route, call: Call, worker: Worker) -> NoReturn:
+        status = await self._final_status(worker.id)
+        cause = status.error if status is not None else None
+        deaths = f"{call.deaths} workers ended under this call"
+        hint = f"`fs logs {route.key.name}` has their last words"
+        if cause is not None and cause.code == OutOfMemory.code:
+            raise OutOfMemory(f"function {route.key.name}: {deaths}: {cause.message}", hint=cause.hint or hint)
+        why = cause.message if cause is not None else "they closed the connection without an answer"
+        raise WorkerLost(f"function {route.key.name}: {deaths}: {why}", hint=hint)
+
+    # ── one attempt ────────────────────────────────────────────────────────────────────────────────
+
+    async def _attempt(self, route: Route, call: Call, worker: Worker, send: Send) -> None:
+        response = await self._request(call, worker)
+        try:
+            headers = response.headers
+            if response.status == 503 and (BUSY_HEADER in headers or DRAINING_HEADER in headers):
+                await self._read(response)
+                raise HandedBack
+            call.status = response.status
+            call.error = headers.get(ERROR_HEADER, "")
+            if self._is_whole(call, response):
+                await self._pass_whole(route, call, worker, response, await self._read(response), send)
+            else:
+                await self._pass_stream(route, call, worker, response, send)
+        finally:
+            response.release()
+
+    async def _request(self, call: Call, worker: Worker) -> aiohttp.ClientResponse:
+        left_ms = max(0, call.deadline_ns - time.monotonic_ns()) // 1_000_000
+        headers = [
+            *call.headers,
+            (TOKEN_HEADER, worker.status.token),
+            (REQUEST_HEADER, call.id),
+            (DEADLINE_HEADER, str(left_ms)),
+        ]
+        body: bytes | io.BytesIO | None = call.body or None
+        if len(call.body) > LARGE_BODY_BYTES:
+            body = io.BytesIO(call.body)
+        url = URL(f"http://{worker.status.endpoint}{call.target}", encoded=True)
+        try:
+            return await self._session.request(call.method, url, headers=headers, data=body, allow_redirects=False)
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+            raise Unreached from error
+        except (aiohttp.ClientError, ConnectionError) as error:
+            raise Died from error
+
+    async def _read(self, response: aiohttp.ClientResponse) -> bytes:
+        try:
+            return await response.read()
+        except (aiohttp.ClientError, ConnectionError) as error:
+            raise Died from error
+
+    def _is_whole(self, call: Call, response: aiohttp.ClientResponse) -> bool:
+        if call.method == "HEAD" or response.status in (204, 304):
+            return True
+        length = response.headers.get("Content-Length", "")
+        return length.isdecimal() and int(length) <= WHOLE_BYTES
+
+    async def _pass_whole(
+        self, route: Route, call: Call, worker: Worker, response: aiohttp.ClientResponse, body: bytes, send: Send
+    ) -> None:
+        now_ns = time.monotonic_ns()
+        self._close_queue(call, worker)
+        call.timeline.add("execute", call.dispatched_ns, now_ns)
+        call.billed_ms = route.leave(call, now_ns, waive=False)
+        headers = self._head(route, call, worker, response, keep_length=True)
+        headers += bill_headers(call.billed_ms, cost(route, call), call.timeline.server_timing())
+        call.begun = call.finished = True
+        await send({"type": "http.response.start", "status": response.status, "headers": headers})
+        await send({"type": "http.response.body", "body": body, "more_body": False})
+
+    async def _pass_stream(
+        self, route: Route, call: Call, worker: Worker, response: aiohttp.ClientResponse, send: Send
+    ) -> None:
+        """Each piece goes out when it has come in; a slow reader slows its worker down, and nothing piles up here."""
+        head_ns = time.monotonic_ns()
+        self._close_queue(call, worker)
+        call.timeline.add("execute", call.dispatched_ns, head_ns)
+        raw_type = response.headers.get("Content-Type", "").encode()
+        call.events = raw_type.startswith(_EVENT_STREAM) and "Content-Encoding" not in response.headers
+        headers = self._head(route, call, worker, response, keep_length=not call.events)
+        headers.append((b"server-timing", call.timeline.server_timing().encode()))
+        call.begun = True
+        await send({"type": "http.response.start", "status": response.status, "headers": headers})
+        tail = b""
+        try:
+            async for piece in response.content.iter_any():
+                tail = piece[-2:] if len(piece) > 1 else (tail + piece)[-2:]
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+        except (aiohttp.ClientError, ConnectionError) as error:
+            raise Cut(await self._lost_error(route, worker)) from error
+        self.close_stream(route, call, head_ns)
+        last = b""
+        if call.events:
+            last = (b"" if tail in (b"\n\n", b"") else b"\n\n") + closing_event(bill(route, call, worker))
+        call.finished = True
+        await send({"type": "http.response.body", "body": last, "more_body": False})
+
+    async def _lost_error(self, route: Route, worker: Worker) -> FleetError:
+        status = await self._final_status(worker.id)
+        cause = status.error.message if status is not None and status.error is not None else "the connection ended"
+        return WorkerLost(f"function {route.key.name}: its worker was lost in mid-answer: {cause}")
+
+    def close_stream(self, route: Route, call: Call, head_ns: int) -> None:
+        now_ns = time.monotonic_ns()
+        call.timeline.add("respond", head_ns, now_ns)
+        call.billed_ms = route.leave(call, now_ns, waive=False)
+
+    def _close_queue(self, call: Call, worker: Worker) -> None:
+        call.timeline.add("queue", call.accepted_ns, call.dispatched_ns)
+        if start_kind(call, worker) != "hot":
+            join_start(call, worker.status, self._order_of(worker.id))
+
+    def _head(
+        self, route: Route, call: Call, worker: Worker, response: aiohttp.ClientResponse, *, keep_length: bool
+    ) -> RawHeaders:
+        headers = response_headers(response.raw_headers, keep_length=keep_length)
+        headers += own_headers(route, call, worker)
+        return headers
+
+
+def own_headers(route: Route, call: Call, worker: Worker | None) -> RawHeaders:
+    headers = [(b"x-request-id", call.id.encode()), (b"fs-version", b"%d" % route.key.version)]
+    if worker is not None:
+        headers.append((b"fs-start", start_kind(call, worker).encode()))
+    return headers
+
+
+def cost(route: Route, call: Call) -> int:
+    return cost_nusd(call.billed_ms, route.spec.memory_bytes, PRICE_NUSD_PER_GIB_S)
+
+
+def bill(route: Route, call: Call, worker: Worker) -> Bill:
+    return Bill(
+        request_id=call.id,
+        billed_ms=call.billed_ms,
+        cost=dollars(cost(route, call)),
+        start=start_kind(call, worker),
+        server_timing=call.timeline.server_timing(),
+    )
+
+
+async def answer_error(route: Route, call: Call, error: FleetError, send: Send) -> None:
+    """The error as the call's answer; into the stream if it has begun; any other begun answer is left to be cut."""
+    call.error = error.code
+    call.finished = True
+    if not call.begun:
+        call.status = error.status
+        extra = own_headers(route, call, call.worker)[1:]
+        extra += bill_headers(call.billed_ms, cost(route, call), call.timeline.server_timing())
+        await respond_error(send, error, call.id, extra)
+    elif call.events and call.worker is not None:
+        last = error_event(error, call.id) + closing_event(bill(route, call, call.worker))
+        await send({"type": "http.response.body", "body": b"\n\n" + last, "more_body": False})

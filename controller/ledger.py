@@ -1,0 +1,143 @@
+"""Writes the ledger behind the calls: batched, kept and tried again while Redis is away, each row once.
+
+A call never waits for it. What was accepted is noted in fs:open by the same writer, so that rows of calls whose
+gateway died can be written by the scheduler (`close_abandoned`). The ledger takes an id once: a client that sends
+an X-Request-Id a second time is served again, and billed for the first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable
+from typing import Any, cast
+
+import msgspec
+import redis.asyncio as redis
+from redis.exceptions import NoScriptError
+
+from fleetstart.controller.state import REDIS_DOWN
+from fleetstart.runtime.contract import keys
+from fleetstart.runtime.contract.ids import InvocationId
+from fleetstart.runtime.contract.ledger import InvocationRow, InvocationTrace, OpenInvocation, append_script
+from fleetstart.runtime.contract.timeline import Timeline
+
+log = logging.getLogger(__name__)
+
+BATCH_S = 0.005
+"""Calls that end within this share one round trip; a crash loses no more than these."""
+BATCH_ROWS = 500
+TRACE_KEPT_S = 24 * 3600
+TRACES_HELD = 20_000
+"""While Redis is away rows are all kept, timelines only of so many: they are for people, not for money."""
+ABANDONED_MS = 30_000
+"""How long a dead gateway's call may be taken over by its client's retry before it is closed as lost."""
+
+
+class LedgerWriter:
+    def __init__(self, client: redis.Redis) -> None:
+        self._client = client
+        self._script = append_script()
+        self._sha = ""
+        self._open: dict[InvocationId, OpenInvocation] = {}
+        self._ended: dict[InvocationId, InvocationTrace] = {}
+        self._wake = asyncio.Event()
+
+    def opened(self, invocation: OpenInvocation) -> None:
+        self._open[invocation.id] = invocation
+        self._wake.set()
+
+    def ended(self, trace: InvocationTrace) -> None:
+        """A call that ended before its opening was written needs no opening."""
+        self._open.pop(trace.row.id, None)
+        if len(self._ended) >= TRACES_HELD:
+            trace = InvocationTrace(row=trace.row, timeline=Timeline())
+        self._ended.setdefault(trace.row.id, trace)
+        self._wake.set()
+
+    @property
+    def pending(self) -> int:
+        return len(self._open) + len(self._ended)
+
+    async def run(self) -> None:
+        while True:
+            await self._wake.wait()
+            await asyncio.sleep(BATCH_S)
+            try:
+                await self.flush()
+            except REDIS_DOWN as error:
+                log.warning("ledger rows wait for redis", extra={"rows": len(self._ended), "error": str(error)})
+                await asyncio.sleep(0.2)
+
+    async def flush(self) -> None:
+        """Writes all that is pending; what fails stays pending."""
+        self._wake.clear()
+        while self.pending:
+            opened = list(self._open.values())[:BATCH_ROWS]
+            ended = list(self._ended.values())[:BATCH_ROWS]
+            try:
+                await self._write(opened, ended)
+            except BaseException:
+                self._wake.set()
+                raise
+            for invocation in opened:
+                if self._open.get(invocation.id) is invocation:
+                    del self._open[invocation.id]
+            for trace in ended:
+                if self._ended.get(trace.row.id) is trace:
+                    del self._ended[trace.row.id]
+
+    async def _write(self, opened: list[OpenInvocation], ended: list[InvocationTrace]) -> None:
+        if not self._sha:
+            self._sha = await self._client.script_load(self._script)
+        async with self._client.pipeline(transaction=False) as pipe:
+            if opened:
+                pipe.hset(keys.OPEN, mapping={call.id: msgspec.json.encode(call) for call in opened})
+            for trace in ended:
+                self._append(pipe, trace.row)
+                pipe.set(keys.trace(trace.row.id), msgspec.json.encode(trace), ex=TRACE_KEPT_S)
+            try:
+                await pipe.execute()
+            except NoScriptError as error:
+                self._sha = ""
+                raise redis.ConnectionError("redis was restarted") from error
+
+    def _append(self, pipe: Any, row: InvocationRow) -> None:
+        written_unix_ms = time.time_ns() // 1_000_000
+        script_keys = (keys.LEDGER, keys.LEDGER_IDS, keys.OPEN)
+        pipe.evalsha(self._sha, 3, *script_keys, row.id, msgspec.json.encode(row), written_unix_ms)
+
+    async def close_abandoned(self, now_unix_ms: int) -> int:
+        """Writes a lost row for each old call whose gateway's lease is gone; how many there were."""
+        raw = await cast(Awaitable[dict[bytes, bytes]], self._client.hgetall(keys.OPEN))
+        old = [
+            call
+            for call in (msgspec.json.decode(value, type=OpenInvocation) for value in raw.values())
+            if now_unix_ms - call.accepted_unix_ms > ABANDONED_MS
+        ]
+        gateways = sorted({call.gateway for call in old})
+        alive = {name for name in gateways if await self._client.exists(keys.gateway(name))}
+        lost = [call for call in old if call.gateway not in alive]
+        for call in lost:
+            self._ended.setdefault(call.id, InvocationTrace(row=_lost_row(call), timeline=Timeline()))
+        if lost:
+            log.warning("calls of a dead gateway are closed", extra={"calls": len(lost)})
+            self._wake.set()
+        return len(lost)
+
+
+def _lost_row(call: OpenInvocation) -> InvocationRow:
+    return InvocationRow(
+        id=call.id,
+        function=call.function,
+        version=call.version,
+        status=502,
+        error="gateway_lost",
+        accepted_unix_ms=call.accepted_unix_ms,
+        queue_ms=0,
+        billed_ms=0,
+        memory_bytes=0,
+        cost_nusd=0,
+        attempts=0,
+    )

@@ -1,0 +1,112 @@
+"""The OpenAPI description of the management API; schemas come from the structs that the handlers really use."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from fleetstart.controller.resources import Deployed, FunctionInfo, SystemStatus, Usage
+from fleetstart.runtime.contract.errors import ErrorBody
+from fleetstart.runtime.contract.function import FunctionSpec
+from fleetstart.runtime.contract.ledger import InvocationRow, InvocationTrace, LogLine
+
+_STRUCTS = (
+    Deployed,
+    FunctionInfo,
+    SystemStatus,
+    Usage,
+    FunctionSpec,
+    InvocationRow,
+    InvocationTrace,
+    LogLine,
+    ErrorBody,
+)
+_REF = "#/components/schemas/{name}"
+
+
+def document(url: str) -> dict[str, Any]:
+    _, schemas = msgspec.json.schema_components(_STRUCTS, ref_template=_REF)
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "fleetstart", "version": "1"},
+        "servers": [{"url": url}],
+        "paths": _paths(),
+        "components": {"schemas": schemas},
+    }
+
+
+def _paths() -> dict[str, Any]:
+    name, key = _parameter("name", "path"), _parameter("key", "path")
+    function, limit = _parameter("function", "query"), _parameter("limit", "query", "integer")
+    return {
+        "/healthz": {"get": _operation("Whether this process serves; wakes and bills nothing", {"type": "object"})},
+        "/api/v1/status": {"get": _operation("The whole system", _ref(SystemStatus))},
+        "/api/v1/objects/{key}": {
+            "head": _operation("Whether an object is in the store", None, [key]),
+            "put": _operation("Upload a bundle or a checkpoint's object", {"type": "object"}, [key], status="201"),
+        },
+        "/api/v1/functions": {
+            "get": _operation("All functions", _list(FunctionInfo)),
+            "post": _operation("Deploy", _ref(Deployed), body=_ref(FunctionSpec)),
+        },
+        "/api/v1/functions/{name}": {
+            "get": _operation("One function", _ref(FunctionInfo), [name]),
+            "delete": _operation("Delete it and drain its workers", _ref(FunctionInfo), [name]),
+        },
+        "/api/v1/functions/{name}/logs": {
+            "get": _operation(
+                "Its log, a line of JSON each",
+                _ref(LogLine),
+                [name, _parameter("tail", "query", "integer"), _parameter("follow", "query", "integer")],
+                media="application/x-ndjson",
+            )
+        },
+        "/api/v1/invocations": {"get": _operation("Newest first", _list(InvocationRow), [function, limit])},
+        "/api/v1/invocations/{id}": {
+            "get": _operation("One invocation and its timeline", _ref(InvocationTrace), [_parameter("id", "path")])
+        },
+        "/api/v1/usage": {
+            "get": _operation(
+                "Sums of the ledger", _ref(Usage), [function, _parameter("since_unix_ms", "query", "integer")]
+            )
+        },
+    }
+
+
+def _ref(struct: type[msgspec.Struct]) -> dict[str, Any]:
+    return {"$ref": _REF.format(name=struct.__name__)}
+
+
+def _list(struct: type[msgspec.Struct]) -> dict[str, Any]:
+    return {"type": "array", "items": _ref(struct)}
+
+
+def _parameter(name: str, where: str, kind: str = "string") -> dict[str, Any]:
+    return {"name": name, "in": where, "required": where == "path", "schema": {"type": kind}}
+
+
+def _operation(
+    summary: str,
+    answer: dict[str, Any] | None,
+    parameters: list[dict[str, Any]] | None = None,
+    *,
+    status: str = "200",
+    body: dict[str, Any] | None = None,
+    media: str = "application/json",
+) -> dict[str, Any]:
+    content = {"content": {media: {"schema": answer}}} if answer is not None else {}
+    operation: dict[str, Any] = {
+        "summary": summary,
+        "parameters": parameters or [],
+        "responses": {
+            status: {"description": "done", **content},
+            "default": {
+                "description": "an error, with the status of its class",
+                "content": {"application/json": {"schema": _ref(ErrorBody)}},
+            },
+        },
+    }
+    if body is not None:
+        operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": body}}}
+    return operation

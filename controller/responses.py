@@ -1,0 +1,69 @@
+"""ASGI responses that the gateway makes itself: errors, and the headers and closing event that tell the bill."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, MutableMapping
+from math import ceil
+from typing import Any
+
+import msgspec
+
+from fleetstart.runtime.contract.errors import ErrorBody, FleetError
+from fleetstart.runtime.contract.ledger import StartKind, dollars
+from fleetstart.runtime.contract.messages import ERROR_HEADER
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+RawHeaders = list[tuple[bytes, bytes]]
+
+
+class Bill(msgspec.Struct, frozen=True, kw_only=True):
+    """Data of the event that closes a stream."""
+
+    request_id: str
+    billed_ms: int
+    cost: str
+    start: StartKind
+    server_timing: str
+
+
+def bill_headers(billed_ms: int, cost_nusd: int, server_timing: str) -> RawHeaders:
+    return [
+        (b"fs-billed-ms", b"%d" % billed_ms),
+        (b"fs-cost", dollars(cost_nusd).encode()),
+        (b"server-timing", server_timing.encode()),
+    ]
+
+
+def closing_event(bill: Bill) -> bytes:
+    """A server-sent event; clients that don't know its name pass it over."""
+    return b"event: fleetstart\ndata: " + msgspec.json.encode(bill) + b"\n\n"
+
+
+def error_event(error: FleetError, request_id: str) -> bytes:
+    return b"event: error\ndata: " + error_json(error, request_id) + b"\n\n"
+
+
+def error_json(error: FleetError, request_id: str) -> bytes:
+    return msgspec.json.encode(ErrorBody(error=error.info(), request_id=request_id))
+
+
+def error_headers(error: FleetError, request_id: str) -> RawHeaders:
+    headers = [(b"content-type", b"application/json"), (ERROR_HEADER.encode(), error.code.encode())]
+    if request_id:
+        headers.append((b"x-request-id", request_id.encode()))
+    if error.retry_after_s is not None:
+        headers.append((b"retry-after", b"%d" % max(0, ceil(error.retry_after_s))))
+    return headers
+
+
+async def respond_error(
+    send: Send, error: FleetError, request_id: str, extra: RawHeaders | None = None, *, more: bool = False
+) -> None:
+    """With `more`, the response is complete but not ended: the caller ends it with an empty body."""
+    body = error_json(error, request_id)
+    headers = [*error_headers(error, request_id), (b"content-length", b"%d" % len(body)), *(extra or [])]
+    await send({"type": "http.response.start", "status": error.status, "headers": headers})
+    await send({"type": "http.response.body", "body": body, "more_body": more})

@@ -1,0 +1,232 @@
+"""A gateway's own memory of each version: its workers, the calls on them, and the calls that wait.
+
+A call takes a free slot on the spot, without a task or a future; only if there is none does it wait in the queue,
+and the scheduler hears of it. Slots come free when calls end, and appear when a worker's status says ready.
+Nothing here waits or talks to anybody: `invoke` does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from fleetstart.controller.accounting import Meter
+from fleetstart.controller.admission import Queue, ServiceTime
+from fleetstart.controller.records import VersionKey, VersionRecord
+from fleetstart.runtime.contract.errors import FleetError, QueueFull
+from fleetstart.runtime.contract.ids import InvocationId, WorkerId
+from fleetstart.runtime.contract.messages import FunctionLoad, WorkerStatus
+from fleetstart.runtime.contract.timeline import Timeline
+
+BUSY_NS = 20_000_000
+"""How long a worker that was full (with another gateway's calls) is passed over, unless a call of ours ends there."""
+SUSPECT_NS = 500_000_000
+"""How long one that broke a connection is passed over: by then its node has told whether it lives."""
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    """One accepted invocation, from the door to its row."""
+
+    id: InvocationId
+    method: str
+    target: str
+    """Path and query as the worker shall see them."""
+    headers: list[tuple[str, str]]
+    body: bytes
+    accepted_ns: int
+    accepted_unix_ns: int
+    deadline_ns: int
+    timeline: Timeline = field(default_factory=Timeline)
+    worker: Worker | None = None
+    """Where it runs, or ran last."""
+    dispatched_ns: int = 0
+    queue_ns: int = 0
+    attempts: int = 0
+    deaths: int = 0
+    """Workers that died under it."""
+    turn: asyncio.Future[Worker] | None = None
+    begun: bool = False
+    """Whether the response's head was sent: after that it cannot be tried again."""
+    events: bool = False
+    """Whether the response is an event stream, which can tell its own end."""
+    finished: bool = False
+    """Whether all of the response was handed over for sending."""
+    status: int = 0
+    error: str = ""
+    billed_ms: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Worker:
+    status: WorkerStatus
+    ready_ns: int
+    calls: set[Call] = field(default_factory=set)
+    meter: Meter = field(default_factory=Meter)
+    avoid_until_ns: int = 0
+
+    @property
+    def id(self) -> WorkerId:
+        return self.status.worker
+
+
+class Route:
+    """Everything this gateway knows of one version."""
+
+    def __init__(
+        self,
+        key: VersionKey,
+        record: VersionRecord,
+        *,
+        elsewhere: Callable[[WorkerId], int],
+        later: Callable[[float, Callable[[], None]], object],
+    ) -> None:
+        self.key = key
+        self.record = record
+        self.spec = record.spec
+        self.queue: Queue[Call] = Queue()
+        self.workers: dict[WorkerId, Worker] = {}
+        self.service_time = ServiceTime()
+        self.peak = 0
+        """Most calls at one time since the last report: short ones between two reports keep their worker warm, too."""
+        self.unplaced_since_ns: int | None = None
+        self._leaving: dict[WorkerId, Worker] = {}
+        """Draining or gone, but with calls of ours that have not ended."""
+        self._elsewhere = elsewhere
+        self._later = later
+
+    # ── slots ──────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def running(self) -> int:
+        return sum(len(worker.calls) for worker in (*self.workers.values(), *self._leaving.values()))
+
+    @property
+    def idle(self) -> bool:
+        return not self.queue and not self.running
+
+    def take(self, call: Call, now_ns: int, *, first: bool = False) -> Worker | None:
+        """A slot on the least-loaded worker, at once or not at all. Those who wait go before all but the `first`."""
+        if self.queue and not first:
+            return None
+        return self._seat(call, now_ns)
+
+    def wait(self, call: Call) -> asyncio.Future[Worker]:
+        """The call's turn, later. Errors: QueueFull."""
+        if not self.queue.offer(call):
+            raise self.full()
+        return self._turn(call)
+
+    def wait_again(self, call: Call) -> asyncio.Future[Worker]:
+        """As the first in line: for one that was handed back."""
+        self.queue.put_back(call)
+        return self._turn(call)
+
+    def _turn(self, call: Call) -> asyncio.Future[Worker]:
+        call.turn = asyncio.get_running_loop().create_future()
+        self.peak = max(self.peak, self.running + len(self.queue))
+        return call.turn
+
+    def full(self) -> QueueFull:
+        slots = len(self.workers) * self.spec.concurrency
+        return QueueFull(
+            f"function {self.key.name}: {len(self.queue)} calls wait already",
+            hint="try again after Retry-After seconds, or raise `scale.max`",
+            retry_after_s=self.service_time.retry_after_s(len(self.queue), slots),
+        )
+
+    def pump(self, now_ns: int) -> None:
+        """Gives free slots to those who wait."""
+        while self.queue:
+            best = self._best(now_ns)
+            call = self.queue.take(now_ns) if best is not None else None
+            if best is None or call is None:
+                return
+            if call.turn is None or call.turn.done():
+                continue
+            self._sit(call, best, now_ns)
+            call.turn.set_result(best)
+
+    def fail(self, error: FleetError, waited_since_ns: int) -> None:
+        """Ends the waiting of all that were accepted before."""
+        for call in self.queue:
+            if call.accepted_ns <= waited_since_ns:
+                self.queue.remove(call)
+                if call.turn is not None and not call.turn.done():
+                    call.turn.set_exception(error)
+
+    def leave(self, call: Call, now_ns: int, *, waive: bool) -> int:
+        """The call's slot is free again; the milliseconds that it is billed for."""
+        worker = call.worker
+        if worker is None or call not in worker.calls:
+            return 0
+        worker.calls.discard(call)
+        if waive:
+            worker.meter.waive(call, now_ns)
+            billed_ms = 0
+        else:
+            billed_ms = worker.meter.end(call, now_ns)
+            self.service_time.observe((now_ns - call.dispatched_ns) / 1e9)
+        if worker.id in self._leaving and not worker.calls:
+            del self._leaving[worker.id]
+        if worker.avoid_until_ns and not waive:
+            worker.avoid_until_ns = 0
+        if self.queue:
+            self.pump(now_ns)
+        return billed_ms
+
+    def avoid(self, worker: Worker, now_ns: int, for_ns: int) -> None:
+        worker.avoid_until_ns = now_ns + for_ns
+        self._later(for_ns / 1e9 + 0.001, lambda: self.pump(time.monotonic_ns()))
+
+    def _seat(self, call: Call, now_ns: int) -> Worker | None:
+        best = self._best(now_ns)
+        if best is not None:
+            self._sit(call, best, now_ns)
+        return best
+
+    def _sit(self, call: Call, worker: Worker, now_ns: int) -> None:
+        call.worker = worker
+        call.dispatched_ns = now_ns
+        worker.calls.add(call)
+        worker.meter.begin(call, now_ns)
+        running = self.running + len(self.queue)
+        if running > self.peak:
+            self.peak = running
+
+    def _best(self, now_ns: int) -> Worker | None:
+        best: Worker | None = None
+        least = self.spec.concurrency
+        for worker in self.workers.values():
+            if worker.avoid_until_ns > now_ns or len(worker.calls) >= least:
+                continue
+            load = len(worker.calls) + self._elsewhere(worker.id)
+            if load < least:
+                best, least = worker, load
+        return best
+
+    # ── workers ────────────────────────────────────────────────────────────────────────────────────
+
+    def heard(self, status: WorkerStatus, now_ns: int) -> None:
+        """A worker's status: a ready one may be called, any other may not."""
+        known = self.workers.get(status.worker)
+        if status.state == "ready":
+            if known is None:
+                known = self._leaving.pop(status.worker, None) or Worker(status, now_ns)
+                self.workers[status.worker] = known
+            known.status = status
+            self.pump(now_ns)
+        elif known is not None:
+            del self.workers[status.worker]
+            if known.calls:
+                self._leaving[status.worker] = known
+
+    def load(self) -> FunctionLoad:
+        """For the report; what was at its peak since the last published one counts as running."""
+        per_worker = {
+            worker.id: len(worker.calls) for worker in (*self.workers.values(), *self._leaving.values()) if worker.calls
+        }
+        queued, running = len(self.queue), self.running
+        return FunctionLoad(queued, max(running, self.peak - queued), per_worker)
