@@ -5,6 +5,7 @@ Everything that blocks, copies or computes releases the GIL. `_core.pyi` is the 
 
 from fleetstart.native._core import (
     ControlBlock,
+    Decoder,
     NativeError,
     Region,
     SegmentFailed,
@@ -15,6 +16,7 @@ from fleetstart.native._core import (
 
 __all__ = [
     "ControlBlock",
+    "Decoder",
     "NativeError",
     "Region",
     "SegmentFailed",

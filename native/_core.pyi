@@ -1,7 +1,7 @@
 """The typed face of the compiled module. Everything that blocks or copies releases the GIL."""
 
 from collections.abc import Sequence
-from typing import SupportsInt
+from typing import Any, SupportsFloat, SupportsInt
 
 from typing_extensions import Buffer, CapsuleType
 
@@ -103,3 +103,57 @@ def copy_checksum(destination: Buffer, source: Buffer) -> int:
 
 def read_checksum(fd: int, file_offset: int, destination: Buffer) -> int:
     """pread of exactly len(destination) bytes, and their xxh64. OSError; EOFError says how many bytes were there."""
+
+class Decoder:
+    """Layers of a Llama model on the CPU, over weights where they lie: whatever has `__dlpack__`, held, not copied.
+
+    The arithmetic is fp32, from weights in fp32, fp16 or bf16; a row's result does not depend on the rows
+    beside it. Keys and values lie in blocks of `block_tokens`, stored as `kv_dtype` ("fp32", "fp16", "bf16").
+    """
+
+    def __init__(
+        self,
+        *,
+        hidden_size: SupportsInt,
+        head_count: SupportsInt,
+        kv_head_count: SupportsInt,
+        head_dim: SupportsInt,
+        ffn_size: SupportsInt,
+        vocab_size: SupportsInt,
+        norm_eps: SupportsFloat,
+        inverse_frequencies: Buffer,
+        layers: Sequence[Any],
+        embedding: Any,
+        final_norm: Any,
+        head: Any,
+        kv_dtype: str,
+        block_count: SupportsInt,
+        block_tokens: SupportsInt,
+        threads: SupportsInt,
+        isa: str = "auto",
+    ) -> None:
+        """`layers` holds nine tensors each: attention norm, q, k, v, o, ffn norm, gate, up, down; matrices [out, in].
+
+        `embedding`, or `final_norm` and `head`, are None in a stage that begins later or ends earlier.
+        `isa` is "auto", "avx512", "avx2" or "generic". ValueError for shapes, types and processors that do not fit.
+        """
+    @property
+    def isa(self) -> str: ...
+    def step(
+        self,
+        *,
+        tokens: Buffer | None,
+        hidden: Buffer | None,
+        positions: Buffer,
+        starts: Buffer,
+        tables: Buffer,
+        logits_rows: Buffer,
+        output: Buffer,
+    ) -> None:
+        """Runs the layers over rows of several sequences, laid end to end; see `runtime.llm.batch.Batch`.
+
+        tokens, positions [rows] int32; hidden [rows, hidden_size] fp32 instead of tokens in a later stage;
+        starts [sequences + 1], tables [sequences, width], logits_rows [n] int32; output [n, vocab_size] fp32
+        with a head, [rows, hidden_size] without. ValueError, IndexError for what would reach outside; the
+        cache is as it was then.
+        """

@@ -35,7 +35,7 @@ class Decoder(Protocol):
 class Request:
     tokens: list[int]
     max_new_tokens: int
-    sampling: SamplingParams = SamplingParams()
+    sampling: SamplingParams = field(default_factory=SamplingParams)
     stops: list[str] = field(default_factory=list)
     ignore_eos: bool = False
     deadline_ns: int | None = None

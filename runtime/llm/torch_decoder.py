@@ -7,6 +7,7 @@ context; chunks of prompts go one by one.
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass, fields
 
@@ -163,7 +164,7 @@ class TorchDecoder:
 
     def _groups(self, batch: Batch, positions: Tensor, slots: list[Tensor]) -> list[_Group]:
         starts = batch.starts
-        counts = [end - begin for begin, end in zip(starts[:-1], starts[1:], strict=True)]
+        counts = [end - begin for begin, end in itertools.pairwise(starts)]
         decodes = [s for s, count in enumerate(counts) if count == 1]
         groups = [[s] for s, count in enumerate(counts) if count > 1]
         return [

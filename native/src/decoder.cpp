@@ -1,0 +1,334 @@
+#include "decoder.hpp"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <stdexcept>
+#include <utility>
+
+namespace fs {
+namespace {
+
+constexpr std::size_t kRowGrain = 8;       // rows a thread takes at a time where work goes by rows
+constexpr std::size_t kGrainsAThread = 4;  // enough that a thread which loses its core is not waited for long
+
+void require(bool holds, const std::string& what) {
+  if (!holds) throw std::invalid_argument("decoder: " + what);
+}
+
+void require_shape(const Matrix& matrix, std::size_t rows, std::size_t columns, const char* name) {
+  require(matrix.data != nullptr && matrix.rows == rows && matrix.columns == columns,
+          std::string(name) + " must be [" + std::to_string(rows) + ", " + std::to_string(columns) + "], is [" +
+              std::to_string(matrix.rows) + ", " + std::to_string(matrix.columns) + "]");
+}
+
+std::size_t round_up(std::size_t count, std::size_t to) { return (count + to - 1) / to * to; }
+
+void make_room(std::vector<float>& buffer, std::size_t count) {
+  if (buffer.size() < count) buffer.resize(count);
+}
+
+}  // namespace
+
+LazyMemory::LazyMemory(std::size_t size_bytes) : size_bytes_(size_bytes) {
+  void* const mapped =
+      mmap(nullptr, size_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (mapped == MAP_FAILED) throw std::bad_alloc();
+  data_ = static_cast<std::byte*>(mapped);
+}
+
+LazyMemory::~LazyMemory() { munmap(data_, size_bytes_); }
+
+Decoder::Decoder(DecoderShape shape, DecoderWeights weights, unsigned threads, const std::string& isa)
+    : shape_(std::move(shape)), weights_(std::move(weights)), kernels_(kernels_named(isa)), team_(threads) {
+  const DecoderShape& s = shape_;
+  require(s.head_count > 0 && s.kv_head_count > 0 && s.head_count % s.kv_head_count == 0, "heads do not divide");
+  require(s.hidden_size % kLanes == 0 && s.ffn_size % kLanes == 0 && s.head_dim % kLanes == 0 && s.hidden_size > 0 &&
+              s.ffn_size > 0 && s.head_dim > 0,
+          "hidden size, ffn size and head size must be multiples of " + std::to_string(kLanes));
+  require(s.inverse_frequencies.size() == s.head_dim / 2, "one frequency for each pair of a head is needed");
+  require(s.block_count > 0 && s.block_tokens > 0 && s.block_tokens % 4 == 0, "block size must be a multiple of 4");
+  require(!weights_.layers.empty(), "no layers");
+  const std::size_t q_width = s.head_count * s.head_dim, kv_width = s.kv_head_count * s.head_dim;
+  for (const DecoderLayer& layer : weights_.layers) {
+    require_shape(layer.attention_norm, 1, s.hidden_size, "attention norm");
+    require_shape(layer.q, q_width, s.hidden_size, "q");
+    require_shape(layer.k, kv_width, s.hidden_size, "k");
+    require_shape(layer.v, kv_width, s.hidden_size, "v");
+    require_shape(layer.o, s.hidden_size, q_width, "o");
+    require_shape(layer.ffn_norm, 1, s.hidden_size, "ffn norm");
+    require_shape(layer.gate, s.ffn_size, s.hidden_size, "gate");
+    require_shape(layer.up, s.ffn_size, s.hidden_size, "up");
+    require_shape(layer.down, s.hidden_size, s.ffn_size, "down");
+  }
+  if (has_embedding()) require_shape(weights_.embedding, s.vocab_size, s.hidden_size, "embedding");
+  if (has_head()) {
+    require_shape(weights_.head, s.vocab_size, s.hidden_size, "head");
+    require_shape(weights_.final_norm, 1, s.hidden_size, "final norm");
+  }
+  head_block_bytes_ = s.block_tokens * s.head_dim * width_bytes(s.kv_type);
+  layer_block_bytes_ = 2 * s.kv_head_count * head_block_bytes_;
+  block_bytes_ = weights_.layers.size() * layer_block_bytes_;
+  cache_ = std::make_unique<LazyMemory>(s.block_count * block_bytes_);
+  local_.resize(team_.threads());
+}
+
+std::byte* Decoder::key_at(std::size_t layer, std::size_t block, std::size_t kv_head) const {
+  return cache_->data() + block * block_bytes_ + layer * layer_block_bytes_ + kv_head * head_block_bytes_;
+}
+
+std::byte* Decoder::value_at(std::size_t layer, std::size_t block, std::size_t kv_head) const {
+  return key_at(layer, block, shape_.kv_head_count + kv_head);
+}
+
+void Decoder::step(const DecoderBatch& batch) {
+  if (stepping_.exchange(true)) throw std::logic_error("decoder: another thread is in a step");
+  struct Release {
+    std::atomic<bool>& flag;
+    ~Release() { flag.store(false); }
+  } const release{stepping_};
+  check(batch);
+  if (batch.rows == 0) return;
+  prepare(batch);
+  embed(batch);
+  for (std::size_t index = 0; index < weights_.layers.size(); ++index) {
+    attention(batch, weights_.layers[index], index);
+    ffn(batch, weights_.layers[index]);
+  }
+  finish(batch);
+}
+
+void Decoder::check(const DecoderBatch& b) const {
+  require((b.tokens != nullptr) == has_embedding() && (b.hidden == nullptr) == has_embedding(),
+          "the first stage takes tokens, the others hidden states");
+  require(b.starts[0] == 0 && static_cast<std::size_t>(b.starts[b.sequences]) == b.rows, "starts do not span the rows");
+  for (std::size_t s = 0; s < b.sequences; ++s) {
+    const std::int32_t begin = b.starts[s], end = b.starts[s + 1];
+    // Ends are checked before anything is read at them: they need not rise.
+    require(0 <= begin && begin < end && static_cast<std::size_t>(end) <= b.rows, "starts must rise within the rows");
+    const std::int32_t position = b.positions[begin];
+    require(position >= 0, "a position is negative");
+    for (std::int32_t row = begin; row < end; ++row)
+      require(b.positions[row] == position + (row - begin), "positions of a sequence must be consecutive");
+    const std::size_t blocks =
+        round_up(static_cast<std::size_t>(position) + static_cast<std::size_t>(end - begin), shape_.block_tokens) /
+        shape_.block_tokens;
+    require(blocks <= b.table_width, "a block table is too short for its positions");
+    for (std::size_t i = 0; i < blocks; ++i) {
+      const std::int32_t block = b.tables[s * b.table_width + i];
+      if (block < 0 || static_cast<std::size_t>(block) >= shape_.block_count)
+        throw std::out_of_range("decoder: block " + std::to_string(block) + " of a pool of " +
+                                std::to_string(shape_.block_count));
+    }
+  }
+  if (b.tokens != nullptr)
+    for (std::size_t row = 0; row < b.rows; ++row)
+      if (b.tokens[row] < 0 || static_cast<std::size_t>(b.tokens[row]) >= shape_.vocab_size)
+        throw std::out_of_range("decoder: token " + std::to_string(b.tokens[row]) + " of a vocabulary of " +
+                                std::to_string(shape_.vocab_size));
+  if (has_head())
+    for (std::size_t i = 0; i < b.logits_count; ++i)
+      if (b.logits_rows[i] < 0 || static_cast<std::size_t>(b.logits_rows[i]) >= b.rows)
+        throw std::out_of_range("decoder: logits of row " + std::to_string(b.logits_rows[i]) + " of " +
+                                std::to_string(b.rows));
+}
+
+void Decoder::prepare(const DecoderBatch& b) {
+  const DecoderShape& s = shape_;
+  const std::size_t group = s.head_count / s.kv_head_count, half_dim = s.head_dim / 2;
+  const std::size_t q_width = s.head_count * s.head_dim, kv_width = s.kv_head_count * s.head_dim;
+  make_room(x_, b.rows * s.hidden_size);
+  make_room(normed_, std::max(b.rows, b.logits_count) * s.hidden_size);
+  make_room(qkv_, b.rows * (q_width + 2 * kv_width));
+  make_room(mixed_, b.rows * q_width);
+  make_room(gate_, b.rows * s.ffn_size);
+  make_room(up_, b.rows * s.ffn_size);
+  make_room(cosines_, b.rows * half_dim);
+  make_room(sines_, b.rows * half_dim);
+  sequence_of_.resize(b.rows);
+  tiles_.clear();
+  std::size_t longest = 0;
+  for (std::size_t sequence = 0; sequence < b.sequences; ++sequence) {
+    const auto begin = static_cast<std::size_t>(b.starts[sequence]), end = static_cast<std::size_t>(b.starts[sequence + 1]);
+    std::fill(sequence_of_.begin() + static_cast<std::ptrdiff_t>(begin),
+              sequence_of_.begin() + static_cast<std::ptrdiff_t>(end), static_cast<std::uint32_t>(sequence));
+    longest = std::max(longest, static_cast<std::size_t>(b.positions[end - 1]) + 1);
+    const std::size_t queries = (end - begin) * group;
+    for (std::size_t head = 0; head < s.kv_head_count; ++head)
+      for (std::size_t first = 0; first < queries; first += kQueryTile)
+        tiles_.push_back({static_cast<std::uint32_t>(sequence), static_cast<std::uint32_t>(head),
+                          static_cast<std::uint32_t>(first),
+                          static_cast<std::uint32_t>(std::min(kQueryTile, queries - first))});
+  }
+  const std::size_t widest = std::max({s.hidden_size, s.ffn_size, q_width});
+  for (Thread& local : local_) {
+    make_room(local.panel, std::max(kPanelFloats, widest));
+    make_room(local.queries, kQueryTile * s.head_dim);
+    make_room(local.scores, kQueryTile * round_up(round_up(longest, s.block_tokens), kLanes));
+    local.keys.resize(std::max(local.keys.size(), b.table_width));
+    local.values.resize(local.keys.size());
+  }
+  each_row(b.rows, [&](std::size_t row) {
+    const auto position = static_cast<float>(b.positions[row]);
+    for (std::size_t i = 0; i < half_dim; ++i) {
+      const float angle = position * s.inverse_frequencies[i];
+      cosines_[row * half_dim + i] = std::cos(angle);
+      sines_[row * half_dim + i] = std::sin(angle);
+    }
+  });
+}
+
+void Decoder::embed(const DecoderBatch& b) {
+  const std::size_t hidden = shape_.hidden_size;
+  if (b.hidden != nullptr) {
+    std::memcpy(x_.data(), b.hidden, b.rows * hidden * sizeof(float));
+    return;
+  }
+  const Matrix& table = weights_.embedding;
+  const auto* const rows = static_cast<const std::byte*>(table.data);
+  for (std::size_t row = 0; row < b.rows; ++row)
+    kernels_.widen(rows + static_cast<std::size_t>(b.tokens[row]) * hidden * width_bytes(table.type), table.type, hidden,
+                   x_.data() + row * hidden);
+}
+
+void Decoder::attention(const DecoderBatch& b, const DecoderLayer& layer, std::size_t index) {
+  const DecoderShape& s = shape_;
+  const std::size_t q_width = s.head_count * s.head_dim, kv_width = s.kv_head_count * s.head_dim;
+  const std::size_t stride = q_width + 2 * kv_width;
+  norm(x_.data(), b.rows, layer.attention_norm);
+  const Projection inward[] = {{&layer.q, qkv_.data(), stride},
+                               {&layer.k, qkv_.data() + q_width, stride},
+                               {&layer.v, qkv_.data() + q_width + kv_width, stride}};
+  project(normed_.data(), s.hidden_size, b.rows, inward, 3, false);
+  each_row(b.rows, [&](std::size_t row) { place(b, index, row); });
+  team_.run(tiles_.size(),
+            [&](std::size_t tile, unsigned thread) { attend(b, index, tiles_[tile], thread); });
+  const Projection outward{&layer.o, x_.data(), s.hidden_size};
+  project(mixed_.data(), q_width, b.rows, &outward, 1, true);
+}
+
+// Rotates a row's queries and keys, and puts its key and value into its sequence's block.
+void Decoder::place(const DecoderBatch& b, std::size_t index, std::size_t row) {
+  const DecoderShape& s = shape_;
+  const std::size_t q_width = s.head_count * s.head_dim, kv_width = s.kv_head_count * s.head_dim;
+  float* const q = qkv_.data() + row * (q_width + 2 * kv_width);
+  float* const k = q + q_width;
+  const float* const v = k + kv_width;
+  // Queries and keys are neighbours: one call turns both.
+  kernels_.rotate(q, s.head_count + s.kv_head_count, s.head_dim, cosines_.data() + row * (s.head_dim / 2),
+                  sines_.data() + row * (s.head_dim / 2));
+  const auto position = static_cast<std::size_t>(b.positions[row]);
+  const std::int32_t* const table = b.tables + sequence_of_[row] * b.table_width;
+  const auto block = static_cast<std::size_t>(table[position / s.block_tokens]);
+  const std::size_t offset = position % s.block_tokens * s.head_dim * width_bytes(s.kv_type);
+  for (std::size_t head = 0; head < s.kv_head_count; ++head) {
+    kernels_.narrow(k + head * s.head_dim, s.kv_type, s.head_dim, key_at(index, block, head) + offset);
+    kernels_.narrow(v + head * s.head_dim, s.kv_type, s.head_dim, value_at(index, block, head) + offset);
+  }
+}
+
+void Decoder::attend(const DecoderBatch& b, std::size_t index, const QueryTile& tile, unsigned thread) {
+  const DecoderShape& s = shape_;
+  Thread& local = local_[thread];
+  const std::size_t group = s.head_count / s.kv_head_count, q_width = s.head_count * s.head_dim;
+  const std::size_t stride = q_width + 2 * s.kv_head_count * s.head_dim;
+  const float scale = 1.0f / std::sqrt(static_cast<float>(s.head_dim));
+  const auto begin = static_cast<std::size_t>(b.starts[tile.sequence]);
+  std::size_t limits[kQueryTile];
+  float* outputs[kQueryTile];
+  for (std::size_t i = 0; i < tile.count; ++i) {
+    const std::size_t row = begin + (tile.first + i) / group;
+    const std::size_t head = tile.kv_head * group + (tile.first + i) % group;
+    const float* const query = qkv_.data() + row * stride + head * s.head_dim;
+    for (std::size_t d = 0; d < s.head_dim; ++d) local.queries[i * s.head_dim + d] = query[d] * scale;
+    limits[i] = static_cast<std::size_t>(b.positions[row]) + 1;
+    outputs[i] = mixed_.data() + row * q_width + head * s.head_dim;
+  }
+  const std::size_t context = limits[tile.count - 1];
+  const std::int32_t* const table = b.tables + tile.sequence * b.table_width;
+  for (std::size_t i = 0; i * s.block_tokens < context; ++i) {
+    local.keys[i] = key_at(index, static_cast<std::size_t>(table[i]), tile.kv_head);
+    local.values[i] = value_at(index, static_cast<std::size_t>(table[i]), tile.kv_head);
+  }
+  kernels_.attend({local.queries.data(), tile.count, limits, s.head_dim, local.keys.data(), local.values.data(),
+                   s.kv_type, s.block_tokens, local.scores.data(),
+                   round_up(round_up(context, s.block_tokens), kLanes), outputs});
+}
+
+void Decoder::ffn(const DecoderBatch& b, const DecoderLayer& layer) {
+  const std::size_t hidden = shape_.hidden_size, ffn_size = shape_.ffn_size;
+  norm(x_.data(), b.rows, layer.ffn_norm);
+  // Both halves of one range of columns in one task, so that the gate is applied while they are in cache.
+  const std::size_t columns = grain(layer.gate, b.rows);
+  team_.run((ffn_size + columns - 1) / columns, [&](std::size_t task, unsigned thread) {
+    const std::size_t begin = task * columns, end = std::min(begin + columns, ffn_size);
+    float* const panel = local_[thread].panel.data();
+    kernels_.multiply(normed_.data(), hidden, b.rows, layer.gate, begin, end, gate_.data(), ffn_size, false, panel);
+    kernels_.multiply(normed_.data(), hidden, b.rows, layer.up, begin, end, up_.data(), ffn_size, false, panel);
+    for (std::size_t row = 0; row < b.rows; ++row)
+      kernels_.gate(gate_.data() + row * ffn_size + begin, up_.data() + row * ffn_size + begin, end - begin);
+  });
+  const Projection down{&layer.down, x_.data(), hidden};
+  project(gate_.data(), ffn_size, b.rows, &down, 1, true);
+}
+
+void Decoder::finish(const DecoderBatch& b) {
+  const std::size_t hidden = shape_.hidden_size;
+  if (!has_head()) {
+    std::memcpy(b.output, x_.data(), b.rows * hidden * sizeof(float));
+    return;
+  }
+  for (std::size_t i = 0; i < b.logits_count; ++i)
+    kernels_.norm(x_.data() + static_cast<std::size_t>(b.logits_rows[i]) * hidden, weights_.final_norm, shape_.norm_eps,
+                  normed_.data() + i * hidden);
+  const Projection logits{&weights_.head, b.output, shape_.vocab_size};
+  if (b.logits_count != 0) project(normed_.data(), hidden, b.logits_count, &logits, 1, false);
+}
+
+template <class Body>
+void Decoder::each_row(std::size_t rows, const Body& body) {
+  team_.run((rows + kRowGrain - 1) / kRowGrain, [&](std::size_t task, unsigned) {
+    const std::size_t end = std::min(rows, (task + 1) * kRowGrain);
+    for (std::size_t row = task * kRowGrain; row < end; ++row) body(row);
+  });
+}
+
+void Decoder::norm(const float* x, std::size_t rows, const Matrix& weight) {
+  const std::size_t hidden = shape_.hidden_size;
+  each_row(rows, [&](std::size_t row) {
+    kernels_.norm(x + row * hidden, weight, shape_.norm_eps, normed_.data() + row * hidden);
+  });
+}
+
+// Rows of a matrix that a thread takes at a time: a few shares each, and no less than one widened panel.
+std::size_t Decoder::grain(const Matrix& matrix, std::size_t rows) const {
+  if (team_.threads() == 1) return matrix.rows;
+  const std::size_t share = matrix.rows / (team_.threads() * kGrainsAThread) + 1;
+  const std::size_t panel = rows > kLanes ? std::max<std::size_t>(kPanelFloats / matrix.columns / 4, 16) : 16;
+  return round_up(std::max(share, panel), 8);
+}
+
+void Decoder::project(const float* x, std::size_t x_stride, std::size_t rows, const Projection* begin,
+                      std::size_t count, bool onto) {
+  std::size_t tasks = 0;
+  for (std::size_t i = 0; i < count; ++i) {
+    const std::size_t step = grain(*begin[i].matrix, rows);
+    tasks += (begin[i].matrix->rows + step - 1) / step;
+  }
+  team_.run(tasks, [&](std::size_t task, unsigned thread) {
+    const Projection* projection = begin;
+    std::size_t step = grain(*projection->matrix, rows);
+    for (std::size_t own; task >= (own = (projection->matrix->rows + step - 1) / step);) {
+      task -= own;
+      ++projection;
+      step = grain(*projection->matrix, rows);
+    }
+    const std::size_t first = task * step, last = std::min(first + step, projection->matrix->rows);
+    kernels_.multiply(x, x_stride, rows, *projection->matrix, first, last, projection->output, projection->stride, onto,
+                      local_[thread].panel.data());
+  });
+}
+
+}  // namespace fs

@@ -1,0 +1,128 @@
+// Layers of a Llama model on the CPU: weights where they lie, keys and values in blocks, one call a step.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "decoder_kernels.hpp"
+#include "decoder_threads.hpp"
+
+namespace fs {
+
+struct DecoderShape {
+  std::size_t hidden_size, head_count, kv_head_count, head_dim, ffn_size, vocab_size;
+  float norm_eps;
+  std::vector<float> inverse_frequencies;  // head_dim / 2, radians a position
+  std::size_t block_count, block_tokens;
+  Type kv_type;
+};
+
+struct DecoderLayer {
+  Matrix attention_norm, q, k, v, o, ffn_norm, gate, up, down;
+};
+
+// What is empty at either end belongs to another stage.
+struct DecoderWeights {
+  std::vector<DecoderLayer> layers;
+  Matrix embedding, final_norm, head;
+};
+
+// Rows of several sequences end to end; see Batch in runtime/llm/batch.py.
+struct DecoderBatch {
+  const std::int32_t* tokens;  // or null, and `hidden` [rows][hidden_size]
+  const float* hidden;
+  const std::int32_t* positions;
+  std::size_t rows;
+  const std::int32_t* starts;  // sequences + 1
+  std::size_t sequences;
+  const std::int32_t* tables;  // [sequences][table_width], -1 pads
+  std::size_t table_width;
+  const std::int32_t* logits_rows;
+  std::size_t logits_count;
+  float* output;  // [logits_count][vocab_size] with a head, else [rows][hidden_size]
+};
+
+// Zeroed memory whose pages cost nothing until they are touched.
+class LazyMemory {
+ public:
+  explicit LazyMemory(std::size_t size_bytes);
+  ~LazyMemory();
+  LazyMemory(const LazyMemory&) = delete;
+  LazyMemory& operator=(const LazyMemory&) = delete;
+  std::byte* data() const { return data_; }
+  std::size_t size_bytes() const { return size_bytes_; }
+
+ private:
+  std::byte* data_ = nullptr;
+  std::size_t size_bytes_;
+};
+
+// Does not own the weights' memory: who binds it does. `step` is for one thread at a time.
+class Decoder {
+ public:
+  // std::invalid_argument for shapes that do not fit together or that the kernels do not take.
+  Decoder(DecoderShape shape, DecoderWeights weights, unsigned threads, const std::string& isa);
+
+  // std::invalid_argument, std::out_of_range for a batch that would read or write where it must not;
+  // nothing was changed then. std::logic_error if another thread is in a step.
+  void step(const DecoderBatch& batch);
+
+  const char* isa() const { return kernels_.name; }
+  const DecoderShape& shape() const { return shape_; }
+  bool has_embedding() const { return weights_.embedding.data != nullptr; }
+  bool has_head() const { return weights_.head.data != nullptr; }
+
+ private:
+  struct Projection {
+    const Matrix* matrix;
+    float* output;
+    std::size_t stride;
+  };
+  struct QueryTile {
+    std::uint32_t sequence, kv_head, first, count;  // of the sequence's rows times query heads a kv head
+  };
+
+  void check(const DecoderBatch& batch) const;
+  void prepare(const DecoderBatch& batch);
+  void embed(const DecoderBatch& batch);
+  void attention(const DecoderBatch& batch, const DecoderLayer& layer, std::size_t index);
+  void place(const DecoderBatch& batch, std::size_t index, std::size_t row);
+  void attend(const DecoderBatch& batch, std::size_t index, const QueryTile& tile, unsigned thread);
+  void ffn(const DecoderBatch& batch, const DecoderLayer& layer);
+  void finish(const DecoderBatch& batch);
+
+  template <class Body>
+  void each_row(std::size_t rows, const Body& body);
+  void norm(const float* x, std::size_t rows, const Matrix& weight);
+  void project(const float* x, std::size_t x_stride, std::size_t rows, const Projection* begin, std::size_t count,
+               bool onto);
+  std::size_t grain(const Matrix& matrix, std::size_t rows) const;
+
+  std::byte* key_at(std::size_t layer, std::size_t block, std::size_t kv_head) const;
+  std::byte* value_at(std::size_t layer, std::size_t block, std::size_t kv_head) const;
+
+  const DecoderShape shape_;
+  const DecoderWeights weights_;
+  const Kernels& kernels_;
+  ThreadTeam team_;
+
+  // A block holds all layers, [layer][key, value][kv_head][token][head_dim]: it moves as one piece.
+  std::size_t head_block_bytes_, layer_block_bytes_, block_bytes_;
+  std::unique_ptr<LazyMemory> cache_;
+  std::atomic<bool> stepping_{false};
+
+  struct Thread {
+    std::vector<float> panel, queries, scores;
+    std::vector<const void*> keys, values;
+  };
+  std::vector<Thread> local_;
+  std::vector<float> x_, normed_, qkv_, mixed_, gate_, up_, cosines_, sines_;
+  std::vector<std::uint32_t> sequence_of_;
+  std::vector<QueryTile> tiles_;
+};
+
+}  // namespace fs

@@ -1,0 +1,64 @@
+// The arithmetic of a decoder for one kind of processor each, behind one table of functions.
+//
+// Everything accumulates in fp32, and in an order that depends on the length of a row alone: lanes along
+// the row, then a fixed tree over the lanes. So a row's result is the same bits in whatever batch it is.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+namespace fs {
+
+enum class Type { f32, f16, bf16 };
+
+inline std::size_t width_bytes(Type type) { return type == Type::f32 ? 4 : 2; }
+
+// Weights as they are stored, row-major and without gaps; `columns` is a multiple of kLanes.
+struct Matrix {
+  const void* data = nullptr;
+  Type type = Type::f32;
+  std::size_t rows = 0;
+  std::size_t columns = 0;
+};
+
+constexpr std::size_t kLanes = 16;       // the widest vector, in floats
+constexpr std::size_t kQueryTile = 6;    // query rows of one attention tile, at most
+constexpr std::size_t kPanelFloats = 64 * 1024;  // of weights widened at a time: 256 KiB, well inside L2
+
+// Queries of one key-value head over one sequence's blocks.
+struct AttentionTile {
+  const float* queries;      // [rows][head_dim], already scaled
+  std::size_t rows;          // 1 to kQueryTile
+  const std::size_t* limits; // keys that each row sees; not falling
+  std::size_t head_dim;
+  const void* const* keys;   // per block [block_tokens][head_dim]
+  const void* const* values;
+  Type type;
+  std::size_t block_tokens;  // a multiple of 4
+  float* scores;             // room for rows * stride
+  std::size_t stride;        // floats, a multiple of kLanes, at least the largest limit rounded up to blocks
+  float* const* outputs;     // per row, [head_dim]
+};
+
+struct Kernels {
+  const char* name;
+  // y[m][n] (+)= sum over k of x[m][k] * w[n][k], for n in [begin, end). `scratch`: kPanelFloats floats,
+  // or one row of w if that is more.
+  void (*multiply)(const float* x, std::size_t x_stride, std::size_t rows, const Matrix& w, std::size_t begin,
+                   std::size_t end, float* y, std::size_t y_stride, bool add, float* scratch);
+  void (*norm)(const float* x, const Matrix& weight, float epsilon, float* y);
+  // Turns `count` heads, one after the other; a head's first half pairs with its second.
+  void (*rotate)(float* heads, std::size_t count, std::size_t head_dim, const float* cosines, const float* sines);
+  // gate = gate / (1 + exp(-gate)) * up
+  void (*gate)(float* gate, const float* up, std::size_t count);
+  void (*widen)(const void* from, Type type, std::size_t count, float* to);
+  void (*narrow)(const float* from, Type type, std::size_t count, void* to);
+  void (*attend)(const AttentionTile& tile);
+};
+
+// "auto" (the best that this processor has), "avx512", "avx2" or "generic". std::invalid_argument if the
+// processor lacks it.
+const Kernels& kernels_named(const std::string& name);
+
+}  // namespace fs

@@ -1,0 +1,168 @@
+"""From a checkpoint and settings to an engine that is ready: which decoder, how many blocks, in what order.
+
+The tokenizer takes longer to parse than weights take to bind, so it is parsed in a thread beside them.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import msgspec
+import torch
+
+from fleetstart.runtime.contract.errors import CheckpointInvalid, InvalidSpec
+from fleetstart.runtime.contract.function import LLMSettings
+from fleetstart.runtime.llm.blocks import BlockPool
+from fleetstart.runtime.llm.config import LlamaConfig, read_config
+from fleetstart.runtime.llm.engine import Decoder, Engine
+from fleetstart.runtime.llm.layers import gather
+from fleetstart.runtime.llm.native_decoder import NativeDecoder, runs_natively
+from fleetstart.runtime.llm.sampler import SamplingParams
+from fleetstart.runtime.llm.scheduler import Scheduler
+from fleetstart.runtime.llm.tokenizer import ChatTemplate, Tokenizer, read_chat_template
+from fleetstart.runtime.llm.torch_decoder import TorchDecoder
+from fleetstart.runtime.llm.weights import Weights, optional_file
+
+BLOCK_TOKENS = 16
+"""Tokens a block: half of it is wasted a sequence, and the CPU kernels take four keys at a time."""
+STEP_TOKENS = 256
+"""Rows a step on the CPU: long enough that weights are read once for many rows, short enough (some 0.3 s for
+a small model on one core) that those who decode beside a long prompt do not stall."""
+CUDA_STEP_TOKENS = 2048
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """A model ready to serve, and what the server must know of it."""
+
+    engine: Engine
+    tokenizer: Tokenizer
+    chat_template: ChatTemplate | None
+    sampling: SamplingParams
+    """What the checkpoint samples with where a request does not say."""
+
+
+def load_model(weights: Weights, settings: LLMSettings, *, threads: int, device: str = "auto") -> Model:
+    """Errors: CheckpointInvalid, InvalidSpec if the KV memory holds not even a few tokens."""
+    parsing = _Beside(lambda: Tokenizer(_required_file(weights, "tokenizer.json")))
+    generation = optional_file(weights, "generation_config.json")
+    config = read_config(_required_file(weights, "config.json"), generation)
+    chosen = _device(device)
+    step_tokens = STEP_TOKENS if chosen.type == "cpu" else CUDA_STEP_TOKENS
+    pool = _pool(config, settings)
+    scheduler = Scheduler(
+        pool,
+        max_batch=settings.max_batch,
+        token_budget=max(step_tokens, settings.max_batch),
+        context_tokens=min(settings.max_context_tokens, config.max_positions),
+    )
+    decoder = _decoder(weights, config, settings, chosen, pool, settings.threads or threads or _cores())
+    template = read_chat_template(
+        optional_file(weights, "tokenizer_config.json"), optional_file(weights, "chat_template.jinja")
+    )
+    tokenizer = parsing.result()
+    return Model(
+        engine=Engine(decoder, scheduler, tokenizer, config.eos_ids),
+        tokenizer=tokenizer,
+        chat_template=template,
+        sampling=default_sampling(generation),
+    )
+
+
+def _decoder(
+    weights: Weights, config: LlamaConfig, settings: LLMSettings, device: torch.device, pool: BlockPool, threads: int
+) -> Decoder:
+    stage = gather(weights, config, 0, config.layer_count)
+    if device.type == "cpu" and runs_natively(config):
+        return NativeDecoder(
+            config,
+            stage,
+            kv_dtype=settings.dtype,
+            block_count=pool.block_count,
+            block_tokens=pool.block_tokens,
+            threads=threads,
+        )
+    return TorchDecoder(
+        config,
+        stage,
+        device=device,
+        dtype=DTYPES[settings.dtype],
+        block_count=pool.block_count,
+        block_tokens=pool.block_tokens,
+    )
+
+
+def _pool(config: LlamaConfig, settings: LLMSettings) -> BlockPool:
+    """As many blocks as the memory holds, but no more than the batch can ever use."""
+    width_bytes = DTYPES[settings.dtype].itemsize
+    block_bytes = 2 * config.layer_count * config.kv_width * width_bytes * BLOCK_TOKENS
+    context = min(settings.max_context_tokens, config.max_positions)
+    useful = settings.max_batch * -(-context // BLOCK_TOKENS)
+    count = min(settings.kv_memory_bytes // block_bytes, useful)
+    if count < 2:
+        raise InvalidSpec(
+            f"llm: kv_memory of {settings.kv_memory_bytes} bytes holds {count} blocks of {block_bytes} bytes, "
+            "at least 2 are needed",
+            hint="give the function more kv_memory",
+        )
+    return BlockPool(count, BLOCK_TOKENS)
+
+
+def default_sampling(generation: bytes | None) -> SamplingParams:
+    """generation_config.json's wish: greedy if it says so, else its temperature, top_k and top_p."""
+    fields = msgspec.json.decode(generation, type=dict[str, Any]) if generation else {}
+    if fields.get("do_sample") is False:
+        return SamplingParams(temperature=0.0)
+    return SamplingParams(
+        temperature=float(fields.get("temperature") or 1.0),
+        top_k=int(fields.get("top_k") or 0),
+        top_p=float(fields.get("top_p") or 1.0),
+    )
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return torch.device(name)
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0))
+
+
+def _required_file(weights: Weights, name: str) -> bytes:
+    data = optional_file(weights, name)
+    if data is None:
+        raise CheckpointInvalid(f"the checkpoint has no {name}", hint="put it beside the safetensors and deploy again")
+    return data
+
+
+class _Beside(Generic[Result]):
+    """One call in a thread of its own; `result` gives its value or raises its error."""
+
+    def __init__(self, call: Callable[[], Result]) -> None:
+        self._call = call
+        self._value: Result | None = None
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="llm-tokenizer", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._value = self._call()
+        except BaseException as error:
+            self._error = error
+
+    def result(self) -> Result:
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+        assert self._value is not None
+        return self._value

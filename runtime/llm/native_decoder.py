@@ -1,0 +1,102 @@
+"""The decoder on the CPU: one native call a step over the weights as they lie in the segment.
+
+What it computes is what `torch_decoder` computes; the arithmetic is fp32 whatever the weights are stored
+as, and a row's result does not depend on the rows beside it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fleetstart.native import Decoder
+from fleetstart.runtime.llm.batch import Batch
+from fleetstart.runtime.llm.config import LlamaConfig
+from fleetstart.runtime.llm.layers import LayerWeights, StageWeights
+from fleetstart.runtime.llm.rope import inverse_frequencies
+
+LANES = 16
+"""Numbers in the widest vector: rows of every matrix must be whole vectors."""
+
+
+def runs_natively(config: LlamaConfig) -> bool:
+    """Whether the kernels take these shapes; every published Llama has them."""
+    return not any(width % LANES for width in (config.hidden_size, config.ffn_size, config.head_dim))
+
+
+class NativeDecoder:
+    """Layers of one stage with their KV blocks. `forward` is for one thread at a time."""
+
+    def __init__(
+        self,
+        config: LlamaConfig,
+        weights: StageWeights,
+        *,
+        kv_dtype: str,
+        block_count: int,
+        block_tokens: int,
+        threads: int,
+        isa: str = "auto",
+    ) -> None:
+        self._hidden_size = config.hidden_size
+        self._vocab_size = config.vocab_size
+        self._last = weights.head is not None
+        self._decoder = Decoder(
+            hidden_size=config.hidden_size,
+            head_count=config.head_count,
+            kv_head_count=config.kv_head_count,
+            head_dim=config.head_dim,
+            ffn_size=config.ffn_size,
+            vocab_size=config.vocab_size,
+            norm_eps=config.norm_eps,
+            inverse_frequencies=inverse_frequencies(config).numpy(),
+            layers=[_in_order(layer) for layer in weights.layers],
+            embedding=weights.embedding,
+            final_norm=weights.final_norm,
+            head=weights.head,
+            kv_dtype=kv_dtype,
+            block_count=block_count,
+            block_tokens=block_tokens,
+            threads=threads,
+            isa=isa,
+        )
+        self._output = torch.empty(0)
+
+    @property
+    def isa(self) -> str:
+        """Which kernels run: "avx512", "avx2" or "generic"."""
+        return self._decoder.isa
+
+    def forward(self, batch: Batch, hidden: Tensor | None = None) -> Tensor:
+        """As `TorchDecoder.forward`; the result lies in a buffer that the next call overwrites."""
+        rows = len(batch.logits_rows) if self._last else len(batch.tokens)
+        output = self._room(rows, self._vocab_size if self._last else self._hidden_size)
+        tables = np.full((len(batch.tables), max(map(len, batch.tables))), -1, dtype=np.int32)
+        for table, blocks in zip(tables, batch.tables, strict=True):
+            table[: len(blocks)] = blocks
+        self._decoder.step(
+            tokens=_int32(batch.tokens) if hidden is None else None,
+            hidden=None if hidden is None else np.ascontiguousarray(hidden.numpy(), dtype=np.float32),
+            positions=_int32(batch.positions),
+            starts=_int32(batch.starts),
+            tables=tables,
+            logits_rows=_int32(batch.logits_rows),
+            output=output.numpy(),
+        )
+        return output
+
+    def _room(self, rows: int, width: int) -> Tensor:
+        if self._output.numel() < rows * width:
+            self._output = torch.empty(rows * width)
+        return self._output[: rows * width].view(rows, width)
+
+
+def _int32(values: list[int]) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
+    return np.array(values, dtype=np.int32)
+
+
+def _in_order(layer: LayerWeights) -> list[Tensor]:
+    return [getattr(layer, field.name) for field in fields(layer)]
