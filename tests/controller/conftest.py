@@ -1,0 +1,344 @@
+"""A real controller process, a worker app that keeps the worker's side of the contract, and a node driven by hand."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+import redis
+
+from fleetstart.runtime.contract import keys
+from fleetstart.runtime.contract.errors import ErrorInfo
+from fleetstart.runtime.contract.function import MIB
+from fleetstart.runtime.contract.ids import NodeId, WorkerId
+from fleetstart.runtime.contract.messages import (
+    BUSY_HEADER,
+    DEADLINE_HEADER,
+    DRAINING_HEADER,
+    TOKEN_HEADER,
+    NodeReport,
+    WorkerOrder,
+    WorkerState,
+    WorkerStatus,
+)
+from fleetstart.runtime.contract.timeline import Timeline
+from tests.servers import AppServer, RedisServer, end, listening_socket, spawn, wait_until
+
+BUNDLE = b"a bundle, as far as the controller looks into it"
+BUNDLE_ID = hashlib.sha256(BUNDLE).hexdigest()
+
+
+class WorkerApp:
+    """What a worker serves: checks the token and the headers that the contract promises, then acts by path."""
+
+    def __init__(self, token: str, slots: int) -> None:
+        self.token = token
+        self.slots = slots
+        self.running = 0
+        self.most = 0
+        self.calls: list[str] = []
+        self.cancelled: list[str] = []
+        self.draining = False
+        self.release = threading.Event()
+        """Lets calls to /hold and streams at /gate go on."""
+
+    async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
+        headers = {k.decode(): v.decode() for k, v in scope["headers"]}
+        assert headers[TOKEN_HEADER] == self.token
+        assert int(headers[DEADLINE_HEADER]) >= 0
+        if self.draining or self.running >= self.slots:
+            name = DRAINING_HEADER if self.draining else BUSY_HEADER
+            await _respond(send, 503, b"{}", [(name.encode(), b"1")])
+            return
+        self.running += 1
+        self.most = max(self.most, self.running)
+        self.calls.append(headers["x-request-id"])
+        try:
+            await self._act(scope, headers, receive, send)
+        except asyncio.CancelledError:
+            self.cancelled.append(headers["x-request-id"])
+            raise
+        finally:
+            self.running -= 1
+
+    async def _act(self, scope: dict[str, Any], headers: dict[str, str], receive: Any, send: Any) -> None:
+        path = scope["path"]
+        body = await _body(receive)
+        if path == "/hold":
+            await self._until_released(receive, headers["x-request-id"])
+        if path == "/die":
+            os._exit(1)
+        if path == "/drop":
+            raise ConnectionAbortedError  # uvicorn closes the connection without an answer
+        if path in ("/stream", "/gate", "/cut"):
+            await self._stream(path, headers, receive, send)
+            return
+        if path == "/chunks":
+            await send({"type": "http.response.start", "status": 200, "headers": [(b"x-own", b"1")]})
+            for piece in (b"one ", b"two"):
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+            await send({"type": "http.response.body", "body": b""})
+            return
+        if path == "/sleep":
+            await asyncio.sleep(float(scope["query_string"].decode().partition("=")[2]))
+        echo = {
+            "path": path,
+            "raw_path": scope["raw_path"].decode(),
+            "query": scope["query_string"].decode(),
+            "method": scope["method"],
+            "headers": headers,
+            "body": body[:100].decode("latin-1"),
+            "size": len(body),
+        }
+        await _respond(send, 200, json.dumps(echo).encode(), [(b"x-own", b"1"), (b"fs-cost", b"spoofed")])
+
+    async def _stream(self, path: str, headers: dict[str, str], receive: Any, send: Any) -> None:
+        kind = [(b"content-type", b"text/event-stream; charset=utf-8")]
+        await send({"type": "http.response.start", "status": 200, "headers": kind})
+        await send({"type": "http.response.body", "body": b"data: first\n\n", "more_body": True})
+        if path == "/cut":
+            raise ConnectionAbortedError
+        if path == "/gate":
+            await self._until_released(receive, headers["x-request-id"])
+        await send({"type": "http.response.body", "body": b"data: second\n\n", "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+
+    async def _until_released(self, receive: Any, request_id: str) -> None:
+        gone = asyncio.ensure_future(receive())
+        try:
+            while not self.release.is_set():
+                if gone.done():
+                    self.cancelled.append(request_id)
+                    raise ConnectionAbortedError
+                await asyncio.sleep(0.005)
+        finally:
+            gone.cancel()
+
+
+async def _body(receive: Any) -> bytes:
+    body = bytearray()
+    while True:
+        message = await receive()
+        body += message.get("body", b"")
+        if not message.get("more_body"):
+            return bytes(body)
+
+
+async def _respond(send: Any, status: int, body: bytes, headers: list[tuple[bytes, bytes]]) -> None:
+    length = [(b"content-length", str(len(body)).encode()), (b"content-type", b"application/json")]
+    await send({"type": "http.response.start", "status": status, "headers": [*length, *headers]})
+    await send({"type": "http.response.body", "body": body})
+
+
+class HandNode:
+    """The node's side of the protocol, with the test deciding what becomes of an order.
+
+    `answer(node, order)` is called for each order that is new or changed, in this node's thread; `serve` is the
+    answer of a node on which everything goes well.
+    """
+
+    def __init__(self, redis_server: RedisServer, name: str = "node-1", memory_bytes: int = 4096 * MIB) -> None:
+        self.name = NodeId(name)
+        self.epoch = "e1"
+        self.memory_bytes = memory_bytes
+        self.answer: Callable[[HandNode, WorkerOrder], None] = HandNode.serve
+        self.orders: list[WorkerOrder] = []
+        self.apps: dict[WorkerId, WorkerApp] = {}
+        self.servers: dict[WorkerId, AppServer] = {}
+        self.statuses: dict[WorkerId, WorkerStatus] = {}
+        self._server = redis_server
+        self._client = redis_server.client()
+        self._seen: dict[WorkerId, str] = {}
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def start(self) -> HandNode:
+        self._thread.start()
+        return self
+
+    def close(self) -> None:
+        self._stop.set()
+        self._thread.join(10)
+        for server in self.servers.values():
+            server.close()
+        self._client.close()
+
+    def ordered(self, wanted: str = "run") -> list[WorkerOrder]:
+        return [order for order in self.orders if order.wanted == wanted]
+
+    def _run(self) -> None:
+        pubsub = None
+        renewed = 0.0
+        while not self._stop.is_set():
+            try:
+                if pubsub is None:
+                    pubsub = self._client.pubsub(ignore_subscribe_messages=True)
+                    pubsub.subscribe(keys.events_desired(self.name))
+                if time.monotonic() - renewed > 0.3:
+                    self._renew()
+                    renewed = time.monotonic()
+                message = pubsub.get_message(timeout=0.02)
+                if message is not None:
+                    self._order(msgspec.json.decode(message["data"], type=WorkerOrder))
+            except (redis.RedisError, OSError):
+                with contextlib.suppress(Exception):
+                    if pubsub is not None:
+                        pubsub.close()
+                pubsub = None
+                self._stop.wait(0.02)
+        if pubsub is not None:
+            pubsub.close()
+
+    def _renew(self) -> None:
+        report = NodeReport(
+            node=self.name, epoch=self.epoch, address="127.0.0.1", memory_bytes=self.memory_bytes,
+            memory_used_bytes=0, cpus=2,
+        )  # fmt: skip
+        self._client.hset(keys.NODES, self.name, "1")
+        self._client.set(keys.node(self.name), msgspec.json.encode(report), px=2000)
+        desired: dict[bytes, bytes] = self._client.hgetall(keys.desired(self.name))  # type: ignore[assignment]
+        for raw in desired.values():
+            self._order(msgspec.json.decode(raw, type=WorkerOrder))
+        for worker in list(self.statuses):
+            if worker.encode() not in desired and worker in self._seen:
+                self._client.hdel(keys.observed(self.name), worker)
+                self.statuses.pop(worker)
+                self.end_server(worker)
+            else:
+                self.publish(self.statuses[worker], quietly=True)
+
+    def _order(self, order: WorkerOrder) -> None:
+        if self._seen.get(order.worker) == order.wanted:
+            return
+        self._seen[order.worker] = order.wanted
+        self.orders.append(order)
+        self.answer(self, order)
+
+    # ── answers ────────────────────────────────────────────────────────────────────────────────────
+
+    def serve(self, order: WorkerOrder) -> None:
+        if order.wanted == "drain":
+            self.say(order, "gone")
+        else:
+            self.say(order, "starting")
+            self.ready(order)
+
+    def ready(self, order: WorkerOrder, *, start: str = "warm", timeline: Timeline | None = None) -> WorkerApp:
+        app = self.apps[order.worker] = WorkerApp("token-" + order.worker, order.spec.concurrency)
+        server = self.servers[order.worker] = AppServer(app, log_level="critical").start()
+        self.say(order, "ready", endpoint=f"127.0.0.1:{server.port}", token=app.token, start=start,
+                 timeline=timeline or Timeline())  # fmt: skip
+        return app
+
+    def say(self, order: WorkerOrder, state: WorkerState, **fields: Any) -> None:
+        status = WorkerStatus(
+            worker=order.worker, node=self.name, function=order.spec.name, version=order.version, state=state,
+            changed_unix_ns=time.time_ns(), **fields,
+        )  # fmt: skip
+        self.statuses[order.worker] = status
+        self.publish(status)
+
+    def publish(self, status: WorkerStatus, *, quietly: bool = False) -> None:
+        raw = msgspec.json.encode(status)
+        self._client.hset(keys.observed(self.name), status.worker, raw)
+        if not quietly:
+            self._client.publish(keys.EVENTS_OBSERVED, raw)
+
+    def fail(self, order: WorkerOrder, code: str, message: str) -> None:
+        self.end_server(order.worker)
+        self.say(order, "failed", error=ErrorInfo(code=code, message=message))
+
+    def end_server(self, worker: WorkerId) -> None:
+        server = self.servers.pop(worker, None)
+        if server is not None:
+            server.close()
+
+
+class ControllerProcess:
+    """`python -m fleetstart.controller` on a socket that outlives it, so that it can be killed and started again."""
+
+    def __init__(self, home: Path, redis_url: str, **env: str) -> None:
+        self.home = home
+        home.mkdir(parents=True, exist_ok=True)
+        self.socket = listening_socket()
+        self.url = f"http://127.0.0.1:{self.socket.getsockname()[1]}"
+        self._env = {
+            "FS_HOME": str(home), "FS_REDIS_URL": redis_url, "FS_STORE": str(home / "store"), "FS_URL": self.url,
+            "FS_LISTEN_FD": str(self.socket.fileno()), "FS_PARENT_DEATH": "1", **env,
+        }  # fmt: skip
+        self.process: subprocess.Popen[bytes] | None = None
+        self.http = httpx.Client(base_url=self.url, timeout=30)
+
+    def start(self) -> ControllerProcess:
+        with (self.home / "controller.log").open("ab") as log:
+            self.process = spawn(
+                [sys.executable, "-m", "fleetstart.controller"], env={**os.environ, **self._env}, stdout=log,
+                stderr=log, pass_fds=[self.socket.fileno()],
+            )  # fmt: skip
+        wait_until(self._answers, 20, what="controller")
+        return self
+
+    def _answers(self) -> bool:
+        assert self.process is not None
+        assert self.process.poll() is None, self.log()
+        try:
+            return bool(self.http.get("/api/v1/status", timeout=2).json()["redis"] == "ok")
+        except httpx.HTTPError:
+            return False
+
+    def log(self) -> str:
+        return (self.home / "controller.log").read_text()
+
+    def kill(self) -> None:
+        assert self.process is not None
+        os.kill(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+    def close(self) -> None:
+        self.http.close()
+        if self.process is not None:
+            end(self.process, grace_s=20)
+        self.socket.close()
+
+    def deploy(self, name: str, **fields: Any) -> dict[str, Any]:
+        self.http.put(f"/api/v1/objects/bundles/{BUNDLE_ID}", content=BUNDLE).raise_for_status()
+        spec = {"name": name, "bundle": BUNDLE_ID, "entry": "handler:run", "concurrency": 1, **fields}
+        answer = self.http.post("/api/v1/functions", json=spec)
+        assert answer.status_code == 200, answer.text
+        return dict(answer.json())
+
+    def rows(self, function: str) -> list[dict[str, Any]]:
+        answer = self.http.get("/api/v1/invocations", params={"function": function, "limit": 1000})
+        return list(answer.json())
+
+
+@pytest.fixture
+def node(redis_server: RedisServer) -> Iterator[HandNode]:
+    node = HandNode(redis_server).start()
+    try:
+        yield node
+    finally:
+        node.close()
+
+
+@pytest.fixture
+def controller(redis_url: str, tmp_path: Path) -> Iterator[ControllerProcess]:
+    process = ControllerProcess(tmp_path / "home", redis_url, FS_MAX_BODY=str(4 * MIB))
+    try:
+        yield process.start()
+    finally:
+        process.close()
