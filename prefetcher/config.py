@@ -51,6 +51,8 @@ class Config:
     profiles: tuple[str, ...]
     cpus: int
     parent_death: bool
+    watch_only: bool
+    """Limit memory by watching even where control groups could be written (FS_LIMITS=watched)."""
     worker_env: Mapping[str, str]
     """Environment of fork servers, and so of workers: no setting and no secret of the node."""
     fetch_threads: int = 4
@@ -76,6 +78,7 @@ def config_from(env: Mapping[str, str]) -> Config:
         profiles=_profiles(env.get("FS_PROFILES") or ",".join(PROFILES)),
         cpus=len(os.sched_getaffinity(0)),
         worker_env={name: value for name, value in env.items() if name.startswith(WORKER_ENV)},
+        watch_only=env.get("FS_LIMITS", "") == "watched",
         parent_death=env.get("FS_PARENT_DEATH", "") == "1",
         fetch_threads=_whole(env, "FS_FETCH_THREADS", default=4, least=1, most=64),
     )

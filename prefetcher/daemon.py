@@ -63,7 +63,7 @@ class Daemon:
         self._config = config
         self.epoch = new_epoch(os.urandom(4).hex())
         self._state = NodeState(config.redis_url, config.node)
-        self._groups: Groups | None = _open_groups(self.epoch)
+        self._groups: Groups | None = None if config.watch_only else _open_groups(self.epoch)
         self._lease_changed = asyncio.Event()
         self._reread = asyncio.Event()
         self._statuses: dict[WorkerId, WorkerStatus] = {}
@@ -142,7 +142,7 @@ class Daemon:
             with contextlib.suppress(*Unreachable):
                 async for order in self._state.orders():
                     if order is None:
-                        self._reread.set()
+                        self._resync()
                     elif (action := act_on_order(order, self._own(), self.epoch)) is not None:
                         self._do(action)
 
@@ -158,6 +158,12 @@ class Daemon:
                 async with asyncio.timeout(REREAD_S):
                     await self._reread.wait()
             self._reread.clear()
+
+    def _resync(self) -> None:
+        """After a new subscription or an outage: a Redis that came back may have lost the last of what it had."""
+        self._unwritten = {**self._statuses, **self._unwritten}
+        self._status_changed.set()
+        self._reread.set()
 
     def _own(self) -> dict[WorkerId, Own]:
         return {
@@ -223,8 +229,7 @@ class Daemon:
                 del self._unwritten[worker]
 
     async def _renew(self) -> None:
-        """The lease, each second and at changes. The first renewal after a failure brings all statuses along:
-        the Redis that came back may have lost the last of them."""
+        """The lease, each second and at changes."""
         was_away = False
         while True:
             self._lease_changed.clear()
@@ -232,9 +237,7 @@ class Daemon:
                 await self._state.renew(self._report())
                 if was_away:
                     log.warning("Redis is back, writing everything again")
-                    self._unwritten = {**self._statuses, **self._unwritten}
-                    self._status_changed.set()
-                    self._reread.set()
+                    self._resync()
                 was_away = False
             except Unreachable as error:
                 if not was_away:
@@ -323,9 +326,7 @@ class Daemon:
             with contextlib.suppress(*Unreachable):
                 former = await self._state.report_of_predecessor()
                 if former is not None and former.pid != os.getpid() and _is_daemon(former.pid):
-                    raise NodeTaken(
-                        f"node {self._config.node} is run by process {former.pid}: end it or set FS_NODE"
-                    )
+                    raise NodeTaken(f"node {self._config.node} is run by process {former.pid}: end it or set FS_NODE")
                 await self._state.forget_former_statuses()
                 return
 

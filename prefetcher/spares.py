@@ -130,6 +130,7 @@ class Spares:
             self._failures[profile] = (0, 0.0)
             self._waiting[profile].append(process)
             process.listen(lambda event: self._on_waiting_event(process, event))
+            log.info("spare worker waits", extra={"profile": profile, "pid": process.pid})
             return
         self._failures[profile] = (self._failures[profile][0] + 1, time.monotonic())
         if process is not None:

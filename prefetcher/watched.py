@@ -1,7 +1,8 @@
 """Memory limits without control groups: look a few times a second, end what is above.
 
 Weaker than a group: an allocation is noticed up to `INTERVAL_S` late. What counts is memory that the
-worker alone has (private and dirty): neither the segment nor what it shares with the fork server.
+worker alone has: neither the segment, which is not anonymous, nor what it shares with the fork server,
+which is not private.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from __future__ import annotations
 from pathlib import Path
 
 INTERVAL_S = 0.25
-_COUNTED = ("Private_Dirty:", "Private_Hugetlb:", "Swap:")
 
 
 def private_bytes(pid: int, proc: Path = Path("/proc")) -> int:
@@ -22,8 +22,8 @@ def _of_one(pid: int, proc: Path) -> int:
         text = (proc / str(pid) / "smaps_rollup").read_text()
     except OSError:
         return 0
-    lines = (line.split() for line in text.splitlines() if line.startswith(_COUNTED))
-    return sum(int(words[1]) * 1024 for words in lines)
+    kib = {words[0]: int(words[1]) for line in text.splitlines() if len(words := line.split()) == 3}
+    return 1024 * (min(kib.get("Private_Dirty:", 0), kib.get("Anonymous:", 0)) + kib.get("Swap:", 0))
 
 
 def _with_descendants(pid: int, proc: Path) -> list[int]:

@@ -196,6 +196,7 @@ def test_a_limit_below_what_is_used_is_refused(v1: GroupsV1) -> None:
     hog.kill()
     hog.wait()
     hog.stdin.close()
+    wait_until(group.remove)
 
 
 # ── without groups ─────────────────────────────────────────────────────────────────────────────────

@@ -28,7 +28,7 @@ def workers_of(node: Node) -> list[psutil.Process]:
 
 
 def wait_for_spare(node: Node) -> None:
-    wait_until(lambda: len(workers_of(node)) >= 1, 20, what="a spare")
+    wait_until(lambda: "spare worker waits" in node.log(), 20, what="a spare")
 
 
 # ── a worker's life ────────────────────────────────────────────────────────────────────────────────
@@ -43,7 +43,6 @@ def test_an_ordered_worker_gets_ready_and_answers_those_who_know_its_token(node:
     assert call(status, token="guessed")[0] in (401, 403)
     assert status.start == "warm"
     assert status.timeline.phases[0].name == "start"
-    assert node.epoch in (node.report() or status).epoch  # type: ignore[union-attr]
 
 
 def test_a_spare_is_used_and_replaced(node: Node, store: Store) -> None:
@@ -161,9 +160,7 @@ def test_a_worker_without_its_weights_fails_and_says_why(node: Node, store: Stor
 
 
 def test_a_killed_worker_is_reported_with_its_signal(node: Node, store: Store) -> None:
-    worker = node.order(
-        spec_of(store.put_bundle({"handler.py": HELLO.replace("return", "import os; print(1); return")}))
-    )
+    worker = node.order(spec_of(store.put_bundle({"handler.py": HELLO})))
     node.wait_for(worker, "ready")
     wait_until(lambda: len(workers_of(node)) == 2, what="worker and spare")
     mine = min(workers_of(node), key=lambda process: process.create_time())
@@ -174,10 +171,7 @@ def test_a_killed_worker_is_reported_with_its_signal(node: Node, store: Store) -
     assert status.error is not None
     assert status.error.code == "worker_lost"
     assert "SIGKILL" in status.error.message
-    system = [line.text for line in node.log_lines("hello") if line.stream == "system"]
-    assert any("SIGKILL" in text for text in system) or wait_until(
-        lambda: any("SIGKILL" in line.text for line in node.log_lines("hello"))
-    )
+    wait_until(lambda: any("SIGKILL" in line.text for line in node.log_lines("hello")), what="the line that says so")
 
 
 @pytest.mark.parametrize("groups", [True, False], ids=["cgroup", "watched"])
@@ -270,10 +264,11 @@ def test_workers_outlive_redis_and_their_statuses_come_back_with_it(
     worker = node.order(spec_of(bundle))
     status = node.wait_for(worker, "ready")
 
+    node.client.delete(keys.observed(node.id))
+    node.client.execute_command("WAITAOF", 1, 0, 5000)
     redis_server.kill()
     assert call(status) == (200, b'"hello world"')
     redis_server.start()
-    node.client.delete(keys.observed(node.id))
 
     again = node.wait_for(worker, "ready")
     assert (again.endpoint, again.token) == (status.endpoint, status.token)
@@ -382,7 +377,13 @@ def test_the_ledger_has_each_phase_of_each_worker_once(node: Node, store: Store)
 
 
 def test_prints_reach_the_log_of_their_function(node: Node, store: Store) -> None:
-    code = "import sys\ndef say(text: str) -> str:\n    print(text)\n    sys.stderr.write('err ' + text + '\\n')\n    return ''\n"
+    code = (
+        "import sys\n"
+        "def say(text: str) -> str:\n"
+        "    print(text)\n"
+        "    sys.stderr.write('err ' + text + '\\n')\n"
+        "    return ''\n"
+    )
     spec = spec_of(store.put_bundle({"handler.py": code}), name=FunctionName("say"), entry="handler:say")
     worker = node.order(spec, version=7)
     call(node.wait_for(worker, "ready"), b'{"text": "b\xc3\xa4r"}')
