@@ -1,0 +1,173 @@
+"""Laws of the layout, for any model: in order of use, aligned, inside one part, valid for every other tool."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors import deserialize
+
+from fleetstart.controller.cli.checkpoint import checksums, read_data
+from fleetstart.controller.cli.checkpoint_plan import PAD_PREFIX, Plan, layers_of, make_plan
+from fleetstart.controller.cli.checkpoint_source import SmallFile, Source
+from fleetstart.controller.cli.safetensors_header import read_header
+from fleetstart.runtime.contract.errors import CheckpointInvalid
+from fleetstart.runtime.contract.manifest import (
+    ALIGNMENT_BYTES,
+    LAYER_BEFORE,
+    chunk_ranges,
+    manifest_bytes,
+    read_manifest,
+)
+from tests.controller.cli.checkpoints import Tensor, encode, tensor
+
+CHUNK = 4096
+PART_MAX = 3 * CHUNK
+
+
+@pytest.mark.parametrize(
+    ("name", "layer"),
+    [
+        ("model.embed_tokens.weight", LAYER_BEFORE),
+        ("embeddings.word_embeddings.weight", LAYER_BEFORE),
+        ("transformer.wte.weight", LAYER_BEFORE),
+        ("transformer.wpe.weight", LAYER_BEFORE),
+        ("model.layers.0.mlp.weight", 0),
+        ("model.layers.11.mlp.weight", 11),
+        ("encoder.layer.5.attention.self.key.bias", 5),
+        ("h.3.attn", 3),
+        ("blocks.7.norm1.weight", 7),
+        ("model.norm.weight", 12),
+        ("lm_head.weight", 12),
+        ("pooler.dense.weight", 12),
+    ],
+)
+def test_the_layer_of_a_name(name: str, layer: int) -> None:
+    assert layers_of([name, "model.layers.11.x"])[name] == layer
+
+
+def test_a_model_without_layers_has_one() -> None:
+    assert layers_of(["a.weight", "embed.weight"]) == {"a.weight": 0, "embed.weight": LAYER_BEFORE}
+
+
+DTYPES = st.sampled_from(["F32", "F16", "U8", "BF16", "I64", "BOOL"])
+NAMES = st.one_of(
+    st.from_regex(r"(model\.)?layers\.[0-9]{1,2}\.[a-c]", fullmatch=True),
+    st.from_regex(r"(embed|norm|head|[a-zé])[a-d]?\.[a-c]", fullmatch=True),
+)
+TENSORS = st.dictionaries(
+    NAMES,
+    st.builds(
+        lambda shape, dtype, seed: tensor(*shape, dtype=dtype, seed=seed),
+        st.lists(st.integers(0, 40), max_size=3),
+        DTYPES,
+        st.integers(0, 99),
+    ),
+    min_size=1,
+    max_size=12,
+).filter(lambda tensors: any(content for _, _, content in tensors.values()))
+FILES = st.dictionaries(st.from_regex(r"[a-z]{1,6}\.json", fullmatch=True), st.binary(max_size=300), max_size=3)
+
+
+def source_of(folder: Path, tensors: dict[str, Tensor], files: dict[str, bytes]) -> Source:
+    weights = folder / "m.safetensors"
+    weights.write_bytes(encode(tensors))
+    small = []
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+        small.append(SmallFile(name=name, file=folder / name, size_bytes=len(content)))
+    return Source(tensors=tuple(read_header(weights)), files=tuple(small))
+
+
+def plan_of(source: Source) -> Plan:
+    return make_plan(source, part_max_bytes=PART_MAX, chunk_bytes=CHUNK)
+
+
+@given(TENSORS, FILES)
+def test_what_was_written_read_back_by_the_manifest_is_bit_identical(
+    tmp_path_factory: pytest.TempPathFactory, tensors: dict[str, Tensor], files: dict[str, bytes]
+) -> None:
+    plan = plan_of(source_of(tmp_path_factory.mktemp("weights"), tensors, files))
+    sums = checksums(plan, lambda *_: None)
+    manifest = read_manifest(manifest_bytes(plan.manifest(sums)))
+    objects = {part.object: part.header + b"".join(read_data(part)) for part in plan.parts}
+    segment = bytearray(manifest.total_bytes)
+    for chunk in chunk_ranges(manifest):
+        piece = objects[chunk.object][chunk.object_offset :][: chunk.size_bytes]
+        segment[chunk.segment_offset : chunk.segment_offset + chunk.size_bytes] = piece
+    assert {
+        name: (entry.dtype, entry.shape, bytes(segment[entry.offset : entry.offset + entry.size_bytes]))
+        for name, entry in manifest.tensors.items()
+    } == tensors
+    assert {
+        name: bytes(segment[entry.offset : entry.offset + entry.size_bytes]) for name, entry in manifest.files.items()
+    } == files
+
+
+@given(TENSORS, FILES)
+def test_every_part_opens_with_the_safetensors_library(
+    tmp_path_factory: pytest.TempPathFactory, tensors: dict[str, Tensor], files: dict[str, bytes]
+) -> None:
+    plan = plan_of(source_of(tmp_path_factory.mktemp("weights"), tensors, files))
+    found: dict[str, bytes] = {}
+    for part in plan.parts:
+        assert len(part.header) % 4096 == 0
+        for name, value in deserialize(part.header + b"".join(read_data(part))):
+            found[name] = bytes(value["data"])
+    pads = {name for name in found if name.startswith(PAD_PREFIX)}
+    assert all(not any(found[name]) for name in pads)
+    assert {name: content for name, content in found.items() if name not in pads} == {
+        **{name: content for name, (_, _, content) in tensors.items()},
+        **files,
+    }
+
+
+@given(TENSORS, FILES)
+def test_tensors_are_aligned_and_in_the_order_of_use(
+    tmp_path_factory: pytest.TempPathFactory, tensors: dict[str, Tensor], files: dict[str, bytes]
+) -> None:
+    plan = plan_of(source_of(tmp_path_factory.mktemp("weights"), tensors, files))
+    entries = list(plan.tensors.values())
+    assert all(entry.offset % ALIGNMENT_BYTES == 0 for entry in entries)
+    assert [entry.layer for entry in entries] == sorted(entry.layer for entry in entries)
+    assert [entry.offset for entry in entries] == sorted(entry.offset for entry in entries)
+    sized = [entry for entry in entries if entry.size_bytes]
+    assert all(file.offset <= sized[0].offset for file in plan.files.values())
+    for part in plan.parts:
+        inside = [
+            entry.size_bytes
+            for entry in (*entries, *plan.files.values())
+            if part.segment_offset <= entry.offset < part.segment_offset + part.data_bytes and entry.size_bytes
+        ]
+        assert part.data_bytes <= PART_MAX or len(inside) == 1
+
+
+@given(TENSORS, st.randoms(use_true_random=False), st.integers(1, 3))
+def test_equal_weights_have_equal_plans_however_they_were_stored(
+    tmp_path_factory: pytest.TempPathFactory, tensors: dict[str, Tensor], chance: random.Random, shards: int
+) -> None:
+    folder = tmp_path_factory.mktemp("weights")
+    names = list(tensors)
+    chance.shuffle(names)
+    found = []
+    for number in range(shards):
+        file = folder / f"{number}.safetensors"
+        file.write_bytes(encode({name: tensors[name] for name in names[number::shards]}))
+        found.extend(read_header(file))
+    whole = plan_of(source_of(tmp_path_factory.mktemp("one"), tensors, {}))
+    parts = plan_of(Source(tensors=tuple(found), files=()))
+    assert whole.manifest(checksums(whole, lambda *_: None)) == parts.manifest(checksums(parts, lambda *_: None))
+
+
+@pytest.mark.parametrize("tensors", [{}, {"a": tensor(0)}])
+def test_weights_without_bytes_are_refused(tmp_path: Path, tensors: dict[str, Tensor]) -> None:
+    with pytest.raises(CheckpointInvalid, match="no bytes"):
+        plan_of(source_of(tmp_path, tensors, {}))
+
+
+def test_reserved_names_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointInvalid, match="reserved"):
+        plan_of(source_of(tmp_path, {"__pad__.0": tensor(3)}, {}))

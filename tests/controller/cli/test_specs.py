@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+from pathlib import PurePath
+from typing import Any
+
+import pytest
+
+from fleetstart.controller.cli.declarations import Declaration, Kind
+from fleetstart.controller.cli.specs import build_spec, default_name, include_of, module_name, weights_of
+from fleetstart.runtime.contract.errors import InvalidSpec
+from fleetstart.runtime.contract.function import GIB, MIB, FunctionSpec, Scale
+from fleetstart.runtime.contract.ids import BundleId, CheckpointId
+
+
+def declared(kind: Kind = "function", attribute: str = "f", **settings: Any) -> Declaration:
+    return Declaration(attribute=attribute, kind=kind, line=3, settings=settings)
+
+
+def spec_of(declaration: Declaration, imports: set[str] | None = None, **overrides: Any) -> FunctionSpec:
+    weights = CheckpointId("c" * 64) if declaration.kind == "llm" else None
+    return build_spec(
+        declaration,
+        module="handler",
+        bundle=BundleId("b" * 64),
+        weights=weights,
+        imports=imports or set(),
+        overrides=overrides,
+    )
+
+
+@pytest.mark.parametrize(
+    ("attribute", "name"),
+    [
+        ("hello", "hello"),
+        ("mini_lm_embed", "mini-lm-embed"),
+        ("MiniLMEmbed", "mini-lm-embed"),
+        ("Embed2D", "embed2-d"),
+        ("_private_", "private"),
+        ("HTTPServer", "http-server"),
+    ],
+)
+def test_default_name_is_kebab_case(attribute: str, name: str) -> None:
+    assert default_name(attribute) == name
+
+
+def test_defaults_of_a_function() -> None:
+    spec = spec_of(declared(attribute="Hello"))
+    assert (spec.name, spec.entry, spec.profile, spec.llm) == ("hello", "handler:Hello", "python", None)
+    assert (spec.memory_bytes, spec.concurrency) == (512 * MIB, 1)
+
+
+def test_defaults_of_an_llm_follow_its_batch() -> None:
+    spec = spec_of(declared("llm", weights="w", max_batch=4, max_context=512, kv_memory="64MiB"))
+    assert spec.llm is not None
+    assert (spec.profile, spec.memory_bytes, spec.concurrency) == ("torch", 2 * GIB, 8)
+    assert (spec.llm.max_batch, spec.llm.max_context_tokens, spec.llm.kv_memory_bytes) == (4, 512, 64 * MIB)
+
+
+def test_torch_anywhere_in_the_bundle_chooses_its_fork_server() -> None:
+    assert spec_of(declared(), {"json", "torch"}).profile == "torch"
+    assert spec_of(declared(), {"json", "torchlike"}).profile == "python"
+
+
+def test_flags_win_over_the_file_setting_by_setting() -> None:
+    declaration = declared(name="a", memory="1GiB", scale=Scale(max=8, keep_alive_s=5))
+    spec = spec_of(declaration, name="b", scale={"max": 2})
+    assert (spec.name, spec.memory_bytes, spec.scale) == ("b", GIB, Scale(max=2, keep_alive_s=5))
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"memory": "lots"}, "size 'lots' is not understood"),
+        ({"memory": 1}, "memory must be"),
+        ({"concurrency": "2"}, "concurrency"),
+        ({"timeout_s": -1}, "timeout_s"),
+        ({"network": 1}, "network"),
+        ({"env": {"A": 1}}, "env"),
+        ({"name": "Not Allowed"}, "'Not Allowed' is not allowed"),
+        ({"scale": 3}, "scale"),
+    ],
+)
+def test_a_value_of_the_wrong_kind_is_named(settings: dict[str, Any], says: str) -> None:
+    with pytest.raises(InvalidSpec, match=says):
+        spec_of(declared(**settings))
+
+
+@pytest.mark.parametrize(("settings", "says"), [({"dtype": "int4"}, "dtype"), ({"max_context": 1}, "max_context")])
+def test_an_engine_setting_of_the_wrong_kind_is_named(settings: dict[str, Any], says: str) -> None:
+    with pytest.raises(InvalidSpec, match=says):
+        spec_of(declared("llm", weights="w", **settings))
+
+
+def test_paths_of_the_wrong_kind_are_refused() -> None:
+    with pytest.raises(InvalidSpec, match="not a path"):
+        weights_of(declared(weights=3))
+    with pytest.raises(InvalidSpec, match="not a list of patterns"):
+        include_of(declared(include="*.txt"))
+    assert weights_of(declared()) is None
+    assert include_of(declared()) == []
+
+
+@pytest.mark.parametrize("name", ["my-handler.py", "handler.txt", "1.py"])
+def test_a_file_that_cannot_be_imported_is_refused(name: str) -> None:
+    with pytest.raises(InvalidSpec, match="cannot be imported"):
+        module_name(PurePath(name))
