@@ -1,0 +1,50 @@
+"""Systems for tests: `system` is one for the session, `own_system` one for a test that breaks things."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.systems import System, running
+
+HERE = Path(__file__).parent
+WELL = """
+from fleetstart.runtime import Scale, function
+
+@function(memory="64MiB", concurrency=4, scale=Scale(max=2, keep_alive_s=600))
+def well(name: str = "you"):
+    return {"well": name}
+"""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker(pytest.mark.e2e)
+
+
+@pytest.fixture(scope="session")
+def system() -> Iterator[System]:
+    """Up, with a function `well` deployed that always works. Tests leave it as they found it."""
+    with running() as system:
+        system.deploy(WELL, name="well")
+        yield system
+
+
+@pytest.fixture
+def own_system() -> Iterator[System]:
+    """Up, without torch: quick to start."""
+    with running(env={"FS_PROFILES": "python"}) as system:
+        yield system
+
+
+@pytest.fixture
+def unharmed(system: System) -> Iterator[None]:
+    """Around a test that misbehaves: every part lives through it, and another function answers after it."""
+    parts = {kind: system.of_kind(kind) for kind in ("supervisor", "controller", "node", "redis", "forkserver")}
+    yield
+    assert system.ok("well", {"name": "Ada"}, timeout_s=10) == {"well": "Ada"}
+    assert {kind: system.of_kind(kind) for kind in parts} == parts
+    assert not any(system.deaths().values())

@@ -1,0 +1,351 @@
+"""A whole fleetstart system under test: started by `fs up`, driven by `fs` and HTTP, and looked at through /proc.
+
+Everything of one system lies below one short folder: FS_HOME in `home`, TMPDIR in `tmp`. So what a system
+leaves behind can be told from what others on the machine do at the same time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+import redis
+
+from fleetstart.controller.resources import FunctionInfo, SystemStatus, Usage
+from fleetstart.runtime.contract import keys
+from fleetstart.runtime.contract.errors import ErrorBody, ErrorInfo
+from fleetstart.runtime.contract.ledger import InvocationRow, LedgerRow, LogLine, PhaseRow
+from fleetstart.runtime.contract.messages import FINAL, WorkerStatus
+from tests.servers import wait_until
+
+FS = (sys.executable, "-P", "-m", "fleetstart.controller.cli")
+CLI_TIMEOUT_S = 60
+CGROUPS = Path("/sys/fs/cgroup")
+KINDS = {
+    "fleetstart.controller.cli.supervisor": "supervisor",
+    "fleetstart.controller": "controller",
+    "fleetstart.prefetcher": "node",
+    "fleetstart.runtime.forkserver": "forkserver",
+}
+"""Module that a Python process of ours runs → what it is. A worker shows its fork server's command line."""
+
+# Brings the system down when whoever started it is gone, however that ended: it holds the other end of stdin.
+_GUARD = "import subprocess, sys; sys.stdin.buffer.read(); subprocess.run(sys.argv[1:], timeout=90)"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Process:
+    """One process for good: the number alone may be given to another."""
+
+    pid: int
+    ticks: int
+    kind: str = field(compare=False)
+    parent: int = field(compare=False)
+    profile: str = field(compare=False, default="")
+
+    @property
+    def alive(self) -> bool:
+        stat = _stat(self.pid)
+        return stat is not None and stat[1] == self.ticks
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """How a command of `fs` ended."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def error(self) -> ErrorInfo:
+        """Of a verb that was called with --json and failed."""
+        return msgspec.json.decode(self.err.strip().splitlines()[-1], type=ErrorBody).error
+
+
+class System:
+    def __init__(self, *, env: Mapping[str, str] | None = None) -> None:
+        self.root = Path(tempfile.mkdtemp(prefix="fs-e2e-"))
+        self.home = self.root / "home"
+        self.tmp = self.root / "tmp"
+        self.tmp.mkdir()
+        hidden = {name: value for name, value in os.environ.items() if not name.startswith("FS_")}
+        self.env = {**hidden, "FS_HOME": str(self.home), "TMPDIR": str(self.tmp), **(env or {})}
+        self.url = ""
+        self.http = httpx.Client(trust_env=False, timeout=60)
+        self._shm_before = _shared_memory()
+        self._epochs: set[int] = set()
+        self._guard: subprocess.Popen[bytes] | None = None
+
+    # ── the command line ───────────────────────────────────────────────────────────────────────────
+
+    def fs(self, *arguments: str, code: int | None = 0, cwd: Path | None = None) -> Ran:
+        done = subprocess.run(
+            [*FS, *arguments], env=self.env, capture_output=True, text=True, timeout=CLI_TIMEOUT_S, cwd=cwd or self.root
+        )
+        if code is not None:
+            assert done.returncode == code, f"fs {' '.join(arguments)}: {done.returncode}\n{done.stdout}\n{done.stderr}"
+        return Ran(done.returncode, done.stdout, done.stderr)
+
+    def up(self) -> str:
+        if self._guard is None:
+            argv = [sys.executable, "-c", _GUARD, *FS, "down"]
+            self._guard = subprocess.Popen(argv, env=self.env, stdin=subprocess.PIPE, start_new_session=True)
+        self.url = self.fs("up", "--port", "0").out.strip()
+        self.http.base_url = httpx.URL(self.url)
+        self._note_epoch()
+        return self.url
+
+    def down(self) -> None:
+        self._note_epoch()
+        self.fs("down")
+
+    def close(self) -> None:
+        """Ends everything and removes it, whatever state it is in."""
+        try:
+            self.down()
+        finally:
+            self.http.close()
+            if self._guard is not None:
+                self._guard.kill()
+                self._guard.wait()
+                assert self._guard.stdin is not None
+                self._guard.stdin.close()
+            shutil.rmtree(self.root, ignore_errors=True)
+
+    # ── functions ──────────────────────────────────────────────────────────────────────────────────
+
+    def source(self, text: str, *, folder: str) -> Path:
+        """A handler file of its own."""
+        path = self.root / "src" / folder / "handler.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(textwrap.dedent(text))
+        return path
+
+    def deploy(self, text: str, *, name: str, options: tuple[str, ...] = ()) -> str:
+        """Deploys the one function of a handler's source; returns its name."""
+        self.deploy_file(self.source(text, folder=name), "--name", name, *options)
+        return name
+
+    def deploy_file(self, handler: Path, *options: str) -> list[dict[str, Any]]:
+        ran = self.fs("deploy", str(handler), *options, "--json")
+        return list(msgspec.json.decode(ran.out))
+
+    def refused(self, handler: Path, *options: str) -> ErrorInfo:
+        """The error of a deploy that must not succeed."""
+        return self.fs("deploy", str(handler), *options, "--json", code=1).error
+
+    def call(
+        self, name: str, body: Any = None, *, path: str = "", timeout_s: float = 60, **headers: str
+    ) -> httpx.Response:
+        return self.http.post(f"/fn/{name}{path}", json=body, headers=headers, timeout=timeout_s)
+
+    def ok(self, name: str, body: Any = None, **rest: Any) -> Any:
+        response = self.call(name, body, **rest)
+        assert response.status_code == 200, response.text
+        return response.json()
+
+    def failed(self, name: str, body: Any = None, **rest: Any) -> tuple[int, ErrorInfo]:
+        response = self.call(name, body, **rest)
+        return response.status_code, error_in(response)
+
+    # ── what it says of itself ─────────────────────────────────────────────────────────────────────
+
+    def status(self) -> SystemStatus:
+        return msgspec.json.decode(self.http.get("/api/v1/status").content, type=SystemStatus)
+
+    def info(self, name: str) -> FunctionInfo:
+        return msgspec.json.decode(self.http.get(f"/api/v1/functions/{name}").content, type=FunctionInfo)
+
+    def usage(self, name: str) -> Usage:
+        return msgspec.json.decode(self.http.get("/api/v1/usage", params={"function": name}).content, type=Usage)
+
+    def logs(self, name: str, tail: int = 1000) -> list[LogLine]:
+        answer = self.http.get(f"/api/v1/functions/{name}/logs", params={"tail": tail})
+        return [msgspec.json.decode(line, type=LogLine) for line in answer.content.splitlines() if line]
+
+    def redis(self) -> redis.Redis:
+        return redis.Redis(unix_socket_path=str(self.home / "run" / "redis.sock"), socket_timeout=5)
+
+    def ledger(self) -> list[LedgerRow]:
+        """Every row there is, as it lies in Redis."""
+        with self.redis() as client:
+            entries: Any = client.xrange(keys.LEDGER)
+        return [msgspec.json.decode(fields[b"row"], type=LedgerRow) for _, fields in entries]
+
+    def invocations(self) -> list[InvocationRow]:
+        return [row for row in self.ledger() if isinstance(row, InvocationRow)]
+
+    def phases(self, name: str, phase: str = "") -> list[PhaseRow]:
+        rows = [row for row in self.ledger() if isinstance(row, PhaseRow) and row.function == name]
+        return [row for row in rows if not phase or row.phase == phase]
+
+    def open_invocations(self) -> int:
+        with self.redis() as client:
+            count: Any = client.hlen(keys.OPEN)
+        return int(count)
+
+    def deaths(self) -> dict[str, int]:
+        """How often each part has ended since `fs up`."""
+        services = msgspec.json.decode((self.home / "run" / "services.json").read_bytes())
+        return {name: record["deaths"] for name, record in services.items()}
+
+    def log_tails(self) -> str:
+        parts = []
+        for path in sorted((self.home / "logs").glob("*.log")):
+            parts.append(f"── {path.name}\n" + "\n".join(path.read_text(errors="replace").splitlines()[-40:]))
+        return "\n".join(parts)
+
+    # ── its processes ──────────────────────────────────────────────────────────────────────────────
+
+    def processes(self) -> list[Process]:
+        """All that name this system in their environment or command line: also those that lost their parent."""
+        guard = self._guard.pid if self._guard is not None else 0
+        mine = [process for process in _all_processes(str(self.home)) if process.pid not in (os.getpid(), guard)]
+        servers = {process.pid for process in mine if process.kind == "forkserver"}
+        return [_as_worker(process) if process.parent in servers else process for process in mine]
+
+    def of_kind(self, kind: str) -> list[Process]:
+        return [process for process in self.processes() if process.kind == kind]
+
+    def one(self, kind: str) -> Process:
+        found = self.of_kind(kind)
+        assert len(found) == 1, found
+        return found[0]
+
+    def live_workers(self) -> list[WorkerStatus]:
+        """Of all functions, as the controller knows them."""
+        workers = [worker for info in self.status().functions for worker in info.workers]
+        return [worker for worker in workers if worker.state not in FINAL]
+
+    def worker_processes(self, name: str) -> list[Process]:
+        """Those that are ready to serve the function, told by the socket that they listen on."""
+        endpoints = [worker.endpoint for worker in self.info(name).workers if worker.state == "ready"]
+        inodes = {_listener(int(endpoint.rpartition(":")[2])) for endpoint in endpoints}
+        return [process for process in self.of_kind("worker") if _sockets(process.pid) & inodes]
+
+    def kill(self, process: Process) -> None:
+        os.kill(process.pid, signal.SIGKILL)
+        wait_until(lambda: not process.alive, what=f"end of {process}")
+
+    # ── what it leaves ─────────────────────────────────────────────────────────────────────────────
+
+    def _note_epoch(self) -> None:
+        """Control groups are named after the daemon's process: they are looked for when it has gone."""
+        self._epochs |= {process.pid for process in self.of_kind("node")}
+
+    def litter(self) -> list[str]:
+        """What should not be there once the system is down."""
+        found = [f"process {process}" for process in self.processes()]
+        found += [f"/dev/shm/{name}" for name in sorted(_shared_memory() - self._shm_before)]
+        found += [f"temporary file {path}" for path in sorted(self.tmp.iterdir())]
+        found += [f"in FS_HOME: {path}" for path in self.home.glob("run/**/*")]
+        found += [str(path) for pid in self._epochs for path in _control_groups(pid)]
+        return found
+
+
+def error_in(response: httpx.Response) -> ErrorInfo:
+    return msgspec.json.decode(response.content, type=ErrorBody).error
+
+
+@contextmanager
+def running(*, env: Mapping[str, str] | None = None) -> Iterator[System]:
+    """A system that is up; when the block is left it is brought down and must leave nothing behind."""
+    system = System(env=env)
+    try:
+        system.up()
+        yield system
+        system.down()
+        assert system.litter() == []
+    except BaseException:
+        print(system.log_tails())
+        raise
+    finally:
+        system.close()
+
+
+def _as_worker(process: Process) -> Process:
+    return Process(process.pid, process.ticks, "worker", process.parent, process.profile)
+
+
+def _all_processes(home: str) -> Iterator[Process]:
+    wanted = f"FS_HOME={home}".encode()
+    for entry in os.listdir("/proc"):
+        if not entry.isdecimal():
+            continue
+        try:
+            arguments = Path(f"/proc/{entry}/cmdline").read_bytes().split(b"\0")
+            environ = Path(f"/proc/{entry}/environ").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if wanted not in environ and not any(home.encode() in argument for argument in arguments):
+            continue
+        stat = _stat(int(entry))
+        if stat is not None:
+            words = [argument.decode(errors="replace") for argument in arguments]
+            profile = words[words.index("--profile") + 1] if "--profile" in words else ""
+            yield Process(int(entry), stat[1], _kind(words), stat[0], profile)
+
+
+def _kind(arguments: list[str]) -> str:
+    # The server writes its title over its command line.
+    if Path(arguments[0].partition(" ")[0]).name in ("valkey-server", "redis-server"):
+        return "redis"
+    return next((KINDS[word] for word in arguments if word in KINDS), " ".join(arguments))
+
+
+def _stat(pid: int) -> tuple[int, int] | None:
+    """(parent, start time in ticks); None if there is no such process, or only its corpse."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    fields = text.rpartition(")")[2].split()
+    return None if fields[0] in "ZX" else (int(fields[1]), int(fields[19]))
+
+
+def _listener(port: int) -> str:
+    """Inode of the socket that listens on the port, in this network namespace: the daemon opened it."""
+    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+        words = line.split()
+        if words[3] == "0A" and int(words[1].partition(":")[2], 16) == port:
+            return words[9]
+    raise AssertionError(f"nobody listens on port {port}")
+
+
+def _sockets(pid: int) -> set[str]:
+    found = set()
+    with contextlib.suppress(OSError):
+        for entry in os.listdir(f"/proc/{pid}/fd"):
+            target = os.readlink(f"/proc/{pid}/fd/{entry}")
+            if target.startswith("socket:["):
+                found.add(target[8:-1])
+    return found
+
+
+def _shared_memory() -> set[str]:
+    return set(os.listdir("/dev/shm"))
+
+
+def _control_groups(pid: int) -> list[Path]:
+    """Groups of the daemon that had this number, wherever this machine lets daemons make them."""
+    return [path for folder in _group_parents() for path in folder.glob(f"fleetstart-{pid}.*")]
+
+
+@functools.cache
+def _group_parents() -> list[Path]:
+    return [CGROUPS, *(path for path in CGROUPS.rglob("*") if path.is_dir() and "fleetstart-" not in str(path))]

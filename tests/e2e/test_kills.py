@@ -1,0 +1,196 @@
+"""kill -9 of each part in turn, under a running load: whole again by itself, no call lost, none billed twice."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator, Set
+
+import httpx
+import msgspec
+import pytest
+
+from fleetstart.runtime.contract.ledger import InvocationRow
+from tests.e2e.load import Answer, loaded
+from tests.e2e.systems import Process, System, running
+from tests.servers import wait_until
+
+WHOLE_S = 5.0
+"""How long the system may take until it is whole again."""
+SETTLED_S = 20.0
+
+NAP = """
+import time
+from fleetstart.runtime import Scale, function
+
+@function(memory="64MiB", concurrency=2, scale=Scale(max=2, keep_alive_s=600))
+def nap():
+    time.sleep(0.06)
+    return "slept"
+"""
+
+
+@pytest.fixture(scope="module")
+def napping() -> Iterator[System]:
+    """One system for all kills: each leaves it whole, and the next must find it so."""
+    with running(env={"FS_PROFILES": "python"}) as system:
+        system.deploy(NAP, name="nap")
+        system.ok("nap")
+        yield system
+
+
+@pytest.mark.parametrize("kind", ["controller", "node", "redis", "worker", "forkserver"])
+def test_a_killed_part_is_replaced_and_no_call_is_lost(napping: System, kind: str) -> None:
+    system = napping
+    with loaded(system, "nap") as load:
+        load.wait_for(10)
+        victim = _victim(system, kind)
+        must_end = _below(system, victim)
+        system.kill(victim)
+        killed_s = time.monotonic()
+        _wait_until_whole(system, victim)
+        whole_s = time.monotonic() - killed_s
+        load.wait_for(10)
+    assert whole_s < WHOLE_S
+    _check_answers(load.answers)
+    wait_until(lambda: not [process for process in must_end if process.alive], what="orphans")
+    _check_ledger(system, load.answers)
+    _check_orphans(system)
+
+
+def test_the_supervisor_takes_everything_along_and_comes_back(own_system: System) -> None:
+    system = own_system
+    system.deploy(NAP, name="nap")
+    with loaded(system, "nap", clients=2) as load:
+        load.wait_for(4)
+        former = system.processes()
+        system.kill(system.one("supervisor"))
+        wait_until(lambda: not [process for process in former if process.alive], what="orphans")
+        assert system.processes() == []
+        url = system.fs("up", "--port", system.url.rpartition(":")[2]).out.strip()
+        assert url == system.url
+        load.wait_for(4)
+    _check_answers(load.answers)
+    assert [info.name for info in system.status().functions] == ["nap"]
+    _check_ledger(system, load.answers)
+
+
+def test_a_call_that_kills_its_worker_is_not_tried_for_ever(napping: System) -> None:
+    """Three workers die under it, as `DEATHS_ALLOWED` says; the fourth is spared."""
+    napping.deploy(
+        """
+        import ctypes
+        from fleetstart.runtime import Scale, function
+
+        @function(memory="64MiB", scale=Scale(max=1, keep_alive_s=600))
+        def poison(deadly: bool = False):
+            if deadly:
+                ctypes.string_at(0)  # not a signal to itself: process 1 of a namespace is spared those
+            return "alive"
+        """,
+        name="poison",
+    )
+    status, error = napping.failed("poison", {"deadly": True}, timeout_s=20)
+    assert (status, error.code) == (502, "worker_lost")
+    assert "SIGSEGV" in error.message
+    assert napping.ok("poison", timeout_s=10) == "alive"
+    row = next(row for row in _settled_rows(napping) if row.function == "poison" and row.status == 502)
+    assert row.attempts == 3
+    assert row.billed_ms == 0
+
+
+def test_a_stream_that_was_begun_ends_with_an_error_when_its_worker_dies(napping: System) -> None:
+    napping.deploy(
+        """
+        import time
+        from fleetstart.runtime import Scale, function
+
+        @function(memory="64MiB", scale=Scale(max=1, keep_alive_s=600))
+        def ticks():
+            for number in range(1000):
+                yield number
+                time.sleep(0.02)
+        """,
+        name="ticks",
+    )
+    with napping.http.stream("POST", "/fn/ticks", json={}) as response:
+        assert response.status_code == 200
+        lines = response.iter_lines()
+        next(lines)
+        napping.kill(napping.worker_processes("ticks")[0])
+        rest = list(lines)
+    assert any(line.startswith("event: error") for line in rest)
+    assert "worker_lost" in "\n".join(rest)
+    wait_until(lambda: napping.ok("nap") == "slept")
+
+
+# ── what is killed, and what must follow ───────────────────────────────────────────────────────────
+
+
+def _victim(system: System, kind: str) -> Process:
+    return system.worker_processes("nap")[0] if kind == "worker" else system.one(kind)
+
+
+def _below(system: System, victim: Process) -> list[Process]:
+    """The victim and its descendants: what a death must take along."""
+    found = [victim]
+    everything = system.processes()
+    for process in found:  # grows while it is walked
+        found.extend(child for child in everything if child.parent == process.pid)
+    return found
+
+
+def _wait_until_whole(system: System, victim: Process) -> None:
+    wait_until(lambda: _is_whole(system, victim), WHOLE_S + 10, what="a whole system")
+
+
+def _is_whole(system: System, victim: Process) -> bool:
+    """Every part is there, the victim's successor among them, each is known to the others, and a new call is answered."""
+    try:
+        response = system.call("nap", {}, timeout_s=10)
+        status = system.status()
+    except (httpx.TransportError, msgspec.DecodeError):
+        return False
+    node = status.nodes[0] if status.nodes else None
+    parts = {kind: system.of_kind(kind) for kind in ("controller", "node", "redis", "forkserver")}
+    return (
+        response.status_code == 200
+        and all(len(found) == 1 and found[0] != victim for found in parts.values())
+        and (status.redis, status.leader) == ("ok", status.gateway)
+        and node is not None
+        and (node.pid, node.profiles) == (parts["node"][0].pid, ["python"])
+    )
+
+
+def _check_answers(answers: list[Answer]) -> None:
+    assert [answer for answer in answers if (answer.status, answer.text) != (200, '"slept"')] == []
+
+
+def _check_ledger(system: System, answers: list[Answer]) -> None:
+    """Each call once, whatever became of the process that had it first; and none is left open."""
+    asked = {answer.request for answer in answers}
+    rows = _settled_rows(system, asked)
+    counts = Counter(row.id for row in rows)
+    assert {request: counts[request] for request in asked if counts[request] != 1} == {}
+    assert max(counts.values()) == 1
+    assert {row.status for row in rows if row.id in asked} == {200}
+
+
+def _settled_rows(system: System, asked: Set[str] = frozenset()) -> list[InvocationRow]:
+    """The ledger's, once all that were asked are in it and nothing is under way."""
+
+    def settled() -> bool:
+        return asked <= {row.id for row in system.invocations()} and system.open_invocations() == 0
+
+    wait_until(settled, SETTLED_S, what="a settled ledger")
+    return system.invocations()
+
+
+def _check_orphans(system: System) -> None:
+    """Every worker is either a child of the living fork server, and known to the node, or its spare."""
+    server = system.one("forkserver")
+    spares = 1
+    wait_until(lambda: {worker.parent for worker in system.of_kind("worker")} <= {server.pid}, what="orphaned workers")
+    wait_until(
+        lambda: len(system.of_kind("worker")) == spares + len(system.live_workers()), what="workers that nobody knows"
+    )
