@@ -143,7 +143,7 @@ def _arrange_descriptors(control_fd: int, log_fd: int) -> None:
     os.dup2(log_fd, 1)
     os.dup2(log_fd, 2)
     os.dup2(control_fd, CONTROL_FD, inheritable=False)
-    os.closerange(CONTROL_FD + 1, os.sysconf("SC_OPEN_MAX"))
+    kernel.close_from(CONTROL_FD + 1)
     sys.stdin = open(0, closefd=False)  # noqa: SIM115
     sys.stdout = sys.__stdout__ = _log_stream(1)  # type: ignore[misc, assignment]
     sys.stderr = sys.__stderr__ = _log_stream(2)  # type: ignore[misc, assignment]
@@ -155,10 +155,10 @@ def _log_stream(fd: int) -> TextIO:
 
 
 def _reseed() -> None:
-    """Siblings must not share numpy's random state, which was seeded in the parent; random reseeds itself."""
-    numpy = sys.modules.get("numpy")
-    if numpy is not None:
-        numpy.random.seed()
+    """Siblings must not share numpy's random state if it was seeded in the parent; random reseeds itself."""
+    numpy_random = sys.modules.get("numpy.random")
+    if numpy_random is not None:
+        numpy_random.seed()
 
 
 PROFILES = {
@@ -169,11 +169,16 @@ PROFILES = {
 
 
 def import_profile(profile: str) -> None:
+    # OpenBLAS, inside numpy, starts its threads when it is loaded; a worker's numpy has one thread for this.
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"
     for name in (*PROFILES["python"], *(PROFILES["torch"] if profile == "torch" else ())):
         importlib.import_module(name)
     if profile == "torch":
         # No threads before a fork: only the forking one would exist in the child.
-        importlib.import_module("torch").set_num_threads(1)
+        torch = importlib.import_module("torch")
+        torch.set_num_threads(1)
+        # The first product picks the kernels for this processor; the children inherit the choice.
+        torch.ones(64, 64) @ torch.ones(64, 64)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -193,6 +198,9 @@ def main(arguments: list[str] | None = None) -> None:
     env = {name: os.environ[name] for name in INHERITED if name in os.environ}
     env |= {"HOME": "/tmp", "TMPDIR": "/tmp", "LANG": env.get("LANG", "C.UTF-8"), "PYTHONDONTWRITEBYTECODE": "1"}
     granted = isolation.probe()
+    threads = len(os.listdir("/proc/self/task"))
+    if threads > 1:
+        sys.stderr.write(f"the fork server has {threads} threads after its imports; a worker gets the first alone\n")
     gc.collect()
     gc.freeze()
     ForkServer(sock, granted, tuple(options.hide), env).run(options.profile)

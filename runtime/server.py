@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import hmac
 import logging
+import math
 import time
 from collections.abc import Callable
 from socket import socket
@@ -144,9 +145,10 @@ def _headers(scope: Scope) -> tuple[bytes, str, bytes]:
 def _seconds(deadline_ms: bytes) -> float | None:
     """None without the header, or with one that is not a number: the gateway keeps the deadline as well."""
     try:
-        return max(float(deadline_ms), 0.0) / 1e3
+        left_ms = float(deadline_ms)
     except ValueError:
         return None
+    return max(left_ms, 0.0) / 1e3 if math.isfinite(left_ms) else None
 
 
 class Listener:

@@ -20,9 +20,8 @@ from fleetstart.runtime.contract.manifest import FileEntry, Manifest, chunks_of,
 if TYPE_CHECKING:
     import torch
 
-# DLPack has no boolean or 8-bit float that every torch release reads: they cross as bytes and are viewed.
+# DLPack has no 8-bit float that every torch release reads: they cross as bytes and are viewed.
 _VIEWED = {
-    "BOOL": "bool",
     "F8_E4M3": "float8_e4m3fn",
     "F8_E5M2": "float8_e5m2",
     "F8_E8M0": "float8_e8m0fnu",
@@ -122,7 +121,7 @@ def _torch_dtype(name: str) -> torch.dtype:
     import torch
 
     names = {
-        "U8": "uint8", "I8": "int8", "U16": "uint16", "I16": "int16", "F16": "float16", "BF16": "bfloat16",
+        "BOOL": "bool", "U8": "uint8", "I8": "int8", "U16": "uint16", "I16": "int16", "F16": "float16", "BF16": "bfloat16",
         "U32": "uint32", "I32": "int32", "F32": "float32", "U64": "uint64", "I64": "int64", "F64": "float64",
     }  # fmt: skip
     found: torch.dtype = getattr(torch, _VIEWED.get(name) or names[name])

@@ -1,0 +1,243 @@
+"""What a worker cannot do: looked at from the inside, by functions that try."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path, PurePosixPath
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fleetstart.runtime import isolation, seccomp
+from tests.runtime.workers import ForkServerProcess, Functions
+
+INSPECT = """
+    import ctypes, errno, os, socket, resource
+    from pathlib import Path
+
+    def status():
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return dict(line.split(":\\t", 1) for line in lines if ":\\t" in line)
+
+    def f(request):
+        return {name: globals()[name]() for name in request}
+
+    def pid(): return os.getpid()
+    def processes(): return sorted(int(name) for name in os.listdir("/proc") if name.isdigit())
+    def folder(): return os.getcwd()
+    def environment(): return dict(os.environ)
+    def descriptors(): return sorted(os.readlink(f"/proc/self/fd/{n}") for n in (0, 1, 2))
+    def session(): return os.getsid(0)
+    def hostname(): return socket.gethostname()
+    def interfaces(): return [name for _, name in socket.if_nameindex()]
+    def capabilities(): return {k: v for k, v in status().items() if k.startswith("Cap")}
+    def new_privileges(): return status()["NoNewPrivs"]
+    def seccomp(): return status()["Seccomp"]
+    def limits(): return [resource.getrlimit(resource.RLIMIT_NOFILE), resource.getrlimit(resource.RLIMIT_CORE)]
+    def children(): return os.waitstatus_to_exitcode(os.system("true"))
+    def python(): import json.tool, email.mime.text, sqlite3; return True
+
+    def loopback():
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            socket.create_connection(server.getsockname()).close()
+        return True
+"""
+
+
+def covered(path: str, steps: tuple[isolation.MountStep, ...]) -> str:
+    """What one finds at the path after the steps, by their law: the nearest step at or above it decides."""
+    shown = "as it was"
+    for step in steps:
+        if PurePosixPath(step.path) == PurePosixPath(path) or PurePosixPath(step.path) in PurePosixPath(path).parents:
+            shown = "masked" if step.kind == "mask" else "as it was"
+    return shown
+
+
+paths = st.lists(st.sampled_from("abc"), min_size=1, max_size=4).map(lambda parts: "/" + "/".join(parts))
+
+
+@given(st.lists(paths), st.lists(paths), paths)
+def test_the_nearest_mask_or_kept_folder_decides_what_is_seen(masks: list[str], keeps: list[str], path: str) -> None:
+    above = [p for p in (path, *map(str, PurePosixPath(path).parents)) if p in masks or p in keeps]
+    expected = "masked" if above and above[0] in masks else "as it was"
+    assert covered(path, isolation.mount_steps(masks, keeps)) == expected
+
+
+def test_what_no_mask_covers_needs_no_keeping() -> None:
+    assert isolation.mount_steps(["/tmp"], ["/usr", "/tmp"]) == (isolation.MountStep("mask", "/tmp"),)
+
+
+@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
+def test_the_filter_is_made_of_whole_instructions_and_jumps_stay_inside(machine: str) -> None:
+    program = seccomp.program(machine)
+    assert len(program) % 8 == 0
+    count = len(program) // 8
+    assert count < 256
+    for at in range(count):
+        code, if_true, if_false = int.from_bytes(program[8 * at : 8 * at + 2], "little"), *program[8 * at + 2 :][:2]
+        if code != 0x06:
+            assert at + 1 + max(if_true, if_false) < count
+
+
+@pytest.fixture
+def namespaces(python_server: ForkServerProcess) -> None:
+    if not python_server.warm.isolation:
+        pytest.skip(f"this machine refuses namespaces: {python_server.warm.refused}")
+
+
+@pytest.mark.usefixtures("namespaces")
+class TestConfined:
+    def test_it_is_process_1_and_sees_no_other(self, functions: Functions) -> None:
+        worker = functions.ready(INSPECT)
+        assert worker.isolation == "mnt,pid,ipc,uts,net"
+        seen = worker.post(["pid", "processes", "session", "hostname", "folder", "descriptors", "python", "children"])
+        facts = seen.json()
+        assert facts["pid"] == 1
+        assert facts["processes"] == [1]
+        assert facts["session"] == 1
+        assert facts["hostname"] == worker.name
+        assert facts["folder"] == isolation.FUNCTION_DIR
+        assert facts["descriptors"][0] == "/dev/null"
+        assert facts["children"] == 0
+        assert os.readlink(f"/proc/{worker.pid}/ns/pid") != os.readlink("/proc/self/ns/pid")
+
+    def test_it_has_a_loopback_and_no_other_network(self, functions: Functions) -> None:
+        facts = functions.ready(INSPECT).post(["interfaces", "loopback"]).json()
+        assert facts == {"interfaces": ["lo"], "loopback": True}
+
+    def test_a_function_that_asks_for_the_network_has_it(self, functions: Functions) -> None:
+        worker = functions.ready(INSPECT, network=True)
+        assert worker.isolation == "mnt,pid,ipc,uts"
+        assert os.readlink(f"/proc/{worker.pid}/ns/net") == os.readlink("/proc/self/ns/net")
+
+    def test_it_has_no_rights(self, functions: Functions) -> None:
+        facts = functions.ready(INSPECT).post(["capabilities", "new_privileges", "seccomp", "limits"]).json()
+        assert set(facts["capabilities"].values()) == {"0000000000000000"}
+        assert len(facts["capabilities"]) == 5
+        assert facts["new_privileges"] == "1"
+        assert facts["seccomp"] == ("2" if seccomp.supported() else "0")
+        assert facts["limits"][0][1] <= isolation.OPEN_FILES_MAX
+        assert facts["limits"][1] == [0, 0]
+
+    def test_its_environment_holds_nothing_of_the_daemons(self, functions: Functions) -> None:
+        facts = functions.ready(INSPECT, env={"GREETING": "hi"}).post(["environment"]).json()
+        assert facts["environment"]["GREETING"] == "hi"
+        assert "A_SECRET_OF_THE_DAEMON" not in facts["environment"]
+
+    def test_it_may_write_in_tmp_and_shm_alone(self, functions: Functions) -> None:
+        worker = functions.ready(
+            """
+            import errno, os
+            def f(paths: list[str]):
+                said = {}
+                for path in paths:
+                    try:
+                        open(path, "w").close()
+                        said[path] = "written"
+                    except OSError as error:
+                        said[path] = errno.errorcode[error.errno]
+                return said
+            """
+        )
+        refused = ["/x", "/etc/x", "/tmp/function/x", "/dev/x", "/run/x", "/proc/sys/kernel/core_pattern", "/root/x"]
+        said = worker.post({"paths": ["/tmp/x", "/dev/shm/x", "/dev/null", *refused]}).json()
+        assert [said.pop(path) for path in ("/tmp/x", "/dev/shm/x", "/dev/null")] == ["written"] * 3
+        assert set(said.values()) <= {"EROFS", "EACCES"}, said
+        assert not Path("/tmp/x").exists()
+
+    def test_hidden_folders_and_devices_are_empty_and_the_bundle_is_there(
+        self, functions: Functions, hidden: Path
+    ) -> None:
+        worker = functions.ready(
+            """
+            import os
+            def f(paths: list[str]):
+                return {path: sorted(os.listdir(path)) if os.path.isdir(path) else None for path in paths}
+            """
+        )
+        paths = [str(hidden), "/usr/share", "/tmp/function", "/tmp", "/run", "/dev"]
+        seen = worker.post({"paths": paths}).json()
+        assert not seen[str(hidden)]
+        assert seen["/usr/share"] == []
+        assert seen["/tmp/function"] == ["handler.py"]
+        assert "function" in seen["/tmp"]
+        assert "redis.sock" not in str(seen)
+        harmless = {*isolation.DEVICES, "fd", "stdin", "stdout", "stderr", "shm"}
+        assert {n for n in seen["/dev"] if not n.startswith(isolation.DEVICE_PREFIXES)} <= harmless
+
+    def test_the_space_for_writing_is_limited(self, functions: Functions) -> None:
+        worker = functions.ready(
+            """
+            def f():
+                try:
+                    with open("/tmp/x", "wb", buffering=0) as file:
+                        for _ in range(64):
+                            file.write(bytes(1 << 20))
+                except OSError as error:
+                    return error.strerror
+            """,
+            memory_bytes=16 << 20,
+        )
+        assert worker.post().json() == "No space left on device"
+
+    @pytest.mark.skipif(not seccomp.supported(), reason="no call numbers for this architecture")
+    def test_dangerous_calls_are_refused(self, functions: Functions) -> None:
+        worker = functions.ready(
+            """
+            import ctypes, errno, os
+            libc = ctypes.CDLL(None, use_errno=True)
+            def f(numbers: dict[str, int]):
+                return {name: call(number) for name, number in numbers.items()}
+            def call(number):
+                result = libc.syscall(number, 0, 0, 0, 0, 0, 0)
+                return errno.errorcode.get(ctypes.get_errno(), "done") if result < 0 else "done"
+            """
+        )
+        said = worker.post(seccomp.denied()).json()
+        assert set(said.values()) == {"EPERM"}, said
+
+    @pytest.mark.skipif(not seccomp.supported(), reason="no call numbers for this architecture")
+    def test_threads_and_processes_can_be_made_but_no_namespaces(self, functions: Functions) -> None:
+        worker = functions.ready(
+            """
+            import ctypes, errno, os, subprocess, threading
+            libc = ctypes.CDLL(None, use_errno=True)
+            def f():
+                thread = threading.Thread(target=lambda: None)
+                thread.start()
+                thread.join()
+                made = subprocess.run(["/bin/true"]).returncode
+                clone = 56 if os.uname().machine == "x86_64" else 220
+                refused = libc.syscall(clone, 0x10000000 | 17, 0, 0, 0, 0)
+                if refused == 0:
+                    os._exit(0)
+                return [made, refused, errno.errorcode[ctypes.get_errno()]]
+            """
+        )
+        assert worker.post().json() == [0, -1, "EPERM"]
+
+    def test_what_it_started_ends_with_it(self, functions: Functions) -> None:
+        worker = functions.ready(
+            """
+            import subprocess
+            def f():
+                subprocess.Popen(["sleep", "1000"], start_new_session=True)
+            """
+        )
+        assert worker.post().status_code == 200
+        pids = {
+            int(p.name) for p in Path("/proc").iterdir() if p.name.isdigit() and _namespace(p) == _namespace(worker.pid)
+        }
+        assert len(pids) == 2
+        worker.drain()
+        assert worker.exit_status() == 0
+        assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+
+def _namespace(process: int | Path) -> str:
+    path = process if isinstance(process, Path) else Path(f"/proc/{process}")
+    try:
+        return os.readlink(path / "ns/pid")
+    except OSError:
+        return ""

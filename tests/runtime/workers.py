@@ -1,0 +1,270 @@
+"""A fork server and its workers, driven as the node daemon drives them: real processes, real sockets."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+
+from fleetstart.runtime.contract.channel import Channel, pair
+from fleetstart.runtime.contract.errors import ErrorInfo
+from fleetstart.runtime.contract.function import FunctionSpec
+from fleetstart.runtime.contract.ids import BundleId, FunctionName, Version, WorkerId
+from fleetstart.runtime.contract.messages import (
+    DEADLINE_HEADER,
+    REQUEST_HEADER,
+    TOKEN_HEADER,
+    Assign,
+    Drain,
+    Exited,
+    Fork,
+    Forked,
+    ForkServerMessage,
+    Pooled,
+    Ready,
+    StartError,
+    Usage,
+    Warm,
+    WorkerMessage,
+)
+
+DEADLINE_S = 30.0
+"""For each wait; generous, because the machine may be busy."""
+TOKEN = "secret-of-the-test"
+
+
+def until(condition: Callable[[], Any], what: str) -> Any:
+    """The first true value of the condition; AssertionError after the deadline."""
+    end = time.monotonic() + DEADLINE_S
+    while time.monotonic() < end:
+        value = condition()
+        if value:
+            return value
+        time.sleep(0.01)
+    raise AssertionError(f"not within {DEADLINE_S} s: {what}")
+
+
+def receive(channel: Channel[Any]) -> Any:
+    ready, _, _ = select.select([channel], [], [], DEADLINE_S)
+    if not ready:
+        raise AssertionError(f"no message within {DEADLINE_S} s")
+    message, descriptors = channel.receive()
+    assert not descriptors
+    return message
+
+
+def alive(pid: int) -> bool:
+    """Whether it runs; a zombie does not."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] not in ("Z", "X")
+
+
+class ForkServerProcess:
+    """The process and the daemon's end of its channel."""
+
+    def __init__(self, profile: str = "python", *, hide: Sequence[Path] = (), through: Sequence[str] = ()) -> None:
+        ours, theirs = pair()
+        arguments = ["--profile", profile, "--fd", str(theirs.fileno())]
+        for folder in hide:
+            arguments += ["--hide", str(folder)]
+        command = [*through, sys.executable, "-m", "fleetstart.runtime.forkserver", *arguments]
+        environment = {**os.environ, "A_SECRET_OF_THE_DAEMON": "hush"}
+        self.process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment, cwd="/")
+        theirs.close()
+        self.channel: Channel[ForkServerMessage] = Channel(ours, ForkServerMessage)
+        self.exits: dict[str, int] = {}
+        self.workers: list[Worker] = []
+        warm = receive(self.channel)
+        assert isinstance(warm, Warm)
+        self.warm = warm
+
+    def fork(self, *, network: bool = False, cgroup_procs: Sequence[str] = ()) -> Worker:
+        name = WorkerId(f"w-{len(self.workers)}")
+        ours, theirs = pair()
+        log, log_write = os.pipe()
+        self.channel.send(Fork(name, list(cgroup_procs), network), (theirs.fileno(), log_write))
+        theirs.close()
+        os.close(log_write)
+        forked = self._next(lambda message: not isinstance(message, Exited))
+        assert isinstance(forked, Forked), forked
+        worker = Worker(self, name, forked, ours, log)
+        self.workers.append(worker)
+        return worker
+
+    def _next(self, wanted: Callable[[Any], bool]) -> Any:
+        """The next such message; exits that come before it are noted."""
+        while True:
+            message = receive(self.channel)
+            if isinstance(message, Exited):
+                self.exits[message.worker] = message.status
+            if wanted(message):
+                return message
+
+    def exit_of(self, worker: str) -> int:
+        while worker not in self.exits:
+            self._next(lambda message: isinstance(message, Exited))
+        return self.exits[worker]
+
+    def clear(self) -> None:
+        """Ends the workers that a test left, and makes sure that they are gone."""
+        for worker in self.workers:
+            worker.close()
+        if self.process.poll() is None:
+            for worker in self.workers:
+                self.exit_of(worker.name)
+        for worker in self.workers:
+            until(lambda pid=worker.pid: not alive(pid), f"end of {worker.name}")
+        self.workers.clear()
+        self.exits.clear()
+
+    def close(self) -> None:
+        self.clear()
+        self.channel.close()
+        try:
+            assert self.process.wait(DEADLINE_S) is not None
+        finally:
+            self.process.kill()
+            self.process.wait()
+
+
+class Worker:
+    """One worker: its control channel, its log, its endpoint."""
+
+    def __init__(self, server: ForkServerProcess, name: WorkerId, forked: Forked, sock: socket.socket, log: int):
+        self.server = server
+        self.name = name
+        self.pid = forked.pid
+        self.isolation = forked.isolation
+        self.channel: Channel[WorkerMessage] = Channel(sock, WorkerMessage)
+        self.url = ""
+        self._log_fd = log
+        self._log = b""
+        os.set_blocking(log, False)
+
+    def receive(self) -> Any:
+        try:
+            return receive(self.channel)
+        except Exception as error:
+            raise AssertionError(f"{error}; log: {self.log()}") from error
+
+    def pooled(self) -> Worker:
+        message = self.receive()
+        assert isinstance(message, Pooled)
+        assert message.started_ns <= time.monotonic_ns()
+        return self
+
+    def assign(self, bundle: Path, entry: str, segment: tuple[int, ...] = (), threads: int = 1, **spec: Any) -> None:
+        listening = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{listening.getsockname()[1]}/"
+        function = FunctionSpec(name=FunctionName("f"), bundle=BundleId("0" * 64), entry=entry, **spec)
+        message = Assign(
+            worker=self.name,
+            version=Version(1),
+            spec=function,
+            bundle_dir=str(bundle),
+            token=TOKEN,
+            threads=threads,
+        )
+        self.channel.send(message, (listening.fileno(), *segment))
+        listening.close()
+
+    def ready(self) -> Ready:
+        message = self.receive()
+        assert isinstance(message, Ready), f"{message}; log: {self.log()}"
+        return message
+
+    def start_error(self) -> ErrorInfo:
+        message = self.receive()
+        assert isinstance(message, StartError), message
+        return message.error
+
+    def next_usage(self, wanted: Callable[[Usage], bool] = lambda usage: True) -> Usage:
+        while True:
+            message = self.receive()
+            if isinstance(message, Usage) and wanted(message):
+                return message
+
+    def client(self, **headers: str) -> httpx.Client:
+        own = {TOKEN_HEADER: TOKEN, REQUEST_HEADER: "inv-test", **headers}
+        return httpx.Client(base_url=self.url, headers=own, timeout=DEADLINE_S, trust_env=False)
+
+    def post(self, value: Any = msgspec.UNSET, *, path: str = "", body: bytes = b"", **headers: str) -> httpx.Response:
+        """A value as JSON, or a body as it is; neither is a call without input."""
+        content = body if value is msgspec.UNSET else msgspec.json.encode(value)
+        with self.client(**headers) as client:
+            return client.post(path, content=content)
+
+    def get(self, path: str = "", **headers: str) -> httpx.Response:
+        with self.client(**headers) as client:
+            return client.get(path)
+
+    def drain(self, grace_s: float = DEADLINE_S) -> None:
+        self.channel.send(Drain(grace_s))
+
+    def exit_status(self) -> int:
+        return self.server.exit_of(self.name)
+
+    def log(self) -> str:
+        """All that was written so far."""
+        with contextlib.suppress(BlockingIOError):
+            while data := os.read(self._log_fd, 65536):
+                self._log += data
+        return self._log.decode()
+
+    def close(self) -> None:
+        """The end of the control socket is the end of the worker."""
+        self.channel.close()
+        if self._log_fd >= 0:
+            self.log()
+            os.close(self._log_fd)
+            self._log_fd = -1
+
+
+class Functions:
+    """Makes bundles and started workers of them."""
+
+    def __init__(self, server: ForkServerProcess, folder: Path) -> None:
+        self.server = server
+        self._folder = folder
+        self._count = 0
+
+    def bundle(self, source: str, name: str = "handler.py") -> Path:
+        self._count += 1
+        folder = self._folder / f"bundle-{self._count}"
+        folder.mkdir(parents=True)
+        (folder / name).write_text(textwrap.dedent(source))
+        return folder
+
+    def assigned(self, source: str, entry: str = "f", *, network: bool = False, **settings: Any) -> Worker:
+        worker = self.server.fork(network=network).pooled()
+        worker.assign(self.bundle(source), f"handler:{entry}", **settings)
+        return worker
+
+    def ready(self, source: str, entry: str = "f", **settings: Any) -> Worker:
+        worker = self.assigned(source, entry, **settings)
+        worker.ready()
+        return worker
+
+
+DEADLINE = DEADLINE_HEADER.replace("-", "_")
+
+
+def served(server: ForkServerProcess, folder: Path) -> Iterator[Functions]:
+    try:
+        yield Functions(server, folder)
+    finally:
+        server.clear()
