@@ -1,0 +1,141 @@
+"""Claim: the gateway adds about a millisecond to a warm call.
+
+One warm worker of `hello` is called through the gateway and straight at its own endpoint (its secret read from the
+observed state), in turn, by the same client over kept connections; then both again with 1 and 8 callers at once. Ray
+Serve's warm call stands beside them: there, too, a request goes through a proxy to a worker's process. The client
+runs on the same cores as everything else, so calls a second are those of the whole machine, client included.
+
+Run: python -m tests.bench.gateway [--json FILE] [--quick] [--ray-python PATH | --no-peer]
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from dataclasses import dataclass
+
+from tests.bench.peer import ray_serve
+from tests.bench.samples import Report, fine, median, parse_options, percentile, progress, spread
+from tests.bench.system import running
+from tests.bench.wire import Connection, parse_head, request
+
+BODY = {"name": "you"}
+CALLS_A_TURN = 50
+CALLERS = (1, 8)
+BURST_S = 1.5
+WARM_UP_CALLS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    host: str
+    port: int
+    raw: bytes
+
+
+async def _caller(target: Target, ends_s: float) -> list[float]:
+    """One caller over one connection until the time is up; the length of each call in ms."""
+    reader, writer = await asyncio.open_connection(target.host, target.port)
+    took: list[float] = []
+    try:
+        while (began_s := time.monotonic()) < ends_s:
+            writer.write(target.raw)
+            status, headers = parse_head((await reader.readuntil(b"\r\n\r\n"))[:-4])
+            if status != 200:
+                raise RuntimeError(f"status {status}")
+            if headers.get("transfer-encoding") == "chunked":
+                await reader.readuntil(b"0\r\n\r\n")
+            else:
+                await reader.readexactly(int(headers["content-length"]))
+            took.append((time.monotonic() - began_s) * 1e3)
+    finally:
+        writer.close()
+    return took
+
+
+async def burst(target: Target, callers: int, seconds: float) -> dict[str, float]:
+    began_s = time.monotonic()
+    lists = await asyncio.gather(*(_caller(target, began_s + seconds) for _ in range(callers)))
+    elapsed_s = time.monotonic() - began_s
+    took = [value for one in lists for value in one]
+    return {"calls_per_s": len(took) / elapsed_s, "p50_ms": median(took), "p99_ms": percentile(took, 0.99)}
+
+
+def main() -> None:
+    options = parse_options(__doc__, rounds=40, quick_rounds=4)
+    report = Report("the gateway adds about a millisecond to a warm call")
+    with contextlib.ExitStack() as stack:
+        system = stack.enter_context(running())
+        flags = ("--keep-alive", "600", "--max", "1", "--concurrency", "16")
+        path = system.deploy("examples/hello/handler.py", *flags)
+        through = stack.enter_context(system.connect())
+        through.post(path, BODY).expect()
+        endpoint, token = system.ready_worker("hello")
+        host, port = endpoint.rsplit(":", 1)
+        secret = {"fs-worker-token": token}
+        targets = {
+            "gateway": Target(system.host, system.port, request("POST", path, "fs", BODY)),
+            "worker": Target(host, int(port), request("POST", "/", "fs", BODY, secret)),
+        }
+        peer = stack.enter_context(ray_serve(options.ray_python)) if options.ray_python else None
+        if peer is not None:
+            targets["ray_serve"] = Target("127.0.0.1", peer.port, request("POST", "/hello", "fs", BODY))
+        latencies = one_by_one(stack, targets, options.rounds)
+        bursts = many(targets, 3 if options.quick else 5)
+    report.setup = {"calls_a_turn": CALLS_A_TURN, "burst_s": BURST_S, "peer": peer.about if peer else None}
+    report.samples = {"latency_ms": latencies, "bursts": bursts}
+    tell(report, latencies, bursts)
+    report.save(options.json)
+
+
+def one_by_one(stack: contextlib.ExitStack, targets: dict[str, Target], rounds: int) -> dict[str, list[float]]:
+    connections = {name: stack.enter_context(Connection(t.host, t.port)) for name, t in targets.items()}
+    for name, connection in connections.items():
+        for _ in range(WARM_UP_CALLS):
+            connection.send(targets[name].raw).expect()
+    latencies: dict[str, list[float]] = {name: [] for name in targets}
+    for number in range(rounds):
+        if number % 10 == 0:
+            progress(f"one at a time, turn {number + 1} of {rounds}")
+        for name, connection in connections.items():
+            latencies[name] += [connection.send(targets[name].raw).expect().total_ms for _ in range(CALLS_A_TURN)]
+    return latencies
+
+
+def many(targets: dict[str, Target], rounds: int) -> dict[str, dict[str, list[dict[str, float]]]]:
+    """name → callers → one result a round."""
+    found: dict[str, dict[str, list[dict[str, float]]]] = {name: {} for name in targets}
+    for number in range(rounds):
+        progress(f"several at a time, turn {number + 1} of {rounds}")
+        for callers in CALLERS:
+            for name, target in targets.items():
+                result = asyncio.run(burst(target, callers, BURST_S))
+                found[name].setdefault(str(callers), []).append(result)
+    return found
+
+
+def tell(
+    report: Report, latencies: dict[str, list[float]], bursts: dict[str, dict[str, list[dict[str, float]]]]
+) -> None:
+    shown = {"worker": "straight", "gateway": "gateway", "ray_serve": "Ray Serve"}
+    names = [name for name in shown if name in latencies]
+    straight = median(latencies["worker"])
+    rows = [["warm call of `hello`", *(shown[name] for name in names)]]
+    rows.append(["median (quartiles), ms", *(spread(latencies[name]) for name in names)])
+    rows.append(["99th percentile, ms", *(fine(percentile(latencies[name], 0.99)) for name in names)])
+    rows.append(["added to straight, ms", *(fine(median(latencies[name]) - straight) for name in names)])
+    rows.append(["ratio to straight", *(fine(median(latencies[name]) / straight) for name in names)])
+    for callers in CALLERS:
+        results = {name: bursts[name][str(callers)] for name in names}
+        text = "1 caller" if callers == 1 else f"{callers} callers"
+        rates = [median([one["calls_per_s"] for one in results[name]]) for name in names]
+        rows.append([f"{text}: calls a second", *(fine(rate) for rate in rates)])
+        rows.append([f"{text}: p99, ms", *(fine(median([one["p99_ms"] for one in results[name]])) for name in names)])
+    report.tell("Gateway overhead", rows)
+    added = median(latencies["gateway"]) - straight
+    print(f"\nThe gateway adds {added:.2f} ms to a call of {straight:.2f} ms.")
+
+
+if __name__ == "__main__":
+    main()

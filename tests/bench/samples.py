@@ -1,0 +1,148 @@
+"""What every benchmark shares: its options, medians and spreads, the machine, tables, and the raw samples as JSON.
+
+Figures of one machine on one day mean little by themselves: each script measures its baseline in the same run,
+interleaved, and says the ratio.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    json: Path | None
+    quick: bool
+    ray_python: Path | None
+    """None: no peer, and the output says so."""
+    rounds: int
+
+
+def parse_options(doc: str | None, *, rounds: int, quick_rounds: int, peer: bool = True) -> Options:
+    """`--json`, `--quick`, `--rounds`, and, where Ray Serve is the peer, `--ray-python`."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write raw samples there")
+    parser.add_argument("--quick", action="store_true", help="few repetitions: shows that it works, measures little")
+    parser.add_argument("--rounds", type=int, help=f"default {rounds}, {quick_rounds} with --quick")
+    if peer:
+        parser.add_argument("--ray-python", type=Path, default=ROOT / ".venv-ray/bin/python", metavar="PATH")
+        parser.add_argument("--no-peer", action="store_true", help="leave Ray Serve out")
+    given = parser.parse_args()
+    ray_python = None
+    if peer and not given.no_peer:
+        ray_python = given.ray_python
+        if not ray_python.exists():
+            parser.error(f"{ray_python} does not exist: `make bench` makes it, or use --no-peer")
+    chosen = given.rounds or (quick_rounds if given.quick else rounds)
+    return Options(json=given.json, quick=given.quick, ray_python=ray_python, rounds=chosen)
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """Linear between the two nearest ranks."""
+    ordered = sorted(values)
+    place = share * (len(ordered) - 1)
+    low = int(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+
+
+def median(values: Sequence[float]) -> float:
+    return statistics.median(values)
+
+
+def spread(values: Sequence[float]) -> str:
+    """ "median (quartile to quartile)"."""
+    return f"{fine(median(values))} ({fine(percentile(values, 0.25))} to {fine(percentile(values, 0.75))})"
+
+
+def fine(value: float) -> str:
+    """Three digits that matter, no more than two decimals."""
+    digits = 0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2
+    return f"{value:,.{digits}f}"
+
+
+@dataclass(slots=True)
+class Report:
+    """Collects the samples of one run; `tell` prints a table, `save` writes everything."""
+
+    claim: str
+    setup: dict[str, Any] = field(default_factory=dict)
+    samples: dict[str, Any] = field(default_factory=dict)
+    tables: dict[str, list[list[str]]] = field(default_factory=dict)
+
+    def tell(self, title: str, rows: list[list[str]]) -> None:
+        """A Markdown table; the first row is its head."""
+        self.tables[title] = rows
+        print(f"\n{title}\n")
+        for number, row in enumerate(rows):
+            print("| " + " | ".join(row) + " |")
+            if number == 0:
+                print("| " + " | ".join("---" if column == 0 else "---:" for column in range(len(row))) + " |")
+        sys.stdout.flush()
+
+    def save(self, path: Path | None) -> None:
+        if path is None:
+            return
+        whole = {
+            "claim": self.claim,
+            "setup": self.setup,
+            "machine": machine(),
+            "commit": commit(),
+            "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+            "tables": self.tables,
+            "samples": _rounded(self.samples),
+        }
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(whole, separators=(",", ":")) + "\n")
+
+
+def machine() -> dict[str, Any]:
+    model = next((line.split(":")[1].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")), "")
+    memory_kib = next((int(line.split()[1]) for line in _lines("/proc/meminfo") if line.startswith("MemTotal")), 0)
+    return {
+        "cpu": model,
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gib": round(memory_kib / 2**20, 1),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "load_average": [round(load, 2) for load in os.getloadavg()],
+    }
+
+
+def commit() -> str:
+    said = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True)
+    return said.stdout.strip() or "unknown"
+
+
+def _lines(path: str) -> list[str]:
+    try:
+        return Path(path).read_text().splitlines()
+    except OSError:
+        return []
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, float):
+        return round(value, 3)
+    if isinstance(value, dict):
+        return {key: _rounded(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_rounded(item) for item in value]
+    return value
+
+
+def progress(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
