@@ -163,4 +163,5 @@ def _listener(config: Config) -> socket.socket:
         inherited.setblocking(False)
         return inherited
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
-    return socket.create_server((config.host, config.port), family=family, backlog=BACKLOG)
+    created = socket.create_server((config.host, config.port), family=family, backlog=BACKLOG)
+    return socket.socket(fileno=created.detach())  # knows its protocol, as asyncio asks before it sets TCP_NODELAY

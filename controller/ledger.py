@@ -11,6 +11,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable
+from itertools import islice
 from typing import Any, cast
 
 import msgspec
@@ -25,7 +26,7 @@ from fleetstart.runtime.contract.timeline import Timeline
 
 log = logging.getLogger(__name__)
 
-BATCH_S = 0.005
+BATCH_S = 0.01
 """Calls that end within this share one round trip; a crash loses no more than these."""
 BATCH_ROWS = 500
 TRACE_KEPT_S = 24 * 3600
@@ -64,29 +65,34 @@ class LedgerWriter:
         while True:
             await self._wake.wait()
             await asyncio.sleep(BATCH_S)
+            self._wake.clear()
             try:
-                await self.flush()
+                await self._write_batch()
             except REDIS_DOWN as error:
                 log.warning("ledger rows wait for redis", extra={"rows": len(self._ended), "error": str(error)})
                 await asyncio.sleep(0.2)
 
     async def flush(self) -> None:
         """Writes all that is pending; what fails stays pending."""
-        self._wake.clear()
         while self.pending:
-            opened = list(self._open.values())[:BATCH_ROWS]
-            ended = list(self._ended.values())[:BATCH_ROWS]
-            try:
-                await self._write(opened, ended)
-            except BaseException:
-                self._wake.set()
-                raise
-            for invocation in opened:
-                if self._open.get(invocation.id) is invocation:
-                    del self._open[invocation.id]
-            for trace in ended:
-                if self._ended.get(trace.row.id) is trace:
-                    del self._ended[trace.row.id]
+            await self._write_batch()
+
+    async def _write_batch(self) -> None:
+        opened = list(islice(self._open.values(), BATCH_ROWS))
+        ended = list(islice(self._ended.values(), BATCH_ROWS))
+        try:
+            await self._write(opened, ended)
+        except BaseException:
+            self._wake.set()
+            raise
+        for invocation in opened:
+            if self._open.get(invocation.id) is invocation:
+                del self._open[invocation.id]
+        for trace in ended:
+            if self._ended.get(trace.row.id) is trace:
+                del self._ended[trace.row.id]
+        if self.pending:
+            self._wake.set()
 
     async def _write(self, opened: list[OpenInvocation], ended: list[InvocationTrace]) -> None:
         if not self._sha:
