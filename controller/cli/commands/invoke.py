@@ -63,8 +63,8 @@ def command(
     sent = {REQUEST_HEADER: new_invocation_id(), **content_type, **_headers(headers)}
     method = method or ("POST" if content is not None or not path else "GET")
     target = f"/fn/{quote(name, safe='@')}" + (path if path.startswith("/") or not path else f"/{path}")
-    began_s = time.monotonic()
     with Server(find_server(url, home)) as server, suggesting(server, name.partition("@")[0]), ExitStack() as stack:
+        began_s = time.monotonic()
         request = server.http.build_request(
             method.upper(), target, content=content, headers=sent, timeout=min(timeout_s, 86_400.0)
         )
