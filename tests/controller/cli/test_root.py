@@ -1,0 +1,90 @@
+"""The command line as a whole: verbs, help, words for errors, exit codes, and that help stays light."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fleetstart.controller.cli.output import EXIT_CODES, NOT_FOUND, OK, UNREACHABLE, USAGE
+from fleetstart.controller.cli.root import VERBS, run
+
+
+def test_help_lists_every_verb_and_every_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["--help"]) == OK
+    out = capsys.readouterr().out
+    assert all(f"\n  {verb} " in out for verb in VERBS)
+    assert all(f"\n  {code} " in out for code in EXIT_CODES)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_has_help_and_json(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([verb, "--help"]) == OK
+    out = capsys.readouterr().out
+    assert out.startswith(f"Usage: fs {verb}")
+    assert "--json" in out
+    assert len(out.splitlines()[2].strip()) > 10
+
+
+def test_help_loads_nothing_heavy() -> None:
+    program = (
+        "import sys; from fleetstart.controller.cli.root import run; run(['--help'])\n"
+        "print(*sorted({name.partition('.')[0] for name in sys.modules}), file=sys.stderr)"
+    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    loaded = set(result.stderr.split())
+    assert not loaded & {"httpx", "rich", "asyncio", "torch", "redis", "starlette", "boto3", "ssl", "numpy"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (["stauts"], USAGE, "did you mean `fs status`?"),
+        (["zzz"], USAGE, "see `fs --help`"),
+        (["invoke"], USAGE, "Missing argument"),
+        (["ls", "--nope"], USAGE, "No such option"),
+        (["up", "--port", "99999"], USAGE, "99999"),
+        (["ls"], UNREACHABLE, "fs up"),
+        (["ls", "--url", "http://127.0.0.1:1"], UNREACHABLE, "http://127.0.0.1:1 does not answer"),
+        (["deploy", "nowhere.py"], NOT_FOUND, "nowhere.py does not exist"),
+        (["invoke", "f", "not json"], USAGE, "not JSON"),
+        (["invoke", "f", "@nowhere"], NOT_FOUND, "no file nowhere"),
+        (["invoke", "f", "{}", "-H", "nocolon"], USAGE, "NAME: VALUE"),
+        (["usage", "--since", "yesterday"], USAGE, "neither an age"),
+    ],
+)
+def test_what_cannot_be_done_is_said_with_its_exit_code(
+    arguments: list[str], code: int, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["--home", str(tmp_path), *arguments]) == code
+    captured = capsys.readouterr()
+    assert says in captured.err
+    assert captured.out == ""
+
+
+def test_errors_are_json_when_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["--home", str(tmp_path), "ls", "--json"]) == UNREACHABLE
+    assert capsys.readouterr().err.startswith('{"error":{"code":"unreachable"')
+
+
+def test_a_missing_handler_needs_no_server(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "handler.py").write_text("x = 1\n")
+    assert run(["--home", str(tmp_path), "deploy", str(tmp_path / "handler.py")]) == 1
+    assert "declares no function" in capsys.readouterr().err
+
+
+def test_down_without_a_server_is_no_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["--home", str(tmp_path / "none"), "down"]) == OK
+    assert "nothing runs" in capsys.readouterr().err
+    assert not (tmp_path / "none").exists()
+
+
+def test_doctor_has_advice_for_what_is_not_well(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    assert run(["--home", str(blocked), "doctor"]) == 1
+    out = capsys.readouterr().out
+    assert "is not writable" in out
+    assert "→ set FS_HOME elsewhere" in out

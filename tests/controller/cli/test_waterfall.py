@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fleetstart.controller.cli.waterfall import bar, waterfall
+from fleetstart.runtime.contract.timeline import Phase
+
+MS = 1_000_000
+
+
+def test_bars_share_one_axis_and_overlap_is_seen() -> None:
+    phases = [
+        Phase("execute", 70 * MS, 100 * MS),
+        Phase("queue", 0, 70 * MS),
+        Phase("fetch", 10 * MS, 60 * MS),
+        Phase("import", 10 * MS, 30 * MS),
+    ]
+    lines = waterfall(phases, width=80).splitlines()
+    assert [line.split()[0] for line in lines[:-1]] == ["queue", "fetch", "import", "execute"]
+    begins = {line.split()[0]: line.index("█") for line in lines[:-1]}
+    assert begins["queue"] < begins["fetch"] == begins["import"] < begins["execute"]
+    assert "50.0 ms  weights from the store" in lines[1]
+    assert lines[-1].endswith("100.0 ms")
+
+
+def test_nothing_recorded_is_said() -> None:
+    assert waterfall([]) == "no phases were recorded"
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 10**12), st.integers(0, 10**12)), min_size=1, max_size=9), st.integers(20, 200)
+)
+def test_every_phase_shows_and_no_line_is_too_long(spans: list[tuple[int, int]], width: int) -> None:
+    phases = [Phase("load", min(span), max(span)) for span in spans]
+    lines = waterfall(phases, width=width).splitlines()
+    assert len(lines) == len(phases) + 1
+    assert all(any(mark in line for mark in "▏▎▍▌▋▊▉█") for line in lines[:-1])
+    assert all(len(line) <= max(width, 70) for line in lines[:-1])
+
+
+@given(st.floats(0, 1), st.floats(0, 1), st.integers(1, 200))
+def test_a_bar_has_the_width_of_its_axis(one: float, other: float, columns: int) -> None:
+    drawn = bar(min(one, other), max(one, other), columns)
+    assert len(drawn) == columns
+    assert drawn.strip()
