@@ -25,7 +25,7 @@ from fleetstart.controller.records import FunctionRecord, VersionKey, VersionRec
 from fleetstart.controller.responses import Receive, Scope, Send
 from fleetstart.controller.routes import Call, Route
 from fleetstart.controller.state import REDIS_DOWN, State
-from fleetstart.controller.uploads import ClientGone, declared_bytes, header, read_body, refuse_unread
+from fleetstart.controller.uploads import ClientGone, declared_bytes, header, read_body, refuse_unread, too_large
 from fleetstart.runtime.contract.errors import (
     DeadlineExceeded,
     ErrorInfo,
@@ -273,6 +273,8 @@ class Gateway:
         return route
 
     def _admit(self, route: Route, body_bytes: int) -> None:
+        if body_bytes > self._max_body_bytes:
+            raise too_large(self._max_body_bytes)
         error = self._start_failure(route)
         if error is not None:
             raise error

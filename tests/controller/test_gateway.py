@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import json
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import httpx
+import pytest
+
+from fleetstart.runtime.contract.function import MIB
+from fleetstart.runtime.contract.timeline import Timeline
+from tests.controller.conftest import ControllerProcess, HandNode
 from tests.servers import wait_until
 
 
-def test_a_cold_call_orders_a_worker_and_is_answered(controller: Any, node: Any) -> None:
+def test_a_cold_call_orders_a_worker_and_is_answered(controller: ControllerProcess, node: HandNode) -> None:
     controller.deploy("hello")
     answer = controller.http.post("/fn/hello/a%20b/c?x=1&y=%2F", content=b"body", headers={"x-request-id": "req-1"})
     assert answer.status_code == 200, answer.text
@@ -25,3 +36,290 @@ def test_a_cold_call_orders_a_worker_and_is_answered(controller: Any, node: Any)
     assert len(node.ordered()) == 1
     rows = wait_until(lambda: len(controller.rows("hello")) == 2 and controller.rows("hello"))
     assert [row["status"] for row in rows] == [200, 200]
+
+
+def test_a_start_that_was_waited_for_stands_on_the_timeline(controller: ControllerProcess, node: HandNode) -> None:
+    def answer(node: HandNode, order: Any) -> None:
+        timeline = Timeline()
+        now_ns = time.monotonic_ns()
+        timeline.add("start", now_ns - 3_600_000_000_000, now_ns + 2_000_000)
+        node.ready(order, start="cold", timeline=timeline)
+
+    node.answer = answer
+    controller.deploy("hello")
+    answered = controller.http.get("/fn/hello", headers={"x-request-id": "traced"})
+    assert answered.headers["fs-start"] == "cold"
+    trace = wait_until(lambda: _ok(controller.http.get("/api/v1/invocations/traced")))
+    phases = {phase["name"]: phase for phase in trace["timeline"]["phases"]}
+    assert phases.keys() >= {"queue", "place", "start", "execute"}
+    assert phases["start"]["started_ns"] >= phases["queue"]["started_ns"], "what was before the call is not the call's"
+
+
+def _ok(answer: httpx.Response) -> Any:
+    return answer.json() if answer.status_code == 200 else None
+
+
+def test_ten_calls_to_a_cold_function_order_one_worker(controller: ControllerProcess, node: HandNode) -> None:
+    controller.deploy("wide", concurrency=10)
+    with ThreadPoolExecutor(10) as pool:
+        answers = list(pool.map(lambda _: controller.http.get("/fn/wide/sleep?s=0.2"), range(10)))
+    assert [answer.status_code for answer in answers] == [200] * 10
+    assert len(node.ordered()) == 1
+    assert next(iter(node.apps.values())).most <= 10
+    billed = [int(answer.headers["fs-billed-ms"]) for answer in answers]
+    assert sum(billed) < 10 * 200, "calls side by side share the worker's time"
+
+
+def test_calls_beyond_concurrency_order_more_up_to_max(controller: ControllerProcess, node: HandNode) -> None:
+    controller.deploy("narrow", scale={"max": 3})
+    with ThreadPoolExecutor(6) as pool:
+        answers = list(pool.map(lambda _: controller.http.get("/fn/narrow/sleep?s=0.3"), range(6)))
+    assert [answer.status_code for answer in answers] == [200] * 6
+    assert len(node.ordered()) == 3
+    assert all(app.most == 1 for app in node.apps.values())
+
+
+def test_an_unknown_function_suggests_the_nearest(controller: ControllerProcess) -> None:
+    controller.deploy("hello")
+    answer = controller.http.get("/fn/helo")
+    assert answer.status_code == 404
+    assert answer.json()["error"]["code"] == "not_found"
+    assert "hello" in answer.json()["error"]["hint"]
+    assert answer.headers["fs-error"] == "not_found"
+    assert controller.http.get("/fn/hello@7").status_code == 404
+    assert controller.http.get("/fn/hello@x").status_code == 404
+
+
+def test_a_version_may_be_named(controller: ControllerProcess, node: HandNode) -> None:
+    controller.deploy("hello")
+    controller.deploy("hello", env={"A": "2"})
+    assert controller.http.get("/fn/hello").headers["fs-version"] == "2"
+    assert controller.http.get("/fn/hello@1").headers["fs-version"] == "1"
+    assert controller.http.get("/fn/hello@live").headers["fs-version"] == "2"
+    wait_until(lambda: [o for o in node.ordered("drain") if o.version == 1], what="version 1 drained")
+
+
+def test_a_declared_huge_body_is_refused_unread(controller: ControllerProcess, node: HandNode) -> None:
+    controller.deploy("hello")
+    port = int(controller.url.rsplit(":", 1)[1])
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as sock:
+        sock.sendall(b"POST /fn/hello HTTP/1.1\r\nHost: x\r\nContent-Length: 1073741824\r\n\r\n")
+        head = sock.recv(65536)
+    assert head.startswith(b"HTTP/1.1 413"), head
+    assert b"too_large" in head
+    assert not node.orders
+
+
+def test_an_undeclared_huge_body_is_refused_while_it_comes(controller: ControllerProcess, node: HandNode) -> None:
+    controller.deploy("hello")
+    sent = 0
+
+    def pieces() -> Any:
+        nonlocal sent
+        for _ in range(1024):
+            sent += MIB
+            yield bytes(MIB)
+
+    try:
+        answer = controller.http.post("/fn/hello", content=pieces())
+        assert answer.status_code == 413
+    except httpx.WriteError:
+        pass  # the door was shut while we were still writing
+    assert sent < 200 * MIB
+    assert not node.orders
+    assert controller.http.get("/fn/hello").status_code == 200
+
+
+def test_a_body_at_the_limit_passes(controller: ControllerProcess, node: HandNode) -> None:
+    controller.deploy("hello")
+    assert controller.http.post("/fn/hello", content=bytes(4 * MIB)).json()["size"] == 4 * MIB
+    assert controller.http.post("/fn/hello", content=bytes(4 * MIB + 1)).status_code == 413
+
+
+def test_the_first_event_arrives_before_the_second_is_made(controller: ControllerProcess, node: HandNode) -> None:
+    controller.deploy("hello")
+    with controller.http.stream("GET", "/fn/hello/gate") as answer:
+        pieces = answer.iter_raw()
+        assert next(pieces) == b"data: first\n\n"
+        next(iter(node.apps.values())).release.set()
+        rest = b"".join(pieces)
+    second, closing, _ = rest.split(b"\n\n")
+    assert second == b"data: second"
+    name, _, data = closing.partition(b"\n")
+    assert name == b"event: fleetstart"
+    bill = json.loads(data.removeprefix(b"data: "))
+    assert bill["start"] == "warm"
+    assert bill["billed_ms"] >= 0
+    assert bill["request_id"] == answer.headers["x-request-id"]
+    assert "respond" in bill["server_timing"]
+
+
+def test_chunks_that_are_no_events_pass_unchanged(controller: ControllerProcess, node: HandNode) -> None:
+    controller.deploy("hello")
+    assert controller.http.get("/fn/hello/chunks").content == b"one two"
+    assert controller.http.head("/fn/hello").status_code == 200
+    assert controller.http.options("/fn/hello").json()["method"] == "OPTIONS"
+
+
+def test_a_client_that_leaves_cancels_its_call(controller: ControllerProcess, node: HandNode) -> None:
+    controller.deploy("hello")
+    controller.http.get("/fn/hello")
+    with pytest.raises(httpx.ReadTimeout):
+        controller.http.get("/fn/hello/hold", headers={"x-request-id": "left"}, timeout=0.5)
+    app = next(iter(node.apps.values()))
+    wait_until(lambda: "left" in app.cancelled, what="cancelled on the worker")
+    wait_until(lambda: [r for r in controller.rows("hello") if r["id"] == "left" and r["status"] == 499])
+    assert controller.http.get("/fn/hello").status_code == 200
+
+
+def test_the_deadline_ends_a_call(controller: ControllerProcess, node: HandNode) -> None:
+    controller.deploy("hello", timeout_s=20)
+    answer = controller.http.get("/fn/hello/hold", headers={"fs-timeout-s": "0.3"})
+    assert answer.status_code == 504
+    assert answer.json()["error"]["code"] == "deadline_exceeded"
+    wait_until(lambda: [r for r in controller.rows("hello") if r["status"] == 504])
+
+
+def test_the_deadline_ends_the_wait_for_a_worker(controller: ControllerProcess, node: HandNode) -> None:
+    node.answer = lambda node, order: node.say(order, "starting")
+    controller.deploy("hello", timeout_s=0.4)
+    answer = controller.http.get("/fn/hello")
+    assert answer.status_code == 504
+    assert "waited for a worker" in answer.json()["error"]["message"]
+
+
+def test_a_stream_that_breaks_says_so(controller: ControllerProcess, node: HandNode) -> None:
+    controller.deploy("hello")
+    text = controller.http.get("/fn/hello/cut").text
+    assert text.startswith("data: first\n\n")
+    assert "event: error" in text
+    assert "worker_lost" in text
+    assert "event: fleetstart" in text
+
+
+def test_a_call_that_breaks_its_worker_is_tried_three_times(controller: ControllerProcess, node: HandNode) -> None:
+    def drop(node: HandNode, order: Any) -> None:
+        if order.wanted == "run":
+            node.ready(order)
+            threading.Thread(target=die_when_called, args=(node, order), daemon=True).start()
+
+    def die_when_called(node: HandNode, order: Any) -> None:
+        wait_until(lambda: node.apps[order.worker].calls)
+        node.fail(order, "out_of_memory", "the worker passed its limit of 512 MiB")
+
+    node.answer = drop
+    controller.deploy("hello")
+    answer = controller.http.get("/fn/hello/drop")
+    assert answer.status_code == 500
+    assert answer.json()["error"]["code"] == "out_of_memory"
+    assert "512 MiB" in answer.json()["error"]["message"]
+    calls = [call for app in node.apps.values() for call in app.calls]
+    assert len(calls) == 3
+    row = wait_until(lambda: controller.rows("hello"))[0]
+    assert (row["status"], row["billed_ms"], row["attempts"]) == (500, 0, 3)
+
+
+def test_a_worker_that_died_is_replaced_and_the_call_succeeds(controller: ControllerProcess, node: HandNode) -> None:
+    controller.deploy("hello")
+    controller.http.get("/fn/hello")
+    first = node.ordered()[0]
+    node.end_server(first.worker)  # nobody listens there any more, and nobody has told
+    threading.Timer(0.3, node.say, args=(first, "failed")).start()
+    assert controller.http.get("/fn/hello").status_code == 200
+    assert len(node.ordered()) == 2
+
+
+def test_a_draining_worker_hands_its_call_on(controller: ControllerProcess, node: HandNode) -> None:
+    controller.deploy("hello", scale={"max": 2})
+    controller.http.get("/fn/hello")
+    first = node.ordered()[0]
+    node.apps[first.worker].draining = True
+    threading.Timer(0.2, node.say, args=(first, "gone")).start()
+    assert controller.http.get("/fn/hello").status_code == 200
+    assert len(node.ordered()) == 2
+
+
+def test_a_busy_worker_is_asked_again(controller: ControllerProcess, node: HandNode) -> None:
+    controller.deploy("hello", scale={"max": 1})
+    controller.http.get("/fn/hello")
+    app = next(iter(node.apps.values()))
+    app.running += 1  # somebody else's call
+    threading.Timer(0.3, lambda: setattr(app, "running", app.running - 1)).start()
+    assert controller.http.get("/fn/hello").status_code == 200
+    assert len(node.ordered()) == 1
+
+
+def test_a_version_that_cannot_start_gives_its_own_error_and_stops_costing(
+    controller: ControllerProcess, node: HandNode
+) -> None:
+    node.answer = lambda node, order: node.fail(order, "start_failed", "load() raised ValueError: no")
+    controller.deploy("bad")
+    answer = controller.http.get("/fn/bad")
+    assert answer.status_code == 500
+    assert answer.json()["error"]["code"] == "start_failed"
+    assert "load() raised" in answer.json()["error"]["message"]
+    assert "fs logs bad" in answer.json()["error"]["hint"]
+    assert len(node.ordered()) == 3
+    assert controller.http.get("/fn/bad").status_code == 500
+    assert len(node.ordered()) == 3, "a broken version is not started for every call"
+    info = controller.http.get("/api/v1/functions/bad").json()
+    assert info["broken"]["code"] == "start_failed"
+    node.answer = HandNode.serve
+    controller.deploy("bad")  # the same spec again: another chance
+    assert controller.http.get("/fn/bad").status_code == 200
+
+
+def test_what_only_the_user_can_mend_is_not_tried_again(controller: ControllerProcess, node: HandNode) -> None:
+    node.answer = lambda node, order: node.fail(order, "syntax_error", "handler.py, line 3: invalid syntax")
+    controller.deploy("bad")
+    answer = controller.http.get("/fn/bad")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "syntax_error")
+    assert len(node.ordered()) == 1
+
+
+def test_a_function_that_fits_no_node_is_refused_with_figures(controller: ControllerProcess, node: HandNode) -> None:
+    controller.deploy("huge", memory_bytes=64 * 1024 * MIB)
+    answer = controller.http.get("/fn/huge")
+    assert answer.status_code == 503
+    assert "65536 MiB" in answer.json()["error"]["message"]
+    assert int(answer.headers["retry-after"]) >= 1
+
+
+def test_after_the_keep_alive_there_is_no_worker(controller: ControllerProcess, node: HandNode) -> None:
+    controller.deploy("hello", scale={"keep_alive_s": 0.5})
+    controller.http.get("/fn/hello")
+    wait_until(lambda: node.ordered("drain"), what="drained")
+    wait_until(lambda: not controller.http.get("/api/v1/functions/hello").json()["workers"])
+    assert controller.http.get("/fn/hello").status_code == 200
+    assert len(node.ordered()) == 2
+
+
+def test_min_workers_are_there_before_anybody_calls(controller: ControllerProcess, node: HandNode) -> None:
+    controller.deploy("ready", scale={"min": 2, "max": 2})
+    wait_until(lambda: len(node.apps) == 2)
+    assert controller.http.get("/fn/ready").headers["fs-start"] == "hot"
+
+
+def test_the_same_request_id_is_served_twice_and_billed_once(controller: ControllerProcess, node: HandNode) -> None:
+    controller.deploy("hello")
+    for _ in range(2):
+        assert controller.http.get("/fn/hello", headers={"x-request-id": "twice"}).status_code == 200
+    assert controller.http.get("/fn/hello", headers={"x-request-id": "once"}).status_code == 200
+    wait_until(lambda: [row["id"] for row in controller.rows("hello")] == ["once", "twice"])
+
+
+def test_hostile_request_ids_are_replaced(controller: ControllerProcess, node: HandNode) -> None:
+    controller.deploy("hello")
+    for hostile in ("", "a b", "x" * 129, "../../etc", "\x80"):
+        headers = {b"x-request-id": hostile.encode("latin-1")}
+        answered = controller.http.get("/fn/hello", headers=headers)  # type: ignore[arg-type]
+        assert answered.headers["x-request-id"].startswith("inv-")
+
+
+def test_a_deleted_function_is_gone_and_its_workers_are_drained(controller: ControllerProcess, node: HandNode) -> None:
+    controller.deploy("hello")
+    controller.http.get("/fn/hello")
+    assert controller.http.delete("/api/v1/functions/hello").status_code == 200
+    assert controller.http.get("/fn/hello").status_code == 404
+    wait_until(lambda: node.ordered("drain"))
+    assert controller.deploy("hello", env={"B": "1"})["version"] == 2, "numbers are never used again"
