@@ -17,7 +17,7 @@ __all__ = ["create_app"]
 
 
 def create_app(weights: Weights, settings: LLMSettings, *, name: str, threads: int) -> LLMApp:
-    """An ASGI app (no lifespan) that serves the model; `await app.close()` ends its thread.
+    """An ASGI app (no lifespan) that serves the model; `app.close()` ends its thread.
 
     Blocks until every weight is there and verified. `threads` counts for arithmetic on the CPU and is
     overruled by `settings.threads`; zero of both means all cores that this process may use.

@@ -45,6 +45,7 @@ class Model:
     engine: Engine
     tokenizer: Tokenizer
     chat_template: ChatTemplate | None
+    vocab_size: int
     sampling: SamplingParams
     """What the checkpoint samples with where a request does not say."""
 
@@ -72,6 +73,7 @@ def load_model(weights: Weights, settings: LLMSettings, *, threads: int, device:
         engine=Engine(decoder, scheduler, tokenizer, config.eos_ids),
         tokenizer=tokenizer,
         chat_template=template,
+        vocab_size=config.vocab_size,
         sampling=default_sampling(generation),
     )
 

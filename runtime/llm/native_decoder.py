@@ -7,6 +7,7 @@ as, and a row's result does not depend on the rows beside it.
 from __future__ import annotations
 
 from dataclasses import fields
+from typing import Any
 
 import numpy as np
 import torch
@@ -52,7 +53,7 @@ class NativeDecoder:
             ffn_size=config.ffn_size,
             vocab_size=config.vocab_size,
             norm_eps=config.norm_eps,
-            inverse_frequencies=inverse_frequencies(config).numpy(),
+            inverse_frequencies=_buffer(inverse_frequencies(config).numpy()),
             layers=[_in_order(layer) for layer in weights.layers],
             embedding=weights.embedding,
             final_norm=weights.final_norm,
@@ -79,12 +80,12 @@ class NativeDecoder:
             table[: len(blocks)] = blocks
         self._decoder.step(
             tokens=_int32(batch.tokens) if hidden is None else None,
-            hidden=None if hidden is None else np.ascontiguousarray(hidden.numpy(), dtype=np.float32),
+            hidden=None if hidden is None else _buffer(np.ascontiguousarray(hidden.numpy(), dtype=np.float32)),
             positions=_int32(batch.positions),
             starts=_int32(batch.starts),
-            tables=tables,
+            tables=_buffer(tables),
             logits_rows=_int32(batch.logits_rows),
-            output=output.numpy(),
+            output=_buffer(output.numpy()),
         )
         return output
 
@@ -94,8 +95,13 @@ class NativeDecoder:
         return self._output[: rows * width].view(rows, width)
 
 
-def _int32(values: list[int]) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
-    return np.array(values, dtype=np.int32)
+def _buffer(array: Any) -> memoryview:
+    """numpy's types tell of buffers from Python 3.12 on only; its arrays are some in 3.11 too."""
+    return memoryview(array)
+
+
+def _int32(values: list[int]) -> memoryview:
+    return _buffer(np.array(values, dtype=np.int32))
 
 
 def _in_order(layer: LayerWeights) -> list[Tensor]:
