@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import faulthandler
 import json
 import logging
 import os
@@ -18,6 +19,8 @@ from fleetstart.prefetcher.config import Config, ConfigError, config_from
 from fleetstart.prefetcher.daemon import Daemon, NodeTaken
 from fleetstart.prefetcher.sources import open_source
 
+END_LIMIT_S = 12.0
+"""An end in order takes far less. After it the process says where it hangs and goes; the kernel frees the rest."""
 _PR_SET_PDEATHSIG = 1
 _STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
 
@@ -59,8 +62,13 @@ def main() -> int:
 async def _run(config: Config) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
+
+    def end() -> None:
+        stop.set()
+        faulthandler.dump_traceback_later(END_LIMIT_S, exit=True)
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+        loop.add_signal_handler(number, end)
     await Daemon(config, open_source(config.store)).run(stop)
 
 

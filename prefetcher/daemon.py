@@ -17,7 +17,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from fleetstart.prefetcher.bundles import Bundles
-from fleetstart.prefetcher.cgroups import Groups, new_epoch, open_groups, read_hierarchies
+from fleetstart.prefetcher.cgroups import Groups, epoch_is_alive, new_epoch, open_groups, read_hierarchies
 from fleetstart.prefetcher.config import Config
 from fleetstart.prefetcher.forkserver import ForkServer
 from fleetstart.prefetcher.logs import Logs
@@ -123,6 +123,7 @@ class Daemon:
             tasks = [asyncio.create_task(self._guarded(loop)) for loop in loops]
             try:
                 await _first_of(stop, tasks)
+                log.info("ending", extra={"workers": len(self._workers)})
                 await self._end_workers()
                 await self._write_last()
             finally:
@@ -325,7 +326,7 @@ class Daemon:
                 return
             with contextlib.suppress(*Unreachable):
                 former = await self._state.report_of_predecessor()
-                if former is not None and former.pid != os.getpid() and _is_daemon(former.pid):
+                if former is not None and epoch_is_alive(former.epoch):
                     raise NodeTaken(f"node {self._config.node} is run by process {former.pid}: end it or set FS_NODE")
                 await self._state.forget_former_statuses()
                 return
@@ -416,10 +417,3 @@ def _hidden(config: Config) -> tuple[str, ...]:
     if url.scheme == "unix" and len(Path(url.path).parent.parts) > 2:
         hidden.append(str(Path(url.path).parent))
     return tuple(dict.fromkeys(hidden))
-
-
-def _is_daemon(pid: int) -> bool:
-    try:
-        return b"fleetstart.prefetcher" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return False

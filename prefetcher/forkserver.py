@@ -303,15 +303,16 @@ class ForkServer:
         return status
 
 
-async def _wait(popen: subprocess.Popen[bytes]) -> int:
-    """The end of its socket ends the server; what does not listen is killed."""
-    deadline = asyncio.get_running_loop().time() + END_TIMEOUT_S
-    while (status := popen.poll()) is None:
-        if asyncio.get_running_loop().time() > deadline:
-            popen.kill()
-            return popen.wait()
-        await asyncio.sleep(0.01)
-    return status
+async def _wait(popen: subprocess.Popen[bytes]) -> int | None:
+    """The end of its socket ends the server; what does not listen is killed. None if even that took too long."""
+    for last_resort in (popen.kill, lambda: None):
+        deadline = asyncio.get_running_loop().time() + END_TIMEOUT_S
+        while asyncio.get_running_loop().time() < deadline:
+            if (status := popen.poll()) is not None:
+                return status
+            await asyncio.sleep(0.01)
+        last_resort()
+    return None
 
 
 def _death_signal(parent: int) -> Callable[[], None]:

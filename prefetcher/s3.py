@@ -14,8 +14,8 @@ from typing import Any
 from fleetstart import native
 from fleetstart.prefetcher.sources import Abandoned, ObjectMissing, ObjectShort, SourceError, check_key
 
-PIECE_BYTES = 256 * 1024
-"""Between two looks at `stopped`: small enough to stop at once, large enough to cost nothing."""
+PIECE_BYTES = 128 * 1024
+"""Between two looks at `stopped`. boto3 copies each piece once: larger ones would be mapped and unmapped each time."""
 CONNECT_TIMEOUT_S = 3
 READ_TIMEOUT_S = 10
 """Without a single byte. Longest that an abandoned read can hold its memory."""

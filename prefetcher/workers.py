@@ -88,6 +88,7 @@ class Worker:
         self._token = secrets.token_urlsafe(24)
         self._assigned_ns = 0
         self._drain_until_s: float | None = None
+        self._begun = False
         self._ending = False
         self.task: asyncio.Task[None] | None = None
         self._timeline = Timeline()
@@ -103,6 +104,8 @@ class Worker:
     # ── what others ask of it ──────────────────────────────────────────────────────────────────────
 
     def start(self) -> asyncio.Task[None]:
+        """Publishes at once, so that nobody starts the same order twice."""
+        self._publish("starting")
         self.task = asyncio.create_task(self._live(), name=f"worker-{self.order.worker}")
         return self.task
 
@@ -121,8 +124,10 @@ class Worker:
 
     def kill(self) -> None:
         """At once, and it counts as ended, not as failed."""
-        if self.task is not None and not self._ending:
-            self._ending = True
+        if self.task is None or self._ending:
+            return
+        self._ending = True
+        if self._begun:  # a task that is cancelled before its first step never runs, nor ends in order
             self.task.cancel()
 
     def flush(self) -> None:
@@ -133,10 +138,11 @@ class Worker:
 
     async def _live(self) -> None:
         error: FleetError | None = None
+        self._begun = True
         try:
-            self._publish("starting")
-            await self._start()
-            await self._serve()
+            if not self._ending:
+                await self._start()
+                await self._serve()
         except asyncio.CancelledError:
             pass  # ordered away: kill() is the only one who cancels
         except FleetError as failure:
