@@ -85,7 +85,8 @@ class ForkServer:
             for descriptor in descriptors:
                 os.close(descriptor)
         self._selector.register(child.pidfd, selectors.EVENT_READ, child)
-        self._channel.send(Forked(child.worker, child.pid, self._granted.describe(network=request.network)))
+        isolated = self._granted.describe(network=request.network)
+        self._channel.send(Forked(child.worker, _pid_outside(child), isolated))
 
     def _reap(self, child: Child) -> None:
         """The descriptor of a process is readable once it ended."""
@@ -132,6 +133,12 @@ class ForkServer:
             socket.sethostname(request.worker)
         _reseed()
         kernel.die_with_parent(signal.SIGKILL)
+
+
+def _pid_outside(child: Child) -> int:
+    """The child's pid in the namespace of /proc, which is the daemon's; ours may be one of our own."""
+    with open(f"/proc/self/fdinfo/{child.pidfd}") as lines:
+        return next((int(line.split()[1]) for line in lines if line.startswith("Pid:")), child.pid)
 
 
 def _arrange_descriptors(control_fd: int, log_fd: int) -> None:
@@ -197,7 +204,9 @@ def main(arguments: list[str] | None = None) -> None:
     importlib.import_module("fleetstart.runtime.rehearsal").rehearse()
     env = {name: os.environ[name] for name in INHERITED if name in os.environ}
     env |= {"HOME": "/tmp", "TMPDIR": "/tmp", "LANG": env.get("LANG", "C.UTF-8"), "PYTHONDONTWRITEBYTECODE": "1"}
-    granted = isolation.probe()
+    granted, inside_user_namespace = isolation.probe()
+    if inside_user_namespace:
+        isolation.become_user_root()
     threads = len(os.listdir("/proc/self/task"))
     if threads > 1:
         sys.stderr.write(f"the fork server has {threads} threads after its imports; a worker gets the first alone\n")

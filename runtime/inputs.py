@@ -50,7 +50,7 @@ class Inputs:
             value = self._decode(body) if body else self._convert(_query_object(query, self._is_list))
         except msgspec.ValidationError as error:
             raise InvalidInput(f"the input does not fit: {error}", hint=self.hint()) from None
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise InvalidInput(f"the body is not JSON: {error}", hint="send a JSON document as the body") from None
         return value
 

@@ -17,6 +17,7 @@ mount would do both, at the price of Linux 5.19 and a file system that takes par
 
 Where the kernel refuses namespaces (a container engine's default profile, for one), a worker is a plain
 process: it still loses its capabilities, gets no new privileges, the filter and the limits, and it says so.
+An ordinary user gets the namespaces inside a user namespace.
 """
 
 from __future__ import annotations
@@ -201,31 +202,69 @@ def give_up_rights() -> None:
     kernel.die_with_parent(signal.SIGKILL)
 
 
-def probe() -> Isolation:
-    """Tries both steps for real, in a child."""
+def enter_user_namespace() -> None:
+    """An ordinary user, as the same user, becomes the owner of a namespace and may then make the others in it."""
+    uid, gid = os.geteuid(), os.getegid()
+    kernel.unshare(kernel.CLONE_NEWUSER)
+    Path("/proc/self/setgroups").write_text("deny")
+    Path("/proc/self/uid_map").write_text(f"{uid} {uid} 1")
+    Path("/proc/self/gid_map").write_text(f"{gid} {gid} 1")
+
+
+def become_user_root() -> None:
+    """The calling process goes on as process 1 of a pid namespace inside a user namespace; the caller waits for it.
+
+    Two processes, because `fork_into_namespaces` must set its own pid namespace back, which the kernel
+    allows only if that one belongs to the user namespace too. Either of the two ends with the other.
+    """
+    enter_user_namespace()
+    kernel.unshare(kernel.CLONE_NEWPID)
+    child = os.fork()
+    if child:
+        kernel.close_from(3)
+        _, status = os.waitpid(child, 0)
+        os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
+    kernel.die_with_parent(signal.SIGKILL)
+
+
+def probe() -> tuple[Isolation, bool]:
+    """What workers can be given, tried for real in a child; and whether that takes `become_user_root` first."""
     unfiltered = "" if seccomp.supported() else "no seccomp filter: this architecture's call numbers are not known"
-    refused = _refusal()
+    refused = _refusal(_try_all)
     if not refused:
-        return Isolation(namespaces=ALL_NAMESPACES, refused=unfiltered)
-    return Isolation(refused="; ".join(filter(None, (f"no namespaces: {refused}", unfiltered))))
+        return Isolation(namespaces=ALL_NAMESPACES, refused=unfiltered), False
+    refused_to_user = _refusal(_try_all_as_user)
+    if not refused_to_user:
+        return Isolation(namespaces=("user", *ALL_NAMESPACES), refused=unfiltered), True
+    reason = f"no namespaces: {refused}; nor in a user namespace: {refused_to_user}"
+    return Isolation(refused="; ".join(filter(None, (reason, unfiltered)))), False
 
 
-def _refusal() -> str:
+def _refusal(attempt: Callable[[], str], fork: Callable[[], int] = os.fork) -> str:
     """Empty if a child could take all steps, else what the kernel said to the first that it could not."""
     read_end, write_end = os.pipe()
     try:
-        child = fork_into_namespaces()
+        child = fork()
     except OSError as error:
         os.close(read_end)
         os.close(write_end)
         return str(error)
     if child == 0:
-        _report(write_end, _try_inside)
+        _report(write_end, attempt)
     os.close(write_end)
     with os.fdopen(read_end, "rb") as answers:
         said = answers.read().decode(errors="replace")
     os.waitpid(child, 0)
     return "" if said == "ok" else said or "the trying process was killed"
+
+
+def _try_all() -> str:
+    return _refusal(_try_inside, fork_into_namespaces) or "ok"
+
+
+def _try_all_as_user() -> str:
+    become_user_root()
+    return _try_all()
 
 
 def _try_inside() -> str:

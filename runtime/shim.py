@@ -8,6 +8,7 @@ done before that (imports, the event loop), so that `Assign` to `Ready` is short
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import sys
 import time
@@ -38,6 +39,8 @@ from fleetstart.runtime.server import Door, Listener
 from fleetstart.runtime.start import Started, Starting, start
 
 USAGE_EVERY_S = 1.0
+CLOSE_S = 2.0
+"""What an engine gets to end its thread, after its calls have ended. The process ends anyway."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +134,8 @@ class Life:
         self._loop.add_reader(self._channel.fileno(), self._listen)
         await self._leave.wait()
         await listener.stop()
-        started.close()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(started.close(), CLOSE_S)
         self._reporter.report()
         self._send(Drained())
 

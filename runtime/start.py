@@ -14,7 +14,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,7 +42,7 @@ class Started:
 
     app: App
     lifespan: bool
-    close: Callable[[], Any]
+    close: Callable[[], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +98,7 @@ def _start_llm(starting: Starting, device: _Device, weights: Any) -> Started:
     return Started(app, False, app.close)
 
 
-def _nothing() -> None:
+async def _nothing() -> None:
     return None
 
 

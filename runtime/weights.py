@@ -2,8 +2,8 @@
 
 `weights["name"]` waits until every chunk of that tensor is there and verified, then gives a view of it:
 no tensor exists without its bytes. A failed segment raises its own error at once; a slow one raises after
-the worker's start deadline. Iteration is in manifest order, which is the order in which layers run and
-chunks arrive, so `model.load_state_dict(weights, assign=True)` and a plain loop both follow the stream.
+the worker's start deadline. Iteration is in the segment's order, in which layers run and chunks arrive,
+so `model.load_state_dict(weights, assign=True)` and a plain loop both follow the stream.
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ class Weights(Mapping[str, "torch.Tensor"]):
         self._region = region
         self._control = control
         self._deadline_ns = deadline_ns
+        # The manifest's canonical form has its names sorted; what arrives first is what lies first.
+        self._names = sorted(manifest.tensors, key=lambda name: (manifest.tensors[name].offset, name))
 
     @classmethod
     def attach(cls, control_fd: int, region_fd: int, *, deadline_ns: int) -> Weights:
@@ -68,10 +70,10 @@ class Weights(Mapping[str, "torch.Tensor"]):
         return tensor.view(getattr(torch, viewed)) if viewed else tensor
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.manifest.tensors)
+        return iter(self._names)
 
     def __len__(self) -> int:
-        return len(self.manifest.tensors)
+        return len(self._names)
 
     def __contains__(self, name: object) -> bool:
         """Knows the names without waiting for the bytes."""
@@ -121,8 +123,9 @@ def _torch_dtype(name: str) -> torch.dtype:
     import torch
 
     names = {
-        "BOOL": "bool", "U8": "uint8", "I8": "int8", "U16": "uint16", "I16": "int16", "F16": "float16", "BF16": "bfloat16",
-        "U32": "uint32", "I32": "int32", "F32": "float32", "U64": "uint64", "I64": "int64", "F64": "float64",
+        "BOOL": "bool", "U8": "uint8", "U16": "uint16", "U32": "uint32", "U64": "uint64",
+        "I8": "int8", "I16": "int16", "I32": "int32", "I64": "int64",
+        "F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64",
     }  # fmt: skip
     found: torch.dtype = getattr(torch, _VIEWED.get(name) or names[name])
     return found

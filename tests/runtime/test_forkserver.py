@@ -7,6 +7,7 @@ import platform
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
@@ -227,3 +228,57 @@ def test_a_plain_worker_dies_with_its_fork_server(plain_server: ForkServerProces
     worker = Functions(plain_server, tmp_path).ready(HELLO)
     plain_server.process.kill()
     until(lambda: not alive(worker.pid), "end of the worker")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+def test_an_ordinary_user_gets_namespaces_of_their_own() -> None:
+    nobody = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"]
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        server = ForkServerProcess(through=nobody)
+        try:
+            if not server.warm.isolation:
+                pytest.skip(f"this machine refuses user namespaces: {server.warm.refused}")
+            assert server.warm.isolation == "user,mnt,pid,ipc,uts,net"
+            worker = Functions(server, folder).ready(
+                """
+                import os
+                def f():
+                    return [os.getpid(), os.getuid(), sorted(os.listdir("/tmp")), os.listdir("/proc/1/ns") != []]
+                """
+            )
+            assert worker.post().json() == [1, 65534, ["function"], True]
+            assert os.readlink(f"/proc/{worker.pid}/ns/user") != os.readlink("/proc/self/ns/user")
+            os.kill(worker.pid, signal.SIGKILL)
+            assert worker.exit_status() == -signal.SIGKILL
+            other = server.fork().pooled()
+            server.process.kill()
+            until(lambda: not alive(other.pid), "end of the worker")
+        finally:
+            server.close()
+
+
+def test_what_python_runs_from_stays_visible_below_a_masked_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = tmp_path / "library"
+    library.mkdir()
+    (library / "words_of_the_test.py").write_text("WORD = 'kept'\n")
+    (tmp_path / "secret").touch()
+    monkeypatch.setenv("PYTHONPATH", str(library))
+    server = ForkServerProcess(hide=[tmp_path])
+    try:
+        if not server.warm.isolation:
+            pytest.skip(f"this machine refuses namespaces: {server.warm.refused}")
+        worker = Functions(server, tmp_path / "bundles").ready(
+            f"""
+            import os
+            def f():
+                from words_of_the_test import WORD
+                return [WORD, os.listdir({str(tmp_path)!r})]
+            """
+        )
+        assert worker.post().json() == ["kept", ["library"]]
+    finally:
+        server.close()

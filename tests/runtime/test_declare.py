@@ -1,0 +1,98 @@
+"""Declarations: light, faithful, and strict about names."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+import fleetstart.runtime
+from fleetstart.runtime import LLM, Scale, function
+from fleetstart.runtime.declare import ATTRIBUTE
+
+
+def settings_of(target: Any) -> dict[str, Any]:
+    return dict(getattr(target, ATTRIBUTE).settings)
+
+
+def test_the_room_exports_what_it_says() -> None:
+    assert sorted(fleetstart.runtime.__all__) == ["LLM", "Scale", "function"]
+
+
+def test_a_declared_function_stays_itself() -> None:
+    @function(memory="1GiB", scale=Scale(max=8))
+    def double(x: int) -> int:
+        return 2 * x
+
+    assert double(2) == 4
+    assert settings_of(double) == {"memory": "1GiB", "scale": Scale(max=8)}
+
+
+def test_a_bare_decorator_declares_with_no_settings() -> None:
+    @function
+    def double(x: int) -> int:
+        return 2 * x
+
+    assert double(2) == 4
+    assert settings_of(double) == {}
+
+
+def test_a_declared_class_can_be_made_and_subclassed() -> None:
+    @function(weights="./w", concurrency=2)
+    class Embed:
+        def __call__(self, request: Any) -> Any:
+            return request
+
+    class Better(Embed):
+        pass
+
+    assert Embed()(1) == Better()(1) == 1
+    assert settings_of(Embed) == {"weights": "./w", "concurrency": 2}
+
+
+def test_an_app_is_given_back_even_if_it_takes_no_attribute() -> None:
+    class App:
+        __slots__ = ()
+
+        async def __call__(self, scope: Any, receive: Any, send: Any) -> None: ...
+
+    app = App()
+    assert function(memory="1GiB")(app) is app
+
+
+def test_an_llm_keeps_its_settings() -> None:
+    chat = LLM(weights="./w", dtype="bf16", threads=2)
+    assert settings_of(chat) == dict(chat.settings) == {"weights": "./w", "dtype": "bf16", "threads": 2}
+    assert repr(chat) == "LLM(weights='./w', dtype='bf16', threads=2)"
+
+
+def test_a_misspelt_setting_is_refused_with_the_right_one() -> None:
+    with pytest.raises(TypeError, match="no setting 'wieghts': did you mean 'weights'"):
+        function(wieghts="./w")  # type: ignore[call-overload]
+    with pytest.raises(TypeError, match="no setting 'max_bacth': did you mean 'max_batch'"):
+        LLM(weights="./w", max_bacth=1)
+    with pytest.raises(TypeError, match="'dtype'"):
+        function(dtype="fp32")  # type: ignore[call-overload]
+    with pytest.raises(TypeError, match="it takes name, weights"):
+        function(zzz=1)  # type: ignore[call-overload]
+
+
+def test_an_llm_needs_weights() -> None:
+    with pytest.raises(TypeError, match="needs weights"):
+        LLM(dtype="fp32")
+
+
+def test_what_cannot_be_called_cannot_be_declared() -> None:
+    with pytest.raises(TypeError, match="got int 3"):
+        function(memory="1GiB")(3)
+
+
+def test_a_declaration_loads_neither_torch_nor_a_server() -> None:
+    code = (
+        "import sys, fleetstart.runtime\n"
+        "print([m for m in ('torch', 'uvicorn', 'starlette', 'asyncio') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

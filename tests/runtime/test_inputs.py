@@ -1,0 +1,105 @@
+"""Signatures and bodies: what each form takes, and that nothing that does not fit comes through."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fleetstart.runtime.contract.errors import InvalidInput
+from fleetstart.runtime.inputs import inputs_of
+
+json_values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**53), 2**53)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+class Point(msgspec.Struct):
+    x: int
+    y: int = 0
+
+
+def whole(value): ...  # type: ignore[no-untyped-def]
+def struct(point: Point) -> None: ...
+def listed(points: list[Point]) -> None: ...
+def named(a: int, b: str = "b", *, c: float | None = None) -> None: ...
+def positional(a: int, b: int = 2, /) -> None: ...
+def bounded(a: Annotated[int, msgspec.Meta(ge=1, le=3)]) -> None: ...
+def nothing() -> None: ...
+def raw(body: bytes) -> None: ...
+def bytes_among_others(body: bytes, name: str) -> None: ...
+def optional_whole(value=("the", "default")): ...  # type: ignore[no-untyped-def]
+
+
+@pytest.mark.parametrize(
+    ("handler", "form"),
+    [
+        (whole, "whole"),
+        (struct, "whole"),
+        (optional_whole, "whole"),
+        (listed, "fields"),
+        (named, "fields"),
+        (nothing, "fields"),
+        (raw, "raw"),
+        (bytes_among_others, "fields"),
+    ],
+)
+def test_the_signature_tells_the_form(handler: Callable[..., Any], form: str) -> None:
+    assert inputs_of(handler).form == form
+
+
+def test_defaults_are_the_functions_own() -> None:
+    assert inputs_of(named).read(b'{"a": 1}', b"") == ((), {"a": 1, "b": "b", "c": None})
+    assert inputs_of(positional).read(b'{"a": 1}', b"") == ((1, 2), {})
+    assert inputs_of(optional_whole).read(b"", b"") == ((), {})
+
+
+def test_constraints_of_an_annotation_hold() -> None:
+    assert inputs_of(bounded).read(b'{"a": 3}', b"") == ((), {"a": 3})
+    with pytest.raises(InvalidInput, match=r"<= 3.*\$\.a"):
+        inputs_of(bounded).read(b'{"a": 4}', b"")
+
+
+def test_a_body_of_null_is_no_object() -> None:
+    with pytest.raises(InvalidInput):
+        inputs_of(named).read(b"null", b"")
+    assert inputs_of(whole).read(b"null", b"") == ((None,), {})
+
+
+def test_the_query_counts_only_without_a_body() -> None:
+    assert inputs_of(named).read(b'{"a": 1}', b"a=2")[1]["a"] == 1
+    assert inputs_of(named).read(b"", b"a=2&c=1.5")[1] == {"a": 2, "b": "b", "c": 1.5}
+    assert inputs_of(named).read(b"", b"a=2&b=%C3%A4+x")[1]["b"] == "ä x"
+
+
+def test_deep_nesting_is_refused_and_does_not_recurse() -> None:
+    with pytest.raises(InvalidInput):
+        inputs_of(whole).read(b"[" * 100_000, b"")
+
+
+@given(json_values)
+def test_a_whole_body_arrives_as_it_was_sent(value: Any) -> None:
+    assert inputs_of(whole).read(msgspec.json.encode(value), b"") == ((value,), {})
+
+
+@given(st.binary(max_size=40) | json_values.map(msgspec.json.encode), st.binary(max_size=20))
+def test_any_body_gives_fitting_arguments_or_invalid_input(body: bytes, query: bytes) -> None:
+    inputs = inputs_of(named)
+    try:
+        positional_arguments, arguments = inputs.read(body, query)
+    except InvalidInput as error:
+        assert error.hint  # noqa: PT017
+    else:
+        assert positional_arguments == ()
+        assert isinstance(arguments["a"], int)
+        assert isinstance(arguments["b"], str)

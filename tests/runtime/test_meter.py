@@ -1,0 +1,64 @@
+"""Slots, busy time and overruns, over made-up time."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fleetstart.runtime.contract.messages import Usage
+from fleetstart.runtime.meter import Meter
+
+
+def test_slots_are_taken_and_given_back() -> None:
+    meter = Meter(2)
+    first, second = meter.begin("a", 0, None), meter.begin("b", 0, None)
+    assert isinstance(first, int)
+    assert isinstance(second, int)
+    assert meter.begin("c", 0, None) == "busy"
+    meter.end(first, 5)
+    assert isinstance(meter.begin("c", 5, None), int)
+
+
+def test_a_draining_worker_takes_no_call() -> None:
+    meter = Meter(2)
+    meter.draining = True
+    assert meter.begin("a", 0, None) == "draining"
+    assert meter.usage(0) == Usage(0, 0, 0)
+
+
+def test_an_overrun_is_the_call_that_is_late_the_longest() -> None:
+    meter = Meter(3)
+    meter.begin("without a deadline", 0, None)
+    meter.begin("second", 0, 20)
+    first = meter.begin("first", 5, 10)
+    assert meter.overrun(15 + 100, 100) is None
+    assert meter.overrun(16 + 100, 100).request == "first"  # type: ignore[union-attr]
+    assert meter.overrun(1000, 100).request == "first"  # type: ignore[union-attr]
+    assert isinstance(first, int)
+    meter.end(first, 1000)
+    assert meter.overrun(1000, 100).request == "second"  # type: ignore[union-attr]
+
+
+intervals = st.lists(st.tuples(st.integers(0, 1000), st.integers(0, 200)), max_size=30)
+
+
+@given(intervals, st.integers(0, 1300))
+def test_busy_time_is_the_length_of_the_union_of_the_calls(spans: list[tuple[int, int]], asked_at: int) -> None:
+    meter = Meter(1000)
+    events = [(begin, 0, at) for at, (begin, _) in enumerate(spans)]
+    events += [(begin + length, 1, at) for at, (begin, length) in enumerate(spans)]
+    numbers: dict[int, int] = {}
+    for now, ends, at in sorted(events):
+        if now > asked_at:
+            break
+        if ends:
+            meter.end(numbers.pop(at), now)
+        else:
+            number = meter.begin(str(at), now, None)
+            assert isinstance(number, int)
+            numbers[at] = number
+    covered = {tick for begin, length in spans for tick in range(begin, min(begin + length, asked_at))}
+    usage = meter.usage(asked_at)
+    assert usage.busy_ns == len(covered)
+    assert usage.calls == sum(begin <= asked_at for begin, _ in spans)
+    assert usage.running == sum(begin <= asked_at < begin + length for begin, length in spans)

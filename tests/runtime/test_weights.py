@@ -1,0 +1,283 @@
+"""Tensors over a segment that is still being filled: waited for, exact, and never there without their bytes."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fleetstart.native import ControlBlock, Region, xxh64
+from fleetstart.runtime.contract import exits
+from fleetstart.runtime.contract.errors import CheckpointInvalid, ChecksumMismatch, DeadlineExceeded
+from fleetstart.runtime.contract.ids import CheckpointId
+from fleetstart.runtime.contract.manifest import (
+    ALIGNMENT_BYTES,
+    DTYPE_BYTES,
+    FileEntry,
+    Manifest,
+    Part,
+    TensorEntry,
+    manifest_bytes,
+)
+from tests.runtime.workers import Functions, until
+
+torch = pytest.importorskip("torch")
+
+from fleetstart.runtime.weights import Weights  # noqa: E402  (after the check that torch is there)
+
+CHUNK = 4096
+FOREVER_NS = 1 << 62
+
+
+class Segment:
+    """What a node does: memory and control block, filled chunk by chunk."""
+
+    def __init__(self, tensors: dict[str, tuple[str, tuple[int, ...]]], files: dict[str, bytes] | None = None) -> None:
+        self.entries: dict[str, TensorEntry] = {}
+        offset = 0
+        for layer, (name, (dtype, shape)) in enumerate(tensors.items()):
+            size = prod(shape) * DTYPE_BYTES[dtype]
+            self.entries[name] = TensorEntry(offset, size, dtype, shape, layer)
+            offset = -(-(offset + size) // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+        file_entries = {}
+        for name, content in (files or {}).items():
+            file_entries[name] = FileEntry(offset, len(content))
+            offset += len(content)
+        total = -(-max(offset, 1) // CHUNK) * CHUNK
+        self.data = bytearray(os.urandom(total))
+        for name, content in (files or {}).items():
+            begin = file_entries[name].offset
+            self.data[begin : begin + len(content)] = content
+        self.manifest = Manifest(
+            chunk_bytes=CHUNK,
+            total_bytes=total,
+            parts=[Part("part-0.safetensors", CHUNK, total, 0)],
+            chunks=[xxh64(self.data[begin : begin + CHUNK]) for begin in range(0, total, CHUNK)],
+            tensors=self.entries,
+            files=file_entries,
+        )
+        self.region = Region.create("test", total)
+        self.control = ControlBlock.create("test", total // CHUNK, manifest_bytes(self.manifest), 1)
+
+    @property
+    def chunks(self) -> range:
+        return range(self.control.chunk_count)
+
+    def fill(self, *chunks: int) -> None:
+        for chunk in chunks:
+            begin = chunk * CHUNK
+            self.region.view(begin, CHUNK)[:] = self.data[begin : begin + CHUNK]
+            self.control.mark_ready(chunk)
+
+    def attached(self, *, timeout_s: float = 30.0) -> Weights:
+        deadline_ns = time.monotonic_ns() + round(timeout_s * 1e9)
+        return Weights.attach(os.dup(self.control.fd), os.dup(self.region.fd), deadline_ns=deadline_ns)
+
+    def expected(self, name: str) -> bytes:
+        entry = self.entries[name]
+        return bytes(self.data[entry.offset : entry.offset + entry.size_bytes])
+
+
+def raw(tensor: Any) -> bytes:
+    return bytes(tensor.contiguous().reshape(-1).view(torch.uint8).numpy())
+
+
+@pytest.fixture
+def segment() -> Segment:
+    """Three tensors over five chunks, the middle one over a boundary, and a file in the last."""
+    shapes = {"first": ("F32", (512,)), "middle": ("F32", (32, 64)), "last": ("F32", (1024,))}
+    return Segment(shapes, {"config.json": b'{"layers": 3}'})
+
+
+@pytest.mark.parametrize("dtype", sorted(DTYPE_BYTES))
+def test_every_dtype_has_its_bytes_and_shape(dtype: str) -> None:
+    segment = Segment({"a": ("F32", (3,)), "t": (dtype, (3, 5)), "scalar": (dtype, ()), "none": (dtype, (0, 4))})
+    if dtype == "BOOL":
+        segment.data[:] = bytes(b & 1 for b in segment.data)
+    segment.fill(*segment.chunks)
+    weights = segment.attached()
+    assert tuple(weights["t"].shape) == (3, 5)
+    assert tuple(weights["scalar"].shape) == ()
+    assert tuple(weights["none"].shape) == (0, 4)
+    assert weights["t"].dtype == weights["none"].dtype == weights["scalar"].dtype
+    assert raw(weights["t"]) == segment.expected("t")
+
+
+def test_names_come_in_the_segments_order_without_waiting(segment: Segment) -> None:
+    weights = segment.attached()
+    assert list(weights) == ["first", "middle", "last"]
+    assert len(weights) == 3
+    assert "middle" in weights
+    assert "other" not in weights
+    assert weights.files == ("config.json",)
+    assert "0 of" in repr(weights)
+
+
+def test_an_unknown_name_suggests_the_nearest(segment: Segment) -> None:
+    with pytest.raises(KeyError, match="no tensor 'midle'; it has 3, the nearest: 'middle'"):
+        segment.attached()["midle"]
+    with pytest.raises(KeyError, match=r"no file 'confg.json'.*'config.json'"):
+        segment.attached().file("confg.json")
+
+
+def test_a_tensor_waits_for_its_own_chunks_alone(segment: Segment) -> None:
+    segment.fill(0)
+    weights = segment.attached()
+    assert raw(weights["first"]) == segment.expected("first")
+    got: list[bytes] = []
+    reader = threading.Thread(target=lambda: got.append(raw(weights["middle"])))
+    reader.start()
+    assert not got
+    assert segment.chunks[-1] > 1
+    segment.fill(*segment.chunks[1:-1])
+    reader.join(30)
+    assert got == [segment.expected("middle")]
+
+
+def test_tensors_are_views_that_outlive_the_mapping(segment: Segment) -> None:
+    segment.fill(*segment.chunks)
+    weights = segment.attached()
+    one, two = weights["middle"], weights["middle"]
+    assert one.data_ptr() == two.data_ptr()
+    expected = segment.expected("middle")
+    del weights, two
+    assert raw(one) == expected
+
+
+def test_a_write_stays_with_the_writer(segment: Segment) -> None:
+    segment.fill(*segment.chunks)
+    mine, other = segment.attached(), segment.attached()
+    mine["first"].zero_()
+    assert raw(other["first"]) == segment.expected("first")
+
+
+def test_a_module_loads_its_state_from_it(segment: Segment) -> None:
+    segment.fill(*segment.chunks)
+    with torch.device("meta"):
+        module = torch.nn.ParameterDict(
+            {name: torch.nn.Parameter(torch.empty(e.shape)) for name, e in segment.entries.items()}
+        )
+    weights = segment.attached()
+    module.load_state_dict(weights, assign=True)
+    assert raw(module["middle"].detach()) == segment.expected("middle")
+    assert module["middle"].data_ptr() == weights["middle"].data_ptr()
+
+
+def test_a_file_comes_whole(segment: Segment) -> None:
+    weights = segment.attached()
+    segment.fill(*segment.chunks)
+    assert weights.file("config.json") == b'{"layers": 3}'
+    weights.wait()
+
+
+def test_a_failed_segment_wakes_its_readers_with_its_own_error(segment: Segment) -> None:
+    weights = segment.attached()
+    raised: list[BaseException] = []
+
+    def read() -> None:
+        try:
+            weights["last"]
+        except ChecksumMismatch as error:
+            raised.append(error)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    segment.control.fail("checksum_mismatch", "chunk 2 of the test: not the bytes that were published")
+    reader.join(30)
+    assert "chunk 2" in str(raised[0])
+
+
+def test_a_chunk_that_never_comes_is_waited_for_until_the_deadline(segment: Segment) -> None:
+    segment.fill(0)
+    weights = segment.attached(timeout_s=0.01)
+    with pytest.raises(DeadlineExceeded, match=r"last: chunks \d to \d .* 1 of \d chunks are there"):
+        weights["last"]
+    assert raw(weights["first"]) == segment.expected("first")
+
+
+def test_memory_that_does_not_fit_its_manifest_is_refused(segment: Segment) -> None:
+    other = Region.create("other", CHUNK)
+    with pytest.raises(CheckpointInvalid, match="4096 bytes"):
+        Weights.attach(os.dup(segment.control.fd), os.dup(other.fd), deadline_ns=FOREVER_NS)
+
+
+SUM = """
+    import torch
+    class f:
+        def load(self, weights):
+            print("loading")
+            self.weights = weights
+            self.sums = {}
+            for name, tensor in weights.items():
+                self.sums[name] = tensor.view(torch.uint8).sum().item()
+                print(name, "came")
+        def __call__(self):
+            return self.sums
+"""
+
+
+@pytest.fixture
+def settings(segment: Segment) -> dict[str, Any]:
+    return {
+        "profile": "torch",
+        "weights": CheckpointId("0" * 64),
+        "segment": (segment.control.fd, segment.region.fd),
+    }
+
+
+def test_a_worker_loads_while_chunks_arrive(
+    torch_functions: Functions, segment: Segment, settings: dict[str, Any]
+) -> None:
+    worker = torch_functions.assigned(SUM, **settings)
+    until(lambda: "loading" in worker.log(), "load()")
+    segment.fill(0)
+    until(lambda: "first came" in worker.log(), "the first tensor")
+    assert "middle came" not in worker.log()
+    segment.fill(*segment.chunks[1:])
+    ready = worker.ready()
+    assert {phase.name for phase in ready.timeline.phases} == {"start", "device", "import", "load"}
+    assert worker.post().json() == {name: sum(segment.expected(name)) for name in segment.entries}
+
+
+def test_a_worker_whose_segment_fails_tells_the_segments_error(
+    torch_functions: Functions, segment: Segment, settings: dict[str, Any]
+) -> None:
+    worker = torch_functions.assigned(SUM, **settings)
+    segment.fill(0)
+    until(lambda: "first came" in worker.log(), "the first tensor")
+    segment.control.fail("store_error", "chunk 1: the store answered 500")
+    error = worker.start_error()
+    assert (error.code, error.message) == ("store_error", "chunk 1: the store answered 500")
+    assert worker.exit_status() == exits.START_FAILED
+
+
+def test_a_worker_whose_chunks_never_come_gives_up(torch_functions: Functions, settings: dict[str, Any]) -> None:
+    worker = torch_functions.assigned(SUM, start_timeout_s=0.2, **settings)
+    assert worker.start_error().code == "deadline_exceeded"
+
+
+def test_a_worker_refuses_a_segment_that_is_none(
+    torch_functions: Functions, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    with open(tmp_path / "file", "wb") as file:
+        worker = torch_functions.assigned(SUM, **{**settings, "segment": (file.fileno(), file.fileno())})
+    assert worker.start_error().code == "start_failed"
+
+
+def test_workers_share_the_segments_pages(
+    torch_functions: Functions, settings: dict[str, Any], segment: Segment
+) -> None:
+    segment.fill(*segment.chunks)
+    for _ in range(2):
+        torch_functions.ready(SUM, **settings)
+    inode = os.fstat(segment.region.fd).st_ino
+    for worker in torch_functions.server.workers:
+        maps = Path(f"/proc/{worker.pid}/maps").read_text().splitlines()
+        own = [line for line in maps if line.split()[4] == str(inode)]
+        assert own
+        assert all("s" not in line.split()[1] for line in own)
