@@ -1,0 +1,27 @@
+"""Settings: defaults, and refusals that name the variable."""
+
+from __future__ import annotations
+
+import pytest
+
+from fleetstart.controller.config import ConfigError, read_config
+
+
+def test_defaults() -> None:
+    config = read_config({"FS_HOME": "/h"})
+    assert (config.host, config.port, config.url) == ("127.0.0.1", 7433, "http://127.0.0.1:7433")
+    assert config.redis_url == "unix:///h/redis.sock"
+    assert config.max_body_bytes == 64 * 1024 * 1024
+    assert config.listen_fd is None
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "192.168.1.1", "::", "example.com"])
+def test_only_loopback_is_served(host: str) -> None:
+    with pytest.raises(ConfigError, match="FS_HOST"):
+        read_config({"FS_HOST": host})
+
+
+@pytest.mark.parametrize(("name", "value"), [("FS_PORT", "x"), ("FS_PORT", "70000"), ("FS_MAX_BODY", "-1")])
+def test_numbers_are_checked(name: str, value: str) -> None:
+    with pytest.raises(ConfigError, match=name):
+        read_config({name: value})
