@@ -270,7 +270,8 @@ def running(*, env: Mapping[str, str] | None = None) -> Iterator[System]:
         system.up()
         yield system
         system.down()
-        assert system.litter() == []
+        litter = system.litter()
+        assert litter == [], litter
     except BaseException:
         print(system.log_tails())
         raise

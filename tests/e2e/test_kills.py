@@ -51,6 +51,7 @@ def test_a_killed_part_is_replaced_and_no_call_is_lost(napping: System, kind: st
         _wait_until_whole(system, victim)
         whole_s = time.monotonic() - killed_s
         load.wait_for(10)
+    print(f"KILL {kind}: whole after {whole_s:.2f} s; {len(load.answers)} answers, most tries {max(a.tries for a in load.answers)}, longest {max(a.took_s for a in load.answers):.2f} s")
     assert whole_s < WHOLE_S
     _check_answers(load.answers)
     wait_until(lambda: not [process for process in must_end if process.alive], what="orphans")

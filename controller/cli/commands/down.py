@@ -54,7 +54,8 @@ def stop(layout: Layout) -> bool:
                 os.kill(record.pid, number)
         ends = time.monotonic() + wait_s
         while time.monotonic() < ends:
-            if _clean_if_free(layout):
+            # The lock is free a moment before its holder has ended.
+            if _clean_if_free(layout) and start_ticks(record.pid) != record.start_ticks:
                 return True
             time.sleep(POLL_S)
     raise FleetError(f"process {record.pid} does not end", hint=f"see {layout.log('supervisor')}")
