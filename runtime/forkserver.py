@@ -170,7 +170,7 @@ def _reseed() -> None:
 
 PROFILES = {
     "python": ("httptools", "starlette.applications", "uvloop", "fleetstart.runtime.shim"),
-    "torch": ("torch", "tokenizers", "jinja2", "fleetstart.runtime.weights", "fleetstart.runtime.llm"),
+    "torch": ("torch", "tokenizers", "jinja2", "fleetstart.runtime.weights", "fleetstart.runtime.llm.app"),
 }
 """What workers would otherwise each import for themselves; torch comes on top of python."""
 

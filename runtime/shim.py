@@ -133,9 +133,11 @@ class Life:
         self._channel.socket.setblocking(False)
         self._loop.add_reader(self._channel.fileno(), self._listen)
         await self._leave.wait()
+        if started.close is not None:
+            # Beside the loop, which must still carry what the engine says to calls that it cuts off.
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._loop.run_in_executor(None, started.close), CLOSE_S)
         await listener.stop()
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(started.close(), CLOSE_S)
         self._reporter.report()
         self._send(Drained())
 

@@ -14,7 +14,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,7 +42,7 @@ class Started:
 
     app: App
     lifespan: bool
-    close: Callable[[], Awaitable[None]]
+    close: Callable[[], None] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,9 +82,9 @@ def _start(starting: Starting, timeline: Timeline) -> Started:
             return _start_llm(starting, device, weights)
         handler = _build(target, device, weights, starting.loop)
         if is_asgi(handler):
-            return Started(handler, True, _nothing)
+            return Started(handler, True, None)
         app = handler_app(handler, slots=spec.concurrency, bundle_dir=starting.bundle_dir)
-        return Started(app, False, _nothing)
+        return Started(app, False, None)
 
 
 def _start_llm(starting: Starting, device: _Device, weights: Any) -> Started:
@@ -96,10 +96,6 @@ def _start_llm(starting: Starting, device: _Device, weights: Any) -> Started:
     device.wait()
     app = create_app(weights, spec.llm, name=spec.name, threads=threads)
     return Started(app, False, app.close)
-
-
-async def _nothing() -> None:
-    return None
 
 
 def _weights(starting: Starting) -> Any:
