@@ -125,8 +125,8 @@ py::object text_of(const std::string& bytes) {
 }
 
 void bind_errors(py::module_& module) {
-  static PyObject* const native_error =
-      PyErr_NewExceptionWithDoc("fleetstart.native.NativeError", "Base of every error of this module.", nullptr, nullptr);
+  static PyObject* const native_error = PyErr_NewExceptionWithDoc(
+      "fleetstart.native.NativeError", "Base of every error of this module.", nullptr, nullptr);
   static PyObject* const segment_failed =
       PyErr_NewExceptionWithDoc("fleetstart.native.SegmentFailed", "The segment's owner gave up filling it.",
                                 native_error, nullptr);

@@ -26,7 +26,8 @@ constexpr NamedType kTypes[] = {
 };
 
 const NamedType& type_named(const std::string& name) {
-  const auto found = std::find_if(std::begin(kTypes), std::end(kTypes), [&](const auto& type) { return name == type.name; });
+  const auto has_name = [&](const NamedType& type) { return name == type.name; };
+  const auto found = std::find_if(std::begin(kTypes), std::end(kTypes), has_name);
   if (found == std::end(kTypes)) throw std::invalid_argument("dtype " + name + " is not known");
   return *found;
 }
@@ -35,7 +36,8 @@ std::uint64_t size_of(const std::vector<std::int64_t>& shape, std::uint64_t widt
   if (shape.size() > kDimensionsMax)
     throw std::invalid_argument("shape has " + std::to_string(shape.size()) + " dimensions, 64 at most");
   const auto is_negative = [](std::int64_t dimension) { return dimension < 0; };
-  if (std::any_of(shape.begin(), shape.end(), is_negative)) throw std::invalid_argument("shape has a negative dimension");
+  if (std::any_of(shape.begin(), shape.end(), is_negative))
+    throw std::invalid_argument("shape has a negative dimension");
   // Nothing there, however large the others are.
   if (std::find(shape.begin(), shape.end(), 0) != shape.end()) return 0;
   std::uint64_t size_bytes = width_bytes;
