@@ -50,6 +50,7 @@ LOG_BATCH_S = 0.05
 ROWS_S = 1.0
 PAUSES_S = (0.05, 0.1, 0.2, 0.5, 1.0)
 """Between tries while Redis is away: back within a second of its return."""
+START_HURRY_S = 10.0
 LAST_WRITES_S = 2.0
 """At the end, for the last statuses, lines and rows."""
 
@@ -90,7 +91,7 @@ class Daemon:
             servers=self._servers,
             groups=self._groups,
             size=config.pool_size,
-            starts_under_way=lambda: sum(worker.state == "starting" for worker in self._workers.values()),
+            starts_under_way=self._starts_under_way,
         )
         self._host = Host(
             node=config.node,
@@ -265,6 +266,11 @@ class Daemon:
             profiles=sorted(warm),
             pid=os.getpid(),
         )
+
+    def _starts_under_way(self) -> int:
+        """Those that want the cores: what takes longer than `START_HURRY_S` waits for bytes, or for nothing."""
+        since_ns = time.monotonic_ns() - int(START_HURRY_S * 1e9)
+        return sum(worker.state == "starting" and worker.seen_ns > since_ns for worker in self._workers.values())
 
     def _workers_bytes(self) -> int:
         return sum(worker.reserved_bytes for worker in self._workers.values())

@@ -263,6 +263,8 @@ class ForkServer:
             case Warm():
                 self.warm = message
                 log.info("fork server warm", extra={"profile": self.profile, "isolation": message.isolation})
+                if message.refused:
+                    log.warning("workers are less isolated than they should be", extra={"why": message.refused})
                 self._changed()
             case Forked(worker=worker, pid=pid, isolation=isolation):
                 process, answered = self._alive.get(worker), self._forking.pop(worker, None)

@@ -10,6 +10,7 @@ the fetch's own threads.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import re
 import time
@@ -213,7 +214,7 @@ class Segments:
         loop = asyncio.get_running_loop()
 
         def on_end(error: FleetError | None) -> None:
-            if not loop.is_closed():
+            with contextlib.suppress(RuntimeError):  # the loop is closed: the daemon has ended
                 loop.call_soon_threadsafe(self._ended, segment, error)
 
         segment.fetch = Fetch(

@@ -6,6 +6,7 @@ The loop's own executor joins its threads at exit: one read that hangs would mak
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Callable
 from typing import TypeVar
@@ -33,7 +34,7 @@ async def in_thread(call: Callable[[], Result], name: str) -> Result:
             result = call()
         except BaseException as error:
             failure = error
-        if not loop.is_closed():
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the daemon has ended
             loop.call_soon_threadsafe(settle, result, failure)
 
     threading.Thread(target=run, name=name, daemon=True).start()

@@ -108,6 +108,50 @@ def test_what_is_not_an_order_disturbs_nobody(node: Node, store: Store) -> None:
     node.wait_for(node.order(spec_of(store.put_bundle({"handler.py": HELLO})), publish=False), "ready")
 
 
+def test_an_order_taken_back_at_once_ends_as_gone(node: Node, store: Store) -> None:
+    bundle = store.put_bundle({"handler.py": HELLO})
+    for publish in (True, False):
+        worker = node.order(spec_of(bundle), publish=publish)
+        node.drain(worker)
+        assert node.wait_for(worker, "gone").error is None
+        node.take_back(worker)
+        wait_until(lambda worker=worker: node.status(worker) is None, what="forgotten status")  # type: ignore[misc]
+
+
+def test_twenty_workers_leave_no_descriptor_and_no_group_behind(node: Node, store: Store) -> None:
+    wait_for_spare(node)
+    assert node.process is not None
+    daemon = psutil.Process(node.process.pid)
+    bundle = store.put_bundle({"handler.py": HELLO})
+    checkpoint = store.put_checkpoint(bytes(CHUNK_BYTES))
+
+    def round_of(count: int) -> None:
+        workers = [node.order(spec_of(bundle, weights=checkpoint)) for _ in range(count)]
+        for worker in workers[::2]:
+            node.wait_for(worker, "ready", deadline_s=60)
+        for worker in workers:
+            node.take_back(worker)
+        for worker in workers:
+            wait_until(lambda worker=worker: node.status(worker) is None, 30)  # type: ignore[misc]
+
+    round_of(2)
+    wait_until(lambda: len(workers_of(node)) == 1, what="the spare alone")
+    before = daemon.num_fds()
+    round_of(10)
+    round_of(10)
+
+    wait_until(lambda: len(workers_of(node)) == 1, what="the spare alone")
+    wait_until(lambda: daemon.num_fds() <= before + 1, what="descriptors")
+    wait_until(lambda: len(os.listdir(groups_of(node.epoch)[0])) <= before_groups(node) + 1, what="groups")
+    wait_until(lambda: (report := node.report()) and report.memory_used_bytes == CHUNK_BYTES, what="used memory")
+
+
+def before_groups(node: Node) -> int:
+    """Entries of a daemon's group that are not workers': the kernel's own files."""
+    folder = groups_of(node.epoch)[0]
+    return sum(os.path.isfile(os.path.join(folder, name)) for name in os.listdir(folder))
+
+
 # ── weights ────────────────────────────────────────────────────────────────────────────────────────
 
 
