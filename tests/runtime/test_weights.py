@@ -5,82 +5,29 @@ from __future__ import annotations
 import os
 import threading
 import time
-from math import prod
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fleetstart.native import ControlBlock, Region, xxh64
+from fleetstart.native import Region
 from fleetstart.runtime.contract import exits
 from fleetstart.runtime.contract.errors import CheckpointInvalid, ChecksumMismatch, DeadlineExceeded
 from fleetstart.runtime.contract.ids import CheckpointId
-from fleetstart.runtime.contract.manifest import (
-    ALIGNMENT_BYTES,
-    DTYPE_BYTES,
-    FileEntry,
-    Manifest,
-    Part,
-    TensorEntry,
-    manifest_bytes,
-)
+from fleetstart.runtime.contract.manifest import DTYPE_BYTES
+from tests.runtime.segments import CHUNK, Segment
 from tests.runtime.workers import Functions, until
 
 torch = pytest.importorskip("torch")
 
 from fleetstart.runtime.weights import Weights  # noqa: E402  (after the check that torch is there)
 
-CHUNK = 4096
 FOREVER_NS = 1 << 62
 
 
-class Segment:
-    """What a node does: memory and control block, filled chunk by chunk."""
-
-    def __init__(self, tensors: dict[str, tuple[str, tuple[int, ...]]], files: dict[str, bytes] | None = None) -> None:
-        self.entries: dict[str, TensorEntry] = {}
-        offset = 0
-        for layer, (name, (dtype, shape)) in enumerate(tensors.items()):
-            size = prod(shape) * DTYPE_BYTES[dtype]
-            self.entries[name] = TensorEntry(offset, size, dtype, shape, layer)
-            offset = -(-(offset + size) // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
-        file_entries = {}
-        for name, content in (files or {}).items():
-            file_entries[name] = FileEntry(offset, len(content))
-            offset += len(content)
-        total = -(-max(offset, 1) // CHUNK) * CHUNK
-        self.data = bytearray(os.urandom(total))
-        for name, content in (files or {}).items():
-            begin = file_entries[name].offset
-            self.data[begin : begin + len(content)] = content
-        self.manifest = Manifest(
-            chunk_bytes=CHUNK,
-            total_bytes=total,
-            parts=[Part("part-0.safetensors", CHUNK, total, 0)],
-            chunks=[xxh64(self.data[begin : begin + CHUNK]) for begin in range(0, total, CHUNK)],
-            tensors=self.entries,
-            files=file_entries,
-        )
-        self.region = Region.create("test", total)
-        self.control = ControlBlock.create("test", total // CHUNK, manifest_bytes(self.manifest), 1)
-
-    @property
-    def chunks(self) -> range:
-        return range(self.control.chunk_count)
-
-    def fill(self, *chunks: int) -> None:
-        for chunk in chunks:
-            begin = chunk * CHUNK
-            self.region.view(begin, CHUNK)[:] = self.data[begin : begin + CHUNK]
-            self.control.mark_ready(chunk)
-
-    def attached(self, *, timeout_s: float = 30.0) -> Weights:
-        deadline_ns = time.monotonic_ns() + round(timeout_s * 1e9)
-        return Weights.attach(os.dup(self.control.fd), os.dup(self.region.fd), deadline_ns=deadline_ns)
-
-    def expected(self, name: str) -> bytes:
-        entry = self.entries[name]
-        return bytes(self.data[entry.offset : entry.offset + entry.size_bytes])
+def attach(segment: Segment, *, timeout_s: float = 30.0) -> Weights:
+    deadline_ns = time.monotonic_ns() + round(timeout_s * 1e9)
+    return Weights.attach(os.dup(segment.control.fd), os.dup(segment.region.fd), deadline_ns=deadline_ns)
 
 
 def raw(tensor: Any) -> bytes:
@@ -100,7 +47,7 @@ def test_every_dtype_has_its_bytes_and_shape(dtype: str) -> None:
     if dtype == "BOOL":
         segment.data[:] = bytes(b & 1 for b in segment.data)
     segment.fill(*segment.chunks)
-    weights = segment.attached()
+    weights = attach(segment)
     assert tuple(weights["t"].shape) == (3, 5)
     assert tuple(weights["scalar"].shape) == ()
     assert tuple(weights["none"].shape) == (0, 4)
@@ -109,7 +56,7 @@ def test_every_dtype_has_its_bytes_and_shape(dtype: str) -> None:
 
 
 def test_names_come_in_the_segments_order_without_waiting(segment: Segment) -> None:
-    weights = segment.attached()
+    weights = attach(segment)
     assert list(weights) == ["first", "middle", "last"]
     assert len(weights) == 3
     assert "middle" in weights
@@ -120,14 +67,14 @@ def test_names_come_in_the_segments_order_without_waiting(segment: Segment) -> N
 
 def test_an_unknown_name_suggests_the_nearest(segment: Segment) -> None:
     with pytest.raises(KeyError, match="no tensor 'midle'; it has 3, the nearest: 'middle'"):
-        segment.attached()["midle"]
+        attach(segment)["midle"]
     with pytest.raises(KeyError, match=r"no file 'confg.json'.*'config.json'"):
-        segment.attached().file("confg.json")
+        attach(segment).file("confg.json")
 
 
 def test_a_tensor_waits_for_its_own_chunks_alone(segment: Segment) -> None:
     segment.fill(0)
-    weights = segment.attached()
+    weights = attach(segment)
     assert raw(weights["first"]) == segment.expected("first")
     got: list[bytes] = []
     reader = threading.Thread(target=lambda: got.append(raw(weights["middle"])))
@@ -141,7 +88,7 @@ def test_a_tensor_waits_for_its_own_chunks_alone(segment: Segment) -> None:
 
 def test_tensors_are_views_that_outlive_the_mapping(segment: Segment) -> None:
     segment.fill(*segment.chunks)
-    weights = segment.attached()
+    weights = attach(segment)
     one, two = weights["middle"], weights["middle"]
     assert one.data_ptr() == two.data_ptr()
     expected = segment.expected("middle")
@@ -151,7 +98,7 @@ def test_tensors_are_views_that_outlive_the_mapping(segment: Segment) -> None:
 
 def test_a_write_stays_with_the_writer(segment: Segment) -> None:
     segment.fill(*segment.chunks)
-    mine, other = segment.attached(), segment.attached()
+    mine, other = attach(segment), attach(segment)
     mine["first"].zero_()
     assert raw(other["first"]) == segment.expected("first")
 
@@ -162,21 +109,21 @@ def test_a_module_loads_its_state_from_it(segment: Segment) -> None:
         module = torch.nn.ParameterDict(
             {name: torch.nn.Parameter(torch.empty(e.shape)) for name, e in segment.entries.items()}
         )
-    weights = segment.attached()
+    weights = attach(segment)
     module.load_state_dict(weights, assign=True)
     assert raw(module["middle"].detach()) == segment.expected("middle")
     assert module["middle"].data_ptr() == weights["middle"].data_ptr()
 
 
 def test_a_file_comes_whole(segment: Segment) -> None:
-    weights = segment.attached()
+    weights = attach(segment)
     segment.fill(*segment.chunks)
     assert weights.file("config.json") == b'{"layers": 3}'
     weights.wait()
 
 
 def test_a_failed_segment_wakes_its_readers_with_its_own_error(segment: Segment) -> None:
-    weights = segment.attached()
+    weights = attach(segment)
     raised: list[BaseException] = []
 
     def read() -> None:
@@ -194,7 +141,7 @@ def test_a_failed_segment_wakes_its_readers_with_its_own_error(segment: Segment)
 
 def test_a_chunk_that_never_comes_is_waited_for_until_the_deadline(segment: Segment) -> None:
     segment.fill(0)
-    weights = segment.attached(timeout_s=0.01)
+    weights = attach(segment, timeout_s=0.01)
     with pytest.raises(DeadlineExceeded, match=r"last: chunks \d to \d .* 1 of \d chunks are there"):
         weights["last"]
     assert raw(weights["first"]) == segment.expected("first")

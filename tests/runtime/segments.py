@@ -1,0 +1,72 @@
+"""What a node puts a checkpoint's bytes into: memory and control block, filled chunk by chunk."""
+
+from __future__ import annotations
+
+import os
+from math import prod
+
+from fleetstart.native import ControlBlock, Region, xxh64
+from fleetstart.runtime.contract.manifest import (
+    ALIGNMENT_BYTES,
+    DTYPE_BYTES,
+    FileEntry,
+    Manifest,
+    Part,
+    TensorEntry,
+    manifest_bytes,
+)
+
+CHUNK = 4096
+
+
+class Segment:
+    """One checkpoint of random bytes, in the order of the names given; `contents` sets some of them."""
+
+    def __init__(
+        self,
+        tensors: dict[str, tuple[str, tuple[int, ...]]],
+        files: dict[str, bytes] | None = None,
+        contents: dict[str, bytes] | None = None,
+    ) -> None:
+        self.entries: dict[str, TensorEntry] = {}
+        offset = 0
+        for layer, (name, (dtype, shape)) in enumerate(tensors.items()):
+            size = prod(shape) * DTYPE_BYTES[dtype]
+            self.entries[name] = TensorEntry(offset, size, dtype, shape, layer)
+            offset = -(-(offset + size) // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+        file_entries = {}
+        for name, content in (files or {}).items():
+            file_entries[name] = FileEntry(offset, len(content))
+            offset += len(content)
+        total = -(-max(offset, 1) // CHUNK) * CHUNK
+        self.data = bytearray(os.urandom(total))
+        for name, content in (files or {}).items():
+            begin = file_entries[name].offset
+            self.data[begin : begin + len(content)] = content
+        for name, content in (contents or {}).items():
+            begin = self.entries[name].offset
+            self.data[begin : begin + len(content)] = content
+        self.manifest = Manifest(
+            chunk_bytes=CHUNK,
+            total_bytes=total,
+            parts=[Part("part-0.safetensors", CHUNK, total, 0)],
+            chunks=[xxh64(self.data[begin : begin + CHUNK]) for begin in range(0, total, CHUNK)],
+            tensors=self.entries,
+            files=file_entries,
+        )
+        self.region = Region.create("test", total)
+        self.control = ControlBlock.create("test", total // CHUNK, manifest_bytes(self.manifest), 1)
+
+    @property
+    def chunks(self) -> range:
+        return range(self.control.chunk_count)
+
+    def fill(self, *chunks: int) -> None:
+        for chunk in chunks:
+            begin = chunk * CHUNK
+            self.region.view(begin, CHUNK)[:] = self.data[begin : begin + CHUNK]
+            self.control.mark_ready(chunk)
+
+    def expected(self, name: str) -> bytes:
+        entry = self.entries[name]
+        return bytes(self.data[entry.offset : entry.offset + entry.size_bytes])
