@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -17,7 +17,7 @@ from fleetstart.controller.cli import output
 from fleetstart.controller.cli.client import PAUSE_S, Server, error_of, find_server, suggesting
 from fleetstart.controller.cli.root import verb
 from fleetstart.controller.cli.sse import Event, chunk_text, events
-from fleetstart.runtime.contract.errors import DeadlineExceeded, ErrorBody, FleetError, NotFound, error_from
+from fleetstart.runtime.contract.errors import DeadlineExceeded, ErrorBody, FleetError, NotFound, WorkerLost, error_from
 from fleetstart.runtime.contract.ids import new_invocation_id
 from fleetstart.runtime.contract.messages import ERROR_HEADER, REQUEST_HEADER
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 RECONNECT_S = 10.0
 """How long a call looks for its server before its answer has begun; a controller is back within 5 s."""
-BILL_EVENT = "fs"
+BILL_EVENT = "fleetstart"
 """The closing event of a stream, which carries the bill."""
 
 
@@ -70,7 +70,7 @@ def command(
         )
         response = _sent(server, request, ends_s=began_s + timeout_s)
         stack.callback(response.close)
-        with server.reached():
+        with _whole():
             if response.headers.get(ERROR_HEADER):
                 raise error_of(response.status_code, response.read())
             bill = _shown(response, text_only=stream, as_json=as_json)
@@ -94,9 +94,25 @@ def _sent(server: Server, request: httpx.Request, *, ends_s: float) -> httpx.Res
                     raise
             time.sleep(PAUSE_S)
         except httpx.ReadTimeout as error:
-            raise DeadlineExceeded(
-                "no answer within the time given", hint="give it longer with --timeout; `fs logs` shows what it does"
-            ) from error
+            raise _too_late() from error
+
+
+@contextmanager
+def _whole() -> Iterator[None]:
+    """An answer that has begun cannot be asked for again: part of it is out already."""
+    import httpx
+
+    try:
+        yield
+    except httpx.ReadTimeout as error:
+        raise _too_late() from error
+    except httpx.TransportError as error:
+        raise WorkerLost("the answer was cut", hint="call again; `fs logs` may say why") from error
+
+
+def _too_late() -> DeadlineExceeded:
+    hint = "give it longer with --timeout; `fs logs` shows what it does"
+    return DeadlineExceeded("no answer within the time given", hint=hint)
 
 
 def _shown(response: httpx.Response, *, text_only: bool, as_json: bool) -> Mapping[str, Any]:

@@ -112,6 +112,8 @@ def _look(layout: Layout) -> tuple[str, SystemStatus | None]:
         return "Redis", None
     with suppress(FleetError), Server(layout.endpoint.read_text().strip(), timeout_s=2.0) as server:
         status = server.get("/api/v1/status", SystemStatus)
+        if status.redis != "ok":
+            return "Redis", status
         return ("" if status.nodes else "a node"), status
     return "the controller", None
 

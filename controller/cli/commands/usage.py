@@ -12,7 +12,7 @@ import click
 from fleetstart.controller.cli import output
 from fleetstart.controller.cli.client import Server, find_server, suggesting
 from fleetstart.controller.cli.root import verb
-from fleetstart.controller.resources import FunctionInfo, Usage
+from fleetstart.controller.resources import FunctionInfo, Usage, UsageLine
 from fleetstart.runtime.contract.ledger import dollars
 
 _LENGTH = re.compile(r"(\d+(?:\.\d+)?)([smhdw])")
@@ -48,13 +48,20 @@ def shown(usage: Usage) -> str:
             line.kind,
             str(line.rows),
             f"{line.duration_ms / 1000:.3f}",
-            f"${dollars(line.cost_nusd)}" if line.cost_nusd or line.kind == "invocation" else "waived",
+            _cost(line),
         )
         for line in usage.lines
     ]
     headings = ("FUNCTION", "VERSION", "KIND", "ROWS", "SECONDS", "COST")
     total = ("total", "", "", "", "", f"${dollars(usage.total_nusd)}")
     return output.table(headings, [*rows, total], right=frozenset({1, 3, 4, 5}))
+
+
+def _cost(line: UsageLine) -> str:
+    """Busy time is billed through the calls that share it; what costs nothing is said to be waived."""
+    if line.kind == "invocation" or line.cost_nusd:
+        return f"${dollars(line.cost_nusd)}"
+    return "by call" if line.kind == "execute" else "waived"
 
 
 def _since(text: str, *, now_s: float) -> int:

@@ -1,0 +1,74 @@
+"""`fs` as a person runs it, in a FS_HOME of the test's own, and a look at what is left afterwards."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from fleetstart.controller.cli.layout import Layout, ServiceRecord, read_services, start_ticks
+from tests.servers import wait_until
+
+FS = Path(sys.executable).with_name("fs")
+
+
+class System:
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self.layout = Layout(home)
+        self.url = ""
+
+    def fs(self, *arguments: str | Path, code: int = 0, stdin: str = "") -> subprocess.CompletedProcess[str]:
+        """Runs `fs`, and expects this exit code."""
+        env = {key: value for key, value in os.environ.items() if not key.startswith("FS_")}
+        result = subprocess.run(
+            [FS, *arguments],
+            env={**env, "FS_HOME": str(self.home)},
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=100,
+        )
+        assert result.returncode == code, f"{arguments}: {result.returncode}\n{result.stdout}\n{result.stderr}"
+        return result
+
+    def up(self, *options: str) -> str:
+        self.url = self.fs("up", "--port", "0", *options).stdout.strip()
+        return self.url
+
+    def down(self) -> None:
+        self.fs("down")
+
+    def services(self) -> Mapping[str, ServiceRecord]:
+        return read_services(self.layout)
+
+    def kill(self, service: str) -> ServiceRecord:
+        """SIGKILL; returns when the supervisor has started it again."""
+        before = self.services()[service]
+        os.kill(before.pid, signal.SIGKILL)
+        return wait_until(lambda: self._again(service, before), what=f"{service} started again")
+
+    def _again(self, service: str, before: ServiceRecord) -> ServiceRecord | None:
+        now = self.services()[service]
+        return now if now.pid and now.deaths > before.deaths else None
+
+    def pids(self) -> list[int]:
+        """Living processes that were started with this FS_HOME: ours and all that came of them."""
+        mark = f"FS_HOME={self.home}".encode()
+        found = []
+        for folder in Path("/proc").iterdir():
+            if not folder.name.isdigit() or start_ticks(int(folder.name)) is None:
+                continue
+            try:
+                if mark in (folder / "environ").read_bytes().split(b"\0"):
+                    found.append(int(folder.name))
+            except OSError:
+                continue
+        return found
+
+    def assert_gone(self) -> None:
+        wait_until(lambda: not self.pids(), what="processes")
+        assert not self.layout.run.exists()

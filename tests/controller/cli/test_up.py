@@ -1,0 +1,119 @@
+"""The supervisor with real processes: what dies comes back, what is stopped is gone, and nothing is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fleetstart.controller.cli.layout import SupervisorRecord, read_record
+from fleetstart.controller.cli.services import CONTROLLER, NODE, REDIS
+from tests.controller.cli.system import System
+from tests.servers import listening_socket, wait_until
+
+pytestmark = pytest.mark.e2e
+
+
+@pytest.fixture
+def system(tmp_path: Path) -> Iterator[System]:
+    system = System(tmp_path / "home")
+    yield system
+    system.down()
+    system.assert_gone()
+
+
+def healthy(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url + "/healthz", timeout=5) as response:
+            return bool(response.status == 200)
+    except OSError:
+        return False
+
+
+def test_up_is_idempotent_and_down_leaves_nothing(system: System) -> None:
+    shared = set(os.listdir("/dev/shm"))
+    url = system.up()
+    assert healthy(url)
+    again = system.fs("up")
+    assert again.stdout.strip() == url
+    assert "already up" in again.stderr
+    assert set(system.services()) == {REDIS, CONTROLLER, NODE}
+    system.down()
+    system.assert_gone()
+    assert set(os.listdir("/dev/shm")) <= shared
+    assert not healthy(url)
+    assert "nothing runs" in system.fs("down").stderr
+
+
+@pytest.mark.parametrize("service", [CONTROLLER, NODE, REDIS])
+def test_what_is_killed_is_started_again(system: System, service: str) -> None:
+    system.up()
+    record = system.kill(service)
+    assert record.deaths == 1
+    wait_until(lambda: '"redis": "ok"' in system.fs("status", "--json").stdout, 20, what="status")
+    wait_until(lambda: "isolation" in system.fs("status").stdout, 20, what="node")
+
+
+def test_no_connection_is_refused_while_the_controller_is_replaced(system: System) -> None:
+    url = system.up()
+    address = ("127.0.0.1", int(url.rpartition(":")[2]))
+    refused: list[OSError] = []
+    stop = threading.Event()
+
+    def connect() -> None:
+        while not stop.is_set():
+            try:
+                socket.create_connection(address, timeout=5).close()
+            except OSError as error:
+                refused.append(error)
+            time.sleep(0.002)
+
+    thread = threading.Thread(target=connect)
+    thread.start()
+    try:
+        for _ in range(2):
+            system.kill(CONTROLLER)
+            wait_until(lambda: healthy(url), what="health")
+    finally:
+        stop.set()
+        thread.join()
+    assert refused == []
+
+
+def test_a_killed_supervisor_takes_everything_with_it_and_up_works_again(system: System) -> None:
+    system.up()
+    record = read_record(system.layout.supervisor, SupervisorRecord)
+    assert record is not None
+    os.kill(record.pid, signal.SIGKILL)
+    wait_until(lambda: not system.pids(), what="orphans")
+    assert system.fs("status", code=4).stderr
+    assert healthy(system.up())
+
+
+def test_a_port_that_is_taken_is_said_and_nothing_stays(system: System) -> None:
+    with listening_socket() as taken:
+        port = taken.getsockname()[1]
+        result = system.fs("up", "--port", str(port), code=1)
+    assert f"port {port}" in result.stderr
+    assert "Address already in use" in result.stderr
+    system.assert_gone()
+
+
+def test_a_home_too_deep_for_a_socket_gets_a_short_one(tmp_path: Path) -> None:
+    system = System(tmp_path / ("deep" * 30))
+    try:
+        assert healthy(system.up())
+        record = read_record(system.layout.supervisor, SupervisorRecord)
+        assert record is not None
+        assert Path(record.socket_dir).is_dir()
+    finally:
+        system.down()
+    system.assert_gone()
+    assert not Path(record.socket_dir).exists()
