@@ -76,7 +76,7 @@ class Daemon:
         self._logs = Logs()
         self._servers = {
             profile: ForkServer(
-                profile=profile, hide=_hidden(config), env=config.worker_env, changed=self._lease_changed.set
+                profile=profile, hide=_hidden(config), env=config.worker_env, changed=self._server_changed
             )
             for profile in config.profiles
         }
@@ -210,6 +210,7 @@ class Daemon:
         self._statuses[status.worker] = status
         self._unwritten[status.worker] = status
         self._status_changed.set()
+        self._spares.wake()
 
     async def _write_statuses(self) -> None:
         async for _ in _attempts("writing statuses"):
@@ -266,6 +267,10 @@ class Daemon:
             profiles=sorted(warm),
             pid=os.getpid(),
         )
+
+    def _server_changed(self) -> None:
+        self._lease_changed.set()
+        self._spares.wake()
 
     def _starts_under_way(self) -> int:
         """Those that want the cores: what takes longer than `START_HURRY_S` waits for bytes, or for nothing."""

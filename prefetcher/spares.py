@@ -6,13 +6,14 @@ Also the one place where workers are forked at all, so that each has its group f
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable
 
 from fleetstart.prefetcher.cgroups import Group, Groups
 from fleetstart.prefetcher.forkserver import ChannelGone, Exit, ForkServer, Process, ProcessEvent
-from fleetstart.prefetcher.pool import ProfilePool, choose_spare
+from fleetstart.prefetcher.pool import CALM_S, ProfilePool, choose_spare
 from fleetstart.runtime.contract.errors import FleetError, Unavailable
 from fleetstart.runtime.contract.ids import WorkerId, new_worker_id
 from fleetstart.runtime.contract.messages import Pooled
@@ -23,7 +24,8 @@ SPARE_TIMEOUT_S = 10.0
 """From fork to `Pooled`."""
 REMOVE_TIMEOUT_S = 5.0
 """For a group to become empty after its worker's end."""
-TICK_S = 0.05
+TICK_S = 0.5
+"""Between two looks when nothing happens: pauses after failures end without an event."""
 
 
 class Spares:
@@ -38,10 +40,15 @@ class Spares:
         self._forking: dict[str, int] = dict.fromkeys(servers, 0)
         self._failures: dict[str, tuple[int, float]] = dict.fromkeys(servers, (0, 0.0))
         self._last_start_s = 0.0
+        self._woken = asyncio.Event()
         self._removing: set[asyncio.Task[None]] = set()
 
     def has(self, profile: str) -> bool:
         return bool(self._waiting.get(profile))
+
+    def wake(self) -> None:
+        """Something changed: a start, its end, a fork server."""
+        self._woken.set()
 
     def waiting(self) -> list[Process]:
         return [process for processes in self._waiting.values() for process in processes]
@@ -89,8 +96,14 @@ class Spares:
             )
             if profile is not None:
                 await self._fork_spare(profile)
-            else:
-                await asyncio.sleep(TICK_S)
+                continue
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(CALM_S + 0.01 if starts or self._is_calming() else TICK_S):
+                    await self._woken.wait()
+            self._woken.clear()
+
+    def _is_calming(self) -> bool:
+        return time.monotonic() - self._last_start_s < CALM_S
 
     async def close(self) -> None:
         for process in self.waiting():

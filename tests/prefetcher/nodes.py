@@ -215,7 +215,7 @@ class Node:
 
     def descendants(self) -> list[psutil.Process]:
         assert self.process is not None
-        return psutil.Process(self.process.pid).children(recursive=True)
+        return list(psutil.Process(self.process.pid).children(recursive=True))
 
     # ── orders and statuses ────────────────────────────────────────────────────────────────────────
 

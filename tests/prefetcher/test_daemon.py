@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import psutil
 import pytest
 
@@ -204,9 +205,11 @@ def test_a_worker_without_its_weights_fails_and_says_why(node: Node, store: Stor
 
 
 def test_a_killed_worker_is_reported_with_its_signal(node: Node, store: Store) -> None:
+    wait_for_spare(node)
     worker = node.order(spec_of(store.put_bundle({"handler.py": HELLO})))
     node.wait_for(worker, "ready")
     wait_until(lambda: len(workers_of(node)) == 2, what="worker and spare")
+    # The first spare became the worker, so it is the older one.
     mine = min(workers_of(node), key=lambda process: process.create_time())
 
     mine.send_signal(signal.SIGKILL)
@@ -298,6 +301,26 @@ def test_more_than_the_node_has_is_refused_with_the_figures(
         node.close()
 
 
+def test_a_profile_that_the_node_lacks_is_named(node: Node, store: Store) -> None:
+    worker = node.order(spec_of(store.put_bundle({"handler.py": HELLO}), profile="torch"))
+
+    status = node.wait_for(worker, "failed")
+    assert status.error is not None
+    assert status.error.code == "unavailable"
+    assert "no profile torch; it has python" in status.error.message
+
+
+def test_a_worker_sees_no_setting_and_no_secret_of_its_node(s3_node: Node, store: Store) -> None:
+    code = "import os\ndef hello() -> list[str]:\n    return sorted(os.environ) + os.listdir('/run')\n"
+    worker = s3_node.order(spec_of(store.put_bundle({"handler.py": code}), env={"MINE": "1"}))
+
+    answer = call(s3_node.wait_for(worker, "ready"))
+
+    names = msgspec.json.decode(answer[1], type=list[str])
+    assert "MINE" in names
+    assert not [name for name in names if name.startswith(("AWS_", "FS_"))]
+
+
 # ── what goes wrong around the daemon ──────────────────────────────────────────────────────────────
 
 
@@ -309,7 +332,7 @@ def test_workers_outlive_redis_and_their_statuses_come_back_with_it(
     status = node.wait_for(worker, "ready")
 
     node.client.delete(keys.observed(node.id))
-    node.client.execute_command("WAITAOF", 1, 0, 5000)
+    node.client.execute_command("WAITAOF", 1, 0, 5000)  # type: ignore[no-untyped-call]
     redis_server.kill()
     assert call(status) == (200, b'"hello world"')
     redis_server.start()
@@ -317,6 +340,21 @@ def test_workers_outlive_redis_and_their_statuses_come_back_with_it(
     again = node.wait_for(worker, "ready")
     assert (again.endpoint, again.token) == (status.endpoint, status.token)
     assert node.wait_for(node.order(spec_of(bundle)), "ready").state == "ready"
+
+
+def test_a_daemon_waits_for_a_redis_that_is_not_there_yet(
+    redis_server: RedisServer, store: Store, tmp_path: Path
+) -> None:
+    redis_server.kill()
+    node = Node(redis_server, str(store.folder), tmp_path / "home")
+    try:
+        node.start(wait=False)
+        wait_until(lambda: "trying again" in node.log() or "fork server warm" in node.log(), 30)
+        redis_server.start()
+        wait_until(node.warm, 30, what="lease")
+        node.wait_for(node.order(spec_of(store.put_bundle({"handler.py": HELLO}))), "ready")
+    finally:
+        node.close()
 
 
 def test_a_killed_fork_server_takes_its_workers_and_comes_back(node: Node, store: Store) -> None:

@@ -156,7 +156,7 @@ def test_workers_attach_while_it_fills(store: Store) -> None:
         assert segments.reports()[0].ready_bytes == 0
         source.gate.set()
         await segment.filled.wait()
-        assert segment.state == "ready"
+        assert segments.is_ready(checkpoint)
 
     run(source, scenario)
 
