@@ -13,6 +13,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 # Without an NVIDIA GPU the CPU build is enough and a tenth of the size. It has its own index unless yours carries it:
 # set PIP_EXTRA_INDEX_URL to that of PyTorch's CPU builds.
 TORCH_VERSION ?= 2.13.0
+BENCHES ?= gateway wakeup chat
 NATIVE := $(shell find native -name '*.cpp' -o -name '*.hpp' -o -name CMakeLists.txt)
 CHAT := examples/chat/weights/model.safetensors
 EMBED := examples/embed/weights/model.safetensors
@@ -32,8 +33,7 @@ lint: dev
 	$(BIN)/lint-imports
 
 bench: dev models
-	@for script in $$(grep -l "__main__" tests/bench/*.py); do \
-	  echo "── $$script"; $(BIN)/python -m tests.bench.$$(basename $$script .py) || exit 1; done
+	@for name in $(BENCHES); do echo "── $$name"; $(BIN)/python -m tests.bench.$$name || exit 1; done
 
 install: $(STAMPS)/install
 dev: $(STAMPS)/dev

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -117,3 +118,26 @@ def test_a_home_too_deep_for_a_socket_gets_a_short_one(tmp_path: Path) -> None:
         system.down()
     system.assert_gone()
     assert not Path(record.socket_dir).exists()
+
+
+def test_a_call_under_way_is_answered_and_billed_once_though_the_controller_is_killed(
+    system: System, tmp_path: Path
+) -> None:
+    system.up()
+    began = tmp_path / "handler.py"
+    began.write_text(
+        "import time\nfrom fleetstart.runtime import function\n"
+        "@function(concurrency=2)\ndef slow():\n    print('begun', flush=True)\n    time.sleep(2)\n    return 'done'\n"
+    )
+    system.fs("deploy", began)
+    results: list[str] = []
+    thread = threading.Thread(target=lambda: results.append(system.fs("invoke", "slow", "{}").stdout))
+    thread.start()
+    try:
+        wait_until(lambda: "begun" in system.fs("logs", "slow").stdout, 20, what="the call has begun")
+        system.kill(CONTROLLER)
+    finally:
+        thread.join()
+    assert results == ['"done"']
+    lines = json.loads(system.fs("usage", "slow", "--json").stdout)["lines"]
+    assert [line["rows"] for line in lines if line["kind"] == "invocation"] == [1]
