@@ -14,6 +14,7 @@ import fcntl
 import gc
 import importlib
 import os
+import select
 import selectors
 import signal
 import socket
@@ -29,7 +30,10 @@ from fleetstart.runtime.contract.ids import WorkerId
 from fleetstart.runtime.contract.messages import Exited, Fork, Forked, ForkFailed, Warm
 from fleetstart.runtime.isolation import Isolation
 
-INHERITED = ("PATH", "LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "SSL_CERT_FILE", "SSL_CERT_DIR")
+INHERITED = (
+    "PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONHOME", "CUDA_VISIBLE_DEVICES",
+    "SSL_CERT_FILE", "SSL_CERT_DIR",
+)  # fmt: skip
 """What of the daemon's environment a worker gets to see. Everything else may be a secret."""
 CONTROL_FD = 3
 """In every worker: 0 is /dev/null, 1 and 2 are its log, this is its control socket, and there is no other."""
@@ -45,11 +49,11 @@ class Child:
 class ForkServer:
     """Forks workers, reaps them, and tells the daemon of both."""
 
-    def __init__(self, sock: socket.socket, granted: Isolation, hide: tuple[str, ...], env: Mapping[str, str]) -> None:
+    def __init__(self, sock: socket.socket, granted: Isolation, hide: tuple[str, ...]) -> None:
         self._channel: Channel[Fork] = Channel(sock, Fork)
         self._granted = granted
         self._steps = isolation.plan(hide)
-        self._env = dict(env)
+        self._own_pidfd = os.pidfd_open(os.getpid())
         self._selector = selectors.DefaultSelector()
         self._selector.register(sock, selectors.EVENT_READ, None)
 
@@ -105,6 +109,8 @@ class ForkServer:
         """In the child: never returns, and never runs another line of the fork server's."""
         try:
             kernel.die_with_parent(signal.SIGKILL)
+            if select.select([self._own_pidfd], [], [], 0)[0]:
+                os._exit(exits.ORPHANED)  # the fork server died before it could be told what to do at its death
             self._settle(request, control_fd, log_fd)
             from fleetstart.runtime import shim
 
@@ -117,14 +123,12 @@ class ForkServer:
             os._exit(exits.START_FAILED)
 
     def _settle(self, request: Fork, control_fd: int, log_fd: int) -> None:
-        """Descriptors, signals, environment, limits and namespaces of a new worker."""
+        """Descriptors, signals, limits and namespaces of a new worker."""
         os.setsid()
         _arrange_descriptors(control_fd, log_fd)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD):
             signal.signal(number, signal.SIG_DFL)
         gc.enable()
-        os.environ.clear()
-        os.environ.update(self._env)
         for path in request.cgroup_procs:
             with open(path, "w") as procs:
                 procs.write("0")
@@ -176,8 +180,6 @@ PROFILES = {
 
 
 def import_profile(profile: str) -> None:
-    # OpenBLAS, inside numpy, starts its threads when it is loaded; a worker's numpy has one thread for this.
-    os.environ["OPENBLAS_NUM_THREADS"] = "1"
     for name in (*PROFILES["python"], *(PROFILES["torch"] if profile == "torch" else ())):
         importlib.import_module(name)
     if profile == "torch":
@@ -186,6 +188,25 @@ def import_profile(profile: str) -> None:
         torch.set_num_threads(1)
         # The first product picks the kernels for this processor; the children inherit the choice.
         torch.ones(64, 64) @ torch.ones(64, 64)
+
+
+def worker_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """A worker's environment before its function is known; the function's own comes on top."""
+    inherited = {name: environment[name] for name in INHERITED if name in environment}
+    # OpenBLAS, inside numpy, starts its threads when it is loaded, before any fork: it gets none.
+    return {"LANG": "C.UTF-8"} | inherited | {"HOME": "/tmp", "TMPDIR": "/tmp", "OPENBLAS_NUM_THREADS": "1"}
+
+
+def _leave_environment() -> None:
+    """Starts this program anew if its environment holds more than a worker may see.
+
+    Unsetting is not enough: /proc/self/environ shows a process the environment that it was executed with,
+    and to a worker that of its fork server.
+    """
+    wanted = worker_environment(os.environ)
+    if dict(os.environ) != wanted:
+        # The running binary by its link in /proc: the folders on its path may not be this user's to walk.
+        os.execve("/proc/self/exe", [sys.executable, *sys.orig_argv[1:]], wanted)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -197,13 +218,12 @@ def main(arguments: list[str] | None = None) -> None:
     kernel.die_with_parent(signal.SIGKILL)
     # Ctrl-C in a terminal reaches the whole group: the daemon drains, and ends this process when it is done.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _leave_environment()
     sys.path[:] = [path for path in sys.path if path not in ("", os.getcwd())]
     sock = socket.socket(fileno=options.fd)
     sock.set_inheritable(False)
     import_profile(options.profile)
     importlib.import_module("fleetstart.runtime.rehearsal").rehearse()
-    env = {name: os.environ[name] for name in INHERITED if name in os.environ}
-    env |= {"HOME": "/tmp", "TMPDIR": "/tmp", "LANG": env.get("LANG", "C.UTF-8"), "PYTHONDONTWRITEBYTECODE": "1"}
     granted, inside_user_namespace = isolation.probe()
     if inside_user_namespace:
         isolation.become_user_root()
@@ -212,7 +232,7 @@ def main(arguments: list[str] | None = None) -> None:
         sys.stderr.write(f"the fork server has {threads} threads after its imports; a worker gets the first alone\n")
     gc.collect()
     gc.freeze()
-    ForkServer(sock, granted, tuple(options.hide), env).run(options.profile)
+    ForkServer(sock, granted, tuple(options.hide)).run(options.profile)
 
 
 if __name__ == "__main__":

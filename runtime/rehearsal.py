@@ -10,9 +10,11 @@ from __future__ import annotations
 import asyncio
 import socket
 
+import msgspec
 import uvloop
 
-from fleetstart.runtime.contract.messages import TOKEN_HEADER
+from fleetstart.runtime.contract.messages import TOKEN_HEADER, DaemonMessage, Ready
+from fleetstart.runtime.contract.timeline import Timeline
 from fleetstart.runtime.handler import handler_app
 from fleetstart.runtime.meter import Meter
 from fleetstart.runtime.server import Door, Listener
@@ -24,6 +26,9 @@ _CALLS = 20
 
 def rehearse() -> None:
     """Errors: RuntimeError if the path does not work here, in which case no worker would."""
+    # msgspec looks at each type once and keeps what it saw with the type: 2 ms for these.
+    msgspec.json.Decoder(DaemonMessage)
+    msgspec.json.encode(Ready(Timeline()))
     loop = uvloop.new_event_loop()
     try:
         loop.run_until_complete(asyncio.wait_for(_rehearse(), DEADLINE_S))

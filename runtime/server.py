@@ -109,7 +109,10 @@ class Door:
             return
         except Exception as error:
             if limit.expired():
-                failure = DeadlineExceeded(f"the call took longer than the {timeout_s:.3g} s that it had left")
+                failure = DeadlineExceeded(
+                    f"the call took longer than the {timeout_s:.3g} s that it had left",
+                    hint="raise `timeout_s`, or make the handler quicker",
+                )
             else:
                 failure = self._blame(error, request)
         if begun:

@@ -27,6 +27,7 @@ INSPECT = """
     def processes(): return sorted(int(name) for name in os.listdir("/proc") if name.isdigit())
     def folder(): return os.getcwd()
     def environment(): return dict(os.environ)
+    def first_environment(): return Path("/proc/self/environ").read_text()
     def descriptors(): return sorted(os.readlink(f"/proc/self/fd/{n}") for n in (0, 1, 2))
     def session(): return os.getsid(0)
     def hostname(): return socket.gethostname()
@@ -121,9 +122,10 @@ class TestConfined:
         assert facts["limits"][1] == [0, 0]
 
     def test_its_environment_holds_nothing_of_the_daemons(self, functions: Functions) -> None:
-        facts = functions.ready(INSPECT, env={"GREETING": "hi"}).post(["environment"]).json()
+        facts = functions.ready(INSPECT, env={"GREETING": "hi"}).post(["environment", "first_environment"]).json()
         assert facts["environment"]["GREETING"] == "hi"
         assert "A_SECRET_OF_THE_DAEMON" not in facts["environment"]
+        assert "A_SECRET_OF_THE_DAEMON" not in facts["first_environment"]
 
     def test_it_may_write_in_tmp_and_shm_alone(self, functions: Functions) -> None:
         worker = functions.ready(
