@@ -18,6 +18,7 @@ from fleetstart.controller.api import Api, Services
 from fleetstart.controller.config import Config
 from fleetstart.controller.gateway import PREFIX, Gateway
 from fleetstart.controller.history import History
+from fleetstart.controller.journal import Journal
 from fleetstart.controller.ledger import LedgerWriter
 from fleetstart.controller.objects import ObjectStore
 from fleetstart.controller.registry import Registry
@@ -33,7 +34,7 @@ KEEP_ALIVE_S = 75
 BACKLOG = 1024
 RESTART_S = 0.5
 FLUSH_S = 3.0
-"""How long the last ledger rows may take on the way out; what is still unwritten then is said in the log."""
+"""How long the last ledger rows may take on the way out; what is still unwritten then stays in the journal."""
 
 
 def open_store(where: str) -> ObjectStore:
@@ -62,7 +63,8 @@ class Controller:
         self.view = View()
         self._client = connect(config.redis_url)
         self.state = State(self._client, self.view)
-        self.ledger = LedgerWriter(self._client)
+        self._journal = Journal(config.home / "journal", self.gateway_id)
+        self.ledger = LedgerWriter(self._client, self._journal)
         self.scheduler = Scheduler(self.gateway_id, self.state, self.ledger)
         self.reporter = Reporter(self.state)
         self.gateway = Gateway(
@@ -71,6 +73,7 @@ class Controller:
             self.ledger,
             max_body_bytes=config.max_body_bytes,
             demand=self.reporter.demand,
+            freed=self.reporter.freed,
         )
         self.reporter.gateway = self.gateway
         self._stopping = asyncio.Event()
@@ -117,6 +120,7 @@ class Controller:
         for number in (signal.SIGTERM, signal.SIGINT):
             with contextlib.suppress(ValueError, RuntimeError):  # in a thread, for tests: signals are the main's
                 loop.add_signal_handler(number, self.stop)
+        self.ledger.recover()
         listener = _listener(self.config)
         log.info("controller serves", extra={"url": self.config.url, "gateway": self.gateway_id})
         try:
@@ -131,6 +135,7 @@ class Controller:
         finally:
             await self.gateway.close()
             await self._client.aclose()
+            self._journal.close()
 
     async def _close(self) -> None:
         try:
@@ -139,7 +144,7 @@ class Controller:
                 await self.scheduler.release()
                 await self.reporter.withdraw()
         except REDIS_DOWN as error:
-            log.error("ledger rows are lost", extra={"rows": self.ledger.pending, "error": str(error)})
+            log.error("ledger rows stay in the journal", extra={"rows": self.ledger.pending, "error": str(error)})
 
 
 class Part(Protocol):

@@ -83,8 +83,11 @@ class Gateway:
         *,
         max_body_bytes: int,
         demand: Callable[[], None],
+        freed: Callable[[], None],
     ) -> None:
+        """`demand` is told when a call must wait, `freed` when one ended whose slot other gateways may want."""
         self.id = gateway
+        self._freed = freed
         self._state = state
         self._view = state.view
         self._ledger = ledger
@@ -94,7 +97,11 @@ class Gateway:
         self._obituaries: dict[WorkerId, list[asyncio.Future[WorkerStatus]]] = {}
         self._session = open_session()
         self._invoker = Invoker(
-            self._session, demand=demand, order_of=self._view.orders.get, final_status=self._final_status
+            self._session,
+            demand=demand,
+            book=self._book,
+            order_of=self._view.orders.get,
+            final_status=self._final_status,
         )
         self._view.on_worker(self._heard)
         self._view.on_change(self.check_waiting)
@@ -177,11 +184,17 @@ class Gateway:
             watch.stop()
             self._leave(route, call, waive=True)
             self._book(route, call)
+            if len(self._view.gateways) > 1:
+                self._freed()
 
     async def _end_badly(self, route: Route, call: Call, error: FleetError, send: Send) -> None:
         self._leave(route, call, waive=not isinstance(error, DeadlineExceeded))
         if not any(phase.name == "queue" for phase in call.timeline.phases):
             call.timeline.add("queue", call.accepted_ns, call.dispatched_ns or time.monotonic_ns())
+        if not call.finished:
+            call.error = error.code
+            call.status = call.status if call.begun else error.status
+            self._book(route, call)
         await answer_error(route, call, error, send)
 
     def _leave(self, route: Route, call: Call, *, waive: bool) -> None:
@@ -205,6 +218,10 @@ class Gateway:
         return DeadlineExceeded(f"function {route.key.name}: no answer within {allowed_s:g} s: {where}", hint=hint)
 
     def _book(self, route: Route, call: Call) -> None:
+        """Once a call, before its last byte goes out: whoever has an answer has a row."""
+        if call.finished:
+            return
+        call.finished = True
         worker = call.worker
         queue_ns = call.queue_ns if call.attempts else time.monotonic_ns() - call.accepted_ns
         row = InvocationRow(
@@ -314,6 +331,8 @@ class Gateway:
         """Calls whose worker will not come are told so; routes that nobody needs any more are forgotten."""
         now_ns = time.monotonic_ns()
         for key, route in list(self._routes.items()):
+            if route.queue:
+                route.pump(now_ns)  # another gateway's call may have ended
             if route.queue:
                 self._check(route, now_ns)
             elif route.idle and not route.workers:

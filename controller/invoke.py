@@ -106,11 +106,13 @@ class Invoker:
         session: aiohttp.ClientSession,
         *,
         demand: Callable[[], None],
+        book: Callable[[Route, Call], None],
         order_of: Callable[[WorkerId], WorkerOrder | None],
         final_status: Callable[[WorkerId], Awaitable[WorkerStatus | None]],
     ) -> None:
         self._session = session
         self._demand = demand
+        self._book = book
         self._order_of = order_of
         self._final_status = final_status
 
@@ -215,7 +217,8 @@ class Invoker:
         call.billed_ms = route.leave(call, now_ns, waive=False)
         headers = self._head(route, call, worker, response, keep_length=True)
         headers += bill_headers(call.billed_ms, cost(route, call), call.timeline.server_timing())
-        call.begun = call.finished = True
+        call.begun = True
+        self._book(route, call)
         await send({"type": "http.response.start", "status": response.status, "headers": headers})
         await send({"type": "http.response.body", "body": body, "more_body": False})
 
@@ -243,7 +246,7 @@ class Invoker:
         last = b""
         if call.events:
             last = (b"" if tail in (b"\n\n", b"") else b"\n\n") + closing_event(bill(route, call, worker))
-        call.finished = True
+        self._book(route, call)
         await send({"type": "http.response.body", "body": last, "more_body": False})
 
     async def _lost_error(self, route: Route, worker: Worker) -> FleetError:
@@ -292,10 +295,7 @@ def bill(route: Route, call: Call, worker: Worker) -> Bill:
 
 async def answer_error(route: Route, call: Call, error: FleetError, send: Send) -> None:
     """The error as the call's answer; into the stream if it has begun; any other begun answer is left to be cut."""
-    call.error = error.code
-    call.finished = True
     if not call.begun:
-        call.status = error.status
         extra = own_headers(route, call, call.worker)[1:]
         extra += bill_headers(call.billed_ms, cost(route, call), call.timeline.server_timing())
         await respond_error(send, error, call.id, extra)

@@ -1,8 +1,8 @@
 """Writes the ledger behind the calls: batched, kept and tried again while Redis is away, each row once.
 
-A call never waits for it. What was accepted is noted in fs:open by the same writer, so that rows of calls whose
-gateway died can be written by the scheduler (`close_abandoned`). The ledger takes an id once: a client that sends
-an X-Request-Id a second time is served again, and billed for the first.
+A call never waits for it: the journal keeps its row over our own death. What was accepted is noted in fs:open by
+the same writer, so that rows of calls whose gateway died can be written by the scheduler (`close_abandoned`). The
+ledger takes an id once: a client that sends an X-Request-Id a second time is served again, and billed for the first.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import msgspec
 import redis.asyncio as redis
 from redis.exceptions import NoScriptError
 
+from fleetstart.controller.journal import Journal
 from fleetstart.controller.state import REDIS_DOWN
 from fleetstart.runtime.contract import keys
 from fleetstart.runtime.contract.ids import InvocationId
@@ -27,7 +28,7 @@ from fleetstart.runtime.contract.timeline import Timeline
 log = logging.getLogger(__name__)
 
 BATCH_S = 0.01
-"""Calls that end within this share one round trip; a crash loses no more than these."""
+"""Calls that end within this share one round trip."""
 BATCH_ROWS = 500
 TRACE_KEPT_S = 24 * 3600
 TRACES_HELD = 20_000
@@ -37,8 +38,9 @@ ABANDONED_MS = 30_000
 
 
 class LedgerWriter:
-    def __init__(self, client: redis.Redis) -> None:
+    def __init__(self, client: redis.Redis, journal: Journal | None = None) -> None:
         self._client = client
+        self._journal = journal
         self._script = append_script()
         self._sha = ""
         self._open: dict[InvocationId, OpenInvocation] = {}
@@ -49,11 +51,18 @@ class LedgerWriter:
         self._open[invocation.id] = invocation
         self._wake.set()
 
+    def recover(self) -> None:
+        """Takes over what controllers before us had answered and not yet written."""
+        for row in self._journal.recover() if self._journal is not None else ():
+            self.ended(InvocationTrace(row=row, timeline=Timeline()))
+
     def ended(self, trace: InvocationTrace) -> None:
-        """A call that ended before its opening was written needs no opening."""
+        """From now on the row is safe from our death. A call whose opening was not written yet needs none."""
         self._open.pop(trace.row.id, None)
         if len(self._ended) >= TRACES_HELD:
             trace = InvocationTrace(row=trace.row, timeline=Timeline())
+        if self._journal is not None:
+            self._journal.append(trace.row)
         self._ended.setdefault(trace.row.id, trace)
         self._wake.set()
 
@@ -91,6 +100,8 @@ class LedgerWriter:
         for trace in ended:
             if self._ended.get(trace.row.id) is trace:
                 del self._ended[trace.row.id]
+        if self._journal is not None:
+            self._journal.settle(lambda: [trace.row for trace in self._ended.values()])
         if self.pending:
             self._wake.set()
 
@@ -126,7 +137,7 @@ class LedgerWriter:
         alive = {name for name in gateways if await self._client.exists(keys.gateway(name))}
         lost = [call for call in old if call.gateway not in alive]
         for call in lost:
-            self._ended.setdefault(call.id, InvocationTrace(row=_lost_row(call), timeline=Timeline()))
+            self.ended(InvocationTrace(row=_lost_row(call), timeline=Timeline()))
         if lost:
             log.warning("calls of a dead gateway are closed", extra={"calls": len(lost)})
             self._wake.set()

@@ -40,6 +40,9 @@ class Reporter:
             self._telling = True
             asyncio.get_running_loop().call_soon(self._tell)
 
+    def freed(self) -> None:
+        self._wake.set()
+
     def _tell(self) -> None:
         self._telling = False
         if self.gateway is not None:

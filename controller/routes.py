@@ -53,7 +53,7 @@ class Call:
     events: bool = False
     """Whether the response is an event stream, which can tell its own end."""
     finished: bool = False
-    """Whether all of the response was handed over for sending."""
+    """Whether its end is certain: its row is written, and all that is left is to hand the last bytes over."""
     status: int = 0
     error: str = ""
     billed_ms: int = 0
