@@ -77,6 +77,7 @@ class Running:
         self.deaths = 0
 
     def start(self, environ: Mapping[str, str]) -> None:
+        self.started_s = time.monotonic()
         with self.log_path.open("ab") as output:
             self.process = subprocess.Popen(
                 self.service.argv,
@@ -90,7 +91,6 @@ class Running:
                 preexec_fn=dies_with(os.getpid()),
             )
         self.pidfd = os.pidfd_open(self.process.pid)
-        self.started_s = time.monotonic()
         self.start_at_s = None
         log.info("started %s, pid %d", self.service.name, self.process.pid)
 
@@ -99,9 +99,12 @@ class Running:
         status = self.process.wait()
         os.close(self.pidfd)
         self.process, self.pidfd = None, -1
+        self.count_death(now_s)
+        return status
+
+    def count_death(self, now_s: float) -> None:
         self.deaths += 1
         self.start_at_s = now_s + self.policy.died(lived_s=now_s - self.started_s)
-        return status
 
     def stop(self, grace_s: float) -> None:
         """SIGTERM, then SIGKILL to its whole process group; gone when this returns."""
@@ -183,9 +186,14 @@ class Supervisor:
         changed = False
         for item in self.running.values():
             if item.start_at_s is not None and item.start_at_s <= now_s:
-                item.start(self.environ)
-                self.selector.register(item.pidfd, selectors.EVENT_READ, item)
                 changed = True
+                try:
+                    item.start(self.environ)
+                except OSError as error:  # no memory to fork, a binary that is being replaced: both pass
+                    item.count_death(now_s)
+                    log.error("%s cannot be started: %s", item.service.name, error)
+                else:
+                    self.selector.register(item.pidfd, selectors.EVENT_READ, item)
         if changed:
             self._write_services()
 

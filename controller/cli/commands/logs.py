@@ -13,6 +13,7 @@ import click
 from fleetstart.controller.cli import output
 from fleetstart.controller.cli.client import Server, find_server, suggesting
 from fleetstart.controller.cli.root import verb
+from fleetstart.runtime.contract.errors import NotFound, Unavailable
 from fleetstart.runtime.contract.ledger import LogLine
 
 RECONNECT_S = 10.0
@@ -56,7 +57,10 @@ def _followed(server: Server, name: str, tail: int) -> Iterator[LogLine]:
                 last_ms = max(last_ms, line.unix_ms)
                 if line.unix_ms > seen_ms:
                     yield line
-        except output.Unreachable:
+        except (output.Unreachable, NotFound, Unavailable) as error:
+            if isinstance(error, NotFound) and not last_ms:
+                raise
+            # A controller that has just begun may answer before it knows its functions again.
             lost_at_s = lost_at_s or time.monotonic()
             if time.monotonic() - lost_at_s > RECONNECT_S:
                 raise

@@ -16,8 +16,8 @@ import pytest
 
 from fleetstart.controller.cli.layout import SupervisorRecord, read_record
 from fleetstart.controller.cli.services import CONTROLLER, NODE, REDIS
-from tests.controller.cli.system import System
-from tests.servers import listening_socket, wait_until
+from tests.controller.cli.system import FS, System
+from tests.servers import end, listening_socket, spawn, wait_until
 
 pytestmark = pytest.mark.e2e
 
@@ -141,3 +141,25 @@ def test_a_call_under_way_is_answered_and_billed_once_though_the_controller_is_k
     assert results == ['"done"']
     lines = json.loads(system.fs("usage", "slow", "--json").stdout)["lines"]
     assert [line["rows"] for line in lines if line["kind"] == "invocation"] == [1]
+
+
+def test_logs_are_followed_over_a_restart_of_the_controller(system: System, tmp_path: Path) -> None:
+    system.up()
+    handler = tmp_path / "handler.py"
+    handler.write_text("from fleetstart.runtime import function\n@function\ndef say(text: str):\n    print(text)\n")
+    system.fs("deploy", handler)
+    system.fs("invoke", "say", '{"text": "first"}')
+    shown = tmp_path / "shown"
+    with shown.open("wb") as out:
+        env = {**os.environ, "FS_HOME": str(system.home)}
+        follower = spawn([FS, "logs", "say", "--follow"], stdout=out, stderr=out, env=env)
+    try:
+        wait_until(lambda: "first" in shown.read_text(), 20, what="the first line")
+        system.kill(CONTROLLER)
+        system.fs("invoke", "say", '{"text": "second"}')
+        wait_until(lambda: "second" in shown.read_text(), 20, what="the second line")
+        assert shown.read_text().count("first") == 1
+        follower.send_signal(signal.SIGINT)
+        assert follower.wait(10) == 0
+    finally:
+        end(follower)

@@ -1,0 +1,119 @@
+"""The supervisor with services of the test's own: backoff, stubborn processes, logs that grow."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fleetstart.controller.cli import supervisor as module
+from fleetstart.controller.cli.layout import Layout, read_services, start_ticks
+from fleetstart.controller.cli.services import CONTROLLER, NODE, REDIS, Service
+from fleetstart.controller.cli.supervisor import Running, stop_order
+from tests.servers import end, spawn, wait_until
+
+PROGRAM = """
+import os, sys
+from pathlib import Path
+from fleetstart.controller.cli.layout import Layout
+from fleetstart.controller.cli.services import Service
+from fleetstart.controller.cli.supervisor import Supervisor
+services = [Service(name=n, argv=("sh", "-c", c), grace_s=0.5) for n, c in zip(sys.argv[2::2], sys.argv[3::2])]
+Supervisor(services, Layout(Path(sys.argv[1])), environ=os.environ, redis_socket=None).run()
+"""
+
+
+@pytest.fixture
+def layout(tmp_path: Path) -> Iterator[Layout]:
+    layout = Layout(tmp_path)
+    layout.create()
+    yield layout
+    assert not [record for record in read_services(layout).values() if record.pid and start_ticks(record.pid)]
+
+
+def supervised(layout: Layout, **commands: str) -> list[str | Path]:
+    pairs = [part for name, command in commands.items() for part in (name, command)]
+    return [sys.executable, "-c", PROGRAM, layout.home, *pairs]
+
+
+def test_what_dies_again_and_again_is_started_later_and_later_and_the_rest_lives(layout: Layout) -> None:
+    process = spawn(supervised(layout, bad="exit 3", good="exec sleep 60"))
+    try:
+        wait_until(lambda: _deaths(layout, "bad") >= 4, what="deaths")
+        services = read_services(layout)
+        assert services["good"].deaths == 0
+        assert start_ticks(services["good"].pid) is not None
+        assert services["bad"].deaths < 10
+    finally:
+        end(process)
+    assert process.returncode == 0
+
+
+def test_a_binary_that_is_missing_is_tried_again(layout: Layout) -> None:
+    late = layout.home / "late"
+    process = spawn(supervised(layout, late=f"exec {late}"))
+    try:
+        wait_until(
+            lambda: read_services(layout).get("late") and read_services(layout)["late"].deaths >= 2, what="tries"
+        )
+        late.write_text("#!/bin/sh\nexec sleep 60\n")
+        late.chmod(0o755)
+        wait_until(lambda: b"sleep" in _command(read_services(layout)["late"].pid), 20, what="start")
+    finally:
+        end(process)
+
+
+def test_a_process_that_ignores_the_signal_is_killed_with_its_children(layout: Layout) -> None:
+    process = spawn(supervised(layout, deaf="trap '' TERM; sleep 61 & echo $!; wait; sleep 62"))
+    try:
+        wait_until(lambda: layout.log("deaf").exists() and layout.log("deaf").read_text(), what="start")
+        child = int(layout.log("deaf").read_text())
+        assert start_ticks(child) is not None
+    finally:
+        end(process)
+    assert process.returncode == 0
+    wait_until(lambda: start_ticks(child) is None, what="end of the child")
+
+
+def test_the_children_of_a_killed_supervisor_die(layout: Layout) -> None:
+    process = spawn(supervised(layout, one="exec sleep 60"))
+    pid = wait_until(lambda: "one" in read_services(layout) and read_services(layout)["one"].pid, what="start")
+    os.kill(process.pid, signal.SIGKILL)
+    end(process)
+    wait_until(lambda: start_ticks(pid) is None, what="end of the child")
+
+
+def test_a_log_is_cut_and_the_one_before_it_kept(layout: Layout) -> None:
+    log = layout.log("x")
+    running = Running(Service(name="x", argv=("true",)), log)
+    with log.open("ab") as writer:
+        writer.write(b"a" * (module.LOG_MAX_BYTES + 1))
+        writer.flush()
+        running.trim_log()
+        assert log.stat().st_size == 0
+        writer.write(b"b")
+    assert log.read_bytes() == b"b"
+    assert (layout.logs / "x.log.1").stat().st_size == module.LOG_MAX_BYTES + 1
+    running.trim_log()
+    assert log.read_bytes() == b"b"
+
+
+def test_redis_is_stopped_last() -> None:
+    assert stop_order([REDIS, CONTROLLER, NODE]) == [CONTROLLER, NODE, REDIS]
+    assert stop_order([CONTROLLER, NODE]) == [CONTROLLER, NODE]
+
+
+def _deaths(layout: Layout, name: str) -> int:
+    record = read_services(layout).get(name)
+    return record.deaths if record else 0
+
+
+def _command(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
