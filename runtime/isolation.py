@@ -5,15 +5,15 @@ mount, ipc and uts namespaces, and, unless the function asked for the network, a
 loopback of its own.
 
 *At the assignment* (`confine`), before the first line of user code: the whole tree read-only; a fresh
-/proc, /tmp and /dev/shm; /dev with the harmless devices alone; nothing in /run and in the folders that the
-node hides (its state folder with Redis' socket, the store and other functions' bundles); the function's
-bundle, read-only, at /tmp/function; then no capabilities, no new privileges, a seccomp filter (`seccomp`)
-and resource limits.
+/proc, /tmp and /dev/shm; /dev with the harmless devices alone; nothing in /run, in people's homes (but for
+what Python runs from), and in the folders that the node hides (its state folder with Redis' socket, the
+store and other functions' bundles); the function's bundle, read-only, at /tmp/function; then no
+capabilities, no new privileges, a seccomp filter (`seccomp`) and resource limits.
 
 The user id stays the daemon's. Python, its packages and GPU devices are often readable by their owner
-alone (a venv below /root), and a shifted id would lose them; what root's id still buys without
-capabilities is file access, and there is nothing to write and nothing secret left to see. An id-mapped
-mount would do both, at the price of Linux 5.19 and a file system that takes part.
+alone (a venv below /root), and a shifted id would lose them. What that id still buys without
+capabilities is reading: nothing can be written, but system files that the daemon's user may read, a
+worker may read. An id-mapped mount would close that too, where Linux 5.19 and the file system take part.
 
 Where the kernel refuses namespaces (a container engine's default profile, for one), a worker is a plain
 process: it still loses its capabilities, gets no new privileges, the filter and the limits, and it says so.
@@ -22,7 +22,9 @@ An ordinary user gets the namespaces inside a user namespace.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import pwd
 import resource
 import signal
 import socket
@@ -40,6 +42,8 @@ FUNCTION_DIR = "/tmp/function"
 DEVICES = ("null", "zero", "full", "random", "urandom")
 DEVICE_PREFIXES = ("nvidia", "dri")
 """Beyond the harmless ones, what a GPU worker opens."""
+HOMES = ("/root", "/home")
+"""People's keys and tokens lie there. An ordinary daemon's own home is hidden wherever it is."""
 OPEN_FILES_MAX = 4096
 _MASK_OPTIONS = "size=64k,mode=755"
 
@@ -88,14 +92,18 @@ def plan(hide: Iterable[str]) -> tuple[MountStep, ...]:
     """The steps of this machine. Made once by a fork server, for every worker that it forks."""
     devices = [f"/dev/{name}" for name in os.listdir("/dev") if name in DEVICES or name.startswith(DEVICE_PREFIXES)]
     keeps = [*interpreter_paths(), *devices, os.path.realpath("/etc/resolv.conf")]
-    return mount_steps(["/tmp", "/dev", "/run", *(os.path.realpath(path) for path in hide)], keeps)
+    masks = ["/tmp", "/dev", "/run", *HOMES, *hide]
+    with contextlib.suppress(KeyError):  # an id without a name has no home
+        masks.append(pwd.getpwuid(os.getuid()).pw_dir)
+    return mount_steps({path for path in map(os.path.realpath, masks) if path != "/"}, keeps)
 
 
 def interpreter_paths() -> list[str]:
     """What this Python runs from: it must stay visible if it lies below a masked folder (a checkout in /tmp)."""
     package = Path(__file__).resolve().parent
     native = sys.modules.get("fleetstart.native")
-    found = {os.path.realpath(path) for path in (*sys.path, sys.prefix, sys.base_prefix) if path}
+    libraries = os.environ.get("LD_LIBRARY_PATH", "").split(":")
+    found = {os.path.realpath(path) for path in (*sys.path, sys.prefix, sys.base_prefix, *libraries) if path}
     found |= {str(package)} | ({os.path.dirname(os.path.realpath(native.__file__ or ""))} if native else set())
     return sorted(path for path in found if os.path.isdir(path))
 

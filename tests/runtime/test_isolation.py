@@ -158,11 +158,16 @@ class TestConfined:
                 return {path: sorted(os.listdir(path)) if os.path.isdir(path) else None for path in paths}
             """
         )
-        paths = [str(hidden), "/usr/share", "/tmp/function", "/tmp", "/run", "/dev"]
+        home = os.path.expanduser("~")
+        paths = [str(hidden), "/usr/share", "/tmp/function", "/tmp", "/run", "/dev", "/home", home]
         seen = worker.post({"paths": paths}).json()
         assert not seen[str(hidden)]
         assert seen["/usr/share"] == []
         assert seen["/tmp/function"] == ["handler.py"]
+        needed = isolation.interpreter_paths()
+        for folder in ("/home", home):
+            for name in seen[folder] or ():
+                assert any(f"{path}/".startswith(f"{folder}/{name}/") for path in needed), f"{folder}/{name} is seen"
         assert "function" in seen["/tmp"]
         assert "redis.sock" not in str(seen)
         harmless = {*isolation.DEVICES, "fd", "stdin", "stdout", "stderr", "shm"}
