@@ -106,8 +106,12 @@ class Spares:
         return time.monotonic() - self._last_start_s < CALM_S
 
     async def close(self) -> None:
+        """Ends the spares while their fork servers still live to reap them."""
+        ends = [asyncio.create_task(process.exited.wait()) for process in self.waiting()]
         for process in self.waiting():
             process.kill()
+        if ends:
+            await asyncio.wait(ends, timeout=REMOVE_TIMEOUT_S / 2)
         for task in list(self._removing):
             await task
 

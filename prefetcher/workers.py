@@ -298,7 +298,9 @@ class Worker:
             if self._drain_until_s is not None:
                 timeout_s = max(0.0, self._drain_until_s - time.monotonic())
             try:
-                event = await asyncio.wait_for(self._events.get(), timeout_s)
+                # Not wait_for: in Python 3.11 it can swallow the cancellation by which kill() speaks.
+                async with asyncio.timeout(timeout_s):
+                    event = await self._events.get()
             except TimeoutError:
                 self._log("system", "worker did not end in its time to drain: killed")
                 return

@@ -162,7 +162,20 @@ class Node:
     def start(self, *, wait: bool = True) -> Node:
         self.started += 1
         self.home.mkdir(parents=True, exist_ok=True)
-        env = {
+        with self.log_path.open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "fleetstart.prefetcher"],
+                env=self.environment(),
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+        if wait:
+            wait_until(lambda: self._alive() and self.report() is not None, 30, what="lease of the node")
+            wait_until(lambda: self._alive() and self.warm(), 60, what="warm fork server")
+        return self
+
+    def environment(self) -> dict[str, str]:
+        return {
             **{name: value for name, value in os.environ.items() if not name.startswith("FS_")},
             "FS_HOME": str(self.home),
             "FS_REDIS_URL": self.server.url,
@@ -172,14 +185,6 @@ class Node:
             "FS_PARENT_DEATH": "1",
             **self.env,
         }
-        with self.log_path.open("ab") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "fleetstart.prefetcher"], env=env, stdout=log, stderr=subprocess.STDOUT
-            )
-        if wait:
-            wait_until(lambda: self._alive() and self.report() is not None, 30, what="lease of the node")
-            wait_until(lambda: self._alive() and self.warm(), 60, what="warm fork server")
-        return self
 
     def _alive(self) -> bool:
         assert self.process is not None

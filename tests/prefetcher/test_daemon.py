@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -400,6 +402,31 @@ def groups_of(epoch: str) -> list[str]:
     ]
 
 
+def test_a_daemon_dies_with_its_parent_if_told_to(node: Node) -> None:
+    node.kill()
+    code = "import subprocess, sys; print(subprocess.Popen([sys.executable, *sys.argv[1:]]).pid, flush=True); input()"
+    parent = subprocess.Popen(
+        [sys.executable, "-c", code, "-m", "fleetstart.prefetcher"],
+        env=node.environment(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+    assert parent.stdout is not None
+    assert parent.stdin is not None
+    pid = int(parent.stdout.readline())
+    wait_until(lambda: (report := node.report()) and report.pid == pid and report.profiles, 30, what="lease")
+    below = psutil.Process(pid).children(recursive=True)
+
+    parent.kill()
+
+    wait_until(lambda: not any(process.is_running() for process in below), what="its fork server and spares")
+    wait_until(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+    parent.wait()
+    parent.stdin.close()
+    parent.stdout.close()
+
+
 def test_an_order_of_an_earlier_epoch_is_refused(node: Node, store: Store) -> None:
     worker = node.order(spec_of(store.put_bundle({"handler.py": HELLO})), epoch="1.1.before")
 
@@ -415,7 +442,7 @@ def test_sigterm_ends_everything_in_order(node: Node, store: Store) -> None:
 
     assert node.stop() == 0
 
-    assert not any(process.is_running() for process in below)
+    wait_until(lambda: not any(process.is_running() for process in below), what="what it forked")
     assert node.report() is None
     assert node.client.exists(keys.observed(node.id)) == 0
     assert not groups_of(epoch)
