@@ -7,6 +7,7 @@ leaves behind can be told from what others on the machine do at the same time.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import os
 import shutil
@@ -216,8 +217,7 @@ class System:
         """All that name this system in their environment or command line: also those that lost their parent."""
         guard = self._guard.pid if self._guard is not None else 0
         mine = [process for process in _all_processes(str(self.home)) if process.pid not in (os.getpid(), guard)]
-        servers = {process.pid for process in mine if process.kind == "forkserver"}
-        return [_as_worker(process) if process.parent in servers else process for process in mine]
+        return _generations(mine)
 
     def of_kind(self, kind: str) -> list[Process]:
         return [process for process in self.processes() if process.kind == kind]
@@ -279,8 +279,16 @@ def running(*, env: Mapping[str, str] | None = None) -> Iterator[System]:
         system.close()
 
 
-def _as_worker(process: Process) -> Process:
-    return Process(process.pid, process.ticks, "worker", process.parent, process.profile)
+def _generations(processes: list[Process]) -> list[Process]:
+    """All that were forked by a fork server show its command line: its children are workers, theirs are `child`."""
+    forked = {process.pid: process.parent for process in processes if process.kind == "forkserver"}
+
+    def kind(process: Process) -> str:
+        if forked.get(process.pid) not in forked:
+            return process.kind
+        return "child" if forked[process.parent] in forked else "worker"
+
+    return [dataclasses.replace(process, kind=kind(process)) for process in processes]
 
 
 def _all_processes(home: str) -> Iterator[Process]:

@@ -1,0 +1,138 @@
+"""The world as a function sees it: its own files, its own processes, and nothing of the platform's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.e2e.systems import System
+
+PEEK = '''
+import ctypes, glob, os, socket
+from fleetstart.runtime import Scale, function
+
+FOLDERS = ("/", "/etc", "/usr", "/var", "/root", "/run", "/dev", "/proc", "/sys", "/sys/fs/cgroup")
+
+
+def tried(action):
+    """None if it worked, else what the kernel said."""
+    try:
+        action()
+    except OSError as error:
+        return type(error).__name__
+    return None
+
+
+def connect(path):
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.connect(path)
+
+
+def reach(host, port):
+    with socket.create_connection((host, port), timeout=2):
+        pass
+
+
+def writable(folder):
+    return tried(lambda: open(os.path.join(folder, "fs-was-here"), "w").close()) is None
+
+
+def status(name):
+    for line in open("/proc/self/status"):
+        if line.startswith(name + ":"):
+            return line.split(":")[1].strip()
+
+
+@function(memory="128MiB", scale=Scale(max=1, keep_alive_s=60))
+def peek(home: str, redis: str, port: int):
+    libc = ctypes.CDLL(None, use_errno=True)
+    return {
+        "home": tried(lambda: os.listdir(home)) or os.listdir(home),
+        "redis": tried(lambda: connect(redis)),
+        "gateway": tried(lambda: reach("127.0.0.1", port)),
+        "outside": tried(lambda: reach("192.0.2.1", 80)),
+        "interfaces": [name for _, name in socket.if_nameindex()],
+        "pids": sorted(int(name) for name in os.listdir("/proc") if name.isdecimal()),
+        "hostname": socket.gethostname(),
+        "writable": [folder for folder in (*FOLDERS, os.path.dirname(os.__file__)) if writable(folder)],
+        "bundle": writable(os.getcwd()),
+        "tmp": writable("/tmp"),
+        "shm": writable("/dev/shm"),
+        "capabilities": {name: status(name) for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")},
+        "no_new_privileges": status("NoNewPrivs"),
+        "seccomp": status("Seccomp"),
+        "mount": libc.mount(b"none", b"/tmp", b"tmpfs", 0, None),
+        "unshare": libc.unshare(0x10000000),
+        "ptrace": libc.ptrace(16, os.getppid(), 0, 0),
+        "environ": sorted(os.environ),
+        "descriptors": [os.readlink(path) for path in glob.glob("/proc/self/fd/*") if os.path.islink(path)],
+        "groups": [path for path in glob.glob("/sys/fs/cgroup/**/", recursive=True) if writable(path)],
+    }
+'''
+
+
+@pytest.fixture(scope="module")
+def seen(system: System) -> dict[str, Any]:
+    node = system.status().nodes[0]
+    if not node.isolation:
+        pytest.skip("this machine refuses namespaces: workers are plain processes, and the node says so")
+    system.deploy(PEEK, name="peek")
+    port = int(system.url.rpartition(":")[2])
+    return dict(
+        system.ok("peek", {"home": str(system.home), "redis": str(system.home / "run" / "redis.sock"), "port": port})
+    )
+
+
+def test_it_cannot_see_the_platforms_files(seen: dict[str, Any]) -> None:
+    assert seen["home"] in ("FileNotFoundError", "PermissionError", [])
+
+
+def test_it_cannot_reach_redis_the_gateway_or_the_network(seen: dict[str, Any]) -> None:
+    assert seen["redis"] is not None
+    assert seen["gateway"] is not None
+    assert seen["outside"] is not None
+    assert seen["interfaces"] == ["lo"]
+
+
+def test_it_sees_no_other_process(seen: dict[str, Any]) -> None:
+    assert seen["pids"] == [1]
+
+
+def test_it_writes_to_its_own_temporary_folders_alone(seen: dict[str, Any]) -> None:
+    assert seen["writable"] == []
+    assert seen["bundle"] is False
+    assert seen["tmp"] is True
+    assert seen["shm"] is True
+
+
+def test_it_has_no_capabilities_and_gets_none(seen: dict[str, Any]) -> None:
+    assert set(seen["capabilities"].values()) == {"0" * 16}
+    assert seen["no_new_privileges"] == "1"
+    assert seen["seccomp"] == "2"
+    assert (seen["mount"], seen["unshare"], seen["ptrace"]) == (-1, -1, -1)
+
+
+def test_its_environment_and_descriptors_tell_nothing(seen: dict[str, Any]) -> None:
+    assert not [name for name in seen["environ"] if name.startswith("FS_")]
+    allowed = ("socket:", "pipe:", "anon_inode:", "/dev/null", "/proc/")
+    assert not [target for target in seen["descriptors"] if not target.startswith(allowed)]
+    assert seen["groups"] == []
+
+
+def test_two_workers_see_nothing_of_each_other(system: System) -> None:
+    text = """
+    import os
+    from fleetstart.runtime import Scale, function
+
+    @function(memory="64MiB", scale=Scale(max=1, keep_alive_s=60))
+    def NAME(leave: bool = False):
+        if leave:
+            for folder in ("/tmp", "/dev/shm"):
+                open(folder + "/left", "w").write("here")
+        return [folder for folder in ("/tmp", "/dev/shm") if os.path.exists(folder + "/left")]
+    """
+    system.deploy(text.replace("NAME", "left"), name="left")
+    system.deploy(text.replace("NAME", "right"), name="right")
+    assert system.ok("left", {"leave": True}) == ["/tmp", "/dev/shm"]
+    assert system.ok("right") == []

@@ -1,0 +1,149 @@
+"""From zero and back: nothing runs and nothing is counted while nobody calls, and waking costs one fetch."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+
+from fleetstart.runtime.contract.ids import CheckpointId
+from fleetstart.runtime.contract.messages import SegmentReport
+from tests.e2e.checkpoints import write_safetensors
+from tests.e2e.systems import System
+from tests.servers import wait_until
+
+BRIEF = """
+import time
+from fleetstart.runtime import Scale, function
+
+@function(memory="64MiB", scale=Scale(max=1, keep_alive_s=1))
+def brief():
+    time.sleep(0.02)
+    return "awake"
+"""
+
+READER = """
+import time
+import torch
+from fleetstart.runtime import Scale, function
+
+@function(name="reader", weights="./weights", memory="512MiB", scale=Scale(max={most}, keep_alive_s={keep_alive_s}))
+class Reader:
+    def load(self, weights):
+        self.total = sum(float(tensor.double().sum()) for tensor in weights.values())
+
+    def __call__(self, nap_s: float = 0.0):
+        time.sleep(nap_s)
+        return self.total
+"""
+TENSORS, TENSOR_BYTES = 24, 1 << 20
+TOTAL = sum(range(TENSORS)) * (TENSOR_BYTES // 4)
+
+
+def start_of(response: httpx.Response) -> str:
+    assert response.status_code == 200, response.text
+    return response.headers["fs-start"]
+
+
+def workers(system: System, name: str) -> int:
+    return len(system.info(name).workers)
+
+
+def segments_of(system: System, checkpoint: CheckpointId | None) -> list[SegmentReport]:
+    return [segment for segment in system.status().nodes[0].segments if segment.checkpoint == checkpoint]
+
+
+def asleep(system: System, name: str) -> bool:
+    return workers(system, name) == 0
+
+
+def test_after_its_keep_alive_a_function_has_no_process_and_costs_nothing(system: System) -> None:
+    system.deploy(BRIEF, name="brief")
+    assert start_of(system.call("brief")) == "warm"
+    assert start_of(system.call("brief")) == "hot"
+    processes = system.worker_processes("brief")
+    assert len(processes) == 1
+    wait_until(lambda: asleep(system, "brief"), 10, what="brief asleep")
+    wait_until(lambda: not processes[0].alive, what="the end of its process")
+    wait_until(
+        lambda: {row.phase for row in system.phases("brief")} == {"start", "load", "execute", "idle"}, what="rows"
+    )
+    rows = system.phases("brief")
+    # Idle time was the platform's own wish: it stands in the ledger, and costs nothing.
+    assert sum(row.cost_nusd for row in rows) == 0
+    assert start_of(system.call("brief")) == "warm"
+    assert start_of(system.call("brief")) == "hot"
+    wait_until(lambda: asleep(system, "brief"), 10, what="brief asleep")
+    wait_until(lambda: len(system.phases("brief")) > len(rows), what="rows of its second life")
+    calls = [row for row in system.invocations() if row.function == "brief"]
+    assert sorted(row.start for row in calls) == ["hot", "hot", "warm", "warm"]
+
+
+def test_an_idle_function_adds_no_rows(system: System) -> None:
+    """Asserted over a time in which the meters of other functions have been flushed."""
+    system.deploy(BRIEF.replace("brief", "still"), name="still")
+    system.ok("still")
+    wait_until(lambda: asleep(system, "still"), 10, what="still asleep")
+    wait_until(lambda: "execute" in {row.phase for row in system.phases("still")}, what="its last rows")
+    before = system.usage("still")
+    others = len(system.ledger())
+    system.ok("well")
+    wait_until(lambda: len(system.ledger()) >= others + 1, what="another function's rows")
+    assert system.usage("still").lines == before.lines
+
+
+def test_ten_calls_to_a_cold_function_fetch_its_weights_once(system: System) -> None:
+    handler = system.source(READER.format(most=2, keep_alive_s=2), folder="reader")
+    write_safetensors(handler.parent / "weights" / "model.safetensors", tensors=TENSORS, tensor_bytes=TENSOR_BYTES)
+    system.deploy_file(handler)
+    read_before = _bytes_read(system)
+    with ThreadPoolExecutor(10) as pool:
+        responses = list(pool.map(lambda _: system.call("reader", {"nap_s": 0.05}), range(10)))
+    assert [response.json() for response in responses] == [TOTAL] * 10
+    assert "cold" in {start_of(response) for response in responses}
+    assert workers(system, "reader") <= 2
+    checkpoint = system.info("reader").spec.weights
+    segments = wait_until(lambda: segments_of(system, checkpoint), what="the segment in the node's report")
+    assert len(segments) == 1
+    wait_until(lambda: segments_of(system, checkpoint)[0].state == "ready", what="a ready segment")
+    (segment,) = segments_of(system, checkpoint)
+    assert segment.ready_bytes == segment.size_bytes
+    wait_until(lambda: system.phases("reader", "fetch"), what="a fetch in the ledger")
+    read = _bytes_read(system) - read_before
+    assert 1.0 <= read / (TENSORS * TENSOR_BYTES) < 1.2
+
+    # Asleep, its weights stay in the node's memory: the next wake is warm and fetches nothing.
+    wait_until(lambda: asleep(system, "reader"), 15, what="reader asleep")
+    fetches = len(system.phases("reader", "fetch"))
+    assert start_of(system.call("reader")) == "warm"
+    assert start_of(system.call("reader")) == "hot"
+    assert len(system.phases("reader", "fetch")) == fetches
+    assert (_bytes_read(system) - read_before) / (TENSORS * TENSOR_BYTES) < 1.3
+    system.fs("rm", "reader", "--yes")
+
+
+def test_more_calls_than_one_worker_takes_bring_more_workers_up_to_its_max(system: System) -> None:
+    text = """
+    import time
+    from fleetstart.runtime import Scale, function
+
+    @function(memory="64MiB", scale=Scale(max=3, keep_alive_s=1))
+    def crowd():
+        time.sleep(0.3)
+        return "done"
+    """
+    system.deploy(text, name="crowd")
+    with ThreadPoolExecutor(9) as pool:
+        answers = [pool.submit(system.ok, "crowd") for _ in range(9)]
+        wait_until(lambda: len(system.worker_processes("crowd")) == 3, what="three workers")
+        assert [answer.result() for answer in answers] == ["done"] * 9
+    rows = [row for row in system.phases("crowd", "start")]
+    assert len(rows) <= 3
+    wait_until(lambda: asleep(system, "crowd"), 15, what="crowd asleep")
+
+
+def _bytes_read(system: System) -> int:
+    """By the node so far, from files and pipes: what a fetch from the folder store is counted in."""
+    io = Path(f"/proc/{system.one('node').pid}/io").read_text()
+    return int(io.split()[1])
