@@ -1,0 +1,141 @@
+"""One suite over both stores: a folder, and a real HTTP S3 server. And the journal's takeover."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import sys
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from fleetstart.controller.folder_store import FolderStore
+from fleetstart.controller.journal import COMPACT_BYTES, Journal
+from fleetstart.controller.objects import ObjectStore, Upload
+from fleetstart.controller.s3_store import PART_BYTES, S3Store
+from fleetstart.runtime.contract.errors import InvalidInput, StoreFailed, TooLarge
+from fleetstart.runtime.contract.ids import FunctionName, InvocationId, Version
+from fleetstart.runtime.contract.ledger import InvocationRow
+from tests.servers import end, free_port, spawn, wait_until
+
+
+@pytest.fixture(params=["folder", "s3"])
+def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectStore]:
+    if request.param == "folder":
+        yield FolderStore(tmp_path / "store")
+        return
+    port = free_port()
+    (tmp_path / "s3").mkdir()
+    process = spawn(
+        [Path(sys.executable).parent / "localbucket", "--port", str(port), tmp_path / "s3"],
+        cwd=tmp_path,
+    )
+    try:
+        url = f"http://127.0.0.1:{port}"
+        wait_until(lambda: _answers(url), 20, what="S3 server")
+        for name, value in {
+            "AWS_ENDPOINT_URL": url, "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b",
+            "AWS_DEFAULT_REGION": "us-east-1",
+        }.items():  # fmt: skip
+            monkeypatch.setenv(name, value)
+        import boto3
+
+        boto3.client("s3").create_bucket(Bucket="bucket")
+        yield S3Store("bucket", "some/prefix")
+    finally:
+        end(process)
+
+
+def _answers(url: str) -> bool:
+    try:
+        return httpx.get(url, timeout=1).status_code < 500
+    except httpx.HTTPError:
+        return False
+
+
+def upload(key: str, data: bytes, *, fail_at: int | None = None) -> Upload:
+    async def chunks() -> AsyncIterator[bytes]:
+        for begin in range(0, len(data), 1 << 20):
+            if fail_at is not None and begin >= fail_at:
+                raise ConnectionError("the client left")
+            yield data[begin : begin + (1 << 20)]
+
+    return Upload(key, chunks())
+
+
+def key_of(data: bytes) -> str:
+    return f"bundles/{hashlib.sha256(data).hexdigest()}"
+
+
+@pytest.mark.parametrize("size_bytes", [0, 10, PART_BYTES, 2 * PART_BYTES + 3])
+def test_what_was_put_is_there(store: ObjectStore, size_bytes: int) -> None:
+    async def scenario() -> None:
+        data = b"x" * size_bytes
+        key = key_of(data)
+        assert await store.size(key) is None
+        assert await store.read(key, 100) is None
+        await store.put(key, upload(key, data))
+        assert await store.size(key) == size_bytes
+        assert await store.read(key, size_bytes) == data
+        if size_bytes:
+            with pytest.raises(TooLarge):
+                await store.read(key, size_bytes - 1)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("size_bytes", [10, 2 * PART_BYTES])
+def test_wrong_bytes_are_never_published(store: ObjectStore, size_bytes: int) -> None:
+    async def scenario() -> None:
+        key = key_of(b"others")
+        with pytest.raises(InvalidInput, match="digest"):
+            await store.put(key, upload(key, b"x" * size_bytes))
+        assert await store.size(key) is None
+
+    asyncio.run(scenario())
+
+
+def test_an_upload_that_breaks_off_leaves_nothing(store: ObjectStore) -> None:
+    async def scenario() -> None:
+        data = b"x" * (2 * PART_BYTES)
+        key = key_of(data)
+        with pytest.raises((ConnectionError, StoreFailed)):
+            await store.put(key, upload(key, data, fail_at=PART_BYTES + 1))
+        assert await store.size(key) is None
+
+    asyncio.run(scenario())
+
+
+def _row(name: str) -> InvocationRow:
+    return InvocationRow(
+        id=InvocationId(name), function=FunctionName("f"), version=Version(1), status=200, accepted_unix_ms=0,
+        queue_ms=0, billed_ms=1, memory_bytes=1, cost_nusd=1,
+    )  # fmt: skip
+
+
+def test_a_journal_is_taken_over_only_from_the_dead(tmp_path: Path) -> None:
+    first, second = Journal(tmp_path, "gw-1"), Journal(tmp_path, "gw-2")
+    first.append(_row("a"))
+    first.append(_row("b"))
+    assert list(second.recover()) == [], "its owner lives"
+    first.close()
+    with (tmp_path / "gw-1.rows").open("ab") as file:
+        file.write(b'{"torn')
+    assert [row.id for row in second.recover()] == ["a", "b"]
+    assert not (tmp_path / "gw-1.rows").exists()
+    second.close()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_journal_stays_small(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, "gw-1")
+    left = [_row("last")]
+    for i in range(2 * COMPACT_BYTES // 200):
+        journal.append(_row(f"row-{i}"))
+    journal.settle(lambda: left)
+    assert (tmp_path / "gw-1.rows").stat().st_size < 1000
+    journal.append(_row("next"))
+    journal.close()
+    assert [row.id for row in Journal(tmp_path, "gw-2").recover()] == ["last", "next"]
