@@ -1,0 +1,204 @@
+"""A real language model behind its URL: OpenAI's own client unchanged, the golden answers, the bill."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from fleetstart.runtime.contract.ledger import InvocationRow, cost_nusd, dollars
+from tests.e2e.systems import System
+from tests.servers import wait_until
+
+ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "examples" / "chat"
+GOLDEN = json.loads((ROOT / "tests" / "runtime" / "llm" / "golden.json").read_text())
+CASES = GOLDEN["cases"]
+SHORT = CASES[0]
+LIMIT_TOKENS = GOLDEN["max_new_tokens"]
+
+pytestmark = pytest.mark.timeout(240)
+
+
+@pytest.fixture(scope="module")
+def chat(system: System) -> System:
+    """The example as it is in the repository, deployed."""
+    if not (EXAMPLE / "weights" / "model.safetensors").exists():
+        if os.environ.get("CI"):
+            pytest.fail("examples/chat/weights is not there: `make models` makes it")
+        pytest.skip("examples/chat/weights is not there: `make models` makes it")
+    system.deploy_file(EXAMPLE / "handler.py", "--keep-alive", "600")
+    return system
+
+
+@pytest.fixture
+def client(chat: System) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{chat.url}/fn/chat/v1", api_key="none", max_retries=0, timeout=60) as client:
+        yield client
+
+
+def expected(case: dict[str, Any]) -> str:
+    return str(case["output_text"]).replace("<|im_end|>", "")
+
+
+def row_of(system: System, request: str) -> InvocationRow:
+    """The call's one row in the ledger, which is written a moment after its answer."""
+
+    def rows() -> list[InvocationRow]:
+        return [row for row in system.invocations() if row.id == request]
+
+    wait_until(rows, what=f"the row of {request}")
+    (row,) = rows()
+    return row
+
+
+def answered(client: openai.OpenAI, case: dict[str, Any]) -> tuple[str, str]:
+    """(text, why it ended) of a greedy answer."""
+    if case["kind"] == "chat":
+        said = client.chat.completions.create(
+            model="chat",
+            messages=[{"role": "user", "content": case["prompt"]}],
+            temperature=0,
+            max_completion_tokens=LIMIT_TOKENS,
+        )
+        return said.choices[0].message.content or "", said.choices[0].finish_reason
+    text = client.completions.create(model="chat", prompt=case["prompt"], temperature=0, max_tokens=LIMIT_TOKENS)
+    return text.choices[0].text, text.choices[0].finish_reason
+
+
+def test_its_first_call_is_cold_and_the_second_is_hot(chat: System) -> None:
+    """Runs first: the others find the model awake."""
+    body = {"messages": [{"role": "user", "content": SHORT["prompt"]}], "temperature": 0, "max_tokens": 8}
+    first = chat.call("chat", body, path="/v1/chat/completions", timeout_s=90)
+    assert first.status_code == 200, first.text
+    assert first.headers["fs-start"] == "cold"
+    phases = {entry.partition(";")[0].strip() for entry in first.headers["server-timing"].split(",")}
+    assert {"queue", "place", "start", "fetch", "load", "execute"} <= phases
+    second = chat.call("chat", body, path="/v1/chat/completions")
+    assert second.headers["fs-start"] == "hot"
+    for response in (first, second):
+        assert response.headers["fs-version"] == str(chat.info("chat").version)
+        assert response.headers["x-request-id"].startswith("inv-")
+        row = row_of(chat, response.headers["x-request-id"])
+        assert (row.status, row.start) == (200, response.headers["fs-start"])
+        assert int(response.headers["fs-billed-ms"]) == row.billed_ms
+        memory_bytes = chat.info("chat").spec.memory_bytes
+        assert row.cost_nusd == cost_nusd(row.billed_ms, memory_bytes, row.rate_nusd_per_gib_s)
+        assert response.headers["fs-cost"] == dollars(row.cost_nusd)
+    assert int(first.headers["fs-billed-ms"]) < first.elapsed.total_seconds() * 1000
+
+
+@pytest.mark.parametrize("case", [CASES[0], CASES[8]], ids=["chat", "raw"])
+def test_one_call_alone_gives_the_golden_answer(client: openai.OpenAI, case: dict[str, Any]) -> None:
+    assert answered(client, case) == (expected(case), "stop" if case["finished"] else "length")
+
+
+def test_eight_calls_at_a_time_give_all_golden_answers(client: openai.OpenAI) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda case: answered(client, case), CASES))
+    assert answers == [(expected(case), "stop" if case["finished"] else "length") for case in CASES]
+
+
+def test_the_client_streams_and_is_told_how_much_was_used(client: openai.OpenAI) -> None:
+    stream = client.chat.completions.create(
+        model="chat",
+        messages=[{"role": "user", "content": SHORT["prompt"]}],
+        temperature=0,
+        max_completion_tokens=LIMIT_TOKENS,
+        stream=True,
+        stream_options={"include_usage": True},
+    )
+    chunks = list(stream)
+    texts = [chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices]
+    assert "".join(texts) == expected(SHORT)
+    assert len([text for text in texts if text]) > 3  # it came in pieces
+    assert [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices][-1] == "stop"
+    usage = chunks[-1].usage
+    assert usage is not None
+    assert usage.prompt_tokens == len(SHORT["prompt_ids"])
+    assert usage.completion_tokens == len(SHORT["output_ids"])
+
+
+def test_a_stream_closes_with_the_bill(chat: System) -> None:
+    body = {"prompt": "The three states of matter are", "max_tokens": 8, "temperature": 0, "stream": True}
+    with chat.http.stream("POST", "/fn/chat/v1/completions", json=body) as response:
+        assert response.headers["content-type"].startswith("text/event-stream")
+        events = [event for event in "".join(response.iter_text()).split("\n\n") if event]
+        request = response.headers["x-request-id"]
+    assert "data: [DONE]" in events
+    name, _, data = events[-1].partition("\n")
+    assert name == "event: fleetstart"
+    bill = json.loads(data.removeprefix("data: "))
+    assert bill["request_id"] == request
+    row = row_of(chat, request)
+    assert (bill["billed_ms"], bill["cost"]) == (row.billed_ms, dollars(row.cost_nusd))
+
+
+def test_the_models_that_it_lists(client: openai.OpenAI) -> None:
+    assert [model.id for model in client.models.list()] == ["chat"]
+    assert client.models.retrieve("chat").id == "chat"
+
+
+def test_the_client_gets_openais_errors(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(model="chat", messages=[])
+    assert "messages" in str(caught.value)
+    with pytest.raises(openai.NotFoundError):
+        client.chat.completions.create(model="another", messages=[{"role": "user", "content": "hi"}])
+    long = "word " * 10_000
+    with pytest.raises(openai.BadRequestError) as too_long:
+        client.completions.create(model="chat", prompt=long, max_tokens=1)
+    assert "token" in str(too_long.value)
+
+
+def test_a_client_that_leaves_frees_its_place(chat: System) -> None:
+    """Its stream would have taken minutes; the next ones get the whole engine."""
+    body = {"prompt": "Once upon a time", "max_tokens": 1500, "temperature": 0, "stream": True}
+    with chat.http.stream("POST", "/fn/chat/v1/completions", json=body) as response:
+        request = response.headers["x-request-id"]
+        next(response.iter_lines())
+    assert row_of(chat, request).status == 499
+    wait_until(lambda: chat.info("chat").running == 0, what="a free engine")
+
+
+def test_curl_streams(chat: System) -> None:
+    curl = shutil.which("curl")
+    if curl is None:
+        pytest.skip("no curl on this machine")
+    body = json.dumps(
+        {"messages": [{"role": "user", "content": SHORT["prompt"]}], "temperature": 0, "stream": True, "max_tokens": 20}
+    )
+    argv = [curl, "-sS", "-N", f"{chat.url}/fn/chat/v1/chat/completions", "-H", "content-type: application/json"]
+    done = subprocess.run([*argv, "-d", body], capture_output=True, text=True, timeout=60, check=True)
+    chunks = [line.removeprefix("data: ") for line in done.stdout.splitlines() if line.startswith('data: {"id"')]
+    texts = [json.loads(chunk)["choices"][0]["delta"].get("content", "") for chunk in chunks]
+    assert "".join(texts) == expected(SHORT)
+
+
+def test_fs_invoke_streams_text(chat: System) -> None:
+    body = json.dumps({"messages": [{"role": "user", "content": SHORT["prompt"]}], "temperature": 0, "max_tokens": 20})
+    ran = chat.fs("invoke", "chat", body, "--path", "/v1/chat/completions", "--stream")
+    assert ran.out.strip() == expected(SHORT)
+    assert "billed" in ran.err
+    assert "$" in ran.err
+
+
+def test_another_version_with_the_same_weights_sends_nothing_and_wakes_warm(chat: System) -> None:
+    ran = chat.fs("deploy", str(EXAMPLE / "handler.py"), "--keep-alive", "2")
+    assert "in the store already" in ran.err
+    body = {"prompt": "The three states of matter are", "max_tokens": 4, "temperature": 0}
+    response = chat.call("chat", body, path="/v1/completions", timeout_s=90)
+    assert response.status_code == 200, response.text
+    assert response.headers["fs-start"] == "warm"
+    wait_until(lambda: not chat.info("chat").workers, 20, what="chat asleep")
+    again = chat.call("chat", body, path="/v1/completions", timeout_s=90)
+    assert again.headers["fs-start"] == "warm"
+    assert again.json()["choices"][0]["text"] == response.json()["choices"][0]["text"]
