@@ -1,0 +1,180 @@
+"""Simulated minutes of a cluster: the view and `now` in, orders out; no Redis, no processes."""
+
+from __future__ import annotations
+
+from fleetstart.controller.reconcile import Reconciler, Step
+from fleetstart.controller.records import FunctionRecord, VersionKey, VersionRecord
+from fleetstart.controller.view import NodeSeen, View
+from fleetstart.runtime.contract.clock import ManualClock
+from fleetstart.runtime.contract.errors import ErrorInfo
+from fleetstart.runtime.contract.function import MIB, FunctionSpec, Scale
+from fleetstart.runtime.contract.ids import FunctionName, NodeId, Version, WorkerId
+from fleetstart.runtime.contract.messages import FunctionLoad, GatewayReport, NodeReport, WorkerState, WorkerStatus
+from tests.controller.test_autoscale import spec
+
+F = FunctionName("f")
+
+
+class Cluster:
+    """A world in which orders are obeyed when the test says so."""
+
+    def __init__(self, nodes: int = 1, memory_mib: int = 4096) -> None:
+        self.clock = ManualClock()
+        self.view = View()
+        self.view.synced = True
+        self.reconciler = Reconciler()
+        for i in range(nodes):
+            name = NodeId(f"n{i}")
+            self.view.nodes[name] = NodeSeen(
+                NodeReport(node=name, epoch="e", address="", memory_bytes=memory_mib * MIB, memory_used_bytes=0, cpus=1)
+            )
+
+    def deploy(self, version: int = 1, **fields: object) -> FunctionSpec:
+        deployed = spec(**fields)
+        self.view.functions[F] = FunctionRecord(name=F, live=Version(version), deployed_unix_ms=0)
+        self.view.versions[VersionKey(F, Version(version))] = VersionRecord(
+            version=Version(version), digest="", spec=deployed, segment_bytes=0, created_unix_ms=0
+        )
+        return deployed
+
+    def load(self, queued: int, running: int = 0, version: int = 1) -> None:
+        loads = {f"f@{version}": FunctionLoad(queued, running)} if queued or running else {}
+        self.view.put_gateway(GatewayReport(gateway="g", loads=loads), self.clock.monotonic_ns())
+
+    def step(self) -> Step:
+        step = self.reconciler.step(self.view, now_ns=self.clock.monotonic_ns(), now_unix_ns=self.clock.unix_ns())
+        for key, failure in step.failures:
+            if failure is None:
+                self.view.failures.pop(key, None)
+            else:
+                self.view.failures[key] = failure
+        for order in step.orders:
+            self.view.put_order(order)
+        for order in step.taken_back:
+            self.view.drop_order(order.worker)
+        return step
+
+    def obey(self, state: WorkerState = "ready", error: ErrorInfo | None = None) -> None:
+        for order in self.view.orders.values():
+            wanted: WorkerState = state if order.wanted == "run" else "gone"
+            self.view.put_status(
+                WorkerStatus(
+                    worker=order.worker,
+                    node=order.node,
+                    function=F,
+                    version=order.version,
+                    state=wanted,
+                    error=error,
+                    changed_unix_ns=self.clock.unix_ns(),
+                )
+            )
+
+    def workers(self) -> list[WorkerId]:
+        return [order.worker for order in self.view.orders.values() if order.wanted == "run"]
+
+
+def test_demand_orders_workers_once_and_idleness_sends_them_away() -> None:
+    cluster = Cluster()
+    cluster.deploy(scale=Scale(max=3, keep_alive_s=60))
+    assert not cluster.step().orders
+    cluster.load(5)
+    assert len(cluster.step().orders) == 3
+    assert not cluster.step().orders, "what is ordered is not ordered again"
+    cluster.obey()
+    cluster.load(0)
+    for _ in range(59):
+        cluster.clock.advance(1)
+        assert not cluster.step().orders
+    cluster.clock.advance(61)
+    assert {order.wanted for order in cluster.step().orders} == {"drain"}
+    cluster.obey()
+    cluster.step()
+    assert not cluster.view.orders
+
+
+def test_workers_are_spread_and_memory_is_not_promised_twice() -> None:
+    cluster = Cluster(nodes=2, memory_mib=1100)
+    cluster.deploy(scale=Scale(max=8))
+    cluster.load(8)
+    step = cluster.step()
+    assert sorted(order.node for order in step.orders) == ["n0", "n0", "n1", "n1"]
+    assert step.unplaced
+
+
+def test_a_new_version_takes_over_and_the_old_one_is_drained_when_its_calls_have_ended() -> None:
+    cluster = Cluster()
+    cluster.deploy()
+    cluster.load(0, running=1)
+    cluster.step()
+    cluster.obey()
+    cluster.deploy(version=2, env={"A": "1"})
+    assert not cluster.step().orders, "the old version has a call"
+    cluster.load(0)
+    assert [(order.version, order.wanted) for order in cluster.step().orders] == [(1, "drain")]
+
+
+def test_a_dead_nodes_workers_are_replaced_elsewhere() -> None:
+    cluster = Cluster(nodes=2)
+    cluster.deploy()
+    cluster.load(1)
+    first = cluster.step().orders[0]
+    cluster.obey()
+    cluster.view.nodes[first.node].absent_since_ns = cluster.clock.monotonic_ns()
+    cluster.clock.advance(1)
+    assert not cluster.step().orders, "one missed renewal is no death"
+    cluster.clock.advance(1.5)
+    step = cluster.step()
+    assert [order.worker for order in step.taken_back] == [first.worker]
+    assert step.orders[0].node != first.node
+
+
+def test_a_restarted_daemon_gets_new_orders() -> None:
+    cluster = Cluster()
+    cluster.deploy()
+    cluster.load(1)
+    first = cluster.step().orders[0]
+    seen = cluster.view.nodes[first.node]
+    seen.report = NodeReport(
+        node=first.node, epoch="e2", address="", memory_bytes=seen.report.memory_bytes, memory_used_bytes=0, cpus=1
+    )
+    step = cluster.step()
+    assert [order.worker for order in step.taken_back] == [first.worker]
+    assert step.orders[0].epoch == "e2"
+
+
+def test_a_broken_version_costs_nothing_until_somebody_calls_after_a_minute() -> None:
+    cluster = Cluster()
+    cluster.deploy(scale=Scale(keep_alive_s=600))
+    cluster.load(1)
+    starts = 0
+    for _ in range(50):
+        starts += sum(order.wanted == "run" for order in cluster.step().orders)
+        cluster.obey("failed", ErrorInfo(code="start_failed", message="boom"))
+        cluster.clock.advance(1)
+    assert starts == 3
+    cluster.load(0)
+    for _ in range(300):
+        cluster.clock.advance(1)
+        assert not cluster.step().orders, "nobody calls"
+    cluster.load(1)
+    assert len(cluster.step().orders) == 1
+    cluster.clock.advance(1)
+    cluster.obey()
+    cluster.step()
+    assert not cluster.view.failures
+
+
+def test_a_change_of_scheduler_keeps_warm_workers() -> None:
+    cluster = Cluster()
+    cluster.deploy(scale=Scale(keep_alive_s=60))
+    cluster.load(2)
+    cluster.step()
+    cluster.obey()
+    cluster.load(0)
+    cluster.clock.advance(30)
+    cluster.reconciler = Reconciler()
+    assert not cluster.step().orders
+    cluster.clock.advance(59)
+    assert not cluster.step().orders
+    cluster.clock.advance(2)
+    assert len(cluster.step().orders) == 2
