@@ -90,11 +90,15 @@ class Weights(Mapping[str, "torch.Tensor"]):
 
     def file(self, name: str) -> bytes:
         """A file's bytes, once they are there."""
+        return bytes(self.file_view(name))
+
+    def file_view(self, name: str) -> memoryview:
+        """The same where it lies, read-only; it keeps the memory alive."""
         entry: FileEntry | None = self.manifest.files.get(name)
         if entry is None:
             raise KeyError(_unknown("file", name, self.manifest.files))
         self._wait(name, entry.offset, entry.size_bytes)
-        return bytes(self._region.view(entry.offset, entry.size_bytes))
+        return self._region.view(entry.offset, entry.size_bytes)
 
     def wait(self) -> None:
         """Returns when every chunk is there."""

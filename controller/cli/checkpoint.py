@@ -88,7 +88,7 @@ def read_data(part: PartPlan) -> Iterator[bytes]:
         streams: dict[Path, BinaryIO] = {}
         for piece in part.pieces:
             if piece.file is None:
-                yield bytes(piece.size_bytes)
+                yield bytes(piece.size_bytes) if piece.made is None else piece.made
                 continue
             if piece.file not in streams:
                 streams[piece.file] = stack.enter_context(piece.file.open("rb", buffering=0))

@@ -44,11 +44,12 @@ _BEFORE = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """Bytes of a part that come from one place; zeros if there is no file."""
+    """Bytes of a part that come from one place: a file, or memory, or zeros if there is neither."""
 
     file: Path | None
     file_offset: int
     size_bytes: int
+    made: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,7 +167,9 @@ class _Layout:
             table[item.name] = self._place(item, end)
             offset = item.offset if isinstance(item, StoredTensor) else 0
             if item.size_bytes:
-                pieces.append(Piece(file=item.file, file_offset=offset, size_bytes=item.size_bytes))
+                made = item.made if isinstance(item, SmallFile) else None
+                file = item.file if made is None else None
+                pieces.append(Piece(file=file, file_offset=offset, size_bytes=item.size_bytes, made=made))
             end += item.size_bytes
         number = len(self.parts) + 1
         self.parts.append(

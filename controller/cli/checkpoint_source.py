@@ -11,6 +11,8 @@ from typing import Any
 import msgspec
 
 from fleetstart.controller.cli.safetensors_header import PICKLE_SUFFIXES, StoredTensor, read_header, refuse_pickle
+from fleetstart.controller.cli.token_table import build_table
+from fleetstart.runtime.contract import token_table
 from fleetstart.runtime.contract.errors import CheckpointInvalid, WeightsMissing
 from fleetstart.runtime.contract.function import MIB
 
@@ -26,7 +28,10 @@ _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 class SmallFile:
     name: str
     file: Path
+    """What it is, or was made from."""
     size_bytes: int
+    made: bytes | None = None
+    """Its bytes, if it is no file of the user's but was made for the checkpoint."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +55,8 @@ def read_source(weights: Path) -> Source:
         return Source(tensors=_unique(read_header(weights)), files=())
     shards = _shards(weights)
     tensors = _unique(tensor for shard in shards for tensor in read_header(shard))
-    return Source(tensors=tensors, files=tuple(_small_files(weights, tensors)))
+    files = _small_files(weights, tensors)
+    return Source(tensors=tensors, files=(*files, *_made_files(files)))
 
 
 def _shards(folder: Path) -> list[Path]:
@@ -87,6 +93,15 @@ def _unique(tensors: Iterable[StoredTensor]) -> tuple[StoredTensor, ...]:
             raise CheckpointInvalid(f"tensor {tensor.name!r} is in {seen[tensor.name].file} and in {tensor.file}")
         seen[tensor.name] = tensor
     return tuple(seen.values())
+
+
+def _made_files(files: Iterable[SmallFile]) -> list[SmallFile]:
+    """What workers read in place of files that are slow to parse."""
+    made = []
+    for file in files:
+        if file.name == "tokenizer.json" and (table := build_table(file.file.read_bytes())) is not None:
+            made.append(SmallFile(name=token_table.FILE, file=file.file, size_bytes=len(table), made=table))
+    return made
 
 
 def _small_files(folder: Path, tensors: Iterable[StoredTensor]) -> list[SmallFile]:

@@ -18,7 +18,7 @@ from fleetstart.runtime.llm.batch import Batch
 from fleetstart.runtime.llm.sampler import SamplerState, SamplingParams, sample
 from fleetstart.runtime.llm.scheduler import Chunk, Scheduler, Sequence
 from fleetstart.runtime.llm.stops import StopMatcher
-from fleetstart.runtime.llm.tokenizer import Detokenizer, Tokenizer
+from fleetstart.runtime.llm.tokenizer import Detokenizer, Vocabulary
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ class _Active:
 class Engine:
     """Not thread-safe, except `check`, which reads what never changes."""
 
-    def __init__(self, decoder: Decoder, scheduler: Scheduler, tokenizer: Tokenizer, eos_ids: frozenset[int]) -> None:
+    def __init__(self, decoder: Decoder, scheduler: Scheduler, tokenizer: Vocabulary, eos_ids: frozenset[int]) -> None:
         self._decoder = decoder
         self.scheduler = scheduler
         self._tokenizer = tokenizer

@@ -1,10 +1,11 @@
 """From a checkpoint and settings to an engine that is ready: which decoder, how many blocks, in what order.
 
-The tokenizer takes longer to parse than weights take to bind, so it is parsed in a thread beside them.
+The arithmetic's side and the text's side are independent: neither waits for the other.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 import torch
 
+from fleetstart.runtime.contract import token_table
 from fleetstart.runtime.contract.errors import CheckpointInvalid, InvalidSpec
 from fleetstart.runtime.contract.function import LLMSettings
 from fleetstart.runtime.llm.blocks import BlockPool
@@ -23,7 +25,8 @@ from fleetstart.runtime.llm.layers import gather
 from fleetstart.runtime.llm.native_decoder import NativeDecoder, runs_natively
 from fleetstart.runtime.llm.sampler import SamplingParams
 from fleetstart.runtime.llm.scheduler import Scheduler
-from fleetstart.runtime.llm.tokenizer import ChatTemplate, Tokenizer, read_chat_template
+from fleetstart.runtime.llm.token_table import TableTokenizer
+from fleetstart.runtime.llm.tokenizer import ChatTemplate, Tokenizer, Vocabulary, read_chat_template
 from fleetstart.runtime.llm.torch_decoder import TorchDecoder
 from fleetstart.runtime.llm.weights import Weights, optional_file
 
@@ -43,7 +46,7 @@ class Model:
     """A model ready to serve, and what the server must know of it."""
 
     engine: Engine
-    tokenizer: Tokenizer
+    tokenizer: Vocabulary
     chat_template: ChatTemplate | None
     vocab_size: int
     sampling: SamplingParams
@@ -52,7 +55,7 @@ class Model:
 
 def load_model(weights: Weights, settings: LLMSettings, *, threads: int, device: str = "auto") -> Model:
     """Errors: CheckpointInvalid, InvalidSpec if the KV memory holds not even a few tokens."""
-    parsing = _Beside(lambda: Tokenizer(_required_file(weights, "tokenizer.json")))
+    parsing = _tokenizer(weights)
     generation = optional_file(weights, "generation_config.json")
     config = read_config(_required_file(weights, "config.json"), generation)
     chosen = _device(device)
@@ -68,7 +71,7 @@ def load_model(weights: Weights, settings: LLMSettings, *, threads: int, device:
     template = read_chat_template(
         optional_file(weights, "tokenizer_config.json"), optional_file(weights, "chat_template.jinja")
     )
-    tokenizer = parsing.result()
+    tokenizer = parsing.result() if isinstance(parsing, _Beside) else parsing
     return Model(
         engine=Engine(decoder, scheduler, tokenizer, config.eos_ids),
         tokenizer=tokenizer,
@@ -76,6 +79,17 @@ def load_model(weights: Weights, settings: LLMSettings, *, threads: int, device:
         vocab_size=config.vocab_size,
         sampling=default_sampling(generation),
     )
+
+
+def _tokenizer(weights: Weights) -> Vocabulary | _Beside[Vocabulary]:
+    """At once where the checkpoint has a table. Otherwise the vocabulary is parsed, which takes longer than weights
+    take to bind, and so is begun in a thread beside them."""
+
+    def parse() -> Vocabulary:
+        return Tokenizer(_required_file(weights, "tokenizer.json"))
+
+    table = optional_file(weights, token_table.FILE)
+    return _Beside(parse) if table is None else TableTokenizer(memoryview(table), functools.cache(parse))
 
 
 def _decoder(

@@ -6,7 +6,7 @@ checkpoint's own Jinja template in a sandbox, since a checkpoint may come from a
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 import tokenizers
@@ -18,6 +18,17 @@ from fleetstart.runtime.contract.errors import CheckpointInvalid, InvalidInput
 REPLACEMENT = "�"
 MAX_HELD_TOKENS = 4
 """A character has four bytes at most and a token at least one: after so many, what is no character yet is none."""
+
+
+class Vocabulary(Protocol):
+    """Text to tokens and back: `Tokenizer`, or `TableTokenizer` where the checkpoint has a table."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]: ...
+
+    def decode(self, tokens: list[int], *, skip_special: bool = True) -> str: ...
 
 
 class Tokenizer:
@@ -46,7 +57,7 @@ class Detokenizer:
     after a few shown ones and the common beginning is taken away.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Vocabulary) -> None:
         self._tokenizer = tokenizer
         self._tokens: list[int] = []
         self._context = 0

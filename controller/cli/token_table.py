@@ -1,0 +1,159 @@
+"""Makes the token table of a tokenizer.json (layout: `runtime.contract.token_table`).
+
+Only of tokenizers that a table can stand for exactly: byte-level BPE over text as it is. Any other one, and one that
+cannot be read, gets none; the worker then parses tokenizer.json, as it would have done anyway.
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from typing import Any
+
+import msgspec
+
+from fleetstart.runtime.contract.token_table import (
+    EMPTY,
+    HEAD,
+    MAGIC,
+    PIECE,
+    AddedToken,
+    RestOfTokenizer,
+    first_slot,
+)
+
+SPLITTERS = frozenset(("Digits", "Split"))
+"""Pre-tokenizers that may stand before ByteLevel: they cut text and leave it as it is."""
+TOKENS_MAX = 1 << 22
+
+
+def build_table(tokenizer_json: bytes) -> bytes | None:
+    """The table's bytes, equal for equal tokenizers; None if this one needs the library."""
+    try:
+        whole = msgspec.json.decode(tokenizer_json, type=dict[str, Any])
+        if not _is_plain(whole):
+            return None
+        return _table(whole)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, LookupError, TypeError, ValueError):
+        return None
+
+
+def _is_plain(whole: dict[str, Any]) -> bool:
+    model = whole["model"]
+    return (
+        whole.get("normalizer") is None
+        and whole.get("truncation") is None
+        and whole.get("padding") is None
+        and _cuts_only(whole["pre_tokenizer"])
+        and whole["decoder"]["type"] == "ByteLevel"
+        and _adds_known(whole.get("post_processor"), whole.get("added_tokens") or [])
+        and model["type"] == "BPE"
+        and not any(model.get(name) for name in ("dropout", "continuing_subword_prefix", "end_of_word_suffix"))
+        and not any(model.get(name) for name in ("byte_fallback", "ignore_merges", "fuse_unk"))
+    )
+
+
+def _cuts_only(pre_tokenizer: dict[str, Any]) -> bool:
+    steps = pre_tokenizer["pretokenizers"] if pre_tokenizer["type"] == "Sequence" else [pre_tokenizer]
+    *before, last = steps
+    return (
+        last["type"] == "ByteLevel"
+        and not last.get("add_prefix_space")
+        and all(step["type"] in SPLITTERS for step in before)
+    )
+
+
+def _adds_known(post_processor: dict[str, Any] | None, added: list[dict[str, Any]]) -> bool:
+    """Whether what it puts around a text are added tokens, which keep their ids."""
+    if post_processor is None:
+        return True
+    if post_processor["type"] != "TemplateProcessing":
+        return False
+    ids = {token["content"]: token["id"] for token in added}
+    return all(
+        len(token["ids"]) == len(token["tokens"])
+        and all(ids.get(content) == id for content, id in zip(token["tokens"], token["ids"], strict=True))
+        for token in post_processor["special_tokens"].values()
+    )
+
+
+def _table(whole: dict[str, Any]) -> bytes:
+    vocabulary: dict[str, int] = whole["model"]["vocab"]
+    merges = [_pair(merge) for merge in whole["model"]["merges"]]
+    added = whole.get("added_tokens") or []
+    count = max([*vocabulary.values(), *(token["id"] for token in added)]) + 1
+    texts = [""] * count
+    for token in added:
+        texts[token["id"]] = token["content"]
+    for text, id in vocabulary.items():
+        if id < 0 or not text or count > TOKENS_MAX:
+            raise ValueError(f"token {text!r} has id {id}")
+        texts[id] = text
+    unknown = whole["model"].get("unk_token")
+    missing = EMPTY if unknown is None else vocabulary[unknown]
+    symbols = array("I", (vocabulary.get(letter, missing) for letter in byte_letters()))
+    slots = _merge_slots(merges, vocabulary)
+    offsets, joined = _joined(texts)
+    rest = msgspec.json.encode(_rest(whole, added), order="deterministic")
+    head = HEAD.pack(MAGIC, count, len(slots) // 4, len(joined), len(rest), 0)
+    return b"".join((head, _little(symbols), _little(offsets), _little(slots), joined, rest))
+
+
+def _pair(merge: Any) -> tuple[str, str]:
+    """Older files write a merge as one text with a space between."""
+    left, right = merge.split(" ") if isinstance(merge, str) else merge
+    return left, right
+
+
+def _merge_slots(merges: list[tuple[str, str]], vocabulary: dict[str, int]) -> array[int]:
+    """At most half full, so that a search looks at two slots or so."""
+    count = 1 << max(4, (2 * len(merges)).bit_length())
+    slots = array("I", [EMPTY]) * (4 * count)
+    mask = count - 1
+    for rank, (left_text, right_text) in enumerate(merges):
+        left, right, merged = vocabulary[left_text], vocabulary[right_text], vocabulary[left_text + right_text]
+        slot = first_slot(left, right, mask)
+        while slots[4 * slot] != EMPTY:
+            if slots[4 * slot] == left and slots[4 * slot + 1] == right:
+                raise ValueError(f"the merge of {left_text!r} and {right_text!r} stands twice")
+            slot = (slot + 1) & mask
+        slots[4 * slot : 4 * slot + 4] = array("I", (left, right, rank, merged))
+    return slots
+
+
+def _joined(texts: list[str]) -> tuple[array[int], bytes]:
+    offsets = array("I", [0])
+    parts = []
+    end = 0
+    for text in texts:
+        part = text.encode()
+        parts.append(part)
+        end += len(part)
+        offsets.append(end)
+    return offsets, b"".join(parts)
+
+
+def _rest(whole: dict[str, Any], added: list[dict[str, Any]]) -> RestOfTokenizer:
+    """Added tokens are numbered anew, after PIECE: the library insists on ids without gaps."""
+    numbered = [{**token, "id": number} for number, token in enumerate(added, start=1)]
+    model = {"type": "WordLevel", "vocab": {PIECE: 0}, "unk_token": PIECE}
+    tokenizer = {**whole, "model": model, "added_tokens": numbered}
+    ids = {token["content"]: AddedToken(token["id"], bool(token.get("special"))) for token in added}
+    if PIECE in ids or len(ids) != len(added):
+        raise ValueError("an added token stands twice")
+    return RestOfTokenizer(tokenizer=tokenizer, added=ids)
+
+
+def byte_letters() -> list[str]:
+    """How byte-level vocabularies write each byte: printable ones as themselves, the others from U+0100 on."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = (byte for byte in range(256) if byte not in printable)
+    moved = {byte: 0x100 + number for number, byte in enumerate(others)}
+    return [chr(moved.get(byte, byte)) for byte in range(256)]
+
+
+def _little(values: array[int]) -> bytes:
+    assert values.itemsize == 4
+    if sys.byteorder == "big":
+        values.byteswap()
+    return values.tobytes()
