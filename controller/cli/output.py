@@ -108,8 +108,3 @@ def age(seconds: float) -> str:
         if seconds < limit:
             return f"{int(seconds // length)}{unit}"
     return f"{int(seconds // 86_400)}d"
-
-
-def draw(text: str) -> None:
-    """Replaces the line that the cursor is on, on a terminal."""
-    click.echo(f"\r\x1b[K{text}", nl=False, err=True)

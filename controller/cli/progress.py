@@ -4,40 +4,56 @@ from __future__ import annotations
 
 import time
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from fleetstart.controller.cli import output
 
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
 LINE_EVERY_S = 5.0
-BAR_EVERY_S = 0.1
-BAR_WIDTH = 30
 
 
 class Bar:
-    """Called with what is done, bytes done and bytes in all; clears its line at the end."""
+    """Called with what is done, bytes done and bytes in all; its line is gone at the end."""
 
     def __init__(self, label: str, *, live: bool) -> None:
         self._label = label
-        self._live = live
-        self._next_s = time.monotonic() + (0 if live else LINE_EVERY_S)
-        self._drawn = False
+        self._next_s = time.monotonic() + LINE_EVERY_S
+        self._bar: Progress | None = _bar() if live else None
+        self._task: TaskID | None = None
 
     def __enter__(self) -> Bar:
+        if self._bar is not None:
+            self._bar.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        if self._drawn:
-            output.draw("")
+        if self._bar is not None:
+            self._bar.stop()
 
     def __call__(self, what: str, done: int, total: int) -> None:
-        now_s = time.monotonic()
-        if now_s < self._next_s:
-            return
-        self._next_s = now_s + (BAR_EVERY_S if self._live else LINE_EVERY_S)
-        share = done / total if total else 1.0
-        text = f"{self._label}: {what} {share:4.0%} of {output.size(total)}"
-        if self._live:
-            filled = round(share * BAR_WIDTH)
-            output.draw(f"{'█' * filled}{'░' * (BAR_WIDTH - filled)} {text}")
-            self._drawn = True
-        else:
-            output.say(text)
+        text = f"{self._label}: {what}"
+        if self._bar is not None:
+            if self._task is None:
+                self._task = self._bar.add_task(text)
+            self._bar.update(self._task, description=text, completed=done, total=total)
+        elif time.monotonic() >= self._next_s:
+            self._next_s = time.monotonic() + LINE_EVERY_S
+            share = done / total if total else 1.0
+            output.say(f"{text} {share:4.0%} of {output.size(total)}")
+
+
+def _bar() -> Progress:
+    """rich is imported here: most commands end without it."""
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(binary_units=True),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
+    return Progress(*columns, console=Console(stderr=True), transient=True)

