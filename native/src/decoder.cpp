@@ -26,10 +26,6 @@ void require_shape(const Matrix& matrix, std::size_t rows, std::size_t columns, 
 
 std::size_t round_up(std::size_t count, std::size_t to) { return (count + to - 1) / to * to; }
 
-void make_room(std::vector<float>& buffer, std::size_t count) {
-  if (buffer.size() < count) buffer.resize(count);
-}
-
 }  // namespace
 
 LazyMemory::LazyMemory(std::size_t size_bytes) : size_bytes_(size_bytes) {
@@ -37,6 +33,14 @@ LazyMemory::LazyMemory(std::size_t size_bytes) : size_bytes_(size_bytes) {
       mmap(nullptr, size_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (mapped == MAP_FAILED) throw std::bad_alloc();
   data_ = static_cast<std::byte*>(mapped);
+}
+
+void Floats::make_room(std::size_t count) {
+  if (count <= count_) return;
+  constexpr std::size_t kLine = 64;
+  data_.reset(static_cast<float*>(std::aligned_alloc(kLine, round_up(count * sizeof(float), kLine))));
+  count_ = data_ == nullptr ? 0 : count;
+  if (data_ == nullptr) throw std::bad_alloc();
 }
 
 LazyMemory::~LazyMemory() { munmap(data_, size_bytes_); }
@@ -139,14 +143,14 @@ void Decoder::prepare(const DecoderBatch& b) {
   const DecoderShape& s = shape_;
   const std::size_t group = s.head_count / s.kv_head_count, half_dim = s.head_dim / 2;
   const std::size_t q_width = s.head_count * s.head_dim, kv_width = s.kv_head_count * s.head_dim;
-  make_room(x_, b.rows * s.hidden_size);
-  make_room(normed_, std::max(b.rows, b.logits_count) * s.hidden_size);
-  make_room(qkv_, b.rows * (q_width + 2 * kv_width));
-  make_room(mixed_, b.rows * q_width);
-  make_room(gate_, b.rows * s.ffn_size);
-  make_room(up_, b.rows * s.ffn_size);
-  make_room(cosines_, b.rows * half_dim);
-  make_room(sines_, b.rows * half_dim);
+  x_.make_room(b.rows * s.hidden_size);
+  normed_.make_room(std::max(b.rows, b.logits_count) * s.hidden_size);
+  qkv_.make_room(b.rows * (q_width + 2 * kv_width));
+  mixed_.make_room(b.rows * q_width);
+  gate_.make_room(b.rows * s.ffn_size);
+  up_.make_room(b.rows * s.ffn_size);
+  cosines_.make_room(b.rows * half_dim);
+  sines_.make_room(b.rows * half_dim);
   sequence_of_.resize(b.rows);
   tiles_.clear();
   std::size_t longest = 0;
@@ -164,9 +168,9 @@ void Decoder::prepare(const DecoderBatch& b) {
   }
   const std::size_t widest = std::max({s.hidden_size, s.ffn_size, q_width});
   for (Thread& local : local_) {
-    make_room(local.panel, std::max(kPanelFloats, widest));
-    make_room(local.queries, kQueryTile * s.head_dim);
-    make_room(local.scores, kQueryTile * round_up(round_up(longest, s.block_tokens), kLanes));
+    local.panel.make_room(std::max(kPanelFloats, widest));
+    local.queries.make_room(kQueryTile * s.head_dim);
+    local.scores.make_room(kQueryTile * round_up(round_up(longest, s.block_tokens), kLanes));
     local.keys.resize(std::max(local.keys.size(), b.table_width));
     local.values.resize(local.keys.size());
   }
@@ -306,8 +310,8 @@ void Decoder::norm(const float* x, std::size_t rows, const Matrix& weight) {
 std::size_t Decoder::grain(const Matrix& matrix, std::size_t rows) const {
   if (team_.threads() == 1) return matrix.rows;
   const std::size_t share = matrix.rows / (team_.threads() * kGrainsAThread) + 1;
-  const std::size_t panel = rows > kLanes ? std::max<std::size_t>(kPanelFloats / matrix.columns / 4, 16) : 16;
-  return round_up(std::max(share, panel), 8);
+  const std::size_t panel = rows > kLanes ? std::max<std::size_t>(kPanelFloats / matrix.columns / 4, 24) : 24;
+  return round_up(std::max(share, panel), 24);  // tiles are 3, 4 or 8 columns wide
 }
 
 void Decoder::project(const float* x, std::size_t x_stride, std::size_t rows, const Projection* begin,

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <memory>
 #include <string>
 #include <vector>
@@ -61,6 +62,22 @@ class LazyMemory {
   std::size_t size_bytes_;
 };
 
+// Room for floats that grows and is not cleared, at whole cache lines: a vector that lies across two costs two loads.
+class Floats {
+ public:
+  float* data() { return data_.get(); }
+  const float* data() const { return data_.get(); }
+  float& operator[](std::size_t index) { return data_.get()[index]; }
+  void make_room(std::size_t count);
+
+ private:
+  struct Free {
+    void operator()(float* data) const { std::free(data); }
+  };
+  std::unique_ptr<float, Free> data_;
+  std::size_t count_ = 0;
+};
+
 // Does not own the weights' memory: who binds it does. `step` is for one thread at a time.
 class Decoder {
  public:
@@ -116,11 +133,11 @@ class Decoder {
   std::atomic<bool> stepping_{false};
 
   struct Thread {
-    std::vector<float> panel, queries, scores;
+    Floats panel, queries, scores;
     std::vector<const void*> keys, values;
   };
   std::vector<Thread> local_;
-  std::vector<float> x_, normed_, qkv_, mixed_, gate_, up_, cosines_, sines_;
+  Floats x_, normed_, qkv_, mixed_, gate_, up_, cosines_, sines_;
   std::vector<std::uint32_t> sequence_of_;
   std::vector<QueryTile> tiles_;
 };

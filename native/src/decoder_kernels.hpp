@@ -1,7 +1,8 @@
 // The arithmetic of a decoder for one kind of processor each, behind one table of functions.
 //
 // Everything accumulates in fp32, and in an order that depends on the length of a row alone: lanes along
-// the row, then a fixed tree over the lanes. So a row's result is the same bits in whatever batch it is.
+// a slice of the row, a fixed tree over the lanes, slice after slice. So a row's result is the same bits
+// in whatever batch it is.
 #pragma once
 
 #include <cstddef>
@@ -24,6 +25,7 @@ struct Matrix {
 
 constexpr std::size_t kLanes = 16;       // the widest vector, in floats
 constexpr std::size_t kQueryTile = 6;    // query rows of one attention tile, at most
+constexpr std::size_t kSlice = 768;      // of a row are summed before they join its result
 constexpr std::size_t kPanelFloats = 64 * 1024;  // of weights widened at a time: 256 KiB, well inside L2
 
 // Queries of one key-value head over one sequence's blocks.

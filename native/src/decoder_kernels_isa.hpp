@@ -11,8 +11,10 @@ namespace FS_ISA {
 
 using V = __m512;
 constexpr std::size_t L = 16;
-constexpr std::size_t kTileRows = 6;  // 6 x 4 sums, 4 weights and an activation: 29 of 32 registers
-constexpr std::size_t kWideRows = 3;  // up to so many rows, tiles are 8 columns wide
+constexpr std::size_t kTileRows = 6;     // 6 x 4 sums, 4 weights and an activation: 29 of 32 registers
+constexpr std::size_t kFewTileRows = 8;  // 8 x 3: eight decodes read each weight once
+constexpr std::size_t kWideRows = 3;     // up to so many rows, tiles are 8 columns wide,
+constexpr std::size_t kSquareRows = 6;   // and up to so many, 4
 
 inline V zero() { return _mm512_setzero_ps(); }
 inline V all(float x) { return _mm512_set1_ps(x); }
@@ -56,7 +58,9 @@ inline float first(__m128 sums) { return _mm_cvtss_f32(sums); }
 using V = __m256;
 constexpr std::size_t L = 8;
 constexpr std::size_t kTileRows = 3;
+constexpr std::size_t kFewTileRows = 3;
 constexpr std::size_t kWideRows = 1;
+constexpr std::size_t kSquareRows = 8;
 
 inline V zero() { return _mm256_setzero_ps(); }
 inline V all(float x) { return _mm256_set1_ps(x); }
@@ -99,7 +103,9 @@ struct V {
 };
 constexpr std::size_t L = 4;
 constexpr std::size_t kTileRows = 2;
+constexpr std::size_t kFewTileRows = 2;
 constexpr std::size_t kWideRows = 0;
+constexpr std::size_t kSquareRows = 8;
 
 inline float widened(half h) {
   const std::uint32_t sign = static_cast<std::uint32_t>(h.bits & 0x8000u) << 16;
@@ -208,16 +214,24 @@ inline V exponential(V x) {
 
 // ── matrix product ──────────────────────────────────────────────────────────────────────────────
 
-// M rows of x with N rows of w; N is 1 or a multiple of 4.
-template <std::size_t M, std::size_t N, class W>
-inline void tile(const float* x, std::size_t x_stride, const W* w, std::size_t columns, float* y, std::size_t y_stride,
-                 bool onto) {
+// How far columns go on in one tile of `rows`.
+constexpr std::size_t tile_columns(std::size_t rows) { return rows <= kWideRows ? 8 : rows <= kSquareRows ? 4 : 3; }
+
+// M rows of x with N rows of w, over columns [from, to) of both; N is 1, 3 or a multiple of 4. With
+// `ahead`, w streams from memory: while a tile is computed the lines of the next one are asked for.
+template <std::size_t M, std::size_t N, bool ahead, class W>
+inline void tile(const float* x, std::size_t x_stride, const W* w, std::size_t columns, std::size_t from,
+                 std::size_t to, float* y, std::size_t y_stride, bool onto) {
   V sums[M][N];
 #pragma GCC unroll 8
   for (std::size_t m = 0; m < M; ++m)
 #pragma GCC unroll 8
     for (std::size_t n = 0; n < N; ++n) sums[m][n] = zero();
-  for (std::size_t k = 0; k < columns; k += L) {
+  for (std::size_t k = from; k < to; k += L) {
+    if (ahead && k * sizeof(W) % 64 == 0) {
+#pragma GCC unroll 8
+      for (std::size_t n = 0; n < N; ++n) __builtin_prefetch(w + (N + n) * columns + k);
+    }
     V weights[N];
 #pragma GCC unroll 8
     for (std::size_t n = 0; n < N; ++n) weights[n] = load(w + n * columns + k);
@@ -234,6 +248,11 @@ inline void tile(const float* x, std::size_t x_stride, const W* w, std::size_t c
     if constexpr (N == 1) {
       const float result = sum(sums[m][0]);
       row[0] = onto ? row[0] + result : result;
+    } else if constexpr (N == 3) {
+      float results[4];
+      store4(results, sum4(sums[m][0], sums[m][1], sums[m][2], zero()), false);
+#pragma GCC unroll 3
+      for (std::size_t n = 0; n < 3; ++n) row[n] = onto ? row[n] + results[n] : results[n];
     } else {
 #pragma GCC unroll 8
       for (std::size_t n = 0; n < N; n += 4)
@@ -242,54 +261,71 @@ inline void tile(const float* x, std::size_t x_stride, const W* w, std::size_t c
   }
 }
 
-// M rows of x with rows [begin, end) of w, columns of y counted from `begin`.
-template <std::size_t M, class W>
+// M rows of x with rows [begin, end) of w. Long rows go in slices of kSlice, whose sums are added one
+// after the other: M slices of x and a tile's of w then fit L1 together.
+template <std::size_t M, bool ahead, class W>
 inline void strip(const float* x, std::size_t x_stride, const W* w, std::size_t columns, std::size_t begin,
                   std::size_t end, float* y, std::size_t y_stride, bool onto) {
-  constexpr std::size_t N = M <= kWideRows ? 8 : 4;
-  std::size_t n = begin;
-  for (; n + N <= end; n += N) tile<M, N, W>(x, x_stride, w + n * columns, columns, y + n, y_stride, onto);
-  for (; n < end; ++n) tile<M, 1, W>(x, x_stride, w + n * columns, columns, y + n, y_stride, onto);
+  constexpr std::size_t N = tile_columns(M);
+  for (std::size_t from = 0; from < columns; from += kSlice) {
+    const std::size_t to = from + kSlice < columns ? from + kSlice : columns;
+    const bool sliced_onto = onto || from != 0;
+    std::size_t n = begin;
+    for (; n + N <= end; n += N)
+      tile<M, N, ahead, W>(x, x_stride, w + n * columns, columns, from, to, y + n, y_stride, sliced_onto);
+    for (; n < end; ++n)
+      tile<M, 1, ahead, W>(x, x_stride, w + n * columns, columns, from, to, y + n, y_stride, sliced_onto);
+  }
 }
 
-template <class W>
+// Any number of rows, R at a time. Only the first of them that passes finds w in memory, the others in cache.
+template <std::size_t R, bool ahead, class W>
 inline void strips(const float* x, std::size_t x_stride, std::size_t rows, const W* w, std::size_t columns,
                    std::size_t begin, std::size_t end, float* y, std::size_t y_stride, bool onto) {
   std::size_t m = 0;
-  for (; m + kTileRows <= rows; m += kTileRows)
-    strip<kTileRows, W>(x + m * x_stride, x_stride, w, columns, begin, end, y + m * y_stride, y_stride, onto);
+  if (ahead && R <= rows) {
+    strip<R, true, W>(x, x_stride, w, columns, begin, end, y, y_stride, onto);
+    m = R;
+  }
+  for (; m + R <= rows; m += R)
+    strip<R, false, W>(x + m * x_stride, x_stride, w, columns, begin, end, y + m * y_stride, y_stride, onto);
   x += m * x_stride;
   y += m * y_stride;
   switch (rows - m) {
-    case 1: return strip<1, W>(x, x_stride, w, columns, begin, end, y, y_stride, onto);
-    case 2: return strip<2, W>(x, x_stride, w, columns, begin, end, y, y_stride, onto);
-    case 3: return strip<3, W>(x, x_stride, w, columns, begin, end, y, y_stride, onto);
-    case 4: return strip<4, W>(x, x_stride, w, columns, begin, end, y, y_stride, onto);
-    case 5: return strip<5, W>(x, x_stride, w, columns, begin, end, y, y_stride, onto);
+    case 1: return strip<1, ahead, W>(x, x_stride, w, columns, begin, end, y, y_stride, onto);
+    case 2: return strip<2, ahead, W>(x, x_stride, w, columns, begin, end, y, y_stride, onto);
+    case 3: return strip<3, ahead, W>(x, x_stride, w, columns, begin, end, y, y_stride, onto);
+    case 4: return strip<4, ahead, W>(x, x_stride, w, columns, begin, end, y, y_stride, onto);
+    case 5: return strip<5, ahead, W>(x, x_stride, w, columns, begin, end, y, y_stride, onto);
+    case 6: return strip<6, ahead, W>(x, x_stride, w, columns, begin, end, y, y_stride, onto);
+    case 7: return strip<7, ahead, W>(x, x_stride, w, columns, begin, end, y, y_stride, onto);
     default: return;
   }
 }
 
-// Few rows: weights come from memory once and are widened in registers, 16 of their rows at a time so
-// that a second strip finds them in L1. Many rows: a panel is widened once, then every strip reads it from L2.
+// Few rows: weights come from memory once and are widened in registers, kFewPanel of their rows at a time
+// so that a second strip finds them in cache. Many rows: a panel is widened once, then every strip reads
+// it from L2.
 template <class W>
 inline void multiply_as(const float* x, std::size_t x_stride, std::size_t rows, const W* w, std::size_t columns,
                         std::size_t begin, std::size_t end, float* y, std::size_t y_stride, bool onto, float* scratch) {
-  constexpr std::size_t kFewRows = 16;
-  constexpr bool widens = sizeof(W) < sizeof(float);
-  if (rows <= kTileRows) return strips<W>(x, x_stride, rows, w, columns, begin, end, y, y_stride, onto);
-  std::size_t panel = 16;
-  if (rows > kFewRows) {
-    panel = kPanelFloats / columns / 8 * 8;
-    if (panel == 0) panel = 1;
+  constexpr std::size_t kFewRows = 16, kFewPanel = 24;
+  if (rows <= kFewRows) {
+    for (std::size_t n = begin; n < end; n += kFewPanel) {
+      const std::size_t stop = n + kFewPanel < end ? n + kFewPanel : end;
+      strips<kFewTileRows, true, W>(x, x_stride, rows, w, columns, n, stop, y, y_stride, onto);
+    }
+    return;
   }
+  std::size_t panel = kPanelFloats / columns / 8 * 8;
+  if (panel == 0) panel = 1;
   for (std::size_t n = begin; n < end; n += panel) {
     const std::size_t stop = n + panel < end ? n + panel : end;
-    if (widens && rows > kFewRows) {
+    if constexpr (sizeof(W) < sizeof(float)) {
       for (std::size_t i = 0; i < (stop - n) * columns; i += L) store(scratch + i, load(w + n * columns + i));
-      strips<float>(x, x_stride, rows, scratch, columns, 0, stop - n, y + n, y_stride, onto);
+      strips<kTileRows, false, float>(x, x_stride, rows, scratch, columns, 0, stop - n, y + n, y_stride, onto);
     } else {
-      strips<W>(x, x_stride, rows, w, columns, n, stop, y, y_stride, onto);
+      strips<kTileRows, false, W>(x, x_stride, rows, w, columns, n, stop, y, y_stride, onto);
     }
   }
 }
@@ -436,8 +472,8 @@ template <std::size_t R, class W>
 inline void attend_rows(const AttentionTile& t) {
   const std::size_t context = t.limits[t.rows - 1];
   for (std::size_t begin = 0, block = 0; begin < context; begin += t.block_tokens, ++block)
-    strips<W>(t.queries, t.head_dim, t.rows, static_cast<const W*>(t.keys[block]), t.head_dim, 0, t.block_tokens,
-              t.scores + begin, t.stride, false);
+    strips<kTileRows, false, W>(t.queries, t.head_dim, t.rows, static_cast<const W*>(t.keys[block]), t.head_dim, 0,
+                                t.block_tokens, t.scores + begin, t.stride, false);
   const std::size_t padded = (context + kLanes - 1) / kLanes * kLanes;
   float scales[R];
   for (std::size_t r = 0; r < R; ++r) scales[r] = soften(t.scores + r * t.stride, t.limits[r], padded);
