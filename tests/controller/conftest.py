@@ -177,6 +177,10 @@ class HandNode:
             server.close()
         self._client.close()
 
+    @property
+    def closed(self) -> bool:
+        return self._stop.is_set()
+
     def ordered(self, wanted: str = "run") -> list[WorkerOrder]:
         return [order for order in self.orders if order.wanted == wanted]
 
@@ -186,7 +190,7 @@ class HandNode:
         while not self._stop.is_set():
             try:
                 if pubsub is None:
-                    pubsub = self._client.pubsub(ignore_subscribe_messages=True)
+                    pubsub = self._client.pubsub(ignore_subscribe_messages=True)  # type: ignore[no-untyped-call]
                     pubsub.subscribe(keys.events_desired(self.name))
                 if time.monotonic() - renewed > 0.3:
                     self._renew()
