@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections import Counter
 from collections.abc import Iterator, Set
@@ -56,6 +58,24 @@ def test_a_killed_part_is_replaced_and_no_call_is_lost(napping: System, kind: st
     wait_until(lambda: not [process for process in must_end if process.alive], what="orphans")
     _check_ledger(system, load.answers)
     _check_orphans(system)
+
+
+def test_everything_is_killed_at_once_amid_calls_that_end_in_a_moment(napping: System) -> None:
+    """Quick calls are between their answer and their row most of the time: what was answered must still be billed."""
+    system = napping
+    system.deploy(NAP.replace("time.sleep(0.06)", "pass").replace("def nap", "def quick"), name="quick")
+    with loaded(system, "quick") as load:
+        load.wait_for(100)
+        victims = [system.one(kind) for kind in ("controller", "redis", "node")]
+        for victim in victims:
+            os.kill(victim.pid, signal.SIGKILL)
+        for victim in victims:
+            _wait_until_whole(system, victim)
+        load.wait_for(100)
+    _check_answers(load.answers)
+    _check_ledger(system, load.answers)
+    _check_orphans(system)
+    assert {"nap", "quick"} <= {info.name for info in system.status().functions}
 
 
 def test_the_supervisor_takes_everything_along_and_comes_back(own_system: System) -> None:
