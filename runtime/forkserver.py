@@ -224,6 +224,8 @@ def main(arguments: list[str] | None = None) -> None:
     sock.set_inheritable(False)
     import_profile(options.profile)
     importlib.import_module("fleetstart.runtime.rehearsal").rehearse()
+    if options.profile == "torch":
+        importlib.import_module("fleetstart.runtime.llm.rehearsal").rehearse()
     granted, inside_user_namespace = isolation.probe()
     if inside_user_namespace:
         isolation.become_user_root()

@@ -1,0 +1,30 @@
+"""The fork server's rehearsal of the engine: it works, and leaves nothing that a fork must not copy."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+
+from fleetstart.runtime.llm import app, rehearsal
+
+
+def test_it_serves_and_leaves_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: False)
+    before = threading.enumerate()
+    rehearsal.rehearse()
+    assert threading.enumerate() == before
+
+
+def test_it_says_when_the_engine_does_not_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: False)
+    monkeypatch.setattr(app.LLMApp, "_check_model", lambda self, model: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        rehearsal.rehearse()
+
+
+def test_it_never_asks_for_a_gpu_where_there_could_be_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
+    monkeypatch.setattr(rehearsal, "create_app", lambda *_, **__: 1 / 0)
+    rehearsal.rehearse()
