@@ -105,7 +105,9 @@ def _weights(starting: Starting) -> Any:
 
     deadline_ns = time.monotonic_ns() + round(starting.assign.spec.start_timeout_s * 1e9)
     control_fd, region_fd = starting.segment_fds
-    return Weights.attach(control_fd, region_fd, deadline_ns=deadline_ns)
+    weights = Weights.attach(control_fd, region_fd, deadline_ns=deadline_ns)
+    weights.map_ahead()
+    return weights
 
 
 def import_entry(entry: str, bundle_dir: str) -> Any:

@@ -9,6 +9,7 @@ so `model.load_state_dict(weights, assign=True)` and a plain loop both follow th
 from __future__ import annotations
 
 import difflib
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
@@ -99,6 +100,24 @@ class Weights(Mapping[str, "torch.Tensor"]):
             raise KeyError(_unknown("file", name, self.manifest.files))
         self._wait(name, entry.offset, entry.size_bytes)
         return self._region.view(entry.offset, entry.size_bytes)
+
+    def map_ahead(self) -> None:
+        """Maps chunks as they become ready, in a thread, so that the first pass over the weights faults on no page.
+
+        One call a chunk takes a third of the time that its thousand faults take, and takes it beside the start. The
+        thread ends with the last chunk, or with the segment's failure, which those tell who read.
+        """
+        threading.Thread(target=self._map, name="map-weights", daemon=True).start()
+
+    def _map(self) -> None:
+        chunk_bytes = self.manifest.chunk_bytes
+        for chunk in range(self._control.chunk_count):
+            timeout_s = max(0.0, (self._deadline_ns - time.monotonic_ns()) / 1e9)
+            try:
+                self._control.wait(chunk, chunk, timeout_s)
+                self._region.populate(chunk * chunk_bytes, chunk_bytes)
+            except (SegmentFailed, TimeoutError, OSError):
+                return
 
     def wait(self) -> None:
         """Returns when every chunk is there."""

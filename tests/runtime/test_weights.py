@@ -122,6 +122,35 @@ def test_a_file_comes_whole(segment: Segment) -> None:
     weights.wait()
 
 
+def mapped_bytes(segment: Segment) -> int:
+    """Of this process's private mapping of the segment, the part that has its pages."""
+    inode, resident, inside = str(os.fstat(segment.region.fd).st_ino), 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        fields = line.split()
+        if "-" in fields[0]:
+            inside = fields[4] == inode and "p" in fields[1]
+        elif inside and fields[0] == "Rss:":
+            resident += int(fields[1]) * 1024
+    return resident
+
+
+def test_chunks_are_mapped_as_they_come(segment: Segment) -> None:
+    segment.fill(0, 1)
+    weights = attach(segment)
+    weights.map_ahead()
+    until(lambda: mapped_bytes(segment) == 2 * CHUNK, "two chunks")
+    segment.fill(*segment.chunks)
+    until(lambda: mapped_bytes(segment) == segment.region.size_bytes, "all chunks")
+    until(lambda: not [thread for thread in threading.enumerate() if thread.name == "map-weights"], "the thread's end")
+
+
+def test_mapping_ahead_ends_with_a_failed_segment(segment: Segment) -> None:
+    weights = attach(segment)
+    weights.map_ahead()
+    segment.control.fail("store_error", "gone")
+    until(lambda: not [thread for thread in threading.enumerate() if thread.name == "map-weights"], "the thread's end")
+
+
 def test_a_failed_segment_wakes_its_readers_with_its_own_error(segment: Segment) -> None:
     weights = attach(segment)
     raised: list[BaseException] = []
