@@ -123,14 +123,14 @@ class Api:
         return _json(Deployed(name=spec.name, version=record.version, url=url, created=created))
 
     async def functions(self, request: Request) -> Response:
-        return _json([self._info(record) for record in self._services.view.functions.values()])
+        return _json([self._info(record) for record in self._known().values()])
 
     async def function(self, request: Request) -> Response:
         return _json(self._info(self._record(request.path_params["name"])))
 
     async def delete(self, request: Request) -> Response:
         name = FunctionName(request.path_params["name"])
-        record = self._services.view.functions.get(name)
+        record = self._known().get(name)
         info = self._info(record) if record is not None else None
         await self._services.registry.delete(name)
         return _json(info)
@@ -143,8 +143,14 @@ class Api:
         lines = self._services.history.logs(name, tail, follow=follow, stopping=self._services.stopping)
         return StreamingResponse(_ending_quietly(lines), media_type="application/x-ndjson")
 
+    def _known(self) -> dict[FunctionName, FunctionRecord]:
+        view = self._services.view
+        if not view.synced:
+            raise Unavailable(f"functions are not known yet, Redis was not read: {view.redis}", retry_after_s=1)
+        return view.functions
+
     def _record(self, name: str) -> FunctionRecord:
-        record = self._services.view.functions.get(FunctionName(name))
+        record = self._known().get(FunctionName(name))
         if record is None:
             raise NotFound(f"function {name[:80]} does not exist", hint="`fs ls` lists what does")
         return record

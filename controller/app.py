@@ -33,6 +33,8 @@ log = logging.getLogger(__name__)
 KEEP_ALIVE_S = 75
 BACKLOG = 1024
 RESTART_S = 0.5
+FIRST_READ_S = 1.0
+"""How long the door stays shut for the first reading of Redis; without Redis it opens all the same, and says so."""
 FLUSH_S = 3.0
 """How long the last ledger rows may take on the way out; what is still unwritten then stays in the journal."""
 
@@ -126,8 +128,10 @@ class Controller:
         try:
             async with asyncio.TaskGroup() as group:
                 background = [
-                    group.create_task(part.run()) for part in (self.state, self.scheduler, self.reporter, self.ledger)
+                    group.create_task(_keep_running(part))
+                    for part in (self.state, self.scheduler, self.reporter, self.ledger)
                 ]
+                await self._first_read()
                 await self._server.serve(sockets=[listener])
                 await self._close()
                 for task in background:
@@ -136,6 +140,14 @@ class Controller:
             await self.gateway.close()
             await self._client.aclose()
             self._journal.close()
+
+    async def _first_read(self) -> None:
+        """Callers wait in the socket's backlog meanwhile: better than an answer from a view that knows nothing."""
+        read = asyncio.Event()
+        self.view.on_change(read.set)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(FIRST_READ_S):
+                await read.wait()
 
     async def _close(self) -> None:
         try:

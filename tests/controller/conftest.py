@@ -288,19 +288,25 @@ class ControllerProcess:
         self.http = httpx.Client(base_url=self.url, timeout=30)
 
     def start(self) -> ControllerProcess:
+        self.spawn()
+        wait_until(self._is_up, 20, what="controller")
+        return self
+
+    def spawn(self) -> None:
         with (self.home / "controller.log").open("ab") as log:
             self.process = spawn(
                 [sys.executable, "-m", "fleetstart.controller"], env={**os.environ, **self._env}, stdout=log,
                 stderr=log, pass_fds=[self.socket.fileno()],
             )  # fmt: skip
-        wait_until(self._answers, 20, what="controller")
-        return self
 
-    def _answers(self) -> bool:
+    def _is_up(self) -> bool:
+        return self.answers("/api/v1/status") and bool(self.http.get("/api/v1/status").json()["redis"] == "ok")
+
+    def answers(self, path: str) -> bool:
         assert self.process is not None
         assert self.process.poll() is None, self.log()
         try:
-            return bool(self.http.get("/api/v1/status", timeout=2).json()["redis"] == "ok")
+            return self.http.get(path, timeout=2).is_success
         except httpx.HTTPError:
             return False
 

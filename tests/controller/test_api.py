@@ -167,6 +167,26 @@ def test_unknown_things_are_404_and_wrong_methods_405(controller: ControllerProc
     assert error(controller.http.get("/api/v1/invocations?limit=-1")) == (400, "invalid_input")
 
 
+def test_a_controller_that_has_not_read_redis_says_so_instead_of_not_found(tmp_path: Path) -> None:
+    controller = ControllerProcess(tmp_path / "home", f"unix://{tmp_path}/nobody.sock")
+    try:
+        controller.spawn()
+        wait_until(lambda: controller.answers("/healthz"), 20, what="controller without Redis")
+        for path in ("/api/v1/functions", "/api/v1/functions/f", "/api/v1/functions/f/logs"):
+            assert error(controller.http.get(path)) == (503, "unavailable")
+        assert controller.http.get("/api/v1/status").json()["redis"] != "ok"
+    finally:
+        controller.close()
+
+
+def test_a_restarted_controller_knows_its_functions_from_its_first_answer(controller: ControllerProcess) -> None:
+    put(controller, f"bundles/{BUNDLE_ID}", BUNDLE)
+    deploy(controller)
+    controller.kill()
+    controller.spawn()
+    assert [f["name"] for f in controller.http.get("/api/v1/functions").json()] == ["f"]
+
+
 def test_usage_is_the_sum_of_the_rows(controller: ControllerProcess, node: HandNode) -> None:
     controller.deploy("hello")
     bills = [int(controller.http.get("/fn/hello/sleep?s=0.02").headers["fs-billed-ms"]) for _ in range(5)]
