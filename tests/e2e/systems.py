@@ -89,7 +89,7 @@ class System:
         self.url = ""
         self.http = httpx.Client(trust_env=False, timeout=60)
         self._shm_before = _shared_memory()
-        self._epochs: set[int] = set()
+        self._daemons: set[int] = set()
         self._guard: subprocess.Popen[bytes] | None = None
 
     # ── the command line ───────────────────────────────────────────────────────────────────────────
@@ -108,11 +108,11 @@ class System:
             self._guard = subprocess.Popen(argv, env=self.env, stdin=subprocess.PIPE, start_new_session=True)
         self.url = self.fs("up", "--port", "0").out.strip()
         self.http.base_url = httpx.URL(self.url)
-        self._note_epoch()
+        self.processes()
         return self.url
 
     def down(self) -> None:
-        self._note_epoch()
+        self.processes()
         self.fs("down")
 
     def close(self) -> None:
@@ -217,7 +217,10 @@ class System:
         """All that name this system in their environment or command line: also those that lost their parent."""
         guard = self._guard.pid if self._guard is not None else 0
         mine = [process for process in _all_processes(str(self.home)) if process.pid not in (os.getpid(), guard)]
-        return _generations(mine)
+        found = _generations(mine)
+        # Control groups are named after the daemon's process: they are looked for when it has gone.
+        self._daemons |= {process.pid for process in found if process.kind == "node"}
+        return found
 
     def of_kind(self, kind: str) -> list[Process]:
         return [process for process in self.processes() if process.kind == kind]
@@ -244,17 +247,13 @@ class System:
 
     # ── what it leaves ─────────────────────────────────────────────────────────────────────────────
 
-    def _note_epoch(self) -> None:
-        """Control groups are named after the daemon's process: they are looked for when it has gone."""
-        self._epochs |= {process.pid for process in self.of_kind("node")}
-
     def litter(self) -> list[str]:
         """What should not be there once the system is down."""
         found = [f"process {process}" for process in self.processes()]
         found += [f"/dev/shm/{name}" for name in sorted(_shared_memory() - self._shm_before)]
         found += [f"temporary file {path}" for path in sorted(self.tmp.iterdir())]
         found += [f"in FS_HOME: {path}" for path in self.home.glob("run/**/*")]
-        found += [str(path) for pid in self._epochs for path in _control_groups(pid)]
+        found += [str(path) for pid in self._daemons for path in _control_groups(pid)]
         return found
 
 
