@@ -1,8 +1,8 @@
 """How many forked, waiting workers a node keeps: decided from plain values.
 
 A pooled worker takes the fork, the namespaces and the attachment to its control groups out of the cold
-start. Making one costs a core for some milliseconds, so none is made while a start is under way: on two
-cores the spare would delay the worker that somebody waits for.
+start. Making one costs a core for up to 60 ms (torch), so none is made while a start is under way, nor while
+the started worker serves the call for which it was started: on two cores the spare would delay that answer.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-CALM_S = 0.05
-"""After the last start ended: a burst of orders is one start."""
+CALM_S = 0.5
+"""After the last start ended: its first answer has begun by then, and a burst of orders is one start."""
 FAILURE_PAUSES_S = (0.5, 2.0, 10.0, 30.0)
 """After spares that died unasked, one after the other: a machine that cannot fork is not helped by trying harder."""
 

@@ -40,6 +40,7 @@ class Spares:
         self._forking: dict[str, int] = dict.fromkeys(servers, 0)
         self._failures: dict[str, tuple[int, float]] = dict.fromkeys(servers, (0, 0.0))
         self._last_start_s = 0.0
+        self._saw_starts = False
         self._woken = asyncio.Event()
         self._removing: set[asyncio.Task[None]] = set()
 
@@ -85,8 +86,10 @@ class Spares:
         """Keeps the pools filled until cancelled."""
         while True:
             starts = self._starts_under_way()
-            if starts:
+            if starts or self._saw_starts:
+                # Also the first look after them: how long ago they ended it cannot know better.
                 self._last_start_s = time.monotonic()
+            self._saw_starts = starts > 0
             profile = choose_spare(
                 self._pools(),
                 size=self._size,

@@ -22,8 +22,8 @@ from tests.bench.wire import Connection
 
 COMMAND_S = 120.0
 POLL_S = 0.01
-SETTLE_S = 0.4
-"""After the last worker has gone: its spare's replacement is forked 0.05 s later and takes a few milliseconds."""
+SETTLE_S = 0.8
+"""After the last worker has gone: a spare worker in place of the one that was used is forked half a second later."""
 
 
 class System:
