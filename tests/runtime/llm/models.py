@@ -1,0 +1,166 @@
+"""Models for tests: a tiny random Llama in memory, the real one from disk, and engines over both."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from torch import Tensor
+
+from fleetstart.runtime.llm.blocks import BlockPool
+from fleetstart.runtime.llm.config import LlamaConfig, read_config
+from fleetstart.runtime.llm.engine import Decoder, Delta, Engine, Request
+from fleetstart.runtime.llm.layers import StageWeights, gather
+from fleetstart.runtime.llm.native_decoder import NativeDecoder
+from fleetstart.runtime.llm.scheduler import Scheduler
+from fleetstart.runtime.llm.tokenizer import Tokenizer as OurTokenizer
+from fleetstart.runtime.llm.torch_decoder import TorchDecoder
+
+ROOT = Path(__file__).parents[3]
+REAL = (ROOT / "examples/chat/weights", ROOT / "models/smollm2-135m")
+SPECIAL = ("<|im_start|>", "<|im_end|>")
+TEMPLATE = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+BLOCK_TOKENS = 16
+
+TINY: dict[str, Any] = {
+    "model_type": "llama", "vocab_size": 258, "hidden_size": 64, "num_hidden_layers": 3, "intermediate_size": 96,
+    "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 512,
+    "rope_theta": 10000.0, "rms_norm_eps": 1e-5, "hidden_act": "silu", "tie_word_embeddings": True, "eos_token_id": 1,
+}  # fmt: skip
+
+
+class Checkpoint(dict[str, Tensor]):
+    """Weights by name with files beside them, as a segment gives them."""
+
+    def __init__(self, tensors: dict[str, Tensor], files: dict[str, bytes]) -> None:
+        super().__init__(tensors)
+        self._files = files
+
+    def file(self, name: str) -> bytes:
+        return self._files[name]
+
+
+def byte_tokenizer() -> bytes:
+    """tokenizer.json with a token a byte and no merges: half a character is easy to come by."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {token: number for number, token in enumerate([*SPECIAL, *letters])}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in SPECIAL])
+    return tokenizer.to_str().encode()
+
+
+def tiny(*, dtype: torch.dtype = torch.float16, seed: int = 0, **changes: Any) -> Checkpoint:
+    """Noise in the shape of a Llama, with every shape unlike the others, always the same for one seed."""
+    fields = TINY | changes
+    noise = torch.Generator().manual_seed(seed)
+    hidden, ffn, head_dim = fields["hidden_size"], fields["intermediate_size"], fields["head_dim"]
+    q_width, kv_width = fields["num_attention_heads"] * head_dim, fields["num_key_value_heads"] * head_dim
+    shapes = {"model.embed_tokens": (fields["vocab_size"], hidden), "model.norm": (hidden,)}
+    for layer in range(fields["num_hidden_layers"]):
+        at = f"model.layers.{layer}."
+        shapes |= {at + "input_layernorm": (hidden,), at + "post_attention_layernorm": (hidden,)}
+        shapes |= {at + "self_attn.q_proj": (q_width, hidden), at + "self_attn.o_proj": (hidden, q_width)}
+        shapes |= {at + "self_attn.k_proj": (kv_width, hidden), at + "self_attn.v_proj": (kv_width, hidden)}
+        shapes |= {at + "mlp.gate_proj": (ffn, hidden), at + "mlp.up_proj": (ffn, hidden)}
+        shapes |= {at + "mlp.down_proj": (hidden, ffn)}
+    if not fields["tie_word_embeddings"]:
+        shapes["lm_head"] = (fields["vocab_size"], hidden)
+    tensors = {}
+    for name, shape in shapes.items():
+        values = torch.randn(shape, generator=noise) * 0.3
+        tensors[f"{name}.weight"] = (values + 1.0 if "norm" in name else values).to(dtype)
+    files = {
+        "config.json": msgspec.json.encode(fields),
+        "tokenizer.json": byte_tokenizer(),
+        "generation_config.json": b'{"eos_token_id": 1, "do_sample": false}',
+        "chat_template.jinja": TEMPLATE.encode(),
+        "tokenizer_config.json": b"{}",
+    }
+    return Checkpoint(tensors, files)
+
+
+def real_model() -> Checkpoint:
+    """SmolLM2-135M-Instruct as the example's set-up step converts it; skips without it, fails in CI."""
+    for folder in REAL:
+        if (folder / "model.safetensors").exists():
+            from safetensors.torch import load_file
+
+            files = {path.name: path.read_bytes() for path in folder.iterdir() if path.suffix in (".json", ".jinja")}
+            return Checkpoint(load_file(folder / "model.safetensors"), files)
+    reason = f"no model in {REAL[0]}: `make models` converts it"
+    if os.environ.get("CI"):
+        pytest.fail(reason)
+    pytest.skip(reason)
+
+
+def config_of(weights: Checkpoint) -> LlamaConfig:
+    return read_config(weights.file("config.json"), weights.file("generation_config.json"))
+
+
+def stage_of(weights: Checkpoint, first: int = 0, end: int | None = None) -> StageWeights:
+    config = config_of(weights)
+    return gather(weights, config, first, config.layer_count if end is None else end)
+
+
+def native(
+    weights: Checkpoint, *, blocks: int = 64, threads: int = 1, isa: str = "auto", kv: str = "fp32"
+) -> NativeDecoder:
+    return NativeDecoder(
+        config_of(weights), stage_of(weights),
+        kv_dtype=kv, block_count=blocks, block_tokens=BLOCK_TOKENS, threads=threads, isa=isa,
+    )  # fmt: skip
+
+
+def plain(
+    weights: Checkpoint, *, blocks: int = 64, device: str = "cpu", dtype: torch.dtype = torch.float32
+) -> TorchDecoder:
+    return TorchDecoder(
+        config_of(weights), stage_of(weights),
+        device=torch.device(device), dtype=dtype, block_count=blocks, block_tokens=BLOCK_TOKENS,
+    )  # fmt: skip
+
+
+def engine(
+    weights: Checkpoint,
+    decoder: Decoder,
+    *,
+    blocks: int = 64,
+    max_batch: int = 8,
+    token_budget: int = 256,
+    context_tokens: int = 512,
+) -> Engine:
+    scheduler = Scheduler(
+        BlockPool(blocks, BLOCK_TOKENS),
+        max_batch=max_batch,
+        token_budget=token_budget,
+        context_tokens=context_tokens,
+    )
+    return Engine(decoder, scheduler, OurTokenizer(weights.file("tokenizer.json")), config_of(weights).eos_ids)
+
+
+def run(engine: Engine, requests: list[Request]) -> list[list[Delta]]:
+    """Every request's deltas, in its order; all are added before the first step."""
+    ids = [engine.add(request) for request in requests]
+    deltas: dict[int, list[Delta]] = {id: [] for id in ids}
+    while not engine.idle:
+        for delta in engine.step():
+            deltas[delta.id].append(delta)
+    return [deltas[id] for id in ids]
+
+
+def tokens_of(deltas: list[Delta]) -> list[int]:
+    return [token for delta in deltas for token in delta.tokens]
+
+
+def text_of(deltas: list[Delta]) -> str:
+    return "".join(delta.text for delta in deltas)

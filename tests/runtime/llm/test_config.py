@@ -1,0 +1,117 @@
+"""config.json: read as published, refused where the engine would compute something else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+
+from fleetstart.runtime.contract.errors import CheckpointInvalid, InvalidSpec
+from fleetstart.runtime.contract.function import MIB, LLMSettings
+from fleetstart.runtime.llm.config import read_config
+from fleetstart.runtime.llm.layers import gather
+from fleetstart.runtime.llm.loading import default_sampling, load_model
+from fleetstart.runtime.llm.native_decoder import NativeDecoder, runs_natively
+from fleetstart.runtime.llm.torch_decoder import TorchDecoder
+from tests.runtime.llm.models import TINY, Checkpoint, config_of, tiny
+
+
+def data(**changes: Any) -> bytes:
+    fields = {name: value for name, value in (TINY | changes).items() if value is not None}
+    return msgspec.json.encode(fields)
+
+
+def test_defaults_are_those_of_the_format() -> None:
+    config = read_config(data(num_key_value_heads=None, head_dim=None, hidden_size=60, eos_token_id=None))
+    assert config.kv_head_count == 6
+    assert config.head_dim == 10
+    assert config.eos_ids == frozenset()
+    assert config.rope_scaling is None
+
+
+def test_rotary_settings_are_read_in_both_forms() -> None:
+    assert read_config(data(rope_theta=5e5)).rope_theta == 5e5
+    newer = read_config(data(rope_theta=None, rope_parameters={"rope_theta": 5e5, "rope_type": "default"}))
+    assert newer.rope_theta == 5e5
+    assert newer.rope_scaling is None
+
+
+def test_generation_config_tells_where_to_end() -> None:
+    assert read_config(data(eos_token_id=3)).eos_ids == {3}
+    assert read_config(data(eos_token_id=[3, 4])).eos_ids == {3, 4}
+    assert read_config(data(eos_token_id=3), b'{"eos_token_id": [5, 6]}').eos_ids == {5, 6}
+    assert read_config(data(eos_token_id=3), b"{}").eos_ids == {3}
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"model_type": "mixtral"}, "model_type 'mixtral'"),
+        ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
+        ({"attention_bias": True}, "attention_bias"),
+        ({"mlp_bias": True}, "mlp_bias"),
+        ({"sliding_window": 4096}, "sliding_window"),
+        ({"quantization_config": {"bits": 4}}, "quantised"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "'yarn'"),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 4.0}}, "low_freq_factor"),
+        ({"num_attention_heads": 0}, "num_attention_heads"),
+        ({"num_attention_heads": "six"}, "num_attention_heads"),
+        ({"hidden_size": None}, "hidden_size"),
+        ({"num_key_value_heads": 4}, "do not divide"),
+        ({"head_dim": 15}, "head_dim"),
+        ({"eos_token_id": "</s>"}, "eos_token_id"),
+    ],
+)
+def test_what_would_be_computed_wrongly_is_refused_by_name(changes: dict[str, Any], named: str) -> None:
+    with pytest.raises(CheckpointInvalid, match=named):
+        read_config(data(**changes))
+
+
+@pytest.mark.parametrize("broken", [b"", b"[]", b"{", b"\xff"])
+def test_what_is_no_object_is_refused(broken: bytes) -> None:
+    with pytest.raises(CheckpointInvalid, match=r"config\.json"):
+        read_config(broken)
+
+
+def test_a_missing_and_a_misshapen_tensor_are_named(tiny_model: Checkpoint) -> None:
+    name = "model.layers.1.mlp.up_proj.weight"
+    config = config_of(tiny_model)
+    lacking = Checkpoint({key: value for key, value in tiny_model.items() if key != name}, {})
+    with pytest.raises(CheckpointInvalid, match=name):
+        gather(lacking, config, 0, 3)
+    for spoilt in (torch.zeros(3, 3), torch.zeros(96, 64, dtype=torch.float64), torch.zeros(96, 64, dtype=torch.int32)):
+        with pytest.raises(CheckpointInvalid, match=name):
+            gather(Checkpoint({**tiny_model, name: spoilt}, {}), config, 0, 3)
+
+
+def test_sampling_defaults_are_the_checkpoints() -> None:
+    assert default_sampling(None).temperature == 1.0
+    assert default_sampling(b'{"do_sample": false, "temperature": 0.7}').greedy
+    chosen = default_sampling(b'{"do_sample": true, "temperature": 0.7, "top_p": 0.9, "top_k": 40}')
+    assert (chosen.temperature, chosen.top_p, chosen.top_k) == (0.7, 0.9, 40)
+
+
+def test_shapes_that_no_kernel_takes_run_on_torch(tiny_model: Checkpoint) -> None:
+    narrow = tiny(hidden_size=60, intermediate_size=90)
+    assert runs_natively(config_of(tiny_model))
+    assert not runs_natively(config_of(narrow))
+    model = load_model(narrow, LLMSettings(kv_memory_bytes=MIB), threads=1, device="cpu")
+    assert isinstance(model.engine._decoder, TorchDecoder)
+    model = load_model(tiny_model, LLMSettings(kv_memory_bytes=MIB), threads=1, device="cpu")
+    assert isinstance(model.engine._decoder, NativeDecoder)
+
+
+def test_memory_for_too_few_tokens_is_refused() -> None:
+    large = tiny(num_hidden_layers=1, num_key_value_heads=6, head_dim=2048, intermediate_size=16)
+    with pytest.raises(InvalidSpec, match="kv_memory of 1048576 bytes"):
+        load_model(large, LLMSettings(kv_memory_bytes=MIB), threads=1, device="cpu")
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json"])
+def test_a_missing_file_is_named(tiny_model: Checkpoint, name: str) -> None:
+    kept = ("config.json", "tokenizer.json", "generation_config.json")
+    files = {kept_name: tiny_model.file(kept_name) for kept_name in kept if kept_name != name}
+    with pytest.raises(CheckpointInvalid, match=f"no {name}"):
+        load_model(Checkpoint(dict(tiny_model), files), LLMSettings(), threads=1, device="cpu")

@@ -1,0 +1,178 @@
+"""Laws of the block pool and the scheduler, over random arrivals, lengths and cancellations."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from fleetstart.runtime.contract.errors import InvalidInput
+from fleetstart.runtime.llm.blocks import BlockPool
+from fleetstart.runtime.llm.scheduler import Chunk, Scheduler, Sequence
+
+BLOCK = 4
+
+
+def sequence(id: int, prompt: int, new: int) -> Sequence:
+    return Sequence(id=id, tokens=[7] * prompt, prompt_count=prompt, max_new_tokens=new)
+
+
+def scheduler(blocks: int = 8, *, max_batch: int = 4, budget: int = 8, context: int = 1000) -> Scheduler:
+    return Scheduler(BlockPool(blocks, BLOCK), max_batch=max_batch, token_budget=budget, context_tokens=context)
+
+
+def compute(scheduler: Scheduler, chunks: list[Chunk]) -> None:
+    """What the engine does with a plan: computes, samples, ends what has all its tokens."""
+    for chunk in chunks:
+        samples = chunk.samples
+        scheduler.advance(chunk)
+        if samples:
+            chunk.sequence.tokens.append(7)
+            if chunk.sequence.output_count >= chunk.sequence.max_new_tokens:
+                scheduler.remove(chunk.sequence)
+
+
+class Pool(RuleBasedStateMachine):
+    """A pool never gives a block twice, nor loses one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pool = BlockPool(12, BLOCK)
+        self.tables: list[list[int]] = [[] for _ in range(4)]
+
+    @rule(index=st.integers(0, 3), tokens=st.integers(0, 60))
+    def grow(self, index: int, tokens: int) -> None:
+        table, free = self.tables[index], self.pool.free_count
+        before = list(table)
+        missing = max(self.pool.blocks_for(tokens) - len(before), 0)
+        grown = self.pool.grow(table, tokens)
+        assert grown is (missing <= free)
+        assert table[: len(before)] == before
+        assert len(table) == len(before) + (missing if grown else 0)
+
+    @rule(index=st.integers(0, 3))
+    def release(self, index: int) -> None:
+        self.pool.release(self.tables[index])
+        assert self.tables[index] == []
+
+    @precondition(lambda self: any(self.tables))
+    @rule()
+    def release_twice(self) -> None:
+        table = next(table for table in self.tables if table)
+        again = list(table)
+        self.pool.release(table)
+        with pytest.raises(KeyError):
+            self.pool.release(again)
+
+    @invariant()
+    def each_block_has_one_owner(self) -> None:
+        owned = [block for table in self.tables for block in table]
+        assert len(owned) == len(set(owned))
+        assert len(owned) + self.pool.free_count == 12
+
+
+TestPool = Pool.TestCase
+
+
+def assert_plan_is_sound(scheduler: Scheduler, chunks: list[Chunk]) -> None:
+    assert sum(chunk.end - chunk.begin for chunk in chunks) <= scheduler.token_budget
+    assert len(scheduler.running) <= scheduler.max_batch
+    assert len({chunk.sequence.id for chunk in chunks}) == len(chunks)
+    owned = [block for sequence in scheduler.running for block in sequence.table]
+    assert len(owned) == len(set(owned))
+    assert len(owned) + scheduler.pool.free_count == scheduler.pool.block_count
+    assert all(not sequence.table and sequence.computed == 0 for sequence in scheduler.waiting)
+    for chunk in chunks:
+        assert chunk.sequence in scheduler.running
+        assert chunk.sequence.computed == chunk.begin < chunk.end <= len(chunk.sequence.tokens)
+        assert len(chunk.sequence.table) * BLOCK >= chunk.end
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    lengths=st.lists(st.tuples(st.integers(1, 40), st.integers(1, 24)), min_size=1, max_size=20),
+    blocks=st.integers(4, 24),
+    max_batch=st.integers(1, 6),
+    budget=st.integers(0, 30),
+    seed=st.integers(0, 10_000),
+)
+def test_all_that_is_admitted_finishes_and_every_block_comes_back(
+    lengths: list[tuple[int, int]], blocks: int, max_batch: int, budget: int, seed: int
+) -> None:
+    subject = scheduler(blocks, max_batch=max_batch, budget=max_batch + budget)
+    chance = random.Random(seed)
+    fits = [pair for pair in lengths if sum(pair) <= subject.context_tokens]
+    arriving = [sequence(id, *pair) for id, pair in enumerate(fits)]
+    admitted: list[Sequence] = []
+    cancelled: set[int] = set()
+    # Each step computes at least one token of the oldest, and each of its tokens at most once: it never yields.
+    limit = sum(len(one.tokens) + one.max_new_tokens for one in arriving) + len(arriving) + 1
+    steps = 0
+    while arriving or not subject.idle:
+        while arriving and (subject.idle or chance.random() < 0.3):
+            admitted.append(arriving.pop(0))
+            subject.add(admitted[-1])
+        oldest = min((one.id for one in [*subject.running, *subject.waiting]), default=None)
+        chunks = subject.plan()
+        assert_plan_is_sound(subject, chunks)
+        assert oldest in {chunk.sequence.id for chunk in chunks}
+        compute(subject, chunks)
+        if subject.running and chance.random() < 0.05:
+            victim = chance.choice(subject.running)
+            cancelled.add(victim.id)
+            subject.remove(victim)
+        steps += 1
+        assert steps <= limit
+    for one in admitted:
+        assert one.id in cancelled or one.output_count == one.max_new_tokens
+    assert subject.pool.free_count == blocks
+
+
+def test_what_can_never_fit_is_refused_with_the_numbers() -> None:
+    subject = scheduler(blocks=4)
+    with pytest.raises(InvalidInput, match="prompt of 10 tokens and 7 new ones need 17, the context holds 16"):
+        subject.add(sequence(1, 10, 7))
+    with pytest.raises(InvalidInput, match="prompt is empty"):
+        subject.add(sequence(1, 0, 7))
+    assert subject.idle
+    subject.add(sequence(1, 10, 6))
+
+
+def test_decodes_go_first_and_the_prompt_gets_the_rest_of_the_budget() -> None:
+    subject = scheduler(blocks=32, budget=8)
+    first, second = sequence(1, 4, 9), sequence(2, 30, 9)
+    subject.add(first)
+    compute(subject, subject.plan())
+    subject.add(second)
+    spans = []
+    for _ in range(5):
+        chunks = subject.plan()
+        spans.append([(chunk.sequence.id, chunk.begin, chunk.end, chunk.samples) for chunk in chunks])
+        compute(subject, chunks)
+    assert spans[0] == [(1, 4, 5, True), (2, 0, 7, False)]
+    assert spans[3] == [(1, 7, 8, True), (2, 21, 28, False)]
+    assert spans[4] == [(1, 8, 9, True), (2, 28, 30, True)]
+
+
+def test_the_youngest_yields_and_is_computed_anew_before_those_who_came_later() -> None:
+    subject = scheduler(blocks=4, max_batch=3, budget=12)
+    old, young, later = sequence(1, 4, 12), sequence(2, 4, 8), sequence(3, 4, 8)
+    for one in (old, young, later):
+        subject.add(one)
+    order: list[int] = []
+    while not subject.idle:
+        chunks = subject.plan()
+        assert_plan_is_sound(subject, chunks)
+        before = {one.id for one in subject.running}
+        compute(subject, chunks)
+        order += sorted(before - {one.id for one in subject.running})
+    assert subject.preemptions > 0
+    assert order == [1, 2, 3]
+
+
+def test_a_budget_that_cannot_hold_the_decodes_is_refused() -> None:
+    with pytest.raises(ValueError, match="budget"):
+        scheduler(max_batch=8, budget=7)

@@ -1,0 +1,129 @@
+"""Tokens to text as they come, stop strings, and chat templates from strangers."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fleetstart.runtime.contract.errors import CheckpointInvalid, InvalidInput
+from fleetstart.runtime.llm.stops import StopMatcher
+from fleetstart.runtime.llm.tokenizer import ChatTemplate, Detokenizer, Tokenizer, read_chat_template
+from tests.runtime.llm.models import Checkpoint, byte_tokenizer
+
+TOKENIZER = Tokenizer(byte_tokenizer())
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.text())
+def test_bytes_one_by_one_give_whole_characters_and_all_of_them(text: str) -> None:
+    detokenizer = Detokenizer(TOKENIZER)
+    pieces = [detokenizer.feed(token) for token in TOKENIZER.encode(text, add_special_tokens=False)]
+    assert "".join(pieces) + detokenizer.flush() == text
+    if "\ufffd" not in text:
+        assert not any("\ufffd" in piece for piece in pieces)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.integers(2, 257), max_size=60))
+def test_any_tokens_give_what_the_whole_gives_or_differ_only_in_broken_characters(tokens: list[int]) -> None:
+    detokenizer = Detokenizer(TOKENIZER)
+    got = "".join(detokenizer.feed(token) for token in tokens) + detokenizer.flush()
+    whole = TOKENIZER.decode(tokens)
+    # Broken bytes may be grouped otherwise; what is a character comes through in order.
+    assert got.replace("\ufffd", "") == whole.replace("\ufffd", "") or "\ufffd" in whole
+
+
+def test_a_character_is_shown_with_its_last_byte() -> None:
+    detokenizer = Detokenizer(TOKENIZER)
+    tokens = TOKENIZER.encode("é😀", add_special_tokens=False)
+    assert [detokenizer.feed(token) for token in tokens] == ["", "é", "", "", "", "😀"]
+    assert detokenizer.flush() == ""
+
+
+def test_bytes_that_never_become_a_character_are_shown_in_the_end() -> None:
+    detokenizer = Detokenizer(TOKENIZER)
+    lead = TOKENIZER.encode("😀", add_special_tokens=False)[0]
+    assert detokenizer.feed(lead) == ""
+    assert detokenizer.flush() == "\ufffd"
+    broken = Detokenizer(TOKENIZER)
+    assert "".join(broken.feed(lead) for _ in range(12)).count("\ufffd") >= 8
+
+
+def test_special_tokens_have_no_text() -> None:
+    detokenizer = Detokenizer(TOKENIZER)
+    ids = TOKENIZER.encode("a<|im_end|>b", add_special_tokens=False)
+    assert len(ids) == 3
+    assert [detokenizer.feed(token) for token in ids] == ["a", "", "b"]
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    text=st.text(alphabet="ab.", max_size=40),
+    stops=st.lists(st.text(alphabet="ab.", min_size=1, max_size=5), max_size=4),
+    cuts=st.lists(st.integers(1, 5), min_size=1),
+)
+def test_a_stop_ends_the_text_where_it_begins_however_it_is_cut(text: str, stops: list[str], cuts: list[int]) -> None:
+    matcher = StopMatcher(stops)
+    shown, rest, turn = "", text, 0
+    while rest and not matcher.stopped:
+        size = cuts[turn % len(cuts)]
+        shown += matcher.feed(rest[:size])
+        rest, turn = rest[size:], turn + 1
+        # What is shown can never be taken back: no stop may begin in it.
+        assert not any(stop in shown for stop in stops)
+    if matcher.stopped:
+        assert text.startswith(shown)
+        assert any(text.startswith(stop, len(shown)) for stop in stops)
+    else:
+        assert shown + matcher.flush() == text
+        assert not any(stop in text for stop in stops)
+
+
+def test_text_that_may_become_a_stop_is_held_back_and_given_when_it_does_not() -> None:
+    matcher = StopMatcher(["\n\nUser:"])
+    assert matcher.feed("Hello\n") == "Hello"
+    assert matcher.feed("\nUs") == ""
+    assert matcher.feed("ual") == "\n\nUsual"
+    assert matcher.feed("\n\nUser: hi") == ""
+    assert matcher.stopped
+    assert matcher.feed("more") == ""
+
+
+def test_templates_run_in_a_sandbox() -> None:
+    template = ChatTemplate("{{ ''.__class__.__mro__[1].__subclasses__() }}", {})
+    with pytest.raises(InvalidInput, match="unsafe"):
+        template.render([])
+    template = ChatTemplate("{{ messages.append(1) }}", {})
+    with pytest.raises(InvalidInput, match="unsafe"):
+        template.render([])
+
+
+def test_a_template_may_refuse_messages() -> None:
+    template = ChatTemplate("{{ raise_exception('roles must alternate') }}", {})
+    with pytest.raises(InvalidInput, match="roles must alternate"):
+        template.render([{"role": "user", "content": "x"}])
+
+
+def test_a_broken_template_is_the_checkpoints_fault() -> None:
+    with pytest.raises(CheckpointInvalid, match="does not compile"):
+        ChatTemplate("{% if %}", {})
+
+
+def test_the_template_is_found_in_either_place(tiny_model: Checkpoint) -> None:
+    inside = b'{"chat_template": "{{ bos_token }}inside", "bos_token": {"content": "<s>"}}'
+    found = read_chat_template(inside, None)
+    assert found is not None
+    assert found.render([]) == "<s>inside"
+    found = read_chat_template(inside, b"{{ bos_token }}beside")
+    assert found is not None
+    assert found.render([]) == "<s>beside"
+    assert read_chat_template(b"{}", None) is None
+    assert read_chat_template(None, None) is None
+    with pytest.raises(CheckpointInvalid, match="JSON"):
+        read_chat_template(b"{", None)
+
+
+def test_a_broken_tokenizer_is_the_checkpoints_fault() -> None:
+    with pytest.raises(CheckpointInvalid, match=r"tokenizer\.json"):
+        Tokenizer(b"{}")
