@@ -59,7 +59,7 @@ WorkerPhase = Literal["start", "fetch", "load", "execute", "idle", "failed"]
 
 
 class PhaseRow(msgspec.Struct, frozen=True, kw_only=True, tag="phase"):
-    """An interval of a worker's life. `execute` rows are the worker's busy time, already billed by call: rate 0 here."""
+    """An interval of a worker's life. `execute` rows are the worker's busy time, billed by call: rate 0 here."""
 
     id: str
     """worker/phase/number"""

@@ -150,8 +150,9 @@ class ChatCall(Streamed, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def check(self) -> None:
         super(ChatCall, self).check()  # noqa: UP008 - structs lose the cell that bare super() needs
         self._refuse("top_logprobs", "tools", "functions", "audio", "prediction", "web_search_options")
-        if self.tool_choice not in (None, "none", "auto") or self.function_call not in (None, "none", "auto"):
-            raise Wrong("tools are not supported by this engine", "tool_choice")
+        for name in ("tool_choice", "function_call"):
+            if getattr(self, name) not in (None, "none", "auto"):
+                raise Wrong(f"{name}: tools are not supported by this engine", name)
         if self.response_format not in (None, {"type": "text"}):
             raise Wrong("response_format: only text is supported by this engine", "response_format")
         if self.modalities not in (None, ["text"]):
@@ -233,7 +234,8 @@ def _wrong(text: str) -> Wrong:
         return Wrong(f"unknown parameter {unknown[1]!r}{inside}", (where and where[1]) or unknown[1])
     if missing := _MISSING.search(text):
         where = _PATH.search(text)
-        return Wrong(f"parameter {missing[1]!r} is missing", (where and where[1]) or missing[1])
+        inside = f" in {where[1]}" if where and where[1] else ""
+        return Wrong(f"parameter {missing[1]!r} is missing{inside}", (where and where[1]) or missing[1])
     path = _PATH.search(text)
     name = path[1] if path else None
     return Wrong(f"{name}: {text}" if name else text, name)

@@ -111,6 +111,9 @@ class EngineService:
         for id, request in zip(ids, requests, strict=True):
             self._streams[id] = stream
             self._commands.put(_Add(id, request))
+        if self._closed:  # meanwhile: the thread may have read its last command before these came
+            self.abandon(ids)
+            raise Unavailable("the engine is closed", retry_after_s=0)
         return stream
 
     def abandon(self, ids: list[int]) -> None:

@@ -1,0 +1,264 @@
+"""The routes through a real server and the real `openai` client, over a tiny model and the real one."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import uvicorn
+
+from fleetstart.runtime.contract.function import LLMSettings
+from fleetstart.runtime.llm import create_app
+from fleetstart.runtime.llm.app import BODY_MAX_BYTES, LLMApp
+from tests.runtime.llm.models import Checkpoint, tiny
+
+openai = pytest.importorskip("openai")
+
+WAIT_S = 20.0
+SETTINGS = LLMSettings(max_context_tokens=256)
+LONG = {"max_tokens": 200, "temperature": 0, "extra_body": {"ignore_eos": True}}
+
+
+class Served:
+    def __init__(self, app: LLMApp, url: str) -> None:
+        self.app = app
+        self.url = url
+        self.http = httpx.Client(base_url=url, timeout=WAIT_S)
+        self.client = openai.OpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0, timeout=60)
+
+    def until_idle(self) -> None:
+        scheduler = self.app._model.engine.scheduler
+        deadline_s = time.monotonic() + WAIT_S
+        while not scheduler.idle or self.app.service.active_count:
+            assert time.monotonic() < deadline_s, "the engine did not get idle"
+            time.sleep(0.002)
+        assert scheduler.pool.free_count == scheduler.pool.block_count
+
+
+@contextmanager
+def served(weights: Checkpoint, settings: LLMSettings = SETTINGS) -> Iterator[Served]:
+    app = create_app(weights, settings, name="chat", threads=2)
+    server = uvicorn.Server(uvicorn.Config(app, lifespan="off", log_level="critical", timeout_graceful_shutdown=5))
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listening])))
+        thread.start()
+        subject = Served(app, f"http://127.0.0.1:{listening.getsockname()[1]}")
+        try:
+            while not server.started:
+                assert thread.is_alive()
+                time.sleep(0.002)
+            yield subject
+        finally:
+            subject.http.close()
+            subject.client.close()
+            server.should_exit = True
+            thread.join()
+            app.close()
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Served]:
+    with served(tiny()) as subject:
+        yield subject
+
+
+@pytest.fixture(scope="module")
+def real_server(chat_model: Checkpoint) -> Iterator[Served]:
+    with served(chat_model) as subject:
+        yield subject
+
+
+def user(text: str) -> list[Any]:
+    return [{"role": "user", "content": text}]
+
+
+GOLDEN = [
+    case for case in json.loads((Path(__file__).parent / "golden.json").read_text())["cases"] if case["kind"] == "chat"
+]
+
+
+def test_the_real_model_answers_the_golden_text(real_server: Served) -> None:
+    def ask(case: dict[str, Any]) -> str:
+        answer = real_server.client.chat.completions.create(
+            model="chat", messages=user(case["prompt"]), max_tokens=48, temperature=0
+        )
+        assert answer.choices[0].finish_reason == ("stop" if case["finished"] else "length")
+        assert answer.usage.prompt_tokens == len(case["prompt_ids"])
+        assert answer.usage.completion_tokens == len(case["output_ids"])
+        return str(answer.choices[0].message.content)
+
+    with ThreadPoolExecutor(len(GOLDEN)) as threads:
+        texts = list(threads.map(ask, GOLDEN))
+    assert texts == [case["output_text"].removesuffix("<|im_end|>") for case in GOLDEN]
+
+
+def test_the_real_model_streams_the_golden_text(real_server: Served) -> None:
+    case = GOLDEN[0]
+    stream = real_server.client.chat.completions.create(
+        model="chat", messages=user(case["prompt"]), stream=True, stream_options={"include_usage": True}
+    )
+    chunks = list(stream)
+    deltas = [chunk.choices[0] for chunk in chunks if chunk.choices]
+    assert deltas[0].delta.role == "assistant"
+    assert "".join(delta.delta.content or "" for delta in deltas) == "The capital of France is Paris."
+    assert [delta.finish_reason for delta in deltas][-1] == "stop"
+    assert chunks[-1].choices == []
+    assert chunks[-1].usage.total_tokens == len(case["prompt_ids"]) + len(case["output_ids"])
+    assert len({chunk.id for chunk in chunks}) == 1
+    assert all(chunk.object == "chat.completion.chunk" for chunk in chunks)
+
+
+def test_streamed_and_whole_are_the_same(server: Served) -> None:
+    fields = {"model": "chat", "messages": user("hi"), "max_tokens": 30, "temperature": 1.0, "seed": 9}
+    whole = server.client.chat.completions.create(**fields)
+    stream = server.client.chat.completions.create(**fields, stream=True)
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in stream) == whole.choices[0].message.content
+
+
+def test_completions_with_several_prompts_and_choices(server: Served) -> None:
+    fields = {"model": "chat", "prompt": ["ab", "cd"], "n": 2, "max_tokens": 6, "temperature": 1.0, "seed": 4}
+    fields["extra_body"] = {"ignore_eos": True}
+    answer = server.client.completions.create(**fields)
+    assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
+    assert answer.choices[0].text != answer.choices[1].text
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (4, 24)
+    texts = ["", "", "", ""]
+    for chunk in server.client.completions.create(**fields, stream=True):
+        texts[chunk.choices[0].index] += chunk.choices[0].text
+    assert texts == [choice.text for choice in answer.choices]
+    as_tokens = server.client.completions.create(model="chat", prompt=[67, 68], max_tokens=3, temperature=0)
+    assert as_tokens.usage.prompt_tokens == 2
+
+
+def test_models(server: Served) -> None:
+    assert [model.id for model in server.client.models.list()] == ["chat"]
+    assert server.client.models.retrieve("chat").owned_by == "fleetstart"
+    with pytest.raises(openai.NotFoundError):
+        server.client.models.retrieve("gpt")
+
+
+def test_the_plain_route(server: Served) -> None:
+    answer = server.http.post("/", json={"prompt": "ab", "max_tokens": 4, "temperature": 0, "ignore_eos": True})
+    assert answer.status_code == 200
+    body = answer.json()
+    assert body["finish_reason"] == "length"
+    assert body["usage"] == {"prompt_tokens": 2, "completion_tokens": 4, "total_tokens": 6}
+    answer = server.http.post("/", json={"messages": user("hi"), "max_tokens": 2})
+    assert set(answer.json()) == {"text", "finish_reason", "usage"}
+
+
+def test_errors_name_the_field(server: Served) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        server.client.chat.completions.create(model="chat", messages=user("hi"), logprobs=True)
+    assert caught.value.param == "logprobs"
+    assert caught.value.code == "invalid_input"
+    assert caught.value.type == "invalid_request_error"
+    with pytest.raises(openai.NotFoundError) as missing:
+        server.client.chat.completions.create(model="gpt", messages=user("hi"))
+    assert missing.value.code == "model_not_found"
+    with pytest.raises(openai.BadRequestError, match="the context holds 256"):
+        server.client.chat.completions.create(model="chat", messages=user("hi"), max_tokens=10_000)
+    with pytest.raises(openai.BadRequestError, match="the context holds 256"):
+        server.client.chat.completions.create(model="chat", messages=user("hi" * 300))
+    with pytest.raises(openai.BadRequestError, match="the context holds 256"):
+        # A stream that cannot begin has a status of its own.
+        server.client.chat.completions.create(model="chat", messages=user("hi" * 20_000), stream=True)
+    with pytest.raises(openai.BadRequestError, match="token"):
+        server.client.completions.create(model="chat", prompt=[5, 999])
+    server.until_idle()
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [("GET", "/v1/nothing", 404), ("GET", "/v1/chat/completions", 405), ("POST", "/v1/models", 405), ("GET", "/", 405)],
+)
+def test_wrong_routes(server: Served, method: str, path: str, status: int) -> None:
+    answer = server.http.request(method, path)
+    assert answer.status_code == status
+    assert answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"\xff", b'{"messages": 5}'])
+def test_what_is_no_call_is_refused(server: Served, body: bytes) -> None:
+    answer = server.http.post("/v1/chat/completions", content=body)
+    assert answer.status_code == 400
+    assert set(answer.json()["error"]) >= {"message", "type", "param", "code"}
+
+
+def test_a_huge_body_is_refused(server: Served) -> None:
+    with contextlib.suppress(httpx.WriteError):
+        answer = server.http.post("/", content=b" " * (BODY_MAX_BYTES + 1))
+        assert answer.status_code == 413
+
+
+def test_the_stream_is_server_sent_events(server: Served) -> None:
+    body = {"messages": user("hi"), "max_tokens": 3, "stream": True, "temperature": 0, "ignore_eos": True}
+    answer = server.http.post("/v1/chat/completions", json=body)
+    assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
+    events = answer.text.split("\n\n")
+    assert events[-2:] == ["data: [DONE]", ""]
+    assert all(event.startswith("data: {") for event in events[:-2])
+    assert "usage" not in json.loads(events[0].removeprefix("data: "))
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_goes_away_frees_its_blocks(stream: bool) -> None:
+    slow = tiny(num_hidden_layers=12, hidden_size=512, intermediate_size=1024)
+    body = json.dumps({"messages": user("hi"), "max_tokens": 200, "stream": stream, "ignore_eos": True}).encode()
+    with served(slow) as subject:
+        with socket.create_connection(("127.0.0.1", int(subject.url.rsplit(":", 1)[1]))) as sock:
+            head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
+            sock.sendall(head.encode() + body)
+            if stream:
+                assert sock.recv(1)
+            else:
+                deadline_s = time.monotonic() + WAIT_S
+                while not subject.app.service.active_count:
+                    assert time.monotonic() < deadline_s
+                    time.sleep(0.001)
+        scheduler = subject.app._model.engine.scheduler
+        subject.until_idle()
+        assert scheduler.idle
+
+
+def test_a_deadline_of_the_gateway_ends_the_call(server: Served) -> None:
+    body = {"messages": user("hi"), "max_tokens": 200, "ignore_eos": True}
+    answer = server.http.post("/v1/chat/completions", json=body, headers={"fs-deadline-ms": "0"})
+    assert answer.status_code == 504
+    assert answer.json()["error"]["code"] == "deadline_exceeded"
+    server.until_idle()
+
+
+def test_closing_amid_a_stream_says_so_and_does_not_say_done() -> None:
+    slow = tiny(num_hidden_layers=12, hidden_size=512, intermediate_size=1024)
+    body = {"messages": user("hi"), "max_tokens": 220, "stream": True, "ignore_eos": True}
+    with served(slow) as subject:
+        with subject.http.stream("POST", "/v1/chat/completions", json=body) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            subject.app.close()
+            rest = [line for line in lines if line]
+        assert json.loads(rest[-1].removeprefix("data: "))["error"]["code"] == "unavailable"
+        assert "data: [DONE]" not in rest
+        assert subject.http.post("/", json={"prompt": "x"}).status_code == 503
+
+
+def test_a_model_without_a_template_says_what_to_use() -> None:
+    weights = tiny()
+    files = {name: weights.file(name) for name in ("config.json", "tokenizer.json", "generation_config.json")}
+    with served(Checkpoint(dict(weights), files)) as subject:
+        answer = subject.http.post("/v1/chat/completions", json={"messages": user("hi")})
+        assert answer.status_code == 400
+        assert "/v1/completions" in answer.json()["error"]["hint"]
