@@ -11,7 +11,7 @@ Beside it Ray Serve, min_replicas=0, whose replica loads the same safetensors fi
 generates one token: with the file out of the page cache, in it, and with the replica there. Both sides may use all
 cores. The states take turns within each round.
 
-Run: python -m tests.bench.chat [--json FILE] [--quick] [--ray-python PATH | --no-peer]
+Run: python -m tests.bench.chat [--json FILE] [--quick] [--peer-python PATH | --no-peer]
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from __future__ import annotations
 import contextlib
 from dataclasses import dataclass, field
 
-from tests.bench.peer import Peer, ray_serve
+from tests.bench.peer import RayServe, ray_serve
 from tests.bench.samples import ROOT, Report, fine, median, parse_options, progress, spread
 from tests.bench.system import System, evict, running
 from tests.bench.timelines import phase_rows, phases_ms
@@ -71,7 +71,7 @@ class Ours:
             self.measure("hot")
 
 
-def peer_round(peer: Peer, found: dict[str, list[float]], hot_calls: int) -> None:
+def peer_round(peer: RayServe, found: dict[str, list[float]], hot_calls: int) -> None:
     value = {"messages": MESSAGES, "max_tokens": 1}
     for state in ("cold", "warm"):
         peer.wait_asleep("chat")
@@ -93,7 +93,7 @@ def main() -> None:
         path = system.deploy("examples/chat/handler.py", "--keep-alive", KEEP_ALIVE_S)
         ours = Ours(system, path, stack.enter_context(system.connect()))
         ours.call()
-        peer = stack.enter_context(ray_serve(options.ray_python, model=MODEL)) if options.ray_python else None
+        peer = stack.enter_context(ray_serve(options.peer_python, model=MODEL)) if options.peer_python else None
         for number in range(options.rounds):
             progress(f"round {number + 1} of {options.rounds}")
             if peer is not None:

@@ -5,7 +5,7 @@ observed state), in turn, by the same client over kept connections; then both ag
 Serve's warm call stands beside them: there, too, a request goes through a proxy to a worker's process. The client
 runs on the same cores as everything else, so calls a second are those of the whole machine, client included.
 
-Run: python -m tests.bench.gateway [--json FILE] [--quick] [--ray-python PATH | --no-peer]
+Run: python -m tests.bench.gateway [--json FILE] [--quick] [--peer-python PATH | --no-peer]
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def main() -> None:
             "gateway": Target(system.host, system.port, request("POST", path, "fs", BODY)),
             "worker": Target(host, int(port), request("POST", "/", "fs", BODY, secret)),
         }
-        peer = stack.enter_context(ray_serve(options.ray_python)) if options.ray_python else None
+        peer = stack.enter_context(ray_serve(options.peer_python)) if options.peer_python else None
         if peer is not None:
             targets["ray_serve"] = Target("127.0.0.1", peer.port, request("POST", "/hello", "fs", BODY))
         latencies = one_by_one(stack, targets, options.rounds)

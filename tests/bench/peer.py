@@ -1,4 +1,4 @@
-"""Starts `ray_peer.py` in its own Python and asks it how many replicas run; ends it, whatever happens."""
+"""Runs a peer in its own Python and talks to it in lines of JSON; ends it, whatever happens."""
 
 from __future__ import annotations
 
@@ -16,48 +16,42 @@ from typing import Any
 from tests.bench.wire import Connection
 from tests.servers import free_port
 
-BOOT_S = 180.0
 ZERO_S = 90.0
 SETTLE_S = 1.0
 """After the last replica has gone: its process is still being taken apart."""
 QUIT_S = 60.0
 
 
-class Peer:
-    def __init__(self, process: subprocess.Popen[str], port: int, about: dict[str, Any]) -> None:
+class Talk:
+    """A line of JSON there, a line of JSON back. The first line that comes says what the peer is."""
+
+    def __init__(self, process: subprocess.Popen[str], log: Path) -> None:
         self._process = process
-        self.port = port
-        self.about = about
+        self._log = log
+        self.about: dict[str, Any] = self._read()
 
-    def connect(self) -> Connection:
-        return Connection("127.0.0.1", self.port)
-
-    def replicas(self, app: str) -> int:
+    def ask(self, **question: Any) -> Any:
         assert self._process.stdin is not None
-        self._process.stdin.write(f"replicas {app}\n")
+        self._process.stdin.write(json.dumps(question) + "\n")
         self._process.stdin.flush()
-        return int(_line(self._process))
+        return self._read()
 
-    def wait_asleep(self, app: str) -> None:
-        ends = time.monotonic() + ZERO_S
-        while self.replicas(app):
-            if time.monotonic() > ends:
-                raise TimeoutError(f"Ray Serve still has replicas of {app} after {ZERO_S:g} s")
-            time.sleep(0.1)
-        time.sleep(SETTLE_S)
+    def _read(self) -> Any:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"the peer has ended: {self._log.read_text()[-2000:]}")
+        return json.loads(line)
 
 
 @contextlib.contextmanager
-def ray_serve(python: Path, *, model: Path | None = None) -> Iterator[Peer]:
-    port = free_port()
+def peer(python: Path, script: str, *arguments: str) -> Iterator[Talk]:
+    """`script` beside this file, run by another Python, where the peer is installed."""
     with tempfile.TemporaryDirectory(prefix="rs-", ignore_cleanup_errors=True) as folder:
-        argv = [str(python), str(Path(__file__).with_name("ray_peer.py")), "--port", str(port), "--temp-dir", folder]
-        if model is not None:
-            argv += ["--model", str(model)]
         log = Path(folder) / "peer.log"
         with log.open("wb") as errors:
             process = subprocess.Popen(
-                argv,
+                [str(python), str(Path(__file__).with_name(script)), "--temp-dir", folder, *arguments],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
@@ -66,21 +60,34 @@ def ray_serve(python: Path, *, model: Path | None = None) -> Iterator[Peer]:
                 env={**os.environ, "PYTHONPATH": ""},
             )
         try:
-            try:
-                about = json.loads(_line(process))
-            except (RuntimeError, ValueError) as error:
-                raise RuntimeError(f"Ray Serve did not start: {log.read_text()[-2000:]}") from error
-            yield Peer(process, port, about)
+            yield Talk(process, log)
         finally:
             _end(process)
 
 
-def _line(process: subprocess.Popen[str]) -> str:
-    assert process.stdout is not None
-    line = process.stdout.readline()
-    if not line:
-        raise RuntimeError("the peer has ended")
-    return line
+class RayServe:
+    def __init__(self, talk: Talk, port: int) -> None:
+        self._talk = talk
+        self.port = port
+        self.about = talk.about
+
+    def connect(self) -> Connection:
+        return Connection("127.0.0.1", self.port)
+
+    def wait_asleep(self, app: str) -> None:
+        ends = time.monotonic() + ZERO_S
+        while self._talk.ask(replicas=app):
+            if time.monotonic() > ends:
+                raise TimeoutError(f"Ray Serve still has replicas of {app} after {ZERO_S:g} s")
+            time.sleep(0.1)
+        time.sleep(SETTLE_S)
+
+
+@contextlib.contextmanager
+def ray_serve(python: Path, *, model: Path | None = None) -> Iterator[RayServe]:
+    port = free_port()
+    with peer(python, "ray_peer.py", "--port", str(port), *(("--model", str(model)) if model else ())) as talk:
+        yield RayServe(talk, port)
 
 
 def _end(process: subprocess.Popen[str]) -> None:

@@ -1,8 +1,7 @@
 """Ray Serve as the peer, in a Python of its own: serves `hello` and, if given a model, `chat`, both scaled to zero.
 
-Run by `peer.py`, never by hand. Answers lines on stdin: `replicas APP` with their number, `quit` by ending. Its end
-of input is its end. Settings are the quickest that Ray offers for waking: no delay upwards, half a second between
-looks at the load.
+Run by `peer.py`, never by hand. Asked {"replicas": APP}, it answers their number; the end of its input is its end.
+Settings are the quickest that Ray offers for waking: no delay upwards, half a second between looks at the load.
 """
 
 from __future__ import annotations
@@ -100,10 +99,7 @@ def main() -> None:
         ready = {"ray": ray.__version__, "boot_s": round(time.monotonic() - began_s, 1)}
         print(json.dumps(ready), file=answers, flush=True)
         for line in sys.stdin:
-            words = line.split()
-            if words[:1] == ["quit"]:
-                break
-            print(json.dumps(replicas(words[1])), file=answers, flush=True)
+            print(json.dumps(replicas(json.loads(line)["replicas"])), file=answers, flush=True)
     finally:
         serve.shutdown()
         ray.shutdown()

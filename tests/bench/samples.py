@@ -26,28 +26,27 @@ ROOT = Path(__file__).resolve().parents[2]
 class Options:
     json: Path | None
     quick: bool
-    ray_python: Path | None
-    """None: no peer, and the output says so."""
+    peer_python: Path | None
+    """A Python that has the peer installed. None: no peer, and the output says so."""
     rounds: int
+    device: str
 
 
-def parse_options(doc: str | None, *, rounds: int, quick_rounds: int, peer: bool = True) -> Options:
-    """`--json`, `--quick`, `--rounds`, and, where Ray Serve is the peer, `--ray-python`."""
+def parse_options(doc: str | None, *, rounds: int, quick_rounds: int) -> Options:
+    """What every script takes."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write raw samples there")
     parser.add_argument("--quick", action="store_true", help="few repetitions: shows that it works, measures little")
     parser.add_argument("--rounds", type=int, help=f"default {rounds}, {quick_rounds} with --quick")
-    if peer:
-        parser.add_argument("--ray-python", type=Path, default=ROOT / ".venv-ray/bin/python", metavar="PATH")
-        parser.add_argument("--no-peer", action="store_true", help="leave Ray Serve out")
+    parser.add_argument("--peer-python", type=Path, default=ROOT / ".venv-peer/bin/python", metavar="PATH")
+    parser.add_argument("--no-peer", action="store_true", help="leave the peer out")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where models run, if it matters")
     given = parser.parse_args()
-    ray_python = None
-    if peer and not given.no_peer:
-        ray_python = given.ray_python
-        if not ray_python.exists():
-            parser.error(f"{ray_python} does not exist: `make bench` makes it, or use --no-peer")
+    peer_python = None if given.no_peer else given.peer_python
+    if peer_python is not None and not peer_python.exists():
+        parser.error(f"{peer_python} does not exist: `make bench` makes it, or use --no-peer")
     chosen = given.rounds or (quick_rounds if given.quick else rounds)
-    return Options(json=given.json, quick=given.quick, ray_python=ray_python, rounds=chosen)
+    return Options(json=given.json, quick=given.quick, peer_python=peer_python, rounds=chosen, device=given.device)
 
 
 def percentile(values: Sequence[float], share: float) -> float:

@@ -5,7 +5,7 @@ from a fresh one (FS_POOL_SIZE=0: fork, namespaces and limits are in the path), 
 Two systems and the peer run side by side and take turns, so that what disturbs one disturbs all; each is asleep
 when its turn comes. Before every call the caller waits until the function has no worker; connections are kept alive.
 
-Run: python -m tests.bench.wakeup [--json FILE] [--quick] [--ray-python PATH | --no-peer]
+Run: python -m tests.bench.wakeup [--json FILE] [--quick] [--peer-python PATH | --no-peer]
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 from dataclasses import dataclass, field
 
-from tests.bench.peer import Peer, ray_serve
+from tests.bench.peer import RayServe, ray_serve
 from tests.bench.samples import Report, fine, median, parse_options, percentile, progress, spread
 from tests.bench.system import System, running
 from tests.bench.timelines import phase_rows, phases_ms
@@ -62,7 +62,7 @@ def open_ours(stack: contextlib.ExitStack, pool_size: str) -> Ours:
     return Ours(system, path, stack.enter_context(system.connect()))
 
 
-def wake_peer(peer: Peer) -> float:
+def wake_peer(peer: RayServe) -> float:
     peer.wait_asleep("hello")
     with peer.connect() as connection:
         return connection.post("/hello", BODY).expect().total_ms
@@ -73,7 +73,7 @@ def main() -> None:
     report = Report("a function without weights wakes from zero in less than 50 ms")
     with contextlib.ExitStack() as stack:
         ours = {"pooled": open_ours(stack, "1"), "fresh": open_ours(stack, "0")}
-        peer = stack.enter_context(ray_serve(options.ray_python)) if options.ray_python else None
+        peer = stack.enter_context(ray_serve(options.peer_python)) if options.peer_python else None
         for one in ours.values():
             one.wake(keep=False)  # the first one fetches and unpacks the bundle
         theirs: list[float] = []

@@ -1,0 +1,186 @@
+"""Claim: one request decodes no slower than with transformers, and eight together give four times its tokens a second.
+
+The chat example's weights (SmolLM2-135M, stored as fp16), greedy, in fp32 arithmetic on both sides: one request and
+eight together, 64 new tokens each after 16 of prompt; and the first token after a prompt of 512. Ours is the engine
+as a worker has it (scheduler, decoder, sampler, text); theirs is `generate` of the same prompts, in fp32 and, faster
+but with other tokens, in bf16. All take turns, with one thread and with two. The bound is what memory allows: a step
+reads every weight once, as it is stored, so one request cannot have more tokens a second than the bandwidth, measured
+in turn with them, over the weights' bytes.
+
+Run: python -m tests.bench.engine [--device cuda] [--json FILE] [--quick] [--peer-python PATH | --no-peer]
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import torch
+
+from fleetstart.runtime.contract.function import LLMSettings
+from fleetstart.runtime.llm.engine import Request
+from fleetstart.runtime.llm.loading import Model, load_model
+from fleetstart.runtime.llm.sampler import SamplingParams
+from tests.bench.bandwidth import Reader, copy_on_gpu_bytes_per_s
+from tests.bench.peer import Talk, peer
+from tests.bench.samples import ROOT, Options, Report, fine, median, parse_options, progress, spread
+from tests.runtime.llm.models import Checkpoint, real_model
+
+MODEL = ROOT / "examples/chat/weights"
+GOLDEN = ROOT / "tests/runtime/llm/golden.json"
+NEW_TOKENS = 64
+PROMPT_TOKENS = 16
+LONG_TOKENS = 512
+AIM = 4.0
+PEER_DTYPES = ("fp32", "bf16")
+SETTLE_S = 0.3
+"""Threads of the side whose turn it was spin for a while before they sleep."""
+
+
+@dataclass(slots=True)
+class Rates:
+    """Tokens a second, a value a round."""
+
+    one: list[float] = field(default_factory=list)
+    eight: list[float] = field(default_factory=list)
+    prefill: list[float] = field(default_factory=list)
+
+    def columns(self) -> tuple[list[float], list[float], list[float]]:
+        return self.one, self.eight, self.prefill
+
+
+@dataclass(slots=True)
+class Setting:
+    """One number of threads."""
+
+    threads: int
+    model: Model
+    ours: Rates = field(default_factory=Rates)
+    theirs: dict[str, Rates] = field(default_factory=lambda: {dtype: Rates() for dtype in PEER_DTYPES})
+    bandwidth: list[float] = field(default_factory=list)
+    """Bytes a second."""
+    equal: int = 0
+    compared: int = 0
+
+
+def prompts() -> tuple[list[list[int]], list[int]]:
+    """Eight short prompts of real text, and a long one."""
+    cases = [case["prompt_ids"] for case in json.loads(GOLDEN.read_text())["cases"]]
+    short = [ids[:PROMPT_TOKENS] for ids in cases if len(ids) >= PROMPT_TOKENS]
+    text = [token for ids in cases for token in ids]
+    return short[:8], (text * (LONG_TOKENS // len(text) + 1))[:LONG_TOKENS]
+
+
+def generate(model: Model, several: list[list[int]], new: int) -> tuple[float, float, list[list[int]]]:
+    """Seconds until each has its first token, seconds for the rest, and the tokens."""
+    greedy = SamplingParams(temperature=0)
+    began_s = time.perf_counter()
+    ids = [
+        model.engine.add(Request(tokens=prompt, max_new_tokens=new, sampling=greedy, ignore_eos=True))
+        for prompt in several
+    ]
+    tokens: dict[int, list[int]] = {id: [] for id in ids}
+    first_s = 0.0
+    while not model.engine.idle:
+        for delta in model.engine.step():
+            tokens[delta.id] += delta.tokens
+        if not first_s and all(tokens.values()):
+            first_s = time.perf_counter() - began_s
+    return first_s, time.perf_counter() - began_s - first_s, list(tokens.values())
+
+
+def turn(setting: Setting, read: Callable[[int], float], talks: dict[str, Talk]) -> None:
+    short, long = prompts()
+    setting.bandwidth.append(read(setting.threads))
+    for several, new in ((short[:1], NEW_TOKENS), (short, NEW_TOKENS), ([long], 1)):
+        first_s, rest_s, tokens = generate(setting.model, several, new)
+        _note(setting.ours, len(several), new, first_s, rest_s)
+        for dtype, talk in talks.items():
+            time.sleep(SETTLE_S)
+            answer = talk.ask(prompts=several, new=new, threads=setting.threads)
+            _note(setting.theirs[dtype], len(several), new, answer["first_s"], answer["rest_s"])
+            if dtype == "fp32":
+                setting.compared += len(several)
+                setting.equal += sum(a == b for a, b in zip(tokens, answer["tokens"], strict=True))
+        time.sleep(SETTLE_S)
+
+
+def _note(rates: Rates, batch: int, new: int, first_s: float, rest_s: float) -> None:
+    if new == 1:
+        rates.prefill.append(LONG_TOKENS / first_s)
+    else:
+        (rates.one if batch == 1 else rates.eight).append(batch * (new - 1) / rest_s)
+
+
+def main() -> None:
+    options = parse_options(__doc__, rounds=5, quick_rounds=2)
+    report = Report("one request no slower than transformers, eight together four times its tokens a second")
+    torch.set_num_threads(1)  # as in a worker: the decoder has threads of its own
+    weights = real_model()
+    counts = [1] if options.device == "cuda" else [1, 2]
+    settings = [Setting(threads, _load(weights, options, threads)) for threads in counts]
+    reader = Reader()
+
+    def read(threads: int) -> float:
+        return copy_on_gpu_bytes_per_s() if options.device == "cuda" else reader.bytes_per_s(threads)
+
+    with contextlib.ExitStack() as stack:
+        python, device = options.peer_python, options.device
+        talks = {dtype: stack.enter_context(_transformers(python, device, dtype)) for dtype in PEER_DTYPES if python}
+        for setting in settings:  # the first run pays for what later ones find made
+            turn(Setting(setting.threads, setting.model), read, talks)
+        for number in range(options.rounds):
+            progress(f"round {number + 1} of {options.rounds}")
+            for setting in settings:
+                turn(setting, read, talks)
+    size = sum(tensor.nbytes for tensor in weights.values())
+    name = torch.cuda.get_device_name() if device == "cuda" else "cpu"
+    about = [talk.about for talk in talks.values()]
+    report.setup = {"device": name, "weights_bytes": size, "new_tokens": NEW_TOKENS, "peer": about}
+    for setting in settings:
+        report.samples[f"{setting.threads} threads"] = {
+            "bandwidth_bytes_per_s": setting.bandwidth,
+            "ours": asdict(setting.ours),
+            **{f"transformers {dtype}": asdict(rates) for dtype, rates in setting.theirs.items()},
+            "equal_sequences": [setting.equal, setting.compared],
+        }
+        tell(report, setting, size, name)
+    report.save(options.json)
+
+
+def _load(weights: Checkpoint, options: Options, threads: int) -> Model:
+    return load_model(weights, LLMSettings(dtype="fp32", max_batch=8), threads=threads, device=options.device)
+
+
+def _transformers(python: Path, device: str, dtype: str) -> contextlib.AbstractContextManager[Talk]:
+    return peer(python, "transformers_peer.py", "--model", str(MODEL), "--device", device, "--dtype", dtype)
+
+
+def tell(report: Report, setting: Setting, size: int, device: str) -> None:
+    ours, bound = setting.ours, max(setting.bandwidth) / size
+    where = device if device != "cpu" else f"{setting.threads} thread{'s' * (setting.threads > 1)}"
+    rows = [["tokens a second", "1 request", "8 together", f"prompt of {LONG_TOKENS}"]]
+    rows.append(["fleetstart", *(spread(values) for values in ours.columns())])
+    measured = {dtype: rates for dtype, rates in setting.theirs.items() if rates.one}
+    for dtype, rates in measured.items():
+        ratios = [median(a) / median(b) for a, b in zip(ours.columns(), rates.columns(), strict=True)]
+        rows.append([f"transformers, {dtype}", *(spread(values) for values in rates.columns())])
+        rows.append([f"fleetstart / transformers, {dtype}", *(f"{fine(ratio)}×" for ratio in ratios)])
+    rows.append([f"memory's bound at {max(setting.bandwidth) / 1e9:.1f} GB/s", fine(bound), fine(8 * bound), "–"])
+    shares = [median(values) / limit for values, limit in ((ours.one, bound), (ours.eight, 8 * bound))]
+    rows.append(["fleetstart / bound", *(f"{share:.0%}" for share in shares), "–"])
+    report.tell(f"Decoding, {where}", rows)
+    if measured:
+        alone = median(measured["fp32"].one)
+        over = [median(values) / alone for values in (ours.one, ours.eight)]
+        print(f"\nThe claim {'holds' if over[0] >= 1 and over[1] >= AIM else 'does not hold'} with {where}:", end=" ")
+        print(f"{over[0]:.1f}× one request of transformers with one, {over[1]:.1f}× with eight.", end=" ")
+        print(f"{setting.equal} of {setting.compared} sequences have the same tokens on both sides.")
+
+
+if __name__ == "__main__":
+    main()
