@@ -6,6 +6,7 @@
 
 PYTHON ?= python3
 VENV ?= .venv
+PEERS ?= .venv-peer
 BIN := $(VENV)/bin
 STAMPS := $(VENV)/.stamps
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
@@ -13,7 +14,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 # Without an NVIDIA GPU the CPU build is enough and a tenth of the size. It has its own index unless yours carries it:
 # set PIP_EXTRA_INDEX_URL to that of PyTorch's CPU builds.
 TORCH_VERSION ?= 2.13.0
-BENCHES ?= gateway wakeup chat
+BENCHES ?= gateway wakeup chat engine
 NATIVE := $(shell find native -name '*.cpp' -o -name '*.hpp' -o -name CMakeLists.txt)
 CHAT := examples/chat/weights/model.safetensors
 EMBED := examples/embed/weights/model.safetensors
@@ -32,8 +33,10 @@ lint: dev
 	$(BIN)/mypy .typecheck/fleetstart/controller .typecheck/fleetstart/prefetcher .typecheck/fleetstart/runtime .typecheck/fleetstart/native
 	$(BIN)/lint-imports
 
-bench: dev models
-	@for name in $(BENCHES); do echo "── $$name"; $(BIN)/python -m tests.bench.$$name || exit 1; done
+# Peers live in an environment of their own, as they would on their users' machines. `make bench BENCHES=engine` runs one.
+bench: dev models $(STAMPS)/peers
+	@for name in $(BENCHES); do echo "── $$name"; \
+	  $(BIN)/python -m tests.bench.$$name --json docs/measurements/$$name.json || exit 1; done
 
 install: $(STAMPS)/install
 dev: $(STAMPS)/dev
@@ -42,14 +45,27 @@ models: $(CHAT) $(EMBED)
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
-$(STAMPS)/torch: $(BIN)/python
-	@mkdir -p $(STAMPS)
-	@echo 'installing torch into $(VENV)'
-	@if nvidia-smi -L >/dev/null 2>&1; then $(PIP) install 'torch>=2.6'; \
-	elif $(PIP) install 'torch==$(TORCH_VERSION)+cpu' 2>/dev/null; then :; \
+# $(call torch,PYTHON)
+define torch
+	@echo 'installing torch into $(patsubst %/bin/python,%,$(1))'
+	@pip='$(1) -m pip --disable-pip-version-check --quiet install'; \
+	if nvidia-smi -L >/dev/null 2>&1; then $$pip 'torch>=2.6'; \
+	elif $$pip 'torch==$(TORCH_VERSION)+cpu' 2>/dev/null; then :; \
 	elif [ -n "$$CI" ]; then echo 'no CPU build of torch $(TORCH_VERSION) in any index, and CI takes no CUDA build' >&2; exit 1; \
 	else echo 'no CPU build of torch in your package indexes: taking the default one, which may be large' >&2; \
-	  $(PIP) install 'torch>=2.6'; fi
+	  $$pip 'torch>=2.6'; fi
+endef
+
+$(STAMPS)/torch: $(BIN)/python
+	@mkdir -p $(STAMPS)
+	$(call torch,$(BIN)/python)
+	@touch $@
+
+$(STAMPS)/peers: | $(STAMPS)/torch
+	@$(PYTHON) -m venv $(PEERS)
+	$(call torch,$(PEERS)/bin/python)
+	@echo 'installing the peers: Ray Serve, transformers'
+	@$(PEERS)/bin/python -m pip --disable-pip-version-check --quiet install 'ray[serve]' transformers
 	@touch $@
 
 # Editable: Python files need no reinstall, native ones do.
@@ -77,6 +93,6 @@ $(EMBED): examples/embed/fetch.py | $(STAMPS)/install $(STAMPS)/packages
 	@$(BIN)/python examples/embed/fetch.py && touch $@
 
 clean:
-	rm -rf $(VENV) build dist .fleetstart examples/chat/weights examples/embed/weights
+	rm -rf $(VENV) $(PEERS) build dist .fleetstart examples/chat/weights examples/embed/weights
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

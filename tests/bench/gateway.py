@@ -2,7 +2,8 @@
 
 One warm worker of `hello` is called through the gateway and straight at its own endpoint (its secret read from the
 observed state), in turn, by the same client over kept connections; then both again with 1 and 8 callers at once. Ray
-Serve's warm call stands beside them: there, too, a request goes through a proxy to a worker's process. The client
+Serve follows in the same run with its own warm call: there, too, a request goes through a proxy to a worker's process.
+It comes after and not in turn, because it is never idle: what it does between calls would be added to ours. The client
 runs on the same cores as everything else, so calls a second are those of the whole machine, client included.
 
 Run: python -m tests.bench.gateway [--json FILE] [--quick] [--peer-python PATH | --no-peer]
@@ -16,7 +17,7 @@ import time
 from dataclasses import dataclass
 
 from tests.bench.peer import ray_serve
-from tests.bench.samples import Report, fine, median, parse_options, percentile, progress, spread
+from tests.bench.samples import Options, Report, fine, median, parse_options, percentile, progress, spread
 from tests.bench.system import running
 from tests.bench.wire import Connection, parse_head, request
 
@@ -78,23 +79,38 @@ def main() -> None:
             "gateway": Target(system.host, system.port, request("POST", path, "fs", BODY)),
             "worker": Target(host, int(port), request("POST", "/", "fs", BODY, secret)),
         }
-        peer = stack.enter_context(ray_serve(options.peer_python)) if options.peer_python else None
-        if peer is not None:
-            targets["ray_serve"] = Target("127.0.0.1", peer.port, request("POST", "/hello", "fs", BODY))
-        latencies = one_by_one(stack, targets, options.rounds)
-        bursts = many(targets, 3 if options.quick else 5)
-    report.setup = {"calls_a_turn": CALLS_A_TURN, "burst_s": BURST_S, "peer": peer.about if peer else None}
+        latencies, bursts = measure(targets, options)
+    about = None
+    if options.peer_python:
+        with ray_serve(options.peer_python) as peer:
+            about = peer.about
+            theirs = {"ray_serve": Target("127.0.0.1", peer.port, request("POST", "/hello", "fs", BODY))}
+            more = measure(theirs, options)
+        latencies, bursts = latencies | more[0], bursts | more[1]
+    report.setup = {"calls_a_turn": CALLS_A_TURN, "burst_s": BURST_S, "peer": about}
     report.samples = {"latency_ms": latencies, "bursts": bursts}
     tell(report, latencies, bursts)
     report.save(options.json)
 
 
-def one_by_one(stack: contextlib.ExitStack, targets: dict[str, Target], rounds: int) -> dict[str, list[float]]:
-    connections = {name: stack.enter_context(Connection(t.host, t.port)) for name, t in targets.items()}
+Latencies = dict[str, list[float]]
+"""By target, in ms."""
+Bursts = dict[str, dict[str, list[dict[str, float]]]]
+"""By target and number of callers: one result a round."""
+
+
+def measure(targets: dict[str, Target], options: Options) -> tuple[Latencies, Bursts]:
+    with contextlib.ExitStack() as stack:
+        connections = {name: stack.enter_context(Connection(t.host, t.port)) for name, t in targets.items()}
+        latencies = one_by_one(connections, targets, options.rounds)
+    return latencies, many(targets, 3 if options.quick else 5)
+
+
+def one_by_one(connections: dict[str, Connection], targets: dict[str, Target], rounds: int) -> Latencies:
     for name, connection in connections.items():
         for _ in range(WARM_UP_CALLS):
             connection.send(targets[name].raw).expect()
-    latencies: dict[str, list[float]] = {name: [] for name in targets}
+    latencies: Latencies = {name: [] for name in targets}
     for number in range(rounds):
         if number % 10 == 0:
             progress(f"one at a time, turn {number + 1} of {rounds}")
@@ -103,9 +119,8 @@ def one_by_one(stack: contextlib.ExitStack, targets: dict[str, Target], rounds: 
     return latencies
 
 
-def many(targets: dict[str, Target], rounds: int) -> dict[str, dict[str, list[dict[str, float]]]]:
-    """name → callers → one result a round."""
-    found: dict[str, dict[str, list[dict[str, float]]]] = {name: {} for name in targets}
+def many(targets: dict[str, Target], rounds: int) -> Bursts:
+    found: Bursts = {name: {} for name in targets}
     for number in range(rounds):
         progress(f"several at a time, turn {number + 1} of {rounds}")
         for callers in CALLERS:
@@ -115,9 +130,7 @@ def many(targets: dict[str, Target], rounds: int) -> dict[str, dict[str, list[di
     return found
 
 
-def tell(
-    report: Report, latencies: dict[str, list[float]], bursts: dict[str, dict[str, list[dict[str, float]]]]
-) -> None:
+def tell(report: Report, latencies: Latencies, bursts: Bursts) -> None:
     shown = {"worker": "straight", "gateway": "gateway", "ray_serve": "Ray Serve"}
     names = [name for name in shown if name in latencies]
     straight = median(latencies["worker"])
