@@ -143,6 +143,8 @@ class Gateway:
         )
         held_bytes = len(body)
         self._body_bytes += held_bytes
+        # While the body came, a route that nobody seemed to need may have been forgotten.
+        route = self._open_route(route.key, route.record)
         try:
             await self._serve(route, call, receive, send)
         finally:

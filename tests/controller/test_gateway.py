@@ -99,6 +99,21 @@ def test_a_version_may_be_named(controller: ControllerProcess, node: HandNode) -
     wait_until(lambda: [o for o in node.ordered("drain") if o.version == 1], what="version 1 drained")
 
 
+def test_a_version_that_is_live_no_more_answers_a_call_whose_body_comes_slowly(
+    controller: ControllerProcess, node: HandNode
+) -> None:
+    """Nobody needs an old version that has no worker and no call; but one was on its way."""
+    controller.deploy("hello")
+    controller.deploy("hello", timeout_s=20)
+    controller.deploy("other")
+    port = int(controller.url.rsplit(":", 1)[1])
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as sock:
+        sock.sendall(b"POST /fn/hello@1 HTTP/1.1\r\nhost: x\r\ncontent-length: 10\r\n\r\n01234")
+        assert controller.http.get("/fn/other").status_code == 200  # changes what the gateway knows, as any start does
+        sock.sendall(b"56789")
+        assert sock.recv(100).startswith(b"HTTP/1.1 200 ")
+
+
 def test_a_declared_huge_body_is_refused_unread(controller: ControllerProcess, node: HandNode) -> None:
     controller.deploy("hello")
     port = int(controller.url.rsplit(":", 1)[1])
