@@ -39,6 +39,12 @@ class Window:
             self._past.append((now_ns, self._current))
         self._current = need
 
+    def falls_ns(self, scale: Scale) -> int | None:
+        """When the highest need of the window leaves it, as far as is known now."""
+        if not self._past or self._past[0][1] <= self._current:
+            return None
+        return self._past[0][0] + round(scale.keep_alive_s * 1e9)
+
     def desired(self, scale: Scale, now_ns: int) -> int:
         horizon_ns = now_ns - round(scale.keep_alive_s * 1e9)
         while self._past and self._past[0][0] <= horizon_ns:

@@ -46,6 +46,8 @@ WATCH_AFTER_S = 0.05
 """Calls that take longer are watched for a client that leaves; shorter ones end before it would matter."""
 UNPLACED_NS = 10_000_000_000
 """How long calls wait for a node to have room, or to come back: a restarted node needs a second or two."""
+REST_S = 0.1
+"""After the last call of a version, until the scheduler hears that it has none: another may be about to come."""
 LAST_WORDS_S = 1.0
 """How long to wait for the node to tell why a worker died."""
 CLIENT_GONE = 499
@@ -85,7 +87,7 @@ class Gateway:
         demand: Callable[[], None],
         freed: Callable[[], None],
     ) -> None:
-        """`demand` is told when a call must wait, `freed` when one ended whose slot other gateways may want."""
+        """`demand` is told when a call must wait, `freed` when others should hear soon that calls have ended."""
         self.id = gateway
         self._freed = freed
         self._state = state
@@ -188,6 +190,21 @@ class Gateway:
             self._book(route, call)
             if len(self._view.gateways) > 1:
                 self._freed()
+            if route.idle and not route.telling:
+                self._tell_rest_soon(route)
+
+    def _tell_rest_soon(self, route: Route) -> None:
+        route.telling = True
+        asyncio.get_running_loop().call_later(REST_S, self._tell_rest, route)
+
+    def _tell_rest(self, route: Route) -> None:
+        """The keep-alive counts from the last call, so the scheduler should hear soon that there is none."""
+        route.telling = False
+        if not route.idle:
+            return
+        if route.peak:  # this report still tells of the calls that there were, the next that they have ended
+            self._tell_rest_soon(route)
+        self._freed()
 
     async def _end_badly(self, route: Route, call: Call, error: FleetError, send: Send) -> None:
         self._leave(route, call, waive=not isinstance(error, DeadlineExceeded))

@@ -84,6 +84,10 @@ class Reconciler:
             spec=spec, desired=desired, members=members, failure=failure, now_unix_ms=now_unix_ns // 1_000_000
         )
         self._write(step, key, orders, decision, now_unix_ns)
+        window = self._windows.get(key)
+        falls_ns = window.falls_ns(spec.scale) if window is not None else None
+        if falls_ns is not None:
+            step.soonest((now_unix_ns + falls_ns - now_ns) // 1_000_000 + 1)
         if record is not None:
             self._start(step, room, key, record, decision.start, now_unix_ns)
 
@@ -99,10 +103,9 @@ class Reconciler:
     ) -> int:
         """An old version gets what its calls need and no keep-alive; a failing one no more than calls ask for now."""
         function = view.functions.get(key.name)
-        if function is None:
-            return 0
-        need = needed(load.queued + load.running, spec)
-        if function.live != key.version:
+        need = needed(load.queued + load.running, spec) if function is not None else 0
+        if function is None or function.live != key.version:
+            self._windows.pop(key, None)
             return need
         window = self._windows.get(key)
         if window is None:

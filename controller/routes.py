@@ -91,6 +91,8 @@ class Route:
         self.service_time = ServiceTime()
         self.peak = 0
         """Most calls at one time since the last report: short ones between two reports keep their worker warm, too."""
+        self.telling = False
+        """Whether the end of its last call is about to be reported."""
         self.unplaced_since_ns: int | None = None
         self._leaving: dict[WorkerId, Worker] = {}
         """Draining or gone, but with calls of ours that have not ended."""

@@ -89,7 +89,7 @@ def main() -> None:
     report = Report("warm, the first token of a sleeping model comes within 100 ms of a hot one's")
     theirs: dict[str, list[float]] = {state: [] for state in STATES}
     with contextlib.ExitStack() as stack:
-        system = stack.enter_context(running())
+        system = stack.enter_context(running("torch"))
         path = system.deploy("examples/chat/handler.py", "--keep-alive", KEEP_ALIVE_S)
         ours = Ours(system, path, stack.enter_context(system.connect()))
         ours.call()

@@ -33,6 +33,7 @@ from tests.runtime.llm.models import Checkpoint, real_model
 MODEL = ROOT / "examples/chat/weights"
 GOLDEN = ROOT / "tests/runtime/llm/golden.json"
 NEW_TOKENS = 64
+QUICK_TOKENS = 8
 PROMPT_TOKENS = 16
 LONG_TOKENS = 512
 AIM = 4.0
@@ -93,10 +94,10 @@ def generate(model: Model, several: list[list[int]], new: int) -> tuple[float, f
     return first_s, time.perf_counter() - began_s - first_s, list(tokens.values())
 
 
-def turn(setting: Setting, read: Callable[[int], float], talks: dict[str, Talk]) -> None:
+def turn(setting: Setting, read: Callable[[int], float], talks: dict[str, Talk], tokens_each: int) -> None:
     short, long = prompts()
     setting.bandwidth.append(read(setting.threads))
-    for several, new in ((short[:1], NEW_TOKENS), (short, NEW_TOKENS), ([long], 1)):
+    for several, new in ((short[:1], tokens_each), (short, tokens_each), ([long], 1)):
         first_s, rest_s, tokens = generate(setting.model, several, new)
         _note(setting.ours, len(several), new, first_s, rest_s)
         for dtype, talk in talks.items():
@@ -124,6 +125,7 @@ def main() -> None:
     counts = [1] if options.device == "cuda" else [1, 2]
     settings = [Setting(threads, _load(weights, options, threads)) for threads in counts]
     reader = Reader()
+    tokens_each = QUICK_TOKENS if options.quick else NEW_TOKENS
 
     def read(threads: int) -> float:
         return copy_on_gpu_bytes_per_s() if options.device == "cuda" else reader.bytes_per_s(threads)
@@ -132,15 +134,15 @@ def main() -> None:
         python, device = options.peer_python, options.device
         talks = {dtype: stack.enter_context(_transformers(python, device, dtype)) for dtype in PEER_DTYPES if python}
         for setting in settings:  # the first run pays for what later ones find made
-            turn(Setting(setting.threads, setting.model), read, talks)
+            turn(Setting(setting.threads, setting.model), read, talks, tokens_each)
         for number in range(options.rounds):
             progress(f"round {number + 1} of {options.rounds}")
             for setting in settings:
-                turn(setting, read, talks)
+                turn(setting, read, talks, tokens_each)
     size = sum(tensor.nbytes for tensor in weights.values())
     name = torch.cuda.get_device_name() if device == "cuda" else "cpu"
     about = [talk.about for talk in talks.values()]
-    report.setup = {"device": name, "weights_bytes": size, "new_tokens": NEW_TOKENS, "peer": about}
+    report.setup = {"device": name, "weights_bytes": size, "new_tokens": tokens_each, "peer": about}
     for setting in settings:
         report.samples[f"{setting.threads} threads"] = {
             "bandwidth_bytes_per_s": setting.bandwidth,

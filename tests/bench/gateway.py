@@ -67,7 +67,7 @@ def main() -> None:
     options = parse_options(__doc__, rounds=40, quick_rounds=4)
     report = Report("the gateway adds about a millisecond to a warm call")
     with contextlib.ExitStack() as stack:
-        system = stack.enter_context(running())
+        system = stack.enter_context(running("python"))
         flags = ("--keep-alive", "600", "--max", "1", "--concurrency", "16")
         path = system.deploy("examples/hello/handler.py", *flags)
         through = stack.enter_context(system.connect())
@@ -103,7 +103,7 @@ def measure(targets: dict[str, Target], options: Options) -> tuple[Latencies, Bu
     with contextlib.ExitStack() as stack:
         connections = {name: stack.enter_context(Connection(t.host, t.port)) for name, t in targets.items()}
         latencies = one_by_one(connections, targets, options.rounds)
-    return latencies, many(targets, 3 if options.quick else 5)
+    return latencies, many(targets, 1 if options.quick else 5)
 
 
 def one_by_one(connections: dict[str, Connection], targets: dict[str, Target], rounds: int) -> Latencies:

@@ -83,7 +83,7 @@ class System:
         """Endpoint and secret of a ready worker, from the observed state: what a gateway calls it by."""
         record = json.loads((self.home / "run" / "supervisor.json").read_bytes())
         with contextlib.closing(redis.Redis.from_url(record["redis_url"])) as client:
-            for node in client.hkeys("fs:nodes"):  # type: ignore[union-attr]
+            for node in client.hkeys("fs:nodes"):
                 for raw in client.hvals(f"fs:observed:{node.decode()}"):  # type: ignore[union-attr]
                     status = json.loads(raw)
                     if status["function"] == name and status["state"] == "ready":
@@ -115,22 +115,22 @@ def evict(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def running(**settings: str) -> Iterator[System]:
-    """`settings` are FS_* variables for the system's processes, such as FS_POOL_SIZE="0"."""
+def running(profile: str, **settings: str) -> Iterator[System]:
+    """`profile` is what its only fork server has imported; `settings` are FS_* variables, such as FS_POOL_SIZE="0"."""
     with tempfile.TemporaryDirectory(prefix="fs-bench-") as folder:
         home = Path(folder) / "home"
         try:
-            url = json.loads(_fs(home, "up", "--port", "0", "--json", **settings))["url"]
+            url = json.loads(_fs(home, "up", "--port", "0", "--json", FS_PROFILES=profile, **settings))["url"]
             system = System(home, url)
-            system.wait("warm fork servers", lambda: _warm(system))
+            system.wait("a warm fork server", lambda: _is_warm(system))
             yield system
         finally:
             _fs(home, "down")
 
 
-def _warm(system: System) -> bool:
+def _is_warm(system: System) -> bool:
     nodes = system.api("/status")["nodes"]
-    return bool(nodes) and "torch" in nodes[0]["profiles"]
+    return bool(nodes and nodes[0]["profiles"])
 
 
 def _fs(home: Path, *arguments: str, **settings: str) -> str:

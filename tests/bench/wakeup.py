@@ -57,7 +57,7 @@ class Ours:
 
 
 def open_ours(stack: contextlib.ExitStack, pool_size: str) -> Ours:
-    system = stack.enter_context(running(FS_POOL_SIZE=pool_size))
+    system = stack.enter_context(running("python", FS_POOL_SIZE=pool_size))
     path = system.deploy("examples/hello/handler.py", "--keep-alive", KEEP_ALIVE_S)
     return Ours(system, path, stack.enter_context(system.connect()))
 

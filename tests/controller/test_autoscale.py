@@ -28,8 +28,10 @@ def test_up_at_once_down_after_the_keep_alive() -> None:
     assert window.desired(scale, 0) == 0
     window.observe(5, 10 * SECOND)
     assert window.desired(scale, 10 * SECOND) == 5
+    assert window.falls_ns(scale) is None, "five are needed"
     window.observe(2, 20 * SECOND)
     assert window.desired(scale, 79 * SECOND) == 5, "five were needed until second 20"
+    assert window.falls_ns(scale) == 80 * SECOND
     assert window.desired(scale, 80 * SECOND) == 2
     window.observe(0, 90 * SECOND)
     assert window.desired(scale, 149 * SECOND) == 2

@@ -92,6 +92,29 @@ def test_demand_orders_workers_once_and_idleness_sends_them_away() -> None:
     assert not cluster.view.orders
 
 
+def test_a_step_says_when_the_keep_alive_ends_and_an_old_version_has_none() -> None:
+    cluster = Cluster()
+    cluster.deploy(scale=Scale(keep_alive_s=60))
+    cluster.load(1)
+    assert cluster.step().again_unix_ms is None
+    cluster.obey()
+    cluster.load(0)
+    again_unix_ms = cluster.step().again_unix_ms
+    assert again_unix_ms is not None
+    assert 0 <= again_unix_ms - (cluster.clock.unix_ns() // 1_000_000 + 60_000) <= 1
+    cluster.clock.advance(60.001)
+    step = cluster.step()
+    assert [order.wanted for order in step.orders] == ["drain"]
+    assert step.again_unix_ms is None
+
+    cluster.load(1)
+    cluster.step()
+    cluster.load(0)
+    assert cluster.step().again_unix_ms is not None
+    cluster.deploy(version=2, env={"A": "1"})
+    assert cluster.step().again_unix_ms is None
+
+
 def test_workers_are_spread_and_memory_is_not_promised_twice() -> None:
     cluster = Cluster(nodes=2, memory_mib=1100)
     cluster.deploy(scale=Scale(max=8))

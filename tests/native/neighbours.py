@@ -81,7 +81,7 @@ def threads_never_switched() -> Iterator[None]:
         sys.setswitchinterval(before)
 
 
-def lets_others_run(call: Callable[[], object]) -> bool:
+def lets_others_run(call: Callable[[], object], patience_s: float = PATIENCE_S / 3) -> bool:
     """Whether another Python thread makes progress during the call, which is repeated until it did."""
     go, ran = threading.Event(), threading.Event()
 
@@ -94,7 +94,7 @@ def lets_others_run(call: Callable[[], object]) -> bool:
     until(lambda: thread.is_alive())
     with threads_never_switched():
         go.set()
-        deadline = time.monotonic() + PATIENCE_S / 3
+        deadline = time.monotonic() + patience_s
         while not ran.is_set() and time.monotonic() < deadline:
             call()
         seen = ran.is_set()
