@@ -114,7 +114,7 @@ def make_plan(source: Source, *, part_max_bytes: int = PART_MAX_BYTES, chunk_byt
         if tensor.name.startswith("__"):
             raise CheckpointInvalid(f"{tensor.file}: tensor name {tensor.name!r} is reserved")
     layers = layers_of(tensor.name for tensor in source.tensors)
-    ordered = sorted(source.tensors, key=lambda tensor: (layers[tensor.name], _natural(tensor.name)))
+    ordered = sorted(source.tensors, key=lambda tensor: (layers[tensor.name], *_natural(tensor.name)))
     items: list[SmallFile | StoredTensor] = [*sorted(source.files, key=lambda file: file.name), *ordered]
     groups = _cut(items, part_max_bytes)
     layout = _Layout(layers=layers, count=len(groups), chunk_bytes=chunk_bytes)
@@ -202,9 +202,10 @@ def _header(table: dict[str, object]) -> bytes:
     return len(text).to_bytes(8, "little") + text
 
 
-def _natural(name: str) -> list[tuple[int, str]]:
-    """Sorts "experts.10" after "experts.9"."""
-    return [(int(part), "") if part.isdigit() and part.isascii() else (-1, part) for part in re.split(r"(\d+)", name)]
+def _natural(name: str) -> tuple[list[tuple[int, str]], str]:
+    """Sorts "experts.10" after "experts.9", and "experts.09", which has the same number, apart from it."""
+    parts = re.split(r"(\d+)", name)
+    return [(int(part), "") if part.isdigit() and part.isascii() else (-1, part) for part in parts], name
 
 
 def _rounded(count: int, step: int) -> int:

@@ -6,7 +6,7 @@ import random
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from safetensors import deserialize
 
@@ -146,6 +146,8 @@ def test_tensors_are_aligned_and_in_the_order_of_use(
 
 
 @given(TENSORS, st.randoms(use_true_random=False), st.integers(1, 3))
+@example({"layers.00.a": tensor(4), "layers.0.a": tensor(4)}, random.Random(0), 1)
+@example({"layers.0.a": tensor(4), "layers.00.a": tensor(4)}, random.Random(1), 1)
 def test_equal_weights_have_equal_plans_however_they_were_stored(
     tmp_path_factory: pytest.TempPathFactory, tensors: dict[str, Tensor], chance: random.Random, shards: int
 ) -> None:
