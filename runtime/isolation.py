@@ -23,6 +23,7 @@ An ordinary user gets the namespaces inside a user namespace.
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import pwd
 import resource
@@ -101,10 +102,12 @@ def plan(hide: Iterable[str]) -> tuple[MountStep, ...]:
 def interpreter_paths() -> list[str]:
     """What this Python runs from: it must stay visible if it lies below a masked folder (a checkout in /tmp)."""
     package = Path(__file__).resolve().parent
-    native = sys.modules.get("fleetstart.native")
+    native = importlib.util.find_spec("fleetstart.native")  # found, not imported: only some workers need it
     libraries = os.environ.get("LD_LIBRARY_PATH", "").split(":")
     found = {os.path.realpath(path) for path in (*sys.path, sys.prefix, sys.base_prefix, *libraries) if path}
-    found |= {str(package)} | ({os.path.dirname(os.path.realpath(native.__file__ or ""))} if native else set())
+    found.add(str(package))
+    if native is not None and native.origin is not None:
+        found.add(os.path.dirname(os.path.realpath(native.origin)))
     return sorted(path for path in found if os.path.isdir(path))
 
 

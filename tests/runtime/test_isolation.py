@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path, PurePosixPath
 
 import pytest
@@ -85,6 +87,21 @@ def test_the_filter_is_made_of_whole_instructions_and_jumps_stay_inside(machine:
 def namespaces(python_server: ForkServerProcess) -> None:
     if not python_server.warm.isolation:
         pytest.skip(f"this machine refuses namespaces: {python_server.warm.refused}")
+
+
+def test_native_code_stays_visible_to_workers_that_have_not_imported_it_yet() -> None:
+    code = """if True:
+        import sys
+        from fleetstart.runtime import isolation
+        paths = isolation.interpreter_paths()
+        assert "fleetstart.native" not in sys.modules
+        import fleetstart.native
+        from fleetstart.native import _core
+        for module in (fleetstart.native, _core):
+            assert any(module.__file__.startswith(f"{path}/") for path in paths), (module.__file__, paths)
+    """
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
+    assert result.returncode == 0, result.stderr
 
 
 @pytest.mark.usefixtures("namespaces")

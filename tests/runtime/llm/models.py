@@ -22,7 +22,7 @@ from fleetstart.runtime.llm.tokenizer import Tokenizer as OurTokenizer
 from fleetstart.runtime.llm.torch_decoder import TorchDecoder
 
 ROOT = Path(__file__).parents[3]
-REAL = (ROOT / "examples/chat/weights", ROOT / "models/smollm2-135m")
+REAL = ROOT / "examples/chat/weights"
 SPECIAL = ("<|im_start|>", "<|im_end|>")
 TEMPLATE = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
@@ -91,16 +91,15 @@ def tiny(*, dtype: torch.dtype = torch.float16, seed: int = 0, **changes: Any) -
 
 def real_model() -> Checkpoint:
     """SmolLM2-135M-Instruct as the example's set-up step converts it; skips without it, fails in CI."""
-    for folder in REAL:
-        if (folder / "model.safetensors").exists():
-            from safetensors.torch import load_file
+    if not (REAL / "model.safetensors").exists():
+        reason = f"no model in {REAL}: `make models` converts it"
+        if os.environ.get("CI"):
+            pytest.fail(reason)
+        pytest.skip(reason)
+    from safetensors.torch import load_file
 
-            files = {path.name: path.read_bytes() for path in folder.iterdir() if path.suffix in (".json", ".jinja")}
-            return Checkpoint(load_file(folder / "model.safetensors"), files)
-    reason = f"no model in {REAL[0]}: `make models` converts it"
-    if os.environ.get("CI"):
-        pytest.fail(reason)
-    pytest.skip(reason)
+    files = {path.name: path.read_bytes() for path in REAL.iterdir() if path.suffix in (".json", ".jinja")}
+    return Checkpoint(load_file(REAL / "model.safetensors"), files)
 
 
 def config_of(weights: Checkpoint) -> LlamaConfig:
