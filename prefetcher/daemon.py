@@ -12,7 +12,7 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import Awaitable
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -22,6 +22,7 @@ from fleetstart.prefetcher.config import Config
 from fleetstart.prefetcher.forkserver import ForkServer
 from fleetstart.prefetcher.logs import Logs
 from fleetstart.prefetcher.meter import FLUSH_S, Rows
+from fleetstart.prefetcher.outbox import Outbox, attempts
 from fleetstart.prefetcher.reconcile import (
     Action,
     Drain,
@@ -46,10 +47,8 @@ log = logging.getLogger(__name__)
 
 RENEW_S = LEASE_MS / 3000
 REREAD_S = 1.0
-LOG_BATCH_S = 0.05
-ROWS_S = 1.0
-PAUSES_S = (0.05, 0.1, 0.2, 0.5, 1.0)
-"""Between tries while Redis is away: back within a second of its return."""
+AWAY_S = 0.2
+"""Between renewals that fail."""
 START_HURRY_S = 10.0
 LAST_WRITES_S = 2.0
 """At the end, for the last statuses, lines and rows."""
@@ -68,12 +67,11 @@ class Daemon:
         self._lease_changed = asyncio.Event()
         self._reread = asyncio.Event()
         self._statuses: dict[WorkerId, WorkerStatus] = {}
-        self._unwritten: dict[WorkerId, WorkerStatus | None] = {}
-        self._status_changed = asyncio.Event()
         self._workers: dict[WorkerId, Worker] = {}
         self._seen_ns: dict[WorkerId, int] = {}
         self._rows = Rows()
         self._logs = Logs()
+        self._outbox = Outbox(self._state, self._logs, self._rows)
         self._servers = {
             profile: ForkServer(
                 profile=profile, hide=_hidden(config), env=config.worker_env, changed=self._server_changed
@@ -114,9 +112,9 @@ class Daemon:
                 self._renew(),
                 self._listen(),
                 self._read_orders(),
-                self._write_statuses(),
-                self._write_logs(),
-                self._write_rows(),
+                self._outbox.write_statuses(),
+                self._outbox.write_logs(),
+                self._outbox.write_rows(),
                 self._flush_meters(),
                 self._spares.run(),
                 self._watch_memory(),
@@ -140,7 +138,7 @@ class Daemon:
     # ── orders ─────────────────────────────────────────────────────────────────────────────────────
 
     async def _listen(self) -> None:
-        async for _ in _attempts("listening for orders"):
+        async for _ in attempts("listening for orders"):
             with contextlib.suppress(*Unreachable):
                 async for order in self._state.orders():
                     if order is None:
@@ -162,9 +160,8 @@ class Daemon:
             self._reread.clear()
 
     def _resync(self) -> None:
-        """After a new subscription or an outage: a Redis that came back may have lost the last of what it had."""
-        self._unwritten = {**self._statuses, **self._unwritten}
-        self._status_changed.set()
+        """After a new subscription or an outage: both sides tell each other everything."""
+        self._outbox.put_again(self._statuses)
         self._reread.set()
 
     def _own(self) -> dict[WorkerId, Own]:
@@ -189,8 +186,7 @@ class Daemon:
             case Forget(worker):
                 self._statuses.pop(worker, None)
                 self._seen_ns.pop(worker, None)
-                self._unwritten[worker] = None
-                self._status_changed.set()
+                self._outbox.put(worker, None)
 
     def _start(self, order: WorkerOrder) -> None:
         worker = Worker(order, self._host)
@@ -208,28 +204,8 @@ class Daemon:
     def _publish(self, status: WorkerStatus) -> None:
         self._seen_ns.setdefault(status.worker, time.monotonic_ns())
         self._statuses[status.worker] = status
-        self._unwritten[status.worker] = status
-        self._status_changed.set()
+        self._outbox.put(status.worker, status)
         self._spares.wake()
-
-    async def _write_statuses(self) -> None:
-        async for _ in _attempts("writing statuses"):
-            with contextlib.suppress(*Unreachable):
-                while True:
-                    await self._status_changed.wait()
-                    await self._write_changes()
-
-    async def _write_changes(self) -> None:
-        changes = dict(self._unwritten)
-        self._status_changed.clear()
-        try:
-            await self._state.write_statuses(changes)
-        except BaseException:
-            self._status_changed.set()
-            raise
-        for worker, written in changes.items():
-            if worker in self._unwritten and self._unwritten[worker] is written:
-                del self._unwritten[worker]
 
     async def _renew(self) -> None:
         """The lease, each second and at changes."""
@@ -246,7 +222,7 @@ class Daemon:
                 if not was_away:
                     log.warning("Redis is away, workers run on", extra={"error": str(error)})
                 was_away = True
-                await asyncio.sleep(PAUSES_S[2])
+                await asyncio.sleep(AWAY_S)
                 continue
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(RENEW_S):
@@ -280,35 +256,7 @@ class Daemon:
     def _workers_bytes(self) -> int:
         return sum(worker.reserved_bytes for worker in self._workers.values())
 
-    # ── logs, ledger, memory ───────────────────────────────────────────────────────────────────────
-
-    async def _write_logs(self) -> None:
-        async for _ in _attempts("writing logs"):
-            with contextlib.suppress(*Unreachable):
-                while True:
-                    await self._logs.arrived.wait()
-                    await asyncio.sleep(LOG_BATCH_S)
-                    await self._write_lines()
-
-    async def _write_lines(self) -> None:
-        while batch := self._logs.take():
-            try:
-                await self._state.write_logs(batch)
-            except BaseException:
-                self._logs.give_back(batch)
-                raise
-
-    async def _write_rows(self) -> None:
-        async for _ in _attempts("writing the ledger"):
-            with contextlib.suppress(*Unreachable):
-                while True:
-                    await self._write_waiting_rows()
-                    await asyncio.sleep(ROWS_S)
-
-    async def _write_waiting_rows(self) -> None:
-        while batch := self._rows.peek():
-            await self._state.write_rows(batch, time.time_ns() // 1_000_000)
-            self._rows.drop(batch)
+    # ── time and memory ───────────────────────────────────────────────────────────────────────
 
     async def _flush_meters(self) -> None:
         while True:
@@ -332,7 +280,7 @@ class Daemon:
 
     async def _take_name(self, stop: asyncio.Event) -> None:
         """Waits for Redis as long as it takes. What a dead predecessor observed is no longer so."""
-        async for _ in _attempts("taking the node's name"):
+        async for _ in attempts("taking the node's name"):
             if stop.is_set():
                 return
             with contextlib.suppress(*Unreachable):
@@ -357,9 +305,7 @@ class Daemon:
     async def _write_last(self) -> None:
         with contextlib.suppress(TimeoutError, *Unreachable):
             async with asyncio.timeout(LAST_WRITES_S):
-                await self._write_changes()
-                await self._write_lines()
-                await self._write_waiting_rows()
+                await self._outbox.write_last()
                 await self._state.leave(self.epoch)
 
     async def _guarded(self, loop: Awaitable[None]) -> None:
@@ -371,17 +317,6 @@ class Daemon:
         except Exception:
             log.exception("the daemon failed")
             raise
-
-
-async def _attempts(what: str) -> AsyncIterator[int]:
-    """Once, and again with growing pauses. What lasted is a success and starts the pauses anew."""
-    failures = 0
-    while True:
-        began_s = time.monotonic()
-        yield failures
-        failures = 0 if time.monotonic() - began_s > PAUSES_S[-1] * 2 else failures + 1
-        log.info("trying again", extra={"what": what, "failures": failures})
-        await asyncio.sleep(PAUSES_S[min(failures, len(PAUSES_S) - 1)])
 
 
 async def _first_of(stop: asyncio.Event, tasks: list[asyncio.Task[None]]) -> None:
