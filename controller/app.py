@@ -16,7 +16,7 @@ import uvicorn
 
 from fleetstart.controller.api import Api, Services
 from fleetstart.controller.config import Config
-from fleetstart.controller.gateway import PREFIX, Gateway
+from fleetstart.controller.gateway import Gateway
 from fleetstart.controller.history import History
 from fleetstart.controller.journal import Journal
 from fleetstart.controller.ledger import LedgerWriter
@@ -26,6 +26,7 @@ from fleetstart.controller.reporter import Reporter
 from fleetstart.controller.responses import Receive, Scope, Send
 from fleetstart.controller.scheduler import Scheduler
 from fleetstart.controller.state import REDIS_DOWN, State, connect
+from fleetstart.controller.target import PREFIX
 from fleetstart.controller.view import View
 
 log = logging.getLogger(__name__)

@@ -11,69 +11,37 @@ import difflib
 import logging
 import time
 from collections.abc import Callable
-from typing import NamedTuple
-from urllib.parse import unquote
 
 from fleetstart.controller.admission import BODY_BUDGET_FACTOR
+from fleetstart.controller.client_watch import ClientWatch
 from fleetstart.controller.headers import request_headers, sane_request_id, timeout_s
 from fleetstart.controller.invoke import Cut, Invoker, answer_error, cost, open_session, start_kind
 from fleetstart.controller.ledger import LedgerWriter
-from fleetstart.controller.placement import never_fits, place
-from fleetstart.controller.pool import broken
-from fleetstart.controller.reconcile import Room
+from fleetstart.controller.prospects import hopeless, start_failure
 from fleetstart.controller.records import FunctionRecord, VersionKey, VersionRecord
 from fleetstart.controller.responses import Receive, Scope, Send
 from fleetstart.controller.routes import Call, Route
 from fleetstart.controller.state import REDIS_DOWN, State
+from fleetstart.controller.target import Target, parse_target
 from fleetstart.controller.uploads import ClientGone, declared_bytes, header, read_body, refuse_unread, too_large
 from fleetstart.runtime.contract.errors import (
     DeadlineExceeded,
-    ErrorInfo,
     FleetError,
     NotFound,
     QueueFull,
     Unavailable,
-    error_from,
 )
-from fleetstart.runtime.contract.ids import FunctionName, InvocationId, Version, WorkerId, new_invocation_id
+from fleetstart.runtime.contract.ids import FunctionName, InvocationId, WorkerId, new_invocation_id
 from fleetstart.runtime.contract.ledger import InvocationRow, InvocationTrace, OpenInvocation
 from fleetstart.runtime.contract.messages import FINAL, GatewayReport, WorkerStatus
 
 log = logging.getLogger(__name__)
 
-PREFIX = "/fn/"
-WATCH_AFTER_S = 0.05
-"""Calls that take longer are watched for a client that leaves; shorter ones end before it would matter."""
-UNPLACED_NS = 10_000_000_000
-"""How long calls wait for a node to have room, or to come back: a restarted node needs a second or two."""
 REST_S = 0.1
 """After the last call of a version, until the scheduler hears that it has none: another may be about to come."""
 LAST_WORDS_S = 1.0
 """How long to wait for the node to tell why a worker died."""
 CLIENT_GONE = 499
-
-
-class Target(NamedTuple):
-    name: FunctionName
-    version: Version | None
-    """None: the live one."""
-    rest: str
-    """Path and query for the worker."""
-
-
-def parse_target(path: str, raw_path: bytes, query: bytes) -> Target:
-    """The parts of an invoke URL; the worker gets its own part as it was written, escapes and all."""
-    name, _, _ = path.removeprefix(PREFIX).partition("/")
-    raw = raw_path.decode("latin-1").removeprefix(PREFIX)
-    rest = "/" + raw.partition("/")[2]
-    if query:
-        rest += "?" + query.decode("latin-1")
-    name, at, version = unquote(name).partition("@")
-    if not at or version == "live":
-        return Target(FunctionName(name), None, rest)
-    if not version.isdecimal() or len(version) > 9:
-        raise NotFound(f"{name}@{version[:50]}: a version is a number, or live", hint=f"`fs status {name}` tells it")
-    return Target(FunctionName(name), Version(int(version)), rest)
 
 
 class Gateway:
@@ -311,7 +279,7 @@ class Gateway:
     def _admit(self, route: Route, body_bytes: int) -> None:
         if body_bytes > self._max_body_bytes:
             raise too_large(self._max_body_bytes)
-        error = self._start_failure(route)
+        error = start_failure(self._view, route, time.time_ns() // 1_000_000)
         if error is not None:
             raise error
         if route.queue.full:
@@ -321,17 +289,6 @@ class Gateway:
                 f"this gateway holds {self._body_bytes} bytes of bodies of calls under way and takes no more",
                 retry_after_s=route.service_time.retry_after_s(len(route.queue), len(route.workers)),
             )
-
-    def _start_failure(self, route: Route) -> FleetError | None:
-        """The error of its starts, if they are given up and there is no worker from before."""
-        failure = self._view.failures.get(route.key)
-        if route.workers or failure is None or not broken(failure, time.time_ns() // 1_000_000):
-            return None
-        error = error_from(failure.error)
-        error.hint = (
-            error.hint or f"`fs logs {route.key.name}` tells more; it is tried again after a minute, or a deploy"
-        )
-        return error
 
     # ── while calls wait ───────────────────────────────────────────────────────────────────────────
 
@@ -353,45 +310,13 @@ class Gateway:
             if route.queue:
                 route.pump(now_ns)  # another gateway's call may have ended
             if route.queue:
-                self._check(route, now_ns)
+                ended = hopeless(self._view, route, now_ns, time.time_ns() // 1_000_000)
+                if ended is not None:
+                    route.fail(*ended)
             elif route.idle and not route.workers:
                 record = self._view.functions.get(key.name)
                 if record is None or record.live != key.version:
                     del self._routes[key]
-
-    def _check(self, route: Route, now_ns: int) -> None:
-        if self._view.synced and route.key.name not in self._view.functions:
-            route.fail(NotFound(f"function {route.key.name} was deleted while the call waited"), now_ns)
-            return
-        error = self._start_failure(route)
-        if error is not None:
-            route.fail(error, now_ns)
-            return
-        reason, hopeless = self._unplaced(route, now_ns)
-        if reason is None:
-            route.unplaced_since_ns = None
-            return
-        if route.unplaced_since_ns is None:
-            route.unplaced_since_ns = now_ns
-        if hopeless:
-            route.fail(error_from(reason), now_ns)
-        elif now_ns - route.unplaced_since_ns > UNPLACED_NS:
-            route.fail(error_from(reason), now_ns - UNPLACED_NS)
-
-    def _unplaced(self, route: Route, now_ns: int) -> tuple[ErrorInfo | None, bool]:
-        """Why no node could take a worker now, if there is none to come; and whether waiting is useless."""
-        view = self._view
-        if route.workers or view.redis != "ok":
-            return None, False
-        for order in view.orders.values():
-            ours = order.version == route.key.version and order.spec.name == route.key.name
-            if ours and order.wanted == "run" and not view.worker_lost(order.worker, order.node, order.epoch, now_ns):
-                return None, False
-        candidates = Room(view, now_ns).candidates()
-        placed = place(route.spec, route.record.segment_bytes, candidates)
-        if not isinstance(placed, ErrorInfo):
-            return None, False
-        return placed, never_fits(route.spec, route.record.segment_bytes, candidates)
 
     async def _final_status(self, worker: WorkerId) -> WorkerStatus | None:
         """What its node says of its end, if it says so soon."""
@@ -418,35 +343,3 @@ class Gateway:
     def published(self) -> None:
         for route in self._routes.values():
             route.peak = 0
-
-
-class ClientWatch:
-    """Cancels the call's task when its client leaves. Costs a timer; a task only for calls that take a while."""
-
-    def __init__(self, call: Call, receive: Receive) -> None:
-        self.gone = False
-        self._call = call
-        self._receive = receive
-        self._task = asyncio.current_task()
-        self._watcher: asyncio.Task[None] | None = None
-        self._timer = asyncio.get_running_loop().call_later(WATCH_AFTER_S, self._begin)
-
-    def _begin(self) -> None:
-        self._watcher = asyncio.get_running_loop().create_task(self._watch())
-
-    async def _watch(self) -> None:
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
-        if not self._call.finished and self._task is not None:
-            self.gone = True
-            self._task.cancel()
-
-    def absolve(self) -> None:
-        """The cancellation was ours and is dealt with."""
-        if self._task is not None:
-            self._task.uncancel()
-
-    def stop(self) -> None:
-        self._timer.cancel()
-        if self._watcher is not None:
-            self._watcher.cancel()
