@@ -36,7 +36,7 @@ endif
 lint: dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy .typecheck/fleetstart/controller .typecheck/fleetstart/prefetcher .typecheck/fleetstart/runtime .typecheck/fleetstart/native
+	$(BIN)/mypy .typecheck/fleetstart tests
 	$(BIN)/lint-imports
 
 # Peers live in an environment of their own, as they would on their users' machines. `make bench BENCHES=engine` runs one.

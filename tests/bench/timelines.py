@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tests.bench.samples import fine, median
@@ -30,7 +30,7 @@ def phases_ms(trace: Any, *, sent_ns: int, ended_ns: int) -> dict[str, float]:
     return found
 
 
-def phase_rows(columns: dict[str, Sequence[dict[str, float]]]) -> list[list[str]]:
+def phase_rows(columns: Mapping[str, Sequence[dict[str, float]]]) -> list[list[str]]:
     """Rows of a table: the median of each phase in each column's samples."""
     names = [name for name in (*PHASES, BETWEEN) if any(name in one for samples in columns.values() for one in samples)]
     return [

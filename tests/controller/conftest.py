@@ -190,7 +190,7 @@ class HandNode:
         while not self._stop.is_set():
             try:
                 if pubsub is None:
-                    pubsub = self._client.pubsub(ignore_subscribe_messages=True)  # type: ignore[no-untyped-call]
+                    pubsub = self._client.pubsub(ignore_subscribe_messages=True)
                     pubsub.subscribe(keys.events_desired(self.name))
                 if time.monotonic() - renewed > 0.3:
                     self._renew()

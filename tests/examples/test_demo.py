@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 def test_the_demo_deploys_wakes_answers_and_bills(tmp_path: Path) -> None:
     if not (ROOT / "examples/chat/weights/model.safetensors").exists():
         pytest.skip("no weights: make models")
-    demo = [sys.executable, ROOT / "examples" / "demo.py", tmp_path / "home"]
+    demo = [sys.executable, str(ROOT / "examples" / "demo.py"), str(tmp_path / "home")]
     result = subprocess.run(demo, capture_output=True, text=True, timeout=110)
     assert result.returncode == 0, result.stdout + result.stderr
     out = result.stdout

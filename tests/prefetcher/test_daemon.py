@@ -334,7 +334,7 @@ def test_workers_outlive_redis_and_their_statuses_come_back_with_it(
     status = node.wait_for(worker, "ready")
 
     node.client.delete(keys.observed(node.id))
-    node.client.execute_command("WAITAOF", 1, 0, 5000)  # type: ignore[no-untyped-call]
+    node.client.execute_command("WAITAOF", 1, 0, 5000)
     redis_server.kill()
     assert call(status) == (200, b'"hello world"')
     redis_server.start()

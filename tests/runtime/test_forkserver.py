@@ -75,8 +75,7 @@ def test_workers_die_with_a_killed_fork_server(own_server: ForkServerProcess, tm
     functions = Functions(own_server, tmp_path)
     pids = [functions.ready(HELLO).pid, own_server.fork().pooled().pid, own_server.fork().pid]
     os.kill(own_server.process.pid, signal.SIGKILL)
-    for pid in pids:
-        until(lambda pid=pid: not alive(pid), f"end of {pid}")
+    until(lambda: not any(map(alive, pids)), f"the end of {pids}")
 
 
 def test_the_fork_server_ends_with_its_channel_and_takes_its_workers_along(own_server: ForkServerProcess) -> None:

@@ -24,7 +24,7 @@ HIDDEN, HEADS, FFN, LAYERS = 16, 2, 32, 2
 
 def tiny_model() -> Segment:
     """Two layers of noise over eight words: what it says means nothing, and is always the same."""
-    shapes = {"model.embed_tokens.weight": (len(WORDS), HIDDEN)}
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (len(WORDS), HIDDEN)}
     for layer in range(LAYERS):
         at = f"model.layers.{layer}."
         shapes |= {at + "input_layernorm.weight": (HIDDEN,), at + "post_attention_layernorm.weight": (HIDDEN,)}

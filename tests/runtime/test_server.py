@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -20,7 +21,7 @@ from fleetstart.runtime.contract.messages import (
     Drained,
     Usage,
 )
-from tests.runtime.workers import Functions, Worker, until
+from tests.runtime.workers import NO_HEADERS, Functions, Worker, until
 
 GATES = """
     import asyncio, os, time
@@ -71,8 +72,8 @@ def pool() -> Any:
         yield pool
 
 
-def begin(worker: Worker, pool: ThreadPoolExecutor, name: str, **headers: str) -> Any:
-    call = pool.submit(worker.post, {"name": name}, **headers)
+def begin(worker: Worker, pool: ThreadPoolExecutor, name: str, headers: Mapping[str, str] = NO_HEADERS) -> Any:
+    call = pool.submit(worker.post, {"name": name}, headers=headers)
     until(lambda: f"{name} began" in worker.log(), f"the start of {name}")
     return call
 
@@ -80,7 +81,7 @@ def begin(worker: Worker, pool: ThreadPoolExecutor, name: str, **headers: str) -
 @pytest.mark.parametrize("token", ["", "wrong", "secret-of-the-tesT"])
 def test_a_caller_without_the_workers_secret_is_turned_away(functions: Functions, token: str) -> None:
     worker = functions.ready("def f(): print('ran')\n")
-    response = worker.post(**{TOKEN_HEADER: token})
+    response = worker.post(headers={TOKEN_HEADER: token})
     assert response.status_code == 401
     assert response.json()["error"]["code"] == "unauthorized"
     assert worker.log() == ""
@@ -174,7 +175,7 @@ def test_an_idle_worker_leaves_at_once(functions: Functions) -> None:
 
 def test_an_async_call_past_its_deadline_is_cancelled(functions: Functions) -> None:
     worker = functions.ready(GATES, "g")
-    response = worker.post({"name": "late"}, **{DEADLINE_HEADER: "100"})
+    response = worker.post({"name": "late"}, headers={DEADLINE_HEADER: "100"})
     assert response.status_code == 504
     assert response.headers[ERROR_HEADER] == "deadline_exceeded"
     assert "late ended" in worker.log()
@@ -185,7 +186,7 @@ def test_an_async_call_past_its_deadline_is_cancelled(functions: Functions) -> N
 def test_a_stream_past_its_deadline_is_cut(functions: Functions) -> None:
     worker = functions.ready(GATES, "h")
     with pytest.raises(httpx.RemoteProtocolError):
-        worker.post({"name": "never"}, **{DEADLINE_HEADER: "100"})
+        worker.post({"name": "never"}, headers={DEADLINE_HEADER: "100"})
     open_gate(worker, "next")
     assert "second" in worker.post({"name": "next"}).text
 
@@ -195,7 +196,7 @@ def test_a_call_that_cannot_be_stopped_ends_its_worker_after_the_deadline(
     functions: Functions, pool: ThreadPoolExecutor, entry: str
 ) -> None:
     worker = functions.ready(GATES, entry)
-    call = begin(worker, pool, "stuck", **{DEADLINE_HEADER: "100"})
+    call = begin(worker, pool, "stuck", {DEADLINE_HEADER: "100"})
     assert worker.exit_status() == exits.OVERRUN
     with pytest.raises(httpx.TransportError):
         call.result()
@@ -207,7 +208,7 @@ def test_a_slow_thread_keeps_its_slot_past_the_deadline_until_it_ends(
     functions: Functions, pool: ThreadPoolExecutor
 ) -> None:
     worker = functions.ready(GATES)
-    late = begin(worker, pool, "late", **{DEADLINE_HEADER: "100"})
+    late = begin(worker, pool, "late", {DEADLINE_HEADER: "100"})
     worker.next_usage(lambda usage: usage.busy_ns > 200_000_000)
     assert worker.post({"name": "next"}).status_code == 503
     open_gate(worker, "late")
@@ -218,7 +219,7 @@ def test_a_slow_thread_keeps_its_slot_past_the_deadline_until_it_ends(
 
 @pytest.mark.parametrize("deadline", ["", "soon", "nan", "inf"])
 def test_a_deadline_that_is_not_a_number_is_none(functions: Functions, deadline: str) -> None:
-    assert functions.ready("def f(): return 1\n").post(**{DEADLINE_HEADER: deadline}).json() == 1
+    assert functions.ready("def f(): return 1\n").post(headers={DEADLINE_HEADER: deadline}).json() == 1
 
 
 def test_usage_tells_of_busy_time_that_calls_share(functions: Functions, pool: ThreadPoolExecutor) -> None:

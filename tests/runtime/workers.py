@@ -10,7 +10,7 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,7 @@ from fleetstart.runtime.contract.messages import (
 )
 
 DEADLINE_S = 30.0
+NO_HEADERS: Mapping[str, str] = {}
 """For each wait; generous, because the machine may be busy."""
 TOKEN = "secret-of-the-test"
 
@@ -126,8 +127,7 @@ class ForkServerProcess:
         if self.process.poll() is None:
             for worker in self.workers:
                 self.exit_of(worker.name)
-        for worker in self.workers:
-            until(lambda pid=worker.pid: not alive(pid), f"end of {worker.name}")
+        until(lambda: not any(alive(worker.pid) for worker in self.workers), "the end of all workers")
         self.workers.clear()
         self.exits.clear()
 
@@ -198,18 +198,25 @@ class Worker:
             if isinstance(message, Usage) and wanted(message):
                 return message
 
-    def client(self, **headers: str) -> httpx.Client:
+    def client(self, headers: Mapping[str, str] = NO_HEADERS) -> httpx.Client:
         own = {TOKEN_HEADER: TOKEN, REQUEST_HEADER: "inv-test", **headers}
         return httpx.Client(base_url=self.url, headers=own, timeout=DEADLINE_S, trust_env=False)
 
-    def post(self, value: Any = msgspec.UNSET, *, path: str = "", body: bytes = b"", **headers: str) -> httpx.Response:
+    def post(
+        self,
+        value: Any = msgspec.UNSET,
+        *,
+        path: str = "",
+        body: bytes = b"",
+        headers: Mapping[str, str] = NO_HEADERS,
+    ) -> httpx.Response:
         """A value as JSON, or a body as it is; neither is a call without input."""
         content = body if value is msgspec.UNSET else msgspec.json.encode(value)
-        with self.client(**headers) as client:
+        with self.client(headers) as client:
             return client.post(path, content=content)
 
-    def get(self, path: str = "", **headers: str) -> httpx.Response:
-        with self.client(**headers) as client:
+    def get(self, path: str = "") -> httpx.Response:
+        with self.client() as client:
             return client.get(path)
 
     def drain(self, grace_s: float = DEADLINE_S) -> None:

@@ -49,11 +49,12 @@ class System:
         """SIGKILL; returns when the supervisor has started it again."""
         before = self.services()[service]
         os.kill(before.pid, signal.SIGKILL)
-        return wait_until(lambda: self._again(service, before), what=f"{service} started again")
+        wait_until(lambda: self._runs_again(service, before), what=f"{service} started again")
+        return self.services()[service]
 
-    def _again(self, service: str, before: ServiceRecord) -> ServiceRecord | None:
+    def _runs_again(self, service: str, before: ServiceRecord) -> bool:
         now = self.services()[service]
-        return now if now.pid and now.deaths > before.deaths else None
+        return bool(now.pid) and now.deaths > before.deaths
 
     def pids(self) -> list[int]:
         """Living processes that were started with this FS_HOME: ours and all that came of them."""

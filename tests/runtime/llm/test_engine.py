@@ -26,8 +26,8 @@ def prompt(length: int, seed: int = 1) -> list[int]:
 
 
 def request(length: int = 12, new: int = 20, seed: int = 1, **fields: Any) -> Request:
-    fields = {"sampling": GREEDY, "ignore_eos": True} | fields
-    return Request(tokens=prompt(length, seed), max_new_tokens=new, **fields)
+    settings: dict[str, Any] = {"sampling": GREEDY, "ignore_eos": True} | fields
+    return Request(tokens=prompt(length, seed), max_new_tokens=new, **settings)
 
 
 class Says:
@@ -47,9 +47,9 @@ class Says:
 def saying(weights: Checkpoint, text: str, **fields: Any) -> tuple[str, str | None, list[str]]:
     """What comes of a model that says the text, then ends."""
     tokens = [*Tokenizer(weights.file("tokenizer.json")).encode(text, add_special_tokens=False), 1]
-    fields = {"sampling": GREEDY, "max_new_tokens": 200} | fields
+    settings: dict[str, Any] = {"sampling": GREEDY, "max_new_tokens": 200} | fields
     subject = engine(weights, Says(tokens, 3))
-    [deltas] = run(subject, [Request(tokens=[5, 6, 7], **fields)])
+    [deltas] = run(subject, [Request(tokens=[5, 6, 7], **settings)])
     assert subject.scheduler.pool.free_count == subject.scheduler.pool.block_count
     return text_of(deltas), deltas[-1].finish, [delta.text for delta in deltas]
 

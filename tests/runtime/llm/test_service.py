@@ -20,10 +20,9 @@ from tests.runtime.llm.models import Checkpoint, engine, native, run, tokens_of
 WAIT_S = 20.0
 
 
-def request(new: int = 400, **fields: int) -> Request:
-    return Request(
-        tokens=[5, 6, 7], max_new_tokens=new, sampling=SamplingParams(temperature=0), ignore_eos=True, **fields
-    )
+def request(new: int = 400, deadline_ns: int | None = None) -> Request:
+    greedy = SamplingParams(temperature=0)
+    return Request(tokens=[5, 6, 7], max_new_tokens=new, sampling=greedy, ignore_eos=True, deadline_ns=deadline_ns)
 
 
 @contextmanager
