@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from fleetstart.runtime.contract.timeline import Phase
 
@@ -21,24 +21,31 @@ MEANING = {
 
 
 def waterfall(phases: Sequence[Phase], *, width: int = 100) -> str:
-    """Lines `phase  |bar|  ms`, ordered by start; a phase too short to draw still shows its mark."""
+    """Lines `phase  |bars|  ms`, ordered by start, one a name; a phase too short to draw still shows its mark."""
     if not phases:
         return "no phases were recorded"
-    ordered = sorted(phases, key=lambda phase: (phase.started_ns, -phase.ended_ns))
-    begin_ns = ordered[0].started_ns
-    span_ns = max(1, max(phase.ended_ns for phase in ordered) - begin_ns)
-    numbers = [f"{phase.duration_ms:.1f}" for phase in ordered]
-    name_width = max(len(phase.name) for phase in ordered)
+    rows: dict[str, list[Phase]] = {}
+    for phase in sorted(phases, key=lambda phase: (phase.started_ns, -phase.ended_ns)):
+        rows.setdefault(phase.name, []).append(phase)
+    begin_ns = min(phase.started_ns for phase in phases)
+    span_ns = max(1, max(phase.ended_ns for phase in phases) - begin_ns)
+    numbers = [f"{sum(phase.duration_ms for phase in row):.1f}" for row in rows.values()]
+    name_width = max(map(len, rows))
     number_width = max(map(len, numbers))
-    meaning_width = max(len(MEANING.get(phase.name, "")) for phase in ordered)
+    meaning_width = max(len(MEANING.get(name, "")) for name in rows)
     columns = max(10, width - name_width - number_width - meaning_width - 9)
     lines = []
-    for phase, number in zip(ordered, numbers, strict=True):
-        drawn = bar((phase.started_ns - begin_ns) / span_ns, (phase.ended_ns - begin_ns) / span_ns, columns)
-        meaning = MEANING.get(phase.name, "")
-        lines.append(f"{phase.name:<{name_width}}  {drawn}  {number:>{number_width}} ms  {meaning}".rstrip())
+    for (name, row), number in zip(rows.items(), numbers, strict=True):
+        shares = [((p.started_ns - begin_ns) / span_ns, (p.ended_ns - begin_ns) / span_ns) for p in row]
+        drawn = _over(bar(begin, end, columns) for begin, end in shares)
+        lines.append(f"{name:<{name_width}}  {drawn}  {number:>{number_width}} ms  {MEANING.get(name, '')}".rstrip())
     lines.append(" " * (name_width + 2) + _axis(span_ns / 1e6, columns))
     return "\n".join(lines)
+
+
+def _over(bars: Iterable[str]) -> str:
+    """Bars of one width laid over each other; where two meet, the fuller column stays."""
+    return "".join(max(column, key=EIGHTHS.index) for column in zip(*bars, strict=True))
 
 
 def bar(begin: float, end: float, columns: int) -> str:

@@ -24,6 +24,13 @@ def test_bars_share_one_axis_and_overlap_is_seen() -> None:
     assert lines[-1].endswith("100.0 ms")
 
 
+def test_a_phase_in_several_pieces_is_one_line() -> None:
+    phases = [Phase("start", 0, 20 * MS), Phase("fetch", 20 * MS, 80 * MS), Phase("start", 80 * MS, 100 * MS)]
+    start, fetch, _ = waterfall(phases, width=80).splitlines()
+    assert "40.0 ms  starting a process" in start
+    assert start.index("█") < fetch.index("█") < start.rindex("█")
+
+
 def test_nothing_recorded_is_said() -> None:
     assert waterfall([]) == "no phases were recorded"
 
@@ -32,9 +39,9 @@ def test_nothing_recorded_is_said() -> None:
     st.lists(st.tuples(st.integers(0, 10**12), st.integers(0, 10**12)), min_size=1, max_size=9), st.integers(20, 200)
 )
 def test_every_phase_shows_and_no_line_is_too_long(spans: list[tuple[int, int]], width: int) -> None:
-    phases = [Phase("load", min(span), max(span)) for span in spans]
+    phases = [Phase(("load", "start", "fetch")[at % 3], min(span), max(span)) for at, span in enumerate(spans)]
     lines = waterfall(phases, width=width).splitlines()
-    assert len(lines) == len(phases) + 1
+    assert len(lines) == min(3, len(phases)) + 1
     assert all(any(mark in line for mark in "▏▎▍▌▋▊▉█") for line in lines[:-1])
     assert all(len(line) <= max(width, 70) for line in lines[:-1])
 
