@@ -48,7 +48,20 @@ install: $(STAMPS)/install
 dev: $(STAMPS)/dev
 models: $(CHAT) $(EMBED)
 
+# Says what is missing before pip says it in a hundred lines.
+define needs
+import importlib.util, pathlib, shutil, sys, sysconfig
+missing = []
+if sys.version_info < (3, 11): missing.append(f"Python 3.11 or newer (this is {sys.version.split()[0]}; choose with PYTHON=...)")
+if importlib.util.find_spec("ensurepip") is None: missing.append("venv (Debian: apt install python3-venv)")
+if not pathlib.Path(sysconfig.get_path("include"), "Python.h").exists(): missing.append("the headers of Python (Debian: apt install python3-dev)")
+if shutil.which("c++") is None: missing.append("a C++ compiler (Debian: apt install g++)")
+sys.exit("to build fleetstart this machine lacks " + "; ".join(missing) if missing else 0)
+endef
+
+$(BIN)/python: export NEEDS = $(needs)
 $(BIN)/python:
+	@$(PYTHON) -c "$$NEEDS"
 	$(PYTHON) -m venv $(VENV)
 
 # $(call torch,PYTHON)
