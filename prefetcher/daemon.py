@@ -268,11 +268,11 @@ class Daemon:
         """Only of workers that have no group to hold them."""
         while True:
             for worker in list(self._workers.values()):
-                process = worker.process
+                process = worker.body.process
                 if process is None or process.group is not None or not process.pid:
                     continue
                 if private_bytes(process.pid) > worker.order.spec.memory_bytes:
-                    worker.was_out_of_memory = True
+                    worker.body.was_out_of_memory = True
                     process.kill()
             await asyncio.sleep(INTERVAL_S)
 

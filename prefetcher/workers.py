@@ -16,14 +16,14 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from fleetstart.prefetcher.body import Body
 from fleetstart.prefetcher.bundles import Bundles
-from fleetstart.prefetcher.endings import out_of_memory, status_words, why_it_ended
-from fleetstart.prefetcher.forkserver import ChannelGone, Exit, Process, ProcessEvent
+from fleetstart.prefetcher.endings import out_of_memory
+from fleetstart.prefetcher.forkserver import ChannelGone, Exit, Process
 from fleetstart.prefetcher.logs import Logs, Stream
 from fleetstart.prefetcher.meter import Rows, WorkerMeter
 from fleetstart.prefetcher.segments import Segment, Segments
 from fleetstart.prefetcher.spares import Spares
-from fleetstart.runtime.contract import exits
 from fleetstart.runtime.contract.channel import ChannelClosed
 from fleetstart.runtime.contract.errors import ErrorInfo, FleetError, StartFailed, error_from
 from fleetstart.runtime.contract.ids import NodeId
@@ -45,10 +45,6 @@ from fleetstart.runtime.contract.timeline import Timeline, machine_origin_ns
 log = logging.getLogger(__name__)
 
 LISTEN_BACKLOG = 256
-LAST_WORDS_S = 1.0
-"""Between the end of a worker's socket, or its error, and the exit that should follow by itself."""
-KILLED_S = 5.0
-"""Between SIGKILL and the exit: a process in the kernel's hands may take its time."""
 DRAIN_MARGIN_S = 2.0
 """Beyond a drain's grace, for the worker to say so and go."""
 
@@ -75,12 +71,9 @@ class Worker:
         self.state: WorkerState = "starting"
         self.reserved_bytes = 0
         """Of the node's memory, until its process has ended."""
-        self.process: Process | None = None
-        self.was_out_of_memory = False
-        """Set by whoever watches its memory and ended it."""
+        self.body = Body(order.worker, host.spares, lambda line: self._log("stdout", line))
         self._host = host
         self._spec = order.spec
-        self._events: asyncio.Queue[ProcessEvent] = asyncio.Queue()
         self._segment: Segment | None = None
         self._start_cold = False
         self._pooled = False
@@ -113,14 +106,14 @@ class Worker:
         """Calls under way may end; none of them may take longer than the function's own limit."""
         if self.state == "starting":
             self.kill()
-        if self.state != "ready" or self.process is None:
+        if self.state != "ready" or self.body.process is None:
             return
         grace_s = self._spec.timeout_s if grace_s is None else grace_s
         self._drain_until_s = time.monotonic() + grace_s + DRAIN_MARGIN_S
         with contextlib.suppress(ChannelClosed):  # its end is on the way and will be heard
-            self.process.send(Drain(grace_s=grace_s))
+            self.body.process.send(Drain(grace_s=grace_s))
         self._publish("draining")
-        self._events.put_nowait(Drained())  # wakes the task, which then minds the new deadline
+        self.body.events.put_nowait(Drained())  # wakes the task, which then minds the new deadline
 
     def kill(self) -> None:
         """At once, and it counts as ended, not as failed."""
@@ -187,46 +180,41 @@ class Worker:
                 self._pooled = True
             else:
                 process = await (fork or host.spares.fork(spec.profile, network=False))
-            self._adopt(process)
+            self.body.adopt(process)
         finally:
             await self._settle(fork, weights)
         return str(bundle)
 
     async def _settle(self, fork: asyncio.Future[Process] | None, weights: asyncio.Future[Segment] | None) -> None:
         """What was begun and then not needed: given back, whatever it came to."""
-        if fork is not None and self.process is None:
+        if fork is not None and self.body.process is None:
             fork.cancel()
             outcome = (await asyncio.gather(fork, return_exceptions=True))[0]
             if isinstance(outcome, Process):
-                self._adopt(outcome)
+                self.body.adopt(outcome)
         if weights is not None and self._segment is None:
             weights.cancel()
             outcome_ = (await asyncio.gather(weights, return_exceptions=True))[0]
             if isinstance(outcome_, Segment):
                 self._segment = outcome_
 
-    def _adopt(self, process: Process) -> None:
-        self.process = process
-        process.log.to(lambda line: self._log("stdout", line))
-        process.listen(self._events.put_nowait)
-
     async def _assign(self, bundle_dir: str) -> None:
         try:
             self._send_assignment(bundle_dir)
         except ChannelClosed as error:
-            if not self._pooled or self.process is None:
+            if not self._pooled or self.body.process is None:
                 raise StartFailed(f"the worker was gone before it had its function: {error}") from error
             log.warning("a spare worker was dead, forking another", extra={"worker": self.order.worker})
-            await self._bury(self.process)
+            await self.body.bury()
             self._pooled = False
-            self._adopt(await self._host.spares.fork(self._spec.profile, network=False))
+            self.body.adopt(await self._host.spares.fork(self._spec.profile, network=False))
             try:
                 self._send_assignment(bundle_dir)
             except ChannelClosed as again:
                 raise StartFailed(f"the worker was gone before it had its function: {again}") from again
 
     def _send_assignment(self, bundle_dir: str) -> None:
-        process = self.process
+        process = self.body.process
         assert process is not None
         if process.group is not None:
             try:
@@ -251,7 +239,7 @@ class Worker:
 
     async def _until_ready(self) -> None:
         while True:
-            match await self._events.get():
+            match await self.body.events.get():
                 case Pooled(started_ns=started_ns) if not self._pooled:
                     self._assigned_ns = max(self._assigned_ns, started_ns)
                 case Ready(timeline=timeline):
@@ -261,7 +249,7 @@ class Worker:
                     self._close_timeline(timeline)
                     raise self._root_cause(info)
                 case ChannelGone():
-                    status = await self._exit_status()
+                    status = await self.body.exit_status()
                     raise self._why(status)
                 case Exit(status=status):
                     raise self._why(status)
@@ -300,7 +288,7 @@ class Worker:
             try:
                 # Not wait_for: in Python 3.11 it can swallow the cancellation by which kill() speaks.
                 async with asyncio.timeout(timeout_s):
-                    event = await self._events.get()
+                    event = await self.body.events.get()
             except TimeoutError:
                 self._log("system", "worker did not end in its time to drain: killed")
                 return
@@ -308,7 +296,7 @@ class Worker:
                 case Usage(busy_ns=busy_ns):
                     self._meter.busy(busy_ns)
                 case ChannelGone():
-                    self._require_draining(await self._exit_status())
+                    self._require_draining(await self.body.exit_status())
                     return
                 case Exit(status=status):
                     self._require_draining(status)
@@ -325,8 +313,8 @@ class Worker:
     async def _end(self, error: FleetError | None) -> None:
         now_ns = time.monotonic_ns()
         was_ready = self._meter.is_running
-        if error is not None and self.process is not None and self._assigned_ns and not was_ready:
-            await self._exit_status()  # its last words belong before ours
+        if error is not None and self.body.process is not None and self._assigned_ns and not was_ready:
+            await self.body.exit_status()  # its last words belong before ours
         self._endpoint = ""
         info = error.info() if error is not None else None
         if info is not None:
@@ -336,53 +324,16 @@ class Worker:
             self.flush()
         elif error is not None:
             self._host.rows.add(self._meter.phase("failed", self._assigned_ns or self.seen_ns, now_ns))
-        if self.process is not None:
-            await self._bury(self.process)
+        await self.body.bury()
         self.reserved_bytes = 0
         if self._segment is not None:
             self._host.segments.release(self._segment, self.order.worker)
             self._segment = None
 
-    async def _bury(self, process: Process) -> None:
-        """Dead, its last lines read, its group gone."""
-        process.kill()
-        try:
-            async with asyncio.timeout(KILLED_S):
-                await process.exited.wait()
-        except TimeoutError:
-            log.error("a killed worker has not ended", extra={"worker": self.order.worker, "pid": process.pid})
-        process.close()
-        self._host.spares.remove_group(process.group)
-
-    async def _exit_status(self) -> int | None:
-        """Waits briefly for an exit that should come by itself, then brings it about."""
-        assert self.process is not None
-        for patience_s in (LAST_WORDS_S, KILLED_S):
-            try:
-                async with asyncio.timeout(patience_s):
-                    await self.process.exited.wait()
-                break
-            except TimeoutError:
-                self.process.kill()
-        while not self._events.empty():
-            event = self._events.get_nowait()
-            if isinstance(event, Exit):
-                return event.status
-        return None
-
     def _why(self, status: int | None) -> FleetError:
-        group = self.process.group if self.process is not None else None
-        oom = self.was_out_of_memory or (group is not None and group.oom_kills() > 0)
-        if not oom and self._segment is not None and self._segment.error is not None:
+        if not self.body.ran_out_of_memory and self._segment is not None and self._segment.error is not None:
             return self._segment.error
-        log.info("worker ended", extra={"worker": self.order.worker, "status": status_words(status), "oom": oom})
-        return why_it_ended(
-            status,
-            oom=oom,
-            limit_bytes=self._spec.memory_bytes,
-            was_ready=self._meter.is_running,
-            stuck_status=exits.OVERRUN,
-        )
+        return self.body.why(status, limit_bytes=self._spec.memory_bytes, was_ready=self._meter.is_running)
 
     def _root_cause(self, info: ErrorInfo) -> FleetError:
         """A worker that could not get its weights says so; why, the segment knows best."""
@@ -407,7 +358,7 @@ class Worker:
                 state=state,
                 start="cold" if self._start_cold else "warm",
                 pooled=self._pooled,
-                isolation=self.process.isolation if self.process is not None else "",
+                isolation=self.body.process.isolation if self.body.process is not None else "",
                 endpoint=self._endpoint if ready else "",
                 token=self._token if ready else "",
                 error=error,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import subprocess
@@ -30,8 +31,11 @@ def workers_of(node: Node) -> list[psutil.Process]:
     ]
 
 
+SPARE = "spare worker waits"
+
+
 def wait_for_spare(node: Node) -> None:
-    wait_until(lambda: "spare worker waits" in node.log(), 20, what="a spare")
+    wait_until(lambda: SPARE in node.log(), 20, what="a spare")
 
 
 # ── a worker's life ────────────────────────────────────────────────────────────────────────────────
@@ -56,6 +60,37 @@ def test_a_spare_is_used_and_replaced(node: Node, store: Store) -> None:
 
     assert status.pooled
     wait_until(lambda: len(workers_of(node)) == 2, what="worker and new spare")
+
+
+def test_a_spare_that_died_unnoticed_costs_no_start(node: Node, store: Store) -> None:
+    """Its death and the order for a worker arrive together: whichever the daemon sees first, the worker gets ready."""
+    assert node.process is not None
+    bundle = store.put_bundle({"handler.py": HELLO})
+    spare = wait_for_next_spare(node, before=0)
+    for _ in range(5):
+        os.kill(node.process.pid, signal.SIGSTOP)
+        os.kill(spare, signal.SIGKILL)
+        wait_until(functools.partial(is_gone, spare), what="its end")
+        worker = node.order(spec_of(bundle))
+        os.kill(node.process.pid, signal.SIGCONT)
+        assert call(node.wait_for(worker, "ready"))[0] == 200
+        node.take_back(worker)
+        node.wait_for(worker, "gone")
+        spare = wait_for_next_spare(node, before=spare)
+
+
+def is_gone(pid: int) -> bool:
+    return not psutil.pid_exists(pid)
+
+
+def wait_for_next_spare(node: Node, *, before: int) -> int:
+    """The pid of a spare that is not the one from before."""
+
+    def newest() -> int:
+        spares = [msgspec.json.decode("{" + line.split("{", 1)[1]) for line in node.log().splitlines() if SPARE in line]
+        return 0 if not spares or spares[-1]["pid"] == before else int(spares[-1]["pid"])
+
+    return wait_until(newest, 20, what="another spare")
 
 
 def test_a_function_with_the_network_has_a_process_of_its_own(node: Node, store: Store) -> None:
