@@ -1,6 +1,7 @@
 """Whether calls that wait will ever get a worker, and the error for those that will not.
 
-Pure functions of the view, a route and `now`: the gateway asks at the door, and at each change while calls wait.
+Decided from the view, a route and `now`; all that is kept, on the route, is since when no node could take a worker.
+The gateway asks at the door, and at each change while calls wait.
 """
 
 from __future__ import annotations
@@ -27,10 +28,7 @@ def start_failure(view: View, route: Route, now_unix_ms: int) -> FleetError | No
 
 
 def hopeless(view: View, route: Route, now_ns: int, now_unix_ms: int) -> tuple[FleetError, int] | None:
-    """The error for the calls of the route that were accepted until then, or None: they may wait on.
-
-    Keeps on the route since when no node could take a worker for it.
-    """
+    """The error for the calls of the route that were accepted until then, or None: they may wait on."""
     if view.synced and route.key.name not in view.functions:
         return NotFound(f"function {route.key.name} was deleted while the call waited"), now_ns
     error = start_failure(view, route, now_unix_ms)

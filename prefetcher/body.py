@@ -25,7 +25,7 @@ class Body:
 
     def __init__(self, name: str, spares: Spares, print_line: Callable[[str], None]) -> None:
         self.process: Process | None = None
-        self.was_out_of_memory = False
+        self.killed_for_memory = False
         """Set by whoever watches its memory and ended it."""
         self.events: asyncio.Queue[ProcessEvent] = asyncio.Queue()
         self._name = name
@@ -72,7 +72,7 @@ class Body:
     @property
     def ran_out_of_memory(self) -> bool:
         group = self.process.group if self.process is not None else None
-        return self.was_out_of_memory or (group is not None and group.oom_kills() > 0)
+        return self.killed_for_memory or (group is not None and group.oom_kills() > 0)
 
     def why(self, status: int | None, *, limit_bytes: int, was_ready: bool) -> FleetError:
         """The error for a process that ended with the status without being asked to."""

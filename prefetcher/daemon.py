@@ -256,7 +256,7 @@ class Daemon:
     def _workers_bytes(self) -> int:
         return sum(worker.reserved_bytes for worker in self._workers.values())
 
-    # ── time and memory ───────────────────────────────────────────────────────────────────────
+    # ── time and memory ───────────────────────────────────────────────────────────────────────────────
 
     async def _flush_meters(self) -> None:
         while True:
@@ -272,7 +272,7 @@ class Daemon:
                 if process is None or process.group is not None or not process.pid:
                     continue
                 if private_bytes(process.pid) > worker.order.spec.memory_bytes:
-                    worker.body.was_out_of_memory = True
+                    worker.body.killed_for_memory = True
                     process.kill()
             await asyncio.sleep(INTERVAL_S)
 

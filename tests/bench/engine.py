@@ -2,10 +2,10 @@
 
 The chat example's weights (SmolLM2-135M, stored as fp16), greedy, in fp32 arithmetic on both sides: one request and
 eight together, 64 new tokens each after 16 of prompt; and the first token after a prompt of 512. Ours is the engine
-as a worker has it (scheduler, decoder, sampler, text); theirs is `generate` of the same prompts, in fp32 and, faster
-but with other tokens, in bf16. All take turns, with one thread and with two. The bound is what memory allows: a step
-reads every weight once, as it is stored, so one request cannot have more tokens a second than the bandwidth, measured
-in turn with them, over the weights' bytes.
+as a worker has it (scheduler, decoder, sampler, text); theirs is `generate` of the same prompts, in fp32 and in bf16,
+and it is counted how often each gives our very tokens. All take turns, with one thread and with two. The bound is what
+memory allows: a step reads every weight once, as it is stored, so one request cannot have more tokens a second than
+the bandwidth, measured in turn with them, over the weights' bytes.
 
 Run: python -m tests.bench.engine [--device cuda] [--json FILE] [--quick] [--peer-python PATH | --no-peer]
 """
@@ -64,7 +64,8 @@ class Setting:
     theirs: dict[str, Rates] = field(default_factory=lambda: {dtype: Rates() for dtype in PEER_DTYPES})
     bandwidth: list[float] = field(default_factory=list)
     """Bytes a second."""
-    equal: int = 0
+    equal: dict[str, int] = field(default_factory=lambda: dict.fromkeys(PEER_DTYPES, 0))
+    """Sequences for which that peer gave our tokens."""
     compared: int = 0
 
 
@@ -100,13 +101,12 @@ def turn(setting: Setting, read: Callable[[int], float], talks: dict[str, Talk],
     for several, new in ((short[:1], tokens_each), (short, tokens_each), ([long], 1)):
         first_s, rest_s, tokens = generate(setting.model, several, new)
         _note(setting.ours, len(several), new, first_s, rest_s)
+        setting.compared += len(several)
         for dtype, talk in talks.items():
             time.sleep(SETTLE_S)
             answer = talk.ask(prompts=several, new=new, threads=setting.threads)
             _note(setting.theirs[dtype], len(several), new, answer["first_s"], answer["rest_s"])
-            if dtype == "fp32":
-                setting.compared += len(several)
-                setting.equal += sum(a == b for a, b in zip(tokens, answer["tokens"], strict=True))
+            setting.equal[dtype] += sum(a == b for a, b in zip(tokens, answer["tokens"], strict=True))
         time.sleep(SETTLE_S)
 
 
@@ -148,7 +148,8 @@ def main() -> None:
             "bandwidth_bytes_per_s": setting.bandwidth,
             "ours": asdict(setting.ours),
             **{f"transformers {dtype}": asdict(rates) for dtype, rates in setting.theirs.items()},
-            "equal_sequences": [setting.equal, setting.compared],
+            "equal_sequences": setting.equal,
+            "compared_sequences": setting.compared,
         }
         tell(report, setting, size, name)
     report.save(options.json)
@@ -181,7 +182,8 @@ def tell(report: Report, setting: Setting, size: int, device: str) -> None:
         over = [median(values) / alone for values in (ours.one, ours.eight)]
         print(f"\nThe claim {'holds' if over[0] >= 1 and over[1] >= AIM else 'does not hold'} with {where}:", end=" ")
         print(f"{over[0]:.1f}× one request of transformers with one, {over[1]:.1f}× with eight.", end=" ")
-        print(f"{setting.equal} of {setting.compared} sequences have the same tokens on both sides.")
+        equal = ", ".join(f"{setting.equal[dtype]} in {dtype}" for dtype in measured)
+        print(f"Of {setting.compared} sequences transformers gave our tokens for {equal}.")
 
 
 if __name__ == "__main__":

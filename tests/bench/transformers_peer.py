@@ -38,7 +38,7 @@ def generate(model: Any, ids: torch.Tensor, new: int) -> tuple[torch.Tensor, flo
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--temp-dir")
+    parser.add_argument("--temp-dir", help="every peer is given one; this needs none")
     parser.add_argument("--model", required=True)
     parser.add_argument("--device", required=True)
     parser.add_argument("--dtype", required=True)
