@@ -8,6 +8,7 @@ from pathlib import Path
 import httpx
 
 from fleetstart.runtime.contract.ids import CheckpointId
+from fleetstart.runtime.contract.ledger import InvocationRow
 from fleetstart.runtime.contract.messages import SegmentReport
 from tests.e2e.checkpoints import write_safetensors
 from tests.e2e.systems import System
@@ -76,20 +77,20 @@ def test_after_its_keep_alive_a_function_has_no_process_and_costs_nothing(system
     assert start_of(system.call("brief")) == "hot"
     wait_until(lambda: asleep(system, "brief"), 10, what="brief asleep")
     wait_until(lambda: len(system.phases("brief")) > len(rows), what="rows of its second life")
-    calls = [row for row in system.invocations() if row.function == "brief"]
-    assert sorted(row.start for row in calls) == ["hot", "hot", "warm", "warm"]
+    wait_until(lambda: len(_calls(system, "brief")) == 4, what="its calls")
+    assert sorted(row.start for row in _calls(system, "brief")) == ["hot", "hot", "warm", "warm"]
 
 
 def test_an_idle_function_adds_no_rows(system: System) -> None:
-    """Asserted over a time in which the meters of other functions have been flushed."""
-    system.deploy(BRIEF.replace("brief", "still"), name="still")
+    """A node writes its rows in order: those of a worker that came later prove that all earlier ones are there."""
+    for name in ("still", "later"):
+        system.deploy(BRIEF.replace("brief", name), name=name)
     system.ok("still")
     wait_until(lambda: asleep(system, "still"), 10, what="still asleep")
-    wait_until(lambda: "execute" in {row.phase for row in system.phases("still")}, what="its last rows")
+    _live_through(system, "later", lives=1)
     before = system.usage("still")
-    others = len(system.ledger())
-    system.ok("well")
-    wait_until(lambda: len(system.ledger()) >= others + 1, what="another function's rows")
+    assert {line.kind for line in before.lines} == {"invocation", "start", "load", "execute", "idle"}
+    _live_through(system, "later", lives=2)
     assert system.usage("still").lines == before.lines
 
 
@@ -141,6 +142,18 @@ def test_more_calls_than_one_worker_takes_bring_more_workers_up_to_its_max(syste
     rows = [row for row in system.phases("crowd", "start")]
     assert len(rows) <= 3
     wait_until(lambda: asleep(system, "crowd"), 15, what="crowd asleep")
+
+
+def _live_through(system: System, name: str, *, lives: int) -> None:
+    """Woken and asleep again, and the rows of the whole life of that worker, the `lives`th one, are in the ledger."""
+    system.ok(name)
+    wait_until(lambda: asleep(system, name), 10, what=f"{name} asleep")
+    wait_until(lambda: len(system.phases(name, "load")) == lives, what=f"the rows of {name}")
+    wait_until(lambda: len(_calls(system, name)) == lives, what=f"the call of {name}")
+
+
+def _calls(system: System, name: str) -> list[InvocationRow]:
+    return [row for row in system.invocations() if row.function == name]
 
 
 def _bytes_read(system: System) -> int:
