@@ -1,4 +1,4 @@
-"""Models that several modules use, made once."""
+"""Models that several modules use, made once. Torch computes on one thread: its pool spins where cores are shared."""
 
 from __future__ import annotations
 
@@ -7,7 +7,11 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("tokenizers")
 
+import torch
+
 from tests.runtime.llm.models import Checkpoint, real_model, tiny
+
+torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")

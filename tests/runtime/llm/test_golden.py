@@ -37,10 +37,12 @@ def test_native_tokens_are_golden(chat_model: Checkpoint, max_batch: int) -> Non
     check(chat_model, native(chat_model, blocks=BLOCKS, threads=2), max_batch)
 
 
+@pytest.mark.timeout(600)  # of a busy machine: the reference is slow
 def test_torch_tokens_are_golden_eight_together(chat_model: Checkpoint) -> None:
     check(chat_model, plain(chat_model, blocks=BLOCKS), 8)
 
 
+@pytest.mark.timeout(600)  # of a busy machine: the reference is slow
 def test_torch_tokens_are_golden_singly(chat_model: Checkpoint) -> None:
     # A third of the prompts: the reference is slow, and the batch above has every one.
     check(chat_model, plain(chat_model, blocks=BLOCKS), 1, CASES[::3])
