@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from fleetstart.native import ControlBlock
+
 F_SEAL_FUTURE_WRITE = 0x10
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL | F_SEAL_FUTURE_WRITE
 PATIENCE_S = 30.0
@@ -100,3 +102,7 @@ def lets_others_run(call: Callable[[], object], patience_s: float = PATIENCE_S /
         seen = ran.is_set()
     thread.join(PATIENCE_S)
     return seen
+
+
+def attached(block: ControlBlock) -> ControlBlock:
+    return ControlBlock.attach(os.dup(block.fd))

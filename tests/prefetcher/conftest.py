@@ -57,3 +57,18 @@ def node(redis_server: RedisServer, store: Store, tmp_path: Path) -> Iterator[No
         yield node.start()
     finally:
         node.close()
+
+
+@pytest.fixture
+def s3_node(redis_server: RedisServer, store: Store, s3_server: S3Server, tmp_path: Path) -> Iterator[Node]:
+    env = {
+        "AWS_ENDPOINT_URL": s3_server.url,
+        "AWS_ACCESS_KEY_ID": "test",
+        "AWS_SECRET_ACCESS_KEY": "test",
+        "AWS_DEFAULT_REGION": "us-east-1",
+    }
+    node = Node(redis_server, "s3://weights", tmp_path / "home", **env)
+    try:
+        yield node.start()
+    finally:
+        node.close()
