@@ -38,22 +38,17 @@ from fleetstart.runtime.contract.messages import (
     Warm,
     WorkerMessage,
 )
+from tests.servers import wait_until
 
 DEADLINE_S = 30.0
-NO_HEADERS: Mapping[str, str] = {}
 """For each wait; generous, because the machine may be busy."""
+NO_HEADERS: Mapping[str, str] = {}
 TOKEN = "secret-of-the-test"
 
 
 def until(condition: Callable[[], Any], what: str) -> Any:
     """The first true value of the condition; AssertionError after the deadline."""
-    end = time.monotonic() + DEADLINE_S
-    while time.monotonic() < end:
-        value = condition()
-        if value:
-            return value
-        time.sleep(0.01)
-    raise AssertionError(f"not within {DEADLINE_S} s: {what}")
+    return wait_until(condition, DEADLINE_S, what=what)
 
 
 def receive(channel: Channel[Any]) -> Any:

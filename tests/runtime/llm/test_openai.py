@@ -7,7 +7,6 @@ import contextlib
 import json
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -22,6 +21,7 @@ from fleetstart.runtime.contract.function import LLMSettings
 from fleetstart.runtime.llm import create_app
 from fleetstart.runtime.llm.app import BODY_MAX_BYTES, LLMApp
 from tests.runtime.llm.models import Checkpoint, tiny
+from tests.servers import wait_until
 
 openai = pytest.importorskip("openai")
 
@@ -39,10 +39,7 @@ class Served:
 
     def until_idle(self) -> None:
         scheduler = self.app._model.engine.scheduler
-        deadline_s = time.monotonic() + WAIT_S
-        while not scheduler.idle or self.app.service.active_count:
-            assert time.monotonic() < deadline_s, "the engine did not get idle"
-            time.sleep(0.002)
+        wait_until(lambda: scheduler.idle and not self.app.service.active_count, WAIT_S, what="an idle engine")
         assert scheduler.pool.free_count == scheduler.pool.block_count
 
 
@@ -56,9 +53,7 @@ def served(weights: Checkpoint, settings: LLMSettings = SETTINGS) -> Iterator[Se
         thread.start()
         subject = Served(app, f"http://127.0.0.1:{listening.getsockname()[1]}")
         try:
-            while not server.started:
-                assert thread.is_alive()
-                time.sleep(0.002)
+            wait_until(lambda: server.started, WAIT_S, what="a server that listens")
             yield subject
         finally:
             subject.http.close()
@@ -224,13 +219,8 @@ def test_a_client_that_goes_away_frees_its_blocks(stream: bool) -> None:
             if stream:
                 assert sock.recv(1)
             else:
-                deadline_s = time.monotonic() + WAIT_S
-                while not subject.app.service.active_count:
-                    assert time.monotonic() < deadline_s
-                    time.sleep(0.001)
-        scheduler = subject.app._model.engine.scheduler
+                wait_until(lambda: subject.app.service.active_count, WAIT_S, what="a call under way")
         subject.until_idle()
-        assert scheduler.idle
 
 
 def test_a_deadline_of_the_gateway_ends_the_call(server: Served) -> None:

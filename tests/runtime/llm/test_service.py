@@ -16,6 +16,7 @@ from fleetstart.runtime.llm.engine import Engine, Request
 from fleetstart.runtime.llm.sampler import SamplingParams
 from fleetstart.runtime.llm.service import EngineService, Stream
 from tests.runtime.llm.models import Checkpoint, engine, native, run, tokens_of
+from tests.servers import wait_until
 
 WAIT_S = 20.0
 
@@ -78,8 +79,9 @@ def test_leaving_a_stream_frees_its_blocks(tiny_model: Checkpoint) -> None:
 def test_a_cancelled_reader_frees_its_blocks(tiny_model: Checkpoint) -> None:
     async def main(service: EngineService, subject: Engine) -> None:
         reader = asyncio.create_task(collect(service.open([request()])))
-        while subject.idle:
-            await asyncio.sleep(0.001)
+        async with asyncio.timeout(WAIT_S):
+            while subject.idle:
+                await asyncio.sleep(0.001)
         reader.cancel()
         with pytest.raises(asyncio.CancelledError):
             await reader
@@ -144,7 +146,4 @@ def test_a_loop_that_is_gone_does_not_keep_the_engine_busy(tiny_model: Checkpoin
 
     with serving(tiny_model) as (service, subject):
         asyncio.run(leave(service))
-        deadline_s = time.monotonic() + WAIT_S
-        while not (subject.idle and subject.scheduler.idle):
-            assert time.monotonic() < deadline_s
-            time.sleep(0.001)
+        wait_until(lambda: subject.idle and subject.scheduler.idle, WAIT_S, what="an idle engine")
