@@ -256,7 +256,7 @@ class Daemon:
     def _workers_bytes(self) -> int:
         return sum(worker.reserved_bytes for worker in self._workers.values())
 
-    # ── time and memory ───────────────────────────────────────────────────────────────────────────────
+    # ── time and memory ────────────────────────────────────────────────────────────────────────────
 
     async def _flush_meters(self) -> None:
         while True:
