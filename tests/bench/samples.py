@@ -17,7 +17,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -73,11 +73,19 @@ def fine(value: float) -> str:
     return f"{value:,.{digits}f}"
 
 
+class CpuTimes(NamedTuple):
+    """In the kernel's ticks."""
+
+    busy: int
+    stolen: int
+
+
 @dataclass(slots=True)
 class Report:
     """Collects the samples of one run; `tell` prints a table, `save` writes everything."""
 
     claim: str
+    begun: CpuTimes = field(default_factory=lambda: cpu_times())
     setup: dict[str, Any] = field(default_factory=dict)
     samples: dict[str, Any] = field(default_factory=dict)
     tables: dict[str, list[list[str]]] = field(default_factory=dict)
@@ -93,12 +101,16 @@ class Report:
         sys.stdout.flush()
 
     def save(self, path: Path | None) -> None:
+        stolen = stolen_share(self.begun, cpu_times())
+        print(
+            f"\nWhile this ran, other machines on the host had {stolen:.0%} of the time that our cores wanted to work."
+        )
         if path is None:
             return
         whole = {
             "claim": self.claim,
             "setup": self.setup,
-            "machine": machine(),
+            "machine": {**machine(), "stolen_share": round(stolen, 3)},
             "commit": commit(),
             "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
             "tables": self.tables,
@@ -121,9 +133,27 @@ def machine() -> dict[str, Any]:
     }
 
 
+def cpu_times() -> CpuTimes:
+    """Of all cores since boot."""
+    fields = [int(field) for field in _lines("/proc/stat")[0].split()[1:9]]
+    return CpuTimes(busy=sum(fields) - fields[3] - fields[4] - fields[7], stolen=fields[7])
+
+
+def stolen_share(begun: CpuTimes, ended: CpuTimes) -> float:
+    """Of the time that cores wanted to work, what the hypervisor gave to others: above some percent, run it again."""
+    stolen, busy = ended.stolen - begun.stolen, ended.busy - begun.busy
+    return stolen / max(1, stolen + busy)
+
+
 def commit() -> str:
-    said = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True)
-    return said.stdout.strip() or "unknown"
+    """With "-dirty" if anything but the measurements themselves differs from it."""
+    head = _git("rev-parse", "--short", "HEAD")
+    changed = _git("status", "--porcelain", "--", ".", ":!docs/measurements")
+    return f"{head or 'unknown'}{'-dirty' if changed else ''}"
+
+
+def _git(*arguments: str) -> str:
+    return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True).stdout.strip()
 
 
 def _lines(path: str) -> list[str]:
