@@ -28,6 +28,7 @@ from fleetstart.controller.scheduler import Scheduler
 from fleetstart.controller.state import REDIS_DOWN, State, connect
 from fleetstart.controller.target import PREFIX
 from fleetstart.controller.view import View
+from fleetstart.runtime.contract.tasks import end_tasks
 
 log = logging.getLogger(__name__)
 
@@ -135,8 +136,7 @@ class Controller:
                 await self._first_read()
                 await self._server.serve(sockets=[listener])
                 await self._close()
-                for task in background:
-                    task.cancel()
+                await end_tasks(background)
         finally:
             await self.gateway.close()
             await self._client.aclose()

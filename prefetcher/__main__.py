@@ -19,8 +19,9 @@ from fleetstart.prefetcher.config import Config, ConfigError, config_from
 from fleetstart.prefetcher.daemon import Daemon, NodeTaken
 from fleetstart.prefetcher.sources import open_source
 
-END_LIMIT_S = 12.0
-"""An end in order takes far less. After it the process says where it hangs and goes; the kernel frees the rest."""
+END_LIMIT_S = 9.0
+"""An end in order takes far less. After it the process says where it hangs and goes, before `fs down` loses patience
+after 10 s and kills it without a word; the kernel frees the rest."""
 _PR_SET_PDEATHSIG = 1
 _STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
 

@@ -42,6 +42,7 @@ from fleetstart.prefetcher.watched import INTERVAL_S, private_bytes
 from fleetstart.prefetcher.workers import Host, Worker
 from fleetstart.runtime.contract.ids import WorkerId
 from fleetstart.runtime.contract.messages import NodeReport, WorkerOrder, WorkerStatus
+from fleetstart.runtime.contract.tasks import end_tasks
 
 log = logging.getLogger(__name__)
 
@@ -126,11 +127,13 @@ class Daemon:
                 await self._end_workers()
                 await self._write_last()
             finally:
-                await _cancel(tasks)
+                await end_tasks(tasks)
         finally:
             await self._spares.close()
             await self._segments.close()
-            await _cancel(servers)
+            for server in servers:
+                server.cancel()  # once: each ends its workers then, which takes a while
+            await asyncio.gather(*servers, return_exceptions=True)
             if self._groups is not None:
                 self._groups.close()
             await self._state.close()
@@ -326,12 +329,6 @@ async def _first_of(stop: asyncio.Event, tasks: list[asyncio.Task[None]]) -> Non
     waiting.cancel()
     for task in done - {waiting}:
         task.result()
-
-
-async def _cancel(tasks: list[asyncio.Task[None]]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _gone(order: WorkerOrder) -> WorkerStatus:
