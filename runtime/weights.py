@@ -3,20 +3,29 @@
 `weights["name"]` waits until every chunk of that tensor is there and verified, then gives a view of it:
 no tensor exists without its bytes. A failed segment raises its own error at once; a slow one raises after
 the worker's start deadline. Iteration is in the segment's order, in which layers run and chunks arrive,
-so `model.load_state_dict(weights, assign=True)` and a plain loop both follow the stream.
+so `model.load_state_dict(weights, assign=True)` and a plain loop both follow the stream. A further name of
+a tensor (tied weights) comes right after it and gives the same memory.
 """
 
 from __future__ import annotations
 
-import difflib
 import threading
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from math import prod
 from typing import TYPE_CHECKING
 
-from fleetstart.native import ControlBlock, Region, SegmentFailed
-from fleetstart.runtime.contract.errors import CheckpointInvalid, DeadlineExceeded, ErrorInfo, error_from
-from fleetstart.runtime.contract.manifest import FileEntry, Manifest, chunks_of, read_manifest
+from fleetstart.native import ControlBlock, Region
+from fleetstart.runtime.arrival import Arrival
+from fleetstart.runtime.contract.errors import CheckpointInvalid, FleetError
+from fleetstart.runtime.contract.manifest import (
+    DTYPE_BYTES,
+    FileEntry,
+    Manifest,
+    TensorEntry,
+    chunks_of,
+    read_manifest,
+)
+from fleetstart.runtime.tensors import Tensors, unknown
 
 if TYPE_CHECKING:
     import torch
@@ -29,16 +38,14 @@ _VIEWED = {
 }
 
 
-class Weights(Mapping[str, "torch.Tensor"]):
+class Weights(Tensors):
     """Tensors by name. They are views: a write to one changes this worker's copy of the page alone."""
 
     def __init__(self, manifest: Manifest, region: Region, control: ControlBlock, *, deadline_ns: int) -> None:
         self.manifest = manifest
-        self._region = region
-        self._control = control
-        self._deadline_ns = deadline_ns
-        # The manifest's canonical form has its names sorted; what arrives first is what lies first.
-        self._names = sorted(manifest.tensors, key=lambda name: (manifest.tensors[name].offset, name))
+        self.region = region
+        self.arrival = Arrival(control, deadline_ns)
+        self._entries = _in_order(manifest)
 
     @classmethod
     def attach(cls, control_fd: int, region_fd: int, *, deadline_ns: int) -> Weights:
@@ -57,49 +64,56 @@ class Weights(Mapping[str, "torch.Tensor"]):
         return cls(manifest, region, control, deadline_ns=deadline_ns)
 
     def __getitem__(self, name: str) -> torch.Tensor:
+        entry = self.entry(name)
+        return self._view(name, entry, entry.offset, entry.shape)
+
+    def rows(self, name: str, begin: int, end: int) -> torch.Tensor:
+        entry = self.entry(name)
+        row_bytes = prod(entry.shape[1:]) * DTYPE_BYTES[entry.dtype]
+        return self._view(name, entry, entry.offset + begin * row_bytes, (end - begin, *entry.shape[1:]))
+
+    def _view(self, name: str, entry: TensorEntry, offset: int, shape: tuple[int, ...]) -> torch.Tensor:
         import torch
 
-        entry = self.manifest.tensors.get(name)
-        if entry is None:
-            raise KeyError(_unknown("tensor", name, self.manifest.tensors))
-        self._wait(name, entry.offset, entry.size_bytes)
+        size_bytes = prod(shape) * DTYPE_BYTES[entry.dtype]
+        if size_bytes == 0:
+            return torch.empty(shape, dtype=torch_dtype(entry.dtype))
+        self._wait(name, offset, size_bytes)
         viewed = _VIEWED.get(entry.dtype)
-        if entry.size_bytes == 0:
-            return torch.empty(entry.shape, dtype=_torch_dtype(entry.dtype))
-        capsule = self._region.dlpack(entry.offset, entry.shape, "U8" if viewed else entry.dtype)
+        capsule = self.region.dlpack(offset, shape, "U8" if viewed else entry.dtype)
         tensor: torch.Tensor = torch.utils.dlpack.from_dlpack(capsule)
         return tensor.view(getattr(torch, viewed)) if viewed else tensor
 
+    def entry(self, name: str) -> TensorEntry:
+        entry = self._entries.get(name)
+        if entry is None:
+            raise unknown("tensor", name, self._entries)
+        return entry
+
     def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
+        return iter(self._entries)
 
     def __len__(self) -> int:
-        return len(self._names)
+        return len(self._entries)
 
     def __contains__(self, name: object) -> bool:
         """Knows the names without waiting for the bytes."""
-        return name in self.manifest.tensors
+        return name in self._entries
 
     def __repr__(self) -> str:
-        ready, chunks = self._control.ready_count, self._control.chunk_count
+        ready, chunks = self.arrival.ready_count, self.arrival.chunk_count
         return f"Weights({len(self)} tensors, {self.manifest.weight_bytes:,} bytes, {ready} of {chunks} chunks ready)"
 
     @property
     def files(self) -> tuple[str, ...]:
-        """Names of the small files that belong to the model: config.json, tokenizer.json."""
         return tuple(self.manifest.files)
 
-    def file(self, name: str) -> bytes:
-        """A file's bytes, once they are there."""
-        return bytes(self.file_view(name))
-
     def file_view(self, name: str) -> memoryview:
-        """The same where it lies, read-only; it keeps the memory alive."""
         entry: FileEntry | None = self.manifest.files.get(name)
         if entry is None:
-            raise KeyError(_unknown("file", name, self.manifest.files))
+            raise unknown("file", name, self.manifest.files)
         self._wait(name, entry.offset, entry.size_bytes)
-        return self._region.view(entry.offset, entry.size_bytes)
+        return self.region.view(entry.offset, entry.size_bytes)
 
     def map_ahead(self) -> None:
         """Maps chunks as they become ready, in a thread, so that the first pass over the weights faults on no page.
@@ -111,12 +125,11 @@ class Weights(Mapping[str, "torch.Tensor"]):
 
     def _map(self) -> None:
         chunk_bytes = self.manifest.chunk_bytes
-        for chunk in range(self._control.chunk_count):
-            timeout_s = max(0.0, (self._deadline_ns - time.monotonic_ns()) / 1e9)
+        for chunk in range(self.arrival.chunk_count):
             try:
-                self._control.wait(chunk, chunk, timeout_s)
-                self._region.populate(chunk * chunk_bytes, chunk_bytes)
-            except (SegmentFailed, TimeoutError, OSError):
+                self.arrival.wait("mapping ahead", range(chunk, chunk + 1))
+                self.region.populate(chunk * chunk_bytes, chunk_bytes)
+            except (FleetError, OSError):
                 return
 
     def wait(self) -> None:
@@ -124,25 +137,20 @@ class Weights(Mapping[str, "torch.Tensor"]):
         self._wait("the whole checkpoint", 0, self.manifest.total_bytes)
 
     def _wait(self, name: str, offset: int, size_bytes: int) -> None:
-        chunks = chunks_of(self.manifest, offset, size_bytes)
-        if not chunks:
-            return
-        timeout_s = max(0.0, (self._deadline_ns - time.monotonic_ns()) / 1e9)
-        try:
-            self._control.wait(chunks[0], chunks[-1], timeout_s)
-        except SegmentFailed as error:
-            code, message = error.args
-            raise error_from(ErrorInfo(code=code, message=message)) from error
-        except TimeoutError as error:
-            ready, count = self._control.ready_count, self._control.chunk_count
-            raise DeadlineExceeded(
-                f"{name}: chunks {chunks[0]} to {chunks[-1]} had not come by the worker's start deadline; "
-                f"{ready} of {count} chunks are there",
-                hint="raise start_timeout_s, or look at the node's link to the object store",
-            ) from error
+        self.arrival.wait(name, chunks_of(self.manifest, offset, size_bytes))
 
 
-def _torch_dtype(name: str) -> torch.dtype:
+def _in_order(manifest: Manifest) -> dict[str, TensorEntry]:
+    """The manifest's canonical form has its names sorted; what arrives first is what lies first."""
+    entries = [(entry.offset, False, name, entry) for name, entry in manifest.tensors.items()]
+    for alias, name in manifest.aliases.items():
+        entry = manifest.tensors[name]
+        entries.append((entry.offset, True, alias, entry))
+    return {name: entry for _, _, name, entry in sorted(entries, key=lambda one: one[:3])}
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """Of a dtype's safetensors name."""
     import torch
 
     names = {
@@ -152,9 +160,3 @@ def _torch_dtype(name: str) -> torch.dtype:
     }  # fmt: skip
     found: torch.dtype = getattr(torch, _VIEWED.get(name) or names[name])
     return found
-
-
-def _unknown(what: str, name: str, known: Mapping[str, object]) -> str:
-    near = difflib.get_close_matches(name, known, n=3)
-    nearest = ", ".join(repr(other) for other in near) or "none that is like it"
-    return f"the checkpoint has no {what} {name!r}; it has {len(known)}, the nearest: {nearest}"

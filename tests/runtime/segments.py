@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from math import prod
 
 from fleetstart.native import ControlBlock, Region, xxh64
@@ -15,6 +16,7 @@ from fleetstart.runtime.contract.manifest import (
     TensorEntry,
     manifest_bytes,
 )
+from fleetstart.runtime.weights import Weights
 
 CHUNK = 4096
 
@@ -27,6 +29,7 @@ class Segment:
         tensors: dict[str, tuple[str, tuple[int, ...]]],
         files: dict[str, bytes] | None = None,
         contents: dict[str, bytes] | None = None,
+        aliases: dict[str, str] | None = None,
     ) -> None:
         self.entries: dict[str, TensorEntry] = {}
         offset = 0
@@ -53,6 +56,7 @@ class Segment:
             chunks=[xxh64(self.data[begin : begin + CHUNK]) for begin in range(0, total, CHUNK)],
             tensors=self.entries,
             files=file_entries,
+            aliases=aliases or {},
         )
         self.region = Region.create("test", total)
         self.control = ControlBlock.create("test", total // CHUNK, manifest_bytes(self.manifest), 1)
@@ -67,6 +71,15 @@ class Segment:
             self.region.view(begin, CHUNK)[:] = self.data[begin : begin + CHUNK]
             self.control.mark_ready(chunk)
 
+    def attach(self, *, timeout_s: float = 30.0) -> Weights:
+        """As a worker has it that was started just now."""
+        deadline_ns = time.monotonic_ns() + round(timeout_s * 1e9)
+        return Weights.attach(os.dup(self.control.fd), os.dup(self.region.fd), deadline_ns=deadline_ns)
+
+    def close(self) -> None:
+        """The owner's end: its mapping and its descriptors are gone, as when the node lets a checkpoint go."""
+        del self.region, self.control
+
     def expected(self, name: str) -> bytes:
-        entry = self.entries[name]
+        entry = self.entries[self.manifest.aliases.get(name, name)]
         return bytes(self.data[entry.offset : entry.offset + entry.size_bytes])

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +25,6 @@ from fleetstart.runtime.weights import Weights  # noqa: E402  (after the check t
 FOREVER_NS = 1 << 62
 
 
-def attach(segment: Segment, *, timeout_s: float = 30.0) -> Weights:
-    deadline_ns = time.monotonic_ns() + round(timeout_s * 1e9)
-    return Weights.attach(os.dup(segment.control.fd), os.dup(segment.region.fd), deadline_ns=deadline_ns)
-
-
 def raw(tensor: Any) -> bytes:
     return bytes(tensor.contiguous().reshape(-1).view(torch.uint8).numpy())
 
@@ -47,7 +42,7 @@ def test_every_dtype_has_its_bytes_and_shape(dtype: str) -> None:
     if dtype == "BOOL":
         segment.data[:] = bytes(b & 1 for b in segment.data)
     segment.fill(*segment.chunks)
-    weights = attach(segment)
+    weights = segment.attach()
     assert tuple(weights["t"].shape) == (3, 5)
     assert tuple(weights["scalar"].shape) == ()
     assert tuple(weights["none"].shape) == (0, 4)
@@ -56,7 +51,7 @@ def test_every_dtype_has_its_bytes_and_shape(dtype: str) -> None:
 
 
 def test_names_come_in_the_segments_order_without_waiting(segment: Segment) -> None:
-    weights = attach(segment)
+    weights = segment.attach()
     assert list(weights) == ["first", "middle", "last"]
     assert len(weights) == 3
     assert "middle" in weights
@@ -67,14 +62,14 @@ def test_names_come_in_the_segments_order_without_waiting(segment: Segment) -> N
 
 def test_an_unknown_name_suggests_the_nearest(segment: Segment) -> None:
     with pytest.raises(KeyError, match="no tensor 'midle'; it has 3, the nearest: 'middle'"):
-        attach(segment)["midle"]
+        segment.attach()["midle"]
     with pytest.raises(KeyError, match=r"no file 'confg.json'.*'config.json'"):
-        attach(segment).file("confg.json")
+        segment.attach().file("confg.json")
 
 
 def test_a_tensor_waits_for_its_own_chunks_alone(segment: Segment) -> None:
     segment.fill(0)
-    weights = attach(segment)
+    weights = segment.attach()
     assert raw(weights["first"]) == segment.expected("first")
     got: list[bytes] = []
     reader = threading.Thread(target=lambda: got.append(raw(weights["middle"])))
@@ -88,17 +83,22 @@ def test_a_tensor_waits_for_its_own_chunks_alone(segment: Segment) -> None:
 
 def test_tensors_are_views_that_outlive_the_mapping(segment: Segment) -> None:
     segment.fill(*segment.chunks)
-    weights = attach(segment)
-    one, two = weights["middle"], weights["middle"]
+    weights = segment.attach()
+    one, two, part = weights["middle"], weights["middle"], weights.get_slice("middle")[1:2]
     assert one.data_ptr() == two.data_ptr()
     expected = segment.expected("middle")
+    file = weights.file_view("config.json")
     del weights, two
+    segment.close()
+    gc.collect()
     assert raw(one) == expected
+    assert raw(part) == expected[256:512]
+    assert bytes(file) == b'{"layers": 3}'
 
 
 def test_a_write_stays_with_the_writer(segment: Segment) -> None:
     segment.fill(*segment.chunks)
-    mine, other = attach(segment), attach(segment)
+    mine, other = segment.attach(), segment.attach()
     mine["first"].zero_()
     assert raw(other["first"]) == segment.expected("first")
 
@@ -109,14 +109,14 @@ def test_a_module_loads_its_state_from_it(segment: Segment) -> None:
         module = torch.nn.ParameterDict(
             {name: torch.nn.Parameter(torch.empty(e.shape)) for name, e in segment.entries.items()}
         )
-    weights = attach(segment)
+    weights = segment.attach()
     module.load_state_dict(weights, assign=True)
     assert raw(module["middle"].detach()) == segment.expected("middle")
     assert module["middle"].data_ptr() == weights["middle"].data_ptr()
 
 
 def test_a_file_comes_whole(segment: Segment) -> None:
-    weights = attach(segment)
+    weights = segment.attach()
     segment.fill(*segment.chunks)
     assert weights.file("config.json") == b'{"layers": 3}'
     weights.wait()
@@ -136,7 +136,7 @@ def mapped_bytes(segment: Segment) -> int:
 
 def test_chunks_are_mapped_as_they_come(segment: Segment) -> None:
     segment.fill(0, 1)
-    weights = attach(segment)
+    weights = segment.attach()
     weights.map_ahead()
     until(lambda: mapped_bytes(segment) == 2 * CHUNK, "two chunks")
     segment.fill(*segment.chunks)
@@ -145,14 +145,14 @@ def test_chunks_are_mapped_as_they_come(segment: Segment) -> None:
 
 
 def test_mapping_ahead_ends_with_a_failed_segment(segment: Segment) -> None:
-    weights = attach(segment)
+    weights = segment.attach()
     weights.map_ahead()
     segment.control.fail("store_error", "gone")
     until(lambda: not [thread for thread in threading.enumerate() if thread.name == "map-weights"], "the thread's end")
 
 
 def test_a_failed_segment_wakes_its_readers_with_its_own_error(segment: Segment) -> None:
-    weights = attach(segment)
+    weights = segment.attach()
     raised: list[BaseException] = []
 
     def read() -> None:
@@ -170,8 +170,8 @@ def test_a_failed_segment_wakes_its_readers_with_its_own_error(segment: Segment)
 
 def test_a_chunk_that_never_comes_is_waited_for_until_the_deadline(segment: Segment) -> None:
     segment.fill(0)
-    weights = attach(segment, timeout_s=0.01)
-    with pytest.raises(DeadlineExceeded, match=r"last: chunks \d to \d .* 1 of \d chunks are there"):
+    weights = segment.attach(timeout_s=0.01)
+    with pytest.raises(DeadlineExceeded, match=r"last needs chunks 2 to 3: chunk 2 had not .* 1 of 4 chunks"):
         weights["last"]
     assert raw(weights["first"]) == segment.expected("first")
 

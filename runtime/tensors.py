@@ -1,0 +1,106 @@
+"""What every mapping of weights offers, wherever its tensors come from: a mapping, and the face of `safe_open`.
+
+Code written for `safetensors.safe_open` works on it: `keys`, `offset_keys`, `get_tensor`, `get_tensors`, `get_slice`,
+`metadata`, and `with`. A slice waits for the rows that it needs and for no others. Names iterate in the order in which
+bytes arrive, so `items()` and `load_state_dict(weights, assign=True)` wait for one tensor at a time.
+"""
+
+from __future__ import annotations
+
+import difflib
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from fleetstart.runtime.contract.manifest import TensorEntry
+
+if TYPE_CHECKING:
+    import torch
+
+Mapped = TypeVar("Mapped", bound="Tensors")
+
+
+class Tensors(Mapping[str, "torch.Tensor"]):
+    """Tensors by name, and the small files of the model beside them."""
+
+    @abstractmethod
+    def entry(self, name: str) -> TensorEntry:
+        """Shape and dtype (by its safetensors name), without waiting. Errors: KeyError with the nearest names."""
+
+    @abstractmethod
+    def rows(self, name: str, begin: int, end: int) -> torch.Tensor:
+        """`weights[name][begin:end]` of a tensor that has rows, waiting for those rows alone."""
+
+    @property
+    @abstractmethod
+    def files(self) -> tuple[str, ...]:
+        """Names of the small files that belong to the model: config.json, tokenizer.json."""
+
+    @abstractmethod
+    def file_view(self, name: str) -> memoryview:
+        """A file's bytes where they lie, read-only, once they are there; it keeps the memory alive."""
+
+    def file(self, name: str) -> bytes:
+        return bytes(self.file_view(name))
+
+    def get_tensor(self, name: str) -> torch.Tensor:
+        return self[name]
+
+    def get_tensors(self) -> dict[str, torch.Tensor]:
+        """All of them: waits for the last."""
+        return dict(self)
+
+    def get_slice(self, name: str) -> Slice:
+        return Slice(self, name)
+
+    def offset_keys(self) -> list[str]:
+        """Names in the order in which the tensors lie, which is the order of iteration."""
+        return list(self)
+
+    def metadata(self) -> dict[str, str]:
+        return {"format": "pt"}
+
+    def __enter__(self: Mapped) -> Mapped:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Nothing to close: memory lives as long as its last tensor."""
+
+
+class Slice:
+    """A tensor that is not there before it is indexed: `get_slice(name)[2:4]` waits for two rows."""
+
+    def __init__(self, tensors: Tensors, name: str) -> None:
+        self._tensors = tensors
+        self._name = name
+        self._entry = tensors.entry(name)
+
+    def get_shape(self) -> list[int]:
+        return list(self._entry.shape)
+
+    def get_dtype(self) -> str:
+        return self._entry.dtype
+
+    def __getitem__(self, index: Any) -> torch.Tensor:
+        """As torch indexes. Only a leading integer or slice spares the rest of the rows."""
+        leading, *others = index if isinstance(index, tuple) and index else (index,)
+        shape = self._entry.shape
+        if shape and isinstance(leading, slice):
+            taken = range(*leading.indices(shape[0]))
+            if leading.step is None or leading.step > 0:  # torch refuses a negative step, below
+                rows = self._tensors.rows(self._name, *((taken[0], taken[-1] + 1) if taken else (0, 0)))
+                return rows[(slice(None, None, taken.step), *others)]
+        elif shape and type(leading) is int and -shape[0] <= leading < shape[0]:
+            begin = leading % shape[0]
+            return self._tensors.rows(self._name, begin, begin + 1)[(0, *others)]
+        return self._tensors[self._name][index]
+
+
+def unknown(what: str, name: str, known: Iterable[str]) -> KeyError:
+    names = list(known)
+    near = difflib.get_close_matches(name, names, n=3)
+    nearest = ", ".join(repr(other) for other in near) or "none that is like it"
+    return KeyError(f"the checkpoint has no {what} {name!r}; it has {len(names)}, the nearest: {nearest}")
