@@ -1,4 +1,7 @@
-"""The management API under /api/v1, as `resources` describes it: thin handlers over registry, view and history."""
+"""The management API under /api/v1, as `resources` describes it: thin handlers over registry, view and history.
+
+What deals with the store alone is in `store_api`.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +15,14 @@ from typing import Any
 import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
+from fleetstart.controller.checkpoints import Checkpoints
 from fleetstart.controller.config import Config
 from fleetstart.controller.history import History
-from fleetstart.controller.objects import ObjectStore, Upload, check_key, not_found
+from fleetstart.controller.objects import ObjectStore
 from fleetstart.controller.openapi import document
 from fleetstart.controller.pool import broken
 from fleetstart.controller.records import FunctionRecord, VersionKey
@@ -26,6 +30,7 @@ from fleetstart.controller.registry import Registry
 from fleetstart.controller.resources import Deployed, FunctionInfo, SystemStatus
 from fleetstart.controller.responses import error_headers, error_json
 from fleetstart.controller.state import REDIS_DOWN
+from fleetstart.controller.store_api import StoreApi
 from fleetstart.controller.view import View
 from fleetstart.runtime.contract.errors import FleetError, InvalidInput, InvalidSpec, NotFound, TooLarge, Unavailable
 from fleetstart.runtime.contract.function import SPEC_MAX_BYTES, FunctionSpec
@@ -45,6 +50,7 @@ class Services:
     view: View
     registry: Registry
     store: ObjectStore
+    checkpoints: Checkpoints
     history: History
     stopping: asyncio.Event
 
@@ -57,8 +63,7 @@ class Api:
                 Route("/healthz", self.healthz),
                 Route("/openapi.json", self.openapi),
                 Route("/api/v1/status", self.status),
-                Route("/api/v1/objects/{key:path}", self.head_object, methods=["HEAD"]),
-                Route("/api/v1/objects/{key:path}", self.put_object, methods=["PUT"]),
+                *StoreApi(services.store, services.checkpoints).routes,
                 Route("/api/v1/functions", self.deploy, methods=["POST"]),
                 Route("/api/v1/functions", self.functions),
                 Route("/api/v1/functions/{name}", self.delete, methods=["DELETE"]),
@@ -96,23 +101,6 @@ class Api:
                 functions=[self._info(record) for record in view.functions.values()],
             )
         )
-
-    # ── objects ────────────────────────────────────────────────────────────────────────────────────
-
-    async def head_object(self, request: Request) -> Response:
-        key = check_key(request.path_params["key"])
-        size_bytes = await self._services.store.size(key)
-        if size_bytes is None:
-            raise not_found(key)
-        return Response(headers={"content-length": str(size_bytes)})
-
-    async def put_object(self, request: Request) -> Response:
-        key = check_key(request.path_params["key"])
-        try:
-            await self._services.store.put(key, Upload(key, _chunks(request)))
-        except ClientDisconnect:
-            return Response(status_code=499)
-        return _json({"key": key}, status=201)
 
     # ── functions ──────────────────────────────────────────────────────────────────────────────────
 
@@ -224,12 +212,6 @@ def _spec(body: bytes) -> FunctionSpec:
         return msgspec.json.decode(body, type=FunctionSpec)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidSpec(f"the function spec is not understood: {error}") from error
-
-
-async def _chunks(request: Request) -> AsyncIterator[bytes]:
-    async for chunk in request.stream():
-        if chunk:
-            yield chunk
 
 
 async def _ending_quietly(lines: AsyncIterator[bytes]) -> AsyncIterator[bytes]:

@@ -15,6 +15,7 @@ from typing import Protocol
 import uvicorn
 
 from fleetstart.controller.api import Api, Services
+from fleetstart.controller.checkpoints import Checkpoints
 from fleetstart.controller.config import Config
 from fleetstart.controller.gateway import Gateway
 from fleetstart.controller.history import History
@@ -82,12 +83,15 @@ class Controller:
         self.reporter.gateway = self.gateway
         self._stopping = asyncio.Event()
         store = open_store(config.store)
+        registry = Registry(self.state, store)
+        self.checkpoints = Checkpoints(store, registry)
         services = Services(
             config=config,
             gateway=self.gateway_id,
             view=self.view,
-            registry=Registry(self.state, store),
+            registry=registry,
             store=store,
+            checkpoints=self.checkpoints,
             history=History(self._client),
             stopping=self._stopping,
         )
@@ -131,7 +135,7 @@ class Controller:
             async with asyncio.TaskGroup() as group:
                 background = [
                     group.create_task(_keep_running(part))
-                    for part in (self.state, self.scheduler, self.reporter, self.ledger)
+                    for part in (self.state, self.scheduler, self.reporter, self.ledger, self.checkpoints)
                 ]
                 await self._first_read()
                 await self._server.serve(sockets=[listener])

@@ -7,14 +7,13 @@ import contextlib
 import os
 import secrets
 import time
+from collections.abc import AsyncGenerator
 from pathlib import Path
 
-from fleetstart.controller.objects import Upload
+from fleetstart.controller.objects import StoredObject, Upload, not_found
 from fleetstart.runtime.contract.errors import StoreFailed, TooLarge
 
 BLOCK_BYTES = 1 << 20
-STALE_S = 3600
-"""An upload that was left by a killed controller is swept at the next start, once nobody can still be writing it."""
 
 
 class FolderStore:
@@ -22,10 +21,6 @@ class FolderStore:
         self._root = root
         self._incoming = root / ".incoming"
         self._incoming.mkdir(parents=True, exist_ok=True)
-        for left in self._incoming.iterdir():
-            with contextlib.suppress(FileNotFoundError):
-                if time.time() - left.stat().st_mtime > STALE_S:
-                    left.unlink()
 
     async def put(self, key: str, upload: Upload) -> None:
         incoming = self._incoming / secrets.token_hex(16)
@@ -60,6 +55,58 @@ class FolderStore:
         except OSError as error:
             raise StoreFailed(f"{key}: cannot be read in {self._root}: {error.strerror}") from error
 
+    async def read_range(self, key: str, offset: int, size_bytes: int) -> AsyncGenerator[bytes, None]:
+        end = offset + size_bytes
+        try:
+            with (self._root / key).open("rb", buffering=0) as file:
+                while offset < end:
+                    block = await asyncio.to_thread(os.pread, file.fileno(), min(BLOCK_BYTES, end - offset), offset)
+                    if not block:
+                        raise StoreFailed(f"{key} ends at {offset:,} bytes, {end:,} were asked for")
+                    offset += len(block)
+                    yield block
+        except FileNotFoundError as error:
+            raise not_found(key) from error
+        except OSError as error:
+            raise StoreFailed(f"{key}: cannot be read in {self._root}: {error.strerror}") from error
+
+    async def list(self, prefix: str) -> list[StoredObject]:
+        try:
+            return await asyncio.to_thread(_listed, self._root, self._root / prefix)
+        except OSError as error:
+            raise StoreFailed(f"{prefix}: cannot be listed in {self._root}: {error.strerror}") from error
+
+    async def delete(self, key: str) -> None:
+        path = self._root / key
+        try:
+            await asyncio.to_thread(path.unlink, missing_ok=True)
+        except OSError as error:
+            raise StoreFailed(f"{key}: cannot be deleted in {self._root}: {error.strerror}") from error
+        with contextlib.suppress(OSError):  # others are in it still
+            path.parent.rmdir()
+
+    async def sweep(self, older_than_s: float) -> int:
+        """An upload in progress writes all the time; what was left by a killed controller grows old."""
+        swept = 0
+        for left in self._incoming.iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                if time.time() - left.stat().st_mtime > older_than_s:
+                    left.unlink()
+                    swept += 1
+        return swept
+
+
+def _listed(root: Path, folder: Path) -> list[StoredObject]:
+    found = []
+    for path in folder.rglob("*"):
+        with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
+            stat = path.stat()
+            if path.is_file():
+                key = path.relative_to(root).as_posix()
+                modified_unix_ms = stat.st_mtime_ns // 1_000_000
+                found.append(StoredObject(key=key, size_bytes=stat.st_size, modified_unix_ms=modified_unix_ms))
+    return sorted(found, key=lambda stored: stored.key)
+
 
 def _write(descriptor: int, block: bytes) -> None:
     view = memoryview(block)
@@ -68,8 +115,14 @@ def _write(descriptor: int, block: bytes) -> None:
 
 
 def _publish(incoming: Path, target: Path) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    incoming.rename(target)
+    while True:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            incoming.rename(target)
+            break
+        except FileNotFoundError:  # a removal of the last object took the folder with it
+            if not incoming.exists():
+                raise
     folder = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(folder)

@@ -2,14 +2,16 @@
 
 Keys are `bundles/{sha256}` and `checkpoints/{id}/{object}` and nothing else, checked by strict patterns: no key
 leads out of the store. A bundle's and a manifest's digest is checked before anybody can see the object; parts are
-checked chunk by chunk by the node that fetches them. Whether a checkpoint is whole is decided here, too.
+checked checked chunk by chunk by the node that fetches them. Whether a checkpoint is whole is decided here, too; which
+checkpoints there are is `checkpoints`' affair.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
+from dataclasses import dataclass
 from typing import Protocol
 
 from fleetstart.runtime.contract.errors import (
@@ -31,6 +33,16 @@ from fleetstart.runtime.contract.manifest import (
 
 _BUNDLE = re.compile(r"bundles/([0-9a-f]{64})")
 _CHECKPOINT = re.compile(r"checkpoints/([0-9a-f]{64})/([A-Za-z0-9][A-Za-z0-9._-]{0,127})")
+_ID = re.compile(r"[0-9a-f]{64}")
+CHECKPOINTS = "checkpoints/"
+"""Under which all of them lie, a folder each."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredObject:
+    key: str
+    size_bytes: int
+    modified_unix_ms: int
 
 
 class ObjectStore(Protocol):
@@ -46,6 +58,22 @@ class ObjectStore(Protocol):
 
     async def read(self, key: str, limit_bytes: int) -> bytes | None:
         """A small object; TooLarge if it has more."""
+        ...
+
+    def read_range(self, key: str, offset: int, size_bytes: int) -> AsyncGenerator[bytes, None]:
+        """Bytes of an object that has them; NotFound and StoreFailed come with the first block."""
+        ...
+
+    async def list(self, prefix: str) -> list[StoredObject]:
+        """All objects below a prefix that ends with a slash."""
+        ...
+
+    async def delete(self, key: str) -> None:
+        """An object that is not there is as good as deleted."""
+        ...
+
+    async def sweep(self, older_than_s: float) -> int:
+        """Throws away what uploads left that never came to their end; how many there were."""
         ...
 
 
@@ -94,6 +122,14 @@ def check_key(key: str) -> str:
             f"object key {key[:200]!r} is not allowed", hint="bundles/SHA256 and checkpoints/ID/OBJECT are"
         )
     return key
+
+
+def check_checkpoint(text: str) -> CheckpointId:
+    if not _ID.fullmatch(text):
+        raise InvalidInput(
+            f"{text[:80]!r} is not a checkpoint's id", hint="64 hex digits; `fs weights ls --json` lists them in full"
+        )
+    return CheckpointId(text)
 
 
 def expected_digest(key: str) -> str | None:

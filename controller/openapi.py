@@ -6,12 +6,14 @@ from typing import Any
 
 import msgspec
 
-from fleetstart.controller.resources import Deployed, FunctionInfo, SystemStatus, Usage
+from fleetstart.controller.resources import CheckpointInfo, Deployed, FunctionInfo, SystemStatus, Usage
 from fleetstart.runtime.contract.errors import ErrorBody
 from fleetstart.runtime.contract.function import FunctionSpec
 from fleetstart.runtime.contract.ledger import InvocationRow, InvocationTrace, LogLine
+from fleetstart.runtime.contract.manifest import Manifest
 
 _STRUCTS = (
+    CheckpointInfo,
     Deployed,
     FunctionInfo,
     SystemStatus,
@@ -20,6 +22,7 @@ _STRUCTS = (
     InvocationRow,
     InvocationTrace,
     LogLine,
+    Manifest,
     ErrorBody,
 )
 _REF = "#/components/schemas/{name}"
@@ -44,7 +47,28 @@ def _paths() -> dict[str, Any]:
         "/api/v1/status": {"get": _operation("The whole system", _ref(SystemStatus))},
         "/api/v1/objects/{key}": {
             "head": _operation("Whether an object is in the store", None, [key]),
+            "get": _operation(
+                "An object, or one range of it",
+                {"type": "string", "format": "binary"},
+                [key, _parameter("range", "header")],
+                media="application/octet-stream",
+            ),
             "put": _operation("Upload a bundle or a checkpoint's object", {"type": "object"}, [key], status="201"),
+        },
+        "/api/v1/checkpoints": {
+            "get": _operation(
+                "All checkpoints, newest first",
+                _list(CheckpointInfo),
+                [_parameter("unfinished", "query", "integer")],
+            )
+        },
+        "/api/v1/checkpoints/{id}": {
+            "get": _operation("Its manifest", _ref(Manifest), [_parameter("id", "path")]),
+            "delete": _operation(
+                "Remove it, unless a version of a deployed function uses it",
+                _ref(CheckpointInfo),
+                [_parameter("id", "path")],
+            ),
         },
         "/api/v1/functions": {
             "get": _operation("All functions", _list(FunctionInfo)),

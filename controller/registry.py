@@ -1,23 +1,27 @@
 """Functions and their versions: immutable, numbered for ever, one of them live.
 
-A deploy is refused unless all that the version needs is whole in the store; the same spec as the live one makes no
-new version, but gives a broken one another chance. Every change is compare-and-set in one script.
+A deploy is refused unless all that the version needs is whole in the store and fits together; the same spec as the
+live one makes no new version, but gives a broken one another chance. Every change is compare-and-set in one script,
+which also sees to it that nobody removes the weights meanwhile (`removals`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
+from itertools import chain
 from typing import cast
 
 import msgspec
 
+from fleetstart.controller.adapters import check_fits
 from fleetstart.controller.objects import ObjectStore, require_bundle, require_checkpoint
 from fleetstart.controller.records import FunctionRecord, VersionKey, VersionRecord
+from fleetstart.controller.removals import REMOVALS, Removals
 from fleetstart.controller.state import Script, State
 from fleetstart.runtime.contract import keys
 from fleetstart.runtime.contract.errors import NotFound, Unavailable
 from fleetstart.runtime.contract.function import FunctionSpec, spec_digest
-from fleetstart.runtime.contract.ids import FunctionName, Version
+from fleetstart.runtime.contract.ids import CheckpointId, FunctionName, Version
 
 TRIES = 20
 """Deploys of one function at the same moment, each losing to another: more is a bug."""
@@ -28,15 +32,17 @@ class Registry:
         self._state = state
         self._store = store
         self._script = Script(state.client, "registry")
+        self._decoder = msgspec.json.Decoder(VersionRecord)
+        self.removals = Removals(state.client)
 
     async def deploy(self, spec: FunctionSpec, now_unix_ms: int) -> tuple[VersionRecord, bool]:
         """The live version, and whether it is new. Errors: InvalidSpec, WeightsMissing, CheckpointInvalid."""
         digest = spec_digest(spec)
         await require_bundle(self._store, spec.name, spec.bundle)
-        segment_bytes = 0
-        if spec.weights is not None:
-            segment_bytes = (await require_checkpoint(self._store, spec.name, spec.weights)).total_bytes
+        needed = checkpoints_of(spec)
         for _ in range(TRIES):
+            marks = await self.removals.marks(needed, now_unix_ms)  # before the look into the store
+            segment_bytes = await self._require_weights(spec)
             raw = await self._raw(spec.name)
             live = await self._live(raw)
             created = live is None or live.digest != digest
@@ -49,7 +55,7 @@ class Registry:
                     segment_bytes=segment_bytes,
                     created_unix_ms=now_unix_ms,
                 )
-            if await self._change(spec.name, raw, record, created, now_unix_ms):
+            if await self._change(spec.name, raw, record, created, now_unix_ms, list(zip(needed, marks, strict=True))):
                 await self._state.resync()
                 return record, created
         raise Unavailable(f"function {spec.name}: somebody else deploys it again and again", retry_after_s=1)
@@ -66,19 +72,59 @@ class Registry:
                 return
         raise Unavailable(f"function {name}: somebody else deploys it again and again", retry_after_s=1)
 
+    async def uses(self) -> dict[CheckpointId, list[str]]:
+        """Which versions (`name@version`) of functions that are deployed need each checkpoint, old versions too."""
+        names = await cast(Awaitable[list[bytes]], self._state.client.hkeys(keys.FUNCTIONS))
+        functions = sorted(FunctionName(name.decode()) for name in names)
+        async with self._state.client.pipeline(transaction=False) as pipe:
+            for function in functions:
+                pipe.hvals(keys.versions(function))
+            answers = await pipe.execute()
+        found: dict[CheckpointId, list[str]] = {}
+        for function, records in zip(functions, answers, strict=True):
+            for record in sorted((self._decoder.decode(raw) for raw in records), key=lambda record: record.version):
+                for checkpoint in checkpoints_of(record.spec):
+                    found.setdefault(checkpoint, []).append(str(VersionKey(function, record.version)))
+        return found
+
+    async def _require_weights(self, spec: FunctionSpec) -> int:
+        """Bytes that its weights take of a node's memory."""
+        if spec.weights is None:
+            return 0
+        base = await require_checkpoint(self._store, spec.name, spec.weights)
+        if spec.adapter is None:
+            return base.total_bytes
+        adapter = await require_checkpoint(self._store, spec.name, spec.adapter)
+        check_fits(spec.name, base, adapter)
+        return base.total_bytes + adapter.total_bytes
+
     async def _change(
-        self, name: FunctionName, raw: bytes, record: VersionRecord, created: bool, now_unix_ms: int
+        self,
+        name: FunctionName,
+        raw: bytes,
+        record: VersionRecord,
+        created: bool,
+        now_unix_ms: int,
+        marks: Sequence[tuple[CheckpointId, str]],
     ) -> bool:
         new = raw
         if created:
             new = msgspec.json.encode(FunctionRecord(name=name, live=record.version, deployed_unix_ms=now_unix_ms))
-        return await self._run(name, raw, new, record.version, msgspec.json.encode(record) if created else b"")
+        return await self._run(name, raw, new, record.version, msgspec.json.encode(record) if created else b"", marks)
 
-    async def _run(self, name: FunctionName, raw: bytes, new: bytes, version: Version, record: bytes) -> bool:
+    async def _run(
+        self,
+        name: FunctionName,
+        raw: bytes,
+        new: bytes,
+        version: Version,
+        record: bytes,
+        marks: Sequence[tuple[CheckpointId, str]] = (),
+    ) -> bool:
         return bool(
             await self._script(
-                [keys.FUNCTIONS, keys.versions(name), keys.failures(name, version)],
-                [name, raw, new, version, record, keys.EVENTS_FUNCTIONS],
+                [keys.FUNCTIONS, keys.versions(name), keys.failures(name, version), REMOVALS],
+                [name, raw, new, version, record, keys.EVENTS_FUNCTIONS, *chain.from_iterable(marks)],
             )
         )
 
@@ -94,3 +140,7 @@ class Registry:
     async def _next_version(self, name: FunctionName) -> Version:
         taken = await cast(Awaitable[list[bytes]], self._state.client.hkeys(keys.versions(name)))
         return Version(max((int(number) for number in taken), default=0) + 1)
+
+
+def checkpoints_of(spec: FunctionSpec) -> list[CheckpointId]:
+    return [checkpoint for checkpoint in (spec.weights, spec.adapter) if checkpoint is not None]

@@ -6,6 +6,10 @@
 | GET /api/v1/status | | SystemStatus |
 | HEAD /api/v1/objects/{key} | | 200 with Content-Length, or 404: what a deploy need not upload again |
 | PUT /api/v1/objects/{key} | the bytes, streamed | 201; `bundles/{sha256}` and `checkpoints/{id}/{object}` only; a bundle's and a manifest's digest must match its key |
+| GET /api/v1/objects/{key} | | the bytes, streamed; 206 for one Range, 416 for one that cannot be had |
+| GET /api/v1/checkpoints?unfinished=0 | | [CheckpointInfo], newest first; with unfinished, also uploads without a manifest |
+| GET /api/v1/checkpoints/{id} | | its manifest: the very bytes whose sha256 is the id |
+| DELETE /api/v1/checkpoints/{id} | | CheckpointInfo as it was; 400 while a version of a deployed function uses it |
 | POST /api/v1/functions | FunctionSpec | Deployed; 400 if bundle or checkpoint is not whole in the store |
 | GET /api/v1/functions | | [FunctionInfo] |
 | GET /api/v1/functions/{name} | | FunctionInfo |
@@ -25,7 +29,7 @@ import msgspec
 
 from fleetstart.runtime.contract.errors import ErrorInfo
 from fleetstart.runtime.contract.function import FunctionSpec
-from fleetstart.runtime.contract.ids import FunctionName, Version
+from fleetstart.runtime.contract.ids import CheckpointId, FunctionName, Version
 from fleetstart.runtime.contract.messages import NodeReport, WorkerStatus
 
 
@@ -49,6 +53,25 @@ class FunctionInfo(msgspec.Struct, frozen=True, kw_only=True):
     running: int
     broken: ErrorInfo | None = None
     """Why its starts are given up for now, if they are."""
+
+
+class CheckpointInfo(msgspec.Struct, frozen=True, kw_only=True):
+    id: CheckpointId
+    complete: bool
+    """Whether it can be deployed."""
+    problem: str
+    """What it lacks; empty if it is complete."""
+    weight_bytes: int
+    object_bytes: int
+    """What it takes in the store."""
+    tensors: int
+    files: int
+    parts: int
+    adapter: bool
+    """Whether it is a LoRA adapter, to be used on top of other weights."""
+    created_unix_ms: int
+    used_by: list[str]
+    """Versions of deployed functions, as name@version."""
 
 
 class SystemStatus(msgspec.Struct, frozen=True, kw_only=True):

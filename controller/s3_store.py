@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+import time
+from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
-from fleetstart.controller.objects import Upload
+from fleetstart.controller.objects import StoredObject, Upload, not_found
 from fleetstart.runtime.contract.errors import StoreFailed, TooLarge
 
 PART_BYTES = 16 << 20
 """10,000 parts are allowed: 160 GB an object; S3 asks for 5 MiB at least."""
+READ_BYTES = 1 << 20
 
 
 class S3Store:
@@ -63,6 +65,57 @@ class S3Store:
             answer["Body"].close()
             raise TooLarge(f"{key} has {answer['ContentLength']} bytes, {limit_bytes} at most")
         return bytes(await self._thread(key, answer["Body"].read))
+
+    async def read_range(self, key: str, offset: int, size_bytes: int) -> AsyncGenerator[bytes, None]:
+        if size_bytes == 0:  # HTTP has no such range
+            return
+        wanted = f"bytes={offset}-{offset + size_bytes - 1}"
+        answer = await self._call(key, self._client.get_object, absent=True, Range=wanted)
+        if answer is None:
+            raise not_found(key)
+        body = answer["Body"]
+        try:
+            while block := await self._thread(key, lambda: body.read(READ_BYTES)):
+                yield block
+        finally:
+            body.close()
+
+    async def list(self, prefix: str) -> list[StoredObject]:
+        def pages() -> list[StoredObject]:
+            paginator = self._client.get_paginator("list_objects_v2")
+            return [
+                StoredObject(
+                    key=row["Key"].removeprefix(self._prefix),
+                    size_bytes=row["Size"],
+                    modified_unix_ms=round(row["LastModified"].timestamp() * 1000),
+                )
+                for page in paginator.paginate(Bucket=self._bucket, Prefix=self._prefix + prefix)
+                for row in page.get("Contents", ())
+            ]
+
+        found: list[StoredObject] = await self._thread(prefix, pages)
+        return sorted(found, key=lambda stored: stored.key)
+
+    async def delete(self, key: str) -> None:
+        await self._call(key, self._client.delete_object, absent=True)
+
+    async def sweep(self, older_than_s: float) -> int:
+        """Parts of a multipart upload that nobody completed are paid for until somebody aborts it."""
+
+        def abort() -> int:
+            swept = 0
+            paginator = self._client.get_paginator("list_multipart_uploads")
+            for page in paginator.paginate(Bucket=self._bucket, Prefix=self._prefix):
+                for row in page.get("Uploads", ()):
+                    if time.time() - row["Initiated"].timestamp() > older_than_s:
+                        self._client.abort_multipart_upload(
+                            Bucket=self._bucket, Key=row["Key"], UploadId=row["UploadId"]
+                        )
+                        swept += 1
+            return swept
+
+        swept: int = await self._thread(self._prefix, abort)
+        return swept
 
     async def _call(self, key: str, method: Callable[..., Any], *, absent: bool = False, **arguments: Any) -> Any:
         """One request; with `absent`, None instead of an error where there is no such object."""

@@ -75,6 +75,8 @@ class FunctionSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     profile: Literal["python", "torch"] = "python"
     """What the fork server has imported before the worker is forked."""
     weights: CheckpointId | None = None
+    adapter: CheckpointId | None = None
+    """A LoRA adapter that is applied to the weights when they are loaded."""
     llm: LLMSettings | None = None
     memory_bytes: int = 512 * MIB
     """Limit on the worker's own memory; weights in the segment are shared and not counted."""
@@ -106,6 +108,13 @@ class FunctionSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             raise InvalidSpec("timeout_s and start_timeout_s must be above 0 and at most 86400 seconds")
         if self.llm is not None and self.weights is None:
             raise InvalidSpec(f"function {self.name}: LLM needs weights")
+        if self.adapter is not None and self.weights is None:
+            raise InvalidSpec(
+                f"function {self.name}: an adapter needs the weights that it adapts",
+                hint='write weights="./base" beside adapter="./lora"',
+            )
+        if self.adapter is not None and self.adapter == self.weights:
+            raise InvalidSpec(f"function {self.name}: weights and adapter are one and the same checkpoint")
 
 
 def spec_bytes(spec: FunctionSpec) -> bytes:

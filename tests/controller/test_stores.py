@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import sys
+import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from fleetstart.controller.folder_store import FolderStore
 from fleetstart.controller.journal import COMPACT_BYTES, Journal
 from fleetstart.controller.objects import ObjectStore, Upload
 from fleetstart.controller.s3_store import PART_BYTES, S3Store
-from fleetstart.runtime.contract.errors import InvalidInput, StoreFailed, TooLarge
+from fleetstart.runtime.contract.errors import InvalidInput, NotFound, StoreFailed, TooLarge
 from fleetstart.runtime.contract.ids import FunctionName, InvocationId, Version
 from fleetstart.runtime.contract.ledger import InvocationRow
 from tests.servers import end, free_port, spawn, wait_until
@@ -104,6 +105,57 @@ def test_an_upload_that_breaks_off_leaves_nothing(store: ObjectStore) -> None:
         with pytest.raises((ConnectionError, StoreFailed)):
             await store.put(key, upload(key, data, fail_at=PART_BYTES + 1))
         assert await store.size(key) is None
+
+    asyncio.run(scenario())
+
+
+def test_a_range_is_read_alone(store: ObjectStore) -> None:
+    async def scenario() -> None:
+        data = bytes(range(256)) * 16_000  # several blocks
+        key = key_of(data)
+        await store.put(key, upload(key, data))
+        for offset, size_bytes in [(0, len(data)), (5, 1), (1_000_001, 2_000_000), (len(data) - 3, 3), (7, 0)]:
+            read = b"".join([block async for block in store.read_range(key, offset, size_bytes)])
+            assert read == data[offset : offset + size_bytes]
+        with pytest.raises(NotFound):
+            await anext(store.read_range(key_of(b"no"), 0, 1))
+
+    asyncio.run(scenario())
+
+
+def test_objects_are_listed_below_a_prefix_and_deleted(store: ObjectStore) -> None:
+    async def scenario() -> None:
+        assert await store.list("checkpoints/") == []
+        before_ms = time.time() * 1000 - 2000  # S3 tells whole seconds
+        for name in ("part-b", "part-a"):
+            key = f"checkpoints/{'0' * 64}/{name}"
+            await store.put(key, upload(key, name.encode()))
+        await store.put(key_of(b"x"), upload(key_of(b"x"), b"x"))
+        found = await store.list("checkpoints/")
+        assert [(one.key[-7:], one.size_bytes) for one in found] == [("/part-a", 6), ("/part-b", 6)]
+        assert all(before_ms < one.modified_unix_ms < time.time() * 1000 + 2000 for one in found)
+        assert await store.list(f"checkpoints/{'0' * 64}/") == found
+        assert await store.list(f"checkpoints/{'1' * 64}/") == []
+        for one in [*found, found[0]]:
+            await store.delete(one.key)
+        assert await store.list("checkpoints/") == []
+        assert await store.size(key_of(b"x")) == 1
+
+    asyncio.run(scenario())
+
+
+def test_what_an_upload_left_is_swept_when_it_is_old(store: ObjectStore, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        if isinstance(store, FolderStore):
+            left = tmp_path / "store" / ".incoming" / "abandoned"
+            left.write_bytes(b"half")
+        else:
+            import boto3
+
+            boto3.client("s3").create_multipart_upload(Bucket="bucket", Key="some/prefix/bundles/abandoned")
+        assert await store.sweep(3600) == 0
+        assert await store.sweep(-3600) == 1
+        assert await store.sweep(-3600) == 0
 
     asyncio.run(scenario())
 

@@ -1,0 +1,71 @@
+"""Keeps a deploy and a removal of the same weights apart, over all controllers, with one mark a checkpoint.
+
+Neither may trust what it saw a moment ago: a deploy finds its weights in the store, a removal finds that nobody uses
+them, and both go on. So a removal first leaves a mark and only then looks for uses; a deploy reads the mark before it
+looks into the store, and its last step, in one script with the record that it writes, fails if the mark has changed.
+Whichever comes first, the other one sees it.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Awaitable, Sequence
+from typing import cast
+
+import redis.asyncio as redis
+
+from fleetstart.runtime.contract.errors import Unavailable
+from fleetstart.runtime.contract.ids import CheckpointId
+
+REMOVALS = "fs:removals"
+"""Redis hash: checkpoint → mark, "removing:{unix ms}:{token}" or "removed:{unix ms}:{token}"."""
+STALE_MS = 10 * 60_000
+"""A removal that is older has died with its controller, and stands in nobody's way any more."""
+FORGET_MS = 24 * 3_600_000
+"""No deploy lasts so long that it must still see this mark."""
+
+
+class Removals:
+    def __init__(self, client: redis.Redis) -> None:
+        self._client = client
+
+    async def marks(self, checkpoints: Sequence[CheckpointId], now_unix_ms: int) -> list[str]:
+        """What a deploy hands to its script. Errors: Unavailable while one of them is being removed."""
+        if not checkpoints:
+            return []
+        raw = await cast(Awaitable[list[bytes | None]], self._client.hmget(REMOVALS, list(checkpoints)))
+        marks = [(value or b"").decode() for value in raw]
+        for checkpoint, mark in zip(checkpoints, marks, strict=True):
+            state, since_unix_ms = _parsed(mark)
+            if state == "removing" and now_unix_ms - since_unix_ms < STALE_MS:
+                raise Unavailable(
+                    f"checkpoint {checkpoint[:12]} is being removed by `fs weights rm`",
+                    hint="deploy again when that is done; it sends the weights anew",
+                    retry_after_s=1,
+                )
+        return marks
+
+    async def begin(self, checkpoint: CheckpointId, now_unix_ms: int) -> str:
+        """From here on no deploy that looked before comes through. Returns what `end` must be given."""
+        await self._forget_old(now_unix_ms)
+        token = f"{now_unix_ms}:{secrets.token_hex(8)}"
+        await self._client.hset(REMOVALS, checkpoint, f"removing:{token}")
+        return token
+
+    async def end(self, checkpoint: CheckpointId, token: str) -> None:
+        """Leaves the mark of another removal of the same checkpoint, which goes on, as it is."""
+        current = await cast(Awaitable[bytes | None], self._client.hget(REMOVALS, checkpoint))
+        if current == f"removing:{token}".encode():
+            await self._client.hset(REMOVALS, checkpoint, f"removed:{token}")
+
+    async def _forget_old(self, now_unix_ms: int) -> None:
+        marks = await cast(Awaitable[dict[bytes, bytes]], self._client.hgetall(REMOVALS))
+        old = [key for key, mark in marks.items() if now_unix_ms - _parsed(mark.decode())[1] > FORGET_MS]
+        if old:
+            await self._client.hdel(REMOVALS, *[key.decode() for key in old])
+
+
+def _parsed(mark: str) -> tuple[str, int]:
+    state, _, rest = mark.partition(":")
+    text = rest.partition(":")[0]
+    return state, int(text) if text.isdecimal() else 0
