@@ -11,13 +11,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-torch = pytest.importorskip("torch")
-safetensors = pytest.importorskip("safetensors")
+pytest.importorskip("torch")
+pytest.importorskip("safetensors")
 
-from safetensors.torch import save_file  # noqa: E402  (after the check that it is there)
-from torch import Tensor, nn  # noqa: E402
+import safetensors
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
 
-from tests.runtime.segments import CHUNK, Segment  # noqa: E402
+from tests.runtime.segments import CHUNK, Segment
 
 ROWS, WIDTH = 6, CHUNK // 8
 """A row of fp32 is half a chunk."""
