@@ -4,23 +4,29 @@ Everything that blocks, copies or computes releases the GIL. `_core.pyi` is the 
 """
 
 from fleetstart.native._core import (
+    Checksum,
     ControlBlock,
     Decoder,
     NativeError,
     Region,
     SegmentFailed,
-    copy_checksum,
+    SlabPool,
+    cached_bytes,
     read_checksum,
-    xxh64,
+    read_direct,
+    xxh3,
 )
 
 __all__ = [
+    "Checksum",
     "ControlBlock",
     "Decoder",
     "NativeError",
     "Region",
     "SegmentFailed",
-    "copy_checksum",
+    "SlabPool",
+    "cached_bytes",
     "read_checksum",
-    "xxh64",
+    "read_direct",
+    "xxh3",
 ]

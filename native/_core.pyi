@@ -1,7 +1,7 @@
 """The typed face of the compiled module. Everything that blocks or copies releases the GIL."""
 
 from collections.abc import Sequence
-from typing import Any, SupportsFloat, SupportsInt
+from typing import Any, Literal, SupportsFloat, SupportsInt
 
 from typing_extensions import Buffer, CapsuleType
 
@@ -12,28 +12,29 @@ class SegmentFailed(NativeError):
     """The segment's owner gave up filling it. args: (code, message)."""
 
 class Region:
-    """Shared memory of one segment's data: a sealed memfd and its mapping.
+    """Shared memory of one segment's data: slabs, mapped one after the other.
 
     The owner's mapping is shared and writable. An attached mapping is private: reads see the owner's
     bytes, a write makes a copy of the page for the writer alone. Views and capsules keep the mapping
-    alive after the Region itself is gone.
+    alive after the Region itself is gone; only then do the owner's slabs go back to their pool.
     """
 
     @staticmethod
-    def create(name: str, size_bytes: int) -> Region:
-        """New zeroed memory; OSError. Nobody can resize it, and nobody but this mapping can write it."""
-    @staticmethod
-    def attach(fd: int) -> Region:
-        """Maps another process's region; OSError if it is not a sealed memfd.
+    def attach(fds: Sequence[int], size_bytes: int) -> Region:
+        """Maps another process's region, of which these are the slabs; OSError if anybody could write or resize one.
 
-        Takes over the descriptor, also when it fails: it is closed then.
+        Takes over the descriptors, also when it fails: they are closed either way, the mapping needs none.
         """
     @property
-    def fd(self) -> int: ...
+    def fds(self) -> list[int]:
+        """The slabs, for others to attach: duplicate them, they are the region's. Empty if it is attached."""
     @property
     def size_bytes(self) -> int: ...
     def view(self, offset: int, size_bytes: int) -> memoryview:
-        """Bytes `[offset, offset + size)`; writable in the owner, read-only when attached. IndexError if outside."""
+        """Bytes `[offset, offset + size)`; writable in the owner, read-only when attached.
+
+        IndexError if outside, and in the owner if they lie in two slabs.
+        """
     def dlpack(self, offset: int, shape: Sequence[int], dtype: str) -> CapsuleType:
         """A DLPack capsule over the memory, no copy; dtype by its safetensors name. For `torch.from_dlpack`.
 
@@ -95,14 +96,67 @@ class ControlBlock:
         Waits on a futex without spinning; runs Python's signal handlers about once a second.
         """
 
-def xxh64(data: Buffer, seed: SupportsInt = 0) -> int:
-    """XXH64 of a contiguous buffer."""
+class SlabPool:
+    """The memory of a node's segments, in slabs of one size that are used again and again. Thread-safe."""
 
-def copy_checksum(destination: Buffer, source: Buffer) -> int:
-    """Copies source over the start of destination and returns its xxh64, in one pass over the memory."""
+    def __init__(
+        self, name: str, *, pages: Literal["hugetlb", "thp", "small"], slab_bytes: int, capacity: int
+    ) -> None:
+        """`slab_bytes` is a power of two, of 2 MiB at least for huge pages; `capacity` counts slabs.
+
+        OSError if the machine has no such pages for us, ValueError for sizes that cannot be.
+        """
+    def take(self, size_bytes: int) -> Region:
+        """Zeroed memory; its slabs come back, dirty, with the end of its last use. OSError(ENOMEM) past the capacity.
+
+        Clean slabs first, then dirty ones, cleared now, then new ones, whose pages come at first touch.
+        """
+    def prepare(self, wanted: int) -> bool:
+        """Clears one dirty slab, or makes a new one with its pages if fewer than `wanted` are clean. False: none to do.
+
+        OSError if memory is short.
+        """
+    def release(self, count: int) -> int:
+        """Gives free slabs back to the system, dirty ones first; how many."""
+    @property
+    def pages(self) -> Literal["hugetlb", "thp", "small"]: ...
+    @property
+    def slab_bytes(self) -> int: ...
+    @property
+    def capacity(self) -> int: ...
+    @property
+    def used(self) -> int: ...
+    @property
+    def clean(self) -> int:
+        """Free, and zero everywhere."""
+    @property
+    def dirty(self) -> int:
+        """Free, with what its last user left."""
+
+def xxh3(data: Buffer) -> int:
+    """XXH3-64 of a contiguous buffer, seed 0."""
+
+class Checksum:
+    """XXH3-64 of a buffer that fills from its beginning, taken while the caches still hold each piece."""
+
+    def __init__(self, data: Buffer) -> None: ...
+    def advance(self, ready_bytes: int) -> None:
+        """The first `ready_bytes` of the buffer are there now, and stay as they are."""
+    def digest(self) -> int:
+        """All are."""
 
 def read_checksum(fd: int, file_offset: int, destination: Buffer) -> int:
-    """pread of exactly len(destination) bytes, and their xxh64. OSError; EOFError says how many bytes were there."""
+    """pread of exactly len(destination) bytes, and their xxh3. OSError; EOFError says how many bytes were there."""
+
+def read_direct(fd: int, file_offset: int, destination: Buffer, size_bytes: int) -> int:
+    """The same past the page cache, for a descriptor with O_DIRECT, and exactly `size_bytes`.
+
+    Offset, address and length of the destination are multiples of 4096; what it has past `size_bytes` is
+    overwritten, with zeros at last. OSError (EINVAL where it is refused), EOFError, ValueError if it is too small.
+    """
+
+def cached_bytes(fd: int, file_offset: int, size_bytes: int) -> int:
+    """How much of the range the page cache holds; 0 where the kernel cannot tell (before 6.5)."""
 
 class Decoder:
     """Layers of a Llama model on the CPU, over weights where they lie: whatever has `__dlpack__`, held, not copied.

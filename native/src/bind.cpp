@@ -7,6 +7,7 @@
 #include "control.hpp"
 #include "dlpack.hpp"
 #include "errors.hpp"
+#include "pool.hpp"
 #include "segment.hpp"
 
 namespace py = pybind11;
@@ -86,28 +87,56 @@ py::object dlpack(const fs::Region& region, const py::int_& offset, const std::v
   return py::reinterpret_steal<py::object>(capsule);
 }
 
-std::uint64_t xxh64(const py::object& data, std::uint64_t seed) {
+std::uint64_t xxh3(const py::object& data) {
   const HeldBuffer held(data, false);
   const py::gil_scoped_release released;
-  return fs::xxh64(held.data(), held.size_bytes(), seed);
-}
-
-std::uint64_t copy_checksum(const py::object& destination, const py::object& source) {
-  const HeldBuffer to(destination, true);
-  const HeldBuffer from(source, false);
-  if (from.size_bytes() > to.size_bytes())
-    throw py::value_error(std::to_string(from.size_bytes()) + " bytes do not fit into a destination of " +
-                          std::to_string(to.size_bytes()));
-  if (to.data() < from.data() + from.size_bytes() && from.data() < to.data() + from.size_bytes())
-    throw py::value_error("source and destination overlap");
-  const py::gil_scoped_release released;
-  return fs::copy_checksum(to.data(), from.data(), from.size_bytes());
+  return fs::xxh3(held.data(), held.size_bytes());
 }
 
 std::uint64_t read_checksum(int fd, std::int64_t file_offset, const py::object& destination) {
   const HeldBuffer to(destination, true);
   const py::gil_scoped_release released;
   return fs::read_checksum(fd, file_offset, to.data(), to.size_bytes(), run_signal_handlers);
+}
+
+std::uint64_t read_direct(int fd, std::int64_t file_offset, const py::object& destination, std::size_t size_bytes) {
+  const HeldBuffer to(destination, true);
+  if (size_bytes > to.size_bytes())
+    throw py::value_error(std::to_string(size_bytes) + " bytes do not fit into a destination of " +
+                          std::to_string(to.size_bytes()));
+  const py::gil_scoped_release released;
+  return fs::read_direct(fd, file_offset, to.data(), size_bytes, to.size_bytes(), run_signal_handlers);
+}
+
+// Hashes a buffer that fills from its beginning; see fs::Xxh3.
+class Checksum {
+ public:
+  explicit Checksum(const py::object& data) : held_(data, false), hash_(held_.data(), held_.size_bytes()) {}
+  void advance(std::size_t ready_bytes) {
+    if (ready_bytes > held_.size_bytes())
+      throw py::value_error(std::to_string(ready_bytes) + " bytes of a buffer of " + std::to_string(held_.size_bytes()));
+    hash_.advance(ready_bytes);
+  }
+  std::uint64_t digest() { return hash_.digest(); }
+
+ private:
+  HeldBuffer held_;
+  fs::Xxh3 hash_;
+};
+
+fs::Pages pages_named(const std::string& name) {
+  if (name == "hugetlb") return fs::Pages::kHugetlb;
+  if (name == "thp") return fs::Pages::kThp;
+  if (name == "small") return fs::Pages::kSmall;
+  throw py::value_error("pages are hugetlb, thp or small, not " + name);
+}
+
+const char* name_of(fs::Pages pages) {
+  switch (pages) {
+    case fs::Pages::kHugetlb: return "hugetlb";
+    case fs::Pages::kThp: return "thp";
+    default: return "small";
+  }
 }
 
 const char* name_of(fs::SegmentState state) {
@@ -152,9 +181,15 @@ void bind_errors(py::module_& module) {
 void bind_region(py::module_& module) {
   py::class_<Bytes>(module, "_Bytes", py::buffer_protocol()).def_buffer(&buffer_of);
   py::class_<fs::Region>(module, "Region")
-      .def_static("create", &fs::Region::create, py::arg("name"), py::arg("size_bytes"))
-      .def_static("attach", [](int fd) { return fs::Region::attach(fs::Descriptor(fd)); }, py::arg("fd"))
-      .def_property_readonly("fd", &fs::Region::fd)
+      .def_static(
+          "attach",
+          [](const std::vector<int>& fds, std::uint64_t size_bytes) {
+            std::vector<fs::Descriptor> descriptors;
+            for (const int fd : fds) descriptors.emplace_back(fd);
+            return fs::Region::attach(std::move(descriptors), size_bytes);
+          },
+          py::arg("fds"), py::arg("size_bytes"))
+      .def_property_readonly("fds", &fs::Region::fds)
       .def_property_readonly("size_bytes", [](const fs::Region& region) { return region.mapping()->size_bytes(); })
       .def("view", &view, py::arg("offset"), py::arg("size_bytes"))
       .def("dlpack", &dlpack, py::arg("offset"), py::arg("shape"), py::arg("dtype"))
@@ -166,6 +201,37 @@ void bind_region(py::module_& module) {
             region.populate(begin, size);
           },
           py::arg("offset"), py::arg("size_bytes"));
+}
+
+void bind_pool(py::module_& module) {
+  py::class_<fs::SlabPool, std::shared_ptr<fs::SlabPool>>(module, "SlabPool")
+      .def(py::init([](const std::string& name, const std::string& pages, std::size_t slab_bytes, std::size_t capacity) {
+             const fs::Pages kind = pages_named(pages);
+             const py::gil_scoped_release released;
+             return fs::SlabPool::open(name, kind, slab_bytes, capacity);
+           }),
+           py::arg("name"), py::kw_only(), py::arg("pages"), py::arg("slab_bytes"), py::arg("capacity"))
+      .def("take", &fs::SlabPool::take, py::arg("size_bytes"), py::call_guard<py::gil_scoped_release>())
+      .def("prepare", &fs::SlabPool::prepare, py::arg("wanted"), py::call_guard<py::gil_scoped_release>())
+      .def("release", &fs::SlabPool::release, py::arg("count"), py::call_guard<py::gil_scoped_release>())
+      .def_property_readonly("pages", [](const fs::SlabPool& pool) { return name_of(pool.pages()); })
+      .def_property_readonly("slab_bytes", &fs::SlabPool::slab_bytes)
+      .def_property_readonly("capacity", &fs::SlabPool::capacity)
+      .def_property_readonly("used", [](const fs::SlabPool& pool) { return pool.counts().used; })
+      .def_property_readonly("clean", [](const fs::SlabPool& pool) { return pool.counts().clean; })
+      .def_property_readonly("dirty", [](const fs::SlabPool& pool) { return pool.counts().dirty; });
+}
+
+void bind_checksum(py::module_& module) {
+  module.def("xxh3", &xxh3, py::arg("data"));
+  module.def("read_checksum", &read_checksum, py::arg("fd"), py::arg("file_offset"), py::arg("destination"));
+  module.def("read_direct", &read_direct, py::arg("fd"), py::arg("file_offset"), py::arg("destination"),
+             py::arg("size_bytes"));
+  module.def("cached_bytes", &fs::cached_bytes, py::arg("fd"), py::arg("file_offset"), py::arg("size_bytes"));
+  py::class_<Checksum>(module, "Checksum")
+      .def(py::init<const py::object&>(), py::arg("data"))
+      .def("advance", &Checksum::advance, py::arg("ready_bytes"), py::call_guard<py::gil_scoped_release>())
+      .def("digest", &Checksum::digest, py::call_guard<py::gil_scoped_release>());
 }
 
 void bind_control(py::module_& module) {
@@ -217,11 +283,10 @@ void bind_control(py::module_& module) {
 
 PYBIND11_MODULE(_core, module) {
   bind_errors(module);
+  bind_checksum(module);
   bind_region(module);
+  bind_pool(module);
   bind_control(module);
-  module.def("xxh64", &xxh64, py::arg("data"), py::arg("seed") = 0);
-  module.def("copy_checksum", &copy_checksum, py::arg("destination"), py::arg("source"));
-  module.def("read_checksum", &read_checksum, py::arg("fd"), py::arg("file_offset"), py::arg("destination"));
 #ifdef FS_WITH_DECODER
   bind_decoder(module);
 #endif

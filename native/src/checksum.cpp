@@ -1,188 +1,208 @@
 #include "checksum.hpp"
 
-#include <unistd.h>
-
 #if defined(__x86_64__)
-#include <emmintrin.h>
+#include <immintrin.h>
 #endif
 
 #include <algorithm>
-#include <cerrno>
 #include <cstring>
-#include <limits>
-#include <string>
 
-#include "errors.hpp"
-
-static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "XXH64 reads little-endian words");
+static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "XXH3 reads little-endian words");
 
 namespace fs {
 namespace {
 
-constexpr std::uint64_t kPrime1 = 0x9E3779B185EBCA87;
-constexpr std::uint64_t kPrime2 = 0xC2B2AE3D27D4EB4F;
-constexpr std::uint64_t kPrime3 = 0x165667B19E3779F9;
-constexpr std::uint64_t kPrime4 = 0x85EBCA77C2B2AE63;
-constexpr std::uint64_t kPrime5 = 0x27D4EB2F165667C5;
-constexpr std::size_t kStripeBytes = 32;
+constexpr std::uint64_t kPrime32[] = {0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D};
+constexpr std::uint64_t kPrime64[] = {0x9E3779B185EBCA87, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9,
+                                      0x85EBCA77C2B2AE63, 0x27D4EB2F165667C5};
+constexpr std::uint64_t kMix1 = 0x165667919E3779F9, kMix2 = 0x9FB21C651E98DF25;
 
-// Small enough that what pread wrote is still in L2 when it is hashed; 64 to 512 KiB measure alike.
-constexpr std::size_t kReadBlockBytes = 256 * 1024;
+// The algorithm's default secret.
+alignas(64) constexpr unsigned char kSecret[192] = {
+    0xb8, 0xfe, 0x6c, 0x39, 0x23, 0xa4, 0x4b, 0xbe, 0x7c, 0x01, 0x81, 0x2c, 0xf7, 0x21, 0xad, 0x1c,
+    0xde, 0xd4, 0x6d, 0xe9, 0x83, 0x90, 0x97, 0xdb, 0x72, 0x40, 0xa4, 0xa4, 0xb7, 0xb3, 0x67, 0x1f,
+    0xcb, 0x79, 0xe6, 0x4e, 0xcc, 0xc0, 0xe5, 0x78, 0x82, 0x5a, 0xd0, 0x7d, 0xcc, 0xff, 0x72, 0x21,
+    0xb8, 0x08, 0x46, 0x74, 0xf7, 0x43, 0x24, 0x8e, 0xe0, 0x35, 0x90, 0xe6, 0x81, 0x3a, 0x26, 0x4c,
+    0x3c, 0x28, 0x52, 0xbb, 0x91, 0xc3, 0x00, 0xcb, 0x88, 0xd0, 0x65, 0x8b, 0x1b, 0x53, 0x2e, 0xa3,
+    0x71, 0x64, 0x48, 0x97, 0xa2, 0x0d, 0xf9, 0x4e, 0x38, 0x19, 0xef, 0x46, 0xa9, 0xde, 0xac, 0xd8,
+    0xa8, 0xfa, 0x76, 0x3f, 0xe3, 0x9c, 0x34, 0x3f, 0xf9, 0xdc, 0xbb, 0xc7, 0xc7, 0x0b, 0x4f, 0x1d,
+    0x8a, 0x51, 0xe0, 0x4b, 0xcd, 0xb4, 0x59, 0x31, 0xc8, 0x9f, 0x7e, 0xc9, 0xd9, 0x78, 0x73, 0x64,
+    0xea, 0xc5, 0xac, 0x83, 0x34, 0xd3, 0xeb, 0xc3, 0xc5, 0x81, 0xa0, 0xff, 0xfa, 0x13, 0x63, 0xeb,
+    0x17, 0x0d, 0xdd, 0x51, 0xb7, 0xf0, 0xda, 0x49, 0xd3, 0x16, 0x55, 0x26, 0x29, 0xd4, 0x68, 0x9e,
+    0x2b, 0x16, 0xbe, 0x58, 0x7d, 0x47, 0xa1, 0xfc, 0x8f, 0xf8, 0xb8, 0xd1, 0x7a, 0xd0, 0x31, 0xce,
+    0x45, 0xcb, 0x3a, 0x8f, 0x95, 0x16, 0x04, 0x28, 0xaf, 0xd7, 0xfb, 0xca, 0xbb, 0x4b, 0x40, 0x7e,
+};
 
-// How far ahead the next lines are asked for: 512 bytes gave 7 GB/s out of memory, 2 KiB 9.3, more no more.
+constexpr std::size_t kStripeBytes = 64;
+constexpr std::size_t kBlockBytes = 1024;  // 16 stripes, one for each eight bytes of the secret
+constexpr std::size_t kShortBytes = 240;
+
+// How far ahead the next lines are asked for.
 constexpr std::size_t kPrefetchBytes = 2048;
 
-// A copy of this size or more is a chunk on its way into a segment, not read again soon: keep it out of the
-// caches. Out of memory this doubles the speed (no read before each write); inside the caches it is no loss.
-constexpr std::size_t kStreamedBytes = 1024 * 1024;
-
-template <typename Word>
-Word load(const std::byte* at) {
+template <typename Word = std::uint64_t>
+Word load(const void* at) {
   Word word;
   std::memcpy(&word, at, sizeof word);
   return word;
 }
 
+std::uint64_t secret(std::size_t at) { return load(kSecret + at); }
+
 constexpr std::uint64_t rotate_left(std::uint64_t word, int bits) { return word << bits | word >> (64 - bits); }
 
-constexpr std::uint64_t mix(std::uint64_t lane, std::uint64_t word) {
-  return rotate_left(lane + word * kPrime2, 31) * kPrime1;
+std::uint64_t fold(std::uint64_t a, std::uint64_t b) {
+  const auto product = static_cast<unsigned __int128>(a) * b;
+  return static_cast<std::uint64_t>(product) ^ static_cast<std::uint64_t>(product >> 64);
 }
 
-template <typename Word>
-void store(std::byte* at, Word word) {
-  std::memcpy(at, &word, sizeof word);
-}
-
-enum class Copy { kNone, kCached, kStreamed };
-
-#if defined(__x86_64__)
-// Past the caches: the line is not read before it is written, and what the caches hold stays there.
-void store_streamed(std::byte* at, std::uint64_t word) {
-  _mm_stream_si64(reinterpret_cast<long long*>(at), static_cast<long long>(word));
-}
-#endif
-
-// Whole stripes only. The words that were hashed are the words that are stored, so the checksum is that of
-// the copy even if somebody writes to the source meanwhile. The multiplications are what the loop waits
-// for as long as the next lines are there already: hence the prefetch, and hence stores that cost nothing.
-template <Copy kCopy>
-void consume(std::uint64_t (&lanes)[4], const std::byte* data, std::size_t size_bytes, std::byte* copy) {
-  std::uint64_t lane0 = lanes[0], lane1 = lanes[1], lane2 = lanes[2], lane3 = lanes[3];
-  const auto take = [&](std::size_t at) {
-    const std::uint64_t word = load<std::uint64_t>(data + at);
-    if constexpr (kCopy == Copy::kCached) store(copy + at, word);
-#if defined(__x86_64__)
-    if constexpr (kCopy == Copy::kStreamed) store_streamed(copy + at, word);
-#endif
-    return word;
-  };
-  for (std::size_t at = 0; at < size_bytes; at += kStripeBytes) {
-    __builtin_prefetch(data + at + kPrefetchBytes);
-    lane0 = mix(lane0, take(at));
-    lane1 = mix(lane1, take(at + 8));
-    lane2 = mix(lane2, take(at + 16));
-    lane3 = mix(lane3, take(at + 24));
-  }
-  lanes[0] = lane0, lanes[1] = lane1, lanes[2] = lane2, lanes[3] = lane3;
-}
-
-void begin(std::uint64_t (&lanes)[4], std::uint64_t seed) {
-  lanes[0] = seed + kPrime1 + kPrime2;
-  lanes[1] = seed + kPrime2;
-  lanes[2] = seed;
-  lanes[3] = seed - kPrime1;
-}
-
-// `tail` holds the total_bytes % 32 bytes after the last stripe.
-std::uint64_t finish(const std::uint64_t (&lanes)[4], std::uint64_t seed, std::uint64_t total_bytes,
-                     const std::byte* tail) {
-  std::uint64_t hash = seed + kPrime5;
-  if (total_bytes >= kStripeBytes) {
-    hash = rotate_left(lanes[0], 1) + rotate_left(lanes[1], 7) + rotate_left(lanes[2], 12) + rotate_left(lanes[3], 18);
-    for (const std::uint64_t lane : lanes) hash = (hash ^ mix(0, lane)) * kPrime1 + kPrime4;
-  }
-  hash += total_bytes;
-  std::size_t left = total_bytes % kStripeBytes;
-  for (; left >= 8; left -= 8, tail += 8)
-    hash = rotate_left(hash ^ mix(0, load<std::uint64_t>(tail)), 27) * kPrime1 + kPrime4;
-  for (; left >= 4; left -= 4, tail += 4)
-    hash = rotate_left(hash ^ load<std::uint32_t>(tail) * kPrime1, 23) * kPrime2 + kPrime3;
-  for (; left > 0; --left, ++tail)
-    hash = rotate_left(hash ^ std::to_integer<std::uint64_t>(*tail) * kPrime5, 11) * kPrime1;
-  hash = (hash ^ hash >> 33) * kPrime2;
-  hash = (hash ^ hash >> 29) * kPrime3;
+constexpr std::uint64_t avalanche(std::uint64_t hash) {
+  hash = (hash ^ hash >> 37) * kMix1;
   return hash ^ hash >> 32;
+}
+
+constexpr std::uint64_t avalanche_xxh64(std::uint64_t hash) {
+  hash = (hash ^ hash >> 33) * kPrime64[1];
+  hash = (hash ^ hash >> 29) * kPrime64[2];
+  return hash ^ hash >> 32;
+}
+
+std::uint64_t mix16(const std::byte* data, std::size_t secret_at) {
+  return fold(load(data) ^ secret(secret_at), load(data + 8) ^ secret(secret_at + 8));
+}
+
+std::uint64_t hash_16(const std::byte* data, std::size_t size) {
+  if (size > 8) {
+    const std::uint64_t low = load(data) ^ (secret(24) ^ secret(32));
+    const std::uint64_t high = load(data + size - 8) ^ (secret(40) ^ secret(48));
+    return avalanche(size + __builtin_bswap64(low) + high + fold(low, high));
+  }
+  if (size >= 4) {
+    const std::uint64_t both = load<std::uint32_t>(data + size - 4) + (std::uint64_t{load<std::uint32_t>(data)} << 32);
+    std::uint64_t hash = both ^ (secret(8) ^ secret(16));
+    hash = (hash ^ rotate_left(hash, 49) ^ rotate_left(hash, 24)) * kMix2;
+    hash = (hash ^ ((hash >> 35) + size)) * kMix2;
+    return hash ^ hash >> 28;
+  }
+  if (size == 0) return avalanche_xxh64(secret(56) ^ secret(64));
+  const auto byte = [&](std::size_t at) { return std::to_integer<std::uint64_t>(data[at]); };
+  const std::uint64_t all = byte(0) << 16 | byte(size / 2) << 24 | byte(size - 1) | size << 8;
+  return avalanche_xxh64(all ^ (load<std::uint32_t>(kSecret) ^ load<std::uint32_t>(kSecret + 4)));
+}
+
+std::uint64_t hash_128(const std::byte* data, std::size_t size) {
+  std::uint64_t hash = size * kPrime64[0];
+  for (std::size_t step = 0; 32 * step < size; ++step) {  // pairs from both ends; they may meet and overlap
+    hash += mix16(data + 16 * step, 32 * step);
+    hash += mix16(data + size - 16 * (step + 1), 32 * step + 16);
+  }
+  return avalanche(hash);
+}
+
+std::uint64_t hash_240(const std::byte* data, std::size_t size) {
+  std::uint64_t hash = size * kPrime64[0];
+  for (std::size_t at = 0; at < 8; ++at) hash += mix16(data + 16 * at, 16 * at);
+  hash = avalanche(hash);
+  for (std::size_t at = 8; at < size / 16; ++at) hash += mix16(data + 16 * at, 16 * (at - 8) + 3);
+  return avalanche(hash + mix16(data + size - 16, 136 - 17));
+}
+
+// Takes stripes into the lanes; the n-th is keyed by the secret from byte 8 n on.
+using Accumulate = void (*)(std::uint64_t* lanes, const std::byte* data, std::size_t stripes, std::size_t secret_at);
+
+void accumulate_plain(std::uint64_t* lanes, const std::byte* data, std::size_t stripes, std::size_t secret_at) {
+  for (std::size_t stripe = 0; stripe < stripes; ++stripe, data += kStripeBytes, secret_at += 8) {
+    for (std::size_t lane = 0; lane < 8; ++lane) {
+      const std::uint64_t word = load(data + 8 * lane), key = word ^ secret(secret_at + 8 * lane);
+      lanes[lane ^ 1] += word;
+      lanes[lane] += (key & 0xFFFFFFFF) * (key >> 32);
+    }
+  }
+}
+
+#if defined(__x86_64__)
+
+__attribute__((target("avx2"))) void accumulate_avx2(std::uint64_t* lanes, const std::byte* data, std::size_t stripes,
+                                                     std::size_t secret_at) {
+  auto* const at = reinterpret_cast<__m256i*>(lanes);
+  __m256i sums[2] = {_mm256_load_si256(at), _mm256_load_si256(at + 1)};
+  for (std::size_t stripe = 0; stripe < stripes; ++stripe, data += kStripeBytes, secret_at += 8) {
+    _mm_prefetch(reinterpret_cast<const char*>(data) + kPrefetchBytes, _MM_HINT_T0);
+    for (int half = 0; half < 2; ++half) {
+      const __m256i word = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(data) + half);
+      const __m256i key =
+          _mm256_xor_si256(word, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(kSecret + secret_at) + half));
+      const __m256i product = _mm256_mul_epu32(key, _mm256_srli_epi64(key, 32));
+      const __m256i swapped = _mm256_shuffle_epi32(word, _MM_SHUFFLE(1, 0, 3, 2));
+      sums[half] = _mm256_add_epi64(sums[half], _mm256_add_epi64(product, swapped));
+    }
+  }
+  _mm256_store_si256(at, sums[0]);
+  _mm256_store_si256(at + 1, sums[1]);
+}
+
+__attribute__((target("avx512f"))) void accumulate_avx512(std::uint64_t* lanes, const std::byte* data,
+                                                          std::size_t stripes, std::size_t secret_at) {
+  __m512i sum = _mm512_load_si512(lanes);
+  for (std::size_t stripe = 0; stripe < stripes; ++stripe, data += kStripeBytes, secret_at += 8) {
+    _mm_prefetch(reinterpret_cast<const char*>(data) + kPrefetchBytes, _MM_HINT_T0);
+    const __m512i word = _mm512_loadu_si512(data);
+    const __m512i key = _mm512_xor_si512(word, _mm512_loadu_si512(kSecret + secret_at));
+    const __m512i product = _mm512_mul_epu32(key, _mm512_srli_epi64(key, 32));
+    const __m512i swapped = _mm512_shuffle_epi32(word, static_cast<_MM_PERM_ENUM>(_MM_SHUFFLE(1, 0, 3, 2)));
+    sum = _mm512_add_epi64(sum, _mm512_add_epi64(product, swapped));
+  }
+  _mm512_store_si512(lanes, sum);
+}
+
+#endif
+
+Accumulate choose() {
+#if defined(__x86_64__)
+  if (__builtin_cpu_supports("avx512f")) return accumulate_avx512;
+  if (__builtin_cpu_supports("avx2")) return accumulate_avx2;
+#endif
+  return accumulate_plain;
+}
+
+const Accumulate accumulate = choose();
+
+void scramble(std::uint64_t* lanes) {
+  for (std::size_t lane = 0; lane < 8; ++lane)
+    lanes[lane] = (lanes[lane] ^ lanes[lane] >> 47 ^ secret(128 + 8 * lane)) * kPrime32[0];
 }
 
 }  // namespace
 
-Xxh64::Xxh64(std::uint64_t seed) : seed_(seed) { begin(lanes_, seed); }
+Xxh3::Xxh3(const std::byte* data, std::size_t size_bytes)
+    : data_(data),
+      size_bytes_(size_bytes),
+      lanes_{kPrime32[2], kPrime64[0], kPrime64[1], kPrime64[2], kPrime64[3], kPrime32[1], kPrime64[4], kPrime32[0]} {}
 
-void Xxh64::update(const std::byte* data, std::size_t size_bytes) {
-  const std::size_t held = total_bytes_ % kStripeBytes;
-  total_bytes_ += size_bytes;
-  if (held > 0) {
-    const std::size_t taken = std::min(kStripeBytes - held, size_bytes);
-    std::memcpy(tail_ + held, data, taken);
-    data += taken, size_bytes -= taken;
-    if (held + taken < kStripeBytes) return;
-    consume<Copy::kNone>(lanes_, tail_, kStripeBytes, nullptr);
+void Xxh3::advance(std::size_t ready_bytes) {
+  if (size_bytes_ <= kShortBytes) return;
+  // The last block, which may be a whole one, is left to digest(): it is not scrambled.
+  const std::size_t blocks = std::min(ready_bytes / kBlockBytes, (size_bytes_ - 1) / kBlockBytes);
+  for (; block_ < blocks; ++block_) {
+    accumulate(lanes_, data_ + block_ * kBlockBytes, kBlockBytes / kStripeBytes, 0);
+    scramble(lanes_);
   }
-  const std::size_t left = size_bytes % kStripeBytes;
-  consume<Copy::kNone>(lanes_, data, size_bytes - left, nullptr);
-  if (left > 0) std::memcpy(tail_, data + (size_bytes - left), left);
 }
 
-std::uint64_t Xxh64::digest() const { return finish(lanes_, seed_, total_bytes_, tail_); }
-
-std::uint64_t xxh64(const std::byte* data, std::size_t size_bytes, std::uint64_t seed) {
-  std::uint64_t lanes[4];
-  begin(lanes, seed);
-  const std::size_t stripes = size_bytes - size_bytes % kStripeBytes;
-  consume<Copy::kNone>(lanes, data, stripes, nullptr);
-  return finish(lanes, seed, size_bytes, data + stripes);
+std::uint64_t Xxh3::digest() {
+  if (size_bytes_ <= 16) return hash_16(data_, size_bytes_);
+  if (size_bytes_ <= 128) return hash_128(data_, size_bytes_);
+  if (size_bytes_ <= kShortBytes) return hash_240(data_, size_bytes_);
+  advance(size_bytes_);
+  const std::byte* const last = data_ + block_ * kBlockBytes;
+  accumulate(lanes_, last, (size_bytes_ - 1 - block_ * kBlockBytes) / kStripeBytes, 0);
+  accumulate(lanes_, data_ + size_bytes_ - kStripeBytes, 1, 128 - 7);
+  std::uint64_t hash = size_bytes_ * kPrime64[0];
+  for (std::size_t lane = 0; lane < 8; lane += 2)
+    hash += fold(lanes_[lane] ^ secret(11 + 8 * lane), lanes_[lane + 1] ^ secret(11 + 8 * lane + 8));
+  return avalanche(hash);
 }
 
-std::uint64_t copy_checksum(std::byte* destination, const std::byte* source, std::size_t size_bytes) {
-  std::uint64_t lanes[4];
-  begin(lanes, 0);
-  const std::size_t stripes = size_bytes - size_bytes % kStripeBytes;
-#if defined(__x86_64__)
-  if (size_bytes >= kStreamedBytes && reinterpret_cast<std::uintptr_t>(destination) % 8 == 0) {
-    consume<Copy::kStreamed>(lanes, source, stripes, destination);
-    _mm_sfence();  // before anybody is told that the bytes are there
-  } else
-#endif
-    consume<Copy::kCached>(lanes, source, stripes, destination);
-  if (stripes < size_bytes) std::memcpy(destination + stripes, source + stripes, size_bytes - stripes);
-  return finish(lanes, 0, size_bytes, destination + stripes);
-}
-
-std::uint64_t read_checksum(int fd, std::int64_t file_offset, std::byte* destination, std::size_t size_bytes,
-                            const std::function<void()>& interrupted) {
-  if (file_offset < 0 ||
-      size_bytes > static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max() - file_offset)) {
-    errno = EINVAL;
-    throw_errno("read of " + std::to_string(size_bytes) + " bytes at offset " + std::to_string(file_offset));
-  }
-  Xxh64 hash;
-  std::size_t done = 0;
-  while (done < size_bytes) {
-    const std::size_t wanted = std::min(kReadBlockBytes, size_bytes - done);
-    const ssize_t got = ::pread(fd, destination + done, wanted, file_offset + static_cast<std::int64_t>(done));
-    if (got < 0 && errno == EINTR) {
-      interrupted();
-      continue;
-    }
-    if (got < 0) throw_errno("read at offset " + std::to_string(file_offset + static_cast<std::int64_t>(done)));
-    if (got == 0)
-      throw EndOfFile(std::to_string(size_bytes) + " bytes wanted at offset " + std::to_string(file_offset) +
-                      ", the file has " + std::to_string(done) + " there");
-    hash.update(destination + done, static_cast<std::size_t>(got));
-    done += static_cast<std::size_t>(got);
-  }
-  return hash.digest();
-}
+std::uint64_t xxh3(const std::byte* data, std::size_t size_bytes) { return Xxh3(data, size_bytes).digest(); }
 
 }  // namespace fs

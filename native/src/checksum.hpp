@@ -1,5 +1,5 @@
-// XXH64, alone and fused with a copy or a read. Written from the published algorithm description
-// (xxHash fast digest algorithm, version 0.1.1), little-endian machines only.
+// XXH3-64 with seed 0, alone and along with reading. Written from the published algorithm description
+// (xxHash fast digest algorithm, version 0.2.0), little-endian machines only.
 #pragma once
 
 #include <cstddef>
@@ -8,28 +8,35 @@
 
 namespace fs {
 
-// Feed it bytes in any pieces; digest() may be asked at any time.
-class Xxh64 {
+// Hashes bytes that arrive in order at one place whose size is known: each piece while the caches hold it.
+class Xxh3 {
  public:
-  explicit Xxh64(std::uint64_t seed = 0);
-  void update(const std::byte* data, std::size_t size_bytes);
-  std::uint64_t digest() const;
+  Xxh3(const std::byte* data, std::size_t size_bytes);
+  // The first `ready_bytes` are there by now.
+  void advance(std::size_t ready_bytes);
+  // All are.
+  std::uint64_t digest();
 
  private:
-  std::uint64_t lanes_[4];
-  std::uint64_t seed_;
-  std::uint64_t total_bytes_ = 0;
-  std::byte tail_[32];  // the total_bytes_ % 32 bytes that do not fill a stripe yet
+  const std::byte* data_;
+  std::size_t size_bytes_;
+  std::size_t block_ = 0;  // of 1024 bytes; those before it are in the lanes
+  alignas(64) std::uint64_t lanes_[8];
 };
 
-std::uint64_t xxh64(const std::byte* data, std::size_t size_bytes, std::uint64_t seed);
+std::uint64_t xxh3(const std::byte* data, std::size_t size_bytes);
 
-// The ranges must not overlap.
-std::uint64_t copy_checksum(std::byte* destination, const std::byte* source, std::size_t size_bytes);
-
-// Exactly size_bytes from the file, or OsError, or EndOfFile. A read that a signal cut short calls
-// `interrupted`, which may throw, and goes on.
+// Exactly size_bytes from the file and their hash, or OsError, or EndOfFile. A read that a signal cut short
+// calls `interrupted`, which may throw, and goes on.
 std::uint64_t read_checksum(int fd, std::int64_t file_offset, std::byte* destination, std::size_t size_bytes,
                             const std::function<void()>& interrupted);
+
+// The same past the page cache, from a descriptor with O_DIRECT: offset, destination and room_bytes are multiples
+// of 4096, and what the file has between size_bytes and room_bytes is read and cleared again.
+std::uint64_t read_direct(int fd, std::int64_t file_offset, std::byte* destination, std::size_t size_bytes,
+                          std::size_t room_bytes, const std::function<void()>& interrupted);
+
+// How many bytes of the range the page cache holds; nothing where the kernel (before 6.5) cannot tell.
+std::uint64_t cached_bytes(int fd, std::uint64_t file_offset, std::uint64_t size_bytes);
 
 }  // namespace fs

@@ -91,7 +91,7 @@ struct ControlBlock::Header {
   char message[kMessageBytes];
 };
 
-ControlBlock::ControlBlock(Descriptor descriptor, std::unique_ptr<Mapping> mapping, std::uint64_t chunk_count)
+ControlBlock::ControlBlock(Descriptor descriptor, std::unique_ptr<FileMapping> mapping, std::uint64_t chunk_count)
     : descriptor_(std::move(descriptor)), mapping_(std::move(mapping)), chunk_count_(chunk_count) {
   static_assert(sizeof(Header) <= kHeaderBytes);
   static_assert(offsetof(Header, state) == 64);
@@ -105,7 +105,7 @@ std::unique_ptr<ControlBlock> ControlBlock::create(const std::string& name, std:
   const std::uint64_t bit_bytes = words_for(chunk_count) * 8;
   const std::uint64_t size_bytes = kHeaderBytes + bit_bytes + manifest.size();
   Descriptor descriptor = create_memory(name, size_bytes);
-  auto mapping = std::make_unique<Mapping>(descriptor, size_bytes, Access::kOwner);
+  auto mapping = std::make_unique<FileMapping>(descriptor, size_bytes, Access::kOwner);
   seal(descriptor);
   if (!manifest.empty()) std::memcpy(mapping->data() + kHeaderBytes + bit_bytes, manifest.data(), manifest.size());
   std::unique_ptr<ControlBlock> block(new ControlBlock(std::move(descriptor), std::move(mapping), chunk_count));
@@ -123,13 +123,13 @@ std::unique_ptr<ControlBlock> ControlBlock::create(const std::string& name, std:
 std::unique_ptr<ControlBlock> ControlBlock::attach(Descriptor descriptor) {
   std::uint64_t size_bytes = 0;
   try {
-    size_bytes = sealed_size(descriptor);
+    size_bytes = protected_size(descriptor);
   } catch (const OsError& error) {
     throw NativeError(std::string("not a control block: ") + error.what());
   }
   if (size_bytes < kHeaderBytes)
     throw NativeError("not a control block: " + std::to_string(size_bytes) + " bytes, at least 4096 needed");
-  auto mapping = std::make_unique<Mapping>(descriptor, size_bytes, Access::kReader);
+  auto mapping = std::make_unique<FileMapping>(descriptor, size_bytes, Access::kReader);
   const auto& header = *reinterpret_cast<const Header*>(mapping->data());
   if (load_acquire(header.magic) != kMagic) throw NativeError("not a control block: wrong magic number");
   if (header.version != kVersion || header.header_bytes != kHeaderBytes)

@@ -53,7 +53,7 @@ class ControlBlock {
 
  private:
   struct Header;
-  ControlBlock(Descriptor descriptor, std::unique_ptr<Mapping> mapping, std::uint64_t chunk_count);
+  ControlBlock(Descriptor descriptor, std::unique_ptr<FileMapping> mapping, std::uint64_t chunk_count);
   Header& header() const;
   std::uint64_t* words() const;
   bool all_ready(std::uint64_t first, std::uint64_t last) const;
@@ -62,7 +62,7 @@ class ControlBlock {
   void wake() const;
 
   Descriptor descriptor_;
-  std::unique_ptr<Mapping> mapping_;
+  std::unique_ptr<FileMapping> mapping_;
   std::uint64_t chunk_count_;
   std::mutex writing_;  // the owner's threads, one at a time
 };

@@ -1,10 +1,14 @@
 #include "segment.hpp"
 
 #include <fcntl.h>
+#include <linux/magic.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/statfs.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <limits>
 #include <stdexcept>
@@ -24,6 +28,8 @@
 namespace fs {
 namespace {
 
+constexpr std::size_t kHugePageBytes = 2 * 1024 * 1024;
+
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE | F_SEAL_SEAL;
 
 // What a reader must be able to rely on. F_SEAL_SEAL only keeps others from adding seals.
@@ -33,6 +39,18 @@ int protection_of(Access access) { return access == Access::kReader ? PROT_READ 
 
 // Copies are the exception: without NORESERVE each reader would be charged for a copy of every page.
 int flags_of(Access access) { return access == Access::kCopier ? MAP_PRIVATE | MAP_NORESERVE : MAP_SHARED; }
+
+std::size_t total_size(const std::vector<Descriptor>& descriptors) {
+  std::size_t total = 0;
+  for (const Descriptor& descriptor : descriptors) total += protected_size(descriptor);
+  return total;
+}
+
+void map_at(std::byte* address, std::size_t size_bytes, const Descriptor& descriptor, Access access) {
+  const int flags = flags_of(access) | MAP_FIXED;
+  if (::mmap(address, size_bytes, protection_of(access), flags, descriptor.get(), 0) == MAP_FAILED)
+    throw_errno("mmap of " + std::to_string(size_bytes) + " bytes");
+}
 
 }  // namespace
 
@@ -50,29 +68,61 @@ Descriptor::~Descriptor() {
 
 int Descriptor::release() { return std::exchange(fd_, -1); }
 
-Mapping::Mapping(const Descriptor& descriptor, std::size_t size_bytes, Access access)
-    : size_bytes_(size_bytes), access_(access) {
-  void* const address =
-      ::mmap(nullptr, size_bytes, protection_of(access), flags_of(access), descriptor.get(), 0);
-  if (address == MAP_FAILED) throw_errno("mmap of " + std::to_string(size_bytes) + " bytes");
-  data_ = static_cast<std::byte*>(address);
+AddressRange::AddressRange(std::size_t size_bytes) : data_(nullptr), size_bytes_(0) {
+  if (size_bytes == 0) return;
+  const std::size_t reserved = size_bytes + kHugePageBytes;
+  void* const begin = ::mmap(nullptr, reserved, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (begin == MAP_FAILED) throw_errno("addresses for " + std::to_string(size_bytes) + " bytes");
+  auto* const first = static_cast<std::byte*>(begin);
+  const std::size_t page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+  const std::size_t skipped = -reinterpret_cast<std::uintptr_t>(first) % kHugePageBytes;
+  size_bytes_ = (size_bytes + page - 1) / page * page;
+  data_ = first + skipped;
+  if (skipped > 0) ::munmap(first, skipped);
+  if (skipped + size_bytes_ < reserved) ::munmap(data_ + size_bytes_, reserved - skipped - size_bytes_);
 }
 
-Mapping::~Mapping() { ::munmap(data_, size_bytes_); }
+AddressRange::AddressRange(AddressRange&& other) noexcept
+    : data_(std::exchange(other.data_, nullptr)), size_bytes_(std::exchange(other.size_bytes_, 0)) {}
+
+AddressRange& AddressRange::operator=(AddressRange&& other) noexcept {
+  std::swap(data_, other.data_);
+  std::swap(size_bytes_, other.size_bytes_);
+  return *this;
+}
+
+AddressRange::~AddressRange() {
+  if (data_ != nullptr) ::munmap(data_, size_bytes_);
+}
 
 std::byte* Mapping::range(std::uint64_t offset, std::uint64_t size_bytes) const {
   if (offset > size_bytes_ || size_bytes > size_bytes_ - offset)
     throw std::out_of_range("offset " + std::to_string(offset) + " and " + std::to_string(size_bytes) +
                             " bytes lie outside a region of " + std::to_string(size_bytes_) + " bytes");
-  return data_ + offset;
+  return address(offset, size_bytes);
 }
 
-Descriptor create_memory(const std::string& name, std::uint64_t size_bytes) {
+FileMapping::FileMapping(const std::vector<Descriptor>& descriptors, std::size_t size_bytes, Access access)
+    : Mapping(size_bytes, access), addresses_(total_size(descriptors)) {
+  std::byte* at = data();
+  for (const Descriptor& descriptor : descriptors) {
+    const std::size_t part_bytes = protected_size(descriptor);
+    map_at(at, part_bytes, descriptor, access);
+    at += part_bytes;
+  }
+}
+
+FileMapping::FileMapping(const Descriptor& descriptor, std::size_t size_bytes, Access access)
+    : Mapping(size_bytes, access), addresses_(size_bytes) {
+  map_at(data(), size_bytes, descriptor, access);
+}
+
+Descriptor create_memory(const std::string& name, std::uint64_t size_bytes, unsigned flags) {
   if (size_bytes == 0 || size_bytes > static_cast<std::uint64_t>(std::numeric_limits<off_t>::max())) {
     errno = EINVAL;
     throw_errno("shared memory of " + std::to_string(size_bytes) + " bytes");
   }
-  Descriptor descriptor(::memfd_create(name.c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  Descriptor descriptor(::memfd_create(name.c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING | flags));
   if (descriptor.get() < 0) throw_errno("memfd_create of " + name);
   if (::ftruncate(descriptor.get(), static_cast<off_t>(size_bytes)) < 0)
     throw_errno("ftruncate of " + name + " to " + std::to_string(size_bytes) + " bytes");
@@ -83,33 +133,34 @@ void seal(const Descriptor& descriptor) {
   if (::fcntl(descriptor.get(), F_ADD_SEALS, kSeals) < 0) throw_errno("sealing of shared memory");
 }
 
-std::uint64_t sealed_size(const Descriptor& descriptor) {
+std::uint64_t protected_size(const Descriptor& descriptor) {
   const std::string name = "descriptor " + std::to_string(descriptor.get());
   const int seals = ::fcntl(descriptor.get(), F_GET_SEALS);
   if (seals < 0) throw_errno(name + " is not shared memory that can be sealed");
   if ((seals & kNeededSeals) != kNeededSeals) {
-    errno = EPERM;
-    throw_errno(name + " is shared memory without the seals against resizing and writing");
+    struct statfs system {};
+    const bool read_only = ::fstatfs(descriptor.get(), &system) == 0 && system.f_type == TMPFS_MAGIC &&
+                           (system.f_flags & ST_RDONLY) != 0;
+    if (!read_only) {
+      errno = EPERM;
+      throw_errno(name + " is shared memory without the seals against resizing and writing");
+    }
   }
   struct stat status {};
   if (::fstat(descriptor.get(), &status) < 0) throw_errno("fstat of shared memory");
   return static_cast<std::uint64_t>(status.st_size);
 }
 
-Region::Region(Descriptor descriptor, std::shared_ptr<Mapping> mapping)
-    : descriptor_(std::move(descriptor)), mapping_(std::move(mapping)) {}
+Region::Region(std::shared_ptr<Mapping> mapping, std::vector<int> fds)
+    : mapping_(std::move(mapping)), fds_(std::move(fds)) {}
 
-Region Region::create(const std::string& name, std::uint64_t size_bytes) {
-  Descriptor descriptor = create_memory(name, size_bytes);
-  auto mapping = std::make_shared<Mapping>(descriptor, size_bytes, Access::kOwner);
-  seal(descriptor);
-  return Region(std::move(descriptor), std::move(mapping));
-}
-
-Region Region::attach(Descriptor descriptor) {
-  const std::uint64_t size_bytes = sealed_size(descriptor);
-  auto mapping = std::make_shared<Mapping>(descriptor, size_bytes, Access::kCopier);
-  return Region(std::move(descriptor), std::move(mapping));
+Region Region::attach(std::vector<Descriptor> descriptors, std::uint64_t size_bytes) {
+  const std::size_t there = total_size(descriptors);
+  if (there < size_bytes || there == 0) {
+    errno = EINVAL;
+    throw_errno("shared memory of " + std::to_string(there) + " bytes for a region of " + std::to_string(size_bytes));
+  }
+  return Region(std::make_shared<FileMapping>(descriptors, size_bytes, Access::kCopier));
 }
 
 void Region::populate(std::uint64_t offset, std::uint64_t size_bytes) const {
@@ -121,6 +172,7 @@ void Region::populate(std::uint64_t offset, std::uint64_t size_bytes) const {
   while (::madvise(begin - before, size_bytes + before, advice) < 0) {
     if (errno == EINTR) continue;
     if (errno == EINVAL) return;  // a kernel before 5.14: first touch does the work, later
+    if (errno == EFAULT) errno = ENOMEM;  // what a full tmpfs says
     throw_errno("populating " + std::to_string(size_bytes) + " bytes");
   }
 }

@@ -1,4 +1,4 @@
-// Shared memory of one segment: a sealed memfd, and a mapping that outlives whoever made it.
+// Mappings of shared memory, and a segment's region: memory that outlives whoever made it, as long as it is used.
 #pragma once
 
 #include <cstddef>
@@ -31,41 +31,73 @@ enum class Access {
   kCopier,  // private and writable: a write copies its page for this process alone
 };
 
-// Owns one mapping of a whole descriptor.
-class Mapping {
+// Addresses of this process, reserved, aligned to a huge page; what is mapped over them goes with them.
+class AddressRange {
  public:
-  Mapping(const Descriptor& descriptor, std::size_t size_bytes, Access access);
-  Mapping(const Mapping&) = delete;
-  Mapping& operator=(const Mapping&) = delete;
-  ~Mapping();
+  explicit AddressRange(std::size_t size_bytes);
+  AddressRange(AddressRange&& other) noexcept;
+  AddressRange& operator=(AddressRange&& other) noexcept;
+  AddressRange(const AddressRange&) = delete;
+  ~AddressRange();
   std::byte* data() const { return data_; }
-  std::size_t size_bytes() const { return size_bytes_; }
-  Access access() const { return access_; }
-
-  // IndexError (std::out_of_range) unless [offset, offset + size_bytes) lies inside.
-  std::byte* range(std::uint64_t offset, std::uint64_t size_bytes) const;
 
  private:
   std::byte* data_;
   std::size_t size_bytes_;
+};
+
+// Shared memory as this process sees it.
+class Mapping {
+ public:
+  Mapping(const Mapping&) = delete;
+  Mapping& operator=(const Mapping&) = delete;
+  virtual ~Mapping() = default;
+  std::size_t size_bytes() const { return size_bytes_; }
+  Access access() const { return access_; }
+
+  // Where that range lies. IndexError (std::out_of_range) unless it lies inside, and in one piece.
+  std::byte* range(std::uint64_t offset, std::uint64_t size_bytes) const;
+
+ protected:
+  Mapping(std::size_t size_bytes, Access access) : size_bytes_(size_bytes), access_(access) {}
+
+ private:
+  virtual std::byte* address(std::uint64_t offset, std::uint64_t size_bytes) const = 0;
+
+  std::size_t size_bytes_;
   Access access_;
 };
 
-// A memfd of that size, not sealed yet: its creator maps it, then seals it.
-Descriptor create_memory(const std::string& name, std::uint64_t size_bytes);
+// Whole descriptors, one after the other; the last may be longer than what is asked for.
+class FileMapping : public Mapping {
+ public:
+  FileMapping(const std::vector<Descriptor>& descriptors, std::size_t size_bytes, Access access);
+  FileMapping(const Descriptor& descriptor, std::size_t size_bytes, Access access);
+  std::byte* data() const { return addresses_.data(); }
+
+ private:
+  std::byte* address(std::uint64_t offset, std::uint64_t) const override { return data() + offset; }
+
+  AddressRange addresses_;
+};
+
+// A memfd of that size, not sealed yet: its creator maps it, then seals it. `flags` as of memfd_create.
+Descriptor create_memory(const std::string& name, std::uint64_t size_bytes, unsigned flags = 0);
 
 // From here on nobody resizes it, nobody but the mappings that exist may write, and nobody unseals it.
 void seal(const Descriptor& descriptor);
 
-// Size of a sealed memfd. OsError if it is anything else: the owner of one that is not sealed could
-// shrink it under its readers, who would die of SIGBUS.
-std::uint64_t sealed_size(const Descriptor& descriptor);
+// Size of memory that nobody can shrink under its readers, who would die of SIGBUS, nor write: a sealed memfd,
+// or a file of a read-only mount of shared memory. OsError if it is anything else.
+std::uint64_t protected_size(const Descriptor& descriptor);
 
 class Region {
  public:
-  static Region create(const std::string& name, std::uint64_t size_bytes);
-  static Region attach(Descriptor descriptor);
-  int fd() const { return descriptor_.get(); }
+  explicit Region(std::shared_ptr<Mapping> mapping, std::vector<int> fds = {});
+  // Maps what another process's region is made of, `size_bytes` of it.
+  static Region attach(std::vector<Descriptor> descriptors, std::uint64_t size_bytes);
+  // What makes this region elsewhere; they belong to the mapping. None in a reader, who keeps no descriptor.
+  const std::vector<int>& fds() const { return fds_; }
   const std::shared_ptr<Mapping>& mapping() const { return mapping_; }
 
   // Maps the pages of the range now, in one call, instead of one fault each at first touch. To a reader
@@ -73,9 +105,8 @@ class Region {
   void populate(std::uint64_t offset, std::uint64_t size_bytes) const;
 
  private:
-  Region(Descriptor descriptor, std::shared_ptr<Mapping> mapping);
-  Descriptor descriptor_;
   std::shared_ptr<Mapping> mapping_;
+  std::vector<int> fds_;
 };
 
 }  // namespace fs

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import mmap
 import os
 import subprocess
 import sys
@@ -10,14 +11,16 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
-from fleetstart.native import ControlBlock
+from fleetstart.native import ControlBlock, Region, SlabPool
 
 F_SEAL_FUTURE_WRITE = 0x10
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL | F_SEAL_FUTURE_WRITE
 PATIENCE_S = 30.0
 """Far more than anything here takes: only what never happens takes as long."""
 
+Shared = TypeVar("Shared", ControlBlock, Region)
 Child = subprocess.Popen[str]
 Start = Callable[..., Child]
 
@@ -104,5 +107,14 @@ def lets_others_run(call: Callable[[], object], patience_s: float = PATIENCE_S /
     return seen
 
 
-def attached(block: ControlBlock) -> ControlBlock:
-    return ControlBlock.attach(os.dup(block.fd))
+def owned(size_bytes: int, name: str = "owned") -> Region:
+    """New memory in one piece, of a pool of its own that ends with it."""
+    slab_bytes = 1 << max(size_bytes - 1, mmap.PAGESIZE - 1).bit_length()
+    return SlabPool(name, pages="small", slab_bytes=slab_bytes, capacity=1).take(size_bytes)
+
+
+def attached(memory: Shared) -> Shared:
+    """As another process has it."""
+    if isinstance(memory, Region):
+        return Region.attach([os.dup(fd) for fd in memory.fds], memory.size_bytes)
+    return ControlBlock.attach(os.dup(memory.fd))

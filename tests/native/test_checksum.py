@@ -1,10 +1,9 @@
-"""xxh64 against the reference implementation, alone and fused with copies and reads."""
+"""XXH3 against the reference implementation, of buffers that are there and of buffers that fill."""
 
 from __future__ import annotations
 
 import os
 from array import array
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,46 +11,35 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetstart.native import copy_checksum, read_checksum, xxh64
-from tests.native.neighbours import lets_others_run, open_descriptors
+from fleetstart.native import Checksum, xxh3
+from tests.native.neighbours import lets_others_run
 
 MIB = 1024 * 1024
-# Around a stripe (32), a prefetch (2 KiB), a read block (256 KiB) and where copies go past the caches (1 MiB).
-EDGES = [edge + step for edge in (32, 2048, 256 * 1024, MIB) for step in (-33, -1, 0, 1, 4, 8, 31) if edge + step > 0]
+# Around what is hashed in ways of its own (3, 8, 16, 128, 240), a stripe (64), a block (1024) and a prefetch (2 KiB).
+EDGES = sorted({edge + step for edge in (3, 8, 16, 64, 128, 240, 1024, 2048, 16384) for step in range(-2, 3)} | {0})
 BYTES = os.urandom(MIB + 64)
 
 
-@given(st.binary(max_size=300), st.integers(0, 2**64 - 1))
-def test_hash_of_any_bytes_and_seed_is_the_reference_s(data: bytes, seed: int) -> None:
-    assert xxh64(data, seed) == xxhash.xxh64_intdigest(data, seed)
+@given(st.binary(max_size=3000))
+def test_hash_of_any_bytes_is_the_reference_s(data: bytes) -> None:
+    assert xxh3(data) == xxhash.xxh3_64_intdigest(data)
+
+
+@given(st.integers(0, 70), st.integers(0, 5000) | st.integers(MIB - 50, MIB))
+def test_hash_at_any_alignment_is_the_reference_s(begin: int, size: int) -> None:
+    part = memoryview(BYTES)[begin : begin + size]
+    assert xxh3(part) == xxhash.xxh3_64_intdigest(part)
 
 
 @pytest.mark.parametrize("size", EDGES)
-def test_hash_copy_and_read_agree_with_the_reference_around_every_inner_boundary(size: int, tmp_path: Path) -> None:
+def test_hash_is_the_reference_s_around_every_inner_boundary(size: int) -> None:
     data = BYTES[:size]
-    expected = xxhash.xxh64_intdigest(data)
-    assert xxh64(data) == expected
-    copied = bytearray(size + 1)
-    assert copy_checksum(copied, data) == expected
-    assert copied == data + b"\0"
-    (tmp_path / "file").write_bytes(data)
-    read = bytearray(size)
-    with open(tmp_path / "file", "rb") as file:
-        assert read_checksum(file.fileno(), 0, read) == expected
-    assert read == data
-
-
-@given(st.integers(0, 40), st.integers(0, 40), st.integers(0, 5000) | st.integers(MIB - 50, MIB), st.integers(0, 40))
-def test_copy_writes_the_source_s_bytes_and_no_others_at_any_alignment(
-    source_at: int, destination_at: int, size: int, after: int
-) -> None:
-    source = memoryview(BYTES)[source_at : source_at + size]
-    destination = bytearray(b"\xaa" * (destination_at + len(source) + after))
-    with memoryview(destination) as view:
-        assert copy_checksum(view[destination_at:], source) == xxhash.xxh64_intdigest(source)
-    assert destination[:destination_at] == b"\xaa" * destination_at
-    assert destination[destination_at : destination_at + len(source)] == source
-    assert destination[destination_at + len(source) :] == b"\xaa" * after
+    expected = xxhash.xxh3_64_intdigest(data)
+    assert xxh3(data) == expected
+    for ready in {0, size // 2, size}:
+        checksum = Checksum(data)
+        checksum.advance(ready)
+        assert checksum.digest() == expected
 
 
 @pytest.mark.parametrize(
@@ -60,91 +48,67 @@ def test_copy_writes_the_source_s_bytes_and_no_others_at_any_alignment(
     ids=["bytes", "bytearray", "array", "numpy"],
 )
 def test_any_contiguous_buffer_will_do(buffer: bytes) -> None:
-    assert xxh64(buffer) == xxhash.xxh64_intdigest(memoryview(buffer).cast("B"))
+    assert xxh3(buffer) == Checksum(buffer).digest() == xxhash.xxh3_64_intdigest(memoryview(buffer).cast("B"))
 
 
-def test_buffers_with_gaps_are_refused() -> None:
+@pytest.mark.parametrize("hashing", [xxh3, Checksum])
+def test_buffers_with_gaps_are_refused(hashing: type[Checksum]) -> None:
     with pytest.raises((BufferError, ValueError)):
-        xxh64(memoryview(b"abcdef")[::2])
+        hashing(memoryview(b"abcdef")[::2])
     with pytest.raises((BufferError, ValueError)):
-        xxh64(np.zeros((4, 4)).T[::2])  # type: ignore[arg-type]
+        hashing(np.zeros((4, 4)).T[::2])  # type: ignore[arg-type]
     with pytest.raises(TypeError):
-        xxh64("text")  # type: ignore[arg-type]
+        hashing("text")  # type: ignore[arg-type]
 
 
-def test_a_read_only_destination_is_refused() -> None:
-    with pytest.raises(BufferError):
-        copy_checksum(b"1234", b"1234")
-    with open("/proc/self/exe", "rb") as file, pytest.raises(BufferError):
-        read_checksum(file.fileno(), 0, b"1234")
+# ── buffers that fill ──────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_destination_that_is_too_short_stays_as_it_was() -> None:
-    destination = bytearray(7)
-    with pytest.raises(ValueError, match="8 bytes do not fit into a destination of 7"):
-        copy_checksum(destination, b"x" * 8)
-    assert destination == bytes(7)
+@given(st.integers(0, 9000), st.lists(st.integers(0, 9000), max_size=8))
+def test_pieces_of_any_size_make_the_hash_of_the_whole(size: int, pieces: list[int]) -> None:
+    data = BYTES[:size]
+    buffer = bytearray(size)
+    checksum = Checksum(buffer)
+    for ready in sorted(min(piece, size) for piece in pieces):
+        buffer[:ready] = data[:ready]
+        checksum.advance(ready)
+    buffer[:] = data
+    assert checksum.digest() == xxhash.xxh3_64_intdigest(data)
 
 
-def test_copying_over_oneself_is_refused() -> None:
-    memory = memoryview(bytearray(100))
-    with pytest.raises(ValueError, match="overlap"):
-        copy_checksum(memory[10:], memory[:50])
-    copy_checksum(memory[50:], memory[:50])
+def test_saying_less_than_before_changes_nothing() -> None:
+    checksum = Checksum(BYTES)
+    for ready in (500_000, 10, 600_000, 0):
+        checksum.advance(ready)
+    assert checksum.digest() == xxhash.xxh3_64_intdigest(BYTES)
 
 
-def test_a_buffer_cannot_be_resized_while_it_is_used_and_can_afterwards() -> None:
+def test_more_than_the_buffer_cannot_be_ready() -> None:
+    checksum = Checksum(bytes(2000))
+    with pytest.raises(ValueError, match="2001 bytes of a buffer of 2000"):
+        checksum.advance(2001)
+    with pytest.raises(TypeError):
+        checksum.advance(-1)
+    assert checksum.digest() == xxhash.xxh3_64_intdigest(bytes(2000))
+
+
+def test_a_buffer_cannot_be_resized_while_it_is_hashed_and_can_afterwards() -> None:
     buffer = bytearray(64)
-    copy_checksum(buffer, bytes(64))
+    checksum = Checksum(buffer)
+    with pytest.raises(BufferError):
+        buffer.extend(b"more")
+    del checksum
     buffer.extend(b"more")
 
 
-@given(st.integers(0, 3000), st.integers(0, 3000))
-def test_read_takes_exactly_the_range_asked_for(offset: int, size: int) -> None:
-    descriptor = os.memfd_create("file")
-    try:
-        os.write(descriptor, BYTES[:3000])
-        destination = bytearray(size)
-        if offset + size <= 3000 or size == 0:
-            expected = BYTES[offset : offset + size]
-            assert read_checksum(descriptor, offset, destination) == xxhash.xxh64_intdigest(expected)
-            assert destination == expected
-        else:
-            there = max(0, 3000 - offset)
-            with pytest.raises(EOFError, match=f"{size} bytes wanted at offset {offset}, the file has {there} there"):
-                read_checksum(descriptor, offset, destination)
-    finally:
-        os.close(descriptor)
+# ── the GIL ────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_read_says_what_the_system_said(tmp_path: Path) -> None:
-    before = open_descriptors()
-    reader, writer = os.pipe()
-    with pytest.raises(OSError, match="Illegal seek"):
-        read_checksum(reader, 0, bytearray(1))
-    os.close(reader)
-    with pytest.raises(OSError, match="Bad file descriptor"):
-        read_checksum(reader, 0, bytearray(1))
-    os.close(writer)
-    with open(tmp_path / "empty", "wb+") as file, pytest.raises(OSError, match="Invalid argument"):
-        read_checksum(file.fileno(), -1, bytearray(1))
-    with open(tmp_path / "empty", "rb") as file, pytest.raises(OSError, match="Invalid argument"):
-        read_checksum(file.fileno(), 2**63 - 1, bytearray(2))
-    directory = os.open(tmp_path, os.O_RDONLY)
-    with pytest.raises(IsADirectoryError):
-        read_checksum(directory, 0, bytearray(1))
-    os.close(directory)
-    assert open_descriptors() == before
-
-
-def test_hash_copy_and_read_let_other_threads_run() -> None:
-    source, destination = bytes(16 * MIB), bytearray(16 * MIB)
-    descriptor = os.memfd_create("file")
-    os.truncate(descriptor, 16 * MIB)
-    assert lets_others_run(lambda: xxh64(source))
-    assert lets_others_run(lambda: copy_checksum(destination, source))
-    assert lets_others_run(lambda: read_checksum(descriptor, 0, destination))
-    os.close(descriptor)
+def test_hashing_lets_other_threads_run() -> None:
+    source = bytes(16 * MIB)
+    assert lets_others_run(lambda: xxh3(source))
+    assert lets_others_run(lambda: Checksum(source).advance(16 * MIB))
+    assert lets_others_run(lambda: Checksum(source).digest())
 
 
 def test_the_proof_above_can_fail() -> None:

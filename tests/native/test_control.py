@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetstart.native import ControlBlock, NativeError, Region, SegmentFailed
-from tests.native.neighbours import PATIENCE_S, SEALS, attached, memory_with, open_descriptors
+from fleetstart.native import ControlBlock, NativeError, SegmentFailed
+from tests.native.neighbours import PATIENCE_S, SEALS, attached, memory_with, open_descriptors, owned
 
 PAGE = mmap.PAGESIZE
 
@@ -294,9 +294,9 @@ def test_what_is_no_memfd_is_refused() -> None:
     for descriptor in (os.open("/dev/null", os.O_RDWR), -1, 10**6):
         with pytest.raises(NativeError, match="not a control block"):
             ControlBlock.attach(descriptor)
-    region = Region.create("data", PAGE)
+    region = owned(PAGE)
     with pytest.raises(NativeError, match="wrong magic"):
-        ControlBlock.attach(os.dup(region.fd))
+        ControlBlock.attach(os.dup(region.fds[0]))
     del region
     assert open_descriptors() == before
 

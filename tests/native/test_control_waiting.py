@@ -12,7 +12,7 @@ from collections.abc import Callable
 import pytest
 import xxhash
 
-from fleetstart.native import ControlBlock, Region, SegmentFailed, copy_checksum
+from fleetstart.native import ControlBlock, SegmentFailed, SlabPool
 from tests.native.neighbours import PATIENCE_S, Child, Start, attached, hear, threads_never_switched, until
 
 FUTEX_CALL = {"x86_64": "202", "aarch64": "98"}[os.uname().machine]
@@ -142,14 +142,15 @@ def test_waiting_lets_other_threads_run_and_so_lets_them_mark() -> None:
 
 WAIT_FOR_EACH = """
 import sys
-from fleetstart.native import ControlBlock, Region, SegmentFailed, xxh64
-control, region = ControlBlock.attach(int(sys.argv[1])), Region.attach(int(sys.argv[2]))
-size = region.size_bytes // control.chunk_count
+from fleetstart.native import ControlBlock, Region, SegmentFailed, xxh3
+control = ControlBlock.attach(int(sys.argv[1]))
+size = 16 * 1024
+region = Region.attach([int(fd) for fd in sys.argv[2:]], size * control.chunk_count)
 sums = control.manifest.decode().split()
 print("waiting")
 for chunk in range(control.chunk_count):
     control.wait(chunk, chunk, 60)
-    found = xxh64(region.view(chunk * size, size))
+    found = xxh3(region.view(chunk * size, size))
     if str(found) != sums[chunk]:
         print("chunk", chunk, "was published before its bytes were")
         break
@@ -161,13 +162,13 @@ else:
 def test_bytes_are_there_when_their_chunk_is_ready(start: Start) -> None:
     size, count = 16 * 1024, 600
     chunks = [os.urandom(size) for _ in range(count)]
-    manifest = " ".join(str(xxhash.xxh64_intdigest(chunk)) for chunk in chunks).encode()
+    manifest = " ".join(str(xxhash.xxh3_64_intdigest(chunk)) for chunk in chunks).encode()
     control = ControlBlock.create("handover", count, manifest, 1)
-    region = Region.create("handover-data", size * count)
-    children = [start(WAIT_FOR_EACH, control.fd, region.fd) for _ in range(2)]
+    region = SlabPool("handover-data", pages="small", slab_bytes=64 * size, capacity=10).take(size * count)
+    children = [start(WAIT_FOR_EACH, control.fd, *region.fds) for _ in range(2)]
     assert [hear(child) for child in children] == ["waiting"] * 2
     for index, chunk in enumerate(chunks):
-        copy_checksum(region.view(index * size, size), chunk)
+        region.view(index * size, size)[:] = chunk
         control.mark_ready(index)
     assert [hear(child) for child in children] == ["ready"] * 2
 

@@ -100,7 +100,7 @@ def checkpoint_of(parts: Iterable[bytes], *, chunk_bytes: int) -> tuple[Manifest
         entries.append(Part(object=name, header_bytes=len(head), data_bytes=len(data), segment_offset=offset))
         tensors[f"t{number}"] = TensorEntry(offset, len(data), "U8", (len(data),), number)
         pieces = [data[begin : begin + chunk_bytes] for begin in range(0, len(data), chunk_bytes)]
-        chunks.extend(xxhash.xxh64_intdigest(piece) for piece in pieces)
+        chunks.extend(xxhash.xxh3_64_intdigest(piece) for piece in pieces)
         offset += len(pieces) * chunk_bytes
     manifest = Manifest(chunk_bytes=chunk_bytes, total_bytes=offset, parts=entries, chunks=chunks, tensors=tensors)
     return manifest, objects

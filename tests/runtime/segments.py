@@ -6,7 +6,7 @@ import os
 import time
 from math import prod
 
-from fleetstart.native import ControlBlock, Region, xxh64
+from fleetstart.native import ControlBlock, SlabPool, xxh3
 from fleetstart.runtime.contract.manifest import (
     ALIGNMENT_BYTES,
     DTYPE_BYTES,
@@ -19,6 +19,8 @@ from fleetstart.runtime.contract.manifest import (
 from fleetstart.runtime.weights import Weights
 
 CHUNK = 4096
+SLAB = 2 * CHUNK
+"""Small, so that most segments lie in several."""
 
 
 class Segment:
@@ -53,13 +55,19 @@ class Segment:
             chunk_bytes=CHUNK,
             total_bytes=total,
             parts=[Part("part-0.safetensors", CHUNK, total, 0)],
-            chunks=[xxh64(self.data[begin : begin + CHUNK]) for begin in range(0, total, CHUNK)],
+            chunks=[xxh3(self.data[begin : begin + CHUNK]) for begin in range(0, total, CHUNK)],
             tensors=self.entries,
             files=file_entries,
             aliases=aliases or {},
         )
-        self.region = Region.create("test", total)
+        pool = SlabPool("test", pages="small", slab_bytes=SLAB, capacity=-(-total // SLAB))
+        self.region = pool.take(total)
         self.control = ControlBlock.create("test", total // CHUNK, manifest_bytes(self.manifest), 1)
+
+    @property
+    def fds(self) -> tuple[int, ...]:
+        """What a worker is given of it."""
+        return (self.control.fd, *self.region.fds)
 
     @property
     def chunks(self) -> range:
@@ -74,7 +82,8 @@ class Segment:
     def attach(self, *, timeout_s: float = 30.0) -> Weights:
         """As a worker has it that was started just now."""
         deadline_ns = time.monotonic_ns() + round(timeout_s * 1e9)
-        return Weights.attach(os.dup(self.control.fd), os.dup(self.region.fd), deadline_ns=deadline_ns)
+        control_fd, *data_fds = map(os.dup, self.fds)
+        return Weights.attach(control_fd, data_fds, deadline_ns=deadline_ns)
 
     def close(self) -> None:
         """The owner's end: its mapping and its descriptors are gone, as when the node lets a checkpoint go."""

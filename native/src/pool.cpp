@@ -1,0 +1,209 @@
+#include "pool.hpp"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#if defined(__x86_64__)
+#include <emmintrin.h>
+#endif
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <stdexcept>
+#include <thread>
+#include <utility>
+
+#include "errors.hpp"
+
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23
+#endif
+
+namespace fs {
+namespace {
+
+constexpr std::size_t kHugePageBytes = 2 * 1024 * 1024;
+
+// Past the caches, which hold what others are working on.
+void clear_streamed(std::byte* at, std::size_t size_bytes) {
+#if defined(__x86_64__)
+  const __m128i zero = _mm_setzero_si128();
+  for (std::byte* const end = at + size_bytes; at < end; at += 64)
+    for (int part = 0; part < 4; ++part) _mm_stream_si128(reinterpret_cast<__m128i*>(at) + part, zero);
+  _mm_sfence();
+#else
+  std::memset(at, 0, size_bytes);
+#endif
+}
+
+}  // namespace
+
+// Slabs that go back to the pool when nobody uses the memory any more.
+class SlabPool::SlabMapping : public Mapping {
+ public:
+  SlabMapping(std::shared_ptr<SlabPool> pool, std::vector<Slab> slabs, std::size_t size_bytes)
+      : Mapping(size_bytes, Access::kOwner), pool_(std::move(pool)), slabs_(std::move(slabs)) {}
+
+  ~SlabMapping() override {
+    for (Slab& slab : slabs_) slab.populated = true;
+    const std::size_t count = slabs_.size();
+    pool_->put_back(std::move(slabs_), count);
+  }
+
+  std::vector<int> fds() const {
+    std::vector<int> found;
+    for (const Slab& slab : slabs_) found.push_back(slab.descriptor.get());
+    return found;
+  }
+
+ private:
+  std::byte* address(std::uint64_t offset, std::uint64_t size_bytes) const override {
+    const std::uint64_t slab = std::min<std::uint64_t>(offset / pool_->slab_bytes_, slabs_.size() - 1);
+    const std::uint64_t inside = offset - slab * pool_->slab_bytes_;
+    if (size_bytes > pool_->slab_bytes_ - inside)
+      throw std::out_of_range("offset " + std::to_string(offset) + " and " + std::to_string(size_bytes) +
+                              " bytes lie in more than one slab of " + std::to_string(pool_->slab_bytes_) + " bytes");
+    return slabs_[slab].addresses.data() + inside;
+  }
+
+  std::shared_ptr<SlabPool> pool_;
+  std::vector<Slab> slabs_;
+};
+
+std::shared_ptr<SlabPool> SlabPool::open(const std::string& name, Pages pages, std::size_t slab_bytes,
+                                         std::size_t capacity) {
+  const std::size_t least =
+      pages == Pages::kSmall ? static_cast<std::size_t>(::sysconf(_SC_PAGESIZE)) : kHugePageBytes;
+  if (slab_bytes < least || (slab_bytes & (slab_bytes - 1)) != 0 || capacity == 0)
+    throw std::invalid_argument("slabs of " + std::to_string(slab_bytes) + " bytes: a power of two of at least " +
+                                std::to_string(least) + " is needed, and room for one");
+  std::shared_ptr<SlabPool> pool(new SlabPool(name, pages, slab_bytes, capacity));
+  if (pages != Pages::kSmall) {  // whether the machine gives such pages shows with the first
+    pool->prepare(1);
+    if (!is_huge(pool->clean_.front().addresses.data(), slab_bytes)) {
+      errno = ENOMEM;
+      throw_errno("the kernel gave small pages for " + std::to_string(slab_bytes) + " bytes of huge ones");
+    }
+  }
+  return pool;
+}
+
+SlabPool::SlabPool(const std::string& name, Pages pages, std::size_t slab_bytes, std::size_t capacity)
+    : slab_bytes_(slab_bytes), capacity_(capacity), backing_(pages, name, (capacity + 1) * slab_bytes) {}
+
+SlabPool::~SlabPool() = default;
+
+SlabPool::Slab SlabPool::make() {
+  AddressRange addresses(slab_bytes_);
+  const std::lock_guard lock(mutex_);
+  Descriptor descriptor = backing_.map_new(addresses.data(), slab_bytes_);
+  return {std::move(descriptor), std::move(addresses), false};
+}
+
+void SlabPool::populate(Slab& slab) const {
+  while (::madvise(slab.addresses.data(), slab_bytes_, MADV_POPULATE_WRITE) < 0) {
+    if (errno == EINTR) continue;
+    if (errno == EINVAL) break;           // a kernel before 5.14
+    if (errno == EFAULT) errno = ENOMEM;  // what a full tmpfs says
+    throw_errno("memory for a slab of " + std::to_string(slab_bytes_) + " bytes");
+  }
+  slab.populated = true;
+}
+
+void SlabPool::clear(const Slab& slab) const {
+  if (slab.populated) clear_streamed(slab.addresses.data(), slab_bytes_);
+}
+
+Region SlabPool::take(std::size_t size_bytes) {
+  const std::size_t count = std::max<std::size_t>(1, (size_bytes + slab_bytes_ - 1) / slab_bytes_);
+  std::vector<Slab> slabs, soiled;
+  std::size_t made = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    const std::size_t free = clean_.size() + dirty_.size();
+    made = count > free ? count - free : 0;
+    if (total_ + made > capacity_) {
+      errno = ENOMEM;
+      throw_errno("a region of " + std::to_string(size_bytes) + " bytes, " + std::to_string(count) + " slabs of a pool of " +
+                  std::to_string(capacity_) + ", of which " + std::to_string(total_ - free) + " are in use");
+    }
+    total_ += made;
+    const auto move_some = [&](std::vector<Slab>& from, std::vector<Slab>& to, std::size_t most) {
+      for (; most > 0 && !from.empty(); --most, from.pop_back()) to.push_back(std::move(from.back()));
+    };
+    move_some(clean_, slabs, count);
+    move_some(dirty_, soiled, count - slabs.size());
+  }
+  try {
+    std::thread helper([&] {  // two cores clear twice as fast as one
+      for (std::size_t at = 0; at < soiled.size() / 2; ++at) clear(soiled[at]);
+    });
+    for (std::size_t at = soiled.size() / 2; at < soiled.size(); ++at) clear(soiled[at]);
+    helper.join();
+    for (Slab& slab : soiled) slabs.push_back(std::move(slab));
+    soiled.clear();
+    for (; made > 0; --made) slabs.push_back(make());
+    auto mapping = std::make_shared<SlabMapping>(shared_from_this(), std::move(slabs), size_bytes);
+    std::vector<int> fds = mapping->fds();
+    return Region(std::move(mapping), std::move(fds));
+  } catch (...) {
+    const std::size_t taken = slabs.size() + soiled.size() + made;
+    for (Slab& slab : soiled) slabs.push_back(std::move(slab));
+    put_back(std::move(slabs), taken);
+    throw;
+  }
+}
+
+bool SlabPool::prepare(std::size_t wanted) {
+  Slab slab{Descriptor(), AddressRange(0), false};
+  bool is_new = false;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!dirty_.empty()) {
+      slab = std::move(dirty_.back());
+      dirty_.pop_back();
+    } else if (clean_.size() < wanted && total_ < capacity_) {
+      is_new = true;
+      ++total_;
+    } else {
+      return false;
+    }
+  }
+  try {
+    if (is_new) {
+      slab = make();
+      populate(slab);
+    } else {
+      clear(slab);
+    }
+  } catch (...) {
+    put_back({}, 1);
+    throw;
+  }
+  const std::lock_guard lock(mutex_);
+  clean_.push_back(std::move(slab));
+  return true;
+}
+
+std::size_t SlabPool::release(std::size_t count) {
+  std::vector<Slab> gone;
+  const std::lock_guard lock(mutex_);
+  for (auto* const from : {&dirty_, &clean_})
+    for (; gone.size() < count && !from->empty(); from->pop_back()) gone.push_back(std::move(from->back()));
+  total_ -= gone.size();
+  return gone.size();
+}
+
+void SlabPool::put_back(std::vector<Slab> slabs, std::size_t count) noexcept {
+  const std::lock_guard lock(mutex_);
+  total_ -= count - slabs.size();
+  for (Slab& slab : slabs) dirty_.push_back(std::move(slab));
+}
+
+SlabPool::Counts SlabPool::counts() const {
+  const std::lock_guard lock(mutex_);
+  return {total_ - clean_.size() - dirty_.size(), clean_.size(), dirty_.size()};
+}
+
+}  // namespace fs

@@ -1,0 +1,67 @@
+// The memory of a node's segments: slabs of one size, so that it cannot fragment, used again and again, because
+// making memory costs as much as filling it. A region is made of slabs. In the processes that attach it they lie
+// contiguously; here each lies where it was made, and what is read or written must lie in one.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "backing.hpp"
+#include "segment.hpp"
+
+namespace fs {
+
+class SlabPool : public std::enable_shared_from_this<SlabPool> {
+ public:
+  struct Counts {
+    std::size_t used, clean, dirty;
+  };
+
+  // `slab_bytes` is a power of two of at least a huge page, or of a page if pages are small. OsError.
+  static std::shared_ptr<SlabPool> open(const std::string& name, Pages pages, std::size_t slab_bytes,
+                                        std::size_t capacity);
+  ~SlabPool();
+  SlabPool(const SlabPool&) = delete;
+
+  // Memory that is zero everywhere, of clean slabs, then of dirty ones, which are cleared now, then of new ones, whose
+  // pages come at first touch. OsError(ENOMEM) if the pool may not grow so far. Its slabs come back, dirty, when
+  // the last use of it ends.
+  Region take(std::size_t size_bytes);
+  // Clears a dirty slab, or makes a new one with all its pages, until `wanted` are clean. One a call; false if
+  // there was nothing to do.
+  bool prepare(std::size_t wanted);
+  // Gives free slabs back to the system, dirty ones first. How many.
+  std::size_t release(std::size_t count);
+
+  Counts counts() const;
+  std::size_t slab_bytes() const { return slab_bytes_; }
+  std::size_t capacity() const { return capacity_; }
+  Pages pages() const { return backing_.pages(); }
+
+ private:
+  struct Slab {
+    Descriptor descriptor;
+    AddressRange addresses;  // where it lies in this process, as long as it lives
+    bool populated;
+  };
+  class SlabMapping;
+
+  SlabPool(const std::string& name, Pages pages, std::size_t slab_bytes, std::size_t capacity);
+  Slab make();
+  void clear(const Slab& slab) const;
+  void populate(Slab& slab) const;
+  // `count` slabs are no longer used; those that are not among `slabs` are gone.
+  void put_back(std::vector<Slab> slabs, std::size_t count) noexcept;
+
+  const std::size_t slab_bytes_, capacity_;
+  mutable std::mutex mutex_;  // of what follows, and of making files
+  Backing backing_;
+  std::vector<Slab> clean_, dirty_;
+  std::size_t total_ = 0;  // used ones and those under way included
+};
+
+}  // namespace fs
