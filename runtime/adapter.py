@@ -9,13 +9,15 @@ own three matrices and for no others.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from fleetstart.runtime import lora
 from fleetstart.runtime.contract.errors import CheckpointInvalid
 from fleetstart.runtime.contract.manifest import TensorEntry
-from fleetstart.runtime.tensors import Tensors, unknown
+from fleetstart.runtime.tensors import Tensors, select, unknown
 
 if TYPE_CHECKING:
     import torch
@@ -67,7 +69,9 @@ class AdaptedWeights(Tensors):
 
     def entry(self, name: str) -> TensorEntry:
         source, stored = self._stored(name)
-        return source.entry(stored)
+        entry = source.entry(stored)
+        # The layer is the model's, whoever has the tensor.
+        return msgspec.structs.replace(entry, layer=self.base.entry(name).layer) if name in self.base else entry
 
     def _stored(self, name: str) -> tuple[Tensors, str]:
         """Whose tensor it is before anything is added, and its name there."""
@@ -87,6 +91,19 @@ class AdaptedWeights(Tensors):
 
     def __contains__(self, name: object) -> bool:
         return name in self.base or name in self._changes.whole
+
+    def to(
+        self, device: torch.device | str, *, first: Iterable[str | int] = (), only: Iterable[str | int] | None = None
+    ) -> AdaptedWeights:
+        """The deltas are computed there too. Of the adapter, which is small, everything moves."""
+        chosen = set(self) if only is None else set(select(self, only))
+        ahead = [name for name in select(self, first) if name in self.base]
+        base = self.base.to(device, first=ahead, only=None if only is None else [n for n in self.base if n in chosen])
+        changes = lora.Changes(
+            deltas={name: delta for name, delta in self._changes.deltas.items() if name in chosen},
+            whole={name: own for name, own in self._changes.whole.items() if name in chosen},
+        )
+        return AdaptedWeights(base, self.adapter.to(device), changes)
 
     def __repr__(self) -> str:
         return f"AdaptedWeights({len(self.changed)} tensors changed of {self.base!r} by {self.adapter!r})"

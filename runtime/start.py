@@ -104,8 +104,8 @@ def _weights(starting: Starting) -> Any:
     from fleetstart.runtime.weights import Weights
 
     deadline_ns = time.monotonic_ns() + round(starting.assign.spec.start_timeout_s * 1e9)
-    control_fd, region_fd = starting.segment_fds
-    weights = Weights.attach(control_fd, region_fd, deadline_ns=deadline_ns)
+    control_fd, *data_fds = starting.segment_fds
+    weights = Weights.attach(control_fd, data_fds, deadline_ns=deadline_ns)
     weights.map_ahead()
     return weights
 

@@ -41,6 +41,17 @@ class Tensors(Mapping[str, "torch.Tensor"]):
     def file_view(self, name: str) -> memoryview:
         """A file's bytes where they lie, read-only, once they are there; it keeps the memory alive."""
 
+    @abstractmethod
+    def to(
+        self, device: torch.device | str, *, first: Iterable[str | int] = (), only: Iterable[str | int] | None = None
+    ) -> Tensors:
+        """The same tensors on a device: they begin to move there now, as they come, beside what the caller does next.
+
+        Each can be had from the result as soon as it has moved; one that is asked for moves next. `first` names
+        tensors, or layers by their numbers, to move before the others; `only`, those to move at all.
+        Errors: KeyError for a tensor or layer that there is not.
+        """
+
     def file(self, name: str) -> bytes:
         return bytes(self.file_view(name))
 
@@ -97,6 +108,20 @@ class Slice:
             begin = leading % shape[0]
             return self._tensors.rows(self._name, begin, begin + 1)[(0, *others)]
         return self._tensors[self._name][index]
+
+
+def select(tensors: Tensors, wanted: Iterable[str | int]) -> list[str]:
+    """Names of the tensors that `wanted` names, or whose layers it names, in the order in which it does."""
+    selected: dict[str, None] = {}
+    for one in wanted:
+        if isinstance(one, str):
+            found = [one] if one in tensors else []
+        else:
+            found = [name for name in tensors if tensors.entry(name).layer == one]
+        if not found:
+            raise unknown("tensor", one, tensors) if isinstance(one, str) else KeyError(f"no tensor is of layer {one}")
+        selected.update(dict.fromkeys(found))
+    return list(selected)
 
 
 def unknown(what: str, name: str, known: Iterable[str]) -> KeyError:

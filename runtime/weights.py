@@ -9,33 +9,21 @@ a tensor (tied weights) comes right after it and gives the same memory.
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
-from math import prod
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
 
 from fleetstart.native import ControlBlock, Region
 from fleetstart.runtime.arrival import Arrival
-from fleetstart.runtime.contract.errors import CheckpointInvalid, FleetError
-from fleetstart.runtime.contract.manifest import (
-    DTYPE_BYTES,
-    FileEntry,
-    Manifest,
-    TensorEntry,
-    chunks_of,
-    read_manifest,
-)
-from fleetstart.runtime.tensors import Tensors, unknown
+from fleetstart.runtime.contract.errors import CheckpointInvalid
+from fleetstart.runtime.contract.manifest import FileEntry, Manifest, TensorEntry, chunks_of, read_manifest
+from fleetstart.runtime.device import DeviceWeights, Host, Loading
+from fleetstart.runtime.tensors import Tensors, select, unknown
+from fleetstart.runtime.transfer import Transfer
+from fleetstart.runtime.views import size_of, view
 
 if TYPE_CHECKING:
     import torch
-
-# DLPack has no 8-bit float that every torch release reads: they cross as bytes and are viewed.
-_VIEWED = {
-    "F8_E4M3": "float8_e4m3fn",
-    "F8_E5M2": "float8_e5m2",
-    "F8_E8M0": "float8_e8m0fnu",
-}
 
 
 class Weights(Tensors):
@@ -46,21 +34,25 @@ class Weights(Tensors):
         self.region = region
         self.arrival = Arrival(control, deadline_ns)
         self._entries = _in_order(manifest)
+        self._loadings: WeakValueDictionary[tuple[str, tuple[str, ...] | None], Loading] = WeakValueDictionary()
+        self._mapped: Loading | None = None
 
     @classmethod
-    def attach(cls, control_fd: int, region_fd: int, *, deadline_ns: int) -> Weights:
-        """Takes over both descriptors. `deadline_ns` is monotonic: the last moment to wait for a chunk.
+    def attach(cls, control_fd: int, data_fds: Sequence[int], *, deadline_ns: int) -> Weights:
+        """Takes over the descriptors. `deadline_ns` is monotonic: the last moment to wait for a chunk.
 
         Errors: CheckpointInvalid if manifest, control block and memory do not fit one another.
         """
         control = ControlBlock.attach(control_fd)
-        region = Region.attach(region_fd)
         manifest = read_manifest(control.manifest)
-        if manifest.total_bytes != region.size_bytes or len(manifest.chunks) != control.chunk_count:
+        if len(manifest.chunks) != control.chunk_count:
             raise CheckpointInvalid(
-                f"the manifest tells of {manifest.total_bytes} bytes in {len(manifest.chunks)} chunks, "
-                f"the segment has {region.size_bytes} bytes in {control.chunk_count}"
+                f"the manifest tells of {len(manifest.chunks)} chunks, the segment has {control.chunk_count}"
             )
+        try:
+            region = Region.attach(data_fds, manifest.total_bytes)
+        except OSError as error:
+            raise CheckpointInvalid(f"the segment's memory does not fit its manifest: {error.strerror}") from error
         return cls(manifest, region, control, deadline_ns=deadline_ns)
 
     def __getitem__(self, name: str) -> torch.Tensor:
@@ -69,20 +61,12 @@ class Weights(Tensors):
 
     def rows(self, name: str, begin: int, end: int) -> torch.Tensor:
         entry = self.entry(name)
-        row_bytes = prod(entry.shape[1:]) * DTYPE_BYTES[entry.dtype]
+        row_bytes = size_of(entry.dtype, entry.shape[1:])
         return self._view(name, entry, entry.offset + begin * row_bytes, (end - begin, *entry.shape[1:]))
 
     def _view(self, name: str, entry: TensorEntry, offset: int, shape: tuple[int, ...]) -> torch.Tensor:
-        import torch
-
-        size_bytes = prod(shape) * DTYPE_BYTES[entry.dtype]
-        if size_bytes == 0:
-            return torch.empty(shape, dtype=torch_dtype(entry.dtype))
-        self._wait(name, offset, size_bytes)
-        viewed = _VIEWED.get(entry.dtype)
-        capsule = self.region.dlpack(offset, shape, "U8" if viewed else entry.dtype)
-        tensor: torch.Tensor = torch.utils.dlpack.from_dlpack(capsule)
-        return tensor.view(getattr(torch, viewed)) if viewed else tensor
+        self._wait(name, offset, size_of(entry.dtype, shape))
+        return view(self.region, entry.dtype, offset, shape)
 
     def entry(self, name: str) -> TensorEntry:
         entry = self._entries.get(name)
@@ -115,22 +99,49 @@ class Weights(Tensors):
         self._wait(name, entry.offset, entry.size_bytes)
         return self.region.view(entry.offset, entry.size_bytes)
 
+    def to(
+        self, device: torch.device | str, *, first: Iterable[str | int] = (), only: Iterable[str | int] | None = None
+    ) -> DeviceWeights:
+        """On a CPU the tensors stay views of the segment. A device that they move to already is not begun again."""
+        import torch
+
+        place = torch.device(device)
+        if place.type == "cuda" and place.index is None:
+            place = torch.device("cuda", torch.cuda.current_device())
+        elif place.type not in ("cpu", "cuda"):
+            raise ValueError(f"weights move to cpu or cuda, not to {place}")
+        chosen = set(self) if only is None else set(select(self, only))
+        names = [name for name in self if name in chosen]
+        ahead = self._chunks(select(self, first))
+        key = (str(place), None if only is None else tuple(names))
+        loading = self._loadings.get(key)
+        if loading is None:
+            loading = self._loadings[key] = self._begin(place, Transfer(self._chunks(names), first=ahead))
+        else:
+            loading.demand(ahead)
+        return DeviceWeights(self, names, loading)
+
     def map_ahead(self) -> None:
         """Maps chunks as they become ready, in a thread, so that the first pass over the weights faults on no page.
 
         One call a chunk takes a third of the time that its thousand faults take, and takes it beside the start. The
         thread ends with the last chunk, or with the segment's failure, which those tell who read.
         """
-        threading.Thread(target=self._map, name="map-weights", daemon=True).start()
+        self._mapped = self._begin(None, Transfer(range(self.arrival.chunk_count)))
+        self._loadings["cpu", None] = self._mapped
 
-    def _map(self) -> None:
+    def _begin(self, cuda: torch.device | None, transfer: Transfer) -> Loading:
+        """To the host's memory if to no other, which needs no torch."""
         chunk_bytes = self.manifest.chunk_bytes
-        for chunk in range(self.arrival.chunk_count):
-            try:
-                self.arrival.wait("mapping ahead", range(chunk, chunk + 1))
-                self.region.populate(chunk * chunk_bytes, chunk_bytes)
-            except (FleetError, OSError):
-                return
+        if cuda is None or cuda.type == "cpu":
+            return Loading(transfer, self.arrival, Host(self.region, chunk_bytes), chunk_bytes).begin()
+        from fleetstart.runtime.cuda import Cuda
+
+        return Loading(transfer, self.arrival, Cuda(cuda, self.region, transfer, chunk_bytes), chunk_bytes).begin()
+
+    def _chunks(self, names: Iterable[str]) -> list[int]:
+        entries = map(self.entry, names)
+        return [chunk for entry in entries for chunk in chunks_of(self.manifest, entry.offset, entry.size_bytes)]
 
     def wait(self) -> None:
         """Returns when every chunk is there."""
@@ -147,16 +158,3 @@ def _in_order(manifest: Manifest) -> dict[str, TensorEntry]:
         entry = manifest.tensors[name]
         entries.append((entry.offset, True, alias, entry))
     return {name: entry for _, _, name, entry in sorted(entries, key=lambda one: one[:3])}
-
-
-def torch_dtype(name: str) -> torch.dtype:
-    """Of a dtype's safetensors name."""
-    import torch
-
-    names = {
-        "BOOL": "bool", "U8": "uint8", "U16": "uint16", "U32": "uint32", "U64": "uint64",
-        "I8": "int8", "I16": "int16", "I32": "int32", "I64": "int64",
-        "F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64",
-    }  # fmt: skip
-    found: torch.dtype = getattr(torch, _VIEWED.get(name) or names[name])
-    return found

@@ -71,7 +71,7 @@ def assigned(functions: Functions, segment: Segment, **settings: Any) -> Worker:
         profile="torch",
         weights=CheckpointId("0" * 64),
         llm=LLMSettings(max_context_tokens=64, kv_memory_bytes=1 << 20),
-        segment=(segment.control.fd, segment.region.fd),
+        segment=segment.fds,
         concurrency=4,
         **settings,
     )

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from fleetstart.native import Region
+from fleetstart.native import ControlBlock
 from fleetstart.runtime.contract import exits
 from fleetstart.runtime.contract.errors import CheckpointInvalid, ChecksumMismatch, DeadlineExceeded
 from fleetstart.runtime.contract.ids import CheckpointId
-from fleetstart.runtime.contract.manifest import DTYPE_BYTES
+from fleetstart.runtime.contract.manifest import DTYPE_BYTES, manifest_bytes
 from tests.runtime.segments import CHUNK, Segment
 from tests.runtime.workers import Functions, until
 
@@ -122,13 +122,17 @@ def test_a_file_comes_whole(segment: Segment) -> None:
     weights.wait()
 
 
+def slab_inodes(segment: Segment) -> set[str]:
+    return {str(os.fstat(fd).st_ino) for fd in segment.region.fds}
+
+
 def mapped_bytes(segment: Segment) -> int:
     """Of this process's private mapping of the segment, the part that has its pages."""
-    inode, resident, inside = str(os.fstat(segment.region.fd).st_ino), 0, False
+    inodes, resident, inside = slab_inodes(segment), 0, False
     for line in Path("/proc/self/smaps").read_text().splitlines():
         fields = line.split()
         if "-" in fields[0]:
-            inside = fields[4] == inode and "p" in fields[1]
+            inside = fields[4] in inodes and "p" in fields[1]
         elif inside and fields[0] == "Rss:":
             resident += int(fields[1]) * 1024
     return resident
@@ -141,14 +145,14 @@ def test_chunks_are_mapped_as_they_come(segment: Segment) -> None:
     until(lambda: mapped_bytes(segment) == 2 * CHUNK, "two chunks")
     segment.fill(*segment.chunks)
     until(lambda: mapped_bytes(segment) == segment.region.size_bytes, "all chunks")
-    until(lambda: not [thread for thread in threading.enumerate() if thread.name == "map-weights"], "the thread's end")
+    until(lambda: not [thread for thread in threading.enumerate() if thread.name == "load-cpu"], "the thread's end")
 
 
 def test_mapping_ahead_ends_with_a_failed_segment(segment: Segment) -> None:
     weights = segment.attach()
     weights.map_ahead()
     segment.control.fail("store_error", "gone")
-    until(lambda: not [thread for thread in threading.enumerate() if thread.name == "map-weights"], "the thread's end")
+    until(lambda: not [thread for thread in threading.enumerate() if thread.name == "load-cpu"], "the thread's end")
 
 
 def test_a_failed_segment_wakes_its_readers_with_its_own_error(segment: Segment) -> None:
@@ -177,9 +181,12 @@ def test_a_chunk_that_never_comes_is_waited_for_until_the_deadline(segment: Segm
 
 
 def test_memory_that_does_not_fit_its_manifest_is_refused(segment: Segment) -> None:
-    other = Region.create("other", CHUNK)
-    with pytest.raises(CheckpointInvalid, match="4096 bytes"):
-        Weights.attach(os.dup(segment.control.fd), os.dup(other.fd), deadline_ns=FOREVER_NS)
+    with pytest.raises(CheckpointInvalid, match="8192 bytes for a region of 16384"):
+        Weights.attach(os.dup(segment.control.fd), [os.dup(segment.region.fds[0])], deadline_ns=FOREVER_NS)
+    shorter = Segment({"one": ("U8", (1,))})
+    control = ControlBlock.create("test", 4, manifest_bytes(shorter.manifest), 1)
+    with pytest.raises(CheckpointInvalid, match="tells of 1 chunks, the segment has 4"):
+        Weights.attach(os.dup(control.fd), [os.dup(fd) for fd in segment.region.fds], deadline_ns=FOREVER_NS)
 
 
 SUM = """
@@ -202,7 +209,7 @@ def settings(segment: Segment) -> dict[str, Any]:
     return {
         "profile": "torch",
         "weights": CheckpointId("0" * 64),
-        "segment": (segment.control.fd, segment.region.fd),
+        "segment": segment.fds,
     }
 
 
@@ -251,9 +258,9 @@ def test_workers_share_the_segments_pages(
     segment.fill(*segment.chunks)
     for _ in range(2):
         torch_functions.ready(SUM, **settings)
-    inode = os.fstat(segment.region.fd).st_ino
+    inodes = slab_inodes(segment)
     for worker in torch_functions.server.workers:
         maps = Path(f"/proc/{worker.pid}/maps").read_text().splitlines()
-        own = [line for line in maps if line.split()[4] == str(inode)]
+        own = [line for line in maps if line.split()[4] in inodes]
         assert own
         assert all("s" not in line.split()[1] for line in own)
