@@ -6,9 +6,13 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from fleetstart.runtime.adapter import AdaptedWeights
 from fleetstart.runtime.contract.errors import CheckpointInvalid
 from fleetstart.runtime.llm.config import LlamaConfig
 from fleetstart.runtime.llm.weights import Weights
+
+EMBEDDING = "model.embed_tokens.weight"
+HEAD = "lm_head.weight"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,16 +50,26 @@ def gather(weights: Weights, config: LlamaConfig, first: int, end: int) -> Stage
         raise ValueError(f"layers {first} to {end} of {config.layer_count}")
     table = (config.vocab_size, config.hidden_size)
     last = end == config.layer_count
-    embedding = _tensor(weights, "model.embed_tokens.weight", table) if first == 0 else None
+    embedding = _tensor(weights, EMBEDDING, table) if first == 0 else None
     layers = [_layer(weights, config, layer) for layer in range(first, end)]
-    head_name = "model.embed_tokens.weight" if config.tied_embeddings else "lm_head.weight"
     return StageWeights(
         first=first,
         embedding=embedding,
         layers=layers,
         final_norm=_tensor(weights, "model.norm.weight", (config.hidden_size,)) if last else None,
-        head=_tensor(weights, head_name, table) if last else None,
+        head=_head(weights, config, embedding) if last else None,
     )
+
+
+def _head(weights: Weights, config: LlamaConfig, embedding: Tensor | None) -> Tensor:
+    """Tied, it is the embedding: the same tensor if the stage has both, so that it is moved and converted once."""
+    table = (config.vocab_size, config.hidden_size)
+    if not config.tied_embeddings:
+        return _tensor(weights, HEAD, table)
+    if isinstance(weights, AdaptedWeights) and not weights.changed.isdisjoint((HEAD, EMBEDDING)):
+        # An adapter that was trained on one of the two changes that one alone, as PEFT has it.
+        return _tensor(weights, HEAD, table) if HEAD in weights.changed else _tensor(weights.base, EMBEDDING, table)
+    return embedding if embedding is not None else _tensor(weights, EMBEDDING, table)
 
 
 def _layer(weights: Weights, config: LlamaConfig, layer: int) -> LayerWeights:

@@ -29,6 +29,7 @@ from fleetstart.runtime.llm.token_table import TableTokenizer
 from fleetstart.runtime.llm.tokenizer import ChatTemplate, Tokenizer, Vocabulary, read_chat_template
 from fleetstart.runtime.llm.torch_decoder import TorchDecoder
 from fleetstart.runtime.llm.weights import Weights, optional_file
+from fleetstart.runtime.tensors import Tensors
 
 BLOCK_TOKENS = 16
 """Tokens a block: half of it is wasted a sequence, and the CPU kernels take four keys at a time."""
@@ -55,10 +56,11 @@ class Model:
 
 def load_model(weights: Weights, settings: LLMSettings, *, threads: int, device: str = "auto") -> Model:
     """Errors: CheckpointInvalid, InvalidSpec if the KV memory holds not even a few tokens."""
+    chosen = _device(device)
+    weights = _moving(weights, chosen)
     parsing = _tokenizer(weights)
     generation = optional_file(weights, "generation_config.json")
     config = read_config(_required_file(weights, "config.json"), generation)
-    chosen = _device(device)
     step_tokens = STEP_TOKENS if chosen.type == "cpu" else CUDA_STEP_TOKENS
     pool = _pool(config, settings)
     scheduler = Scheduler(
@@ -79,6 +81,12 @@ def load_model(weights: Weights, settings: LLMSettings, *, threads: int, device:
         vocab_size=config.vocab_size,
         sampling=default_sampling(generation),
     )
+
+
+def _moving(weights: Weights, device: torch.device) -> Weights:
+    """Begun before anything waits for a file: tensors move to the device beside all that follows. The CPU's decoder
+    reads them where they lie."""
+    return weights.to(device) if device.type == "cuda" and isinstance(weights, Tensors) else weights
 
 
 def _tokenizer(weights: Weights) -> Vocabulary | _Beside[Vocabulary]:

@@ -20,6 +20,7 @@ from fleetstart.runtime.llm.native_decoder import NativeDecoder
 from fleetstart.runtime.llm.scheduler import Scheduler
 from fleetstart.runtime.llm.tokenizer import Tokenizer as OurTokenizer
 from fleetstart.runtime.llm.torch_decoder import TorchDecoder
+from fleetstart.runtime.llm.weights import Weights
 
 ROOT = Path(__file__).parents[3]
 REAL = ROOT / "examples/chat/weights"
@@ -102,17 +103,17 @@ def real_model() -> Checkpoint:
     return Checkpoint(load_file(REAL / "model.safetensors"), files)
 
 
-def config_of(weights: Checkpoint) -> LlamaConfig:
+def config_of(weights: Weights) -> LlamaConfig:
     return read_config(weights.file("config.json"), weights.file("generation_config.json"))
 
 
-def stage_of(weights: Checkpoint, first: int = 0, end: int | None = None) -> StageWeights:
+def stage_of(weights: Weights, first: int = 0, end: int | None = None) -> StageWeights:
     config = config_of(weights)
     return gather(weights, config, first, config.layer_count if end is None else end)
 
 
 def native(
-    weights: Checkpoint, *, blocks: int = 64, threads: int = 1, isa: str = "auto", kv: str = "fp32"
+    weights: Weights, *, blocks: int = 64, threads: int = 1, isa: str = "auto", kv: str = "fp32"
 ) -> NativeDecoder:
     return NativeDecoder(
         config_of(weights), stage_of(weights),
@@ -121,7 +122,7 @@ def native(
 
 
 def plain(
-    weights: Checkpoint, *, blocks: int = 64, device: str = "cpu", dtype: torch.dtype = torch.float32
+    weights: Weights, *, blocks: int = 64, device: str = "cpu", dtype: torch.dtype = torch.float32
 ) -> TorchDecoder:
     return TorchDecoder(
         config_of(weights), stage_of(weights),
@@ -130,7 +131,7 @@ def plain(
 
 
 def engine(
-    weights: Checkpoint,
+    weights: Weights,
     decoder: Decoder,
     *,
     blocks: int = 64,
