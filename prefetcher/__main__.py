@@ -11,6 +11,7 @@ import faulthandler
 import json
 import logging
 import os
+import resource
 import signal
 import sys
 import time
@@ -22,6 +23,7 @@ from fleetstart.prefetcher.sources import open_source
 END_LIMIT_S = 9.0
 """An end in order takes far less. After it the process says where it hangs and goes, before `fs down` loses patience
 after 10 s and kills it without a word; the kernel frees the rest."""
+DESCRIPTORS_MOST = 65_536
 _PR_SET_PDEATHSIG = 1
 _STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
 
@@ -40,6 +42,7 @@ class _OneLine(logging.Formatter):
 
 def main() -> int:
     parent = os.getppid()
+    _allow_descriptors()
     handler = logging.StreamHandler()
     handler.setFormatter(_OneLine())
     logging.basicConfig(level=logging.INFO, handlers=[handler])
@@ -58,6 +61,12 @@ def main() -> int:
         print(f"fleetstart node: {error}", file=sys.stderr)
         return 1
     return 0
+
+
+def _allow_descriptors() -> None:
+    """Slabs and sockets are more than the 1,024 that a process may have at first; workers inherit the limit."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, DESCRIPTORS_MOST), most))
 
 
 async def _run(config: Config) -> None:

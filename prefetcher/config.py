@@ -10,13 +10,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fleetstart.runtime.contract.errors import InvalidSpec
-from fleetstart.runtime.contract.function import parse_size
+from fleetstart.runtime.contract.function import GIB, parse_size
 from fleetstart.runtime.contract.ids import NodeId
 
 PROFILES = {"python": None, "torch": "torch"}
 """Profile → module that must be installed for it; looked for, never imported here."""
 MEMORY_SHARE = 0.8
 """Of the machine's memory: the rest is left to the system, the controller and Redis."""
+KEEP_BYTES = GIB
+KEEP_SHARE = 8
+"""At most that part of the node's memory, so that a small machine keeps its own."""
+DISK_CACHE_BYTES = 50 * GIB
+"""A handful of large models; never the disk's last gigabyte."""
 
 WORKER_ENV = (
     *("PATH", "HOME", "LANG", "LC_", "TZ", "TMPDIR", "PYTHON", "VIRTUAL_ENV", "LD_LIBRARY_PATH"),
@@ -55,6 +60,10 @@ class Config:
     """Limit memory by watching even where control groups could be written (FS_LIMITS=watched)."""
     worker_env: Mapping[str, str]
     """Environment of fork servers, and so of workers: no setting and no secret of the node."""
+    keep_bytes: int = 0
+    """Memory for weights that is made ahead, so that the first cold start need not wait for the kernel's zeroes."""
+    disk_cache_bytes: int = 0
+    """Checkpoints kept on this node's disk; none where the store is a folder, which is a disk itself."""
     fetch_threads: int = 4
     """Enough to keep a store's round trips off the critical path, few enough for two cores."""
     shutdown_grace_s: float = 2.0
@@ -67,13 +76,16 @@ class Config:
 
 def config_from(env: Mapping[str, str]) -> Config:
     """Errors: ConfigError, naming the variable."""
+    memory_bytes = _memory(env.get("FS_NODE_MEMORY", ""))
     return Config(
         home=Path(_required(env, "FS_HOME")).absolute(),
         redis_url=_redis_url(_required(env, "FS_REDIS_URL")),
         store=_required(env, "FS_STORE"),
         node=NodeId(env.get("FS_NODE") or socket.gethostname()),
         address=env.get("FS_NODE_ADDRESS") or "127.0.0.1",
-        memory_bytes=_memory(env.get("FS_NODE_MEMORY", "")),
+        memory_bytes=memory_bytes,
+        keep_bytes=_size(env, "FS_POOL_MEMORY", default=min(KEEP_BYTES, memory_bytes // KEEP_SHARE)),
+        disk_cache_bytes=_size(env, "FS_DISK_CACHE", default=DISK_CACHE_BYTES) if is_remote(env["FS_STORE"]) else 0,
         pool_size=_whole(env, "FS_POOL_SIZE", default=1, most=64),
         profiles=_profiles(env.get("FS_PROFILES") or ",".join(PROFILES)),
         cpus=len(os.sched_getaffinity(0)),
@@ -95,6 +107,20 @@ def _redis_url(url: str) -> str:
     if not url.startswith(("redis://", "rediss://", "unix://")):
         raise ConfigError(f"FS_REDIS_URL is {url!r}: it must begin with redis://, rediss:// or unix://")
     return url
+
+
+def is_remote(store: str) -> bool:
+    return store.startswith("s3://")
+
+
+def _size(env: Mapping[str, str], name: str, *, default: int) -> int:
+    text = env.get(name, "")
+    if not text:
+        return default
+    try:
+        return parse_size(text)
+    except InvalidSpec as error:
+        raise ConfigError(f"{name}: {error}") from error
 
 
 def _memory(text: str) -> int:

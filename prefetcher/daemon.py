@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 from fleetstart.prefetcher.bundles import Bundles
 from fleetstart.prefetcher.cgroups import Groups, epoch_is_alive, new_epoch, open_groups, read_hierarchies
 from fleetstart.prefetcher.config import Config
+from fleetstart.prefetcher.disk import DiskTier
 from fleetstart.prefetcher.forkserver import ForkServer
 from fleetstart.prefetcher.logs import Logs
 from fleetstart.prefetcher.meter import FLUSH_S, Rows
@@ -84,6 +85,8 @@ class Daemon:
             memory_bytes=config.memory_bytes,
             workers_bytes=self._workers_bytes,
             threads=config.fetch_threads,
+            keep_bytes=config.keep_bytes,
+            disk=_disk_tier(config),
             changed=self._lease_changed.set,
         )
         self._spares = Spares(
@@ -200,6 +203,7 @@ class Daemon:
 
     def _ended(self, worker: WorkerId) -> None:
         self._workers.pop(worker, None)
+        self._segments.memory.given_back()
         self._lease_changed.set()
 
     # ── statuses and lease ─────────────────────────────────────────────────────────────────────────
@@ -245,6 +249,9 @@ class Daemon:
             limits=self._groups.name if self._groups is not None else "watched",
             profiles=sorted(warm),
             pid=os.getpid(),
+            weights_memory=self._segments.memory.report(),
+            bytes_per_s=self._segments.bandwidths.bytes_per_s(),
+            disk_bytes=self._segments.disk_bytes,
         )
 
     def _server_changed(self) -> None:
@@ -340,6 +347,16 @@ def _gone(order: WorkerOrder) -> WorkerStatus:
         state="gone",
         changed_unix_ns=time.time_ns(),
     )
+
+
+def _disk_tier(config: Config) -> DiskTier | None:
+    if config.disk_cache_bytes == 0:
+        return None
+    try:
+        return DiskTier(config.state_dir / "checkpoints", config.disk_cache_bytes)
+    except OSError as error:
+        log.warning("checkpoints cannot be kept on the disk", extra={"error": str(error)})
+        return None
 
 
 def _open_groups(epoch: str) -> Groups | None:

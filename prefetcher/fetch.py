@@ -1,10 +1,10 @@
 """Brings one checkpoint's chunks into its segment, each verified before anybody sees it.
 
-Threads take chunks in segment order, which is the order of use, from one shared counter: a static split
-would leave the front waiting for its slowest share. A chunk that does not check is read once more and
-then ends the fetch; a store that does not answer is asked again a few times. However it ends, the control
-block says so, and whoever waits on it wakes. Which chunks exist is the manifest's affair, what becomes of
-the segment that of `segments`.
+Sources are lanes: the disk has some chunks, the store has all. Each lane's threads take runs of chunks from its
+order, so that no thread waits for another's share. A chunk that does not check is read once more; after that,
+and after a few failures, a lane's chunk goes to the lane below, and the last lane's ends the fetch. However it
+ends, the control block says so, and whoever waits on it wakes. Which chunks exist is the manifest's affair, what
+becomes of the segment that of `segments`.
 """
 
 from __future__ import annotations
@@ -12,11 +12,24 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
-from itertools import count
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
 from fleetstart import native
-from fleetstart.prefetcher.sources import Abandoned, ObjectMissing, ObjectShort, Source, SourceError
+from fleetstart.prefetcher.bandwidth import Stopwatch
+from fleetstart.prefetcher.order import FetchOrder, run_length
+from fleetstart.prefetcher.sources import (
+    PAGE_BYTES,
+    Abandoned,
+    ObjectMissing,
+    ObjectSize,
+    Piece,
+    Range,
+    Source,
+    SourceError,
+)
 from fleetstart.runtime.contract.errors import (
     CheckpointInvalid,
     ChecksumMismatch,
@@ -32,8 +45,6 @@ from fleetstart.runtime.contract.manifest import (
     ChunkRange,
     Manifest,
     checkpoint_key,
-    chunk_ranges,
-    read_manifest,
 )
 
 log = logging.getLogger(__name__)
@@ -43,31 +54,12 @@ RETRY_DELAYS_S = (0.1, 0.3, 1.0)
 
 UPLOAD_AGAIN = "upload the weights again: fs deploy"
 
-Sleep = Callable[[float], object]
 
-
-def with_retries(read: Callable[[], bytes | int], what: str, sleep: Sleep = time.sleep) -> bytes | int:
-    """Errors: StoreFailed once the tries are used up; all but SourceError pass through at once."""
-    for delay_s in RETRY_DELAYS_S:
-        try:
-            return read()
-        except SourceError as error:
-            log.warning("store did not answer, trying again", extra={"what": what, "error": str(error)})
-            sleep(delay_s)
-    try:
-        return read()
-    except SourceError as error:
-        raise StoreFailed(
-            f"{what}: the store failed {len(RETRY_DELAYS_S) + 1} times, last with: {error}",
-            hint="check that the object store is up and that the node may read it",
-        ) from error
-
-
-def fetch_manifest(source: Source, checkpoint: CheckpointId) -> tuple[Manifest, bytes]:
+def fetch_manifest(source: Source, checkpoint: CheckpointId) -> bytes:
     """Errors: WeightsMissing, CheckpointInvalid, StoreFailed. Blocks."""
     key = checkpoint_key(checkpoint, MANIFEST_OBJECT)
     try:
-        data = with_retries(lambda: source.read_object(key, MANIFEST_MAX_BYTES), f"manifest of {checkpoint[:12]}")
+        return with_retries(lambda: source.read_object(key, MANIFEST_MAX_BYTES), f"manifest of {checkpoint[:12]}")
     except ObjectMissing as error:
         raise WeightsMissing(
             f"checkpoint {checkpoint[:12]} is not in the store: no object {key}",
@@ -75,53 +67,136 @@ def fetch_manifest(source: Source, checkpoint: CheckpointId) -> tuple[Manifest, 
         ) from error
     except ValueError as error:
         raise CheckpointInvalid(str(error)) from error
-    assert isinstance(data, bytes)
-    return read_manifest(data, checkpoint), data
+
+
+def with_retries(read: Callable[[], bytes], what: str) -> bytes:
+    for delay_s in RETRY_DELAYS_S:
+        try:
+            return read()
+        except SourceError as error:
+            log.warning("store did not answer, trying again", extra={"what": what, "error": str(error)})
+            time.sleep(delay_s)
+    try:
+        return read()
+    except SourceError as error:
+        raise store_failed(what, error) from error
+
+
+def store_failed(what: str, error: SourceError) -> StoreFailed:
+    return StoreFailed(
+        f"{what}: the store failed {len(RETRY_DELAYS_S) + 1} times, last with: {error}",
+        hint="check that the object store is up and that the node may read it",
+    )
+
+
+class ChunkSource(Protocol):
+    """Chunks of one checkpoint. Thread-safe. Errors: as of `Source.read`."""
+
+    name: str
+    run_chunks: int
+
+    def read(self, run: Sequence[ChunkRange], pieces: Sequence[Piece], stopped: Callable[[], bool]) -> Iterator[int]:
+        """Fills the pieces with the chunks, which lie one behind the other, and gives the checksum of each."""
+        ...
+
+
+class StoreChunks:
+    """Every chunk, from where the checkpoint is published."""
+
+    name = "store"
+
+    def __init__(self, source: Source, checkpoint: CheckpointId, manifest: Manifest) -> None:
+        self._source = source
+        self._checkpoint = checkpoint
+        self._object_bytes = {part.object: part.header_bytes + part.data_bytes for part in manifest.parts}
+        self.run_chunks = source.run_chunks
+
+    def read(self, run: Sequence[ChunkRange], pieces: Sequence[Piece], stopped: Callable[[], bool]) -> Iterator[int]:
+        first = run[0]
+        key = checkpoint_key(self._checkpoint, first.object)
+        asked = Range(key, self._object_bytes[first.object], first.object_offset, pieces)
+        return self._source.read(asked, stopped)
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """A source, what is to come from it, and how many threads ask it."""
+
+    source: ChunkSource
+    chunks: Sequence[ChunkRange]
+    threads: int
+
+
+class _Traffic:
+    """One lane under way; guarded by the fetch's lock."""
+
+    def __init__(self, lane: Lane) -> None:
+        self.source = lane.source
+        self.threads = lane.threads
+        self.order = FetchOrder(lane.chunks)
+        self.under_way = 0
+        self.failures: Counter[int] = Counter()
+        self.stopwatch = Stopwatch()
+
+
+@dataclass(frozen=True, slots=True)
+class _Again:
+    traffic: _Traffic
+    chunk: ChunkRange
+    delay_s: float
 
 
 class Fetch:
-    """One filling of one segment. `on_end` is called once, from one of its threads, with the error or None."""
+    """One filling of one segment. `on_end` is called once, from one of its threads, with the error or None.
+
+    `on_chunk` is told of each chunk that is ready, and of which source it came.
+    """
 
     def __init__(
         self,
         *,
         checkpoint: CheckpointId,
-        manifest: Manifest,
         region: native.Region,
         control: native.ControlBlock,
-        source: Source,
-        threads: int,
+        lanes: Sequence[Lane],
         on_end: Callable[[FleetError | None], None],
+        on_chunk: Callable[[ChunkRange, str], None] = lambda chunk, source: None,
     ) -> None:
         self._checkpoint = checkpoint
-        self._region = region
+        self._region: native.Region | None = region
         self._control = control
-        self._source = source
         self._on_end = on_end
-        self._chunks = chunk_ranges(manifest)
-        self._counter = count()
+        self._on_chunk = on_chunk
+        self._traffic = [_Traffic(lane) for lane in lanes]
         self._stop = threading.Event()
-        self._lock = threading.Lock()
+        self._changed = threading.Condition()
         self._error: FleetError | None = None
-        self._running = min(threads, len(self._chunks))
         self._threads = [
-            threading.Thread(target=self._run, name=f"fetch-{checkpoint[:8]}-{number}", daemon=True)
-            for number in range(self._running)
+            threading.Thread(
+                target=self._run, args=(level,), name=f"{lane.source.name}-{checkpoint[:8]}-{number}", daemon=True
+            )
+            for level, lane in enumerate(lanes)
+            for number in range(lane.threads)
         ]
-        self._ready_bytes = 0
-        self.total_bytes = sum(chunk.size_bytes for chunk in self._chunks)
+        self._running = len(self._threads)
+        self.ready_bytes = 0
 
     def start(self) -> None:
         for thread in self._threads:
             thread.start()
 
-    @property
-    def ready_bytes(self) -> int:
-        return self._ready_bytes
+    def first(self, chunks: Iterable[int]) -> None:
+        """These before all others, of those that nobody fetches yet."""
+        wanted = list(chunks)
+        with self._changed:
+            for traffic in self._traffic:
+                traffic.order.first(wanted)
 
-    @property
-    def error(self) -> FleetError | None:
-        return self._error
+    def traffic(self) -> dict[str, tuple[int, float]]:
+        """Bytes that each source gave, and the seconds that it took."""
+        return {
+            traffic.source.name: (traffic.stopwatch.size_bytes, traffic.stopwatch.busy_s) for traffic in self._traffic
+        }
 
     def close(self, timeout_s: float) -> bool:
         """Abandons what is not there yet and wakes who waits for it; True if every thread ended in time.
@@ -135,13 +210,13 @@ class Fetch:
                 thread.join(max(0.0, deadline - time.monotonic()))
         return not any(thread.is_alive() for thread in self._threads)
 
-    def _run(self) -> None:
+    # ── a thread ───────────────────────────────────────────────────────────────────────────────────
+
+    def _run(self, level: int) -> None:
+        traffic = self._traffic[level]
         try:
-            while not self._stop.is_set():
-                index = next(self._counter)  # atomic under the GIL
-                if index >= len(self._chunks):
-                    break
-                self._take(self._chunks[index])
+            while run := self._next_run(traffic):
+                self._take(level, run)
         except Abandoned:
             pass
         except FleetError as error:
@@ -150,57 +225,137 @@ class Fetch:
             log.exception("fetch failed in an unforeseen way")
             self._fail(StoreFailed(f"checkpoint {self._checkpoint[:12]}: {type(error).__name__}: {error}"))
         finally:
-            with self._lock:
+            with self._changed:
                 self._running -= 1
                 last = self._running == 0
             if last:
+                self._region = None  # whoever keeps this fetch for its figures does not keep the memory
                 self._on_end(self._error)
 
-    def _take(self, chunk: ChunkRange) -> None:
-        """One chunk, verified; the second read tells a flipped bit on the way from one in the store."""
-        view = self._region.view(chunk.segment_offset, chunk.size_bytes)
-        found = self._read(chunk, view)
-        if found != chunk.checksum:
-            log.warning("chunk does not check, reading it again", extra={"chunk": chunk.index, "object": chunk.object})
-            found = self._read(chunk, view)
-        if found != chunk.checksum:
-            raise ChecksumMismatch(
-                f"chunk {chunk.index} of {self._checkpoint[:12]} ({chunk.object} bytes {chunk.object_offset}–"
-                f"{chunk.object_offset + chunk.size_bytes - 1}): checksum {found:016x}, expected {chunk.checksum:016x}",
-                hint=f"the object in the store is damaged; {UPLOAD_AGAIN}",
-            )
-        with self._lock:
-            if self._error is not None:
-                return
-            self._control.mark_ready(chunk.index)
-            self._ready_bytes += chunk.size_bytes
+    def _next_run(self, traffic: _Traffic) -> list[ChunkRange]:
+        """Waits while a lane above may still fail and pass chunks down; nothing once all is done or lost."""
+        with self._changed:
+            while not self._stop.is_set():
+                most = run_length(traffic.source.run_chunks, len(traffic.order), traffic.threads)
+                if run := traffic.order.next_run(most):
+                    traffic.under_way += 1
+                    return run
+                if not any(other.under_way or other.order for other in self._traffic):
+                    self._changed.notify_all()
+                    break
+                self._changed.wait()
+            return []
 
-    def _read(self, chunk: ChunkRange, view: memoryview) -> int:
-        key = checkpoint_key(self._checkpoint, chunk.object)
-        what = f"chunk {chunk.index} of {self._checkpoint[:12]} ({chunk.object})"
-
-        def read() -> int:
-            return self._source.read_range(key, chunk.object_offset, view, self._stop.is_set)
-
+    def _take(self, level: int, run: list[ChunkRange]) -> None:
+        """One run, verified chunk by chunk; what failed of it is put back, or passed to the lane below."""
+        traffic = self._traffic[level]
+        missing = list(run)
+        failed: list[_Again] = []
+        done_bytes = 0
+        traffic.stopwatch.begin()
         try:
-            found = with_retries(read, what, self._stop.wait)
-        except ObjectMissing as error:
-            raise CheckpointInvalid(
-                f"{what}: the object is not in the store", hint="upload the weights again"
-            ) from error
-        except ObjectShort as error:
-            raise CheckpointInvalid(
-                f"{what}: the object is truncated, {error.expected_bytes:,} bytes expected, "
-                f"{error.found_bytes:,} found",
-                hint=UPLOAD_AGAIN,
-            ) from error
-        assert isinstance(found, int)
-        return found
+            pieces = [self._piece(chunk) for chunk in run]
+            for found in traffic.source.read(run, pieces, self._stop.is_set):
+                chunk = missing.pop(0)
+                if found == chunk.checksum:
+                    done_bytes += chunk.size_bytes
+                    self._ready(chunk, traffic.source.name)
+                else:
+                    failed.append(self._failed(level, chunk, _Damaged(found)))
+        except (SourceError, ObjectMissing, ObjectSize) as error:
+            if missing:  # a source that stumbles over its own end has given all the same
+                failed.append(self._failed(level, missing.pop(0), error))
+        finally:
+            traffic.stopwatch.end(done_bytes)
+            with self._changed:
+                traffic.order.put_back(missing)
+                self._changed.notify_all()
+            if failed:
+                self._stop.wait(max(again.delay_s for again in failed))
+            with self._changed:
+                for again in failed:
+                    again.traffic.order.put_back([again.chunk])
+                traffic.under_way -= 1
+                self._changed.notify_all()
+
+    def _piece(self, chunk: ChunkRange) -> Piece:
+        """Where it goes. Its pages are made now, so that lack of memory is an error and not a signal."""
+        region = self._region
+        assert region is not None
+        room_bytes = -(-chunk.size_bytes // PAGE_BYTES) * PAGE_BYTES
+        try:
+            region.populate(chunk.segment_offset, room_bytes)
+        except OSError as error:
+            raise Unavailable(f"no memory for chunk {chunk.index} of {self._checkpoint[:12]}: {error}") from error
+        return Piece(chunk.size_bytes, region.view(chunk.segment_offset, room_bytes))
+
+    def _ready(self, chunk: ChunkRange, source: str) -> None:
+        with self._changed:
+            if self._error is not None or not self._control.mark_ready(chunk.index):
+                return
+            self.ready_bytes += chunk.size_bytes
+        self._on_chunk(chunk, source)
+
+    def _failed(self, level: int, chunk: ChunkRange, error: Exception) -> _Again:
+        """Where and when to try again. Errors: what the waiters are told, if there is no such place."""
+        traffic = self._traffic[level]
+        with self._changed:
+            traffic.failures[chunk.index] += 1
+            failures = traffic.failures[chunk.index]
+        delays_s = {_Damaged: (0.0,), SourceError: RETRY_DELAYS_S}.get(type(error), ())
+        extra = {"chunk": chunk.index, "object": chunk.object, "source": traffic.source.name, "error": str(error)}
+        if failures <= len(delays_s):
+            log.warning("a chunk failed, trying again", extra=extra)
+            return _Again(traffic, chunk, delays_s[failures - 1])
+        if level + 1 < len(self._traffic):
+            log.warning("a chunk failed, taking it from elsewhere", extra=extra)
+            return _Again(self._traffic[level + 1], chunk, 0.0)
+        raise self._explained(chunk, error) from error
+
+    def _explained(self, chunk: ChunkRange, error: Exception) -> FleetError:
+        what = f"chunk {chunk.index} of {self._checkpoint[:12]} ({chunk.object})"
+        match error:
+            case _Damaged(found=found):
+                return ChecksumMismatch(
+                    f"chunk {chunk.index} of {self._checkpoint[:12]} ({chunk.object} bytes {chunk.object_offset}–"
+                    f"{chunk.object_offset + chunk.size_bytes - 1}): checksum {found:016x}, "
+                    f"expected {chunk.checksum:016x}",
+                    hint=f"the object in the store is damaged; {UPLOAD_AGAIN}",
+                )
+            case ObjectMissing():
+                return CheckpointInvalid(f"{what}: the object is not in the store", hint=UPLOAD_AGAIN)
+            case ObjectSize(expected_bytes=expected, found_bytes=found):
+                how = "truncated" if found < expected else "another one"
+                return CheckpointInvalid(
+                    f"{what}: the object is {how}, {expected:,} bytes expected, {found:,} found", hint=UPLOAD_AGAIN
+                )
+            case SourceError():
+                return store_failed(what, error)
+            case _:
+                raise error
 
     def _fail(self, error: FleetError) -> None:
         """The first error counts. Nothing becomes ready after it, so a failed segment stays failed."""
-        with self._lock:
+        with self._changed:
             if self._error is None and self._control.state == "filling":
-                self._error = error
+                self._error = _without_frames(error)
                 self._control.fail(error.code, error.message)
-        self._stop.set()
+            self._stop.set()
+            self._changed.notify_all()
+
+
+def _without_frames(error: FleetError) -> FleetError:
+    """Its frames hold views, and so the segment's memory, for as long as somebody keeps the error."""
+    link: BaseException | None = error
+    while link is not None:
+        link.__traceback__ = None
+        link = link.__cause__ or link.__context__
+    return error
+
+
+class _Damaged(Exception):
+    """The bytes that came are not the ones that were published."""
+
+    def __init__(self, found: int) -> None:
+        super().__init__(f"checksum {found:016x}")
+        self.found = found

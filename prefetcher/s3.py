@@ -1,123 +1,249 @@
-"""An S3 bucket as a source: ranged GETs, read straight into the segment.
+"""An S3 bucket as a source: ranges, read by plain HTTP straight into the segment, with one copy, the kernel's.
 
-boto3 takes a third of a second to import and is therefore imported when the first source is made, and
-never where the store is a folder. Credentials and endpoint are boto3's own affair (AWS_* variables,
-profile files, instance roles). Retrying is left to `fetch`, which knows what a retry is worth; boto3's
-own retries would hide a dead store for a minute.
+boto3 knows where the bucket is and who we are, and signs one URL an object; the bytes go past it, because its
+layers take more than twice the processor time of the sockets below. A range that stalls, or is far slower than
+others, is asked for again on another connection, from the byte at which it stopped. Trying a store again that
+fails is left to `fetch`, which knows what a retry is worth.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import http.client
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from fleetstart import native
-from fleetstart.prefetcher.sources import Abandoned, ObjectMissing, ObjectShort, SourceError, check_key
+from fleetstart.prefetcher.connections import CONNECT_TIMEOUT_S, Connections, request_path
+from fleetstart.prefetcher.sources import Abandoned, ObjectMissing, ObjectSize, Range, SourceError, check_key
 
-PIECE_BYTES = 128 * 1024
-"""Between two looks at `stopped`. boto3 copies each piece once: larger ones would be mapped and unmapped each time."""
-CONNECT_TIMEOUT_S = 3
-READ_TIMEOUT_S = 10
+READ_BYTES = 256 * 1024
+"""Between two looks at the clock and at `stopped`; hashed while it is in the second-level cache."""
+READ_TIMEOUT_S = 10.0
 """Without a single byte. Longest that an abandoned read can hold its memory."""
+STALL_S = 2.0
+"""The same, while asking again elsewhere may help."""
+LAG_AFTER_S = 1.0
+"""Before that a slow range is one that has just begun."""
+LAG_FACTOR = 5
+"""Slower than others by that, a range is asked for again. For less, networks have their moods too often."""
+LAGS_MOST = 2
+"""A range that lags a third time is as fast as it gets."""
+SMOOTHING = 0.2
+URL_LIVES_S = 3600
+URL_USED_S = 300.0
+"""A signature is good for an hour, if the credentials behind it are."""
 MISSING = frozenset({"NoSuchKey", "404", "NotFound"})
-RANGE_BEYOND_END = frozenset({"InvalidRange", "416"})
 
 
 class S3Source:
-    def __init__(self, *, bucket: str, prefix: str = "", connections: int = 16) -> None:
+    run_chunks = 4
+    """16 MiB a request: its round trip and its headers are then a hundredth of it."""
+
+    def __init__(self, *, bucket: str, prefix: str = "") -> None:
         import boto3
         from botocore.config import Config as ClientConfig
 
         self._bucket = bucket
-        self._prefix = prefix
+        self._prefix = f"{prefix}/" if prefix else ""
         self._client: Any = boto3.session.Session().client(
             "s3",
             config=ClientConfig(
+                signature_version="s3v4",
                 connect_timeout=CONNECT_TIMEOUT_S,
                 read_timeout=READ_TIMEOUT_S,
                 retries={"total_max_attempts": 1},
-                max_pool_connections=connections,
                 # We check every chunk ourselves; S3's own checksums do not cover ranges.
                 response_checksum_validation="when_required",
             ),
         )
+        self._connections = Connections()
+        weakref.finalize(self, self._connections.close)
+        self._lock = threading.Lock()
+        self._urls: dict[str, tuple[str, float]] = {}
+        self._typical_bytes_per_s = 0.0
+        """Of one connection."""
 
     def read_object(self, key: str, limit_bytes: int) -> bytes:
-        answer = self._get(key)
-        body = answer["Body"]
-        try:
-            size = int(answer["ContentLength"])
-            if size > limit_bytes:
-                raise ValueError(f"{key} has {size} bytes, {limit_bytes} at most")
-            data = bytearray(size)
-            self._fill(key, body, memoryview(data), lambda: False)
-            return bytes(data)
-        finally:
-            body.close()
-
-    def read_range(self, key: str, offset: int, into: memoryview, stopped: Callable[[], bool]) -> int:
-        if stopped():
-            raise Abandoned(key)
-        end = offset + len(into)
-        answer = self._get(key, Range=f"bytes={offset}-{end - 1}")
-        body = answer["Body"]
-        try:
-            status = answer["ResponseMetadata"]["HTTPStatusCode"]
-            if status != 206:
-                raise SourceError(f"{key}: the store answered a range request with status {status}, not 206")
-            found = int(answer["ContentLength"])
-            if found < len(into):
-                raise ObjectShort(key, expected_bytes=end, found_bytes=offset + found)
-            if found > len(into):
-                raise SourceError(f"{key}: {found} bytes came for a range of {len(into)}")
-            self._fill(key, body, into, stopped)
-        finally:
-            body.close()
-        return native.xxh64(into)
-
-    def _get(self, key: str, **arguments: str) -> dict[str, Any]:
         from botocore.exceptions import BotoCoreError, ClientError
-
-        name = f"{self._prefix}/{check_key(key)}" if self._prefix else check_key(key)
-        try:
-            answer: dict[str, Any] = self._client.get_object(Bucket=self._bucket, Key=name, **arguments)
-            return answer
-        except ClientError as error:
-            code = str(error.response.get("Error", {}).get("Code", ""))
-            if code in MISSING:
-                raise ObjectMissing(key) from error
-            if code in RANGE_BEYOND_END:
-                raise ObjectShort(key, expected_bytes=_range_end(arguments), found_bytes=self._size(name)) from error
-            raise SourceError(f"{key}: {error}") from error
-        except BotoCoreError as error:
-            raise SourceError(f"{key}: {error}") from error
-
-    def _size(self, name: str) -> int:
-        """Only for an error's figures: 0 if the store does not even say that."""
-        from botocore.exceptions import BotoCoreError, ClientError
-
-        try:
-            return int(self._client.head_object(Bucket=self._bucket, Key=name)["ContentLength"])
-        except (BotoCoreError, ClientError):
-            return 0
-
-    def _fill(self, key: str, body: Any, into: memoryview, stopped: Callable[[], bool]) -> None:
-        """Errors: SourceError if the body ends early: its length was promised, so the connection broke."""
-        from botocore.exceptions import BotoCoreError
         from urllib3.exceptions import HTTPError
 
-        filled = 0
         try:
-            while filled < len(into):
-                if stopped():
-                    raise Abandoned(key)
-                count = body.readinto(into[filled : filled + PIECE_BYTES])
-                if not count:
-                    raise SourceError(f"{key}: the answer ended after {filled} of {len(into)} bytes")
-                filled += count
+            answer = self._client.get_object(Bucket=self._bucket, Key=self._prefix + check_key(key))
+            with answer["Body"] as body:
+                if answer["ContentLength"] > limit_bytes:
+                    raise ValueError(f"{key} has {answer['ContentLength']} bytes, {limit_bytes} at most")
+                return bytes(body.read())
+        except ClientError as error:
+            if str(error.response.get("Error", {}).get("Code", "")) in MISSING:
+                raise ObjectMissing(key) from error
+            raise SourceError(f"{key}: {error}") from error
         except (BotoCoreError, HTTPError, OSError) as error:
-            raise SourceError(f"{key}: after {filled} of {len(into)} bytes: {error}") from error
+            raise SourceError(f"{key}: {error}") from error
+
+    def read(self, asked: Range, stopped: Callable[[], bool]) -> Iterator[int]:
+        progress = _Progress(asked)
+        for lags in range(LAGS_MOST + 1):
+            try:
+                yield from self._stream(asked, progress, stopped, patient=lags == LAGS_MOST)
+                return
+            except _Lagging:
+                continue
+
+    def _stream(
+        self, asked: Range, progress: _Progress, stopped: Callable[[], bool], *, patient: bool
+    ) -> Iterator[int]:
+        """One request for what is missing. _Lagging if another connection should go on, unless `patient`."""
+        if stopped():
+            raise Abandoned(asked.key)
+        url = self._url(asked.key)
+        connection = self._connections.take(url)
+        whole = False
+        try:
+            answer = self._ask(connection, url, asked, progress, patient=patient)
+            began_s, begin = time.monotonic(), progress.offset
+            while not progress.whole:
+                if stopped():
+                    raise Abandoned(asked.key)
+                room = progress.room()
+                count = answer.readinto(room)
+                if count < len(room):
+                    raise SourceError(f"{asked.key}: the answer ended after byte {progress.offset + count}")
+                checksum = progress.add(count)
+                if not patient:
+                    self._check_pace(progress.offset - begin, time.monotonic() - began_s)
+                if checksum is not None:
+                    yield checksum
+            self._note_pace(progress.offset - begin, time.monotonic() - began_s)
+            whole = answer.isclosed() and not answer.will_close
+        except TimeoutError as error:
+            if not patient:
+                raise _Lagging from error
+            raise SourceError(f"{asked.key}: no byte after {progress.offset} in {READ_TIMEOUT_S:g} s") from error
+        except (OSError, http.client.HTTPException) as error:
+            what = str(error) or type(error).__name__
+            raise SourceError(f"{asked.key}: at byte {progress.offset}: {what}") from error
+        finally:
+            if whole:
+                self._connections.give_back(url, connection)
+            else:
+                connection.close()
+
+    def _ask(
+        self, connection: http.client.HTTPConnection, url: str, asked: Range, progress: _Progress, *, patient: bool
+    ) -> http.client.HTTPResponse:
+        """The answer, once its headers were checked."""
+        wanted = f"bytes={progress.offset}-{progress.end - 1}"
+        connection.request("GET", request_path(url), headers={"Range": wanted})
+        connection.sock.settimeout(READ_TIMEOUT_S if patient else STALL_S)
+        answer = connection.getresponse()
+        if answer.status == 206:
+            _check_range(asked, progress, answer)
+            return answer
+        if answer.status == 404:
+            raise ObjectMissing(asked.key)
+        if answer.status == 416:
+            raise ObjectSize(asked.key, expected_bytes=asked.object_bytes, found_bytes=self._size(asked.key, answer))
+        with self._lock:
+            self._urls.pop(asked.key, None)  # perhaps the signature is no longer good
+        raise SourceError(
+            f"{asked.key}: the store answered a range request with status {answer.status} {answer.reason}, not 206"
+        )
+
+    def _size(self, key: str, answer: http.client.HTTPResponse) -> int:
+        """Of an object that has no such range: most stores say so with their refusal, the others are asked."""
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        total = answer.headers.get("Content-Range", "").rpartition("/")[2]
+        if total.isdecimal():
+            return int(total)
+        try:
+            return int(
+                self._client.head_object(Bucket=self._bucket, Key=self._prefix + check_key(key))["ContentLength"]
+            )
+        except (BotoCoreError, ClientError) as error:
+            raise SourceError(f"{key}: {error}") from error
+
+    def _url(self, key: str) -> str:
+        from botocore.exceptions import BotoCoreError
+
+        now_s = time.monotonic()
+        with self._lock:
+            known, until_s = self._urls.get(key, ("", 0.0))
+        if now_s < until_s:
+            return known
+        try:
+            url: str = self._client.generate_presigned_url(
+                "get_object",
+                Params={"Bucket": self._bucket, "Key": self._prefix + check_key(key)},
+                ExpiresIn=URL_LIVES_S,
+            )
+        except BotoCoreError as error:
+            raise SourceError(f"{key}: {error}") from error
+        with self._lock:
+            if len(self._urls) > 10_000:
+                self._urls.clear()
+            self._urls[key] = (url, now_s + URL_USED_S)
+        return url
+
+    def _check_pace(self, size_bytes: int, took_s: float) -> None:
+        if took_s > LAG_AFTER_S and size_bytes / took_s * LAG_FACTOR < self._typical_bytes_per_s:
+            raise _Lagging
+
+    def _note_pace(self, size_bytes: int, took_s: float) -> None:
+        rate = size_bytes / max(took_s, 1e-6)
+        with self._lock:
+            known = self._typical_bytes_per_s
+            self._typical_bytes_per_s = known + SMOOTHING * (rate - known) if known else rate
 
 
-def _range_end(arguments: dict[str, str]) -> int:
-    return int(arguments["Range"].rpartition("-")[2]) + 1
+class _Lagging(Exception):
+    """This connection; another one may do better."""
+
+
+class _Progress:
+    """How far a range has come. `offset` is the next byte of the object."""
+
+    def __init__(self, asked: Range) -> None:
+        self._pieces = iter(asked.pieces)
+        self.offset = asked.offset
+        self.end = asked.offset + sum(piece.size_bytes for piece in asked.pieces)
+        self._begin_piece()
+
+    @property
+    def whole(self) -> bool:
+        return self.offset == self.end
+
+    def room(self) -> memoryview:
+        """Where the next bytes go."""
+        return self._into[self._filled : self._filled + READ_BYTES]
+
+    def add(self, count: int) -> int | None:
+        """They came. The piece's xxh3, if they were its last."""
+        self.offset += count
+        self._filled += count
+        self._checksum.advance(self._filled)
+        if self._filled < len(self._into):
+            return None
+        checksum = self._checksum.digest()
+        if not self.whole:
+            self._begin_piece()
+        return checksum
+
+    def _begin_piece(self) -> None:
+        self._into = next(self._pieces).into
+        self._filled = 0
+        self._checksum = native.Checksum(self._into)
+
+
+def _check_range(asked: Range, progress: _Progress, answer: http.client.HTTPResponse) -> None:
+    """Errors: ObjectSize if the object is not as long as it should be, SourceError if these are other bytes."""
+    span, _, total = answer.headers.get("Content-Range", "").partition("/")
+    if total.isdecimal() and int(total) != asked.object_bytes:
+        raise ObjectSize(asked.key, expected_bytes=asked.object_bytes, found_bytes=int(total))
+    expected = f"bytes {progress.offset}-{progress.end - 1}"
+    length = answer.headers.get("Content-Length", "")
+    if span != expected or length != str(progress.end - progress.offset):
+        raise SourceError(f"{asked.key}: {span or 'no range'} in {length or 'unknown many'} bytes came for {expected}")

@@ -14,22 +14,28 @@ import contextlib
 import logging
 import re
 import time
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
 from fleetstart import native
+from fleetstart.prefetcher.bandwidth import Bandwidths
 from fleetstart.prefetcher.cache import Held, choose_evictions
-from fleetstart.prefetcher.fetch import Fetch, fetch_manifest
+from fleetstart.prefetcher.disk import DiskImage, DiskTier
+from fleetstart.prefetcher.fetch import Fetch, Lane, StoreChunks, fetch_manifest
+from fleetstart.prefetcher.memory import SegmentMemory
 from fleetstart.prefetcher.sources import Source
 from fleetstart.prefetcher.threads import in_thread
 from fleetstart.runtime.contract.errors import CheckpointInvalid, FleetError, Unavailable, WeightsMissing
 from fleetstart.runtime.contract.ids import CheckpointId, WorkerId
-from fleetstart.runtime.contract.manifest import Manifest
+from fleetstart.runtime.contract.manifest import ChunkRange, Manifest, chunk_ranges, read_manifest
 from fleetstart.runtime.contract.messages import SegmentReport
 
 log = logging.getLogger(__name__)
 
 CLOSE_TIMEOUT_S = 2.0
+DISK_THREADS = 4
+"""Two keep a disk busy; two more do while others check what they read."""
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
@@ -46,6 +52,8 @@ class Segment:
         self.last_used_ns = time.monotonic_ns()
         self.fetch_span_ns = (time.monotonic_ns(), 0)
         self.error: FleetError | None = None
+        self.size_bytes = 0
+        """What it takes of the node's memory, from the moment at which room was made."""
         self.region: native.Region | None = None
         self.control: native.ControlBlock | None = None
         self.fetch: Fetch | None = None
@@ -56,15 +64,11 @@ class Segment:
             return "failed"
         return "ready" if self.filled.is_set() else "filling"
 
-    @property
-    def size_bytes(self) -> int:
-        return self.region.size_bytes if self.region is not None else 0
-
-    def descriptors(self) -> tuple[int, int]:
-        """Control block, data: still ours; passing them on duplicates them."""
+    def descriptors(self) -> list[int]:
+        """Control block, slabs: still ours; passing them on duplicates them."""
         assert self.region is not None
         assert self.control is not None
-        return self.control.fd, self.region.fd
+        return [self.control.fd, *self.region.fds]
 
     def report(self) -> SegmentReport:
         ready_bytes = self.fetch.ready_bytes if self.fetch is not None else 0
@@ -79,6 +83,8 @@ class Segments:
         memory_bytes: int,
         workers_bytes: Callable[[], int],
         threads: int,
+        keep_bytes: int = 0,
+        disk: DiskTier | None = None,
         changed: Callable[[], None] = lambda: None,
     ) -> None:
         """`workers_bytes` tells what workers have been promised of `memory_bytes`; `changed` is called at events."""
@@ -87,6 +93,9 @@ class Segments:
         self._workers_bytes = workers_bytes
         self._threads = threads
         self._changed = changed
+        self._disk = disk
+        self.memory = SegmentMemory(budget_bytes=memory_bytes, keep_bytes=keep_bytes, others_bytes=workers_bytes)
+        self.bandwidths = Bandwidths()
         self._segments: dict[CheckpointId, Segment] = {}
         self._retired: list[Segment] = []
         """Failed, but still attached by workers that have not ended: their memory counts."""
@@ -97,6 +106,10 @@ class Segments:
     @property
     def used_bytes(self) -> int:
         return sum(segment.size_bytes for segment in (*self._segments.values(), *self._retired))
+
+    @property
+    def disk_bytes(self) -> int:
+        return self._disk.used_bytes if self._disk is not None else 0
 
     def reports(self) -> list[SegmentReport]:
         return [segment.report() for segment in self._segments.values()]
@@ -128,7 +141,30 @@ class Segments:
         segment.last_used_ns = time.monotonic_ns()
         if not segment.pins and segment in self._retired:
             self._retired.remove(segment)
+            self._let_go(segment)
             self._changed()
+
+    def first(self, segment: Segment, chunks: Iterable[int]) -> None:
+        """These chunks before its others, of those that nobody fetches yet."""
+        if segment.fetch is not None:
+            segment.fetch.first(chunks)
+
+    async def acquire_all(self, checkpoints: Sequence[CheckpointId], worker: WorkerId) -> list[Segment]:
+        """All of them or none. Errors: as of `acquire`."""
+        acquired: list[Segment] = []
+        try:
+            for checkpoint in checkpoints:
+                acquired.append(await self.acquire(checkpoint, worker))
+        except BaseException:
+            for segment in acquired:
+                self.release(segment, worker)
+            raise
+        return acquired
+
+    def make_room_for_worker(self, needed_bytes: int, purpose: str) -> None:
+        """The same, and what the memory pool holds of it goes back to the system."""
+        self.make_room(needed_bytes, purpose)
+        self.memory.shrink(needed_bytes)
 
     def make_room(self, needed_bytes: int, purpose: str) -> None:
         """Gives up segments until that much is free beside workers and segments. Unavailable, with the figures."""
@@ -147,10 +183,16 @@ class Segments:
             segment = self._segments.pop(checkpoint)
             self.evictions += 1
             log.info("segment evicted", extra={"checkpoint": checkpoint, "size_bytes": segment.size_bytes})
-            segment.region = None  # the memory goes with its last reference
-            segment.control = None
+            self._let_go(segment)
         if chosen:
             self._changed()
+
+    def _let_go(self, segment: Segment) -> None:
+        """The memory goes back to the pool with its last reference."""
+        segment.region = None
+        segment.control = None
+        segment.fetch = None
+        self.memory.given_back()
 
     async def close(self) -> None:
         """Stops every fetch within the deadline and lets all memory go."""
@@ -161,6 +203,9 @@ class Segments:
         self._retired.clear()
         for fetch in fetches:
             await in_thread(lambda fetch=fetch: fetch.close(CLOSE_TIMEOUT_S), "close-fetch")  # type: ignore[misc]
+        if self._disk is not None:
+            self._disk.close()
+        self.memory.close()
 
     def _held(self) -> list[Held]:
         return [
@@ -188,7 +233,11 @@ class Segments:
     async def _open(self, segment: Segment) -> None:
         checkpoint = segment.checkpoint
         try:
-            manifest, data = await in_thread(lambda: fetch_manifest(self._source, checkpoint), f"open-{checkpoint[:8]}")
+            data = self._disk.manifest(checkpoint) if self._disk is not None else None
+            if data is None:
+                data = await in_thread(lambda: fetch_manifest(self._source, checkpoint), f"open-{checkpoint[:8]}")
+            manifest = read_manifest(data, checkpoint)
+            await self._reserve(segment, manifest)
             self._create(segment, manifest, data)
         except asyncio.CancelledError:
             self._failed_to_open(segment, Unavailable("the node is going down", retry_after_s=1.0))
@@ -201,13 +250,25 @@ class Segments:
             log.exception("a segment failed to open in an unforeseen way")
             self._failed_to_open(segment, FleetError(f"checkpoint {checkpoint[:12]}: {type(error).__name__}: {error}"))
 
+    async def _reserve(self, segment: Segment, manifest: Manifest) -> None:
+        """Memory, of the budget and in fact. Errors: Unavailable, CheckpointInvalid."""
+        name = f"checkpoint {segment.checkpoint[:12]}"
+        if manifest.total_bytes == 0:
+            raise CheckpointInvalid(f"{name} has no bytes")
+        size_bytes = self.memory.rounded(manifest.total_bytes)
+        if size_bytes > self.memory.capacity_bytes:
+            raise Unavailable(
+                f"{name} needs {size_bytes:,} bytes of memory for weights, the node has {self.memory.capacity_bytes:,}",
+                hint="raise FS_NODE_MEMORY, or use a node with more memory",
+            )
+        self.make_room(size_bytes, name)
+        segment.size_bytes = size_bytes  # taken from here on, whoever else asks meanwhile
+        segment.region = await in_thread(lambda: self.memory.take(manifest.total_bytes), f"memory-{name[11:19]}")
+
     def _create(self, segment: Segment, manifest: Manifest, data: bytes) -> None:
         checkpoint = segment.checkpoint
-        if manifest.total_bytes == 0:
-            raise CheckpointInvalid(f"checkpoint {checkpoint[:12]} has no bytes")
-        self.make_room(manifest.total_bytes, f"checkpoint {checkpoint[:12]}")
+        assert segment.region is not None
         self._generation += 1
-        segment.region = native.Region.create(f"fs-{checkpoint[:12]}", manifest.total_bytes)
         segment.control = native.ControlBlock.create(
             f"fs-{checkpoint[:12]}-control", len(manifest.chunks), data, self._generation
         )
@@ -217,22 +278,51 @@ class Segments:
             with contextlib.suppress(RuntimeError):  # the loop is closed: the daemon has ended
                 loop.call_soon_threadsafe(self._ended, segment, error)
 
+        image = self._disk_image(checkpoint, manifest, data)
         segment.fetch = Fetch(
             checkpoint=checkpoint,
-            manifest=manifest,
             region=segment.region,
             control=segment.control,
-            source=self._source,
-            threads=self._threads,
+            lanes=self._lanes(checkpoint, manifest, image),
             on_end=on_end,
+            on_chunk=self._write_behind(image, segment.region),
         )
         segment.fetch.start()
         segment.opened.set_result(None)
         self._changed()
 
+    def _disk_image(self, checkpoint: CheckpointId, manifest: Manifest, data: bytes) -> DiskImage | None:
+        if self._disk is None:
+            return None
+        if self._disk.manifest(checkpoint) is None:
+            self._disk.keep(checkpoint, manifest, data, set(self._segments))
+        return self._disk.image(checkpoint)
+
+    def _lanes(self, checkpoint: CheckpointId, manifest: Manifest, image: DiskImage | None) -> list[Lane]:
+        """The disk for what it has, the store for the rest, and for what the disk turns out not to have."""
+        chunks = chunk_ranges(manifest)
+        there = image.present(chunks) if image is not None else []
+        indices = {chunk.index for chunk in there}
+        elsewhere = [chunk for chunk in chunks if chunk.index not in indices]
+        lanes = [Lane(StoreChunks(self._source, checkpoint, manifest), elsewhere, self._threads)]
+        if image is not None and there:
+            lanes.insert(0, Lane(image, there, DISK_THREADS))
+        return lanes
+
+    def _write_behind(self, image: DiskImage | None, region: native.Region) -> Callable[[ChunkRange, str], None]:
+        disk, memory = self._disk, weakref.ref(region)
+
+        def keep(chunk: ChunkRange, source: str) -> None:
+            held = memory()
+            if disk is not None and image is not None and held is not None and source != image.name:
+                disk.write_behind(image, chunk, held)
+
+        return keep
+
     def _failed_to_open(self, segment: Segment, error: FleetError) -> None:
         segment.error = error
         self._segments.pop(segment.checkpoint, None)
+        self._let_go(segment)
         segment.filled.set()
         if not segment.opened.done():
             segment.opened.set_exception(error)
@@ -242,6 +332,9 @@ class Segments:
         segment.fetch_span_ns = (segment.fetch_span_ns[0], time.monotonic_ns())
         segment.error = error
         segment.filled.set()
+        if segment.fetch is not None:
+            for source, (size_bytes, busy_s) in segment.fetch.traffic().items():
+                self.bandwidths.note(source, size_bytes, busy_s)
         if error is None:
             log.info("segment ready", extra={"checkpoint": segment.checkpoint, "size_bytes": segment.size_bytes})
         else:
@@ -250,4 +343,6 @@ class Segments:
                 del self._segments[segment.checkpoint]
                 if segment.pins:
                     self._retired.append(segment)
+                else:
+                    self._let_go(segment)
         self._changed()

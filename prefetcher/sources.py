@@ -6,12 +6,17 @@ Its reads block and release the GIL: they belong in threads. Peers will be one m
 
 from __future__ import annotations
 
+import errno
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from fleetstart import native
+
+PAGE_BYTES = 4096
+"""What direct reads are aligned to: offset, address and length."""
 
 
 class SourceError(Exception):
@@ -26,11 +31,11 @@ class ObjectMissing(Exception):
         self.key = key
 
 
-class ObjectShort(Exception):
-    """The object ends before the range that was asked for."""
+class ObjectSize(Exception):
+    """The object is not as long as its manifest says: it was cut, or is another one by now."""
 
     def __init__(self, key: str, *, expected_bytes: int, found_bytes: int) -> None:
-        super().__init__(f"{key} has {found_bytes} bytes, at least {expected_bytes} expected")
+        super().__init__(f"{key} has {found_bytes} bytes, {expected_bytes} expected")
         self.key = key
         self.expected_bytes = expected_bytes
         self.found_bytes = found_bytes
@@ -40,19 +45,67 @@ class Abandoned(Exception):
     """The reader was told to stop; nobody waits for these bytes any more."""
 
 
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Where the next `size_bytes` of an object go: `room`, of a multiple of PAGE_BYTES if it can be, of which what
+    lies past them is left zero."""
+
+    size_bytes: int
+    room: memoryview
+
+    @property
+    def into(self) -> memoryview:
+        return self.room[: self.size_bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Part of an object that is `object_bytes` long, from `offset` on, in pieces that lie one behind the other."""
+
+    key: str
+    object_bytes: int
+    offset: int
+    pieces: Sequence[Piece]
+
+
 class Source(Protocol):
     """Thread-safe. Keys are relative, `/`-separated.
 
-    Errors of both reads: ObjectMissing, SourceError; of a range also ObjectShort and Abandoned.
+    Errors of both reads: ObjectMissing, SourceError; of a range also ObjectSize and Abandoned.
     """
+
+    run_chunks: int
+    """Most chunks that are worth asking for at once."""
 
     def read_object(self, key: str, limit_bytes: int) -> bytes:
         """A small object, whole. ValueError if it is larger than the limit, before it is read."""
         ...
 
-    def read_range(self, key: str, offset: int, into: memoryview, stopped: Callable[[], bool]) -> int:
-        """Fills `into` with the object's bytes from `offset` and returns their xxh64."""
+    def read(self, asked: Range, stopped: Callable[[], bool]) -> Iterator[int]:
+        """Fills the pieces in order and gives the xxh3 of each once it is whole."""
         ...
+
+
+def read_piece(fd: int, offset: int, piece: Piece) -> int:
+    """Its xxh3. Straight from the disk where that is possible, and the page cache does not have it already.
+
+    Errors: OSError, EOFError.
+    """
+    aligned = offset % PAGE_BYTES == 0 and len(piece.room) % PAGE_BYTES == 0
+    if not aligned or native.cached_bytes(fd, offset, piece.size_bytes) >= piece.size_bytes:
+        return native.read_checksum(fd, offset, piece.into)
+    try:
+        direct = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECT)
+    except OSError:  # a file system that does not have it
+        return native.read_checksum(fd, offset, piece.into)
+    try:
+        return native.read_direct(direct, offset, piece.room, piece.size_bytes)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # larger blocks than pages, or memory that it cannot reach
+            raise
+        return native.read_checksum(fd, offset, piece.into)
+    finally:
+        os.close(direct)
 
 
 def check_key(key: str) -> str:
@@ -64,6 +117,8 @@ def check_key(key: str) -> str:
 
 class FileSource:
     """A folder, laid out like a bucket."""
+
+    run_chunks = 1
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -81,17 +136,23 @@ class FileSource:
         finally:
             os.close(fd)
 
-    def read_range(self, key: str, offset: int, into: memoryview, stopped: Callable[[], bool]) -> int:
-        if stopped():
-            raise Abandoned(key)
-        fd = self._open(key)
+    def read(self, asked: Range, stopped: Callable[[], bool]) -> Iterator[int]:
+        fd = self._open(asked.key)
         try:
-            return native.read_checksum(fd, offset, into)
+            found_bytes = os.fstat(fd).st_size
+            if found_bytes != asked.object_bytes:
+                raise ObjectSize(asked.key, expected_bytes=asked.object_bytes, found_bytes=found_bytes)
+            offset = asked.offset
+            for piece in asked.pieces:
+                if stopped():
+                    raise Abandoned(asked.key)
+                yield read_piece(fd, offset, piece)
+                offset += piece.size_bytes
         except EOFError as error:
-            found = os.fstat(fd).st_size
-            raise ObjectShort(key, expected_bytes=offset + len(into), found_bytes=found) from error
+            found_bytes = os.fstat(fd).st_size
+            raise ObjectSize(asked.key, expected_bytes=asked.object_bytes, found_bytes=found_bytes) from error
         except OSError as error:
-            raise SourceError(f"{key}: {error}") from error
+            raise SourceError(f"{asked.key}: {error}") from error
         finally:
             os.close(fd)
 

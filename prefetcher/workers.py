@@ -15,6 +15,7 @@ import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import chain
 
 from fleetstart.prefetcher.body import Body
 from fleetstart.prefetcher.bundles import Bundles
@@ -36,6 +37,7 @@ from fleetstart.runtime.contract.messages import (
     Ready,
     StartError,
     Usage,
+    Want,
     WorkerOrder,
     WorkerState,
     WorkerStatus,
@@ -74,7 +76,8 @@ class Worker:
         self.body = Body(order.worker, host.spares, lambda line: self._log("stdout", line))
         self._host = host
         self._spec = order.spec
-        self._segment: Segment | None = None
+        self._segments: list[Segment] = []
+        """Of its weights, then of their adapter."""
         self._start_cold = False
         self._pooled = False
         self._endpoint = ""
@@ -163,19 +166,16 @@ class Worker:
     async def _prepare(self) -> str:
         """Bundle, segment and process, all at once; returns the bundle's folder."""
         spec, host = self._spec, self._host
-        host.segments.make_room(spec.memory_bytes, f"a worker of {spec.name}")
+        host.segments.make_room_for_worker(spec.memory_bytes, f"a worker of {spec.name}")
         self.reserved_bytes = spec.memory_bytes
-        if spec.weights is not None:
-            self._start_cold = not host.segments.is_ready(spec.weights)
+        checkpoints = [checkpoint for checkpoint in (spec.weights, spec.adapter) if checkpoint is not None]
+        self._start_cold = not all(host.segments.is_ready(checkpoint) for checkpoint in checkpoints)
         fresh = spec.network or not host.spares.has(spec.profile)
         fork = asyncio.ensure_future(host.spares.fork(spec.profile, network=spec.network)) if fresh else None
-        weights = (
-            asyncio.ensure_future(host.segments.acquire(spec.weights, self.order.worker)) if spec.weights else None
-        )
+        weights = asyncio.ensure_future(host.segments.acquire_all(checkpoints, self.order.worker))
         try:
             bundle = host.bundles.ready(spec.bundle) or await host.bundles.get(spec.bundle)
-            if weights is not None:
-                self._segment = await weights
+            self._segments = await weights
             if fork is None and (process := host.spares.take(spec.profile)) is not None:
                 self._pooled = True
             else:
@@ -185,18 +185,18 @@ class Worker:
             await self._settle(fork, weights)
         return str(bundle)
 
-    async def _settle(self, fork: asyncio.Future[Process] | None, weights: asyncio.Future[Segment] | None) -> None:
+    async def _settle(self, fork: asyncio.Future[Process] | None, weights: asyncio.Future[list[Segment]]) -> None:
         """What was begun and then not needed: given back, whatever it came to."""
         if fork is not None and self.body.process is None:
             fork.cancel()
             outcome = (await asyncio.gather(fork, return_exceptions=True))[0]
             if isinstance(outcome, Process):
                 self.body.adopt(outcome)
-        if weights is not None and self._segment is None:
+        if not self._segments:
             weights.cancel()
-            outcome_ = (await asyncio.gather(weights, return_exceptions=True))[0]
-            if isinstance(outcome_, Segment):
-                self._segment = outcome_
+            acquired = (await asyncio.gather(weights, return_exceptions=True))[0]
+            if isinstance(acquired, list):
+                self._segments = acquired
 
     async def _assign(self, bundle_dir: str) -> None:
         try:
@@ -224,7 +224,7 @@ class Worker:
         with _listening_socket(self._host.address) as listener:
             host, port = listener.getsockname()[:2]
             self._endpoint = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-            weights = self._segment.descriptors() if self._segment is not None else ()
+            of_segments = [segment.descriptors() for segment in self._segments]
             threads = self._spec.llm.threads if self._spec.llm is not None else 0
             message = Assign(
                 worker=self.order.worker,
@@ -233,8 +233,9 @@ class Worker:
                 bundle_dir=bundle_dir,
                 token=self._token,
                 threads=threads or self._host.cpus,
+                slabs=[len(descriptors) - 1 for descriptors in of_segments],
             )
-            process.send(message, (listener.fileno(), *weights))
+            process.send(message, (listener.fileno(), *chain.from_iterable(of_segments)))
         self._assigned_ns = time.monotonic_ns()
 
     async def _until_ready(self) -> None:
@@ -242,6 +243,8 @@ class Worker:
             match await self.body.events.get():
                 case Pooled(started_ns=started_ns) if not self._pooled:
                     self._assigned_ns = max(self._assigned_ns, started_ns)
+                case Want(first=first, last=last) if self._segments:
+                    self._host.segments.first(self._segments[0], range(first, last + 1))
                 case Ready(timeline=timeline):
                     self._became_ready(timeline)
                     return
@@ -271,8 +274,10 @@ class Worker:
         """The node's phases, then the worker's own; and their rows, except for what comes after the start."""
         self._timeline.add("start", self.seen_ns, self._assigned_ns)
         self._host.rows.add(self._meter.phase("start", self.seen_ns, self._assigned_ns))
-        if self._segment is not None and self._start_cold:
-            begun_ns, ended_ns = self._segment.fetch_span_ns
+        if self._segments and self._start_cold:
+            begun_ns = min(segment.fetch_span_ns[0] for segment in self._segments)
+            ends_ns = [segment.fetch_span_ns[1] for segment in self._segments]
+            ended_ns = max(ends_ns) if all(ends_ns) else 0
             begun_ns = max(begun_ns, self.seen_ns)
             ended_ns = ended_ns or time.monotonic_ns()
             self._timeline.add("fetch", begun_ns, ended_ns)
@@ -326,20 +331,21 @@ class Worker:
             self._host.rows.add(self._meter.phase("failed", self._assigned_ns or self.seen_ns, now_ns))
         await self.body.bury()
         self.reserved_bytes = 0
-        if self._segment is not None:
-            self._host.segments.release(self._segment, self.order.worker)
-            self._segment = None
+        for segment in self._segments:
+            self._host.segments.release(segment, self.order.worker)
+        self._segments = []
 
     def _why(self, status: int | None) -> FleetError:
-        if not self.body.ran_out_of_memory and self._segment is not None and self._segment.error is not None:
-            return self._segment.error
+        if not self.body.ran_out_of_memory and (error := self._segment_error()) is not None:
+            return error
         return self.body.why(status, limit_bytes=self._spec.memory_bytes, was_ready=self._meter.is_running)
 
     def _root_cause(self, info: ErrorInfo) -> FleetError:
         """A worker that could not get its weights says so; why, the segment knows best."""
-        if self._segment is not None and self._segment.error is not None:
-            return self._segment.error
-        return error_from(info)
+        return self._segment_error() or error_from(info)
+
+    def _segment_error(self) -> FleetError | None:
+        return next((segment.error for segment in self._segments if segment.error is not None), None)
 
     # ── what it tells ──────────────────────────────────────────────────────────────────────────────
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Sequence
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -12,7 +13,12 @@ Received = TypeVar("Received")
 
 PACKET_MAX_BYTES = 192 * 1024
 """Below the kernel's default socket buffer (208 KiB), so that a packet is never refused for its size."""
-DESCRIPTORS_MAX = 8
+DESCRIPTORS_MAX = 250
+"""Of one packet; the kernel takes 253. More go ahead of their message, in packets of their own."""
+MESSAGE_DESCRIPTORS_MAX = 4096
+"""Of one message: two segments of the largest pool, and no flood."""
+_AHEAD = b"+"
+"""No JSON: the descriptors of this packet belong to the message that follows."""
 
 
 class ChannelClosed(Exception):
@@ -29,37 +35,55 @@ class Channel(Generic[Received]):
     def __init__(self, sock: socket.socket, receives: Any) -> None:
         self.socket = sock
         self._decoder: msgspec.json.Decoder[Received] = msgspec.json.Decoder(receives)
+        self._ahead: list[int] = []
 
     def fileno(self) -> int:
         return self.socket.fileno()
 
-    def send(self, message: msgspec.Struct, descriptors: tuple[int, ...] = ()) -> None:
+    def send(self, message: msgspec.Struct, descriptors: Sequence[int] = ()) -> None:
         data = msgspec.json.encode(message)
         if len(data) > PACKET_MAX_BYTES:
             raise ValueError(f"message of {len(data)} bytes, {PACKET_MAX_BYTES} at most")
         try:
-            socket.send_fds(self.socket, [data], list(descriptors))
+            while len(descriptors) > DESCRIPTORS_MAX:
+                socket.send_fds(self.socket, [_AHEAD], descriptors[:DESCRIPTORS_MAX])
+                descriptors = descriptors[DESCRIPTORS_MAX:]
+            socket.send_fds(self.socket, [data], descriptors)
         except OSError as error:
             raise ChannelClosed(str(error)) from error
 
     def receive(self) -> tuple[Received, list[int]]:
-        """Blocks if the socket does; BlockingIOError if it does not and nothing is there."""
+        """Blocks if the socket does; BlockingIOError if it does not and no message is there."""
+        while True:
+            data = self._packet()
+            if data != _AHEAD:
+                break
+        descriptors, self._ahead = self._ahead, []
+        try:
+            return self._decoder.decode(data), descriptors
+        except msgspec.DecodeError as error:
+            for descriptor in descriptors:
+                os.close(descriptor)
+            raise ChannelClosed(f"a message that is not understood: {error}") from error
+
+    def _packet(self) -> bytes:
+        """One packet's bytes; its descriptors join those that came ahead."""
         try:
             data, descriptors, flags, _ = socket.recv_fds(self.socket, PACKET_MAX_BYTES, DESCRIPTORS_MAX)
         except BlockingIOError:
             raise
         except OSError as error:
             raise ChannelClosed(str(error)) from error
-        if not data:
-            raise ChannelClosed("end of file")
-        try:
-            if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
-                raise ChannelClosed("a packet was cut")
-            return self._decoder.decode(data), descriptors
-        except (msgspec.DecodeError, ChannelClosed) as error:
-            for descriptor in descriptors:
+        self._ahead += descriptors
+        broken = "a packet was cut" if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC) else ""
+        if len(self._ahead) > MESSAGE_DESCRIPTORS_MAX:
+            broken = f"more than {MESSAGE_DESCRIPTORS_MAX} descriptors came"
+        if not data or broken:
+            for descriptor in self._ahead:
                 os.close(descriptor)
-            raise ChannelClosed(f"a message that is not understood: {error}") from error
+            self._ahead = []
+            raise ChannelClosed(broken or "end of file")
+        return data
 
     def close(self) -> None:
         self.socket.close()

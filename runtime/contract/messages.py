@@ -12,7 +12,8 @@ restarted answers an order of its predecessor's epoch with a `gone` status, and 
 control socket, the write end of its log pipe) is answered by `Forked` or `ForkFailed`; later comes `Exited`.
 
 *Daemon and worker* share the worker's control socket. A pooled worker says `Pooled` and waits for `Assign`
-(descriptors: the listening socket, then control block and data of the segment if there are weights). It
+(descriptors: the listening socket, then control block and slabs of each segment if there are weights). It may
+say `Want` when it waits for weights out of order,
 answers `Ready` or `StartError`, sends `Usage` about once a second, and on `Drain` finishes its calls, says
 `Drained` and exits. The end of the socket is the end of the worker, from either side.
 """
@@ -79,6 +80,18 @@ class SegmentReport(msgspec.Struct, frozen=True):
     ready_bytes: int
 
 
+class MemoryReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The memory of a node's segments."""
+
+    pages: Literal["hugetlb", "thp", "small"] = "small"
+    slab_bytes: int = 0
+    used_bytes: int = 0
+    free_bytes: int = 0
+    """Made already, and used by nobody."""
+    refused: dict[str, str] = {}
+    """Better kinds of pages, and why the machine does not give them."""
+
+
 class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     """What a node is and has. It exists in Redis only under the node's lease."""
 
@@ -97,6 +110,11 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     profiles: list[str] = []
     """Profiles whose fork server is warm."""
     pid: int = 0
+    weights_memory: MemoryReport = MemoryReport()
+    bytes_per_s: dict[str, float] = {}
+    """How fast each source of weights was when it was last used: "store", "disk"."""
+    disk_bytes: int = 0
+    """Of checkpoints that are kept on the node's disk."""
 
 
 class FunctionLoad(msgspec.Struct, frozen=True):
@@ -163,7 +181,7 @@ class Pooled(msgspec.Struct, frozen=True, tag="pooled"):
 
 
 class Assign(msgspec.Struct, frozen=True, tag="assign", kw_only=True):
-    """Descriptors with it: listening socket[, control block, segment data]."""
+    """Descriptors with it: listening socket, then of each segment its control block and its slabs."""
 
     worker: WorkerId
     version: Version
@@ -173,6 +191,15 @@ class Assign(msgspec.Struct, frozen=True, tag="assign", kw_only=True):
     token: str
     threads: int
     """Cores that the worker may use."""
+    slabs: list[int] = []
+    """Of each segment, how many: that of the weights, then that of their adapter."""
+
+
+class Want(msgspec.Struct, frozen=True, tag="want"):
+    """The worker waits for these chunks (inclusive) of its first segment: they should come before others."""
+
+    first: int
+    last: int
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
@@ -200,7 +227,7 @@ class Drained(msgspec.Struct, frozen=True, tag="drained"):
     pass
 
 
-WorkerMessage = Pooled | Ready | StartError | Usage | Drained
+WorkerMessage = Pooled | Want | Ready | StartError | Usage | Drained
 DaemonMessage = Assign | Drain
 
 # ── gateway and worker: HTTP/1.1 on the worker's endpoint ──────────────────────────────────────────

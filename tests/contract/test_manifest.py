@@ -76,6 +76,8 @@ def test_each_chunk_is_one_range_of_one_object() -> None:
         (["checksum"], "crc32", "not known"),
         (["chunk_bytes"], 0, "chunk size"),
         (["chunk_bytes"], 5000, "chunk size"),
+        (["chunk_bytes"], 3 * 4096, "chunk size"),
+        (["aliases"], {"tied": "nowhere"}, "leads nowhere"),
         (["chunk_bytes"], 1 << 40, "chunk size"),
         (["total_bytes"], -CHUNK, "segment size"),
         (["total_bytes"], CHUNK + 1, "segment size"),

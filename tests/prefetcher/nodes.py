@@ -182,6 +182,7 @@ class Node:
             "FS_NODE": self.id,
             "FS_PROFILES": "python",
             "FS_PARENT_DEATH": "1",
+            "FS_POOL_MEMORY": "0",
             **self.env,
         }
 
@@ -225,9 +226,12 @@ class Node:
 
     @property
     def epoch(self) -> str:
+        return self.lease().epoch
+
+    def lease(self) -> NodeReport:
         report = self.report()
         assert report is not None
-        return report.epoch
+        return report
 
     def report(self) -> NodeReport | None:
         data: Any = self.client.get(keys.node(self.id))

@@ -6,15 +6,16 @@ import asyncio
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fleetstart import native
+from fleetstart.prefetcher.memory import slab_size
 from fleetstart.prefetcher.segments import Segment, Segments
-from fleetstart.prefetcher.sources import Abandoned, FileSource, Source, SourceError
+from fleetstart.prefetcher.sources import Abandoned, FileSource, Range, Source, SourceError
 from fleetstart.runtime.contract.errors import (
     CheckpointInvalid,
     ChecksumMismatch,
@@ -28,6 +29,7 @@ from tests.prefetcher.nodes import CHUNK_BYTES, S3Server, Store
 from tests.servers import wait_until
 
 ONE, TWO = WorkerId("w-1"), WorkerId("w-2")
+SLAB_BYTES = slab_size(1 << 30)
 Scenario = Callable[[Segments], Coroutine[Any, Any, None]]
 
 
@@ -46,6 +48,11 @@ def run(source: Source, scenario: Scenario, *, memory_bytes: int = 1 << 30, work
 def content(segment: Segment, offset: int, size_bytes: int) -> bytes:
     assert segment.region is not None
     return bytes(segment.region.view(offset, size_bytes))
+
+
+def reading(segment: Segment, size_bytes: int) -> bytes:
+    """What a worker sees."""
+    return bytes(native.Region.attach([os.dup(fd) for fd in segment.descriptors()[1:]], size_bytes).view(0, size_bytes))
 
 
 async def failure_of(segments: Segments, checkpoint: CheckpointId) -> FleetError:
@@ -97,9 +104,9 @@ def test_a_worker_sees_the_same_bytes_through_the_descriptors(source: Source, st
 
     async def scenario(segments: Segments) -> None:
         segment = await segments.acquire(checkpoint, ONE)
-        control_fd, data_fd = segment.descriptors()
+        control_fd, *slab_fds = segment.descriptors()
         control = native.ControlBlock.attach(os.dup(control_fd))
-        region = native.Region.attach(os.dup(data_fd))
+        region = native.Region.attach([os.dup(fd) for fd in slab_fds], 2 * CHUNK_BYTES)
         control.wait(0, 1, 10.0)
         assert bytes(region.view(0, len(data))) == data
 
@@ -120,12 +127,12 @@ class CountingSource(FileSource):
         self.objects[key] += 1
         return super().read_object(key, limit_bytes)
 
-    def read_range(self, key: str, offset: int, into: memoryview, stopped: Callable[[], bool]) -> int:
+    def read(self, asked: Range, stopped: Callable[[], bool]) -> Iterator[int]:
         while not self.gate.wait(0.01):
             if stopped():
-                raise Abandoned(key)
-        self.reads[key, offset] += 1
-        return super().read_range(key, offset, into, stopped)
+                raise Abandoned(asked.key)
+        self.reads[asked.key, asked.offset] += 1
+        yield from super().read(asked, stopped)
 
 
 def test_ten_workers_share_one_fetch(store: Store) -> None:
@@ -182,12 +189,13 @@ def test_a_byte_that_flips_on_the_way_is_read_again(store: Store) -> None:
     checkpoint = store.put_checkpoint(data)
 
     class Noisy(CountingSource):
-        def read_range(self, key: str, offset: int, into: memoryview, stopped: Callable[[], bool]) -> int:
-            checksum = super().read_range(key, offset, into, stopped)
-            if self.reads[key, offset] > 1:
-                return checksum
-            into[0] ^= 1
-            return native.xxh64(into)
+        def read(self, asked: Range, stopped: Callable[[], bool]) -> Iterator[int]:
+            for checksum, piece in zip(super().read(asked, stopped), asked.pieces, strict=True):
+                if self.reads[asked.key, asked.offset] > 1:
+                    yield checksum
+                else:
+                    piece.into[0] ^= 1
+                    yield native.xxh3(piece.into)
 
     async def scenario(segments: Segments) -> None:
         segment = await segments.acquire(checkpoint, ONE)
@@ -256,7 +264,7 @@ def test_after_a_failure_the_next_start_tries_again(source: Source, store: Store
 
     async def scenario(segments: Segments) -> None:
         await failure_of(segments, checkpoint)
-        assert segments.used_bytes == 3 * CHUNK_BYTES, "who failed to start may still have it mapped"
+        assert segments.used_bytes == SLAB_BYTES, "who failed to start may still have it mapped"
         path.write_bytes(good)
         segment = await segments.acquire(checkpoint, TWO)
         await segment.filled.wait()
@@ -290,11 +298,11 @@ def test_a_store_that_dies_midway_fails_the_segment_and_wakes_its_waiters(
     class DiesMidway(S3Source):
         reads = 0
 
-        def read_range(self, key: str, offset: int, into: memoryview, stopped: Callable[[], bool]) -> int:
+        def read(self, asked: Range, stopped: Callable[[], bool]) -> Iterator[int]:
             self.reads += 1
             if self.reads == 10:
                 s3_server.kill()
-            return super().read_range(key, offset, into, stopped)
+            return super().read(asked, stopped)
 
     async def scenario(segments: Segments) -> None:
         error = await failure_of(segments, checkpoint)
@@ -308,11 +316,11 @@ def test_a_store_that_stumbles_is_asked_again(store: Store) -> None:
     checkpoint = store.put_checkpoint(os.urandom(8 * CHUNK_BYTES))
 
     class Stumbling(CountingSource):
-        def read_range(self, key: str, offset: int, into: memoryview, stopped: Callable[[], bool]) -> int:
-            result = super().read_range(key, offset, into, stopped)
-            if offset % 3 == 0 and self.reads[key, offset] == 1:
-                raise SourceError("stumbled")
-            return result
+        def read(self, asked: Range, stopped: Callable[[], bool]) -> Iterator[int]:
+            for checksum in super().read(asked, stopped):
+                if asked.offset % 3 == 0 and self.reads[asked.key, asked.offset] == 1:
+                    raise SourceError("stumbled")
+                yield checksum
 
     async def scenario(segments: Segments) -> None:
         segment = await segments.acquire(checkpoint, ONE)
@@ -337,28 +345,39 @@ def test_closing_stops_the_threads_and_wakes_the_waiters(store: Store) -> None:
     assert control is not None
     with pytest.raises(native.SegmentFailed, match="abandoned"):
         control.wait(0, 0, 5.0)
-    wait_until(lambda: not any(thread.name.startswith("fetch-") for thread in threading.enumerate()))
+    wait_until(lambda: not any(thread.name.startswith("store-") for thread in threading.enumerate()))
 
 
 # ── memory ─────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_what_cannot_fit_is_refused_with_the_figures(store: Store) -> None:
-    checkpoint = store.put_checkpoint(bytes(10 * CHUNK_BYTES))
+    checkpoint = store.put_checkpoint(bytes(2 * SLAB_BYTES))
 
     async def scenario(segments: Segments) -> None:
         with pytest.raises(Unavailable) as caught:
             await segments.acquire(checkpoint, ONE)
-        for figure in (10 * CHUNK_BYTES, 12 * CHUNK_BYTES, 3 * CHUNK_BYTES):
+        for figure in (2 * SLAB_BYTES, 3 * SLAB_BYTES, SLAB_BYTES + 1):
             assert f"{figure:,}" in caught.value.message
-        assert segments.used_bytes == 0
+        assert segments.used_bytes == segments.memory.used_bytes == 0
 
-    run(FileSource(store.folder), scenario, memory_bytes=12 * CHUNK_BYTES, workers_bytes=3 * CHUNK_BYTES)
+    run(FileSource(store.folder), scenario, memory_bytes=3 * SLAB_BYTES, workers_bytes=SLAB_BYTES + 1)
+
+
+def test_what_the_pool_can_never_hold_is_refused_though_nobody_uses_it(store: Store) -> None:
+    checkpoint = store.put_checkpoint(bytes(SLAB_BYTES + 1))
+
+    async def scenario(segments: Segments) -> None:
+        with pytest.raises(Unavailable, match=f"{2 * SLAB_BYTES:,} bytes of memory for weights"):
+            await segments.acquire(checkpoint, ONE)
+
+    run(FileSource(store.folder), scenario, memory_bytes=SLAB_BYTES)
 
 
 def test_an_unused_segment_gives_way_and_a_used_one_does_not(store: Store) -> None:
-    first = store.put_checkpoint(os.urandom(6 * CHUNK_BYTES))
-    second = store.put_checkpoint(os.urandom(6 * CHUNK_BYTES))
+    first = store.put_checkpoint(os.urandom(SLAB_BYTES + CHUNK_BYTES))
+    data = os.urandom(SLAB_BYTES + 2 * CHUNK_BYTES)
+    second = store.put_checkpoint(data)
 
     async def scenario(segments: Segments) -> None:
         held = await segments.acquire(first, ONE)
@@ -372,9 +391,11 @@ def test_an_unused_segment_gives_way_and_a_used_one_does_not(store: Store) -> No
         await other.filled.wait()
         assert not segments.is_ready(first)
         assert segments.evictions == 1
-        assert segments.used_bytes == 6 * CHUNK_BYTES
+        assert segments.used_bytes == segments.memory.used_bytes == 2 * SLAB_BYTES
+        assert reading(other, len(data)) == data
+        assert reading(other, 2 * SLAB_BYTES - CHUNK_BYTES)[len(data) :].count(0) == SLAB_BYTES - 3 * CHUNK_BYTES
 
-    run(FileSource(store.folder), scenario, memory_bytes=10 * CHUNK_BYTES)
+    run(FileSource(store.folder), scenario, memory_bytes=3 * SLAB_BYTES)
 
 
 def test_a_waiter_that_gives_up_leaves_no_pin(store: Store) -> None:

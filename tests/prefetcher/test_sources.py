@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 
 import pytest
 import xxhash
@@ -13,7 +14,9 @@ from fleetstart.prefetcher.sources import (
     Abandoned,
     FileSource,
     ObjectMissing,
-    ObjectShort,
+    ObjectSize,
+    Piece,
+    Range,
     Source,
     check_key,
     open_source,
@@ -21,15 +24,29 @@ from fleetstart.prefetcher.sources import (
 from tests.prefetcher.nodes import Store
 
 
+def read(
+    source: Source,
+    key: str,
+    object_bytes: int,
+    offset: int,
+    size_bytes: int,
+    *,
+    stopped: Callable[[], bool] = lambda: False,
+) -> list[int]:
+    piece = Piece(size_bytes, memoryview(bytearray(size_bytes)))
+    return list(source.read(Range(key, object_bytes, offset, [piece]), stopped))
+
+
 def test_a_range_arrives_in_place_with_its_checksum(source: Source, store: Store) -> None:
     data = os.urandom(1_000_000)
     store.put("a/b", data)
     into = bytearray(700_000)
+    pieces = [Piece(400_000, memoryview(into)[:400_000]), Piece(300_000, memoryview(into)[400_000:])]
 
-    checksum = source.read_range("a/b", 1234, memoryview(into), lambda: False)
+    checksums = list(source.read(Range("a/b", len(data), 1234, pieces), lambda: False))
 
     assert into == data[1234 : 1234 + 700_000]
-    assert checksum == xxhash.xxh3_64_intdigest(bytes(into))
+    assert checksums == [xxhash.xxh3_64_intdigest(into[:400_000]), xxhash.xxh3_64_intdigest(into[400_000:])]
 
 
 def test_an_object_arrives_whole(source: Source, store: Store) -> None:
@@ -51,24 +68,24 @@ def test_a_missing_object_is_named(source: Source) -> None:
     with pytest.raises(ObjectMissing, match="no/such"):
         source.read_object("no/such", 10)
     with pytest.raises(ObjectMissing, match="no/such"):
-        source.read_range("no/such", 0, memoryview(bytearray(1)), lambda: False)
+        read(source, "no/such", 1, 0, 1)
 
 
-@pytest.mark.parametrize("offset", [900, 1000, 5000])
-def test_an_object_that_ends_too_early_gives_both_lengths(source: Source, store: Store, offset: int) -> None:
-    store.put("short", b"x" * 1000)
+@pytest.mark.parametrize("found_bytes", [0, 900, 999, 1001, 5000])
+def test_an_object_of_another_length_gives_both(source: Source, store: Store, found_bytes: int) -> None:
+    store.put("other", b"x" * found_bytes)
 
-    with pytest.raises(ObjectShort) as caught:
-        source.read_range("short", offset, memoryview(bytearray(200)), lambda: False)
+    with pytest.raises(ObjectSize) as caught:
+        read(source, "other", 1000, 900, 100)
 
-    assert (caught.value.expected_bytes, caught.value.found_bytes) == (offset + 200, 1000)
+    assert (caught.value.expected_bytes, caught.value.found_bytes) == (1000, found_bytes)
 
 
 def test_an_abandoned_read_stops(source: Source, store: Store) -> None:
     store.put("large", bytes(2_000_000))
 
     with pytest.raises(Abandoned):
-        source.read_range("large", 0, memoryview(bytearray(2_000_000)), lambda: True)
+        read(source, "large", 2_000_000, 0, 2_000_000, stopped=lambda: True)
 
 
 @pytest.mark.parametrize("key", ["../secret", "a/../../secret", "/etc/passwd", "a//b", "", ".", "a/./b", "a\0b"])

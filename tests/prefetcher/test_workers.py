@@ -177,7 +177,10 @@ def test_twenty_workers_leave_no_descriptor_and_no_group_behind(node: Node, stor
     wait_until(lambda: len(workers_of(node)) == 1, what="the spare alone")
     wait_until(lambda: daemon.num_fds() <= before + 1, what="descriptors")
     wait_until(lambda: len(os.listdir(groups_of(node.epoch)[0])) <= before_groups(node) + 1, what="groups")
-    wait_until(lambda: (report := node.report()) and report.memory_used_bytes == CHUNK_BYTES, what="used memory")
+    wait_until(
+        lambda: (report := node.report()) and report.memory_used_bytes == report.weights_memory.slab_bytes,
+        what="used memory",
+    )
 
 
 def before_groups(node: Node) -> int:

@@ -1,0 +1,56 @@
+"""How fast each source was when it was last used: measured, smoothed, and told to the scheduler.
+
+Time counts while at least one read is under way, so that several threads are one stream, and waiting for
+nothing is not slowness.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+
+SMOOTHING = 0.3
+"""Of a new measurement; a handful of fetches outweigh what was before."""
+LEAST_BYTES = 16 * 1024 * 1024
+"""Less is a measurement of round trips."""
+
+
+class Stopwatch:
+    """Bytes, and the time in which any were on their way. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._under_way = 0
+        self._since_s = 0.0
+        self.busy_s = 0.0
+        self.size_bytes = 0
+
+    def begin(self) -> None:
+        with self._lock:
+            if self._under_way == 0:
+                self._since_s = time.monotonic()
+            self._under_way += 1
+
+    def end(self, size_bytes: int) -> None:
+        with self._lock:
+            self._under_way -= 1
+            self.size_bytes += size_bytes
+            if self._under_way == 0:
+                self.busy_s += time.monotonic() - self._since_s
+
+
+class Bandwidths:
+    """Bytes a second by source. One owner, no threads."""
+
+    def __init__(self) -> None:
+        self._rates: dict[str, float] = {}
+
+    def note(self, source: str, size_bytes: int, busy_s: float) -> None:
+        if size_bytes < LEAST_BYTES or busy_s <= 0:
+            return
+        rate = size_bytes / busy_s
+        known = self._rates.get(source)
+        self._rates[source] = rate if known is None else known + SMOOTHING * (rate - known)
+
+    def bytes_per_s(self) -> dict[str, float]:
+        return dict(self._rates)

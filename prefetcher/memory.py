@@ -1,0 +1,162 @@
+"""The memory of the node's segments: of which pages it is, how much of it is kept ready, what is given back.
+
+Slabs of one size are used again and again, because making memory costs as much as filling it, and huge pages
+set the speed of direct reads (README, "Weights"). A thread clears what was given back and makes new slabs up to
+`keep_bytes` ahead, at the lowest priority. Of slabs in use and slabs kept together there are never more than the
+node's budget leaves beside its workers.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Literal
+
+from fleetstart import native
+from fleetstart.runtime.contract.errors import Unavailable
+from fleetstart.runtime.contract.function import GIB
+from fleetstart.runtime.contract.manifest import CHUNK_BYTES
+from fleetstart.runtime.contract.messages import MemoryReport
+
+log = logging.getLogger(__name__)
+
+Pages = Literal["hugetlb", "thp", "small"]
+KINDS: tuple[Pages, ...] = ("hugetlb", "thp", "small")
+HUGETLB_LEAST_BYTES = GIB
+"""Fewer reserved huge pages than that were not reserved for us."""
+SLABS_MOST = 1024
+"""Each is one descriptor here and in the workers that attach it."""
+LOWEST_PRIORITY = 19
+CLOSE_S = 2.0
+
+
+def slab_size(budget_bytes: int) -> int:
+    """A power of two that gives at most SLABS_MOST; no smaller than a chunk, which must lie in one slab."""
+    size = CHUNK_BYTES
+    while size * SLABS_MOST < budget_bytes:
+        size *= 2
+    return size
+
+
+def free_hugetlb_bytes(meminfo: str) -> int:
+    """What /proc/meminfo says of reserved huge pages that nobody uses."""
+    fields = dict(line.split(":", 1) for line in meminfo.splitlines() if ":" in line)
+    count, size_kib = (int(fields.get(name, "0").split()[0]) for name in ("HugePages_Free", "Hugepagesize"))
+    return count * size_kib * 1024
+
+
+def open_pool(name: str, budget_bytes: int, kinds: Sequence[Pages] = KINDS) -> tuple[native.SlabPool, dict[str, str]]:
+    """A pool of the first kind of pages that the machine gives, and why it does not give those before it."""
+    slab_bytes = slab_size(budget_bytes)
+    refused: dict[str, str] = {}
+    for kind in kinds:
+        capacity = max(1, budget_bytes // slab_bytes)
+        if kind == "hugetlb":
+            free_bytes = free_hugetlb_bytes(Path("/proc/meminfo").read_text())
+            if free_bytes < HUGETLB_LEAST_BYTES:
+                refused[kind] = f"{free_bytes // (1 << 20):,} MiB are reserved and free: sysctl vm.nr_hugepages"
+                continue
+            capacity = min(capacity, free_bytes // slab_bytes)
+        try:
+            return native.SlabPool(name, pages=kind, slab_bytes=slab_bytes, capacity=capacity), refused
+        except OSError as error:
+            refused[kind] = str(error)
+    raise Unavailable(f"no shared memory for weights: {refused}")
+
+
+class SegmentMemory:
+    """Thread-safe. `others_bytes` tells what of the budget is promised to others: the node's workers."""
+
+    def __init__(
+        self,
+        *,
+        budget_bytes: int,
+        keep_bytes: int,
+        others_bytes: Callable[[], int],
+        kinds: Sequence[Pages] = KINDS,
+    ) -> None:
+        self._pool, self._refused = open_pool("fleetstart", budget_bytes, kinds)
+        self._budget_bytes = budget_bytes
+        self._keep = min(keep_bytes, budget_bytes) // self._pool.slab_bytes
+        self._others_bytes = others_bytes
+        self._work = threading.Event()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._tend, name="segment-memory", daemon=True)
+        self._work.set()
+        self._thread.start()
+        log.info("memory for weights", extra={"pages": self._pool.pages, "refused": self._refused})
+
+    def rounded(self, size_bytes: int) -> int:
+        """What a region of that size takes."""
+        slab_bytes = self._pool.slab_bytes
+        return -(-size_bytes // slab_bytes) * slab_bytes
+
+    @property
+    def slab_bytes(self) -> int:
+        return self._pool.slab_bytes
+
+    @property
+    def capacity_bytes(self) -> int:
+        return self._pool.capacity * self._pool.slab_bytes
+
+    @property
+    def used_bytes(self) -> int:
+        return self._pool.used * self._pool.slab_bytes
+
+    def take(self, size_bytes: int) -> native.Region:
+        """Zeroed; it comes back by itself with the end of its last use. Unavailable if memory is short. Blocks."""
+        try:
+            region = self._pool.take(size_bytes)
+        except OSError as error:
+            raise Unavailable(f"no memory for {size_bytes:,} bytes of weights: {error}", retry_after_s=1.0) from error
+        self._work.set()
+        return region
+
+    def given_back(self) -> None:
+        """Something came back, or somebody ended who needed memory: there may be something to clear or to make."""
+        self._work.set()
+
+    def shrink(self, more_bytes: int) -> None:
+        """Gives free slabs back to the system, so that there is room for what others will be promised."""
+        pool = self._pool
+        resident_bytes = (pool.used + pool.clean + pool.dirty) * pool.slab_bytes
+        excess_bytes = resident_bytes + self._others_bytes() + more_bytes - self._budget_bytes
+        if excess_bytes > 0:
+            pool.release(-(-excess_bytes // pool.slab_bytes))
+
+    def report(self) -> MemoryReport:
+        pool = self._pool
+        return MemoryReport(
+            pages=pool.pages,
+            slab_bytes=pool.slab_bytes,
+            used_bytes=pool.used * pool.slab_bytes,
+            free_bytes=(pool.clean + pool.dirty) * pool.slab_bytes,
+            refused=self._refused,
+        )
+
+    def close(self) -> None:
+        """Ends the thread. The memory goes with the pool and its last region."""
+        self._stop.set()
+        self._work.set()
+        self._thread.join(CLOSE_S)
+
+    def _tend(self) -> None:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOWEST_PRIORITY)
+        while not self._stop.is_set():
+            self._work.wait()
+            self._work.clear()
+            try:
+                while not self._stop.is_set() and self._pool.prepare(self._wanted()):
+                    pass
+            except OSError as error:
+                log.warning("memory cannot be made ahead", extra={"error": str(error)})
+
+    def _wanted(self) -> int:
+        """Clean slabs that there should be: as many as are kept, if the budget has room for them beside workers."""
+        pool = self._pool
+        resident = pool.used + pool.clean + pool.dirty
+        room = (self._budget_bytes - self._others_bytes()) // pool.slab_bytes - resident
+        return min(self._keep, pool.clean + max(0, room))
