@@ -18,6 +18,7 @@ class Arrival:
     def __init__(self, control: ControlBlock, deadline_ns: int) -> None:
         self._control = control
         self._deadline_ns = deadline_ns
+        self._complete = False
 
     @property
     def chunk_count(self) -> int:
@@ -26,6 +27,12 @@ class Arrival:
     @property
     def ready_count(self) -> int:
         return self._control.ready_count
+
+    @property
+    def complete(self) -> bool:
+        """Whether every chunk is there. Then nobody need ask for any: half the price of a view is in asking."""
+        self._complete = self._complete or self._control.state == "ready"
+        return self._complete
 
     def is_ready(self, chunk: int) -> bool:
         return self._control.is_ready(chunk)

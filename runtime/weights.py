@@ -148,7 +148,8 @@ class Weights(Tensors):
         self._wait("the whole checkpoint", 0, self.manifest.total_bytes)
 
     def _wait(self, name: str, offset: int, size_bytes: int) -> None:
-        self.arrival.wait(name, chunks_of(self.manifest, offset, size_bytes))
+        if not self.arrival.complete:
+            self.arrival.wait(name, chunks_of(self.manifest, offset, size_bytes))
 
 
 def _in_order(manifest: Manifest) -> dict[str, TensorEntry]:
