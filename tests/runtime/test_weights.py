@@ -227,6 +227,32 @@ def test_a_worker_loads_while_chunks_arrive(
     assert worker.post().json() == {name: sum(segment.expected(name)) for name in segment.entries}
 
 
+FIRST = """
+    import torch
+    class f:
+        def load(self, weights):
+            with weights.to("cuda" if torch.cuda.is_available() else "cpu", first=["last"]) as on_device:
+                self.rows = on_device.get_slice("middle")[4:6].tolist()
+                print("rows came")
+                self.last = on_device.get_tensor("last").view(torch.uint8).sum().item()
+            self.config = weights.file("config.json").decode()
+        def __call__(self):
+            return {"rows": len(self.rows), "last": self.last, "config": self.config}
+"""
+
+
+def test_a_handler_reads_slices_on_its_device_before_the_rest_is_there(
+    torch_functions: Functions, segment: Segment, settings: dict[str, Any]
+) -> None:
+    worker = torch_functions.assigned(FIRST, **settings)
+    segment.fill(0)  # and with it the first tensor, and rows of the second
+    until(lambda: "rows came" in worker.log(), "the rows")
+    segment.fill(*segment.chunks)
+    worker.ready()
+    expected = {"rows": 2, "last": sum(segment.expected("last")), "config": '{"layers": 3}'}
+    assert worker.post().json() == expected
+
+
 def test_a_worker_whose_segment_fails_tells_the_segments_error(
     torch_functions: Functions, segment: Segment, settings: dict[str, Any]
 ) -> None:
