@@ -177,5 +177,24 @@ async def require_checkpoint(store: ObjectStore, name: FunctionName, checkpoint:
     return manifest
 
 
+async def read_file(
+    store: ObjectStore, checkpoint: CheckpointId, manifest: Manifest, name: str, limit_bytes: int
+) -> bytes:
+    """A small file that travels with the weights. What its bytes are, the chunks' checksums do not tell here."""
+    entry = manifest.files[name]
+    if entry.size_bytes > limit_bytes:
+        raise TooLarge(
+            f"{name} of checkpoint {checkpoint[:12]} has {entry.size_bytes:,} bytes, {limit_bytes:,} at most"
+        )
+    for part in manifest.parts:
+        begin = entry.offset - part.segment_offset
+        if 0 <= begin < part.data_bytes:
+            blocks = store.read_range(
+                checkpoint_key(checkpoint, part.object), part.header_bytes + begin, entry.size_bytes
+            )
+            return b"".join([block async for block in blocks])
+    return b""
+
+
 def not_found(key: str) -> NotFound:
     return NotFound(f"{key} is not in the store")

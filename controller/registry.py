@@ -13,13 +13,13 @@ from typing import cast
 
 import msgspec
 
-from fleetstart.controller.adapters import check_fits
-from fleetstart.controller.objects import ObjectStore, require_bundle, require_checkpoint
+from fleetstart.controller.adapters import CONFIG, CONFIG_MAX_BYTES, check_fits, is_adapter, read_adapter
+from fleetstart.controller.objects import ObjectStore, read_file, require_bundle, require_checkpoint
 from fleetstart.controller.records import FunctionRecord, VersionKey, VersionRecord
 from fleetstart.controller.removals import REMOVALS, Removals
 from fleetstart.controller.state import Script, State
 from fleetstart.runtime.contract import keys
-from fleetstart.runtime.contract.errors import NotFound, Unavailable
+from fleetstart.runtime.contract.errors import InvalidSpec, NotFound, Unavailable
 from fleetstart.runtime.contract.function import FunctionSpec, spec_digest
 from fleetstart.runtime.contract.ids import CheckpointId, FunctionName, Version
 
@@ -95,7 +95,14 @@ class Registry:
         if spec.adapter is None:
             return base.total_bytes
         adapter = await require_checkpoint(self._store, spec.name, spec.adapter)
-        check_fits(spec.name, base, adapter)
+        if not is_adapter(adapter):
+            raise InvalidSpec(
+                f"function {spec.name}: its adapter has no {CONFIG}: these are weights, not a LoRA adapter",
+                hint="`fs weights push FOLDER` says of a folder in PEFT's format that it is an adapter",
+            )
+        config = await read_file(self._store, spec.adapter, adapter, CONFIG, CONFIG_MAX_BYTES)
+        tensors = ((name, (entry.dtype, entry.shape)) for name, entry in adapter.tensors.items())
+        check_fits(spec.name, base, read_adapter(config, tensors))
         return base.total_bytes + adapter.total_bytes
 
     async def _change(

@@ -17,7 +17,8 @@ from fleetstart.runtime.contract.function import Scale
 Target = TypeVar("Target")
 
 GENERAL = (
-    "name", "weights", "memory", "scale", "concurrency", "timeout_s", "start_timeout_s", "network", "env", "include",
+    "name", "weights", "adapter", "memory", "scale", "concurrency", "timeout_s", "start_timeout_s", "network", "env",
+    "include",
 )  # fmt: skip
 """Settings that every declaration takes."""
 OF_LLM = ("dtype", "max_batch", "max_context", "kv_memory", "threads")
@@ -39,6 +40,7 @@ def function(
     *,
     name: str = ...,
     weights: str = ...,
+    adapter: str = ...,
     memory: str | int = ...,
     scale: Scale = ...,
     concurrency: int = ...,

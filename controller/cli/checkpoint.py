@@ -1,42 +1,43 @@
 """Publishes weights as a checkpoint: checksums in a first pass, an upload of what the store lacks in a second.
 
-Nothing holds the whole model: both passes stream through one buffer. The first pass gives the manifest, whose
-digest names every object; so parts that the store has already are recognised, and a second deploy of equal
-weights uploads nothing. The manifest goes last: a checkpoint without one does not exist for anybody.
+Nothing holds the whole model: both passes stream through a few buffers. The first pass gives the manifest, whose
+digest names every object; so parts that the store has already are recognised, a second push of equal weights uploads
+nothing, and one that goes on after a break uploads the rest. A manifest is remembered for as long as the files do not
+change, so that going on begins at once. It is uploaded last: a checkpoint without one does not exist for anybody.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from threading import Lock
 
 import msgspec
 import xxhash
 
 from fleetstart.controller.cli.checkpoint_plan import PartPlan, Plan, make_plan
 from fleetstart.controller.cli.checkpoint_source import Source, read_source
+from fleetstart.controller.cli.source_layout import LAYOUT_OBJECT, layout_bytes
+from fleetstart.controller.cli.tied import find_tied
+from fleetstart.controller.cli.upload import Item, ObjectStore, upload
 from fleetstart.runtime.contract.errors import CheckpointInvalid
 from fleetstart.runtime.contract.ids import CheckpointId
-from fleetstart.runtime.contract.manifest import MANIFEST_OBJECT, checkpoint_id, checkpoint_key, manifest_bytes
-
-BLOCK_BYTES = 1024 * 1024
-"""One read and one piece of an upload: large enough to be cheap, small enough for a smooth bar."""
+from fleetstart.runtime.contract.manifest import (
+    MANIFEST_OBJECT,
+    checkpoint_id,
+    checkpoint_key,
+    manifest_bytes,
+    read_manifest,
+)
 
 Progress = Callable[[str, int, int], None]
 """Called with what is being done, bytes done and bytes in all."""
-
-
-class ObjectStore(Protocol):
-    """What publishing needs of the store; `Server` is one."""
-
-    def object_size(self, key: str) -> int | None: ...
-
-    def put_object(self, key: str, content: Iterator[bytes] | bytes, size_bytes: int) -> None: ...
+READERS = 4
+"""Threads of the first pass: disks and object stores give more to several, and a checksum lets go of the GIL."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,87 +49,71 @@ class Published:
 
 
 def publish(weights: Path, store: ObjectStore, *, cache: Path, progress: Progress) -> Published:
-    """Brings the weights behind the path into the store. `cache` is a folder that remembers ids of unchanged files.
+    """Brings the weights behind the path into the store. `cache` is a folder that remembers unchanged files.
 
     Errors: WeightsMissing, PickleRefused, CheckpointInvalid; what the store raises.
     """
-    source = read_source(weights)
-    plan = make_plan(source)
-    weight_bytes = sum(tensor.size_bytes for tensor in source.tensors)
-    memory = cache / f"{_fingerprint(source)}.id"
-    known = _remembered(memory)
-    if known is not None and _is_whole(known, plan, store):
-        return Published(id=known, weight_bytes=weight_bytes, uploaded_bytes=0)
-    chunks = checksums(plan, progress)
-    data = manifest_bytes(plan.manifest(chunks))
+    return publish_source(read_source(weights), store, cache=cache, progress=progress)
+
+
+def publish_source(source: Source, store: ObjectStore, *, cache: Path, progress: Progress) -> Published:
+    memory = cache / f"{_fingerprint(source)}.manifest"
+    plan, data = _remembered(memory, source) or _made(memory, source, progress)
     checkpoint = checkpoint_id(data)
-    uploaded = _upload(checkpoint, data, plan, chunks, store, progress)
-    _remember(memory, checkpoint)
-    return Published(id=checkpoint, weight_bytes=weight_bytes, uploaded_bytes=uploaded)
+    chunks = read_manifest(data).chunks
+
+    def part_item(part: PartPlan) -> Item:
+        expected = chunks[part.segment_offset // plan.chunk_bytes :]
+        key = checkpoint_key(checkpoint, part.object)
+        return Item(key, part.object_bytes, lambda: _checked(part, plan.chunk_bytes, expected))
+
+    items = [part_item(part) for part in plan.parts]
+    layout = layout_bytes(source)
+    if layout is not None and store.object_size(checkpoint_key(checkpoint, LAYOUT_OBJECT)) is None:
+        # That of the first push stays: one that follows has other files, but the same weights.
+        items.append(Item.of(checkpoint_key(checkpoint, LAYOUT_OBJECT), layout))
+    manifest = Item.of(checkpoint_key(checkpoint, MANIFEST_OBJECT), data)
+    sent = upload(items, manifest, store, progress)
+    return Published(id=checkpoint, weight_bytes=plan.weight_bytes, uploaded_bytes=sent)
+
+
+def _made(memory: Path, source: Source, progress: Progress) -> tuple[Plan, bytes]:
+    plan = make_plan(source, find_tied(source.tensors))
+    data = manifest_bytes(plan.manifest(checksums(plan, progress)))
+    _remember(memory, data)
+    return plan, data
 
 
 def checksums(plan: Plan, progress: Progress) -> list[int]:
-    """xxh64 of every chunk of the segment, in order: the first pass."""
+    """xxh3-64 of every chunk of the segment, in order: the first pass."""
     total = sum(part.data_bytes for part in plan.parts)
-    sums: list[int] = []
     done = 0
-    for part in plan.parts:
+    lock = Lock()
+
+    def sums_of(part: PartPlan) -> list[int]:
+        nonlocal done
         hasher = _ChunkHasher(plan.chunk_bytes)
         for block in read_data(part):
             hasher.update(block)
-            done += len(block)
-            progress("checksums", done, total)
-        sums.extend(hasher.finish())
-    return sums
+            with lock:
+                done += len(block)
+                progress("checksums", done, total)
+        return hasher.finish()
+
+    pool = ThreadPoolExecutor(min(READERS, len(plan.parts)))
+    try:
+        return [checksum for sums in pool.map(sums_of, plan.parts) for checksum in sums]
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def read_data(part: PartPlan) -> Iterator[bytes]:
-    """The part's data section, in blocks. CheckpointInvalid if a source file has become shorter."""
-    with ExitStack() as stack:
-        streams: dict[Path, BinaryIO] = {}
-        for piece in part.pieces:
-            if piece.file is None:
-                yield bytes(piece.size_bytes) if piece.made is None else piece.made
-                continue
-            if piece.file not in streams:
-                streams[piece.file] = stack.enter_context(piece.file.open("rb", buffering=0))
-            for begin in range(0, piece.size_bytes, BLOCK_BYTES):
-                wanted = min(BLOCK_BYTES, piece.size_bytes - begin)
-                block = os.pread(streams[piece.file].fileno(), wanted, piece.file_offset + begin)
-                if len(block) != wanted:
-                    raise CheckpointInvalid(f"{piece.file} became shorter while it was read")
-                yield block
-
-
-def _upload(
-    checkpoint: CheckpointId,
-    manifest: bytes,
-    plan: Plan,
-    chunks: Sequence[int],
-    store: ObjectStore,
-    progress: Progress,
-) -> int:
-    manifest_key = checkpoint_key(checkpoint, MANIFEST_OBJECT)
-    missing = [
-        part for part in plan.parts if store.object_size(checkpoint_key(checkpoint, part.object)) != part.object_bytes
-    ]
-    if not missing and store.object_size(manifest_key) == len(manifest):
-        return 0
-    total = sum(part.object_bytes for part in missing)
-    done = 0
-
-    def sent(block: bytes) -> bytes:
-        nonlocal done
-        done += len(block)
-        progress("upload", done, total)
-        return block
-
-    for part in missing:
-        first = part.segment_offset // plan.chunk_bytes
-        content = _checked(part, plan.chunk_bytes, chunks[first:])
-        store.put_object(checkpoint_key(checkpoint, part.object), map(sent, content), part.object_bytes)
-    store.put_object(manifest_key, manifest, len(manifest))
-    return total + len(manifest)
+    """The part's data section, in blocks. CheckpointInvalid if a source file is not what it was."""
+    for piece in part.pieces:
+        if piece.file is None:
+            yield bytes(piece.size_bytes)
+        else:
+            yield from piece.file.blocks(piece.file_offset, piece.size_bytes)
 
 
 def _checked(part: PartPlan, chunk_bytes: int, expected: Sequence[int]) -> Iterator[bytes]:
@@ -142,7 +127,7 @@ def _checked(part: PartPlan, chunk_bytes: int, expected: Sequence[int]) -> Itera
             yield held
         held = block
     if (sums := hasher.finish()) != list(expected[: len(sums)]):
-        raise CheckpointInvalid("the weights changed while they were uploaded", hint="deploy again")
+        raise CheckpointInvalid("the weights changed while they were uploaded", hint="run the same command again")
     yield held
 
 
@@ -152,7 +137,7 @@ class _ChunkHasher:
     def __init__(self, chunk_bytes: int) -> None:
         self._chunk_bytes = chunk_bytes
         self._sums: list[int] = []
-        self._hash = xxhash.xxh64()
+        self._hash = xxhash.xxh3_64()
         self._room = chunk_bytes
 
     def update(self, block: bytes) -> None:
@@ -176,34 +161,30 @@ class _ChunkHasher:
         self._room = self._chunk_bytes
 
 
-def _is_whole(checkpoint: CheckpointId, plan: Plan, store: ObjectStore) -> bool:
-    """Whether the store has the manifest and every part at its size."""
-    return store.object_size(checkpoint_key(checkpoint, MANIFEST_OBJECT)) is not None and all(
-        store.object_size(checkpoint_key(checkpoint, part.object)) == part.object_bytes for part in plan.parts
-    )
-
-
 def _fingerprint(source: Source) -> str:
-    """Changes whenever a source file could have: path, size, time of change and inode of each."""
-    stats = [(str(path.resolve()), path.stat()) for path in source.paths()]
-    facts = [(path, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino) for path, stat in stats]
-    return hashlib.sha256(msgspec.json.encode(facts)).hexdigest()
+    """Changes whenever a source file could have."""
+    return sha256(msgspec.json.encode([origin.facts() for origin in source.origins()])).hexdigest()
 
 
-def _remembered(memory: Path) -> CheckpointId | None:
+def _remembered(memory: Path, source: Source) -> tuple[Plan, bytes] | None:
+    """The plan and the manifest of an earlier first pass; None if it is not that of a plan as it is made now."""
     try:
-        text = memory.read_text().strip()
-    except (OSError, UnicodeDecodeError):
+        data = memory.read_bytes()
+        manifest = read_manifest(data)
+    except (OSError, CheckpointInvalid):
         return None
-    return CheckpointId(text) if len(text) == 64 and text.isalnum() else None
+    if not manifest.aliases.keys() <= {tensor.name for tensor in source.tensors}:
+        return None
+    plan = make_plan(source, manifest.aliases)
+    return (plan, data) if manifest_bytes(plan.manifest(manifest.chunks)) == data else None
 
 
-def _remember(memory: Path, checkpoint: CheckpointId) -> None:
+def _remember(memory: Path, data: bytes) -> None:
     """The cache only saves time, so a cache that cannot be written is no error."""
     try:
         memory.parent.mkdir(parents=True, exist_ok=True)
         temporary = memory.with_suffix(f".{os.getpid()}")
-        temporary.write_text(checkpoint)
+        temporary.write_bytes(data)
         temporary.replace(memory)
     except OSError:
         return

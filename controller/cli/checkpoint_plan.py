@@ -3,22 +3,23 @@
 Order: small files, then what runs before the first layer, then the layers by number, then the rest, so that a
 stage of layers is one contiguous range and chunks arrive in the order of use (ServerlessLLM section 4.1).
 Inside a layer tensors are ordered by name, not by their place in the source: equal weights get equal
-checkpoints, however they were sharded. Parts are cut at tensor boundaries; gaps that alignment leaves are
-named pad tensors, because a safetensors file may have no holes.
+checkpoints, however they were sharded. A tensor that is equal to another one (tied weights) is only a further name
+for it. Parts are cut at tensor boundaries; gaps that alignment leaves are named pad tensors, because a safetensors
+file may have no holes.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from fleetstart.controller.cli.checkpoint_source import SmallFile, Source
+from fleetstart.controller.cli.origins import Origin
 from fleetstart.controller.cli.safetensors_header import StoredTensor
 from fleetstart.runtime.contract.errors import CheckpointInvalid
-from fleetstart.runtime.contract.function import GIB
+from fleetstart.runtime.contract.function import MIB
 from fleetstart.runtime.contract.manifest import (
     ALIGNMENT_BYTES,
     CHUNK_BYTES,
@@ -30,8 +31,10 @@ from fleetstart.runtime.contract.manifest import (
     TensorEntry,
 )
 
-PART_MAX_BYTES = GIB
-"""Large enough for sequential speed, small enough that an upload which broke is cheap to repeat."""
+PART_MAX_BYTES = 256 * MIB
+"""A part is what an upload that broke repeats: 2 s at 1 Gbit/s, half a minute at home. It is 64 chunks, so ranges in
+parallel lose nothing at its ends, and a model of 140 GB has 600 of them, which neither a listing nor a manifest feels.
+Less would only be worth something inside a part, which S3 could resume and a folder could not."""
 HEADER_ALIGNMENT_BYTES = 4096
 """Data begins on a page, so that a reader may use direct I/O from the part's first tensor on."""
 PAD_PREFIX = "__pad__."
@@ -44,12 +47,11 @@ _BEFORE = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """Bytes of a part that come from one place: a file, or memory, or zeros if there is neither."""
+    """Bytes of a part that come from one place; zeros if there is none."""
 
-    file: Path | None
+    file: Origin | None
     file_offset: int
     size_bytes: int
-    made: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,10 +73,15 @@ class Plan:
     tensors: dict[str, TensorEntry]
     files: dict[str, FileEntry]
     chunk_bytes: int
+    aliases: dict[str, str] = field(default_factory=dict)
 
     @property
     def object_bytes(self) -> int:
         return sum(part.object_bytes for part in self.parts)
+
+    @property
+    def weight_bytes(self) -> int:
+        return sum(entry.size_bytes for entry in self.tensors.values())
 
     def manifest(self, chunks: Sequence[int]) -> Manifest:
         last = self.parts[-1]
@@ -93,6 +100,7 @@ class Plan:
             chunks=list(chunks),
             tensors=self.tensors,
             files=self.files,
+            aliases=self.aliases,
         )
 
 
@@ -106,15 +114,31 @@ def layers_of(names: Iterable[str]) -> dict[str, int]:
     }
 
 
-def make_plan(source: Source, *, part_max_bytes: int = PART_MAX_BYTES, chunk_bytes: int = CHUNK_BYTES) -> Plan:
-    """Errors: CheckpointInvalid if there are no weights, too many, or names that the plan needs for itself."""
+def in_order(tensors: Sequence[StoredTensor]) -> list[StoredTensor]:
+    """In the order of use."""
+    layers = layers_of(tensor.name for tensor in tensors)
+    return sorted(tensors, key=lambda tensor: (layers[tensor.name], *_natural(tensor.name)))
+
+
+def make_plan(
+    source: Source,
+    aliases: Mapping[str, str] | None = None,
+    *,
+    part_max_bytes: int = PART_MAX_BYTES,
+    chunk_bytes: int = CHUNK_BYTES,
+) -> Plan:
+    """`aliases` are tensors that are not stored, each with the equal one that is.
+
+    Errors: CheckpointInvalid if there are no weights, too many, or names that the plan needs for itself.
+    """
+    aliases = aliases or {}
     if sum(tensor.size_bytes for tensor in source.tensors) == 0:
         raise CheckpointInvalid("the weights hold no bytes")
     for tensor in source.tensors:
         if tensor.name.startswith("__"):
             raise CheckpointInvalid(f"{tensor.file}: tensor name {tensor.name!r} is reserved")
     layers = layers_of(tensor.name for tensor in source.tensors)
-    ordered = sorted(source.tensors, key=lambda tensor: (layers[tensor.name], *_natural(tensor.name)))
+    ordered = [tensor for tensor in in_order(source.tensors) if tensor.name not in aliases]
     items: list[SmallFile | StoredTensor] = [*sorted(source.files, key=lambda file: file.name), *ordered]
     groups = _cut(items, part_max_bytes)
     layout = _Layout(layers=layers, count=len(groups), chunk_bytes=chunk_bytes)
@@ -122,7 +146,13 @@ def make_plan(source: Source, *, part_max_bytes: int = PART_MAX_BYTES, chunk_byt
         layout.add_part(group)
     if layout.segment_end > SEGMENT_MAX_BYTES:
         raise CheckpointInvalid(f"{layout.segment_end} bytes of weights, {SEGMENT_MAX_BYTES} at most")
-    return Plan(parts=tuple(layout.parts), tensors=layout.tensors, files=layout.files, chunk_bytes=chunk_bytes)
+    return Plan(
+        parts=tuple(layout.parts),
+        tensors=layout.tensors,
+        files=layout.files,
+        chunk_bytes=chunk_bytes,
+        aliases=dict(sorted(aliases.items())),
+    )
 
 
 def _cut(items: Iterable[SmallFile | StoredTensor], part_max_bytes: int) -> list[list[SmallFile | StoredTensor]]:
@@ -167,9 +197,7 @@ class _Layout:
             table[item.name] = self._place(item, end)
             offset = item.offset if isinstance(item, StoredTensor) else 0
             if item.size_bytes:
-                made = item.made if isinstance(item, SmallFile) else None
-                file = item.file if made is None else None
-                pieces.append(Piece(file=file, file_offset=offset, size_bytes=item.size_bytes, made=made))
+                pieces.append(Piece(file=item.file, file_offset=offset, size_bytes=item.size_bytes))
             end += item.size_bytes
         number = len(self.parts) + 1
         self.parts.append(

@@ -15,9 +15,17 @@ from urllib.parse import quote, urlsplit
 
 import msgspec
 
-from fleetstart.controller.cli.output import Unreachable
+from fleetstart.controller.cli.output import ConnectionCut, Unreachable
 from fleetstart.controller.resources import FunctionInfo
-from fleetstart.runtime.contract.errors import ErrorBody, ErrorInfo, FleetError, NotFound, error_from
+from fleetstart.runtime.contract.errors import (
+    ErrorBody,
+    ErrorInfo,
+    FleetError,
+    NotFound,
+    StoreFailed,
+    TooLarge,
+    error_from,
+)
 from fleetstart.runtime.contract.ledger import LogLine
 
 if TYPE_CHECKING:
@@ -53,6 +61,7 @@ class Server:
 
         self.url = url
         self._httpx = httpx
+        self._cut = (httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError)
         local = urlsplit(url).hostname in LOOPBACK
         # A proxy of the environment is for the world outside, never for this machine.
         self.http = httpx.Client(base_url=url, timeout=httpx.Timeout(timeout_s, connect=5.0), trust_env=not local)
@@ -90,6 +99,45 @@ class Server:
         if response.is_error:
             raise error_of(response.status_code, response.content)
 
+    def read_object(self, key: str, limit_bytes: int) -> bytes | None:
+        """A small object; None if it is not there."""
+        response = self._repeated("GET", f"/api/v1/objects/{key}", headers={"range": f"bytes=0-{limit_bytes}"})
+        if response.status_code in (404, 416):  # 416: an empty one has no range
+            return None if response.status_code == 404 else b""
+        if response.is_error:
+            raise error_of(response.status_code, response.content)
+        if len(response.content) > limit_bytes:
+            raise TooLarge(f"{key} has more than {limit_bytes:,} bytes")
+        return response.content
+
+    def read_range(self, key: str, offset: int, size_bytes: int) -> Iterator[bytes]:
+        """Exactly these bytes, in pieces of any size; goes on where a connection was cut."""
+        end, broke_at_s = offset + size_bytes, None
+        while offset < end:
+            try:
+                for block in self._streamed(key, offset, end):
+                    offset += len(block)
+                    broke_at_s = None
+                    yield block
+            except ConnectionCut:
+                broke_at_s = broke_at_s or time.monotonic()
+                if time.monotonic() - broke_at_s > RETRY_S:
+                    raise
+                time.sleep(PAUSE_S)
+
+    def _streamed(self, key: str, offset: int, end: int) -> Iterator[bytes]:
+        headers = {"range": f"bytes={offset}-{end - 1}"}
+        with self.reached(), self.http.stream("GET", f"/api/v1/objects/{key}", headers=headers) as response:
+            if response.is_error:
+                raise error_of(response.status_code, response.read())
+            expected = f"bytes {offset}-{end - 1}/"
+            if response.status_code != 206 or not response.headers.get("content-range", "").startswith(expected):
+                raise StoreFailed(
+                    f"{key}: {end - offset:,} bytes from {offset:,} were asked for, the server answered "
+                    f"{response.status_code} {response.headers.get('content-range', 'without a range')}"
+                )
+            yield from response.iter_raw()
+
     def log_lines(self, name: str, *, tail: int, follow: bool) -> Iterator[LogLine]:
         query = {"tail": tail, "follow": int(follow)}
         path = f"/api/v1/functions/{quote(name, safe='')}/logs"
@@ -107,7 +155,7 @@ class Server:
         try:
             yield
         except self._httpx.TransportError as error:
-            raise Unreachable(
+            raise (ConnectionCut if isinstance(error, self._cut) else Unreachable)(
                 f"{self.url} does not answer: {str(error) or type(error).__name__}",
                 hint="is it running? `fs up` starts a server on this machine, `fs doctor` looks for problems",
             ) from error
@@ -119,7 +167,7 @@ class Server:
             while True:
                 try:
                     return self.http.request(method, path, **request)
-                except (self._httpx.ReadError, self._httpx.WriteError, self._httpx.RemoteProtocolError):
+                except self._cut:
                     if time.monotonic() > ends:
                         raise
                     time.sleep(PAUSE_S)

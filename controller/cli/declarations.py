@@ -24,7 +24,8 @@ API = "fleetstart.runtime"
 SOURCE_MAX_BYTES = 4 * 1024 * 1024
 
 FUNCTION_SETTINGS = (
-    "name", "weights", "memory", "concurrency", "timeout_s", "start_timeout_s", "scale", "network", "env", "include",
+    "name", "weights", "adapter", "memory", "concurrency", "timeout_s", "start_timeout_s", "scale", "network", "env",
+    "include",
 )  # fmt: skip
 LLM_SETTINGS = (*FUNCTION_SETTINGS, "dtype", "max_batch", "max_context", "kv_memory", "threads")
 

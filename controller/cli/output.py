@@ -40,6 +40,10 @@ class Unreachable(FleetError):
     retryable = True
 
 
+class ConnectionCut(Unreachable):
+    """The server was there, and the connection broke under the call: it may be back in a moment."""
+
+
 def exit_code(error: FleetError) -> int:
     if isinstance(error, Unreachable):
         return UNREACHABLE

@@ -27,6 +27,7 @@ VERBS = {
     "invoke": "Call a function.",
     "logs": "Show what a function's workers printed.",
     "trace": "Show where the time of an invocation went.",
+    "weights": "Send, list, check, export and remove checkpoints.",
     "usage": "Show the bill.",
     "rm": "Remove a function.",
     "doctor": "Check what this machine offers, and say what to do about the rest.",

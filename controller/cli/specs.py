@@ -53,6 +53,7 @@ def build_spec(
     weights: CheckpointId | None,
     imports: Collection[str],
     overrides: Mapping[str, Any],
+    adapter: CheckpointId | None = None,
 ) -> FunctionSpec:
     """Errors: InvalidSpec, naming the setting."""
     settings = {**declaration.settings, **overrides}
@@ -62,6 +63,7 @@ def build_spec(
         "entry": f"{module}:{declaration.attribute}",
         "profile": profile_of(declaration, imports),
         "weights": weights,
+        "adapter": adapter,
         **{key: settings[key] for key in _SAME if key in settings},
     }
     if isinstance(declaration.settings.get("scale"), Scale) and isinstance(overrides.get("scale"), Mapping):
@@ -79,10 +81,25 @@ def build_spec(
 
 
 def weights_of(declaration: Declaration) -> str | None:
-    weights = declaration.settings.get("weights")
-    if weights is None or (isinstance(weights, str) and weights):
-        return weights
-    raise InvalidSpec(f"weights={weights!r} is not a path", hint='write weights="./weights"')
+    return _path(declaration, "weights")
+
+
+def adapter_of(declaration: Declaration) -> str | None:
+    """Errors: InvalidSpec, also without weights that it could adapt."""
+    adapter = _path(declaration, "adapter")
+    if adapter is not None and weights_of(declaration) is None:
+        raise InvalidSpec(
+            f"adapter={adapter!r} needs the weights that it adapts",
+            hint='write weights="./base" beside adapter="./lora"',
+        )
+    return adapter
+
+
+def _path(declaration: Declaration, setting: str) -> str | None:
+    path = declaration.settings.get(setting)
+    if path is None or (isinstance(path, str) and path):
+        return path
+    raise InvalidSpec(f"{setting}={path!r} is not a path", hint=f'write {setting}="./{setting}"')
 
 
 def include_of(declaration: Declaration) -> list[str]:

@@ -17,7 +17,7 @@ from fleetstart.controller.cli.declarations import Declaration, read_declaration
 from fleetstart.controller.cli.layout import Layout
 from fleetstart.controller.cli.progress import Bar
 from fleetstart.controller.cli.root import verb
-from fleetstart.controller.cli.specs import build_spec, include_of, module_name, weights_of
+from fleetstart.controller.cli.specs import adapter_of, build_spec, include_of, module_name, weights_of
 from fleetstart.controller.resources import Deployed
 from fleetstart.runtime.contract.errors import InvalidSpec, NoHandler
 
@@ -101,7 +101,8 @@ def _overrides(
 def _bundle(path: Path, declarations: Sequence[Declaration]) -> Bundle:
     folder = path.parent
     include = sorted({pattern for declaration in declarations for pattern in include_of(declaration)})
-    weights = [folder / text for declaration in declarations if (text := weights_of(declaration))]
+    texts = [text for declaration in declarations for text in (weights_of(declaration), adapter_of(declaration))]
+    weights = [folder / text for text in texts if text]
     return make_bundle(folder, include=include, skip=[item for item in weights if item.resolve() != folder.resolve()])
 
 
@@ -115,25 +116,31 @@ def _deploy(
             f"{path}:{declaration.line}: LLM needs weights", hint=f'write {declaration.attribute} = LLM(weights="...")'
         )
     published: Published | None = None
+    adapter: Published | None = None
     if text:
         with Bar(declaration.attribute, live=output.is_terminal()) as bar:
             published = publish(path.parent / text, server, cache=cache, progress=bar)
+            if change := adapter_of(declaration):
+                adapter = publish(path.parent / change, server, cache=cache, progress=bar)
     spec = build_spec(
         declaration,
         module=module_name(path),
         bundle=bundle.id,
         weights=published.id if published else None,
+        adapter=adapter.id if adapter else None,
         imports=bundle.imports,
         overrides=overrides,
     )
     deployed = server.post("/api/v1/functions", spec, Deployed)
-    output.say(_told(deployed, published, time.monotonic() - started_s))
+    output.say(_told(deployed, [one for one in (published, adapter) if one], time.monotonic() - started_s))
     return deployed
 
 
-def _told(deployed: Deployed, published: Published | None, took_s: float) -> str:
-    what = f"{deployed.name}@{deployed.version} {'deployed' if deployed.created else 'is live already'}"
-    if published is None:
-        return f"{what} in {took_s:.1f} s"
-    sent = f"{output.size(published.uploaded_bytes)} sent" if published.uploaded_bytes else "in the store already"
-    return f"{what} in {took_s:.1f} s; weights {output.size(published.weight_bytes)}, {sent}"
+def _told(deployed: Deployed, published: Sequence[Published], took_s: float) -> str:
+    text = (
+        f"{deployed.name}@{deployed.version} {'deployed' if deployed.created else 'is live already'} in {took_s:.1f} s"
+    )
+    for what, one in zip(("weights", "adapter"), published, strict=False):
+        sent = f"{output.size(one.uploaded_bytes)} sent" if one.uploaded_bytes else "in the store already"
+        text += f"; {what} {output.size(one.weight_bytes)}, {sent}"
+    return text

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors import SafetensorError, deserialize
 
+from fleetstart.controller.cli.origins import LocalFile
 from fleetstart.controller.cli.safetensors_header import HEADER_MAX_BYTES, read_header
 from fleetstart.runtime.contract.errors import CheckpointInvalid, PickleRefused
 from tests.controller.cli.checkpoints import encode, model, tensor
@@ -28,7 +29,7 @@ def row(begin: int, end: int, shape: list[Any] | None = None, dtype: str = "U8",
 def test_tensors_are_where_the_header_says(file: Path) -> None:
     tensors = model()
     file.write_bytes(data := encode(tensors))
-    found = read_header(file)
+    found = read_header(LocalFile(file))
     assert {one.name for one in found} == set(tensors)
     for one in found:
         assert (one.dtype, one.shape) == tensors[one.name][:2]
@@ -37,7 +38,7 @@ def test_tensors_are_where_the_header_says(file: Path) -> None:
 
 def test_empty_tensors_and_scalars_are_allowed(file: Path) -> None:
     file.write_bytes(encode({"a": tensor(), "b": tensor(0, 7), "c": tensor(3, dtype="BF16")}))
-    assert [(one.name, one.size_bytes) for one in read_header(file)] == [("a", 4), ("b", 0), ("c", 6)]
+    assert [(one.name, one.size_bytes) for one in read_header(LocalFile(file))] == [("a", 4), ("b", 0), ("c", 6)]
 
 
 @pytest.mark.parametrize(
@@ -56,7 +57,14 @@ def test_empty_tensors_and_scalars_are_allowed(file: Path) -> None:
         ({"a": row(0, 4, [4.0])}, 4, "which is not allowed"),
         ({"a": row(0, 1, [True])}, 1, "which is not allowed"),
         ({"a": row(0, 1, [1] * 65)}, 1, "which is not allowed"),
-        ({"a": row(0, 4, dtype="F4")}, 4, "dtype 'F4', which is not known"),
+        ({"a": row(0, 4, dtype="F24")}, 4, "dtype 'F24', which is not known"),
+        ({"a": row(0, 4, [8], dtype="F4")}, 4, "dtype F4, whose elements are smaller than a byte"),
+        ({"a": row(0, 6, [8], dtype="F6_E2M3")}, 6, "dtype F6_E2M3, whose elements are smaller than a byte"),
+        ({"a": row(0, 4, [2**63, 2**63])}, 4, "which is not allowed"),
+        ({"a": row(0, 4, [10**3000, 10**3000])}, 4, "which is not allowed"),
+        ({"a": row(0, 10**3000, [4])}, 4, "lies at"),
+        ({"a": row(0, 4), "__metadata__": {"a": 1}}, 4, "__metadata__ is not a table of text"),
+        ({"a": row(0, 4), "__metadata__": []}, 4, "__metadata__ is not a table of text"),
         ({"a": row(0, 4, extra=1)}, 4, "and nothing else"),
         ({"a": {"dtype": "U8"}}, 0, "needs dtype, shape and data_offsets"),
         ({"a": 3}, 0, "needs dtype, shape and data_offsets"),
@@ -69,7 +77,7 @@ def test_a_wrong_header_is_named(file: Path, header: Any, data: int, says: str) 
     file.write_bytes(len(text).to_bytes(8, "little") + text + bytes(data))
     has = 8 + len(text) + data
     with pytest.raises(CheckpointInvalid) as error:
-        read_header(file)
+        read_header(LocalFile(file))
     assert says.format(total=has + 1, has=has) in error.value.message
     assert str(file) in error.value.message
 
@@ -83,14 +91,34 @@ def test_a_wrong_header_is_named(file: Path, header: Any, data: int, says: str) 
         (b"\xff" * 64, "is it safetensors?"),
         ((100).to_bytes(8, "little") + b"{}", "truncated: expected 108 bytes for the header, has 10"),
         ((2).to_bytes(8, "little") + b"{]", "not readable"),
-        ((2).to_bytes(8, "little") + b"\xff\xfe", "not readable"),
-        ((4000).to_bytes(8, "little") + b"[" * 4000, "not readable"),
+        ((3).to_bytes(8, "little") + b"{\xff\xfe", "not readable"),
+        ((2).to_bytes(8, "little") + b"\xff\xfe", "not a table"),
+        ((3).to_bytes(8, "little") + b" {}", "not a table"),
+        ((4000).to_bytes(8, "little") + b"[" * 4000, "not a table"),
+        ((20_000).to_bytes(8, "little") + b'{"a":' * 4000, "not readable"),
+        ((20).to_bytes(8, "little") + b'{"a": NaN           ', "not readable"),
     ],
 )
 def test_wrong_bytes_are_named(file: Path, content: bytes, says: str) -> None:
     file.write_bytes(content)
     with pytest.raises(CheckpointInvalid, match=says.replace("?", r"\?")):
-        read_header(file)
+        read_header(LocalFile(file))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"a":{"dtype":"I8","shape":[1],"data_offsets":[0,1]}}',
+        '{"a":{"dtype":"U8","dtype":"I8","shape":[1],"data_offsets":[0,1]}}',
+        '{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"\\u0061":{"dtype":"U8","shape":[0],"data_offsets":[1,1]}}',
+        '{"__metadata__":{"x":"1","x":"2"},"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}',
+    ],
+)
+def test_a_key_that_stands_twice_is_refused(file: Path, text: str) -> None:
+    """Readers differ in which one they keep, so the file would be another one to each."""
+    file.write_bytes(len(text).to_bytes(8, "little") + text.encode() + b"x")
+    with pytest.raises(CheckpointInvalid, match="stands twice"):
+        read_header(LocalFile(file))
 
 
 @pytest.mark.parametrize("name", ["m.bin", "m.pt", "m.PTH", "m.ckpt", "m.pkl"])
@@ -98,7 +126,7 @@ def test_a_pickle_is_refused_by_its_name(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
     path.write_bytes(encode(model()))
     with pytest.raises(PickleRefused) as error:
-        read_header(path)
+        read_header(LocalFile(path))
     assert name in error.value.message
     assert f"torch.load('{name}', weights_only=True)" in error.value.hint
     assert "m.safetensors" in error.value.hint
@@ -108,14 +136,14 @@ def test_a_pickle_is_refused_by_its_name(tmp_path: Path, name: str) -> None:
 def test_a_pickle_is_refused_by_its_content(file: Path, start: bytes) -> None:
     file.write_bytes(start + bytes(100))
     with pytest.raises(PickleRefused):
-        read_header(file)
+        read_header(LocalFile(file))
 
 
 def test_a_header_whose_length_looks_like_a_pickle_is_read(file: Path) -> None:
     text = json.dumps({"a": row(0, 1)}).encode().ljust(0x0280)
     assert len(text).to_bytes(8, "little").startswith(b"\x80\x02")
     file.write_bytes(len(text).to_bytes(8, "little") + text + b"x")
-    assert [one.name for one in read_header(file)] == ["a"]
+    assert [one.name for one in read_header(LocalFile(file))] == ["a"]
 
 
 @given(st.data())
@@ -129,7 +157,7 @@ def test_what_is_read_after_any_damage_lies_inside_the_file_and_opens_in_the_lib
     path = tmp_path_factory.mktemp("any") / "m.safetensors"
     path.write_bytes(content)
     try:
-        found = read_header(path)
+        found = read_header(LocalFile(path))
     except (CheckpointInvalid, PickleRefused):
         return
     assert all(one.offset >= 0 and one.offset + one.size_bytes <= len(content) for one in found)

@@ -1,0 +1,206 @@
+"""`fs weights`: checkpoints in the store: sent, listed, checked, taken out again, removed."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from fleetstart.controller.cli import output
+from fleetstart.controller.cli.checkpoint import publish_source
+from fleetstart.controller.cli.checkpoint_export import export
+from fleetstart.controller.cli.checkpoint_names import SHORT, find_checkpoint
+from fleetstart.controller.cli.checkpoint_reading import Bad, verify
+from fleetstart.controller.cli.checkpoint_source import Source, read_folder, read_source
+from fleetstart.controller.cli.client import Server, find_server
+from fleetstart.controller.cli.layout import Layout
+from fleetstart.controller.cli.origins import FileList
+from fleetstart.controller.cli.progress import Bar
+from fleetstart.controller.cli.root import verb
+from fleetstart.controller.resources import CheckpointInfo
+from fleetstart.runtime.contract.errors import CheckpointInvalid
+from fleetstart.runtime.contract.function import parse_size
+from fleetstart.runtime.contract.ids import CheckpointId
+
+
+class Subverbs(click.Group):
+    """Suggests the nearest name, as `fs` itself does."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in self.commands and not args[0].startswith("-"):
+            from difflib import get_close_matches
+
+            near = get_close_matches(args[0], self.commands, n=1)
+            advice = f"did you mean `fs weights {near[0]}`?" if near else "see `fs weights --help`"
+            ctx.fail(f"no command {args[0]!r}; {advice}")
+        return super().resolve_command(ctx, args)
+
+
+@click.group(cls=Subverbs, context_settings={"max_content_width": 100})
+def command() -> None:
+    """Checkpoints in the store. Each has --json, and takes an ID by its first digits or a function's name."""
+
+
+@command.command
+@click.argument("sources", nargs=-1, required=True, metavar="DIR|FILE...|s3://BUCKET/PREFIX")
+@verb()
+@click.pass_obj
+def push(home: Path, *, sources: tuple[str, ...], url: str | None, as_json: bool) -> None:
+    """Send weights to the store; prints the checkpoint's id.
+
+    A folder in the style of Hugging Face (model.safetensors, or shards with their index), a LoRA adapter in PEFT's
+    format, or single files. What the store has already is not sent again, so a push that broke goes on where it was.
+    """
+    source = _source(sources)
+    if source.adapter:
+        output.say("a LoRA adapter, to be used on top of other weights")
+    started_s = time.monotonic()
+    with Server(find_server(url, home)) as server, Bar("push", live=output.is_terminal()) as bar:
+        published = publish_source(source, server, cache=Layout(home).cache, progress=bar)
+    sent = f"{output.size(published.uploaded_bytes)} sent" if published.uploaded_bytes else "in the store already"
+    output.say(f"weights {output.size(published.weight_bytes)}, {sent}, in {time.monotonic() - started_s:.1f} s")
+    if as_json:
+        output.json_data(
+            {
+                "id": published.id,
+                "weight_bytes": published.weight_bytes,
+                "uploaded_bytes": published.uploaded_bytes,
+                "adapter": source.adapter,
+            }
+        )
+    else:
+        output.data(published.id)
+
+
+def _source(sources: Sequence[str]) -> Source:
+    remote = [source for source in sources if source.startswith("s3://")]
+    if remote and len(sources) > 1:
+        raise click.UsageError(f"{remote[0]} is pushed alone: one bucket and prefix, or files of this machine")
+    if remote:
+        from fleetstart.controller.cli.s3_origins import read_s3  # late: boto3 takes a third of a second
+
+        return read_s3(remote[0])
+    paths = [Path(source) for source in sources]
+    return read_source(paths[0]) if len(paths) == 1 else read_folder(FileList(paths))
+
+
+@command.command
+@click.option("--all", "unfinished", is_flag=True, help="Also uploads that have not ended.")
+@verb()
+@click.pass_obj
+def ls(home: Path, *, unfinished: bool, url: str | None, as_json: bool) -> None:
+    """List checkpoints: size, contents, age, and which functions use them."""
+    with Server(find_server(url, home)) as server:
+        checkpoints = server.get("/api/v1/checkpoints", list[CheckpointInfo], unfinished=int(unfinished))
+    if as_json:
+        output.json_data(checkpoints)
+    elif checkpoints:
+        output.data(checkpoints_table(checkpoints, now_s=time.time()))
+    else:
+        output.say("no weights are in the store yet: fs weights push FOLDER")
+
+
+def checkpoints_table(checkpoints: Iterable[CheckpointInfo], *, now_s: float) -> str:
+    rows = [
+        (
+            info.id[:SHORT],
+            "adapter" if info.adapter else "model",
+            output.size(info.weight_bytes),
+            str(info.tensors),
+            str(info.files),
+            str(info.parts),
+            output.age(max(0.0, now_s - info.created_unix_ms / 1000)),
+            ", ".join(info.used_by) or "-" if info.complete else f"incomplete: {info.problem}",
+        )
+        for info in checkpoints
+    ]
+    headings = ("ID", "KIND", "SIZE", "TENSORS", "FILES", "PARTS", "AGE", "USED BY")
+    return output.table(headings, rows, right=frozenset({2, 3, 4, 5, 6}))
+
+
+@command.command("verify")
+@click.argument("name", metavar="ID|all")
+@verb()
+@click.pass_obj
+def verify_(home: Path, *, name: str, url: str | None, as_json: bool) -> int:
+    """Read all of a checkpoint again and check it; exit code 1 and the bad chunk's place if it is not whole."""
+    results: list[dict[str, Any]] = []
+    with Server(find_server(url, home)) as server:
+        if name == "all":
+            wanted = [info.id for info in server.get("/api/v1/checkpoints", list[CheckpointInfo])]
+        else:
+            wanted = [find_checkpoint(server, name).id]
+        for checkpoint in wanted:
+            results.append(_verified(server, checkpoint))
+    failed = any(not result["ok"] for result in results)
+    if as_json:
+        output.json_data(results)
+    return output.FAILED if failed else output.OK
+
+
+def _verified(server: Server, checkpoint: CheckpointId) -> dict[str, Any]:
+    bad: list[Bad] = []
+    problem = ""
+    try:
+        with Bar(f"verify {checkpoint[:SHORT]}", live=output.is_terminal()) as bar:
+            bad = verify(server, checkpoint, bar)
+    except CheckpointInvalid as error:
+        problem = error.message
+    ok = not bad and not problem
+    if ok:
+        output.say(f"{checkpoint[:SHORT]} is whole")
+    for wrong in [problem] if problem else [str(one) for one in bad]:
+        output.say(f"{checkpoint[:SHORT]} is damaged: {wrong}")
+    return {"id": checkpoint, "ok": ok, "problem": problem, "bad": bad}
+
+
+@command.command
+@click.argument("name", metavar="ID")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@verb()
+@click.pass_obj
+def rm(home: Path, *, name: str, yes: bool, url: str | None, as_json: bool) -> None:
+    """Remove a checkpoint that no version of a deployed function uses, or an upload that has not ended."""
+    with Server(find_server(url, home)) as server:
+        info = find_checkpoint(server, name, unfinished=True)
+        if not yes and not info.used_by:
+            if not sys.stdin.isatty():
+                raise click.UsageError(
+                    f"fs weights rm {name} asks for confirmation; give --yes where nobody can answer"
+                )
+            click.confirm(f"Remove {info.id[:SHORT]}, {output.size(info.object_bytes)}?", abort=True)
+        info = server.delete(f"/api/v1/checkpoints/{info.id}", CheckpointInfo)
+    output.say(f"{info.id[:SHORT]} removed, {output.size(info.object_bytes)} freed")
+    if as_json:
+        output.json_data(info)
+
+
+@command.command("export")
+@click.argument("name", metavar="ID")
+@click.argument("folder", type=click.Path(path_type=Path, file_okay=False), metavar="DIR")
+@click.option("--max-shard-size", metavar="SIZE", help="Make the files anew, each this large at most, such as 5GB.")
+@verb()
+@click.pass_obj
+def export_(home: Path, *, name: str, folder: Path, max_shard_size: str | None, url: str | None, as_json: bool) -> None:
+    """Write a checkpoint back as plain safetensors, with its small files, into an empty folder.
+
+    The files are those that were first pushed with these weights, byte for byte, under the same names. With
+    --max-shard-size they are made anew: the same tensors, bit for bit, in the order of layers.
+    """
+    limit = None if max_shard_size is None else max(1, parse_size(max_shard_size))
+    with Server(find_server(url, home)) as server:
+        info = find_checkpoint(server, name)
+        with Bar(f"export {info.id[:SHORT]}", live=output.is_terminal()) as bar:
+            files = export(server, info.id, folder, shard_max_bytes=limit, progress=bar)
+    output.say(f"{len(files)} files, {output.size(sum(file.stat().st_size for file in files))}")
+    if as_json:
+        output.json_data({"id": info.id, "files": [str(file) for file in files]})
+    else:
+        for file in files:
+            output.data(str(file))

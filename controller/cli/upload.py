@@ -1,0 +1,113 @@
+"""Sends objects to the store: several at a time, only those that it lacks, and the one that publishes them last.
+
+An object is there whole or not at all, so what an upload that broke had sent whole is not sent again. A connection
+that is cut is no end: the controller may have been restarted, and is back within seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from threading import Event, Lock
+from time import monotonic
+from typing import Protocol
+
+from fleetstart.controller.cli.output import ConnectionCut
+
+UPLOADS = 4
+"""At a time: one connection rarely fills a long line, and each holds a few megabytes at most."""
+RETRY_S = 30.0
+"""How long one object is tried again from its first break; a controller is back within 5 s."""
+PAUSE_S = 0.25
+
+Progress = Callable[[str, int, int], None]
+
+
+class ObjectStore(Protocol):
+    """What publishing needs of the store; `Server` is one. Several threads use it at once."""
+
+    def object_size(self, key: str) -> int | None: ...
+
+    def put_object(self, key: str, content: Iterator[bytes] | bytes, size_bytes: int) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    key: str
+    size_bytes: int
+    content: Callable[[], Iterator[bytes]]
+    """Anew at each call, because a connection may be cut."""
+
+    @classmethod
+    def of(cls, key: str, data: bytes) -> Item:
+        return cls(key, len(data), lambda: iter((data,)))
+
+
+class Stopped(Exception):
+    """Another object of the same upload failed."""
+
+
+def upload(items: Sequence[Item], last: Item, store: ObjectStore, progress: Progress) -> int:
+    """Bytes that were sent; 0 if all was there. `last` is sent when everything else is."""
+    missing = [item for item in items if store.object_size(item.key) != item.size_bytes]
+    if not missing and store.object_size(last.key) == last.size_bytes:
+        return 0
+    sending = _Sending(store, progress, sum(item.size_bytes for item in missing))
+    pool = ThreadPoolExecutor(UPLOADS)
+    try:
+        futures = [pool.submit(sending.send, item) for item in missing]
+        done, _ = wait(futures, return_when=FIRST_EXCEPTION)
+        for future in done:
+            future.result()
+    finally:
+        sending.stopped.set()
+        pool.shutdown(cancel_futures=True)
+    store.put_object(last.key, b"".join(last.content()), last.size_bytes)
+    return sending.total + last.size_bytes
+
+
+class _Sending:
+    def __init__(self, store: ObjectStore, progress: Progress, total: int) -> None:
+        self.stopped = Event()
+        self.total = total
+        self._store = store
+        self._progress = progress
+        self._done = 0
+        self._lock = Lock()
+
+    def send(self, item: Item) -> None:
+        first_cut_s: float | None = None
+        while True:
+            counted = _Counted(self, item)
+            try:
+                self._store.put_object(item.key, counted.blocks(), item.size_bytes)
+                return
+            except ConnectionCut:
+                first_cut_s = first_cut_s or monotonic()
+                if monotonic() - first_cut_s > RETRY_S:
+                    raise
+            self.advance(-counted.sent)
+            self.stopped.wait(PAUSE_S)
+
+    def advance(self, count: int) -> None:
+        with self._lock:
+            self._done += count
+            self._progress("upload", self._done, self.total)
+
+
+class _Counted:
+    """An item's blocks once, counted as they go; ends with Stopped when there is no use in going on."""
+
+    def __init__(self, sending: _Sending, item: Item) -> None:
+        self.sent = 0
+        self._sending = sending
+        self._item = item
+
+    def blocks(self) -> Iterator[bytes]:
+        for block in self._item.content():
+            if self._sending.stopped.is_set():
+                raise Stopped(self._item.key)
+            self.sent += len(block)
+            self._sending.advance(len(block))
+            yield block
