@@ -14,7 +14,7 @@ import platform
 import statistics
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,10 +30,14 @@ class Options:
     """A Python that has the peer installed. None: no peer, and the output says so."""
     rounds: int
     device: str
+    extra: dict[str, Any]
+    """What one script takes beside what all take."""
 
 
-def parse_options(doc: str | None, *, rounds: int, quick_rounds: int) -> Options:
-    """What every script takes."""
+def parse_options(
+    doc: str | None, *, rounds: int, quick_rounds: int, more: Callable[[argparse.ArgumentParser], None] | None = None
+) -> Options:
+    """What every script takes; `more` adds what one of them takes."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write raw samples there")
     parser.add_argument("--quick", action="store_true", help="few repetitions: shows that it works, measures little")
@@ -41,12 +45,17 @@ def parse_options(doc: str | None, *, rounds: int, quick_rounds: int) -> Options
     parser.add_argument("--peer-python", type=Path, default=ROOT / ".venv-peer/bin/python", metavar="PATH")
     parser.add_argument("--no-peer", action="store_true", help="leave the peer out")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where models run, if it matters")
+    if more is not None:
+        more(parser)
     given = parser.parse_args()
+    extra = {name: value for name, value in vars(given).items() if name not in Options.__dataclass_fields__}
     peer_python = None if given.no_peer else given.peer_python
     if peer_python is not None and not peer_python.exists():
         parser.error(f"{peer_python} does not exist: `make bench` makes it, or use --no-peer")
     chosen = given.rounds or (quick_rounds if given.quick else rounds)
-    return Options(json=given.json, quick=given.quick, peer_python=peer_python, rounds=chosen, device=given.device)
+    return Options(
+        json=given.json, quick=given.quick, peer_python=peer_python, rounds=chosen, device=given.device, extra=extra
+    )
 
 
 def percentile(values: Sequence[float], share: float) -> float:

@@ -1,0 +1,72 @@
+"""Our side as a worker: asks a node for a checkpoint and binds its tensors. The counterpart of `loaders_peer.py`."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from fleetstart.runtime.weights import Weights
+from tests.bench import ours
+from tests.bench.forked import Load, serve, touch
+
+DEADLINE_S = 300.0
+
+
+def stream(question: Any) -> Load:
+    """From asking to all tensors; each comes when its bytes have been verified."""
+
+    def load() -> Iterable[tuple[str, torch.Tensor]]:
+        weights = _attach(question)
+        return ((name, weights[name]) for name in weights)
+
+    return load
+
+
+def survive(question: Any) -> Load:
+    """Binds and touches all, then lets everything go but the tensors: what is timed is a look at them."""
+    weights = _attach(question)
+    tensors = dict(weights)
+    for tensor in tensors.values():
+        touch(tensor)
+    del weights
+    gc.collect()
+    return tensors.items
+
+
+def idle(question: Any) -> Load:
+    """A worker that has no weights."""
+    return lambda: ()
+
+
+def bind(question: Any) -> Any:
+    """Milliseconds from descriptors of a ready segment to all its tensors, in a process that has done nothing yet."""
+    descriptors = ours.ask_descriptors(question["socket"], question["checkpoint"])
+    began_s = time.perf_counter()
+    weights = Weights.attach(*descriptors, deadline_ns=_deadline_ns())
+    tensors = dict(weights)
+    bound_s = time.perf_counter()
+    touched = sum(map(touch, tensors.values()))
+    touched_s = time.perf_counter()
+    return {
+        "bind_ms": (bound_s - began_s) * 1e3,
+        "touch_ms": (touched_s - bound_s) * 1e3,
+        "tensors": len(tensors),
+        "touched": touched,
+    }
+
+
+def _attach(question: Any) -> Weights:
+    descriptors = ours.ask_descriptors(question["socket"], question["checkpoint"])
+    return Weights.attach(*descriptors, deadline_ns=_deadline_ns())
+
+
+def _deadline_ns() -> int:
+    return time.monotonic_ns() + int(DEADLINE_S * 1e9)
+
+
+if __name__ == "__main__":
+    serve({"torch": torch.__version__}, {"fleetstart": stream, "survive": survive, "idle": idle}, {"bind": bind})

@@ -1,0 +1,136 @@
+"""What verification costs on the way in, and which checksum it should be.
+
+Filling with and without checksums: from the disk, past the page cache, and from the object store. And candidates, one
+thread over one chunk: again and again, so that the cache has it, and through memory that no cache holds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import hashlib
+import platform
+import subprocess
+import tempfile
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from fleetstart import native
+from fleetstart.runtime.contract.manifest import CHUNK_BYTES
+from tests.bench import ours
+from tests.bench.caches import chill, prefaulted
+from tests.bench.loaders import Sample
+from tests.bench.range_server import BUCKET, credentials, serving
+from tests.bench.samples import Options, Report, fine, median, spread
+from tests.bench.weights_files import Files, in_rounds, record
+
+AIM = 0.9
+MEMORY_BYTES, QUICK_BYTES = 512 << 20, 128 << 20
+CACHED_TURNS = 16
+Checksum = Callable[[Any], object]
+
+
+def run(report: Report, options: Options, files: Files) -> None:
+    paths(report, options, files)
+    candidates(report, options)
+
+
+def paths(report: Report, options: Options, files: Files) -> None:
+    with contextlib.ExitStack() as stack:
+        url = stack.enter_context(serving(files.root))
+        runners: dict[str, Callable[[], Sample]] = {}
+        for verify in (True, False):
+            name = "verified" if verify else "unverified"
+            disk = ours.node(str(files.store), files.size_bytes, verify=verify)
+            store = ours.node(f"s3://{BUCKET}", files.size_bytes, verify=verify, env=credentials(url))
+            runners[f"disk, {name}"] = partial(_fill, stack.enter_context(disk), files, cold=True)
+            runners[f"store, {name}"] = partial(_fill, stack.enter_context(store), files, cold=False)
+        found = in_rounds(options, runners, "checksums")
+    record(report, "checksums", found)
+    gigabytes = files.size_bytes / 1e9
+    rows = [["into a segment, GB/s", "unverified", "verified", "verified / unverified", "CPU s/GB", "of it verifying"]]
+    worst = 1.0
+    for path in ("disk", "store"):
+        with_, without = found[f"{path}, verified"], found[f"{path}, unverified"]
+        share = median([b.ready_s / a.ready_s for a, b in zip(with_, without, strict=True)])
+        worst = min(worst, share)
+        rates = [spread([gigabytes / one.ready_s for one in samples]) for samples in (without, with_)]
+        cpu = [median([one.cpu_s for one in samples]) / gigabytes for samples in (with_, without)]
+        rows.append([path, *rates, f"{fine(share)}×", fine(cpu[0]), fine(cpu[0] - cpu[1])])
+    report.tell("What verification costs", rows)
+    print(f"\nThe claim {'holds' if worst >= AIM else 'does not hold'}: {1 - worst:.0%} of the throughput.")
+
+
+def _fill(node: ours.Node, files: Files, *, cold: bool) -> Sample:
+    node.forget()
+    if cold:
+        chill(files.parts)
+    return node.fill(files.checkpoint)
+
+
+def candidates(report: Report, options: Options) -> None:
+    with contextlib.ExitStack() as stack:
+        checksums = stack.enter_context(_checksums())
+        size = QUICK_BYTES if options.quick else MEMORY_BYTES
+        memory = stack.enter_context(prefaulted(size))
+        np.frombuffer(memory, np.uint64)[:] = np.random.SFC64(0).random_raw(size // 8)
+        chunks = [memory[at : at + CHUNK_BYTES] for at in range(0, size, CHUNK_BYTES)]
+        found: dict[str, dict[str, list[float]]] = {name: {"cache": [], "memory": []} for name in checksums}
+        for _ in range(options.rounds):
+            for name, checksum in checksums.items():
+                found[name]["cache"].append(_bytes_per_s(checksum, chunks[:1] * CACHED_TURNS) / 1e9)
+                found[name]["memory"].append(_bytes_per_s(checksum, chunks) / 1e9)
+        for chunk in chunks:
+            chunk.release()
+    report.samples["candidates"] = found
+    rows = [[f"one thread, {CHUNK_BYTES >> 20} MiB at a time, GB/s", "in the cache", "out of memory"]]
+    ordered = sorted(found.items(), key=lambda item: -median(item[1]["memory"]))
+    rows += [[name, spread(rates["cache"]), spread(rates["memory"])] for name, rates in ordered]
+    report.tell("Candidates", rows)
+
+
+@contextlib.contextmanager
+def _checksums() -> Iterator[dict[str, Checksum]]:
+    yield {
+        "xxh3-64, ours": native.xxh3,
+        "xxh3-64": xxhash.xxh3_64_intdigest,
+        "xxh64": xxhash.xxh64_intdigest,
+        **_crc32c(),
+        "crc32 (zlib)": zlib.crc32,
+        "sha256": lambda data: hashlib.sha256(data).digest(),
+        "blake2b": lambda data: hashlib.blake2b(data).digest(),
+    }
+
+
+def _crc32c() -> dict[str, Checksum]:
+    """By the processor's instruction; none on other processors than Intel's and AMD's."""
+    if platform.machine() != "x86_64":
+        return {}
+    with tempfile.TemporaryDirectory(prefix="fs-bench-") as folder:
+        library = Path(folder) / "crc32c.so"
+        source = Path(__file__).with_name("crc32c.c")
+        subprocess.run(["cc", "-O3", "-msse4.2", "-shared", "-fPIC", source, "-o", library], check=True)
+        loaded = ctypes.CDLL(str(library))
+    found: dict[str, Checksum] = {}
+    for name, function in (("crc32c, one lane", loaded.one_lane), ("crc32c, three lanes", loaded.three_lanes)):
+        function.argtypes, function.restype = [ctypes.c_void_p, ctypes.c_size_t], ctypes.c_uint64
+
+        def checksum(data: memoryview, function: Any = function) -> int:
+            return int(function(np.frombuffer(data, np.uint8).ctypes.data, len(data)))
+
+        found[name] = checksum
+    return found
+
+
+def _bytes_per_s(checksum: Checksum, chunks: list[memoryview]) -> float:
+    began_s = time.perf_counter()
+    for chunk in chunks:
+        checksum(chunk)
+    return sum(map(len, chunks)) / (time.perf_counter() - began_s)
