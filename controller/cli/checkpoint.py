@@ -19,7 +19,7 @@ from threading import Lock
 import msgspec
 import xxhash
 
-from fleetstart.controller.cli.checkpoint_plan import PartPlan, Plan, make_plan
+from fleetstart.controller.cli.checkpoint_plan import PART_MAX_BYTES, PartPlan, Plan, make_plan
 from fleetstart.controller.cli.checkpoint_source import Source, read_source
 from fleetstart.controller.cli.source_layout import LAYOUT_OBJECT, layout_bytes
 from fleetstart.controller.cli.tied import find_tied
@@ -56,9 +56,11 @@ def publish(weights: Path, store: ObjectStore, *, cache: Path, progress: Progres
     return publish_source(read_source(weights), store, cache=cache, progress=progress)
 
 
-def publish_source(source: Source, store: ObjectStore, *, cache: Path, progress: Progress) -> Published:
+def publish_source(
+    source: Source, store: ObjectStore, *, cache: Path, progress: Progress, part_max_bytes: int = PART_MAX_BYTES
+) -> Published:
     memory = cache / f"{_fingerprint(source)}.manifest"
-    plan, data = _remembered(memory, source) or _made(memory, source, progress)
+    plan, data = _remembered(memory, source, part_max_bytes) or _made(memory, source, part_max_bytes, progress)
     checkpoint = checkpoint_id(data)
     chunks = read_manifest(data).chunks
 
@@ -77,8 +79,8 @@ def publish_source(source: Source, store: ObjectStore, *, cache: Path, progress:
     return Published(id=checkpoint, weight_bytes=plan.weight_bytes, uploaded_bytes=sent)
 
 
-def _made(memory: Path, source: Source, progress: Progress) -> tuple[Plan, bytes]:
-    plan = make_plan(source, find_tied(source.tensors))
+def _made(memory: Path, source: Source, part_max_bytes: int, progress: Progress) -> tuple[Plan, bytes]:
+    plan = make_plan(source, find_tied(source.tensors), part_max_bytes=part_max_bytes)
     data = manifest_bytes(plan.manifest(checksums(plan, progress)))
     _remember(memory, data)
     return plan, data
@@ -166,7 +168,7 @@ def _fingerprint(source: Source) -> str:
     return sha256(msgspec.json.encode([origin.facts() for origin in source.origins()])).hexdigest()
 
 
-def _remembered(memory: Path, source: Source) -> tuple[Plan, bytes] | None:
+def _remembered(memory: Path, source: Source, part_max_bytes: int) -> tuple[Plan, bytes] | None:
     """The plan and the manifest of an earlier first pass; None if it is not that of a plan as it is made now."""
     try:
         data = memory.read_bytes()
@@ -175,7 +177,7 @@ def _remembered(memory: Path, source: Source) -> tuple[Plan, bytes] | None:
         return None
     if not manifest.aliases.keys() <= {tensor.name for tensor in source.tensors}:
         return None
-    plan = make_plan(source, manifest.aliases)
+    plan = make_plan(source, manifest.aliases, part_max_bytes=part_max_bytes)
     return (plan, data) if manifest_bytes(plan.manifest(manifest.chunks)) == data else None
 
 

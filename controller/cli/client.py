@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 from urllib.parse import quote, urlsplit
 
 import msgspec
@@ -66,7 +66,7 @@ class Server:
         # A proxy of the environment is for the world outside, never for this machine.
         self.http = httpx.Client(base_url=url, timeout=httpx.Timeout(timeout_s, connect=5.0), trust_env=not local)
 
-    def __enter__(self) -> Server:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

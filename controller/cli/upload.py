@@ -7,7 +7,7 @@ that is cut is no end: the controller may have been restarted, and is back withi
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from threading import Event, Lock
 from time import monotonic
@@ -53,18 +53,19 @@ def upload(items: Sequence[Item], last: Item, store: ObjectStore, progress: Prog
     missing = [item for item in items if store.object_size(item.key) != item.size_bytes]
     if not missing and store.object_size(last.key) == last.size_bytes:
         return 0
-    sending = _Sending(store, progress, sum(item.size_bytes for item in missing))
+    sending = _Sending(store, progress, sum(item.size_bytes for item in missing) + last.size_bytes)
     pool = ThreadPoolExecutor(UPLOADS)
     try:
         futures = [pool.submit(sending.send, item) for item in missing]
-        done, _ = wait(futures, return_when=FIRST_EXCEPTION)
-        for future in done:
-            future.result()
+        wait(futures)
+        for error in (future.exception() for future in futures):
+            if error is not None and not isinstance(error, Stopped):
+                raise error
+        sending.send(last)
     finally:
         sending.stopped.set()
         pool.shutdown(cancel_futures=True)
-    store.put_object(last.key, b"".join(last.content()), last.size_bytes)
-    return sending.total + last.size_bytes
+    return sending.total
 
 
 class _Sending:
@@ -77,8 +78,16 @@ class _Sending:
         self._lock = Lock()
 
     def send(self, item: Item) -> None:
+        """Errors: those of the store, after which no other object is begun or goes on."""
+        try:
+            self._send(item)
+        except BaseException:
+            self.stopped.set()
+            raise
+
+    def _send(self, item: Item) -> None:
         first_cut_s: float | None = None
-        while True:
+        while not self.stopped.is_set():
             counted = _Counted(self, item)
             try:
                 self._store.put_object(item.key, counted.blocks(), item.size_bytes)
@@ -89,6 +98,7 @@ class _Sending:
                     raise
             self.advance(-counted.sent)
             self.stopped.wait(PAUSE_S)
+        raise Stopped(item.key)
 
     def advance(self, count: int) -> None:
         with self._lock:

