@@ -15,7 +15,7 @@ import logging
 import re
 import time
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 from fleetstart import native
@@ -144,10 +144,10 @@ class Segments:
             self._let_go(segment)
             self._changed()
 
-    def first(self, segment: Segment, chunks: Iterable[int]) -> None:
-        """These chunks before its others, of those that nobody fetches yet."""
-        if segment.fetch is not None:
-            segment.fetch.first(chunks)
+    def first(self, segment: Segment, first: int, last: int) -> None:
+        """Chunks first to last before the others, of those that there are and nobody fetches yet."""
+        if segment.fetch is not None and segment.control is not None:
+            segment.fetch.first(range(max(0, first), min(last + 1, segment.control.chunk_count)))
 
     async def acquire_all(self, checkpoints: Sequence[CheckpointId], worker: WorkerId) -> list[Segment]:
         """All of them or none. Errors: as of `acquire`."""

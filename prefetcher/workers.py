@@ -243,8 +243,8 @@ class Worker:
             match await self.body.events.get():
                 case Pooled(started_ns=started_ns) if not self._pooled:
                     self._assigned_ns = max(self._assigned_ns, started_ns)
-                case Want(first=first, last=last) if self._segments:
-                    self._host.segments.first(self._segments[0], range(first, last + 1))
+                case Want() as want:
+                    self._fetch_first(want)
                 case Ready(timeline=timeline):
                     self._became_ready(timeline)
                     return
@@ -258,6 +258,11 @@ class Worker:
                     raise self._why(status)
                 case _:
                     pass
+
+    def _fetch_first(self, want: Want) -> None:
+        """It may ask for anything; what its weights do not have is not fetched."""
+        if self._segments:
+            self._host.segments.first(self._segments[0], want.first, want.last)
 
     def _became_ready(self, timeline: Timeline) -> None:
         now_ns = time.monotonic_ns()
@@ -300,6 +305,8 @@ class Worker:
             match event:
                 case Usage(busy_ns=busy_ns):
                     self._meter.busy(busy_ns)
+                case Want() as want:
+                    self._fetch_first(want)
                 case ChannelGone():
                     self._require_draining(await self.body.exit_status())
                     return

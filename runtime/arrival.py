@@ -7,17 +7,24 @@ its owner gave, at once; a slow one raises at the worker's start deadline and sa
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 from fleetstart.native import ControlBlock, SegmentFailed
 from fleetstart.runtime.contract.errors import DeadlineExceeded, ErrorInfo, FleetError, error_from
 
 
 class Arrival:
-    """The chunks of one segment as they come. `deadline_ns` is monotonic: the last moment to wait for any."""
+    """The chunks of one segment as they come. `deadline_ns` is monotonic: the last moment to wait for any.
 
-    def __init__(self, control: ControlBlock, deadline_ns: int) -> None:
+    `want` is told which chunks a reader is about to wait for, so that they may come before others.
+    """
+
+    def __init__(
+        self, control: ControlBlock, deadline_ns: int, want: Callable[[range], object] = lambda chunks: None
+    ) -> None:
         self._control = control
         self._deadline_ns = deadline_ns
+        self._want = want
         self._complete = False
 
     @property
@@ -41,6 +48,8 @@ class Arrival:
         """Returns when all of them are there; `what` needs them. Errors: the segment's own, DeadlineExceeded."""
         if not chunks:
             return
+        if not all(map(self._control.is_ready, chunks)):
+            self._want(chunks)
         try:
             self._control.wait(chunks[0], chunks[-1], self._left_s())
         except SegmentFailed as error:

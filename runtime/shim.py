@@ -32,6 +32,7 @@ from fleetstart.runtime.contract.messages import (
     Pooled,
     Ready,
     StartError,
+    Want,
 )
 from fleetstart.runtime.contract.timeline import Timeline
 from fleetstart.runtime.meter import Meter
@@ -85,7 +86,11 @@ class Life:
             watchdog.watch(self._channel.fileno(), self._meter)
             listening = socket(fileno=descriptors[0])
             starting = Starting(
-                assign=self._assign, bundle_dir=bundle_dir, segment_fds=tuple(descriptors[1:]), loop=self._loop
+                assign=self._assign,
+                bundle_dir=bundle_dir,
+                segment_fds=tuple(descriptors[1:]),
+                loop=self._loop,
+                want=lambda chunks: self._send(Want(chunks[0], chunks[-1])),
             )
             started = start(starting, self._timeline)
             self._loop.run_until_complete(self._serve(started, listening, bundle_dir))

@@ -16,7 +16,8 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from itertools import islice
+from typing import TYPE_CHECKING, Any
 
 from fleetstart.runtime import blame
 from fleetstart.runtime.asgi import App
@@ -35,6 +36,10 @@ from fleetstart.runtime.contract.timeline import Timeline
 from fleetstart.runtime.declare import LLM
 from fleetstart.runtime.handler import handler_app, is_asgi
 
+if TYPE_CHECKING:
+    from fleetstart.runtime.tensors import Tensors
+    from fleetstart.runtime.weights import Weights
+
 
 @dataclass(frozen=True, slots=True)
 class Started:
@@ -47,12 +52,14 @@ class Started:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Starting:
-    """What a start needs: the assignment, where its bundle lies, its segment's descriptors, its loop."""
+    """What a start needs: the assignment, where its bundle lies, its segments' descriptors, its loop, and whom to tell
+    which chunks of the weights it waits for."""
 
     assign: Assign
     bundle_dir: str
     segment_fds: tuple[int, ...]
     loop: asyncio.AbstractEventLoop
+    want: Callable[[range], object] = lambda chunks: None
 
 
 def start(starting: Starting, timeline: Timeline) -> Started:
@@ -72,12 +79,13 @@ def _start(starting: Starting, timeline: Timeline) -> Started:
     device = _Device(starting.assign.threads, timeline)
     if spec.profile == "torch":
         device.begin()
+    attached = _attach(starting)
     target = None
     if spec.llm is None:
         with timeline.span("import"):
             target = import_entry(spec.entry, starting.bundle_dir)
-    weights = _weights(starting)
     with timeline.span("load"):
+        weights = _weights(attached)
         if spec.llm is not None:
             return _start_llm(starting, device, weights)
         handler = _build(target, device, weights, starting.loop)
@@ -98,16 +106,35 @@ def _start_llm(starting: Starting, device: _Device, weights: Any) -> Started:
     return Started(app, False, app.close)
 
 
-def _weights(starting: Starting) -> Any:
+def _attach(starting: Starting) -> list[Weights]:
+    """Of the weights, then of their adapter: mapped from now on, while the module is imported."""
     if not starting.segment_fds:
-        return None
+        return []
     from fleetstart.runtime.weights import Weights
 
     deadline_ns = time.monotonic_ns() + round(starting.assign.spec.start_timeout_s * 1e9)
-    control_fd, *data_fds = starting.segment_fds
-    weights = Weights.attach(control_fd, data_fds, deadline_ns=deadline_ns)
-    weights.map_ahead()
-    return weights
+    descriptors = iter(starting.segment_fds)
+    attached: list[Weights] = []
+    for slabs in starting.assign.slabs:
+        weights = Weights.attach(
+            next(descriptors),
+            list(islice(descriptors, slabs)),
+            deadline_ns=deadline_ns,
+            want=starting.want if not attached else lambda chunks: None,
+        )
+        weights.map_ahead()
+        attached.append(weights)
+    return attached
+
+
+def _weights(attached: list[Weights]) -> Tensors | None:
+    """What load() gets."""
+    if len(attached) < 2:
+        return attached[0] if attached else None
+    from fleetstart.runtime.adapter import AdaptedWeights
+
+    base, adapter = attached
+    return AdaptedWeights(base, adapter)
 
 
 def import_entry(entry: str, bundle_dir: str) -> Any:

@@ -9,7 +9,7 @@ a tensor (tied weights) comes right after it and gives the same memory.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
@@ -29,18 +29,26 @@ if TYPE_CHECKING:
 class Weights(Tensors):
     """Tensors by name. They are views: a write to one changes this worker's copy of the page alone."""
 
-    def __init__(self, manifest: Manifest, region: Region, control: ControlBlock, *, deadline_ns: int) -> None:
+    def __init__(self, manifest: Manifest, region: Region, arrival: Arrival) -> None:
         self.manifest = manifest
         self.region = region
-        self.arrival = Arrival(control, deadline_ns)
+        self.arrival = arrival
         self._entries = _in_order(manifest)
         self._loadings: WeakValueDictionary[tuple[str, tuple[str, ...] | None], Loading] = WeakValueDictionary()
         self._mapped: Loading | None = None
 
     @classmethod
-    def attach(cls, control_fd: int, data_fds: Sequence[int], *, deadline_ns: int) -> Weights:
+    def attach(
+        cls,
+        control_fd: int,
+        data_fds: Sequence[int],
+        *,
+        deadline_ns: int,
+        want: Callable[[range], object] = lambda chunks: None,
+    ) -> Weights:
         """Takes over the descriptors. `deadline_ns` is monotonic: the last moment to wait for a chunk.
 
+        `want` is told of chunks that somebody begins to wait for.
         Errors: CheckpointInvalid if manifest, control block and memory do not fit one another.
         """
         control = ControlBlock.attach(control_fd)
@@ -53,7 +61,7 @@ class Weights(Tensors):
             region = Region.attach(data_fds, manifest.total_bytes)
         except OSError as error:
             raise CheckpointInvalid(f"the segment's memory does not fit its manifest: {error.strerror}") from error
-        return cls(manifest, region, control, deadline_ns=deadline_ns)
+        return cls(manifest, region, Arrival(control, deadline_ns, want))
 
     def __getitem__(self, name: str) -> torch.Tensor:
         entry = self.entry(name)

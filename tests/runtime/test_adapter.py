@@ -17,7 +17,9 @@ from torch import Tensor, nn
 from fleetstart.runtime import adapter as adapter_module
 from fleetstart.runtime.adapter import AdaptedWeights
 from fleetstart.runtime.contract.errors import CheckpointInvalid, ChecksumMismatch
-from tests.runtime.segments import Segment
+from fleetstart.runtime.contract.ids import CheckpointId
+from tests.runtime.segments import CHUNK, Segment
+from tests.runtime.workers import Functions
 
 IN, OUT, RANK = 24, 40, 4
 P = "base_model.model."
@@ -197,20 +199,20 @@ def test_a_tied_name_is_changed_alone() -> None:
 
 
 def test_a_tensor_waits_for_its_three_matrices_and_for_no_others() -> None:
-    base = segment_of(base_tensors())
-    adapter = segment_of({**pair("layers.0.down", OUT, IN), **UP}, config())
-    adapter.fill(adapter.chunks[-1])  # where the config lies
+    base, adapter = segment_of(base_tensors()), filled(segment_of(UP, config()))
+    up, down = (base.entries[f"layers.0.{name}.weight"] for name in ("up", "down"))
+    assert up.offset < CHUNK < up.offset + up.size_bytes <= 2 * CHUNK < down.offset + down.size_bytes
     weights = AdaptedWeights(base.attach(), adapter.attach())
-    base.fill(0, 1)
+    base.fill(0)
     assert torch.equal(weights["embed.weight"], base_tensors()["embed.weight"])
     got: list[Tensor] = []
     reader = threading.Thread(target=lambda: got.append(weights["layers.0.up.weight"]))
     reader.start()
     assert not got
-    adapter.fill(*adapter.chunks)
-    base.fill(*base.chunks)
+    base.fill(1)
     reader.join(30)
     torch.testing.assert_close(got[0], base_tensors()["layers.0.up.weight"] + 2.0 * (B @ A))
+    assert not base.control.is_ready(2)
 
 
 def test_an_adapter_that_fails_to_arrive_raises_its_own_error() -> None:
@@ -255,3 +257,43 @@ def test_a_checkpoint_that_is_no_adapter_is_refused() -> None:
     plain = filled(segment_of(base_tensors())).attach()
     with pytest.raises(CheckpointInvalid, match=r"no adapter_config\.json"):
         AdaptedWeights(plain, plain)
+
+
+def test_a_worker_gets_its_base_with_the_adapter_applied(torch_functions: Functions) -> None:
+    base, adapter = segment_of(base_tensors()), segment_of(UP, config())
+    for segment in (base, adapter):
+        segment.fill(*segment.chunks)
+    worker = torch_functions.assigned(
+        """
+        class f:
+            def load(self, weights):
+                self.sums = {name: tensor.sum().item() for name, tensor in weights.items()}
+            def __call__(self):
+                return self.sums
+        """,
+        profile="torch",
+        weights=CheckpointId("0" * 64),
+        adapter=CheckpointId("1" * 64),
+        segment=base.fds,
+        adapter_segment=adapter.fds,
+    )
+    worker.ready()
+    expected = {name: tensor.sum().item() for name, tensor in base_tensors().items()}
+    delta = 2.0 * UP[f"{P}layers.0.up.lora_B.weight"] @ UP[f"{P}layers.0.up.lora_A.weight"]
+    expected["layers.0.up.weight"] += delta.sum().item()
+    assert worker.post().json() == pytest.approx(expected, abs=1e-3)
+
+
+def test_an_adapter_that_fails_to_come_fails_the_start_with_its_own_error(torch_functions: Functions) -> None:
+    base, adapter = segment_of(base_tensors()), segment_of(UP, config())
+    base.fill(*base.chunks)
+    adapter.control.fail("checksum_mismatch", "chunk 0 of the adapter")
+    worker = torch_functions.assigned(
+        "class f:\n    def load(self, weights): dict(weights)\n    def __call__(self): pass",
+        profile="torch",
+        weights=CheckpointId("0" * 64),
+        adapter=CheckpointId("1" * 64),
+        segment=base.fds,
+        adapter_segment=adapter.fds,
+    )
+    assert worker.start_error().code == "checksum_mismatch"

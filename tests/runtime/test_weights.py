@@ -14,9 +14,10 @@ from fleetstart.native import ControlBlock
 from fleetstart.runtime.contract import exits
 from fleetstart.runtime.contract.errors import CheckpointInvalid, ChecksumMismatch, DeadlineExceeded
 from fleetstart.runtime.contract.ids import CheckpointId
-from fleetstart.runtime.contract.manifest import DTYPE_BYTES, manifest_bytes
+from fleetstart.runtime.contract.manifest import DTYPE_BYTES, chunks_of, manifest_bytes
+from fleetstart.runtime.contract.messages import Want
 from tests.runtime.segments import CHUNK, Segment
-from tests.runtime.workers import Functions, until
+from tests.runtime.workers import Functions, receive, until
 
 torch = pytest.importorskip("torch")
 
@@ -225,6 +226,29 @@ def test_a_worker_loads_while_chunks_arrive(
     ready = worker.ready()
     assert {phase.name for phase in ready.timeline.phases} == {"start", "device", "import", "load"}
     assert worker.post().json() == {name: sum(segment.expected(name)) for name in segment.entries}
+
+
+def test_a_worker_that_waits_out_of_order_says_for_what(
+    torch_functions: Functions, segment: Segment, settings: dict[str, Any]
+) -> None:
+    worker = torch_functions.assigned(
+        """
+        class f:
+            def load(self, weights):
+                self.last = weights["last"].numel()
+            def __call__(self):
+                return self.last
+        """,
+        **settings,
+    )
+    entry = segment.entries["last"]
+    chunks = chunks_of(segment.manifest, entry.offset, entry.size_bytes)
+
+    want = receive(worker.channel)
+
+    assert want == Want(chunks[0], chunks[-1])
+    segment.fill(*chunks)
+    worker.ready()
 
 
 FIRST = """

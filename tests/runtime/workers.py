@@ -35,6 +35,7 @@ from fleetstart.runtime.contract.messages import (
     Ready,
     StartError,
     Usage,
+    Want,
     Warm,
     WorkerMessage,
 )
@@ -146,13 +147,17 @@ class Worker:
         self.isolation = forked.isolation
         self.channel: Channel[WorkerMessage] = Channel(sock, WorkerMessage)
         self.url = ""
+        self.wanted: list[Want] = []
         self._log_fd = log
         self._log = b""
         os.set_blocking(log, False)
 
     def receive(self) -> Any:
+        """The next message; what it wants first is kept in `wanted`."""
         try:
-            return receive(self.channel)
+            while isinstance(message := receive(self.channel), Want):
+                self.wanted.append(message)
+            return message
         except Exception as error:
             raise AssertionError(f"{error}; log: {self.log()}") from error
 
@@ -162,7 +167,16 @@ class Worker:
         assert message.started_ns <= time.monotonic_ns()
         return self
 
-    def assign(self, bundle: Path, entry: str, segment: tuple[int, ...] = (), threads: int = 1, **spec: Any) -> None:
+    def assign(
+        self,
+        bundle: Path,
+        entry: str,
+        segment: tuple[int, ...] = (),
+        adapter_segment: tuple[int, ...] = (),
+        threads: int = 1,
+        **spec: Any,
+    ) -> None:
+        """Of each segment the descriptors: its control block, its slabs."""
         listening = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{listening.getsockname()[1]}/"
         function = FunctionSpec(name=FunctionName("f"), bundle=BundleId("0" * 64), entry=entry, **spec)
@@ -173,8 +187,9 @@ class Worker:
             bundle_dir=str(bundle),
             token=TOKEN,
             threads=threads,
+            slabs=[len(descriptors) - 1 for descriptors in (segment, adapter_segment) if descriptors],
         )
-        self.channel.send(message, (listening.fileno(), *segment))
+        self.channel.send(message, (listening.fileno(), *segment, *adapter_segment))
         listening.close()
 
     def ready(self) -> Ready:

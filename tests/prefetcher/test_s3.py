@@ -1,0 +1,199 @@
+"""The S3 reader against a store that breaks: the right bytes, or an error that says what the store did."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import xxhash
+
+from fleetstart.prefetcher import s3
+from fleetstart.prefetcher.connections import authorities, proxy_of, request_path
+from fleetstart.prefetcher.s3 import READ_BYTES, S3Source
+from fleetstart.prefetcher.sources import ObjectMissing, ObjectSize, Piece, Range, SourceError
+from tests.prefetcher.faulty_s3 import (
+    Fault,
+    FaultyS3,
+    answers_200,
+    ends_after,
+    gives_another_range,
+    lies_about_its_length,
+    resets_after,
+    says,
+    stalls_after,
+    talks_nonsense,
+    trickles,
+)
+
+CHUNK = 1 << 20
+DATA = os.urandom(8 * CHUNK)
+
+
+@pytest.fixture
+def faulty(tmp_path: Path, aws: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyS3]:
+    folder = tmp_path / "weights"
+    folder.mkdir()
+    (folder / "part").write_bytes(DATA)
+    server = FaultyS3(tmp_path)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", server.url)
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seconds become tenths."""
+    monkeypatch.setattr(s3, "STALL_S", 0.2)
+    monkeypatch.setattr(s3, "READ_TIMEOUT_S", 0.6)
+    monkeypatch.setattr(s3, "LAG_AFTER_S", 0.1)
+
+
+def read(source: S3Source, begin: int = 0, chunks: int = 4, *, object_bytes: int = len(DATA)) -> bytes:
+    into = memoryview(bytearray(chunks * CHUNK))
+    pieces = [Piece(CHUNK, into[at * CHUNK : (at + 1) * CHUNK]) for at in range(chunks)]
+    checksums = list(source.read(Range("part", object_bytes, begin, pieces), lambda: False))
+    assert checksums == [xxhash.xxh3_64_intdigest(piece.into) for piece in pieces]
+    return bytes(into)
+
+
+def test_one_request_fills_several_pieces_and_the_connection_is_used_again(faulty: FaultyS3) -> None:
+    source = S3Source(bucket="weights")
+
+    assert read(source) == DATA[: 4 * CHUNK]
+    assert read(source, 4 * CHUNK) == DATA[4 * CHUNK :]
+
+    assert faulty.ranges == [(0, 4 * CHUNK), (4 * CHUNK, 8 * CHUNK)]
+    assert len(set(faulty.queries)) == 1, "one signature an object"
+
+
+@pytest.mark.parametrize("fault", [stalls_after(2 * CHUNK + 1000), trickles], ids=["stalls", "trickles"])
+def test_a_range_that_stalls_or_lags_goes_on_elsewhere_from_where_it_stopped(
+    faulty: FaultyS3, impatient: None, fault: Fault
+) -> None:
+    source = S3Source(bucket="weights")
+    read(source)  # so that it knows what is usual
+    faulty.ranges.clear()
+    faulty.faults = [fault]
+
+    assert read(source) == DATA[: 4 * CHUNK]
+
+    (_, (again, end)) = faulty.ranges
+    assert end == 4 * CHUNK
+    if fault is not trickles:
+        assert 2 * CHUNK - READ_BYTES <= again <= 2 * CHUNK + 1000
+
+
+def test_a_store_that_stalls_for_ever_is_an_error_in_time(faulty: FaultyS3, impatient: None) -> None:
+    faulty.always = stalls_after(100)
+
+    with pytest.raises(SourceError, match=r"part: no byte after 0 in 0\.6 s"):
+        read(S3Source(bucket="weights"))
+
+    assert len(faulty.ranges) == s3.LAGS_MOST + 1
+
+
+def test_a_store_that_is_slow_for_all_is_waited_for(faulty: FaultyS3, impatient: None) -> None:
+    faulty.always = trickles
+
+    assert read(S3Source(bucket="weights"), 7 * CHUNK, 1) == DATA[7 * CHUNK :]
+    assert len(faulty.ranges) == 1
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        (resets_after(CHUNK + 5), "part: at byte .*reset"),
+        (ends_after(CHUNK + 5), f"part: the answer ended after byte {2 * CHUNK + 5}"),
+        (ends_after(0), f"part: the answer ended after byte {CHUNK}"),
+        (answers_200, "status 200 OK, not 206"),
+        (says(500), "status 500"),
+        (says(503), "status 503"),
+        (says(301), "status 301"),
+        (gives_another_range, rf"bytes 0-{CHUNK * 4 - 1} in {CHUNK * 4} bytes came for bytes {CHUNK}-{CHUNK * 5 - 1}"),
+        (lies_about_its_length, f"in {CHUNK * 4 + 1000} bytes came for"),
+        (talks_nonsense, "part: at byte"),
+    ],
+)
+def test_what_a_store_did_wrong_is_said_and_the_next_read_is_right(
+    faulty: FaultyS3, fault: Fault, message: str
+) -> None:
+    source = S3Source(bucket="weights")
+    faulty.faults = [fault]
+
+    with pytest.raises(SourceError, match=message):
+        read(source, CHUNK)
+
+    assert read(source, CHUNK) == DATA[CHUNK : 5 * CHUNK]
+
+
+def test_pieces_that_came_before_a_fault_are_given(faulty: FaultyS3) -> None:
+    faulty.faults = [resets_after(2 * CHUNK + 5)]
+    into = memoryview(bytearray(4 * CHUNK))
+    pieces = [Piece(CHUNK, into[at * CHUNK : (at + 1) * CHUNK]) for at in range(4)]
+    given: list[int] = []
+
+    with pytest.raises(SourceError):
+        given.extend(S3Source(bucket="weights").read(Range("part", len(DATA), 0, pieces), lambda: False))
+
+    # A reset may overtake bytes on their way, but never those that were read.
+    assert given == [xxhash.xxh3_64_intdigest(piece.into) for piece in pieces[: len(given)]]
+    assert len(given) <= 2
+
+
+@pytest.mark.parametrize("expected", [len(DATA) - 1, len(DATA) + 1])
+def test_an_object_that_was_replaced_by_one_of_another_length_is_noticed(faulty: FaultyS3, expected: int) -> None:
+    with pytest.raises(ObjectSize) as caught:
+        read(S3Source(bucket="weights"), object_bytes=expected)
+    assert (caught.value.expected_bytes, caught.value.found_bytes) == (expected, len(DATA))
+
+
+def test_an_object_that_is_gone_is_missing(faulty: FaultyS3) -> None:
+    (faulty.root / "weights" / "part").unlink()
+    with pytest.raises(ObjectMissing, match="part"):
+        read(S3Source(bucket="weights"))
+
+
+def test_a_refused_signature_is_made_anew(faulty: FaultyS3, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = S3Source(bucket="weights")
+    read(source)
+    faulty.faults = [says(403)]
+    with pytest.raises(SourceError, match="403"):
+        read(source)
+    assert not source._urls
+    assert read(source) == DATA[: 4 * CHUNK]
+
+
+def test_without_credentials_the_error_says_so(faulty: FaultyS3, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    for name in ("AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE"):
+        monkeypatch.setenv(name, "/nonexistent")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    with pytest.raises(SourceError, match="credentials"):
+        read(S3Source(bucket="weights"))
+
+
+def test_the_key_of_a_profile_signs(faulty: FaultyS3, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "credentials").write_text("[ops]\naws_access_key_id=FROMPROFILE\naws_secret_access_key=x\n")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+    monkeypatch.setenv("AWS_PROFILE", "ops")
+
+    read(S3Source(bucket="weights"))
+
+    assert "FROMPROFILE" in faulty.queries[0]
+
+
+def test_a_proxy_is_used_as_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", "http://proxy:3128")
+    monkeypatch.setenv("no_proxy", "127.0.0.1,.local")
+
+    assert proxy_of("http://bucket.example/part") == ("proxy", 3128)
+    assert request_path("http://bucket.example/part?x=1") == "http://bucket.example/part?x=1"
+    assert proxy_of("http://127.0.0.1/part") is None
+    assert proxy_of("http://store.local/part") is None
+    assert request_path("http://127.0.0.1/part?x=1") == "/part?x=1"
+    assert authorities({"AWS_CA_BUNDLE": "a", "REQUESTS_CA_BUNDLE": "b"}) == "a"
