@@ -37,6 +37,8 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     verdict: Verdict
     found: str
     advice: str = ""
+    numbers: dict[str, float] = {}
+    """What was measured; the unit is in the name."""
 
 
 def python() -> Finding:
@@ -119,9 +121,14 @@ def redis() -> Finding:
     return Finding(check="redis", verdict="ok", found=str(binary))
 
 
-def memory() -> Finding:
+def available_bytes() -> int:
+    """Of memory, as the kernel reckons it."""
     fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
-    free_bytes = int(fields["MemAvailable"].split()[0]) * 1024
+    return int(fields["MemAvailable"].split()[0]) * 1024
+
+
+def memory() -> Finding:
+    free_bytes = available_bytes()
     verdict: Verdict = "ok" if free_bytes >= MEMORY_LEAST_BYTES else "warn"
     advice = "" if verdict == "ok" else "models need room: end other programs, or deploy with less --memory"
     return Finding(check="memory", verdict=verdict, found=f"{size(free_bytes)} available", advice=advice)

@@ -1,4 +1,4 @@
-"""`fs doctor`: every check on one line, and what to do about the ones that are not well."""
+"""`fs doctor`: every check on one line, the speeds that bound a load, and what to do about what is not well."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from fleetstart.controller.cli import output
+from fleetstart.controller.cli import ceilings, output
 from fleetstart.controller.cli.checks import examine
 from fleetstart.controller.cli.root import verb
 
@@ -17,11 +17,17 @@ MARKS = {"ok": ("ok", "green"), "warn": ("!!", "yellow"), "bad": ("no", "red")}
 @click.option(
     "--port", default=7433, show_default=True, type=click.IntRange(1, 65535), help="To look whether it is free."
 )
+@click.option("--store", default="", metavar="PATH|s3://…", help="To measure; by default the server's own.")
+@click.option("--measure/--no-measure", default=True, help="Measure disk, memory, store and GPU: a few seconds.")
+@click.option("--measure-bytes", default=0, hidden=True, type=click.IntRange(0))
 @verb(server=False)
 @click.pass_obj
-def command(home: Path, *, port: int, as_json: bool) -> int:
+def command(home: Path, *, port: int, store: str, measure: bool, measure_bytes: int, as_json: bool) -> int:
     """Check what this machine offers, and say what to do about the rest. Exit code 1 if something cannot work."""
     findings = examine(home, port)
+    if measure:
+        output.say("measuring disk, memory and store for a few seconds; without: --no-measure")
+        findings += ceilings.examine_speed(home, store or ceilings.store_of(home), measure_bytes)
     if as_json:
         output.json_data(findings)
     else:

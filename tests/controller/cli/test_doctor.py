@@ -1,0 +1,131 @@
+"""`fs doctor` measures, says what it means, and leaves nothing; with a server, how its loads compare."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fleetstart.controller.cli.ceilings import examine_speed, pages, speeds, store_of
+from fleetstart.controller.cli.checks import Finding
+from fleetstart.controller.cli.root import run
+from fleetstart.runtime.contract.ceilings import Ceilings
+from fleetstart.runtime.contract.function import MIB
+from fleetstart.runtime.contract.ids import NodeId
+from fleetstart.runtime.contract.messages import MemoryReport, NodeReport
+from tests.controller.cli.checkpoints import encode
+from tests.controller.cli.system import System
+from tests.servers import wait_until
+
+FEW = ("--measure-bytes", str(32 * MIB))
+SPEEDS = ["pages", "checksums", "new memory", "disk speed", "store speed", "device speed"]
+HANDLER = """
+from fleetstart.runtime import function
+@function(weights="./w.safetensors")
+class Reader:
+    def load(self, weights): self.names = list(weights)
+    def __call__(self): return self.names
+"""
+
+
+def node(memory: MemoryReport) -> NodeReport:
+    return NodeReport(
+        node=NodeId("n"), epoch="e", address="", memory_bytes=0, memory_used_bytes=0, cpus=1, weights_memory=memory
+    )
+
+
+def test_it_measures_and_leaves_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shared = set(os.listdir("/dev/shm"))
+    run(["--home", str(tmp_path / "home"), "doctor", "--port", "1", "--json", *FEW])
+    out, err = capsys.readouterr()
+    findings: dict[str, Any] = {finding["check"]: finding for finding in json.loads(out)}
+    assert list(findings)[-6:] == SPEEDS
+    for check in ("checksums", "new memory", "disk speed", "store speed"):
+        assert findings[check]["numbers"]["bytes_per_s"] > 0
+        assert "GB/s" in findings[check]["found"]
+    assert "--no-measure" in err
+    assert list(tmp_path.iterdir()) == []
+    assert set(os.listdir("/dev/shm")) <= shared
+
+
+def test_a_measurement_that_breaks_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.executable", "/bin/false")
+    (finding,) = examine_speed(tmp_path, str(tmp_path))
+    assert finding.verdict == "warn"
+    assert "ended with 1" in finding.found
+
+
+@pytest.mark.parametrize(
+    ("said", "verdict", "found", "advice"),
+    [
+        (MemoryReport(pages="hugetlb"), "ok", "reserved huge pages of 2 MiB (hugetlb)", ""),
+        (MemoryReport(pages="thp", refused={"hugetlb": "none are free"}), "ok", "2 MiB; no hugetlb: none are free", ""),
+        (
+            MemoryReport(pages="small", refused={"hugetlb": "none are free", "thp": "not permitted"}),
+            "warn",
+            "slower; no hugetlb: none are free; no thp: not permitted",
+            "sysctl vm.nr_hugepages=",
+        ),
+    ],
+)
+def test_pages_are_the_nodes_own(said: MemoryReport, verdict: str, found: str, advice: str) -> None:
+    finding = pages(Ceilings(pages="hugetlb"), node(said))
+    assert finding.verdict == verdict
+    assert found in finding.found
+    assert advice in finding.advice
+    assert bool(advice) == bool(finding.advice)
+    assert pages(Ceilings(pages=said.pages, refused=said.refused), None) == finding
+
+
+def test_speeds_say_what_is_wrong_with_them() -> None:
+    ceilings = Ceilings(
+        pages="thp",
+        bytes_per_s={"prefault": 0.26e9, "checksum": 9e9, "disk": 2e9},
+        measured={"prefault": "by 2 threads", "checksum": "by 2 threads", "disk": "/data, buffered reads by 4 threads"},
+        buffered=["disk"],
+        failed={"store": "s3://b does not give it: no credentials"},
+        left_out={"device": "no GPU here"},
+    )
+    found = {finding.check: finding for finding in speeds(ceilings)}
+    assert [finding.verdict for finding in found.values()] == ["ok", "warn", "warn", "warn", "ok"]
+    assert "each first load pays for it" in found["new memory"].found
+    assert "FS_POOL_MEMORY" in found["new memory"].advice
+    assert "refuses direct reads" in found["disk speed"].found
+    assert found["store speed"].found == "could not be measured: s3://b does not give it: no credentials"
+    assert found["device speed"].found == "left out: no GPU here"
+
+
+@pytest.fixture
+def system(tmp_path: Path) -> Iterator[System]:
+    system = System(tmp_path / "home")
+    yield system
+    system.down()
+    system.assert_gone()
+
+
+def status(system: System) -> Any:
+    return json.loads(system.fs("status", "--json").stdout)
+
+
+@pytest.mark.e2e
+def test_loads_of_the_server_that_runs_here_are_compared(system: System, tmp_path: Path) -> None:
+    def loads() -> Finding:
+        return examine_speed(system.home, store_of(system.home), 32 * MIB)[-1]
+
+    assert loads().check == "device speed"  # no server, no loads
+    system.up()
+    assert "too little" in loads().found
+    (tmp_path / "w.safetensors").write_bytes(encode({"t": ("U8", (20 * MIB,), os.urandom(20 * MIB))}))
+    (tmp_path / "handler.py").write_text(HANDLER)
+    system.fs("deploy", tmp_path / "handler.py")
+    assert json.loads(system.fs("invoke", "reader", "{}").stdout) == ["t"]
+    wait_until(lambda: status(system)["nodes"][0]["bytes_per_s"], what="the rate of the store")
+    assert re.search(r"weights memory \d+\.\d MiB used, \d+", system.fs("status").stdout)
+    found = loads()
+    assert "loads from the store run at" in found.found
+    assert found.numbers["share"] > 0
