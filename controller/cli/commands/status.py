@@ -40,8 +40,17 @@ def _node(node: NodeReport) -> str:
     isolation = node.isolation or "none (plain processes)"
     line += f"\n         isolation {isolation}   limits {node.limits or 'none'}"
     line += f"   warm fork servers: {', '.join(node.profiles) or 'none yet'}"
+    line += f"\n         {_weights(node)}"
     for segment in node.segments:
         share = f"{segment.ready_bytes / segment.size_bytes:.0%}" if segment.size_bytes else "empty"
         line += f"\n         weights {segment.checkpoint[:12]}   {output.size(segment.size_bytes)}   "
         line += segment.state if segment.state != "filling" else f"filling, {share}"
     return line
+
+
+def _weights(node: NodeReport) -> str:
+    """What the node's memory and disk hold of them."""
+    memory = node.weights_memory
+    line = f"weights memory {output.size(memory.used_bytes)} used, {output.size(memory.free_bytes)} ready"
+    line += f", {'4 KiB' if memory.pages == 'small' else '2 MiB'} pages ({memory.pages})"
+    return line + (f"   on disk {output.size(node.disk_bytes)}" if node.disk_bytes else "")
