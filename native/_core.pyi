@@ -15,13 +15,15 @@ class Region:
     """Shared memory of one segment's data: slabs, mapped one after the other.
 
     The owner's mapping is shared and writable. An attached mapping is private: reads see the owner's
-    bytes, a write makes a copy of the page for the writer alone. Views and capsules keep the mapping
-    alive after the Region itself is gone; only then do the owner's slabs go back to their pool.
+    bytes, a write makes a copy of the page for the writer alone: of a hugetlb region, a page of the
+    reserve, and the writer dies if none is left. Views and capsules keep the mapping alive after the
+    Region itself is gone. When the owner's last one goes, its slabs go back to their pool: whoever has
+    them attached still sees what their next user writes.
     """
 
     @staticmethod
     def attach(fds: Sequence[int], size_bytes: int) -> Region:
-        """Maps another process's region, of which these are the slabs; OSError if anybody could write or resize one.
+        """Maps another process's region, of which these are the slabs; OSError if who has one could write or resize it.
 
         Takes over the descriptors, also when it fails: they are closed either way, the mapping needs none.
         """
@@ -99,9 +101,7 @@ class ControlBlock:
 class SlabPool:
     """The memory of a node's segments, in slabs of one size that are used again and again. Thread-safe."""
 
-    def __init__(
-        self, name: str, *, pages: Literal["hugetlb", "thp", "small"], slab_bytes: int, capacity: int
-    ) -> None:
+    def __init__(self, name: str, *, pages: Literal["hugetlb", "thp", "small"], slab_bytes: int, capacity: int) -> None:
         """`slab_bytes` is a power of two, of 2 MiB at least for huge pages; `capacity` counts slabs.
 
         OSError if the machine has no such pages for us, ValueError for sizes that cannot be.
@@ -109,7 +109,8 @@ class SlabPool:
     def take(self, size_bytes: int) -> Region:
         """Zeroed memory; its slabs come back, dirty, with the end of its last use. OSError(ENOMEM) past the capacity.
 
-        Clean slabs first, then dirty ones, cleared now, then new ones, whose pages come at first touch.
+        Clean slabs first, then dirty ones, cleared now, then new ones, whose pages come at first touch. Waits
+        for those that are being prepared if it needs them.
         """
     def prepare(self, wanted: int) -> bool:
         """Clears one dirty slab, or makes a new one with its pages if fewer than `wanted` are clean. False: none to do.
@@ -143,7 +144,7 @@ class Checksum:
     def advance(self, ready_bytes: int) -> None:
         """The first `ready_bytes` of the buffer are there now, and stay as they are."""
     def digest(self) -> int:
-        """All are."""
+        """All are. Changes nothing: it can be asked again, also before that is so."""
 
 def read_checksum(fd: int, file_offset: int, destination: Buffer) -> int:
     """pread of exactly len(destination) bytes, and their xxh3. OSError; EOFError says how many bytes were there."""

@@ -1,7 +1,6 @@
 #include "backing.hpp"
 
 #include <fcntl.h>
-#include <linux/mount.h>
 #include <sched.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
@@ -45,13 +44,15 @@ int checked(long result, const char* what) {
   return static_cast<int>(result);
 }
 
-Descriptor mount_tmpfs(std::size_t capacity_bytes) {
+constexpr unsigned kHugePages2MiB = 21u << 26;  // MFD_HUGE_2MB: the default size may be another
+
+Descriptor mount_tmpfs() {
   const Descriptor context(checked(::syscall(SYS_fsopen, "tmpfs", 1), "fsopen of tmpfs"));
   const auto set = [&](const char* key, const std::string& value) {
     checked(::syscall(SYS_fsconfig, context.get(), kSetString, key, value.c_str(), 0), "options of tmpfs");
   };
   set("huge", "always");
-  set("size", std::to_string(capacity_bytes));
+  set("size", "0");  // no limit of its own, past which a touch would be SIGBUS: who makes slabs counts them
   set("mode", "0700");
   checked(::syscall(SYS_fsconfig, context.get(), kCreate, nullptr, nullptr, 0), "making of tmpfs");
   return Descriptor(checked(::syscall(SYS_fsmount, context.get(), 1, 0), "mounting of tmpfs"));
@@ -84,9 +85,9 @@ Descriptor clone_read_only(const Descriptor& mount) {
 
 }  // namespace
 
-Backing::Backing(Pages pages, std::string name, std::size_t capacity_bytes) : pages_(pages), name_(std::move(name)) {
+Backing::Backing(Pages pages, std::string name) : pages_(pages), name_(std::move(name)) {
   if (pages != Pages::kThp) return;
-  writable_ = mount_tmpfs(capacity_bytes);
+  writable_ = mount_tmpfs();
   read_only_ = clone_read_only(writable_);
 }
 
@@ -95,7 +96,7 @@ Descriptor Backing::map_new(std::byte* address, std::size_t size_bytes) {
 }
 
 Descriptor Backing::map_new_memfd(std::byte* address, std::size_t size_bytes) {
-  Descriptor descriptor = create_memory(name_, size_bytes, pages_ == Pages::kHugetlb ? MFD_HUGETLB : 0);
+  Descriptor descriptor = create_memory(name_, size_bytes, pages_ == Pages::kHugetlb ? MFD_HUGETLB | kHugePages2MiB : 0);
   void* const mapped =
       ::mmap(address, size_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, descriptor.get(), 0);
   if (mapped == MAP_FAILED) throw_errno("mapping of " + std::to_string(size_bytes) + " bytes");
@@ -104,16 +105,18 @@ Descriptor Backing::map_new_memfd(std::byte* address, std::size_t size_bytes) {
 }
 
 Descriptor Backing::map_new_file(std::byte* address, std::size_t size_bytes) {
-  const std::string file = name_ + "-" + std::to_string(files_++);
+  const std::string file = "./" + name_ + "-" + std::to_string(files_++);  // never an absolute path
   const Descriptor descriptor(
       checked(::openat(writable_.get(), file.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600), "a slab's file"));
+  Descriptor readable(::openat(read_only_.get(), file.c_str(), O_RDONLY | O_CLOEXEC));
+  const int error = errno;
+  ::unlinkat(writable_.get(), file.c_str(), 0);  // its memory goes with the last that has it open or mapped
+  errno = error;
+  checked(readable.get(), "a slab's file for others");
   checked(::ftruncate(descriptor.get(), static_cast<off_t>(size_bytes)), "a slab's size");
   void* const mapped =
       ::mmap(address, size_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, descriptor.get(), 0);
   if (mapped == MAP_FAILED) throw_errno("mapping of " + std::to_string(size_bytes) + " bytes");
-  Descriptor readable(
-      checked(::openat(read_only_.get(), file.c_str(), O_RDONLY | O_CLOEXEC), "a slab's file for others"));
-  ::unlinkat(writable_.get(), file.c_str(), 0);  // its memory goes with the last that has it open or mapped
   return readable;
 }
 

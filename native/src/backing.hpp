@@ -18,7 +18,7 @@ enum class Pages {
 class Backing {
  public:
   // OsError if the machine does not have such pages or does not let us have them.
-  Backing(Pages pages, std::string name, std::size_t capacity_bytes);
+  Backing(Pages pages, std::string name);
 
   // New zeroed memory, mapped shared and writable at that address. What is returned lets others map it, but
   // neither write nor resize it.

@@ -3,6 +3,8 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <system_error>
+
 #include "checksum.hpp"
 #include "control.hpp"
 #include "dlpack.hpp"
@@ -117,7 +119,7 @@ class Checksum {
       throw py::value_error(std::to_string(ready_bytes) + " bytes of a buffer of " + std::to_string(held_.size_bytes()));
     hash_.advance(ready_bytes);
   }
-  std::uint64_t digest() { return hash_.digest(); }
+  std::uint64_t digest() const { return hash_.digest(); }
 
  private:
   HeldBuffer held_;
@@ -170,6 +172,8 @@ void bind_errors(py::module_& module) {
       PyErr_SetString(native_error, error.what());
     } catch (const fs::OsError& error) {
       PyErr_SetObject(PyExc_OSError, py::make_tuple(error.number, error.what()).ptr());
+    } catch (const std::system_error& error) {  // no more threads
+      PyErr_SetObject(PyExc_OSError, py::make_tuple(error.code().value(), error.what()).ptr());
     } catch (const fs::TimedOut& error) {
       PyErr_SetString(PyExc_TimeoutError, error.what());
     } catch (const fs::EndOfFile& error) {

@@ -189,17 +189,18 @@ void Xxh3::advance(std::size_t ready_bytes) {
   }
 }
 
-std::uint64_t Xxh3::digest() {
+std::uint64_t Xxh3::digest() const {
   if (size_bytes_ <= 16) return hash_16(data_, size_bytes_);
   if (size_bytes_ <= 128) return hash_128(data_, size_bytes_);
   if (size_bytes_ <= kShortBytes) return hash_240(data_, size_bytes_);
-  advance(size_bytes_);
-  const std::byte* const last = data_ + block_ * kBlockBytes;
-  accumulate(lanes_, last, (size_bytes_ - 1 - block_ * kBlockBytes) / kStripeBytes, 0);
-  accumulate(lanes_, data_ + size_bytes_ - kStripeBytes, 1, 128 - 7);
+  Xxh3 whole = *this;
+  whole.advance(size_bytes_);
+  const std::size_t done = whole.block_ * kBlockBytes;
+  accumulate(whole.lanes_, data_ + done, (size_bytes_ - 1 - done) / kStripeBytes, 0);
+  accumulate(whole.lanes_, data_ + size_bytes_ - kStripeBytes, 1, 128 - 7);
   std::uint64_t hash = size_bytes_ * kPrime64[0];
   for (std::size_t lane = 0; lane < 8; lane += 2)
-    hash += fold(lanes_[lane] ^ secret(11 + 8 * lane), lanes_[lane + 1] ^ secret(11 + 8 * lane + 8));
+    hash += fold(whole.lanes_[lane] ^ secret(11 + 8 * lane), whole.lanes_[lane + 1] ^ secret(11 + 8 * lane + 8));
   return avalanche(hash);
 }
 

@@ -15,7 +15,7 @@ class Xxh3 {
   // The first `ready_bytes` are there by now.
   void advance(std::size_t ready_bytes);
   // All are.
-  std::uint64_t digest();
+  std::uint64_t digest() const;
 
  private:
   const std::byte* data_;

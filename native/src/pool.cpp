@@ -1,6 +1,5 @@
 #include "pool.hpp"
 
-#include <sys/mman.h>
 #include <unistd.h>
 
 #if defined(__x86_64__)
@@ -8,17 +7,16 @@
 #endif
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <cstring>
+#include <exception>
 #include <stdexcept>
+#include <system_error>
 #include <thread>
 #include <utility>
 
 #include "errors.hpp"
-
-#ifndef MADV_POPULATE_WRITE
-#define MADV_POPULATE_WRITE 23
-#endif
 
 namespace fs {
 namespace {
@@ -90,7 +88,7 @@ std::shared_ptr<SlabPool> SlabPool::open(const std::string& name, Pages pages, s
 }
 
 SlabPool::SlabPool(const std::string& name, Pages pages, std::size_t slab_bytes, std::size_t capacity)
-    : slab_bytes_(slab_bytes), capacity_(capacity), backing_(pages, name, (capacity + 1) * slab_bytes) {}
+    : slab_bytes_(slab_bytes), capacity_(capacity), backing_(pages, name) {}
 
 SlabPool::~SlabPool() = default;
 
@@ -101,34 +99,51 @@ SlabPool::Slab SlabPool::make() {
   return {std::move(descriptor), std::move(addresses), false};
 }
 
-void SlabPool::populate(Slab& slab) const {
-  while (::madvise(slab.addresses.data(), slab_bytes_, MADV_POPULATE_WRITE) < 0) {
-    if (errno == EINTR) continue;
-    if (errno == EINVAL) break;           // a kernel before 5.14
-    if (errno == EFAULT) errno = ENOMEM;  // what a full tmpfs says
-    throw_errno("memory for a slab of " + std::to_string(slab_bytes_) + " bytes");
-  }
-  slab.populated = true;
+// Room for all of them is made where they are counted, so that putting them back cannot fail.
+void SlabPool::grow(std::size_t count) {
+  clean_.reserve(total_ + count);
+  dirty_.reserve(total_ + count);
+  total_ += count;
 }
 
 void SlabPool::clear(const Slab& slab) const {
   if (slab.populated) clear_streamed(slab.addresses.data(), slab_bytes_);
 }
 
+// Two cores clear twice as fast as one.
+void SlabPool::clear_all(const std::vector<Slab>& slabs) const {
+  std::atomic<std::size_t> next{0};
+  const auto work = [&] {
+    for (std::size_t at = next++; at < slabs.size(); at = next++) clear(slabs[at]);
+  };
+  std::thread helper;
+  try {
+    if (slabs.size() > 1) helper = std::thread(work);
+  } catch (const std::system_error&) {  // no thread to be had: alone, then
+  }
+  work();
+  if (helper.joinable()) helper.join();
+}
+
 Region SlabPool::take(std::size_t size_bytes) {
-  const std::size_t count = std::max<std::size_t>(1, (size_bytes + slab_bytes_ - 1) / slab_bytes_);
+  const std::size_t count = std::max<std::size_t>(1, size_bytes / slab_bytes_ + (size_bytes % slab_bytes_ != 0));
   std::vector<Slab> slabs, soiled;
   std::size_t made = 0;
   {
-    const std::lock_guard lock(mutex_);
-    const std::size_t free = clean_.size() + dirty_.size();
-    made = count > free ? count - free : 0;
-    if (total_ + made > capacity_) {
+    std::unique_lock lock(mutex_);
+    const auto free = [&] { return clean_.size() + dirty_.size(); };
+    const auto at_hand = [&] { return free() + (capacity_ - total_); };
+    // What somebody is clearing is neither used nor free; it is waited for if it makes the difference.
+    prepared_.wait(lock, [&] { return count <= at_hand() || count > at_hand() + preparing_; });
+    if (count > at_hand()) {
       errno = ENOMEM;
       throw_errno("a region of " + std::to_string(size_bytes) + " bytes, " + std::to_string(count) + " slabs of a pool of " +
-                  std::to_string(capacity_) + ", of which " + std::to_string(total_ - free) + " are in use");
+                  std::to_string(capacity_) + ", of which " + std::to_string(total_ - free()) + " are in use");
     }
-    total_ += made;
+    slabs.reserve(count);
+    soiled.reserve(std::min(count, dirty_.size()));
+    made = count - std::min(count, free());
+    grow(made);
     const auto move_some = [&](std::vector<Slab>& from, std::vector<Slab>& to, std::size_t most) {
       for (; most > 0 && !from.empty(); --most, from.pop_back()) to.push_back(std::move(from.back()));
     };
@@ -136,11 +151,7 @@ Region SlabPool::take(std::size_t size_bytes) {
     move_some(dirty_, soiled, count - slabs.size());
   }
   try {
-    std::thread helper([&] {  // two cores clear twice as fast as one
-      for (std::size_t at = 0; at < soiled.size() / 2; ++at) clear(soiled[at]);
-    });
-    for (std::size_t at = soiled.size() / 2; at < soiled.size(); ++at) clear(soiled[at]);
-    helper.join();
+    clear_all(soiled);
     for (Slab& slab : soiled) slabs.push_back(std::move(slab));
     soiled.clear();
     for (; made > 0; --made) slabs.push_back(make());
@@ -163,32 +174,43 @@ bool SlabPool::prepare(std::size_t wanted) {
     if (!dirty_.empty()) {
       slab = std::move(dirty_.back());
       dirty_.pop_back();
-    } else if (clean_.size() < wanted && total_ < capacity_) {
+    } else if (clean_.size() + preparing_ < wanted && total_ < capacity_) {
       is_new = true;
-      ++total_;
+      grow(1);
     } else {
       return false;
     }
+    ++preparing_;
   }
+  std::exception_ptr failure;
   try {
     if (is_new) {
       slab = make();
-      populate(slab);
+      populate_pages(slab.addresses.data(), slab_bytes_, Access::kOwner);
+      slab.populated = true;
     } else {
       clear(slab);
     }
   } catch (...) {
-    put_back({}, 1);
-    throw;
+    failure = std::current_exception();
   }
-  const std::lock_guard lock(mutex_);
-  clean_.push_back(std::move(slab));
+  {
+    const std::lock_guard lock(mutex_);
+    --preparing_;
+    if (failure)
+      --total_;
+    else
+      clean_.push_back(std::move(slab));
+  }
+  prepared_.notify_all();
+  if (failure) std::rethrow_exception(failure);
   return true;
 }
 
 std::size_t SlabPool::release(std::size_t count) {
-  std::vector<Slab> gone;
+  std::vector<Slab> gone;  // unmapped after the lock is open again
   const std::lock_guard lock(mutex_);
+  gone.reserve(std::min(count, clean_.size() + dirty_.size()));
   for (auto* const from : {&dirty_, &clean_})
     for (; gone.size() < count && !from->empty(); from->pop_back()) gone.push_back(std::move(from->back()));
   total_ -= gone.size();
@@ -196,9 +218,12 @@ std::size_t SlabPool::release(std::size_t count) {
 }
 
 void SlabPool::put_back(std::vector<Slab> slabs, std::size_t count) noexcept {
-  const std::lock_guard lock(mutex_);
-  total_ -= count - slabs.size();
-  for (Slab& slab : slabs) dirty_.push_back(std::move(slab));
+  {
+    const std::lock_guard lock(mutex_);
+    total_ -= count - slabs.size();
+    for (Slab& slab : slabs) dirty_.push_back(std::move(slab));
+  }
+  prepared_.notify_all();
 }
 
 SlabPool::Counts SlabPool::counts() const {

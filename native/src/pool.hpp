@@ -3,6 +3,7 @@
 // contiguously; here each lies where it was made, and what is read or written must lie in one.
 #pragma once
 
+#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -29,7 +30,7 @@ class SlabPool : public std::enable_shared_from_this<SlabPool> {
 
   // Memory that is zero everywhere, of clean slabs, then of dirty ones, which are cleared now, then of new ones, whose
   // pages come at first touch. OsError(ENOMEM) if the pool may not grow so far. Its slabs come back, dirty, when
-  // the last use of it ends.
+  // the last use of it in this process ends: nobody elsewhere may still read it then.
   Region take(std::size_t size_bytes);
   // Clears a dirty slab, or makes a new one with all its pages, until `wanted` are clean. One a call; false if
   // there was nothing to do.
@@ -52,8 +53,9 @@ class SlabPool : public std::enable_shared_from_this<SlabPool> {
 
   SlabPool(const std::string& name, Pages pages, std::size_t slab_bytes, std::size_t capacity);
   Slab make();
+  void grow(std::size_t count);
   void clear(const Slab& slab) const;
-  void populate(Slab& slab) const;
+  void clear_all(const std::vector<Slab>& slabs) const;
   // `count` slabs are no longer used; those that are not among `slabs` are gone.
   void put_back(std::vector<Slab> slabs, std::size_t count) noexcept;
 
@@ -61,7 +63,9 @@ class SlabPool : public std::enable_shared_from_this<SlabPool> {
   mutable std::mutex mutex_;  // of what follows, and of making files
   Backing backing_;
   std::vector<Slab> clean_, dirty_;
-  std::size_t total_ = 0;  // used ones and those under way included
+  std::size_t total_ = 0;      // used ones and those under way included
+  std::size_t preparing_ = 0;  // under way in prepare()
+  std::condition_variable prepared_;
 };
 
 }  // namespace fs

@@ -77,6 +77,7 @@ std::uint64_t read_direct(int fd, std::int64_t file_offset, std::byte* destinati
 }
 
 std::uint64_t cached_bytes(int fd, std::uint64_t file_offset, std::uint64_t size_bytes) {
+  if (size_bytes == 0) return 0;  // to the kernel: to the end of the file
   struct {
     std::uint64_t offset, size_bytes;
   } range{file_offset, size_bytes};
@@ -84,7 +85,7 @@ std::uint64_t cached_bytes(int fd, std::uint64_t file_offset, std::uint64_t size
     std::uint64_t cached, dirty, writeback, evicted, recently_evicted;
   } pages{};
   if (::syscall(SYS_cachestat, fd, &range, &pages, 0) < 0) return 0;
-  return pages.cached * static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
+  return std::min(size_bytes, pages.cached * static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE)));
 }
 
 }  // namespace fs

@@ -32,6 +32,9 @@ constexpr std::size_t kHugePageBytes = 2 * 1024 * 1024;
 
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE | F_SEAL_SEAL;
 
+// More than there are addresses; sums of two of them are far from where 64 bits wrap.
+constexpr std::uint64_t kSizeMax = std::uint64_t{1} << 62;
+
 // What a reader must be able to rely on. F_SEAL_SEAL only keeps others from adding seals.
 constexpr int kNeededSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE;
 
@@ -39,12 +42,6 @@ int protection_of(Access access) { return access == Access::kReader ? PROT_READ 
 
 // Copies are the exception: without NORESERVE each reader would be charged for a copy of every page.
 int flags_of(Access access) { return access == Access::kCopier ? MAP_PRIVATE | MAP_NORESERVE : MAP_SHARED; }
-
-std::size_t total_size(const std::vector<Descriptor>& descriptors) {
-  std::size_t total = 0;
-  for (const Descriptor& descriptor : descriptors) total += protected_size(descriptor);
-  return total;
-}
 
 void map_at(std::byte* address, std::size_t size_bytes, const Descriptor& descriptor, Access access) {
   const int flags = flags_of(access) | MAP_FIXED;
@@ -102,15 +99,8 @@ std::byte* Mapping::range(std::uint64_t offset, std::uint64_t size_bytes) const 
   return address(offset, size_bytes);
 }
 
-FileMapping::FileMapping(const std::vector<Descriptor>& descriptors, std::size_t size_bytes, Access access)
-    : Mapping(size_bytes, access), addresses_(total_size(descriptors)) {
-  std::byte* at = data();
-  for (const Descriptor& descriptor : descriptors) {
-    const std::size_t part_bytes = protected_size(descriptor);
-    map_at(at, part_bytes, descriptor, access);
-    at += part_bytes;
-  }
-}
+FileMapping::FileMapping(AddressRange addresses, std::size_t size_bytes, Access access)
+    : Mapping(size_bytes, access), addresses_(std::move(addresses)) {}
 
 FileMapping::FileMapping(const Descriptor& descriptor, std::size_t size_bytes, Access access)
     : Mapping(size_bytes, access), addresses_(size_bytes) {
@@ -155,26 +145,39 @@ Region::Region(std::shared_ptr<Mapping> mapping, std::vector<int> fds)
     : mapping_(std::move(mapping)), fds_(std::move(fds)) {}
 
 Region Region::attach(std::vector<Descriptor> descriptors, std::uint64_t size_bytes) {
-  const std::size_t there = total_size(descriptors);
-  if (there < size_bytes || there == 0) {
+  // Asked once: what is reserved is what is mapped over, whatever their maker does meanwhile.
+  std::vector<std::size_t> part_bytes;
+  std::uint64_t there = 0;
+  for (const Descriptor& descriptor : descriptors) {
+    part_bytes.push_back(protected_size(descriptor));
+    there = std::min(kSizeMax, there + std::min<std::uint64_t>(kSizeMax, part_bytes.back()));
+  }
+  if (there < size_bytes || there == 0 || there == kSizeMax) {
     errno = EINVAL;
     throw_errno("shared memory of " + std::to_string(there) + " bytes for a region of " + std::to_string(size_bytes));
   }
-  return Region(std::make_shared<FileMapping>(descriptors, size_bytes, Access::kCopier));
+  AddressRange addresses(there);
+  std::byte* at = addresses.data();
+  for (std::size_t part = 0; part < descriptors.size(); at += part_bytes[part++])
+    map_at(at, part_bytes[part], descriptors[part], Access::kCopier);
+  return Region(std::make_shared<FileMapping>(std::move(addresses), size_bytes, Access::kCopier));
+}
+
+void populate_pages(std::byte* begin, std::size_t size_bytes, Access access) {
+  const int advice = access == Access::kOwner ? MADV_POPULATE_WRITE : MADV_POPULATE_READ;
+  while (::madvise(begin, size_bytes, advice) < 0) {
+    if (errno == EINTR) continue;
+    if (errno == EINVAL) return;
+    if (errno == EFAULT) errno = ENOMEM;  // what a memory limit says
+    throw_errno("populating " + std::to_string(size_bytes) + " bytes");
+  }
 }
 
 void Region::populate(std::uint64_t offset, std::uint64_t size_bytes) const {
   std::byte* const begin = mapping_->range(offset, size_bytes);
   if (size_bytes == 0) return;
-  const std::uint64_t page_bytes = static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
-  const std::uint64_t before = offset % page_bytes;
-  const int advice = mapping_->access() == Access::kOwner ? MADV_POPULATE_WRITE : MADV_POPULATE_READ;
-  while (::madvise(begin - before, size_bytes + before, advice) < 0) {
-    if (errno == EINTR) continue;
-    if (errno == EINVAL) return;  // a kernel before 5.14: first touch does the work, later
-    if (errno == EFAULT) errno = ENOMEM;  // what a full tmpfs says
-    throw_errno("populating " + std::to_string(size_bytes) + " bytes");
-  }
+  const std::uint64_t before = offset % static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
+  populate_pages(begin - before, size_bytes + before, mapping_->access());
 }
 
 }  // namespace fs

@@ -68,10 +68,10 @@ class Mapping {
   Access access_;
 };
 
-// Whole descriptors, one after the other; the last may be longer than what is asked for.
+// The first bytes of an address range that files are mapped over, or of one descriptor.
 class FileMapping : public Mapping {
  public:
-  FileMapping(const std::vector<Descriptor>& descriptors, std::size_t size_bytes, Access access);
+  FileMapping(AddressRange addresses, std::size_t size_bytes, Access access);
   FileMapping(const Descriptor& descriptor, std::size_t size_bytes, Access access);
   std::byte* data() const { return addresses_.data(); }
 
@@ -87,9 +87,14 @@ Descriptor create_memory(const std::string& name, std::uint64_t size_bytes, unsi
 // From here on nobody resizes it, nobody but the mappings that exist may write, and nobody unseals it.
 void seal(const Descriptor& descriptor);
 
-// Size of memory that nobody can shrink under its readers, who would die of SIGBUS, nor write: a sealed memfd,
-// or a file of a read-only mount of shared memory. OsError if it is anything else.
+// Size of memory that whoever has this descriptor can neither write nor shrink under its readers, who would die of
+// SIGBUS: a sealed memfd, or a file of a read-only mount of shared memory, whose maker is trusted not to resize it by
+// another mount. OsError if it is anything else.
 std::uint64_t protected_size(const Descriptor& descriptor);
+
+// Maps the pages now, in one call, instead of one fault each at first touch. OsError(ENOMEM) if memory is short.
+// A kernel before 5.14 leaves it to the first touch.
+void populate_pages(std::byte* begin, std::size_t size_bytes, Access access);
 
 class Region {
  public:
@@ -100,8 +105,8 @@ class Region {
   const std::vector<int>& fds() const { return fds_; }
   const std::shared_ptr<Mapping>& mapping() const { return mapping_; }
 
-  // Maps the pages of the range now, in one call, instead of one fault each at first touch. To a reader
-  // only worth it for ranges that are filled: a hole would become a page of zeroes at its expense.
+  // populate_pages of the range. To a reader only worth it where it is filled: a hole would become a page of zeroes
+  // at its expense.
   void populate(std::uint64_t offset, std::uint64_t size_bytes) const;
 
  private:

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from fleetstart.native import ControlBlock, Region, SlabPool
 
@@ -20,6 +20,10 @@ SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL | F_SEAL_FUT
 PATIENCE_S = 30.0
 """Far more than anything here takes: only what never happens takes as long."""
 
+SLAB = 2 * 1024 * 1024
+"""The least that huge pages come in."""
+
+Pages = Literal["small", "thp", "hugetlb"]
 Shared = TypeVar("Shared", ControlBlock, Region)
 Child = subprocess.Popen[str]
 Start = Callable[..., Child]
@@ -63,6 +67,18 @@ def memory_with(content: bytes, seals: int = SEALS) -> int:
     os.write(descriptor, content)
     fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
     return descriptor
+
+
+def meminfo(field: str) -> int:
+    """Of the whole machine; memory in KiB."""
+    with open("/proc/meminfo") as lines:
+        return next(int(line.split()[1]) for line in lines if line.startswith(field + ":"))
+
+
+def rollup(field: str, pid: int | str = "self") -> int:
+    """All of a process's memory in KiB, without hugetlb."""
+    with open(f"/proc/{pid}/smaps_rollup") as lines:
+        return next(int(line.split()[1]) for line in lines if line.startswith(field + ":"))
 
 
 def open_descriptors() -> int:

@@ -76,6 +76,15 @@ def test_pieces_of_any_size_make_the_hash_of_the_whole(size: int, pieces: list[i
     assert checksum.digest() == xxhash.xxh3_64_intdigest(data)
 
 
+def test_asking_twice_gives_the_same_and_asking_early_harms_nothing() -> None:
+    buffer = bytearray(5000)
+    checksum = Checksum(buffer)
+    for _ in range(2):
+        assert checksum.digest() == xxhash.xxh3_64_intdigest(buffer)
+    buffer[:] = BYTES[:5000]
+    assert checksum.digest() == xxhash.xxh3_64_intdigest(buffer)
+
+
 def test_saying_less_than_before_changes_nothing() -> None:
     checksum = Checksum(BYTES)
     for ready in (500_000, 10, 600_000, 0):

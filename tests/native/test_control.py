@@ -302,6 +302,7 @@ def test_what_is_no_memfd_is_refused() -> None:
 
 
 def test_no_descriptor_leaks() -> None:
+    gc.collect()
     before = open_descriptors()
     for _ in range(300):
         owner = ControlBlock.create("leak", 10, b"manifest", 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import mmap
 import os
@@ -157,6 +158,18 @@ def test_memory_that_is_shorter_than_its_region_is_refused(size: int) -> None:
     before = open_descriptors()
     with pytest.raises(OSError, match=f"{PAGE} bytes for a region of {size}"):
         Region.attach([memory_with(b"x" * PAGE)], size)
+    assert open_descriptors() == before
+
+
+def test_sizes_that_wrap_to_a_small_one_are_refused_before_anything_is_mapped() -> None:
+    before = open_descriptors()
+    vast = [memory_with(b"", 0) for _ in range(3)]
+    for fd, size in zip(vast, [4 * PAGE, 2**63 - PAGE, 2**63 - PAGE], strict=True):
+        os.truncate(fd, size)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, SEALS)
+    with pytest.raises(OSError, match="Invalid argument"):
+        Region.attach(vast, PAGE)
+    assert mappings_of("stranger") == 0
     assert open_descriptors() == before
 
 
