@@ -107,12 +107,13 @@ def refuse_pickle(file: Origin, head: bytes) -> None:
 
 
 def _decoded(file: Origin, header: bytes) -> dict[str, Any]:
-    """The header's table. Decoded twice: msgspec is the stricter reader, but keeps the last of two equal keys."""
+    """The header's table. Decoded twice: msgspec is the stricter reader, but keeps the last of two equal keys, and
+    reads -0, which is no whole number to others."""
     if not header.startswith(b"{"):
         raise CheckpointInvalid(f"{file}: the header is not a table of tensors")
     try:
         table: dict[str, Any] = msgspec.json.decode(header)
-        json.loads(header, object_pairs_hook=_unique_keys)
+        json.loads(header, object_pairs_hook=_unique_keys, parse_int=_whole)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise CheckpointInvalid(f"{file}: the header is not readable: {error}") from error
     match table.get(METADATA, {}):
@@ -128,6 +129,12 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         twice = next(name for at, name in enumerate(names) if name in names[:at])
         raise ValueError(f"{twice[:80]!r} stands twice in it")
     return table
+
+
+def _whole(digits: str) -> int:
+    if digits == "-0":
+        raise ValueError("-0 is no whole number")
+    return 0  # what it is, msgspec has read
 
 
 def _tensor(file: Origin, name: str, entry: object, *, data_begin: int) -> StoredTensor:

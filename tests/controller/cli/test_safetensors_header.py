@@ -97,6 +97,7 @@ def test_a_wrong_header_is_named(file: Path, header: Any, data: int, says: str) 
         ((4000).to_bytes(8, "little") + b"[" * 4000, "not a table"),
         ((20_000).to_bytes(8, "little") + b'{"a":' * 4000, "not readable"),
         ((20).to_bytes(8, "little") + b'{"a": NaN           ', "not readable"),
+        ((8).to_bytes(8, "little") + b'{"a":-0}', "-0 is no whole number"),
     ],
 )
 def test_wrong_bytes_are_named(file: Path, content: bytes, says: str) -> None:

@@ -1,0 +1,94 @@
+"""Looks for bytes on which a reader fails in any other way than by saying what is wrong.
+
+    python -m tests.fuzz.fuzz_formats SECONDS [TARGET ...]
+
+With atheris (`pip install atheris`) by coverage: each target in a process of its own, which ends at the first finding
+and prints it. Without atheris by random mutations of sound input. Prints executions a target.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from tests.fuzz.formats import TARGETS, WORDS, mutated
+
+CHANGES_MAX = 6
+
+
+def fuzz_at_random(name: str, seconds: float) -> int:
+    check, sound = TARGETS[name]
+    chance = random.Random(0)
+    ends = time.monotonic() + seconds
+    runs = read = 0
+    while time.monotonic() < ends:
+        data = mutated(sound, chance, 1 + chance.randrange(CHANGES_MAX))
+        try:
+            read += check(data)
+        except Exception:
+            print(f"{name}: FOUND {data!r}", flush=True)
+            raise
+        runs += 1
+    print(f"{name}: {runs:,} executions at random, {read:,} of them read, nothing found", flush=True)
+    return 0
+
+
+def fuzz_by_coverage(name: str, seconds: float) -> int:
+    """In a child: atheris ends its process, and wants to see the imports."""
+    with tempfile.TemporaryDirectory() as corpus:
+        (Path(corpus) / "sound").write_bytes(TARGETS[name][1])
+        dictionary = Path(corpus).with_suffix(".dict")
+        dictionary.write_text("".join(f'"{_escaped(word[:64])}"\n' for word in WORDS))
+        command = [sys.executable, "-m", "tests.fuzz.fuzz_formats", "--child", name, corpus]
+        options = [f"-max_total_time={round(seconds)}", f"-dict={dictionary}", "-max_len=20000", "-print_final_stats=1"]
+        options.append(f"-artifact_prefix={corpus}/")
+        result = subprocess.run([*command, *options], stderr=subprocess.PIPE, text=True)
+        dictionary.unlink()
+    told = [line for line in result.stderr.splitlines() if "number_of_executed_units" in line]
+    if result.returncode == 0:
+        print(f"{name}: {int(told[0].split()[-1]):,} executions by coverage, nothing found", flush=True)
+    else:
+        print(f"{name}: FOUND\n{result.stderr[-6000:]}", flush=True)
+    return result.returncode
+
+
+def _escaped(word: bytes) -> str:
+    return "".join(f"\\x{byte:02x}" for byte in word)
+
+
+def _child(name: str, arguments: list[str]) -> None:
+    import atheris  # type: ignore[import-not-found, import-untyped, unused-ignore]
+
+    from fleetstart.controller import adapters
+    from fleetstart.controller.cli import safetensors_header
+    from fleetstart.runtime.contract import manifest
+
+    for module in (adapters, safetensors_header, manifest):
+        for attribute, value in vars(module).items():
+            if callable(value) and getattr(value, "__module__", "") == module.__name__ and not isinstance(value, type):
+                setattr(module, attribute, atheris.instrument_func(value))
+    check = TARGETS[name][0]
+    atheris.Setup([sys.argv[0], *arguments], lambda data: check(bytes(data)) and None)
+    atheris.Fuzz()
+
+
+def main() -> int:
+    if sys.argv[1:2] == ["--child"]:
+        _child(sys.argv[2], sys.argv[3:])
+        return 0
+    if len(sys.argv) < 2:
+        print(__doc__, file=sys.stderr)
+        return 2
+    seconds, names = float(sys.argv[1]), sys.argv[2:] or list(TARGETS)
+    covered = importlib.util.find_spec("atheris") is not None
+    fuzz = fuzz_by_coverage if covered else fuzz_at_random
+    return max(fuzz(name, seconds) for name in names)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
