@@ -163,12 +163,52 @@ def test_a_pickle_beside_safetensors_is_not_looked_at(weights: Path) -> None:
         ('{"weight_map": {"a": "gone.safetensors"}}', WeightsMissing),
         ('{"weight_map": {"a": "../x.safetensors"}}', WeightsMissing),
         ('{"weight_map": {"a": 3}}', WeightsMissing),
+        ('{"weight_map": {}}', CheckpointInvalid),
+        ('{"weight_map": {"a": "/etc/passwd"}}', WeightsMissing),
+        ('{"weight_map": {"a": "config.json"}}', WeightsMissing),
+        ('{"weight_map": {"a": "x.bin"}}', WeightsMissing),
     ],
 )
 def test_an_index_that_cannot_be_used(weights: Path, index: str, error: type[FleetError]) -> None:
     (weights / "model.safetensors.index.json").write_text(index)
     with pytest.raises(error, match="index"):
         read_source(weights)
+
+
+def test_an_index_that_names_a_tensor_of_another_shard_is_refused(tmp_path: Path) -> None:
+    folder = write_model(tmp_path, model(), shards=2)
+    index = folder / "model.safetensors.index.json"
+    text = index.read_text()
+    index.write_text(text.replace('"lm_head.weight": "model-00001', '"lm_head.weight": "model-00002'))
+    with pytest.raises(CheckpointInvalid, match=r"says that tensor 'lm_head\.weight' is in model-00002"):
+        read_source(folder)
+    index.write_text(text.replace("lm_head.weight", "gone"))
+    with pytest.raises(CheckpointInvalid, match="says that tensor 'gone' is in"):
+        read_source(folder)
+
+
+def test_the_index_decides_between_two_shards_with_one_tensor(tmp_path: Path) -> None:
+    folder = write_model(tmp_path, model(), shards=2)
+    second = folder / "model-00002-of-00002.safetensors"
+    names = list(model())[1::2]
+    second.write_bytes(encode({**{name: model()[name] for name in names}, "lm_head.weight": tensor(2)}))
+    found = {one.name: one for one in read_source(folder).tensors}
+    assert found["lm_head.weight"].file.name == "model-00001-of-00002.safetensors"
+    assert len(found) == len(model())
+
+
+def test_a_shard_that_the_index_does_not_name_is_not_looked_at(tmp_path: Path) -> None:
+    folder = write_model(tmp_path, model(), shards=2)
+    (folder / "consolidated.safetensors").write_bytes(b"of another format")
+    assert len(read_source(folder).tensors) == len(model())
+
+
+def test_a_missing_shard_is_named(tmp_path: Path) -> None:
+    folder = write_model(tmp_path, model(), shards=2)
+    (folder / "model-00002-of-00002.safetensors").unlink()
+    with pytest.raises(WeightsMissing, match=r"names the shard 'model-00002-of-00002\.safetensors'") as error:
+        read_source(folder)
+    assert "download" in error.value.hint
 
 
 def test_a_tensor_in_two_shards_is_refused(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from fleetstart.controller.cli.declarations import Declaration, Kind
-from fleetstart.controller.cli.specs import build_spec, default_name, include_of, module_name, weights_of
+from fleetstart.controller.cli.specs import adapter_of, build_spec, default_name, include_of, module_name, weights_of
 from fleetstart.runtime.contract.errors import InvalidSpec
 from fleetstart.runtime.contract.function import GIB, MIB, FunctionSpec, Scale
 from fleetstart.runtime.contract.ids import BundleId, CheckpointId
@@ -56,6 +56,16 @@ def test_defaults_of_an_llm_follow_its_batch() -> None:
     assert (spec.llm.max_batch, spec.llm.max_context_tokens, spec.llm.kv_memory_bytes) == (4, 512, 64 * MIB)
 
 
+def test_an_adapter_is_a_checkpoint_of_its_own() -> None:
+    declaration = declared("llm", weights="w", adapter="a")
+    spec = build_spec(
+        declaration, module="handler", bundle=BundleId("b" * 64), weights=CheckpointId("c" * 64),
+        adapter=CheckpointId("d" * 64), imports=set(), overrides={},
+    )  # fmt: skip
+    assert (spec.weights, spec.adapter) == ("c" * 64, "d" * 64)
+    assert spec_of(declaration).adapter is None
+
+
 def test_torch_anywhere_in_the_bundle_chooses_its_fork_server() -> None:
     assert spec_of(declared(), {"json", "torch"}).profile == "torch"
     assert spec_of(declared(), {"json", "torchlike"}).profile == "python"
@@ -96,6 +106,12 @@ def test_paths_of_the_wrong_kind_are_refused() -> None:
         weights_of(declared(weights=3))
     with pytest.raises(InvalidSpec, match="not a list of patterns"):
         include_of(declared(include="*.txt"))
+    with pytest.raises(InvalidSpec, match="adapter=3 is not a path"):
+        adapter_of(declared(weights="w", adapter=3))
+    with pytest.raises(InvalidSpec, match="needs the weights that it adapts"):
+        adapter_of(declared(adapter="./lora"))
+    assert adapter_of(declared(weights="w", adapter="./lora")) == "./lora"
+    assert adapter_of(declared(weights="w")) is None
     assert weights_of(declared()) is None
     assert include_of(declared()) == []
 
