@@ -21,7 +21,7 @@ from pathlib import Path
 
 from fleetstart import native
 from fleetstart.prefetcher.cache import Held, choose_evictions
-from fleetstart.prefetcher.sources import PAGE_BYTES, Abandoned, Piece, SourceError, read_piece
+from fleetstart.prefetcher.sources import PAGE_BYTES, Abandoned, FileReader, Piece, SourceError
 from fleetstart.runtime.contract.errors import CheckpointInvalid
 from fleetstart.runtime.contract.ids import CheckpointId
 from fleetstart.runtime.contract.manifest import ChunkRange, Manifest, read_manifest
@@ -39,14 +39,15 @@ class DiskImage:
     """One checkpoint on the disk, as a source of chunks. Thread-safe; read while it is written."""
 
     name = "disk"
-    run_chunks = 1
+    run_chunks = 4
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
         self.folder = folder
         self.size_bytes = manifest.total_bytes
         self.uses = 1
         self._fd = os.open(folder / IMAGE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        weakref.finalize(self, os.close, self._fd)
+        self._reader = FileReader(self._fd)
+        weakref.finalize(self, _close, self._fd, self._reader)
         os.ftruncate(self._fd, manifest.total_bytes)
 
     def present(self, chunks: Sequence[ChunkRange]) -> list[ChunkRange]:
@@ -65,7 +66,7 @@ class DiskImage:
             if stopped():
                 raise Abandoned(IMAGE)
             try:
-                yield read_piece(self._fd, chunk.segment_offset, piece)
+                yield self._reader.read(chunk.segment_offset, piece)
             except (OSError, EOFError) as error:
                 raise SourceError(f"{self.folder.name[:12]} on the disk: {error}") from error
 
@@ -216,6 +217,11 @@ class DiskTier:
                 extra = {"checkpoint": job.image.folder.name, "error": str(error)}
                 log.warning("the disk does not take a checkpoint, the rest of it is not kept", extra=extra)
             del region
+
+
+def _close(fd: int, reader: FileReader) -> None:
+    reader.close()
+    os.close(fd)
 
 
 def _write_all(fd: int, data: memoryview, offset: int) -> None:
