@@ -27,6 +27,8 @@ def command(home: Path, *, port: int, store: str, measure: bool, measure_bytes: 
     findings = examine(home, port)
     if measure:
         output.say("measuring disk, memory and store for a few seconds; without: --no-measure")
+        if store and not store.startswith("s3://"):
+            store = str(Path(store).expanduser().absolute())
         findings += ceilings.examine_speed(home, store or ceilings.store_of(home), measure_bytes)
     if as_json:
         output.json_data(findings)
