@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 from collections.abc import Iterator
 
 import pytest
 
-from fleetstart.runtime.contract.channel import PACKET_MAX_BYTES, Channel, ChannelClosed, pair
+from fleetstart.runtime.contract.channel import (
+    DESCRIPTORS_MAX,
+    MESSAGE_DESCRIPTORS_MAX,
+    PACKET_MAX_BYTES,
+    Channel,
+    ChannelClosed,
+    pair,
+)
 from fleetstart.runtime.contract.ids import WorkerId
 from fleetstart.runtime.contract.messages import Drain, Drained, Exited, Fork, Forked, ForkServerMessage, Usage
 
@@ -43,6 +51,40 @@ def test_descriptors_arrive_with_their_message(ends: Ends) -> None:
     os.close(descriptors[0])
     assert os.read(read_end, 10) == b"through"
     os.close(read_end)
+
+
+def test_more_descriptors_than_a_packet_takes_arrive_in_their_order(ends: Ends) -> None:
+    channel, peer = ends
+    sent = [os.memfd_create(str(number)) for number in range(2 * DESCRIPTORS_MAX + 7)]
+    Channel[Fork](peer, Fork).send(Exited(WorkerId("a"), 0), sent)
+    Channel[Fork](peer, Fork).send(Exited(WorkerId("b"), 0))
+
+    message, received = channel.receive()
+
+    assert message == Exited(WorkerId("a"), 0)
+    assert [os.fstat(fd).st_ino for fd in received] == [os.fstat(fd).st_ino for fd in sent]
+    assert channel.receive() == (Exited(WorkerId("b"), 0), [])
+    for fd in (*sent, *received):
+        os.close(fd)
+
+
+def test_a_flood_of_descriptors_closes_the_channel_and_leaks_none(ends: Ends) -> None:
+    channel, peer = ends
+    before = len(os.listdir("/proc/self/fd"))
+    fd = os.memfd_create("one")
+    flood = MESSAGE_DESCRIPTORS_MAX // DESCRIPTORS_MAX + 1
+
+    def send() -> None:
+        for _ in range(flood):
+            socket.send_fds(peer, [b"+"], [fd] * DESCRIPTORS_MAX)
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    with pytest.raises(ChannelClosed, match="more than|cut"):
+        channel.receive()
+    sender.join(10)
+    os.close(fd)
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_the_end_of_the_peer_is_an_error_not_a_wait(ends: Ends) -> None:
