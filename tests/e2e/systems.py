@@ -85,7 +85,9 @@ class System:
         self.tmp = self.root / "tmp"
         self.tmp.mkdir()
         hidden = {name: value for name, value in os.environ.items() if not name.startswith("FS_")}
-        self.env = {**hidden, "FS_HOME": str(self.home), "TMPDIR": str(self.tmp), **(env or {})}
+        # Memory made ahead would be made anew for each of these short lives.
+        settings = {"FS_HOME": str(self.home), "TMPDIR": str(self.tmp), "FS_POOL_MEMORY": "32MiB"}
+        self.env = {**hidden, **settings, **(env or {})}
         self.url = ""
         self.http = httpx.Client(trust_env=False, timeout=60)
         self._shm_before = _shared_memory()

@@ -26,7 +26,7 @@ class System:
         env = {key: value for key, value in os.environ.items() if not key.startswith("FS_")}
         result = subprocess.run(
             [FS, *arguments],
-            env={**env, "FS_HOME": str(self.home)},
+            env={**env, "FS_HOME": str(self.home), "FS_POOL_MEMORY": "32MiB"},
             input=stdin,
             capture_output=True,
             text=True,
