@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable
 import msgspec
 
 from fleetstart.controller.adapters import is_adapter
-from fleetstart.controller.objects import CHECKPOINTS, ObjectStore, StoredObject
+from fleetstart.controller.objects import CHECKPOINTS, ObjectStore, StoredObject, is_checkpoint
 from fleetstart.controller.registry import Registry
 from fleetstart.controller.resources import CheckpointInfo
 from fleetstart.runtime.contract.errors import CheckpointInvalid, FleetError, NotFound, Refused
@@ -153,8 +153,8 @@ def grouped(objects: Iterable[StoredObject]) -> dict[CheckpointId, list[StoredOb
     """Objects by the checkpoint that they belong to; what is nobody's is passed over."""
     groups: dict[CheckpointId, list[StoredObject]] = {}
     for stored in objects:
-        checkpoint, slash, name = stored.key.removeprefix(CHECKPOINTS).partition("/")
-        if slash and name:
+        checkpoint, _, name = stored.key.removeprefix(CHECKPOINTS).partition("/")
+        if is_checkpoint(checkpoint) and name:
             groups.setdefault(CheckpointId(checkpoint), []).append(stored)
     return groups
 

@@ -124,8 +124,12 @@ def check_key(key: str) -> str:
     return key
 
 
+def is_checkpoint(text: str) -> bool:
+    return _ID.fullmatch(text) is not None
+
+
 def check_checkpoint(text: str) -> CheckpointId:
-    if not _ID.fullmatch(text):
+    if not is_checkpoint(text):
         raise InvalidInput(
             f"{text[:80]!r} is not a checkpoint's id", hint="64 hex digits; `fs weights ls --json` lists them in full"
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import time
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
@@ -171,17 +172,20 @@ def stored(checkpoint: str, name: str, *, size_bytes: int = 1, at_ms: int = NOW_
 
 def test_only_uploads_that_nobody_goes_on_with_are_litter() -> None:
     old_ms = NOW_MS - round(UNFINISHED_S * 1000) - 1
+    left, resumed, whole = "a" * 64, "b" * 64, "c" * 64
     groups = grouped(
         [
-            stored("left", "part-1", at_ms=old_ms),
-            stored("resumed", "part-1", at_ms=old_ms),
-            stored("resumed", "part-2"),
-            stored("whole", "part-1", at_ms=old_ms),
-            stored("whole", "manifest.json", at_ms=old_ms),
+            stored(left, "part-1", at_ms=old_ms),
+            stored(resumed, "part-1", at_ms=old_ms),
+            stored(resumed, "part-2"),
+            stored(whole, "part-1", at_ms=old_ms),
+            stored(whole, "manifest.json", at_ms=old_ms),
+            stored("of somebody else's", "part-1", at_ms=old_ms),
             StoredObject(key="checkpoints/file", size_bytes=1, modified_unix_ms=old_ms),
         ]
     )
-    assert litter(groups, NOW_MS) == ["left"]
+    assert groups.keys() == {left, resumed, whole}
+    assert litter(groups, NOW_MS) == [left]
 
 
 def test_what_is_missing_is_named() -> None:
@@ -322,6 +326,20 @@ def test_deploys_and_removals_at_once_never_leave_a_function_without_weights(red
             with contextlib.suppress(NotFound):
                 await room.registry.delete(FunctionName(f"f{turn}"))
         assert "done" in outcomes
+        await room.client.aclose()
+
+    asyncio.run(scenario())
+
+
+def test_a_sweep_takes_what_was_left_a_day_ago_and_nothing_else(redis_url: str, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        room = Room(redis_url, tmp_path)
+        checkpoint = await room.push(manifest_bytes(manifest()))
+        await room.put(f"checkpoints/{'a' * 64}/part-0", PART)
+        now_ms = time.time_ns() // 1_000_000
+        assert await room.checkpoints.sweep(now_ms) == 0
+        assert await room.checkpoints.sweep(now_ms + round(UNFINISHED_S * 1000) + 1000) == 1
+        assert [info.id for info in await room.checkpoints.list(unfinished=True)] == [checkpoint]
         await room.client.aclose()
 
     asyncio.run(scenario())

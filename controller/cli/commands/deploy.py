@@ -11,7 +11,8 @@ import click
 
 from fleetstart.controller.cli import output
 from fleetstart.controller.cli.bundle import Bundle, make_bundle
-from fleetstart.controller.cli.checkpoint import Published, publish
+from fleetstart.controller.cli.checkpoint import Published, publish_source
+from fleetstart.controller.cli.checkpoint_source import Source, read_source
 from fleetstart.controller.cli.client import Server, find_server
 from fleetstart.controller.cli.declarations import Declaration, read_declarations
 from fleetstart.controller.cli.layout import Layout
@@ -20,6 +21,8 @@ from fleetstart.controller.cli.root import verb
 from fleetstart.controller.cli.specs import adapter_of, build_spec, include_of, module_name, weights_of
 from fleetstart.controller.resources import Deployed
 from fleetstart.runtime.contract.errors import InvalidSpec, NoHandler
+
+S3 = "s3://"
 
 
 @click.command
@@ -102,7 +105,7 @@ def _bundle(path: Path, declarations: Sequence[Declaration]) -> Bundle:
     folder = path.parent
     include = sorted({pattern for declaration in declarations for pattern in include_of(declaration)})
     texts = [text for declaration in declarations for text in (weights_of(declaration), adapter_of(declaration))]
-    weights = [folder / text for text in texts if text]
+    weights = [folder / text for text in texts if text and not text.startswith(S3)]
     return make_bundle(folder, include=include, skip=[item for item in weights if item.resolve() != folder.resolve()])
 
 
@@ -119,9 +122,9 @@ def _deploy(
     adapter: Published | None = None
     if text:
         with Bar(declaration.attribute, live=output.is_terminal()) as bar:
-            published = publish(path.parent / text, server, cache=cache, progress=bar)
+            published = publish_source(_source(path.parent, text), server, cache=cache, progress=bar)
             if change := adapter_of(declaration):
-                adapter = publish(path.parent / change, server, cache=cache, progress=bar)
+                adapter = publish_source(_source(path.parent, change), server, cache=cache, progress=bar)
     spec = build_spec(
         declaration,
         module=module_name(path),
@@ -134,6 +137,14 @@ def _deploy(
     deployed = server.post("/api/v1/functions", spec, Deployed)
     output.say(_told(deployed, [one for one in (published, adapter) if one], time.monotonic() - started_s))
     return deployed
+
+
+def _source(folder: Path, text: str) -> Source:
+    if text.startswith(S3):
+        from fleetstart.controller.cli.s3_origins import read_s3  # late: boto3 takes a third of a second
+
+        return read_s3(text)
+    return read_source(folder / text)
 
 
 def _told(deployed: Deployed, published: Sequence[Published], took_s: float) -> str:

@@ -11,9 +11,12 @@ import pytest
 
 from fleetstart.controller.cli.checkpoint import Published, publish, publish_source
 from fleetstart.controller.cli.origins import read_all, read_at
+from fleetstart.controller.cli.output import OK, USAGE
+from fleetstart.controller.cli.root import run
 from fleetstart.controller.cli.s3_origins import WINDOW_BYTES, Bucket, read_s3
 from fleetstart.runtime.contract.errors import CheckpointInvalid, FleetError, InvalidInput, StoreFailed, WeightsMissing
 from tests.controller.cli.checkpoints import MemoryStore, Tensor, encode, model, no_progress, write_model
+from tests.controller.conftest import ControllerProcess
 from tests.prefetcher.conftest import aws, s3_server, store  # noqa: F401
 from tests.prefetcher.nodes import S3Server, Store
 
@@ -104,3 +107,21 @@ def test_a_store_that_is_away_is_said_so(s3_server: S3Server, tmp_path: Path, mo
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
     with pytest.raises(StoreFailed, match="Could not connect"):
         put("s3://weights/model", tmp_path)
+
+
+def test_the_command_line_takes_weights_from_s3(
+    folder: Path, tmp_path: Path, controller: ControllerProcess, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = ["--home", str(tmp_path / "client")]
+    assert run([*home, "weights", "push", "s3://weights/model", "--url", controller.url]) == OK
+    checkpoint = capsys.readouterr().out.strip()
+    handler = tmp_path / "handler.py"
+    handler.write_text(
+        'from fleetstart.runtime import function\n@function(weights="s3://weights/model")\ndef weighty(): ...\n'
+    )
+    assert run([*home, "deploy", str(handler), "--url", controller.url]) == OK
+    assert "in the store already" in capsys.readouterr().err
+    (info,) = controller.http.get("/api/v1/checkpoints").json()
+    assert (info["id"], info["used_by"]) == (checkpoint, ["weighty@1"])
+    assert run([*home, "weights", "push", "s3://weights/model", "x", "--url", controller.url]) == USAGE
+    assert "is pushed alone" in capsys.readouterr().err
