@@ -14,7 +14,6 @@ from pathlib import Path
 import numpy as np
 
 PAGE = mmap.PAGESIZE
-HUGE_COUNT = Path("/proc/sys/vm/nr_hugepages")
 HUGE_PAGE = 2 << 20
 TRIES = 50
 """A page that is on its way through a socket cannot go; one a second try finds free."""
@@ -68,22 +67,6 @@ def resident_bytes(path: Path) -> int:
         return int((pages & 1).sum()) * PAGE
     finally:
         _libc.munmap(address, size)
-
-
-@contextlib.contextmanager
-def huge_pages(size_bytes: int) -> Iterator[bool]:
-    """Reserves so much in 2 MiB pages beside what there is and gives it back; False if we may not or none are free."""
-    try:
-        before = int(HUGE_COUNT.read_text())
-        wanted = before + -(-size_bytes // HUGE_PAGE)
-        HUGE_COUNT.write_text(str(wanted))
-    except OSError:
-        yield False
-        return
-    try:
-        yield int(HUGE_COUNT.read_text()) >= wanted
-    finally:
-        HUGE_COUNT.write_text(str(before))
 
 
 def disk_folder() -> Path:

@@ -43,16 +43,13 @@ def run(report: Report, options: Options, files: Files) -> None:
 
 
 def paths(report: Report, options: Options, files: Files) -> None:
-    with contextlib.ExitStack() as stack:
-        url = stack.enter_context(serving(files.root))
-        runners: dict[str, Callable[[], Sample]] = {}
-        for verify in (True, False):
-            name = "verified" if verify else "unverified"
-            disk = ours.node(str(files.store), files.size_bytes, verify=verify)
-            store = ours.node(f"s3://{BUCKET}", files.size_bytes, verify=verify, env=credentials(url))
-            runners[f"disk, {name}"] = partial(_fill, stack.enter_context(disk), files, cold=True)
-            runners[f"store, {name}"] = partial(_fill, stack.enter_context(store), files, cold=False)
-        found = in_rounds(options, runners, "checksums")
+    found: dict[str, list[Sample]] = {}
+    with _both(str(files.store), files, {}) as nodes:
+        runners = {f"disk, {name}": partial(_fill, node, files, cold=True) for name, node in nodes.items()}
+        found |= in_rounds(options, runners, "checksums, disk")
+    with serving(files.root) as url, _both(f"s3://{BUCKET}", files, credentials(url)) as nodes:
+        runners = {f"store, {name}": partial(_fill, node, files, cold=False) for name, node in nodes.items()}
+        found |= in_rounds(options, runners, "checksums, store")
     record(report, "checksums", found)
     gigabytes = files.size_bytes / 1e9
     rows = [["into a segment, GB/s", "unverified", "verified", "verified / unverified", "CPU s/GB", "of it verifying"]]
@@ -66,6 +63,15 @@ def paths(report: Report, options: Options, files: Files) -> None:
         rows.append([path, *rates, f"{fine(share)}×", fine(cpu[0]), fine(cpu[0] - cpu[1])])
     report.tell("What verification costs", rows)
     print(f"\nThe claim {'holds' if worst >= AIM else 'does not hold'}: {1 - worst:.0%} of the throughput.")
+
+
+@contextlib.contextmanager
+def _both(store: str, files: Files, env: dict[str, str]) -> Iterator[dict[str, ours.Node]]:
+    with (
+        ours.node(store, files.size_bytes, env=env) as verified,
+        ours.node(store, files.size_bytes, verify=False, env=env) as unverified,
+    ):
+        yield {"verified": verified, "unverified": unverified}
 
 
 def _fill(node: ours.Node, files: Files, *, cold: bool) -> Sample:

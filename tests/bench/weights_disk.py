@@ -15,10 +15,11 @@ from functools import partial
 from pathlib import Path
 
 from tests.bench import fio, ours
-from tests.bench.caches import chill, huge_pages, warm
+from tests.bench.caches import HUGE_PAGE, chill, warm
 from tests.bench.loaders import Loaders, Sample
 from tests.bench.samples import Options, Report, fine, median, progress, spread
 from tests.bench.weights_files import Files, in_rounds, record
+from tests.huge_pages import reserved
 
 OURS = "fleetstart"
 LEAST_S = 1e-3
@@ -39,7 +40,7 @@ class Disk:
     touched: set[int] = field(default_factory=set)
     digests: dict[str, str] = field(default_factory=dict)
     """Asked for once a loader, while samples are not kept."""
-    cleared_cpu_s: list[float] = field(default_factory=lambda: [0.0])
+    cleared_cpu_s: list[float] = field(default_factory=list)
 
     def fio(self, settings: fio.Settings) -> Sample:
         self.ready(self.files.parts)
@@ -91,7 +92,7 @@ def run(report: Report, options: Options, files: Files, worker: Loaders, peers: 
                 peers.do("save", format=kind, source=str(files.source), target=str(paths[name]))
     absent = {name: "is not installed" for name in NEEDS if not _is_there(peers, name)}
     with contextlib.ExitStack() as stack:
-        huge = stack.enter_context(huge_pages(fio.HUGE_BYTES))
+        huge = stack.enter_context(reserved(-(-fio.HUGE_BYTES // HUGE_PAGE)))
         settings = fio.fastest(files.parts, hugetlb=huge)
         if settings is None:
             absent[CEILING] = "may not run here" if fio.installed() else "is not installed"
@@ -112,10 +113,9 @@ def run(report: Report, options: Options, files: Files, worker: Loaders, peers: 
             found = in_rounds(options, runners, f"disk, page cache {title}")
             record(report, f"disk, page cache {title}", found)
             tell(report, files, found, title)
-            cleared = fine(median(disk.cleared_cpu_s) / files.size_bytes * 1e9)
-            print(
-                f"\nIn no row: clearing the pool's memory for its next owner took {cleared} CPU s/GB, before the clock."
-            )
+            if disk.cleared_cpu_s:
+                cleared = fine(median(disk.cleared_cpu_s) / files.size_bytes * 1e9)
+                print(f"\nIn no row: clearing the pool for its next owner, {cleared} CPU s/GB, before the clock.")
         facts = node.facts()
         print(f"The pool: {facts['pages']} pages, slabs of {facts['slab_bytes'] >> 20} MiB. fio: {settings}.")
         for name, why in absent.items():

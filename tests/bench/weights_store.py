@@ -21,6 +21,7 @@ from tests.bench.weights_files import Files, in_rounds, record
 CEILING = "raw sockets"
 OURS = "fleetstart"
 SHARE_AIM, CPU_AIM = 0.9, 1.3
+BLOCK_BYTES = 1 << 20
 
 
 @dataclass(slots=True)
@@ -49,7 +50,9 @@ class Store:
 def run(report: Report, options: Options, files: Files) -> None:
     whole = hashlib.sha256()
     for path in files.parts:
-        whole.update(path.read_bytes())
+        with path.open("rb") as file:
+            while block := file.read(BLOCK_BYTES):
+                whole.update(block)
     with contextlib.ExitStack() as stack:
         url = stack.enter_context(serving(files.root))
         node = stack.enter_context(ours.node(f"s3://{BUCKET}", files.size_bytes, env=credentials(url)))

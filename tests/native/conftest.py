@@ -1,14 +1,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from fleetstart.native import SlabPool
-from tests.native.neighbours import SLAB, Child, Pages, Start, meminfo, spawn
+from tests.huge_pages import reserved
+from tests.native.neighbours import SLAB, Child, Pages, Start, spawn
 
-RESERVED = Path("/proc/sys/vm/nr_hugepages")
 HUGE_PAGES = 40
 
 
@@ -30,17 +29,10 @@ def start() -> Iterator[Start]:
 @pytest.fixture(scope="session")
 def reserved_pages() -> Iterator[None]:
     """Huge pages for these tests, reserved for as long as they run."""
-    before = int(RESERVED.read_text())
-    try:
-        RESERVED.write_text(str(before + HUGE_PAGES))
-    except OSError as error:
-        pytest.skip(f"hugetlb: no pages can be reserved: {error}")
-    try:
-        if meminfo("HugePages_Free") < HUGE_PAGES:
-            pytest.skip(f"hugetlb: of {HUGE_PAGES} pages, {meminfo('HugePages_Free')} could be reserved")
+    with reserved(HUGE_PAGES) as given:
+        if not given:
+            pytest.skip(f"hugetlb: {HUGE_PAGES} pages cannot be reserved")
         yield
-    finally:
-        RESERVED.write_text(str(before))
 
 
 @pytest.fixture(scope="session", params=["small", "thp", "hugetlb"])
