@@ -80,7 +80,7 @@ def test_a_flood_of_descriptors_closes_the_channel_and_leaks_none(ends: Ends) ->
 
     sender = threading.Thread(target=send)
     sender.start()
-    with pytest.raises(ChannelClosed, match="more than|cut"):
+    with pytest.raises(ChannelClosed, match=r"more than|cut"):
         channel.receive()
     sender.join(10)
     os.close(fd)
