@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,7 +47,7 @@ def make(folder: Path, shape: llama.Shape) -> Files:
     return Files(folder=folder, source=source, root=root, checkpoint=checkpoint, parts=parts)
 
 
-def in_rounds(options: Options, runners: dict[str, Callable[[], Sample]], what: str) -> dict[str, list[Sample]]:
+def in_rounds(options: Options, runners: Mapping[str, Callable[[], Sample]], what: str) -> dict[str, list[Sample]]:
     """A sample of each a round, in an order of its own. Who fails is left out, and why. A first round is not kept."""
     found: dict[str, list[Sample]] = {name: [] for name in runners}
     left = dict(runners)
