@@ -16,7 +16,7 @@ from weakref import WeakValueDictionary
 from fleetstart.native import ControlBlock, Region
 from fleetstart.runtime.arrival import Arrival
 from fleetstart.runtime.contract.errors import CheckpointInvalid
-from fleetstart.runtime.contract.manifest import FileEntry, Manifest, TensorEntry, chunks_of, read_manifest
+from fleetstart.runtime.contract.manifest import FileEntry, Manifest, TensorEntry, chunks_of, decode_manifest
 from fleetstart.runtime.device import DeviceWeights, Host, Loading
 from fleetstart.runtime.tensors import Tensors, select, unknown
 from fleetstart.runtime.transfer import Transfer
@@ -52,7 +52,8 @@ class Weights(Tensors):
         Errors: CheckpointInvalid if manifest, control block and memory do not fit one another.
         """
         control = ControlBlock.attach(control_fd)
-        manifest = read_manifest(control.manifest)
+        # Checked by the node, which alone can write it; and nothing that it says can lead outside the region.
+        manifest = decode_manifest(control.manifest)
         if len(manifest.chunks) != control.chunk_count:
             raise CheckpointInvalid(
                 f"the manifest tells of {len(manifest.chunks)} chunks, the segment has {control.chunk_count}"

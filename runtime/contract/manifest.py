@@ -157,10 +157,7 @@ def read_manifest(data: bytes, expected: CheckpointId | None = None) -> Manifest
         raise CheckpointInvalid(
             f"manifest of {expected[:12]} has digest {found[:12]}: not the bytes that were published"
         )
-    try:
-        manifest = msgspec.json.decode(data, type=Manifest)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise CheckpointInvalid(f"manifest is not readable: {error}") from error
+    manifest = decode_manifest(data)
     _check_head(manifest)
     data_ranges = _check_parts(manifest)
     _check_entries(manifest, data_ranges)
@@ -168,6 +165,14 @@ def read_manifest(data: bytes, expected: CheckpointId | None = None) -> Manifest
         if tensor not in manifest.tensors or name in manifest.tensors or name in manifest.files:
             raise CheckpointInvalid(f"alias {name!r} of {tensor!r} is taken or leads nowhere")
     return manifest
+
+
+def decode_manifest(data: bytes) -> Manifest:
+    """One that was checked before, by whoever gives it: types and nothing else, in a third of the time."""
+    try:
+        return msgspec.json.decode(data, type=Manifest)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise CheckpointInvalid(f"manifest is not readable: {error}") from error
 
 
 def _check_head(manifest: Manifest) -> None:
