@@ -24,6 +24,7 @@ from fleetstart.runtime.contract.manifest import (
     MANIFEST_MAX_BYTES,
     MANIFEST_OBJECT,
     Manifest,
+    checkpoint_id,
     checkpoint_key,
     read_manifest,
 )
@@ -73,6 +74,18 @@ class Checkpoints:
         if data is None:
             raise _unknown(checkpoint)
         return data
+
+    async def check_parts(self, checkpoint: CheckpointId, data: bytes) -> None:
+        """A manifest publishes its checkpoint, so it comes last. Errors: CheckpointInvalid, naming what is missing."""
+        if checkpoint_id(data) != checkpoint:
+            return  # the store refuses it: it is not what its key says
+        objects = await self._store.list(f"{CHECKPOINTS}{checkpoint}/")
+        problem = missing_of(facts_of(read_manifest(data, checkpoint)).sizes, objects)
+        if problem:
+            raise CheckpointInvalid(
+                f"checkpoint {checkpoint[:12]} cannot be published: {problem}",
+                hint="push again: it sends what is missing, then the manifest",
+            )
 
     async def remove(self, checkpoint: CheckpointId, now_unix_ms: int) -> CheckpointInfo:
         """Errors: NotFound; Refused while a version of a deployed function needs it."""

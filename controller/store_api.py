@@ -15,7 +15,8 @@ from fleetstart.controller.checkpoints import Checkpoints
 from fleetstart.controller.objects import ObjectStore, Upload, check_checkpoint, check_key, not_found
 from fleetstart.controller.ranges import NotSatisfiable, parse_range
 from fleetstart.controller.responses import error_json
-from fleetstart.runtime.contract.errors import InvalidInput
+from fleetstart.runtime.contract.errors import InvalidInput, TooLarge
+from fleetstart.runtime.contract.manifest import MANIFEST_MAX_BYTES, MANIFEST_OBJECT
 
 BYTES = "application/octet-stream"
 
@@ -54,8 +55,13 @@ class StoreApi:
 
     async def put_object(self, request: Request) -> Response:
         key = check_key(request.path_params["key"])
+        chunks = _chunks(request)
         try:
-            await self._store.put(key, Upload(key, _chunks(request)))
+            if key.endswith("/" + MANIFEST_OBJECT):
+                data = await _small(key, chunks)
+                await self._checkpoints.check_parts(check_checkpoint(key.split("/")[1]), data)
+                chunks = _once(data)
+            await self._store.put(key, Upload(key, chunks))
         except ClientDisconnect:
             return Response(status_code=499)
         return _json({"key": key}, status=201)
@@ -97,6 +103,19 @@ async def _chunks(request: Request) -> AsyncIterator[bytes]:
     async for chunk in request.stream():
         if chunk:
             yield chunk
+
+
+async def _small(key: str, chunks: AsyncIterator[bytes]) -> bytes:
+    data = bytearray()
+    async for chunk in chunks:
+        data += chunk
+        if len(data) > MANIFEST_MAX_BYTES:
+            raise TooLarge(f"{key}: a manifest has {MANIFEST_MAX_BYTES} bytes at most")
+    return bytes(data)
+
+
+async def _once(data: bytes) -> AsyncIterator[bytes]:
+    yield data
 
 
 def _json(value: object, *, status: int = 200) -> Response:

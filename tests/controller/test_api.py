@@ -101,7 +101,9 @@ def test_a_deploy_names_what_is_missing(controller: ControllerProcess) -> None:
     assert error(answer) == (400, "weights_missing")
     assert "fs deploy" in answer.json()["error"]["hint"]
     assert error(put(controller, f"checkpoints/{CHECKPOINT}/manifest.json", b"{}")) == (400, "invalid_input")
-    assert put(controller, f"checkpoints/{CHECKPOINT}/manifest.json", manifest()).status_code == 201
+    stored = controller.home / "store" / "checkpoints" / CHECKPOINT
+    stored.mkdir(parents=True)
+    (stored / "manifest.json").write_bytes(manifest())
     answer = deploy(controller, weights=CHECKPOINT)
     assert error(answer) == (400, "weights_missing")
     assert "part-0" in answer.json()["error"]["message"]
@@ -112,7 +114,7 @@ def test_a_deploy_names_what_is_missing(controller: ControllerProcess) -> None:
     assert "4,160" in answer.json()["error"]["message"]
     put(controller, f"checkpoints/{CHECKPOINT}/part-0", PART)
     assert deploy(controller, weights=CHECKPOINT).status_code == 200
-    Path(controller.home / "store" / "checkpoints" / CHECKPOINT / "manifest.json").write_bytes(b"{}")
+    (stored / "manifest.json").write_bytes(b"{}")
     assert error(deploy(controller, weights=CHECKPOINT)) == (400, "checkpoint_invalid")
 
 

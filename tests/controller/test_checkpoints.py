@@ -85,6 +85,19 @@ def test_what_has_no_manifest_is_not_listed_unless_asked_for(controller: Control
     assert listed(controller, "?unfinished=1") == []
 
 
+def test_a_manifest_comes_after_its_parts_or_not_at_all(controller: ControllerProcess) -> None:
+    (part, content), (key, data) = objects_of(manifest_bytes(manifest())).items()
+    for problem, found in [("part-0 is missing", None), ("part-0 has 4,159 bytes", content[:-1])]:
+        if found is not None:
+            controller.http.put(f"/api/v1/objects/{part}", content=found).raise_for_status()
+        answer = controller.http.put(f"/api/v1/objects/{key}", content=data)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (400, "checkpoint_invalid")
+        assert problem in answer.json()["error"]["message"]
+        assert listed(controller) == []
+    push(controller, data)
+    assert len(listed(controller)) == 1
+
+
 def test_a_damaged_checkpoint_says_what_it_lacks(controller: ControllerProcess) -> None:
     checkpoint = push(controller, manifest_bytes(manifest()))
     folder = controller.home / "store" / "checkpoints" / checkpoint
