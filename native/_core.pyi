@@ -143,6 +143,13 @@ class Checksum:
     def __init__(self, data: Buffer) -> None: ...
     def advance(self, ready_bytes: int) -> None:
         """The first `ready_bytes` of the buffer are there now, and stay as they are."""
+    def receive(self, fd: int, begin: int, slice_s: SupportsFloat) -> int:
+        """Fills the buffer from a blocking socket, from byte `begin` on; how many bytes are there then.
+
+        Returns early once `slice_s` have passed, so that its caller can look up, or when nothing more comes. If
+        nothing came at all: OSError; EOFError if the peer closed; TimeoutError after the socket's SO_RCVTIMEO.
+        BufferError if the buffer is read-only.
+        """
     def digest(self) -> int:
         """All are. Changes nothing: it can be asked again, also before that is so."""
 

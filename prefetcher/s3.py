@@ -9,6 +9,9 @@ fails is left to `fetch`, which knows what a retry is worth.
 from __future__ import annotations
 
 import http.client
+import socket
+import ssl
+import struct
 import threading
 import time
 import weakref
@@ -19,8 +22,10 @@ from fleetstart import native
 from fleetstart.prefetcher.connections import CONNECT_TIMEOUT_S, Connections, request_path
 from fleetstart.prefetcher.sources import Abandoned, ObjectMissing, ObjectSize, Range, SourceError, check_key
 
+SLICE_S = 0.25
+"""Between two looks at the clock and at `stopped`."""
 READ_BYTES = 256 * 1024
-"""Between two looks at the clock and at `stopped`; hashed while it is in the second-level cache."""
+"""The same over TLS, where bytes pass through Python; hashed while they are in the second-level cache."""
 READ_TIMEOUT_S = 10.0
 """Without a single byte. Longest that an abandoned read can hold its memory."""
 STALL_S = 2.0
@@ -103,21 +108,20 @@ class S3Source:
         whole = False
         try:
             answer = self._ask(connection, url, asked, progress, patient=patient)
+            body = _Body(answer, connection.sock, READ_TIMEOUT_S if patient else STALL_S)
             began_s, begin = time.monotonic(), progress.offset
             while not progress.whole:
                 if stopped():
                     raise Abandoned(asked.key)
-                room = progress.room()
-                count = answer.readinto(room)
-                if count < len(room):
-                    raise SourceError(f"{asked.key}: the answer ended after byte {progress.offset + count}")
-                checksum = progress.add(count)
+                checksum = progress.fill(body)
                 if not patient:
                     self._check_pace(progress.offset - begin, time.monotonic() - began_s)
                 if checksum is not None:
                     yield checksum
             self._note_pace(progress.offset - begin, time.monotonic() - began_s)
-            whole = answer.isclosed() and not answer.will_close
+            whole = body.end()
+        except EOFError as error:
+            raise SourceError(f"{asked.key}: the answer ended after byte {progress.offset}") from error
         except TimeoutError as error:
             if not patient:
                 raise _Lagging from error
@@ -203,6 +207,53 @@ class _Lagging(Exception):
     """This connection; another one may do better."""
 
 
+class _Body:
+    """The bytes of an answer: those that came with its headers, then, past Python's buffers, those of the socket.
+
+    Over TLS all of them pass through Python's: the kernel cannot decrypt them.
+    """
+
+    def __init__(self, answer: http.client.HTTPResponse, sock: socket.socket, stall_s: float) -> None:
+        self._answer = answer
+        self._socket = sock
+        self._encrypted = isinstance(self._socket, ssl.SSLSocket)
+        self._left_bytes = answer.length or 0
+        self._buffered_bytes = 0
+        if not self._encrypted:
+            self._buffered_bytes = min(len(answer.peek()), self._left_bytes)
+            self._socket.settimeout(None)
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", *_parts(stall_s)))
+
+    def read(self, into: memoryview, checksum: native.Checksum, begin: int) -> int:
+        """Fills `into` from `begin` on; how far it is filled, if time was up before its end."""
+        if self._encrypted:
+            room = into[begin : begin + READ_BYTES]
+            count = self._answer.readinto(room)
+            if count < len(room):
+                raise EOFError
+            filled = begin + count
+            checksum.advance(filled)
+        elif self._buffered_bytes:
+            filled = begin + self._answer.readinto(into[begin : begin + self._buffered_bytes])
+            self._buffered_bytes -= filled - begin
+            checksum.advance(filled)
+        else:
+            filled = checksum.receive(self._socket.fileno(), begin, SLICE_S)
+        self._left_bytes -= filled - begin
+        return filled
+
+    def end(self) -> bool:
+        """Whether the connection is good for another request."""
+        reusable = self._left_bytes == 0 and not self._answer.will_close
+        self._answer.close()
+        return reusable
+
+
+def _parts(seconds: float) -> tuple[int, int]:
+    """As the kernel's struct timeval."""
+    return int(seconds), int(seconds % 1 * 1e6)
+
+
 class _Progress:
     """How far a range has come. `offset` is the next byte of the object."""
 
@@ -210,21 +261,19 @@ class _Progress:
         self._pieces = iter(asked.pieces)
         self.offset = asked.offset
         self.end = asked.offset + sum(piece.size_bytes for piece in asked.pieces)
+        self._into = memoryview(b"")
+        self._filled = 0
         self._begin_piece()
 
     @property
     def whole(self) -> bool:
         return self.offset == self.end
 
-    def room(self) -> memoryview:
-        """Where the next bytes go."""
-        return self._into[self._filled : self._filled + READ_BYTES]
-
-    def add(self, count: int) -> int | None:
-        """They came. The piece's xxh3, if they were its last."""
-        self.offset += count
-        self._filled += count
-        self._checksum.advance(self._filled)
+    def fill(self, body: _Body) -> int | None:
+        """Some more bytes. The piece's xxh3, if they were its last. Errors: EOFError, TimeoutError, OSError."""
+        filled = body.read(self._into, self._checksum, self._filled)
+        self.offset += filled - self._filled
+        self._filled = filled
         if self._filled < len(self._into):
             return None
         checksum = self._checksum.digest()

@@ -32,6 +32,7 @@ class HeldBuffer {
   ~HeldBuffer() { PyBuffer_Release(&view_); }
   std::byte* data() const { return static_cast<std::byte*>(view_.buf); }
   std::size_t size_bytes() const { return static_cast<std::size_t>(view_.len); }
+  bool readonly() const { return view_.readonly != 0; }
 
  private:
   Py_buffer view_{};
@@ -120,6 +121,11 @@ class Checksum {
     hash_.advance(ready_bytes);
   }
   std::uint64_t digest() const { return hash_.digest(); }
+  std::size_t receive(int fd, std::size_t begin, double slice_s) {
+    if (held_.readonly()) throw py::buffer_error("the buffer is read-only");
+    const py::gil_scoped_release released;
+    return fs::receive(fd, hash_, held_.data(), begin, held_.size_bytes(), slice_s, run_signal_handlers);
+  }
 
  private:
   HeldBuffer held_;
@@ -235,6 +241,7 @@ void bind_checksum(py::module_& module) {
   py::class_<Checksum>(module, "Checksum")
       .def(py::init<const py::object&>(), py::arg("data"))
       .def("advance", &Checksum::advance, py::arg("ready_bytes"), py::call_guard<py::gil_scoped_release>())
+      .def("receive", &Checksum::receive, py::arg("fd"), py::arg("begin"), py::arg("slice_s"))
       .def("digest", &Checksum::digest, py::call_guard<py::gil_scoped_release>());
 }
 

@@ -36,6 +36,12 @@ std::uint64_t read_checksum(int fd, std::int64_t file_offset, std::byte* destina
 std::uint64_t read_direct(int fd, std::int64_t file_offset, std::byte* destination, std::size_t size_bytes,
                           std::size_t room_bytes, const std::function<void()>& interrupted);
 
+// Fills `destination` from a socket, from byte `begin` on, and hashes each piece while the cache holds it. Returns how many
+// bytes are there: all, or fewer once `slice_s` have passed. OsError, EndOfFile if the peer has closed, TimedOut if no
+// byte came within the socket's own SO_RCVTIMEO.
+std::size_t receive(int fd, Xxh3& hash, std::byte* destination, std::size_t begin, std::size_t size_bytes,
+                    double slice_s, const std::function<void()>& interrupted);
+
 // How many bytes of the range the page cache holds; nothing where the kernel (before 6.5) cannot tell.
 std::uint64_t cached_bytes(int fd, std::uint64_t file_offset, std::uint64_t size_bytes);
 

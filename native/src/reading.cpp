@@ -1,8 +1,10 @@
+#include <sys/socket.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 #include <limits>
 #include <string>
@@ -74,6 +76,28 @@ std::uint64_t read_direct(int fd, std::int64_t file_offset, std::byte* destinati
   }
   if (done > size_bytes) std::memset(destination + size_bytes, 0, done - size_bytes);
   return xxh3(destination, size_bytes);
+}
+
+std::size_t receive(int fd, Xxh3& hash, std::byte* destination, std::size_t begin, std::size_t size_bytes,
+                    double slice_s, const std::function<void()>& interrupted) {
+  const auto ends = std::chrono::steady_clock::now() + std::chrono::duration<double>(slice_s);
+  std::size_t done = begin;
+  while (done < size_bytes) {
+    const ssize_t got = ::recv(fd, destination + done, std::min(kReadBlockBytes, size_bytes - done), MSG_WAITALL);
+    if (got < 0 && errno == EINTR) {
+      interrupted();
+      continue;
+    }
+    const bool late = got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK);
+    if (got < 0 && !late) throw_errno("receiving");
+    if (got <= 0 && done > begin) break;  // what came is told first; it will be the same the next time
+    if (late) throw TimedOut("no byte came");
+    if (got == 0) throw EndOfFile("the peer closed after " + std::to_string(done) + " bytes");
+    done += static_cast<std::size_t>(got);
+    hash.advance(done);
+    if (std::chrono::steady_clock::now() >= ends) break;
+  }
+  return done;
 }
 
 std::uint64_t cached_bytes(int fd, std::uint64_t file_offset, std::uint64_t size_bytes) {

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-import subprocess
-import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import torch
+
+from tests.bench.compiled import compiled
 
 READS = 3
 """A ceiling: the best of a few."""
@@ -19,11 +18,7 @@ BUFFER_BYTES = 256 << 20
 
 class Reader:
     def __init__(self) -> None:
-        with tempfile.TemporaryDirectory(prefix="fs-bench-") as folder:
-            library = Path(folder) / "read.so"
-            source = Path(__file__).with_name("read.c")
-            subprocess.run(["cc", "-O3", "-march=native", "-shared", "-fPIC", source, "-o", library], check=True)
-            self._read = ctypes.CDLL(str(library)).read_all
+        self._read = compiled("read", "-march=native").read_all
         self._read.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
         self._read.restype = ctypes.c_uint64
         self._buffer = torch.ones(BUFFER_BYTES, dtype=torch.uint8)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import ctypes
 import json
 import os
 import socket
@@ -33,6 +34,7 @@ from fleetstart.prefetcher.segments import Segment, Segments
 from fleetstart.prefetcher.sources import open_source
 from fleetstart.runtime.contract.ids import CheckpointId, WorkerId
 from fleetstart.runtime.contract.manifest import Manifest, checkpoint_key, chunk_ranges
+from tests.bench.compiled import compiled
 from tests.bench.loaders import Sample, module
 from tests.bench.peer import Talk
 
@@ -260,9 +262,25 @@ def _leave_out_checksums() -> None:
     def ranges(manifest: Manifest) -> Any:
         return [msgspec.structs.replace(chunk, checksum=0) for chunk in chunk_ranges(manifest)]
 
+    library = compiled("receive")
+    library.receive.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t]
+    library.receive.restype = ctypes.c_long
+
     class Nothing:
-        def __init__(self, data: Any) -> None: ...
+        def __init__(self, data: Any) -> None:
+            self._size = len(data)
+            self._address = ctypes.addressof(ctypes.c_char.from_buffer(data)) if self._size else 0
+
         def advance(self, ready_bytes: int) -> None: ...
+
+        def receive(self, fd: int, begin: int, slice_s: float) -> int:
+            done: int = library.receive(fd, self._address, begin, self._size)
+            if done < 0:
+                raise OSError(-done, os.strerror(-done))
+            if done == begin:
+                raise EOFError
+            return done
+
         def digest(self) -> int:
             return 0
 

@@ -10,13 +10,10 @@ import contextlib
 import ctypes
 import hashlib
 import platform
-import subprocess
-import tempfile
 import time
 import zlib
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,6 +23,7 @@ from fleetstart import native
 from fleetstart.runtime.contract.manifest import CHUNK_BYTES
 from tests.bench import ours
 from tests.bench.caches import chill, prefaulted
+from tests.bench.compiled import compiled
 from tests.bench.loaders import Sample
 from tests.bench.range_server import BUCKET, credentials, serving
 from tests.bench.samples import Options, Report, fine, median, spread
@@ -119,11 +117,7 @@ def _crc32c() -> dict[str, Checksum]:
     """By the processor's instruction; none on other processors than Intel's and AMD's."""
     if platform.machine() != "x86_64":
         return {}
-    with tempfile.TemporaryDirectory(prefix="fs-bench-") as folder:
-        library = Path(folder) / "crc32c.so"
-        source = Path(__file__).with_name("crc32c.c")
-        subprocess.run(["cc", "-O3", "-msse4.2", "-shared", "-fPIC", source, "-o", library], check=True)
-        loaded = ctypes.CDLL(str(library))
+    loaded = compiled("crc32c", "-msse4.2")
     found: dict[str, Checksum] = {}
     for name, function in (("crc32c, one lane", loaded.one_lane), ("crc32c, three lanes", loaded.three_lanes)):
         function.argtypes, function.restype = [ctypes.c_void_p, ctypes.c_size_t], ctypes.c_uint64

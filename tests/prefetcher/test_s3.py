@@ -88,7 +88,7 @@ def test_a_range_that_stalls_or_lags_goes_on_elsewhere_from_where_it_stopped(
 def test_a_store_that_stalls_for_ever_is_an_error_in_time(faulty: FaultyS3, impatient: None) -> None:
     faulty.always = stalls_after(100)
 
-    with pytest.raises(SourceError, match=r"part: no byte after 0 in 0\.6 s"):
+    with pytest.raises(SourceError, match=r"part: no byte after \d+ in 0\.6 s"):
         read(S3Source(bucket="weights"))
 
     assert len(faulty.ranges) == s3.LAGS_MOST + 1
