@@ -27,8 +27,8 @@ Pages = Literal["hugetlb", "thp", "small"]
 KINDS: tuple[Pages, ...] = ("hugetlb", "thp", "small")
 HUGETLB_LEAST_BYTES = GIB
 """Fewer reserved huge pages than that were not reserved for us."""
-SLABS_MOST = 1024
-"""Each is one descriptor here and in the workers that attach it."""
+SLABS_MOST = 512
+"""Each is one descriptor here, and one mapping in the workers that attach it: some 4 µs of their start."""
 LOWEST_PRIORITY = 19
 CLOSE_S = 2.0
 

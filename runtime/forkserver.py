@@ -226,6 +226,7 @@ def main(arguments: list[str] | None = None) -> None:
     importlib.import_module("fleetstart.runtime.rehearsal").rehearse()
     if options.profile == "torch":
         importlib.import_module("fleetstart.runtime.llm.rehearsal").rehearse()
+        importlib.import_module("fleetstart.runtime.weights_rehearsal").rehearse_weights()
     granted, inside_user_namespace = isolation.probe()
     if inside_user_namespace:
         isolation.become_user_root()

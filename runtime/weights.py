@@ -65,15 +65,16 @@ class Weights(Tensors):
         return cls(manifest, region, Arrival(control, deadline_ns, want))
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        entry = self.entry(name)
-        return self._view(name, entry, entry.offset, entry.shape)
+        entry = self._entries.get(name)
+        if entry is None:
+            raise unknown("tensor", name, self._entries)
+        self._wait(name, entry.offset, entry.size_bytes)
+        return view(self.region, entry.dtype, entry.offset, entry.shape)
 
     def rows(self, name: str, begin: int, end: int) -> torch.Tensor:
         entry = self.entry(name)
         row_bytes = size_of(entry.dtype, entry.shape[1:])
-        return self._view(name, entry, entry.offset + begin * row_bytes, (end - begin, *entry.shape[1:]))
-
-    def _view(self, name: str, entry: TensorEntry, offset: int, shape: tuple[int, ...]) -> torch.Tensor:
+        offset, shape = entry.offset + begin * row_bytes, (end - begin, *entry.shape[1:])
         self._wait(name, offset, size_of(entry.dtype, shape))
         return view(self.region, entry.dtype, offset, shape)
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from fleetstart.runtime.weights import Weights
+from fleetstart.runtime.weights_rehearsal import rehearse_weights
 from tests.bench import ours
 from tests.bench.forked import Load, serve, touch
 
@@ -43,7 +44,12 @@ def idle(question: Any) -> Load:
 
 
 def bind(question: Any) -> Any:
-    """Milliseconds from descriptors of a ready segment to all its tensors, in a process that has done nothing yet."""
+    """Milliseconds from descriptors of a ready segment to all its tensors.
+
+    In a process that has done nothing yet, or one that has rehearsed, as pooled workers have when they are given work.
+    """
+    if question["rehearsed"]:
+        rehearse_weights()
     descriptors = ours.ask_descriptors(question["socket"], question["checkpoint"])
     began_s = time.perf_counter()
     weights = Weights.attach(*descriptors, deadline_ns=_deadline_ns())
