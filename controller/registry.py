@@ -16,7 +16,7 @@ import msgspec
 from fleetstart.controller.adapters import CONFIG, CONFIG_MAX_BYTES, check_fits, is_adapter, read_adapter
 from fleetstart.controller.objects import ObjectStore, read_file, require_bundle, require_checkpoint
 from fleetstart.controller.records import FunctionRecord, VersionKey, VersionRecord
-from fleetstart.controller.removals import REMOVALS, Removals
+from fleetstart.controller.removals import Removals
 from fleetstart.controller.state import Script, State
 from fleetstart.runtime.contract import keys
 from fleetstart.runtime.contract.errors import InvalidSpec, NotFound, Unavailable
@@ -130,7 +130,7 @@ class Registry:
     ) -> bool:
         return bool(
             await self._script(
-                [keys.FUNCTIONS, keys.versions(name), keys.failures(name, version), REMOVALS],
+                [keys.FUNCTIONS, keys.versions(name), keys.failures(name, version), keys.REMOVALS],
                 [name, raw, new, version, record, keys.EVENTS_FUNCTIONS, *chain.from_iterable(marks)],
             )
         )

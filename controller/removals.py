@@ -14,11 +14,10 @@ from typing import cast
 
 import redis.asyncio as redis
 
+from fleetstart.runtime.contract import keys
 from fleetstart.runtime.contract.errors import Unavailable
 from fleetstart.runtime.contract.ids import CheckpointId
 
-REMOVALS = "fs:removals"
-"""Redis hash: checkpoint → mark, "removing:{unix ms}:{token}" or "removed:{unix ms}:{token}"."""
 STALE_MS = 10 * 60_000
 """A removal that is older has died with its controller, and stands in nobody's way any more."""
 FORGET_MS = 24 * 3_600_000
@@ -33,7 +32,7 @@ class Removals:
         """What a deploy hands to its script. Errors: Unavailable while one of them is being removed."""
         if not checkpoints:
             return []
-        raw = await cast(Awaitable[list[bytes | None]], self._client.hmget(REMOVALS, list(checkpoints)))
+        raw = await cast(Awaitable[list[bytes | None]], self._client.hmget(keys.REMOVALS, list(checkpoints)))
         marks = [(value or b"").decode() for value in raw]
         for checkpoint, mark in zip(checkpoints, marks, strict=True):
             state, since_unix_ms = _parsed(mark)
@@ -49,20 +48,20 @@ class Removals:
         """From here on no deploy that looked before comes through. Returns what `end` must be given."""
         await self._forget_old(now_unix_ms)
         token = f"{now_unix_ms}:{secrets.token_hex(8)}"
-        await self._client.hset(REMOVALS, checkpoint, f"removing:{token}")
+        await self._client.hset(keys.REMOVALS, checkpoint, f"removing:{token}")
         return token
 
     async def end(self, checkpoint: CheckpointId, token: str) -> None:
         """Leaves the mark of another removal of the same checkpoint, which goes on, as it is."""
-        current = await cast(Awaitable[bytes | None], self._client.hget(REMOVALS, checkpoint))
+        current = await cast(Awaitable[bytes | None], self._client.hget(keys.REMOVALS, checkpoint))
         if current == f"removing:{token}".encode():
-            await self._client.hset(REMOVALS, checkpoint, f"removed:{token}")
+            await self._client.hset(keys.REMOVALS, checkpoint, f"removed:{token}")
 
     async def _forget_old(self, now_unix_ms: int) -> None:
-        marks = await cast(Awaitable[dict[bytes, bytes]], self._client.hgetall(REMOVALS))
+        marks = await cast(Awaitable[dict[bytes, bytes]], self._client.hgetall(keys.REMOVALS))
         old = [key for key, mark in marks.items() if now_unix_ms - _parsed(mark.decode())[1] > FORGET_MS]
         if old:
-            await self._client.hdel(REMOVALS, *[key.decode() for key in old])
+            await self._client.hdel(keys.REMOVALS, *[key.decode() for key in old])
 
 
 def _parsed(mark: str) -> tuple[str, int]:

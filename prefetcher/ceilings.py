@@ -24,12 +24,12 @@ import msgspec
 from fleetstart import native
 from fleetstart.prefetcher.memory import KINDS, Pages, open_pool
 from fleetstart.prefetcher.rounds import Rounds
+from fleetstart.prefetcher.sources import DISK_THREADS
 from fleetstart.runtime.contract.ceilings import Ceilings, Limit
 from fleetstart.runtime.contract.errors import FleetError
 from fleetstart.runtime.contract.function import GIB, MIB
 from fleetstart.runtime.contract.manifest import CHUNK_BYTES
 
-DISK_THREADS = 4
 RESERVE_BYTES = GIB
 """Left free on the disk."""
 DISK_LEAST_BYTES = 4 * CHUNK_BYTES

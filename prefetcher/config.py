@@ -20,6 +20,7 @@ MEMORY_SHARE = 0.8
 KEEP_BYTES = GIB
 KEEP_SHARE = 8
 """At most that part of the node's memory, so that a small machine keeps its own."""
+FETCH_THREADS, FETCH_THREADS_MOST = 4, 32
 DISK_CACHE_BYTES = 50 * GIB
 """A handful of large models; never the disk's last gigabyte."""
 
@@ -64,8 +65,8 @@ class Config:
     """Memory for weights that is made ahead, so that the first cold start need not wait for the kernel's zeroes."""
     disk_cache_bytes: int = 0
     """Checkpoints kept on this node's disk; none where the store is a folder, which is a disk itself."""
-    fetch_threads: int = 4
-    """Enough to keep a store's round trips off the critical path, few enough for two cores."""
+    fetch_threads: int = FETCH_THREADS
+    """Connections to the object store."""
     shutdown_grace_s: float = 2.0
     """For calls under way when the daemon is told to end: `fs down` should feel immediate."""
 
@@ -77,6 +78,7 @@ class Config:
 def config_from(env: Mapping[str, str]) -> Config:
     """Errors: ConfigError, naming the variable."""
     memory_bytes = _memory(env.get("FS_NODE_MEMORY", ""))
+    cpus = len(os.sched_getaffinity(0))
     return Config(
         home=Path(_required(env, "FS_HOME")).absolute(),
         redis_url=_redis_url(_required(env, "FS_REDIS_URL")),
@@ -88,11 +90,11 @@ def config_from(env: Mapping[str, str]) -> Config:
         disk_cache_bytes=_size(env, "FS_DISK_CACHE", default=DISK_CACHE_BYTES) if is_remote(env["FS_STORE"]) else 0,
         pool_size=_whole(env, "FS_POOL_SIZE", default=1, most=64),
         profiles=_profiles(env.get("FS_PROFILES") or ",".join(PROFILES)),
-        cpus=len(os.sched_getaffinity(0)),
+        cpus=cpus,
         worker_env={name: value for name, value in env.items() if name.startswith(WORKER_ENV)},
         watch_only=env.get("FS_LIMITS", "") == "watched",
         parent_death=env.get("FS_PARENT_DEATH", "") == "1",
-        fetch_threads=_whole(env, "FS_FETCH_THREADS", default=4, least=1, most=64),
+        fetch_threads=_whole(env, "FS_FETCH_THREADS", default=_fetch_threads(cpus), least=1, most=64),
     )
 
 
@@ -107,6 +109,11 @@ def _redis_url(url: str) -> str:
     if not url.startswith(("redis://", "rediss://", "unix://")):
         raise ConfigError(f"FS_REDIS_URL is {url!r}: it must begin with redis://, rediss:// or unix://")
     return url
+
+
+def _fetch_threads(cpus: int) -> int:
+    """Two a core: more fight for it where the network is quick, and a store's round trips still overlap."""
+    return min(FETCH_THREADS_MOST, max(FETCH_THREADS, 2 * cpus))
 
 
 def is_remote(store: str) -> bool:

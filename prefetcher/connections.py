@@ -22,14 +22,14 @@ class Connections:
         self._idle: dict[str, list[http.client.HTTPConnection]] = {}
         self._tls: ssl.SSLContext | None = None
 
-    def take(self, url: str) -> http.client.HTTPConnection:
-        """To the URL's host, or to the proxy that stands before it. OSError when it is used first, not here."""
+    def take(self, url: str) -> tuple[http.client.HTTPConnection, bool]:
+        """To the URL's host, or to the proxy before it, and whether it is new. OSError when it is used, not here."""
         target = urlsplit(url)
         with self._lock:
             idle = self._idle.get(f"{target.scheme}://{target.netloc}")
             if idle:
-                return idle.pop()
-        return self._open(url)
+                return idle.pop(), False
+        return self._open(url), True
 
     def give_back(self, url: str, connection: http.client.HTTPConnection) -> None:
         """After an answer that was read to its end."""

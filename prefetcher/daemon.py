@@ -203,7 +203,7 @@ class Daemon:
 
     def _ended(self, worker: WorkerId) -> None:
         self._workers.pop(worker, None)
-        self._segments.memory.given_back()
+        self._segments.memory.tend()
         self._lease_changed.set()
 
     # ── statuses and lease ─────────────────────────────────────────────────────────────────────────

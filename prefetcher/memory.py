@@ -109,14 +109,15 @@ class SegmentMemory:
     def take(self, size_bytes: int) -> native.Region:
         """Zeroed; it comes back by itself with the end of its last use. Unavailable if memory is short. Blocks."""
         try:
-            region = self._pool.take(size_bytes)
+            return self._pool.take(size_bytes)
         except OSError as error:
             raise Unavailable(f"no memory for {size_bytes:,} bytes of weights: {error}", retry_after_s=1.0) from error
-        self._work.set()
-        return region
 
-    def given_back(self) -> None:
-        """Something came back, or somebody ended who needed memory: there may be something to clear or to make."""
+    def tend(self) -> None:
+        """Something came back, or was used up and filled by now: there may be something to clear or to make.
+
+        Not at once when it is used up: who takes memory wants the processor and the memory's bandwidth himself.
+        """
         self._work.set()
 
     def shrink(self, more_bytes: int) -> None:

@@ -40,12 +40,14 @@ SMOOTHING = 0.2
 URL_LIVES_S = 3600
 URL_USED_S = 300.0
 """A signature is good for an hour, if the credentials behind it are."""
+STALE = (http.client.RemoteDisconnected, ConnectionResetError, BrokenPipeError)
 MISSING = frozenset({"NoSuchKey", "404", "NotFound"})
 
 
 class S3Source:
     run_chunks = 4
     """16 MiB a request: its round trip and its headers are then a hundredth of it."""
+    threads = 0
 
     def __init__(self, *, bucket: str, prefix: str = "") -> None:
         import boto3
@@ -90,11 +92,13 @@ class S3Source:
 
     def read(self, asked: Range, stopped: Callable[[], bool]) -> Iterator[int]:
         progress = _Progress(asked)
-        for lags in range(LAGS_MOST + 1):
+        lags = 0
+        while not progress.whole:
             try:
                 yield from self._stream(asked, progress, stopped, patient=lags == LAGS_MOST)
-                return
             except _Lagging:
+                lags += 1
+            except _Stale:  # each is gone then, and the next may be new
                 continue
 
     def _stream(
@@ -104,7 +108,7 @@ class S3Source:
         if stopped():
             raise Abandoned(asked.key)
         url = self._url(asked.key)
-        connection = self._connections.take(url)
+        connection, new = self._connections.take(url)
         whole = False
         try:
             answer = self._ask(connection, url, asked, progress, patient=patient)
@@ -126,6 +130,10 @@ class S3Source:
             if not patient:
                 raise _Lagging from error
             raise SourceError(f"{asked.key}: no byte after {progress.offset} in {READ_TIMEOUT_S:g} s") from error
+        except STALE as error:
+            if new:
+                raise SourceError(f"{asked.key}: at byte {progress.offset}: {error}") from error
+            raise _Stale from error
         except (OSError, http.client.HTTPException) as error:
             what = str(error) or type(error).__name__
             raise SourceError(f"{asked.key}: at byte {progress.offset}: {what}") from error
@@ -201,6 +209,10 @@ class S3Source:
         with self._lock:
             known = self._typical_bytes_per_s
             self._typical_bytes_per_s = known + SMOOTHING * (rate - known) if known else rate
+
+
+class _Stale(Exception):
+    """A connection that was kept, and that the store has closed meanwhile: as good as none."""
 
 
 class _Lagging(Exception):

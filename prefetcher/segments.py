@@ -24,7 +24,7 @@ from fleetstart.prefetcher.cache import Held, choose_evictions
 from fleetstart.prefetcher.disk import DiskImage, DiskTier
 from fleetstart.prefetcher.fetch import Fetch, Lane, StoreChunks, fetch_manifest
 from fleetstart.prefetcher.memory import SegmentMemory
-from fleetstart.prefetcher.sources import Source
+from fleetstart.prefetcher.sources import DISK_THREADS, Source
 from fleetstart.prefetcher.threads import in_thread
 from fleetstart.runtime.contract.errors import CheckpointInvalid, FleetError, Unavailable, WeightsMissing
 from fleetstart.runtime.contract.ids import CheckpointId, WorkerId
@@ -34,8 +34,6 @@ from fleetstart.runtime.contract.messages import SegmentReport
 log = logging.getLogger(__name__)
 
 CLOSE_TIMEOUT_S = 2.0
-DISK_THREADS = 4
-"""Two keep a disk busy; two more do while others check what they read."""
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
@@ -192,7 +190,7 @@ class Segments:
         segment.region = None
         segment.control = None
         segment.fetch = None
-        self.memory.given_back()
+        self.memory.tend()
 
     async def close(self) -> None:
         """Stops every fetch within the deadline and lets all memory go."""
@@ -304,7 +302,9 @@ class Segments:
         there = image.present(chunks) if image is not None else []
         indices = {chunk.index for chunk in there}
         elsewhere = [chunk for chunk in chunks if chunk.index not in indices]
-        lanes = [Lane(StoreChunks(self._source, checkpoint, manifest), elsewhere, self._threads)]
+        lanes = [
+            Lane(StoreChunks(self._source, checkpoint, manifest), elsewhere, self._source.threads or self._threads)
+        ]
         if image is not None and there:
             lanes.insert(0, Lane(image, there, DISK_THREADS))
         return lanes
@@ -332,6 +332,7 @@ class Segments:
         segment.fetch_span_ns = (segment.fetch_span_ns[0], time.monotonic_ns())
         segment.error = error
         segment.filled.set()
+        self.memory.tend()
         if segment.fetch is not None:
             for source, (size_bytes, busy_s) in segment.fetch.traffic().items():
                 self.bandwidths.note(source, size_bytes, busy_s)

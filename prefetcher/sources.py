@@ -17,6 +17,8 @@ from fleetstart import native
 
 PAGE_BYTES = 4096
 """What direct reads are aligned to: offset, address and length."""
+DISK_THREADS = 8
+"""Four reads keep a disk busy, while as many threads check what they have read."""
 
 
 class SourceError(Exception):
@@ -76,6 +78,8 @@ class Source(Protocol):
 
     run_chunks: int
     """Most chunks that are worth asking for at once."""
+    threads: int
+    """That keep it busy; 0 if that depends on where it is, and the node's setting tells."""
 
     def read_object(self, key: str, limit_bytes: int) -> bytes:
         """A small object, whole. ValueError if it is larger than the limit, before it is read."""
@@ -131,6 +135,7 @@ class FileSource:
 
     run_chunks = 4
     """What opening and asking cost is then spread over 16 MiB."""
+    threads = DISK_THREADS
 
     def __init__(self, root: Path) -> None:
         self._root = root

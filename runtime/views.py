@@ -17,6 +17,8 @@ _VIEWED = {
     "F8_E4M3": "float8_e4m3fn",
     "F8_E5M2": "float8_e5m2",
     "F8_E8M0": "float8_e8m0fnu",
+    "F8_E4M3FNUZ": "float8_e4m3fnuz",
+    "F8_E5M2FNUZ": "float8_e5m2fnuz",
 }
 """DLPack has no 8-bit float that every torch release reads: they cross as bytes and are viewed."""
 
@@ -51,6 +53,7 @@ def torch_dtype(name: str) -> torch.dtype:
         "BOOL": "bool", "U8": "uint8", "U16": "uint16", "U32": "uint32", "U64": "uint64",
         "I8": "int8", "I16": "int16", "I32": "int32", "I64": "int64",
         "F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64",
+        "C64": "complex64",
     }  # fmt: skip
     found: torch.dtype = getattr(torch, _VIEWED.get(name) or names[name])
     return found

@@ -27,6 +27,11 @@
 #define SYS_mount_setattr 442
 #endif
 
+// Since kernel 6.1.
+#ifndef MADV_COLLAPSE
+#define MADV_COLLAPSE 25
+#endif
+
 namespace fs {
 namespace {
 
@@ -117,8 +122,11 @@ Descriptor Backing::map_new_file(std::byte* address, std::size_t size_bytes) {
   void* const mapped =
       ::mmap(address, size_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, descriptor.get(), 0);
   if (mapped == MAP_FAILED) throw_errno("mapping of " + std::to_string(size_bytes) + " bytes");
+  ::madvise(address, size_bytes, MADV_HUGEPAGE);  // worth some work to the kernel, where memory is in pieces
   return readable;
 }
+
+void make_huge(std::byte* address, std::size_t size_bytes) { ::madvise(address, size_bytes, MADV_COLLAPSE); }
 
 bool is_huge(const std::byte* address, std::size_t size_bytes) {
   char begin[32];

@@ -38,6 +38,9 @@ class Backing {
   std::size_t files_ = 0;
 };
 
+// Has the kernel gather pages that it gave singly, while memory was in pieces, into huge ones; what it cannot, it leaves.
+void make_huge(std::byte* address, std::size_t size_bytes);
+
 // Whether a populated mapping at that address consists of huge pages, by /proc/self/smaps.
 bool is_huge(const std::byte* address, std::size_t size_bytes);
 

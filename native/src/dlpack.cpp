@@ -10,7 +10,7 @@ namespace {
 constexpr std::int32_t kDeviceCpu = 1;
 constexpr std::size_t kDimensionsMax = 64;  // what torch takes
 
-enum Code : std::uint8_t { kInt = 0, kUint = 1, kFloat = 2, kBfloat = 4, kBool = 6 };
+enum Code : std::uint8_t { kInt = 0, kUint = 1, kFloat = 2, kBfloat = 4, kComplex = 5, kBool = 6 };
 
 struct NamedType {
   const char* name;
@@ -22,7 +22,7 @@ constexpr NamedType kTypes[] = {
     {"BOOL", kBool, 8},   {"U8", kUint, 8},    {"I8", kInt, 8},      {"F8_E4M3", kUint, 8}, {"F8_E5M2", kUint, 8},
     {"F8_E8M0", kUint, 8}, {"U16", kUint, 16}, {"I16", kInt, 16},    {"F16", kFloat, 16},   {"BF16", kBfloat, 16},
     {"U32", kUint, 32},   {"I32", kInt, 32},   {"F32", kFloat, 32},  {"U64", kUint, 64},    {"I64", kInt, 64},
-    {"F64", kFloat, 64},
+    {"F64", kFloat, 64},  {"C64", kComplex, 64}, {"F8_E4M3FNUZ", kUint, 8}, {"F8_E5M2FNUZ", kUint, 8},
 };
 
 const NamedType& type_named(const std::string& name) {

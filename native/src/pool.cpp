@@ -191,6 +191,7 @@ bool SlabPool::prepare(std::size_t wanted) {
     } else {
       clear(slab);
     }
+    if (backing_.pages() == Pages::kThp) make_huge(slab.addresses.data(), slab_bytes_);
   } catch (...) {
     failure = std::current_exception();
   }
@@ -228,7 +229,7 @@ void SlabPool::put_back(std::vector<Slab> slabs, std::size_t count) noexcept {
 
 SlabPool::Counts SlabPool::counts() const {
   const std::lock_guard lock(mutex_);
-  return {total_ - clean_.size() - dirty_.size(), clean_.size(), dirty_.size()};
+  return {total_ - preparing_ - clean_.size() - dirty_.size(), clean_.size(), dirty_.size() + preparing_};
 }
 
 }  // namespace fs

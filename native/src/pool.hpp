@@ -19,7 +19,7 @@ namespace fs {
 class SlabPool : public std::enable_shared_from_this<SlabPool> {
  public:
   struct Counts {
-    std::size_t used, clean, dirty;
+    std::size_t used, clean, dirty;  // one that prepare() has in hand is dirty still
   };
 
   // `slab_bytes` is a power of two of at least a huge page, or of a page if pages are small. OsError.

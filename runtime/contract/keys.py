@@ -15,6 +15,7 @@
 | fs:open | hash | invocation → OpenInvocation: accepted, not yet in the ledger | gateway |
 | fs:ledger | stream | rows: field `row` holds an InvocationRow or PhaseRow | gateway, node |
 | fs:ledger:ids | sorted set | row id → unix ms: a row is written once | gateway, node |
+| fs:removals | hash | checkpoint → "removing:{unix ms}:{token}" or "removed:{unix ms}:{token}" | controller |
 | fs:trace:{invocation} | string, expiring | InvocationTrace | gateway |
 | fs:logs:{function} | stream, capped | LogLine | node |
 
@@ -33,6 +34,7 @@ FENCE = "fs:fence"
 OPEN = "fs:open"
 LEDGER = "fs:ledger"
 LEDGER_IDS = "fs:ledger:ids"
+REMOVALS = "fs:removals"
 
 EVENTS_OBSERVED = "fs:events:observed"
 EVENTS_GATEWAYS = "fs:events:gateways"

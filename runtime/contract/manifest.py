@@ -37,10 +37,10 @@ LAYER_BEFORE = -1
 """Layer number of files and of what runs before the first layer (embeddings)."""
 
 DTYPE_BYTES = {
-    "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1,
+    "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1, "F8_E4M3FNUZ": 1, "F8_E5M2FNUZ": 1,
     "U16": 2, "I16": 2, "F16": 2, "BF16": 2,
     "U32": 4, "I32": 4, "F32": 4,
-    "U64": 8, "I64": 8, "F64": 8,
+    "U64": 8, "I64": 8, "F64": 8, "C64": 8,
 }  # fmt: skip
 
 _OBJECT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
@@ -223,7 +223,7 @@ def _check_entries(manifest: Manifest, data_ranges: list[tuple[int, int]]) -> No
         width = DTYPE_BYTES.get(entry.dtype)
         if width is None:
             raise CheckpointInvalid(f"tensor {name}: dtype {entry.dtype!r} is not known")
-        if len(entry.shape) > 64 or any(dim < 0 for dim in entry.shape):
+        if len(entry.shape) > 64 or any(not 0 <= dim < 1 << 63 for dim in entry.shape):
             raise CheckpointInvalid(f"tensor {name}: shape {list(entry.shape)[:8]} is not allowed")
         if prod(entry.shape) * width != entry.size_bytes:
             raise CheckpointInvalid(

@@ -98,7 +98,7 @@ def right(handler: Handler, data: bytes, begin: int, end: int) -> None:
 def stalls_after(size_bytes: int) -> Fault:
     def fault(handler: Handler, data: bytes, begin: int, end: int) -> None:
         handler.begin(data, begin, end)
-        handler.wfile.write(data[begin : begin + size_bytes])
+        handler.wfile.write(data[begin : min(begin + size_bytes, end)])
         handler.wfile.flush()
         handler.server.released.wait(60)
         handler.close_connection = True
@@ -120,7 +120,7 @@ def trickles(handler: Handler, data: bytes, begin: int, end: int) -> None:
 def resets_after(size_bytes: int) -> Fault:
     def fault(handler: Handler, data: bytes, begin: int, end: int) -> None:
         handler.begin(data, begin, end)
-        handler.wfile.write(data[begin : begin + size_bytes])
+        handler.wfile.write(data[begin : min(begin + size_bytes, end)])
         handler.wfile.flush()
         handler.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         handler.connection.close()
@@ -132,7 +132,7 @@ def resets_after(size_bytes: int) -> Fault:
 def ends_after(size_bytes: int) -> Fault:
     def fault(handler: Handler, data: bytes, begin: int, end: int) -> None:
         handler.begin(data, begin, end)
-        handler.wfile.write(data[begin : begin + size_bytes])
+        handler.wfile.write(data[begin : min(begin + size_bytes, end)])
         handler.close_connection = True
 
     return fault

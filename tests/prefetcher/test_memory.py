@@ -61,7 +61,7 @@ def test_slabs_are_made_ahead_and_what_comes_back_is_cleared() -> None:
         region.view(0, 5)[:] = b"weights"[:5]
         assert pool.used_bytes == SLAB
         del region
-        pool.given_back()
+        pool.tend()
         wait_until(lambda: pool._pool.dirty == 0, what="clearing")
         assert pool.used_bytes == 0
         assert bytes(pool.take(3 * SLAB).view(0, SLAB)) == bytes(SLAB)
@@ -73,12 +73,12 @@ def test_workers_come_before_what_is_kept() -> None:
         pool.shrink(SLAB)
         others_bytes[0] += SLAB
         assert pool.report().free_bytes == SLAB
-        pool.given_back()
+        pool.tend()
         wait_until(lambda: not pool._work.is_set(), what="the thread to look")
         assert pool.report().free_bytes == SLAB
 
         others_bytes[0] = 0
-        pool.given_back()
+        pool.tend()
         wait_until(lambda: pool.report().free_bytes == 3 * SLAB, what="what is kept")
 
 
