@@ -118,10 +118,10 @@ class S3Source:
                 if stopped():
                     raise Abandoned(asked.key)
                 checksum = progress.fill(body)
-                if not patient:
-                    self._check_pace(progress.offset - begin, time.monotonic() - began_s)
                 if checksum is not None:
                     yield checksum
+                if not patient:
+                    self._check_pace(progress.offset - begin, time.monotonic() - began_s)
             self._note_pace(progress.offset - begin, time.monotonic() - began_s)
             whole = body.end()
         except EOFError as error:

@@ -106,15 +106,21 @@ def stalls_after(size_bytes: int) -> Fault:
     return fault
 
 
-def trickles(handler: Handler, data: bytes, begin: int, end: int) -> None:
-    """A block each 50 ms: a megabyte and a quarter a second."""
-    handler.begin(data, begin, end)
-    for at in range(begin, end, BLOCK_BYTES):
-        handler.wfile.write(data[at : min(at + BLOCK_BYTES, end)])
-        handler.wfile.flush()
-        if handler.server.released.wait(0.05):
-            break
-    handler.close_connection = True
+def comes_in(block_bytes: int, pause_s: float) -> Fault:
+    def fault(handler: Handler, data: bytes, begin: int, end: int) -> None:
+        handler.begin(data, begin, end)
+        for at in range(begin, end, block_bytes):
+            handler.wfile.write(data[at : min(at + block_bytes, end)])
+            handler.wfile.flush()
+            if handler.server.released.wait(pause_s):
+                break
+        handler.close_connection = True
+
+    return fault
+
+
+trickles = comes_in(BLOCK_BYTES, 0.05)
+"""A megabyte and a quarter a second."""
 
 
 def resets_after(size_bytes: int) -> Fault:

@@ -17,6 +17,7 @@ from tests.prefetcher.faulty_s3 import (
     Fault,
     FaultyS3,
     answers_200,
+    comes_in,
     ends_after,
     gives_another_range,
     lies_about_its_length,
@@ -83,6 +84,14 @@ def test_a_range_that_stalls_or_lags_goes_on_elsewhere_from_where_it_stopped(
     assert end == 4 * CHUNK
     if fault is not trickles:
         assert 2 * CHUNK - READ_BYTES <= again <= 2 * CHUNK + 1000
+
+
+def test_a_range_that_lags_at_the_end_of_a_piece_loses_none(faulty: FaultyS3, impatient: None) -> None:
+    source = S3Source(bucket="weights")
+    read(source)
+    faulty.faults = [comes_in(CHUNK, 0.15)]
+
+    assert read(source) == DATA[: 4 * CHUNK]
 
 
 def test_a_store_that_stalls_for_ever_is_an_error_in_time(faulty: FaultyS3, impatient: None) -> None:
