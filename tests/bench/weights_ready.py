@@ -25,14 +25,15 @@ from tests.bench.range_server import BUCKET, credentials, serving
 from tests.bench.samples import Options, Report, fine, median, progress, spread
 from tests.bench.weights_files import Files, in_rounds, record
 from tests.prefetcher.nodes import Node, Store, call, spec_of
-from tests.servers import RedisServer
+from tests.servers import RedisServer, wait_until
 
 AIM = 1.1
 FETCH_OVER_START = 2.0
 QUICK_FETCH_S = 1.5
 SETTLE_S = 1.0
-"""After the node is warm: its spare worker is forked, its pool of memory is made."""
+"""After the node is warm and its pool of memory is made: its spare worker is forked."""
 READY_S = 120.0
+SLAB_MAX_BYTES = 256 << 20
 IMPORTS = "import torch\nimport torch._dynamo\n\n\nclass Model:\n"
 CALL = "    def __call__(self) -> int:\n        return self.touched\n"
 ALONE = IMPORTS + "    touched = 0\n\n" + CALL
@@ -80,10 +81,15 @@ class Ready:
     def _daemon(self) -> Iterator[Node]:
         self.redis.client().flushall()
         with tempfile.TemporaryDirectory(prefix="fs-bench-", dir=self.files.folder) as folder:
-            env: dict[str, Any] = {**credentials(self.url), "FS_PROFILES": "torch"}
-            node = Node(self.redis, f"s3://{BUCKET}", Path(folder) / "home", **env)
+            # Room for the weights, and for a slab that they do not fill.
+            kept_bytes = self.files.size_bytes + SLAB_MAX_BYTES
+            env: dict[str, Any] = {"FS_PROFILES": "torch", "FS_POOL_MEMORY": str(kept_bytes)}
+            node = Node(self.redis, f"s3://{BUCKET}", Path(folder) / "home", **credentials(self.url), **env)
             try:
                 node.start()
+                wait_until(
+                    lambda: node.lease().weights_memory.free_bytes >= self.files.size_bytes, READY_S, what="the pool"
+                )
                 time.sleep(SETTLE_S)
                 yield node
             finally:
