@@ -13,7 +13,7 @@ from typing import cast
 
 import msgspec
 
-from fleetstart.controller.adapters import CONFIG, CONFIG_MAX_BYTES, check_fits, is_adapter, read_adapter
+from fleetstart.controller.adapters import is_adapter, require_fit
 from fleetstart.controller.objects import ObjectStore, read_file, require_bundle, require_checkpoint
 from fleetstart.controller.records import FunctionRecord, VersionKey, VersionRecord
 from fleetstart.controller.removals import Removals
@@ -22,6 +22,7 @@ from fleetstart.runtime.contract import keys
 from fleetstart.runtime.contract.errors import InvalidSpec, NotFound, Unavailable
 from fleetstart.runtime.contract.function import FunctionSpec, spec_digest
 from fleetstart.runtime.contract.ids import CheckpointId, FunctionName, Version
+from fleetstart.runtime.contract.lora import CONFIG, CONFIG_MAX_BYTES, read_adapter
 
 TRIES = 20
 """Deploys of one function at the same moment, each losing to another: more is a bug."""
@@ -101,8 +102,7 @@ class Registry:
                 hint="`fs weights push FOLDER` says of a folder in PEFT's format that it is an adapter",
             )
         config = await read_file(self._store, spec.adapter, adapter, CONFIG, CONFIG_MAX_BYTES)
-        tensors = ((name, (entry.dtype, entry.shape)) for name, entry in adapter.tensors.items())
-        check_fits(spec.name, base, read_adapter(config, tensors))
+        require_fit(spec.name, base, read_adapter(config, adapter.tensors.items(), patterns=False))
         return base.total_bytes + adapter.total_bytes
 
     async def _change(

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from fleetstart.runtime import lora
+from fleetstart.runtime.contract import lora
 from fleetstart.runtime.contract.errors import CheckpointInvalid
 from fleetstart.runtime.contract.manifest import TensorEntry
 from fleetstart.runtime.tensors import Tensors, select, unknown
@@ -26,15 +27,36 @@ SCRATCH_BYTES = 16 * 1024 * 1024
 """Of fp32 at a time while a matrix is computed: a few caches' worth, and little beside any model."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delta:
+    """What is added to one matrix: scale · B A, its transpose if the base stores [in, out].
+
+    Shapes:  the tensors that `a` and `b` name in the adapter are [r, in] and [out, r].
+    """
+
+    a: str
+    b: str
+    scale: float
+    transposed: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Changes:
+    """By the base's names: matrices with something added, and tensors that the adapter has whole."""
+
+    deltas: dict[str, Delta]
+    whole: dict[str, str]
+
+
 class AdaptedWeights(Tensors):
     """`base` and `adapter` give the tensors as they are stored; files are the base's."""
 
-    def __init__(self, base: Tensors, adapter: Tensors, changes: lora.Changes | None = None) -> None:
+    def __init__(self, base: Tensors, adapter: Tensors, changes: Changes | None = None) -> None:
         """Waits for the adapter's config alone. Errors: CheckpointInvalid if the adapter does not fit the base."""
         self.base = base
         self.adapter = adapter
         if changes is None:
-            changes = lora.changes(_config(adapter), adapter, base)
+            changes = _changes(adapter, base)
         self._changes = changes
         # Asked for twice, a matrix is computed once, as long as somebody has it; to keep it longer would be to
         # keep it for nobody.
@@ -99,7 +121,7 @@ class AdaptedWeights(Tensors):
         chosen = set(self) if only is None else set(select(self, only))
         ahead = [name for name in select(self, first) if name in self.base]
         base = self.base.to(device, first=ahead, only=None if only is None else [n for n in self.base if n in chosen])
-        changes = lora.Changes(
+        changes = Changes(
             deltas={name: delta for name, delta in self._changes.deltas.items() if name in chosen},
             whole={name: own for name, own in self._changes.whole.items() if name in chosen},
         )
@@ -116,12 +138,22 @@ class AdaptedWeights(Tensors):
         return self.base.file_view(name)
 
 
-def _config(adapter: Tensors) -> lora.LoraConfig:
-    if lora.CONFIG_FILE not in adapter.files:
+def _changes(adapter: Tensors, base: Tensors) -> Changes:
+    if lora.CONFIG not in adapter.files:
         raise CheckpointInvalid(
-            f"the adapter has no {lora.CONFIG_FILE}", hint="push the folder that PEFT's save_pretrained wrote"
+            f"the adapter has no {lora.CONFIG}", hint="push the folder that PEFT's save_pretrained wrote"
         )
-    return lora.read_config(adapter.file(lora.CONFIG_FILE))
+    tensors = ((name, adapter.entry(name)) for name in adapter)
+    found = lora.read_adapter(adapter.file(lora.CONFIG), tensors, patterns=True)
+    lora.check_fits(found, {name: base.entry(name) for name in base})
+    transposed = bool(found.config.fan_in_fan_out)
+    return Changes(
+        deltas={
+            f"{module}.weight": Delta(a=pair.a, b=pair.b, scale=found.config.scale(module), transposed=transposed)
+            for module, pair in found.pairs.items()
+        },
+        whole={target: whole.name for target, whole in found.whole.items()},
+    )
 
 
 def _add(stored: torch.Tensor, left: torch.Tensor, right: torch.Tensor, scale: float) -> torch.Tensor:

@@ -14,7 +14,6 @@ from typing import Any
 
 import msgspec
 
-from fleetstart.controller.adapters import CONFIG, CONFIG_MAX_BYTES, read_adapter
 from fleetstart.controller.cli.origins import Folder, LocalFile, LocalFolder, Made, Origin, read_all
 from fleetstart.controller.cli.safetensors_header import (
     PICKLE_SUFFIXES,
@@ -27,6 +26,7 @@ from fleetstart.controller.cli.token_table import build_table
 from fleetstart.runtime.contract import token_table
 from fleetstart.runtime.contract.errors import CheckpointInvalid, WeightsMissing
 from fleetstart.runtime.contract.function import MIB
+from fleetstart.runtime.contract.lora import CONFIG, CONFIG_MAX_BYTES, read_adapter
 
 ADAPTER = "adapter_model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -109,7 +109,7 @@ def _adapter(folder: Folder, origins: dict[str, Origin]) -> Source:
     config = origins[CONFIG]
     if config.size_bytes > CONFIG_MAX_BYTES:
         raise CheckpointInvalid(f"{config} has {config.size_bytes} bytes, {CONFIG_MAX_BYTES} at most")
-    read_adapter(read_all(config), ((tensor.name, (tensor.dtype, tensor.shape)) for tensor in tensors))
+    read_adapter(read_all(config), ((tensor.name, tensor) for tensor in tensors), patterns=True)
     files = _small_files(origins, tensors)
     return Source(tensors=tensors, files=tuple(files), shards=(shard,), adapter=True)
 

@@ -1,4 +1,4 @@
-"""Which LoRA adapters can be applied, and to which weights: refused where somebody can still do something about it."""
+"""LoRA adapters from a folder to a function: refused where somebody can still do something about it."""
 
 from __future__ import annotations
 
@@ -8,135 +8,45 @@ from typing import Any
 
 import pytest
 
-from fleetstart.controller.adapters import MUST_BE_OFF, Adapter, check_fits, read_adapter
+from fleetstart.controller.adapters import require_fit
 from fleetstart.controller.cli.checkpoint import publish
 from fleetstart.controller.cli.checkpoint_source import read_source
 from fleetstart.runtime.contract.errors import CheckpointInvalid, InvalidSpec, PickleRefused, WeightsMissing
 from fleetstart.runtime.contract.ids import FunctionName
+from fleetstart.runtime.contract.lora import read_adapter
 from fleetstart.runtime.contract.manifest import FileEntry, Manifest, TensorEntry, read_manifest
-from tests.controller.cli.adapters import PREFIX, adapter, config, write_adapter
-from tests.controller.cli.checkpoints import MemoryStore, Tensor, encode, model, no_progress, tensor
+from tests.controller.cli.adapters import adapter, config, write_adapter
+from tests.controller.cli.checkpoints import MemoryStore, encode, model, no_progress, tensor
 from tests.controller.conftest import ControllerProcess
 
 Q = "model.layers.0.q_proj"
 
 
-def read(tensors: dict[str, Tensor], **changes: Any) -> Adapter:
-    rows = ((name, (dtype, shape)) for name, (dtype, shape, _) in tensors.items())
-    return read_adapter(json.dumps(config(**changes)).encode(), rows)
+def fits(manifest: Manifest) -> None:
+    entries = {name: TensorEntry(0, 0, dtype, shape, 0) for name, (dtype, shape, _) in adapter().items()}
+    found = read_adapter(json.dumps(config()).encode(), entries.items(), patterns=False)
+    require_fit(FunctionName("f"), manifest, found)
 
 
-def base(aliases: dict[str, str] | None = None, **tensors: tuple[int, ...]) -> Manifest:
-    entries = {name.replace("__", "."): TensorEntry(0, 0, "F32", shape, 0) for name, shape in tensors.items()}
-    return Manifest(total_bytes=0, parts=[], chunks=[], tensors=entries, aliases=aliases or {})
+def manifest_of(tensors: dict[str, tuple[int, ...]], **more: Any) -> Manifest:
+    entries = {name: TensorEntry(0, 0, "F32", shape, 0) for name, shape in tensors.items()}
+    return Manifest(total_bytes=0, parts=[], chunks=[], tensors=entries, **more)
 
 
-def fits(manifest: Manifest, found: Adapter) -> None:
-    check_fits(FunctionName("f"), manifest, found)
+def test_an_adapter_fits_a_tensor_or_another_name_of_it() -> None:
+    fits(manifest_of({f"{Q}.weight": (6, 4)}))
+    fits(manifest_of({"w": (6, 4)}, aliases={f"{Q}.weight": "w"}))
 
 
-def test_an_adapter_as_peft_writes_it() -> None:
-    found = read(adapter())
-    assert found.factors.keys() == {Q}
-    assert not found.whole
-    assert read(adapter(), use_rslora=True).config.use_rslora
-    assert read(adapter(rank=5), rank_pattern={"q_proj": 5}).factors.keys() == {Q}
-    whole = {**adapter(), f"{PREFIX}score.weight": tensor(2, 4), f"{PREFIX}{Q}.base_layer.bias": tensor(6)}
-    assert read(whole, bias="all", modules_to_save=["score"]).whole.keys() == {"score.weight", f"{Q}.bias"}
-
-
-@pytest.mark.parametrize(
-    ("changes", "says"),
-    [
-        ({"peft_type": "IA3"}, "peft_type is 'IA3', and only LORA"),
-        ({"peft_type": None}, "not a LoRA adapter's"),
-        ({"r": 0}, "at least 1, r is 0"),
-        ({"r": "8"}, "not a LoRA adapter's"),
-        ({"r": 10**400}, "rank 2"),
-        ({"r": 3}, "has rank 2, adapter_config.json says 3"),
-        ({"lora_alpha": None}, "not a LoRA adapter's"),
-        ({"target_modules": None}, "not a LoRA adapter's"),
-        ({"target_modules": []}, "names no module"),
-        ({"target_modules": ["k_proj"]}, f"do not name {Q}"),
-        ({"rank_pattern": {"q": 0}}, "at least 1"),
-        ({"bias": "some"}, "bias is 'some'"),
-        ({"init_lora_weights": "pissa_niter_4"}, "belongs to a base with other weights"),
-        *(({name: True}, f"{name} is not applied") for name in MUST_BE_OFF),
-    ],
-)
-def test_settings_that_cannot_be_applied_are_named(changes: dict[str, Any], says: str) -> None:
-    with pytest.raises(CheckpointInvalid, match=says):
-        read(adapter(), **changes)
-
-
-@pytest.mark.parametrize(
-    ("tensors", "says"),
-    [
-        ({}, "no lora_A and lora_B"),
-        ({f"{PREFIX}{Q}.lora_A.weight": tensor(2, 4)}, f"{Q} of the adapter has no lora_B"),
-        ({f"{PREFIX}{Q}.lora_B.weight": tensor(6, 2)}, f"{Q} of the adapter has no lora_A"),
-        ({**adapter(), f"{PREFIX}{Q}.lora_B.weight": tensor(6, 3)}, r"not \[r, in\] and \[out, r\]"),
-        ({**adapter(), f"{PREFIX}{Q}.lora_A.weight": tensor(2)}, r"not \[r, in\] and \[out, r\]"),
-        ({**adapter(), f"{PREFIX}{Q}.lora_magnitude_vector": tensor(6)}, "of a kind that is not applied"),
-        ({**adapter(), f"{PREFIX}embed.lora_embedding_A": tensor(2, 9)}, "of a kind that is not applied"),
-        ({**adapter(), "lm_head.weight": tensor(2, 9)}, "does not begin with base_model.model."),
-        ({**adapter(), f"{PREFIX}x": tensor(4, dtype="I64")}, "is I64"),
-        ({name.replace(".weight", ".default.weight"): one for name, one in adapter().items()}, "not applied"),
-    ],
-)
-def test_tensors_that_cannot_be_applied_are_named(tensors: dict[str, Tensor], says: str) -> None:
-    with pytest.raises(CheckpointInvalid, match=says):
-        read(tensors)
-
-
-@pytest.mark.parametrize("text", [b"", b"[]", b"{", b"\xff", b"[" * 100_000, b'{"peft_type": "LORA"}'])
-def test_a_config_that_is_none(text: bytes) -> None:
-    with pytest.raises(CheckpointInvalid, match="adapter_config"):
-        read_adapter(text, [])
-
-
-def test_what_fits() -> None:
-    fits(base(model__layers__0__q_proj__weight=(6, 4)), read(adapter()))
-    fits(base({f"{Q}.weight": "w"}, w=(6, 4)), read(adapter()))
-    fits(base(model__layers__0__q_proj__weight=(4, 6)), read(adapter(), fan_in_fan_out=True))
-    whole = {**adapter(), f"{PREFIX}score.weight": tensor(2, 4)}
-    fits(base(model__layers__0__q_proj__weight=(6, 4)), read(whole, modules_to_save=["score"]))
-
-
-@pytest.mark.parametrize(
-    ("manifest", "found", "says"),
-    [
-        (base(other=(6, 4)), read(adapter()), f"changes module {Q}, and the weights have no {Q}.weight"),
-        (base(model__layers__0__q_proj__weight=(4, 6)), read(adapter()), r"makes \[6, 4\] for module .* is \[4, 6\]"),
-        (base(model__layers__0__q_proj__weight=(24,)), read(adapter()), r"is \[24\]"),
-        (
-            base(model__layers__0__q_proj__weight=(6, 4)),
-            read({**adapter(), f"{PREFIX}score.weight": tensor(2, 4)}),
-            "replaces score.weight, which the weights do not have",
-        ),
-        (
-            base(model__layers__0__q_proj__weight=(6, 4), score__weight=(3, 4)),
-            read({**adapter(), f"{PREFIX}score.weight": tensor(2, 4)}),
-            r"replaces score.weight by \[2, 4\]",
-        ),
-    ],
-)
-def test_the_first_that_does_not_fit_is_named(manifest: Manifest, found: Adapter, says: str) -> None:
-    with pytest.raises(InvalidSpec, match=says):
-        fits(manifest, found)
+def test_a_misfit_names_the_function() -> None:
+    with pytest.raises(InvalidSpec, match=r"function f: the adapter makes \[6, 4\] for module .* is \[4, 6\]") as error:
+        fits(manifest_of({f"{Q}.weight": (4, 6)}))
+    assert error.value.hint == "was the adapter trained on another model?"
 
 
 def test_weights_that_are_themselves_an_adapter() -> None:
-    manifest = Manifest(total_bytes=0, parts=[], chunks=[], tensors={}, files={"adapter_config.json": FileEntry(0, 0)})
     with pytest.raises(InvalidSpec, match="which is no model"):
-        fits(manifest, read(adapter()))
-
-
-def test_quantised_weights_are_not_changed() -> None:
-    manifest = base(model__layers__0__q_proj__weight=(6, 4))
-    manifest.tensors[f"{Q}.weight"] = TensorEntry(0, 0, "U8", (6, 4), 0)
-    with pytest.raises(InvalidSpec, match="is stored as U8"):
-        fits(manifest, read(adapter()))
+        fits(manifest_of({}, files={"adapter_config.json": FileEntry(0, 0)}))
 
 
 # ── folders ────────────────────────────────────────────────────────────────────────────────────────

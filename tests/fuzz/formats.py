@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import json
 import random
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 from safetensors import SafetensorError, deserialize
 
-from fleetstart.controller.adapters import read_adapter
 from fleetstart.controller.cli.origins import Made
 from fleetstart.controller.cli.safetensors_header import read_header
 from fleetstart.controller.cli.source_layout import read_layout
 from fleetstart.runtime.contract.errors import CheckpointInvalid, PickleRefused
+from fleetstart.runtime.contract.lora import Tensor, read_adapter
 from fleetstart.runtime.contract.manifest import (
     LAYER_BEFORE,
     FileEntry,
@@ -83,11 +84,15 @@ def check_layout(data: bytes) -> bool:
 
 
 def check_adapter(data: bytes) -> bool:
-    tensors = {"lora_A": ("F32", (2, 4)), "lora_B": ("F32", (6, 2))}
+    shapes = {"lora_A": (2, 4), "lora_B": (6, 2)}
+    tensors = {f"base_model.model.q.{side}.weight": Tensor("F32", shape) for side, shape in shapes.items()}
     try:
-        read_adapter(data, ((f"base_model.model.q.{side}.weight", tensor) for side, tensor in tensors.items()))
+        with warnings.catch_warnings():  # of `re`, about what expressions may mean one day
+            warnings.simplefilter("ignore")
+            found = read_adapter(data, tensors.items(), patterns=True)
     except CheckpointInvalid:
         return False
+    assert found.pairs.keys() == {"q"}
     return True
 
 

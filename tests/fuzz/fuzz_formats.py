@@ -9,6 +9,7 @@ and prints it. Without atheris by random mutations of sound input. Prints execut
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import random
 import subprocess
 import sys
@@ -64,13 +65,12 @@ def _escaped(word: bytes) -> str:
 def _child(name: str, arguments: list[str]) -> None:
     import atheris  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
-    from fleetstart.controller import adapters
     from fleetstart.controller.cli import safetensors_header
-    from fleetstart.runtime.contract import manifest
+    from fleetstart.runtime.contract import lora, manifest
 
-    for module in (adapters, safetensors_header, manifest):
+    for module in (lora, safetensors_header, manifest):
         for attribute, value in vars(module).items():
-            if callable(value) and getattr(value, "__module__", "") == module.__name__ and not isinstance(value, type):
+            if inspect.isfunction(value) and value.__module__ == module.__name__:
                 setattr(module, attribute, atheris.instrument_func(value))
     check = TARGETS[name][0]
     atheris.Setup([sys.argv[0], *arguments], lambda data: check(bytes(data)) and None)

@@ -54,8 +54,11 @@ def pair(module: str, inputs: int, outputs: int, rank: int = RANK) -> dict[str, 
     }
 
 
+TARGETS = ("up", "down", "0", "2", "norm", "head", "q_proj", "down_proj")
+
+
 def config(**changes: Any) -> dict[str, bytes]:
-    fields = {"peft_type": "LORA", "r": RANK, "lora_alpha": 8, "target_modules": ["up"], "task_type": None}
+    fields = {"peft_type": "LORA", "r": RANK, "lora_alpha": 8, "target_modules": [*TARGETS], "task_type": None}
     return {"adapter_config.json": msgspec.json.encode(fields | changes)}
 
 
@@ -225,14 +228,24 @@ def test_an_adapter_that_fails_to_arrive_raises_its_own_error() -> None:
 @pytest.mark.parametrize(
     ("adapter", "changes", "message"),
     [
-        (pair("layers.7.up", IN, OUT), {}, r"changes layers\.7\.up\.weight, which .* nearest: 'layers\.0\.up\.weight'"),
-        (pair("layers.0.up", OUT, IN), {}, r"a matrix \[24, 40\], the base's layers\.0\.up\.weight is \[40, 24\]"),
-        (pair("layers.0.up", IN, OUT, rank=3), {}, r"layers\.0\.up are \[3, 24\] and \[40, 3\], .* rank 4"),
+        (
+            pair("layers.7.up", IN, OUT),
+            {},
+            r"changes module layers\.7\.up, and .* the nearest .* 'layers\.0\.up\.weight'",
+        ),
+        (pair("layers.0.up", OUT, IN), {}, r"makes \[24, 40\] for module .*, and layers\.0\.up\.weight is \[40, 24\]"),
+        (pair("layers.0.up", IN, OUT, rank=3), {}, r"layers\.0\.up of the adapter has rank 3, .* says 4"),
         (pair("norm", IN, OUT), {}, r"norm\.weight is \[24\]"),
-        ({name: tensor for name, tensor in UP.items() if "_A" in name}, {}, "lora_A.weight without the matrix"),
-        ({f"{P}embed.lora_embedding_A": noise(4, 16)}, {}, "embed.lora_embedding_A is of a kind"),
-        ({**UP, f"{P}layers.0.up.lora_magnitude_vector": noise(OUT)}, {}, "lora_magnitude_vector is of a kind"),
-        ({f"{P}other.weight": noise(3)}, {}, r"changes other\.weight, which the base does not have"),
+        ({name: tensor for name, tensor in UP.items() if "_A" in name}, {}, "has no lora_B.weight"),
+        ({f"{P}embed.lora_embedding_A": noise(4, 16)}, {}, "embed.lora_embedding_A' of the adapter is of a kind"),
+        (
+            {**UP, f"{P}layers.0.up.lora_magnitude_vector": noise(OUT)},
+            {},
+            "lora_magnitude_vector' of the adapter is of a kind",
+        ),
+        ({**UP, f"{P}other.weight": noise(3)}, {}, r"replaces other\.weight, and the base has no other"),
+        ({**UP, f"{P}norm.weight": noise(3)}, {}, r"replaces norm\.weight by \[3\], that of the base is \[24\]"),
+        (UP, {"target_modules": ["down"]}, r"target_modules do not name layers\.0\.up"),
         (UP, {"use_dora": True}, "use_dora is not applied"),
         (UP, {"peft_type": "IA3"}, "peft_type is 'IA3'"),
         (UP, {"init_lora_weights": "pissa_niter_4"}, "'pissa_niter_4' belongs to a base with other weights"),
@@ -249,7 +262,7 @@ def test_what_cannot_be_applied_is_refused_by_name(
 
 
 def test_a_base_in_eight_bits_is_refused() -> None:
-    with pytest.raises(CheckpointInvalid, match=r"layers\.0\.up\.weight is U8"):
+    with pytest.raises(CheckpointInvalid, match=r"layers\.0\.up\.weight, which is stored as U8"):
         adapted(UP, {"layers.0.up.weight": torch.zeros(OUT, IN, dtype=torch.uint8)})
 
 

@@ -190,5 +190,5 @@ def test_an_adapter_is_recognised_and_deployed_on_its_base(fresh: System, tmp_pa
     assert infos[True]["used_by"] == infos[False]["used_by"] == ["tuned@1"]
     write_model(tmp_path / "base", {"model.layers.0.q.weight": ("F32", (6, 5), bytes(120))})
     refused = fresh.fs("deploy", tmp_path / "handler.py", code=FAILED)
-    assert "its adapter makes [6, 4] for module model.layers.0.q" in refused.stderr
+    assert "the adapter makes [6, 4] for module model.layers.0.q" in refused.stderr
     assert "is [6, 5]" in refused.stderr

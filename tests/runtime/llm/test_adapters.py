@@ -77,7 +77,8 @@ def test_a_tied_head_and_the_embedding_are_one_tensor() -> None:
 def test_an_adapter_of_one_end_of_a_tied_model_leaves_the_other_as_it_was(name: str) -> None:
     base = tiny()
     whole = noise(*base[EMBEDDING].shape, seed=8)
-    stage = stage_of(adapted(base, {P + name: whole}, modules_to_save=[name.removesuffix(".weight")]))
+    adapter = {**adapter_of(base), P + name: whole}
+    stage = stage_of(adapted(base, adapter, modules_to_save=[name.removesuffix(".weight")]))
     ends = {EMBEDDING: stage.embedding, HEAD: stage.head}
     other = ({HEAD, EMBEDDING} - {name}).pop()
     assert torch.equal(ends[name], whole)  # type: ignore[arg-type]
