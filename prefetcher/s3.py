@@ -109,6 +109,7 @@ class S3Source:
             raise Abandoned(asked.key)
         url = self._url(asked.key)
         connection, new = self._connections.take(url)
+        answer = None
         whole = False
         try:
             answer = self._ask(connection, url, asked, progress, patient=patient)
@@ -141,6 +142,8 @@ class S3Source:
             if whole:
                 self._connections.give_back(url, connection)
             else:
+                if answer is not None:
+                    answer.close()
                 connection.close()
 
     def _ask(
@@ -151,9 +154,18 @@ class S3Source:
         connection.request("GET", request_path(url), headers={"Range": wanted})
         connection.sock.settimeout(READ_TIMEOUT_S if patient else STALL_S)
         answer = connection.getresponse()
+        try:
+            self._check(answer, asked, progress)
+        except BaseException:
+            answer.close()  # it may be all that still holds the socket
+            raise
+        return answer
+
+    def _check(self, answer: http.client.HTTPResponse, asked: Range, progress: _Progress) -> None:
+        """Errors: ObjectMissing, ObjectSize, SourceError: all answers but the one that was asked for."""
         if answer.status == 206:
             _check_range(asked, progress, answer)
-            return answer
+            return
         if answer.status == 404:
             raise ObjectMissing(asked.key)
         if answer.status == 416:
