@@ -70,7 +70,8 @@ class Segment:
 
     def report(self) -> SegmentReport:
         ready_bytes = self.fetch.ready_bytes if self.fetch is not None else 0
-        return SegmentReport(self.checkpoint, self.state, self.size_bytes, ready_bytes)
+        size_bytes = self.region.size_bytes if self.region is not None else 0
+        return SegmentReport(self.checkpoint, self.state, size_bytes, ready_bytes)
 
 
 class Segments:
