@@ -154,7 +154,7 @@ def _verified(server: Server, checkpoint: CheckpointId) -> dict[str, Any]:
         problem = error.message
     ok = not bad and not problem
     if ok:
-        output.say(f"{checkpoint[:SHORT]} is whole")
+        output.data(f"{checkpoint[:SHORT]} is whole")
     for wrong in [problem] if problem else [str(one) for one in bad]:
         output.say(f"{checkpoint[:SHORT]} is damaged: {wrong}")
     return {"id": checkpoint, "ok": ok, "problem": problem, "bad": bad}

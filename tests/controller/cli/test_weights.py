@@ -111,7 +111,7 @@ def test_damage_is_found_and_told_by_its_place(fresh: System, tmp_path: Path) ->
     whole = push(fresh, write_model(tmp_path / "whole", model(2)))
     big: Tensor = ("U8", (9 << 20,), os.urandom(9 << 20))
     checkpoint = push(fresh, write_model(tmp_path / "model", {"layers.0.w": big, **model()}))
-    assert "is whole" in fresh.fs("weights", "verify", "all").stderr
+    assert "is whole" in fresh.fs("weights", "verify", "all").stdout
     (part,) = (fresh.home / "store" / "checkpoints" / checkpoint).glob("part-*")
     data = bytearray(part.read_bytes())
     data[5 << 20] ^= 1
@@ -123,7 +123,7 @@ def test_damage_is_found_and_told_by_its_place(fresh: System, tmp_path: Path) ->
     assert bad["expected"] != bad["found"]
     assert f"{part.name} bytes {bad['offset']:,} to" in result.stderr
     assert fresh.fs("weights", "verify", whole).returncode == OK
-    assert f"{whole[:12]} is whole" in fresh.fs("weights", "verify", "all", code=FAILED).stderr
+    assert f"{whole[:12]} is whole" in fresh.fs("weights", "verify", "all", code=FAILED).stdout
     export = fresh.fs("weights", "export", checkpoint, tmp_path / "out", code=FAILED)
     assert "push the weights again" in export.stderr
     assert list((tmp_path / "out").iterdir()) == []
@@ -154,7 +154,7 @@ def test_what_a_function_uses_stays(fresh: System, tmp_path: Path) -> None:
         refused = fresh.fs("weights", "rm", name, "--yes", code=FAILED)
         assert "is used by weighty@1" in refused.stderr
         assert "fs rm weighty" in refused.stderr
-    assert "is whole" in fresh.fs("weights", "verify", "weighty").stderr
+    assert "is whole" in fresh.fs("weights", "verify", "weighty").stdout
     fresh.fs("rm", "weighty", "--yes")
     assert "--yes" in fresh.fs("weights", "rm", info["id"], code=USAGE).stderr
     assert "freed" in fresh.fs("weights", "rm", info["id"], "--yes").stderr
