@@ -138,6 +138,8 @@ def verify_(home: Path, *, name: str, url: str | None, as_json: bool) -> int:
             wanted = [find_checkpoint(server, name).id]
         for checkpoint in wanted:
             results.append(_verified(server, checkpoint))
+            if results[-1]["ok"] and not as_json:
+                output.data(f"{checkpoint[:SHORT]} is whole")
     failed = any(not result["ok"] for result in results)
     if as_json:
         output.json_data(results)
@@ -152,12 +154,9 @@ def _verified(server: Server, checkpoint: CheckpointId) -> dict[str, Any]:
             bad = verify(server, checkpoint, bar)
     except CheckpointInvalid as error:
         problem = error.message
-    ok = not bad and not problem
-    if ok:
-        output.data(f"{checkpoint[:SHORT]} is whole")
     for wrong in [problem] if problem else [str(one) for one in bad]:
         output.say(f"{checkpoint[:SHORT]} is damaged: {wrong}")
-    return {"id": checkpoint, "ok": ok, "problem": problem, "bad": bad}
+    return {"id": checkpoint, "ok": not bad and not problem, "problem": problem, "bad": bad}
 
 
 @command.command

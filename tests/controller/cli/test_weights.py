@@ -112,6 +112,7 @@ def test_damage_is_found_and_told_by_its_place(fresh: System, tmp_path: Path) ->
     big: Tensor = ("U8", (9 << 20,), os.urandom(9 << 20))
     checkpoint = push(fresh, write_model(tmp_path / "model", {"layers.0.w": big, **model()}))
     assert "is whole" in fresh.fs("weights", "verify", "all").stdout
+    assert [one["ok"] for one in json.loads(fresh.fs("weights", "verify", "all", "--json").stdout)] == [True, True]
     (part,) = (fresh.home / "store" / "checkpoints" / checkpoint).glob("part-*")
     data = bytearray(part.read_bytes())
     data[5 << 20] ^= 1
