@@ -160,11 +160,6 @@ class Segments:
             raise
         return acquired
 
-    def make_room_for_worker(self, needed_bytes: int, purpose: str) -> None:
-        """The same, and what the memory pool holds of it goes back to the system."""
-        self.make_room(needed_bytes, purpose)
-        self.memory.shrink(needed_bytes)
-
     def make_room(self, needed_bytes: int, purpose: str) -> None:
         """Gives up segments until that much is free beside workers and segments. Unavailable, with the figures."""
         workers_bytes = self._workers_bytes()
@@ -185,6 +180,11 @@ class Segments:
             self._let_go(segment)
         if chosen:
             self._changed()
+
+    def make_room_for_worker(self, needed_bytes: int, purpose: str) -> None:
+        """The same; and what of it the memory pool holds without need goes back to the system."""
+        self.make_room(needed_bytes, purpose)
+        self.memory.shrink(needed_bytes)
 
     def _let_go(self, segment: Segment) -> None:
         """The memory goes back to the pool with its last reference."""
@@ -232,10 +232,8 @@ class Segments:
     async def _open(self, segment: Segment) -> None:
         checkpoint = segment.checkpoint
         try:
-            data = self._disk.manifest(checkpoint) if self._disk is not None else None
-            if data is None:
-                data = await in_thread(lambda: fetch_manifest(self._source, checkpoint), f"open-{checkpoint[:8]}")
-            manifest = read_manifest(data, checkpoint)
+            kept = self._disk.manifest(checkpoint) if self._disk is not None else None
+            manifest, data = await in_thread(lambda: self._read_manifest(checkpoint, kept), f"open-{checkpoint[:8]}")
             await self._reserve(segment, manifest)
             self._create(segment, manifest, data)
         except asyncio.CancelledError:
@@ -248,6 +246,11 @@ class Segments:
         except Exception as error:
             log.exception("a segment failed to open in an unforeseen way")
             self._failed_to_open(segment, FleetError(f"checkpoint {checkpoint[:12]}: {type(error).__name__}: {error}"))
+
+    def _read_manifest(self, checkpoint: CheckpointId, kept: bytes | None) -> tuple[Manifest, bytes]:
+        """In a thread: a large one takes a while to check."""
+        data = kept if kept is not None else fetch_manifest(self._source, checkpoint)
+        return read_manifest(data, checkpoint), data
 
     async def _reserve(self, segment: Segment, manifest: Manifest) -> None:
         """Memory, of the budget and in fact. Errors: Unavailable, CheckpointInvalid."""
