@@ -95,10 +95,6 @@ class SegmentMemory:
         return -(-size_bytes // slab_bytes) * slab_bytes
 
     @property
-    def slab_bytes(self) -> int:
-        return self._pool.slab_bytes
-
-    @property
     def capacity_bytes(self) -> int:
         return self._pool.capacity * self._pool.slab_bytes
 
@@ -120,11 +116,11 @@ class SegmentMemory:
         """
         self._work.set()
 
-    def shrink(self, more_bytes: int) -> None:
-        """Gives free slabs back to the system, so that there is room for what others will be promised."""
+    def shrink(self) -> None:
+        """Gives free slabs back to the system, as far as others were promised what they take."""
         pool = self._pool
         resident_bytes = (pool.used + pool.clean + pool.dirty) * pool.slab_bytes
-        excess_bytes = resident_bytes + self._others_bytes() + more_bytes - self._budget_bytes
+        excess_bytes = resident_bytes + self._others_bytes() - self._budget_bytes
         if excess_bytes > 0:
             pool.release(-(-excess_bytes // pool.slab_bytes))
 

@@ -181,11 +181,6 @@ class Segments:
         if chosen:
             self._changed()
 
-    def make_room_for_worker(self, needed_bytes: int, purpose: str) -> None:
-        """The same; and what of it the memory pool holds without need goes back to the system."""
-        self.make_room(needed_bytes, purpose)
-        self.memory.shrink(needed_bytes)
-
     def _let_go(self, segment: Segment) -> None:
         """The memory goes back to the pool with its last reference."""
         segment.region = None

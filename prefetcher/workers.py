@@ -166,8 +166,9 @@ class Worker:
     async def _prepare(self) -> str:
         """Bundle, segment and process, all at once; returns the bundle's folder."""
         spec, host = self._spec, self._host
-        host.segments.make_room_for_worker(spec.memory_bytes, f"a worker of {spec.name}")
+        host.segments.make_room(spec.memory_bytes, f"a worker of {spec.name}")
         self.reserved_bytes = spec.memory_bytes
+        host.segments.memory.shrink()
         checkpoints = [checkpoint for checkpoint in (spec.weights, spec.adapter) if checkpoint is not None]
         self._start_cold = not all(host.segments.is_ready(checkpoint) for checkpoint in checkpoints)
         fresh = spec.network or not host.spares.has(spec.profile)

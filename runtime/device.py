@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from fleetstart.native import Region
 from fleetstart.runtime.arrival import Arrival
 from fleetstart.runtime.contract.manifest import TensorEntry, chunks_of
-from fleetstart.runtime.tensors import Tensors, select, unknown
+from fleetstart.runtime.tensors import Tensors, unknown
 from fleetstart.runtime.transfer import Piece, Transfer
 from fleetstart.runtime.views import size_of, view
 
@@ -186,14 +186,6 @@ class DeviceWeights(Tensors):
         self.source.arrival.wait(name, chunks)
         self._loading.wait(chunks)
         return self._loading.device.view(dtype, offset, shape)
-
-    def prioritise(self, *wanted: str | int) -> None:
-        """These tensors, or the tensors of these layers, move before all others that have not moved yet."""
-        entries = map(self.entry, select(self, wanted))
-        manifest = self.source.manifest
-        self._loading.demand(
-            chunk for entry in entries for chunk in chunks_of(manifest, entry.offset, entry.size_bytes)
-        )
 
     def wait(self) -> None:
         """Returns when all that moves has moved, and the device has it."""

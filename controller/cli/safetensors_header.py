@@ -52,13 +52,8 @@ class StoredFile:
     tensors: tuple[StoredTensor, ...]
 
 
-def read_header(file: Origin) -> list[StoredTensor]:
-    """All tensors of the file, in the order of their bytes. Errors: CheckpointInvalid, PickleRefused."""
-    return list(read_file(file).tensors)
-
-
 def read_file(file: Origin) -> StoredFile:
-    """Errors: CheckpointInvalid, PickleRefused."""
+    """Its tensors in the order of their bytes. Errors: CheckpointInvalid, PickleRefused."""
     total = file.size_bytes
     head = read_at(file, 0, min(9, total))
     refuse_pickle(file, head)

@@ -14,7 +14,7 @@ from fleetstart.controller.cli.checkpoint import checksums, read_data
 from fleetstart.controller.cli.checkpoint_plan import PAD_PREFIX, Plan, layers_of, make_plan
 from fleetstart.controller.cli.checkpoint_source import SmallFile, Source
 from fleetstart.controller.cli.origins import LocalFile
-from fleetstart.controller.cli.safetensors_header import read_header
+from fleetstart.controller.cli.safetensors_header import StoredTensor, read_file
 from fleetstart.runtime.contract.errors import CheckpointInvalid
 from fleetstart.runtime.contract.manifest import (
     ALIGNMENT_BYTES,
@@ -80,7 +80,7 @@ def source_of(folder: Path, tensors: dict[str, Tensor], files: dict[str, bytes])
     for name, content in files.items():
         (folder / name).write_bytes(content)
         small.append(SmallFile(name=name, file=LocalFile(folder / name), size_bytes=len(content)))
-    return Source(tensors=tuple(read_header(LocalFile(weights))), files=tuple(small))
+    return Source(tensors=tuple(read_file(LocalFile(weights)).tensors), files=tuple(small))
 
 
 def plan_of(source: Source) -> Plan:
@@ -152,11 +152,11 @@ def test_equal_weights_have_equal_plans_however_they_were_stored(
     folder = tmp_path_factory.mktemp("weights")
     names = list(tensors)
     chance.shuffle(names)
-    found = []
+    found: list[StoredTensor] = []
     for number in range(shards):
         file = folder / f"{number}.safetensors"
         file.write_bytes(encode({name: tensors[name] for name in names[number::shards]}))
-        found.extend(read_header(LocalFile(file)))
+        found.extend(read_file(LocalFile(file)).tensors)
     whole = plan_of(source_of(tmp_path_factory.mktemp("one"), tensors, {}))
     parts = plan_of(Source(tensors=tuple(found), files=()))
     assert whole.manifest(checksums(whole, lambda *_: None)) == parts.manifest(checksums(parts, lambda *_: None))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from safetensors import SafetensorError, deserialize
 
 from fleetstart.controller.cli.origins import LocalFile
-from fleetstart.controller.cli.safetensors_header import HEADER_MAX_BYTES, read_header
+from fleetstart.controller.cli.safetensors_header import HEADER_MAX_BYTES, read_file
 from fleetstart.runtime.contract.errors import CheckpointInvalid, PickleRefused
 from tests.controller.cli.checkpoints import encode, model, tensor
 
@@ -29,7 +29,7 @@ def row(begin: int, end: int, shape: list[Any] | None = None, dtype: str = "U8",
 def test_tensors_are_where_the_header_says(file: Path) -> None:
     tensors = model()
     file.write_bytes(data := encode(tensors))
-    found = read_header(LocalFile(file))
+    found = list(read_file(LocalFile(file)).tensors)
     assert {one.name for one in found} == set(tensors)
     for one in found:
         assert (one.dtype, one.shape) == tensors[one.name][:2]
@@ -38,7 +38,11 @@ def test_tensors_are_where_the_header_says(file: Path) -> None:
 
 def test_empty_tensors_and_scalars_are_allowed(file: Path) -> None:
     file.write_bytes(encode({"a": tensor(), "b": tensor(0, 7), "c": tensor(3, dtype="BF16")}))
-    assert [(one.name, one.size_bytes) for one in read_header(LocalFile(file))] == [("a", 4), ("b", 0), ("c", 6)]
+    assert [(one.name, one.size_bytes) for one in read_file(LocalFile(file)).tensors] == [
+        ("a", 4),
+        ("b", 0),
+        ("c", 6),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -77,7 +81,7 @@ def test_a_wrong_header_is_named(file: Path, header: Any, data: int, says: str) 
     file.write_bytes(len(text).to_bytes(8, "little") + text + bytes(data))
     has = 8 + len(text) + data
     with pytest.raises(CheckpointInvalid) as error:
-        read_header(LocalFile(file))
+        list(read_file(LocalFile(file)).tensors)
     assert says.format(total=has + 1, has=has) in error.value.message
     assert str(file) in error.value.message
 
@@ -103,7 +107,7 @@ def test_a_wrong_header_is_named(file: Path, header: Any, data: int, says: str) 
 def test_wrong_bytes_are_named(file: Path, content: bytes, says: str) -> None:
     file.write_bytes(content)
     with pytest.raises(CheckpointInvalid, match=says.replace("?", r"\?")):
-        read_header(LocalFile(file))
+        list(read_file(LocalFile(file)).tensors)
 
 
 @pytest.mark.parametrize(
@@ -119,7 +123,7 @@ def test_a_key_that_stands_twice_is_refused(file: Path, text: str) -> None:
     """Readers differ in which one they keep, so the file would be another one to each."""
     file.write_bytes(len(text).to_bytes(8, "little") + text.encode() + b"x")
     with pytest.raises(CheckpointInvalid, match="stands twice"):
-        read_header(LocalFile(file))
+        list(read_file(LocalFile(file)).tensors)
 
 
 @pytest.mark.parametrize("name", ["m.bin", "m.pt", "m.PTH", "m.ckpt", "m.pkl"])
@@ -127,7 +131,7 @@ def test_a_pickle_is_refused_by_its_name(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
     path.write_bytes(encode(model()))
     with pytest.raises(PickleRefused) as error:
-        read_header(LocalFile(path))
+        list(read_file(LocalFile(path)).tensors)
     assert name in error.value.message
     assert f"torch.load('{name}', weights_only=True)" in error.value.hint
     assert "m.safetensors" in error.value.hint
@@ -137,14 +141,14 @@ def test_a_pickle_is_refused_by_its_name(tmp_path: Path, name: str) -> None:
 def test_a_pickle_is_refused_by_its_content(file: Path, start: bytes) -> None:
     file.write_bytes(start + bytes(100))
     with pytest.raises(PickleRefused):
-        read_header(LocalFile(file))
+        list(read_file(LocalFile(file)).tensors)
 
 
 def test_a_header_whose_length_looks_like_a_pickle_is_read(file: Path) -> None:
     text = json.dumps({"a": row(0, 1)}).encode().ljust(0x0280)
     assert len(text).to_bytes(8, "little").startswith(b"\x80\x02")
     file.write_bytes(len(text).to_bytes(8, "little") + text + b"x")
-    assert [one.name for one in read_header(LocalFile(file))] == ["a"]
+    assert [one.name for one in read_file(LocalFile(file)).tensors] == ["a"]
 
 
 @given(st.data())
@@ -158,7 +162,7 @@ def test_what_is_read_after_any_damage_lies_inside_the_file_and_opens_in_the_lib
     path = tmp_path_factory.mktemp("any") / "m.safetensors"
     path.write_bytes(content)
     try:
-        found = read_header(LocalFile(path))
+        found = list(read_file(LocalFile(path)).tensors)
     except (CheckpointInvalid, PickleRefused):
         return
     assert all(one.offset >= 0 and one.offset + one.size_bytes <= len(content) for one in found)

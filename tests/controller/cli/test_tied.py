@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from fleetstart.controller.cli.checkpoint import publish
 from fleetstart.controller.cli.checkpoint_source import read_source
 from fleetstart.controller.cli.origins import Made
-from fleetstart.controller.cli.safetensors_header import read_header
+from fleetstart.controller.cli.safetensors_header import read_file
 from fleetstart.controller.cli.tied import SAMPLE_BYTES, TIED_MIN_BYTES, find_tied
 from fleetstart.runtime.contract.manifest import read_manifest
 from tests.controller.cli.checkpoints import MemoryStore, Tensor, encode, model, no_progress, write_model
@@ -29,7 +29,7 @@ def test_a_tensor_is_tied_to_the_first_equal_one_in_the_order_of_use(contents: d
     tensors: dict[str, Tensor] = {
         name: (dtype, (len(data) // (4 if dtype == "F32" else 1),), data) for name, (data, dtype) in contents.items()
     }
-    tied = find_tied(read_header(Made("m.safetensors", encode(tensors))), min_bytes=1)
+    tied = find_tied(read_file(Made("m.safetensors", encode(tensors))).tensors, min_bytes=1)
     for name, holder in tied.items():
         assert tensors[name] == tensors[holder]
         assert holder not in tied
@@ -42,7 +42,7 @@ def test_tensors_that_agree_in_the_middle_alone_are_not_tied() -> None:
     data = os.urandom(4 * SAMPLE_BYTES)
     other = bytes([data[0] ^ 1]) + data[1:]
     tensors: dict[str, Tensor] = {"a": ("U8", (len(data),), data), "b": ("U8", (len(data),), other)}
-    assert find_tied(read_header(Made("m.safetensors", encode(tensors))), min_bytes=1) == {}
+    assert find_tied(read_file(Made("m.safetensors", encode(tensors))).tensors, min_bytes=1) == {}
 
 
 def test_small_tensors_are_left_as_they_are(tmp_path: Path) -> None:
