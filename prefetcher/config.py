@@ -20,7 +20,7 @@ MEMORY_SHARE = 0.8
 KEEP_BYTES = GIB
 KEEP_SHARE = 8
 """At most that part of the node's memory, so that a small machine keeps its own."""
-FETCH_THREADS, FETCH_THREADS_MOST = 4, 32
+FETCH_THREADS, FETCH_THREADS_MOST = 8, 32
 DISK_CACHE_BYTES = 50 * GIB
 """A handful of large models; never the disk's last gigabyte."""
 
@@ -94,7 +94,7 @@ def config_from(env: Mapping[str, str]) -> Config:
         worker_env={name: value for name, value in env.items() if name.startswith(WORKER_ENV)},
         watch_only=env.get("FS_LIMITS", "") == "watched",
         parent_death=env.get("FS_PARENT_DEATH", "") == "1",
-        fetch_threads=_whole(env, "FS_FETCH_THREADS", default=_fetch_threads(cpus), least=1, most=64),
+        fetch_threads=_whole(env, "FS_FETCH_THREADS", default=default_fetch_threads(cpus), least=1, most=64),
     )
 
 
@@ -111,9 +111,9 @@ def _redis_url(url: str) -> str:
     return url
 
 
-def _fetch_threads(cpus: int) -> int:
-    """Two a core: more fight for it where the network is quick, and a store's round trips still overlap."""
-    return min(FETCH_THREADS_MOST, max(FETCH_THREADS, 2 * cpus))
+def default_fetch_threads(cpus: int) -> int:
+    """Four a core: some check what came while the others receive, and a store's round trips overlap."""
+    return min(FETCH_THREADS_MOST, max(FETCH_THREADS, 4 * cpus))
 
 
 def is_remote(store: str) -> bool:

@@ -39,7 +39,7 @@ class DiskImage:
     """One checkpoint on the disk, as a source of chunks. Thread-safe; read while it is written."""
 
     name = "disk"
-    run_chunks = 4
+    run_chunks = 1
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
         self.folder = folder

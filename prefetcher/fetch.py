@@ -173,17 +173,18 @@ class Fetch:
         self._error: FleetError | None = None
         self._threads = [
             threading.Thread(
-                target=self._run, args=(level,), name=f"{lane.source.name}-{checkpoint[:8]}-{number}", daemon=True
+                target=self._run, args=(number, level), name=f"{name}-{checkpoint[:8]}-{number}", daemon=True
             )
-            for level, lane in enumerate(lanes)
-            for number in range(lane.threads)
+            for number, (level, name) in enumerate(
+                (level, lane.source.name) for level, lane in enumerate(lanes) for _ in range(lane.threads)
+            )
         ]
         self._running = len(self._threads)
         self.ready_bytes = 0
 
     def start(self) -> None:
-        for thread in self._threads:
-            thread.start()
+        """Returns at once: each thread starts the next, because a busy machine takes a while to begin many."""
+        self._threads[0].start()
 
     def first(self, chunks: Iterable[int]) -> None:
         """These before all others, of those that nobody fetches yet."""
@@ -212,9 +213,13 @@ class Fetch:
 
     # ── a thread ───────────────────────────────────────────────────────────────────────────────────
 
-    def _run(self, level: int) -> None:
+    def _run(self, number: int, level: int) -> None:
         traffic = self._traffic[level]
+        ending = 1
         try:
+            if not self._start_next(number):
+                ending = len(self._threads) - number
+                raise Unavailable(f"checkpoint {self._checkpoint[:12]}: the node can start no more threads")
             while run := self._next_run(traffic):
                 self._take(level, run)
         except Abandoned:
@@ -226,11 +231,19 @@ class Fetch:
             self._fail(StoreFailed(f"checkpoint {self._checkpoint[:12]}: {type(error).__name__}: {error}"))
         finally:
             with self._changed:
-                self._running -= 1
+                self._running -= ending
                 last = self._running == 0
             if last:
                 self._region = None  # whoever keeps this fetch for its figures does not keep the memory
                 self._on_end(self._error)
+
+    def _start_next(self, number: int) -> bool:
+        if number + 1 < len(self._threads):
+            try:
+                self._threads[number + 1].start()
+            except RuntimeError:  # a limit of the system or of the node's group
+                return False
+        return True
 
     def _next_run(self, traffic: _Traffic) -> list[ChunkRange]:
         """Waits while a lane above may still fail and pass chunks down; nothing once all is done or lost."""

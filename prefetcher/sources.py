@@ -17,8 +17,8 @@ from fleetstart import native
 
 PAGE_BYTES = 4096
 """What direct reads are aligned to: offset, address and length."""
-DISK_THREADS = 8
-"""Four reads keep a disk busy, while as many threads check what they have read."""
+DISK_THREADS = 16
+"""Eight read at once or check what they have read: here 16 reach the rate of fio, 8 stay 5% below it."""
 
 
 class SourceError(Exception):
@@ -133,8 +133,8 @@ def check_key(key: str) -> str:
 class FileSource:
     """A folder, laid out like a bucket."""
 
-    run_chunks = 4
-    """What opening and asking cost is then spread over 16 MiB."""
+    run_chunks = 1
+    """So many threads with longer runs would read far ahead of what is used first."""
     threads = DISK_THREADS
 
     def __init__(self, root: Path) -> None:

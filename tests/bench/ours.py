@@ -29,6 +29,7 @@ import msgspec
 from fleetstart import native
 from fleetstart.controller.cli.checkpoint import publish as publish_checkpoint
 from fleetstart.prefetcher import segments as segments_module
+from fleetstart.prefetcher.config import default_fetch_threads
 from fleetstart.prefetcher.memory import slab_size
 from fleetstart.prefetcher.segments import Segment, Segments
 from fleetstart.prefetcher.sources import open_source
@@ -38,7 +39,7 @@ from tests.bench.compiled import compiled
 from tests.bench.loaders import Sample, module
 from tests.bench.peer import Talk
 
-THREADS = 4
+THREADS = default_fetch_threads(os.cpu_count() or 1)
 MEMORY_SHARE = 0.8
 """Of the machine's, as a node takes by default: it decides how large the pool's slabs are."""
 FILES_MAX = 250

@@ -16,7 +16,7 @@ from fleetstart import native
 from fleetstart.prefetcher import fetch, s3
 from fleetstart.prefetcher.s3 import S3Source
 from fleetstart.prefetcher.segments import Segment, Segments
-from fleetstart.runtime.contract.errors import CheckpointInvalid, ChecksumMismatch, FleetError, StoreFailed
+from fleetstart.runtime.contract.errors import CheckpointInvalid, ChecksumMismatch, FleetError, StoreFailed, Unavailable
 from fleetstart.runtime.contract.ids import CheckpointId, WorkerId
 from tests.prefetcher.faulty_s3 import (
     Fault,
@@ -121,6 +121,28 @@ def test_a_store_that_breaks_now_and_then_gives_the_right_bytes(faulty: FaultyS3
     assert told == [""] * WAITERS
     assert found == data
     assert not faulty.faults
+
+
+def test_a_node_without_a_thread_left_says_so_to_every_waiter(
+    faulty: FaultyS3, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = os.urandom(CHUNKS * CHUNK_BYTES)
+    checkpoint = store.put_checkpoint(data)
+    start = threading.Thread.start
+
+    def starts_two(thread: threading.Thread) -> None:
+        if thread.name.startswith("store-") and thread.name.endswith("-2"):
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", starts_two)
+
+    told, error, _ = fill(checkpoint, len(data))
+
+    assert isinstance(error, Unavailable)
+    assert "no more threads" in error.message
+    assert all("no more threads" in words for words in told)
+    assert len(told) == WAITERS
 
 
 @pytest.mark.parametrize("fault", [stalls_after(CHUNK_BYTES + 100), ends_after(CHUNK_BYTES + 100)])
