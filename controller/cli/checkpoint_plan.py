@@ -24,6 +24,7 @@ from fleetstart.runtime.contract.manifest import (
     ALIGNMENT_BYTES,
     CHUNK_BYTES,
     LAYER_BEFORE,
+    LAYER_NAME,
     SEGMENT_MAX_BYTES,
     FileEntry,
     Manifest,
@@ -39,7 +40,6 @@ HEADER_ALIGNMENT_BYTES = 4096
 """Data begins on a page, so that a reader may use direct I/O from the part's first tensor on."""
 PAD_PREFIX = "__pad__."
 
-_LAYER = re.compile(r"(?:^|\.)(?:layers?|h|blocks?|block_list)\.(\d+)(?:\.|$)")
 _BEFORE = re.compile(
     r"(?:^|[._])(?:embed\w*|wte|wpe|tok_embeddings|patch_embed\w*|cls_token|pos_embed\w*|rotary_emb)(?:[._]|$)"
 )
@@ -106,7 +106,7 @@ class Plan:
 
 def layers_of(names: Iterable[str]) -> dict[str, int]:
     """The layer in which each tensor is used: LAYER_BEFORE, 0.., and one past the last for what comes after."""
-    numbered = {name: int(match[1]) if (match := _LAYER.search(name)) else None for name in names}
+    numbered = {name: int(match[1]) if (match := LAYER_NAME.search(name)) else None for name in names}
     after = max((number for number in numbered.values() if number is not None), default=-1) + 1
     return {
         name: number if number is not None else (LAYER_BEFORE if _BEFORE.search(name) else after)

@@ -9,6 +9,7 @@ FunctionName = NewType("FunctionName", str)
 Version = NewType("Version", int)
 WorkerId = NewType("WorkerId", str)
 NodeId = NewType("NodeId", str)
+PipelineId = NewType("PipelineId", str)
 InvocationId = NewType("InvocationId", str)
 CheckpointId = NewType("CheckpointId", str)
 """sha256 (hex) of a manifest's bytes."""
@@ -18,6 +19,10 @@ BundleId = NewType("BundleId", str)
 
 def new_worker_id() -> WorkerId:
     return WorkerId("w-" + secrets.token_hex(6))
+
+
+def new_pipeline_id() -> PipelineId:
+    return PipelineId("p-" + secrets.token_hex(6))
 
 
 def new_invocation_id() -> InvocationId:

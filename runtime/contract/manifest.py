@@ -43,6 +43,8 @@ DTYPE_BYTES = {
     "U64": 8, "I64": 8, "F64": 8, "C64": 8,
 }  # fmt: skip
 
+LAYER_NAME = re.compile(r"(?:^|\.)(?:layers?|h|blocks?|block_list)\.(\d+)(?:\.|$)")
+"""Names of tensors that belong to a numbered layer; group 1 is its number."""
 _OBJECT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 

@@ -12,10 +12,16 @@ restarted answers an order of its predecessor's epoch with a `gone` status, and 
 control socket, the write end of its log pipe) is answered by `Forked` or `ForkFailed`; later comes `Exited`.
 
 *Daemon and worker* share the worker's control socket. A pooled worker says `Pooled` and waits for `Assign`
-(descriptors: the listening socket, then control block and slabs of each segment if there are weights). It may
-say `Want` when it waits for weights out of order,
+(descriptors: the listening socket, a stage's second one for its links, then control block and slabs of each segment
+if there are weights). It may say `Want` when it waits for weights out of order,
 answers `Ready` or `StartError`, sends `Usage` about once a second, and on `Drain` finishes its calls, says
 `Drained` and exits. The end of the socket is the end of the worker, from either side.
+
+The stages of a pipeline are workers with orders of their own, which name the pipeline. Each node opens its stage's
+listening socket at once and tells of it in the first status (`link`). The scheduler puts the links that it has heard
+of into the orders (`peers`), and each node connects to them and hands the connections on (`Peers`): workers need no
+network of their own. Only the first stage gets calls; it is ready when all are. A stage whose order says `grow` takes
+the rest of the checkpoint in behind its back, and says `Whole` when it needs the others no longer.
 """
 
 from __future__ import annotations
@@ -27,6 +33,7 @@ import msgspec
 from fleetstart.runtime.contract.errors import ErrorInfo
 from fleetstart.runtime.contract.function import FunctionSpec
 from fleetstart.runtime.contract.ids import CheckpointId, FunctionName, NodeId, Version, WorkerId
+from fleetstart.runtime.contract.stage import Stage
 from fleetstart.runtime.contract.timeline import Timeline
 
 # ── controller and node, through Redis ─────────────────────────────────────────────────────────────
@@ -42,6 +49,15 @@ class WorkerOrder(msgspec.Struct, frozen=True, kw_only=True):
     spec: FunctionSpec
     wanted: Literal["run", "drain"] = "run"
     ordered_unix_ns: int
+    """Of this order; an order that is changed has a later one."""
+    stage: Stage | None = None
+    """None: the whole model."""
+    secret: str = ""
+    """Of the pipeline: the first words on each link between its stages."""
+    peers: tuple[str, ...] = ()
+    """host:port of each stage's links, by index; "" for one that is not known yet, or that is gone."""
+    grow: bool = False
+    """Whether a stage shall become a whole worker."""
 
 
 WorkerState = Literal["starting", "ready", "draining", "gone", "failed"]
@@ -68,6 +84,10 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     """host:port, once ready."""
     token: str = ""
     """Secret that a call to the endpoint must carry (TOKEN_HEADER)."""
+    link: str = ""
+    """host:port where the other stages of its pipeline reach it."""
+    whole: bool = True
+    """Whether it needs no other worker: a stage that has grown does not."""
     error: ErrorInfo | None = None
     timeline: Timeline = msgspec.field(default_factory=Timeline)
     changed_unix_ns: int = 0
@@ -181,7 +201,7 @@ class Pooled(msgspec.Struct, frozen=True, tag="pooled"):
 
 
 class Assign(msgspec.Struct, frozen=True, tag="assign", kw_only=True):
-    """Descriptors with it: listening socket, then of each segment its control block and its slabs."""
+    """Descriptors with it: listening socket, a stage's for its links, of each segment its control block and slabs."""
 
     worker: WorkerId
     version: Version
@@ -193,6 +213,8 @@ class Assign(msgspec.Struct, frozen=True, tag="assign", kw_only=True):
     """Cores that the worker may use."""
     slabs: list[int] = []
     """Of each segment, how many: that of the weights, then that of their adapter."""
+    stage: Stage | None = None
+    secret: str = ""
 
 
 class Want(msgspec.Struct, frozen=True, tag="want"):
@@ -219,6 +241,20 @@ class Usage(msgspec.Struct, frozen=True, tag="usage"):
     busy_ns: int
 
 
+class Peers(msgspec.Struct, frozen=True, tag="peers"):
+    """Descriptors with it: a connection to each of these stages, to send on."""
+
+    stages: list[int]
+
+
+class Grow(msgspec.Struct, frozen=True, tag="grow"):
+    """The rest of the checkpoint is on its way."""
+
+
+class Whole(msgspec.Struct, frozen=True, tag="whole"):
+    """The worker has all layers and what its running requests need of the others' memory."""
+
+
 class Drain(msgspec.Struct, frozen=True, tag="drain"):
     grace_s: float
 
@@ -227,8 +263,8 @@ class Drained(msgspec.Struct, frozen=True, tag="drained"):
     pass
 
 
-WorkerMessage = Pooled | Want | Ready | StartError | Usage | Drained
-DaemonMessage = Assign | Drain
+WorkerMessage = Pooled | Want | Ready | StartError | Usage | Whole | Drained
+DaemonMessage = Assign | Peers | Grow | Drain
 
 # ── gateway and worker: HTTP/1.1 on the worker's endpoint ──────────────────────────────────────────
 

@@ -1,0 +1,116 @@
+"""Stages: which layers of a model each worker of a pipeline has, and what of the checkpoint that is.
+
+The first stage has the embedding, the head and the small files besides its layers: it samples, so hidden states
+travel between workers and logits, which are some hundred times as wide, never do. Layers are cut so that the
+largest stage is as small as it can be, because a pipeline is ready when its last stage is (HydraServe section 4.1
+cuts evenly; there the embedding weighs little).
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from fleetstart.runtime.contract.ids import PipelineId
+from fleetstart.runtime.contract.manifest import LAYER_NAME, Manifest, chunks_of
+
+CONFIG_FILE = "config.json"
+"""What every stage of a language model reads."""
+
+
+class Stage(msgspec.Struct, frozen=True, kw_only=True):
+    """Layers `first .. end - 1`, as the index-th of `count` stages of one pipeline."""
+
+    pipeline: PipelineId
+    index: int
+    count: int
+    first: int
+    end: int
+
+
+class Layout(msgspec.Struct, frozen=True):
+    """What a checkpoint's parts weigh: `ends_bytes` is what runs before the first layer and after the last."""
+
+    ends_bytes: int
+    layer_bytes: list[int]
+
+    @property
+    def total_bytes(self) -> int:
+        return self.ends_bytes + sum(self.layer_bytes)
+
+
+def layout_of(manifest: Manifest) -> Layout:
+    """Of a checkpoint without numbered layers, everything is at the ends."""
+    count = layer_count(manifest)
+    layer_bytes = [0] * count
+    ends_bytes = sum(file.size_bytes for file in manifest.files.values())
+    for entry in manifest.tensors.values():
+        if 0 <= entry.layer < count:
+            layer_bytes[entry.layer] += entry.size_bytes
+        else:
+            ends_bytes += entry.size_bytes
+    return Layout(ends_bytes, layer_bytes)
+
+
+def layer_count(manifest: Manifest) -> int:
+    """Layers of the model; what comes after the last has its number, but none in its name."""
+    return max((entry.layer for name, entry in manifest.tensors.items() if LAYER_NAME.search(name)), default=-1) + 1
+
+
+def cut(layout: Layout, count: int) -> list[tuple[int, int]]:
+    """(first, end) of each stage, none of them empty, so that the largest is as small as it can be.
+
+    ValueError if there are fewer layers than stages.
+    """
+    layers = layout.layer_bytes
+    if not 1 <= count <= len(layers):
+        raise ValueError(f"{len(layers)} layers cannot be cut into {count} stages")
+    low, high = max([*layers, layout.ends_bytes + layers[0]]), layout.total_bytes
+    while low < high:
+        middle = (low + high) // 2
+        if _stages_needed(layout, middle) <= count:
+            high = middle
+        else:
+            low = middle + 1
+    return _filled(layout, low, count)
+
+
+def _stages_needed(layout: Layout, most_bytes: int) -> int:
+    stages, used_bytes = 1, layout.ends_bytes
+    for size_bytes in layout.layer_bytes:
+        if used_bytes + size_bytes > most_bytes:
+            stages, used_bytes = stages + 1, 0
+        used_bytes += size_bytes
+    return stages
+
+
+def _filled(layout: Layout, most_bytes: int, count: int) -> list[tuple[int, int]]:
+    """Stages of at most that many bytes, each with a layer at least."""
+    cuts: list[tuple[int, int]] = []
+    layers, first = layout.layer_bytes, 0
+    for index in range(count):
+        left = count - index - 1
+        used_bytes, end = (layout.ends_bytes if index == 0 else 0), first
+        while end < len(layers) - left and (end == first or used_bytes + layers[end] <= most_bytes):
+            used_bytes += layers[end]
+            end += 1
+        cuts.append((first, end))
+        first = end
+    return cuts
+
+
+def stage_bytes(layout: Layout, first: int, end: int) -> int:
+    """What a stage needs of the checkpoint; the first has both ends of the model."""
+    return sum(layout.layer_bytes[first:end]) + (layout.ends_bytes if first == 0 else 0)
+
+
+def stage_chunks(manifest: Manifest, first: int, end: int) -> list[int]:
+    """Chunks that the stage needs, in the order of use. A chunk on a cut belongs to both sides."""
+    count = layer_count(manifest)
+    wanted: set[int] = set()
+    for entry in manifest.tensors.values():
+        if first <= entry.layer < end or (first == 0 and not 0 <= entry.layer < count):
+            wanted.update(chunks_of(manifest, entry.offset, entry.size_bytes))
+    for name, file in manifest.files.items():
+        if first == 0 or name == CONFIG_FILE:
+            wanted.update(chunks_of(manifest, file.offset, file.size_bytes))
+    return sorted(wanted)
