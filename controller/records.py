@@ -9,6 +9,7 @@ import msgspec
 from fleetstart.runtime.contract.errors import ErrorInfo
 from fleetstart.runtime.contract.function import FunctionSpec
 from fleetstart.runtime.contract.ids import FunctionName, Version
+from fleetstart.runtime.contract.stage import Layout
 
 
 class VersionKey(NamedTuple):
@@ -41,6 +42,8 @@ class VersionRecord(msgspec.Struct, frozen=True, kw_only=True):
     segment_bytes: int
     """What the checkpoint takes of a node's memory; 0 without weights."""
     created_unix_ms: int
+    layout: Layout | None = None
+    """What its stages would weigh; None if our engine does not run it, or it was deployed before there were stages."""
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):

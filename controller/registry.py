@@ -23,6 +23,7 @@ from fleetstart.runtime.contract.errors import InvalidSpec, NotFound, Unavailabl
 from fleetstart.runtime.contract.function import FunctionSpec, spec_digest
 from fleetstart.runtime.contract.ids import CheckpointId, FunctionName, Version
 from fleetstart.runtime.contract.lora import CONFIG, CONFIG_MAX_BYTES, read_adapter
+from fleetstart.runtime.contract.stage import Layout, layout_of
 
 TRIES = 20
 """Deploys of one function at the same moment, each losing to another: more is a bug."""
@@ -43,7 +44,7 @@ class Registry:
         needed = checkpoints_of(spec)
         for _ in range(TRIES):
             marks = await self.removals.marks(needed, now_unix_ms)  # before the look into the store
-            segment_bytes = await self._require_weights(spec)
+            segment_bytes, layout = await self._require_weights(spec)
             raw = await self._raw(spec.name)
             live = await self._live(raw)
             created = live is None or live.digest != digest
@@ -55,6 +56,7 @@ class Registry:
                     spec=spec,
                     segment_bytes=segment_bytes,
                     created_unix_ms=now_unix_ms,
+                    layout=layout,
                 )
             if await self._change(spec.name, raw, record, created, now_unix_ms, list(zip(needed, marks, strict=True))):
                 await self._state.resync()
@@ -88,13 +90,14 @@ class Registry:
                     found.setdefault(checkpoint, []).append(str(VersionKey(function, record.version)))
         return found
 
-    async def _require_weights(self, spec: FunctionSpec) -> int:
-        """Bytes that its weights take of a node's memory."""
+    async def _require_weights(self, spec: FunctionSpec) -> tuple[int, Layout | None]:
+        """Bytes that its weights take of a node's memory, and how they lie if it can be cut into stages."""
         if spec.weights is None:
-            return 0
+            return 0, None
         base = await require_checkpoint(self._store, spec.name, spec.weights)
+        layout = layout_of(base) if spec.llm is not None else None
         if spec.adapter is None:
-            return base.total_bytes
+            return base.total_bytes, layout
         adapter = await require_checkpoint(self._store, spec.name, spec.adapter)
         if not is_adapter(adapter):
             raise InvalidSpec(
@@ -103,7 +106,7 @@ class Registry:
             )
         config = await read_file(self._store, spec.adapter, adapter, CONFIG, CONFIG_MAX_BYTES)
         require_fit(spec.name, base, read_adapter(config, adapter.tensors.items(), patterns=False))
-        return base.total_bytes + adapter.total_bytes
+        return base.total_bytes + adapter.total_bytes, layout
 
     async def _change(
         self,

@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar, overload
 
-from fleetstart.runtime.contract.function import Scale
+from fleetstart.runtime.contract.function import SLO, Scale
 
 Target = TypeVar("Target")
 
 GENERAL = (
-    "name", "weights", "adapter", "memory", "scale", "concurrency", "timeout_s", "start_timeout_s", "network", "env",
-    "include",
+    "name", "weights", "adapter", "memory", "scale", "concurrency", "timeout_s", "start_timeout_s", "slo", "network",
+    "env", "include",
 )  # fmt: skip
 """Settings that every declaration takes."""
 OF_LLM = ("dtype", "max_batch", "max_context", "kv_memory", "threads")
@@ -43,6 +43,7 @@ def function(
     adapter: str = ...,
     memory: str | int = ...,
     scale: Scale = ...,
+    slo: SLO = ...,
     concurrency: int = ...,
     timeout_s: float = ...,
     start_timeout_s: float = ...,

@@ -18,19 +18,43 @@ from typing import Any, Literal
 
 from fleetstart.controller.cli.constants import Computed, NotConstant, dotted, evaluate
 from fleetstart.runtime.contract.errors import HandlerSyntax, InvalidSpec, NoHandler, NotFound
-from fleetstart.runtime.contract.function import Scale
+from fleetstart.runtime.contract.function import SLO, Scale
 
 API = "fleetstart.runtime"
 SOURCE_MAX_BYTES = 4 * 1024 * 1024
 
 FUNCTION_SETTINGS = (
-    "name", "weights", "adapter", "memory", "concurrency", "timeout_s", "start_timeout_s", "scale", "network", "env",
-    "include",
+    "name", "weights", "adapter", "memory", "concurrency", "timeout_s", "start_timeout_s", "scale", "slo", "network",
+    "env", "include",
 )  # fmt: skip
 LLM_SETTINGS = (*FUNCTION_SETTINGS, "dtype", "max_batch", "max_context", "kv_memory", "threads")
 
 Kind = Literal["function", "llm"]
 _MAKERS: dict[str, Kind] = {"function": "function", "LLM": "llm"}
+
+
+def _scale(**arguments: Any) -> Scale:
+    unknown = set(arguments) - {"min", "max", "keep_alive_s"}
+    if unknown:
+        raise InvalidSpec(f"Scale() has no setting {sorted(unknown)[0]!r}", hint="it has min, max and keep_alive_s")
+    for name, value in arguments.items():
+        if isinstance(value, bool) or not isinstance(value, int if name != "keep_alive_s" else int | float):
+            raise InvalidSpec(f"Scale({name}=...) must be a number, got {value!r}")
+    return Scale(**arguments)
+
+
+def _slo(**arguments: Any) -> SLO:
+    unknown = set(arguments) - {"ttft_s", "tpot_s"}
+    if unknown:
+        raise InvalidSpec(f"SLO() has no setting {sorted(unknown)[0]!r}", hint="it has ttft_s and tpot_s")
+    for name, value in arguments.items():
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+            raise InvalidSpec(f"SLO({name}=...) must be a number of seconds, got {value!r}")
+    return SLO(**arguments)
+
+
+_VALUES: dict[str, Callable[..., Any]] = {"Scale": _scale, "SLO": _slo}
+"""What a setting may be built with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,8 +158,8 @@ class _Reader:
             self._forget(bound, statement.lineno)
             if statement.module == API and alias.name in _MAKERS:
                 self.makers[bound] = _MAKERS[alias.name]
-            elif statement.module == API and alias.name == "Scale":
-                self.calls[bound] = self._scale
+            elif statement.module == API and alias.name in _VALUES:
+                self.calls[bound] = _VALUES[alias.name]
             elif statement.module == API and alias.name == "*":
                 self._offer("")
             elif f"{statement.module}.{alias.name}" == API:
@@ -144,7 +168,7 @@ class _Reader:
     def _offer(self, prefix: str) -> None:
         dot = f"{prefix}." if prefix else ""
         self.makers.update({dot + maker: kind for maker, kind in _MAKERS.items()})
-        self.calls[dot + "Scale"] = self._scale
+        self.calls.update({dot + name: build for name, build in _VALUES.items()})
 
     def _definition(self, statement: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> None:
         self._forget(statement.name, statement.lineno)
@@ -243,15 +267,6 @@ class _Reader:
             raise InvalidSpec(
                 f"{self.path}:{keyword.value.lineno}: {maker}({keyword.arg}=...): {error.message}", hint=error.hint
             ) from error
-
-    def _scale(self, **arguments: Any) -> Scale:
-        unknown = set(arguments) - {"min", "max", "keep_alive_s"}
-        if unknown:
-            raise InvalidSpec(f"Scale() has no setting {sorted(unknown)[0]!r}", hint="it has min, max and keep_alive_s")
-        for name, value in arguments.items():
-            if isinstance(value, bool) or not isinstance(value, int if name != "keep_alive_s" else int | float):
-                raise InvalidSpec(f"Scale({name}=...) must be a number, got {value!r}")
-        return Scale(**arguments)
 
 
 def imports_of(tree: ast.Module) -> set[str]:

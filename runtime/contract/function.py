@@ -46,6 +46,20 @@ class Scale(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             raise InvalidSpec(f"scale: keep_alive_s must be 0 to 86400 seconds, got {self.keep_alive_s}")
 
 
+class SLO(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What callers are promised, cold starts included: the first token (or byte), and each one after it."""
+
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.ttft_s is None and self.tpot_s is None:
+            raise InvalidSpec("slo: ttft_s or tpot_s must be given", hint="write slo=SLO(ttft_s=2, tpot_s=0.2)")
+        for name, value in (("ttft_s", self.ttft_s), ("tpot_s", self.tpot_s)):
+            if value is not None and not 0 < value <= 86_400:
+                raise InvalidSpec(f"slo: {name} must be above 0 and at most 86400 seconds, got {value}")
+
+
 class LLMSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How our engine runs a model. `dtype` is that of the arithmetic; the weights stay as they are stored."""
 
@@ -87,6 +101,8 @@ class FunctionSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     start_timeout_s: float = 120.0
     """Longest that a worker may take from order to ready; its own limit, apart from the call's."""
     scale: Scale = Scale()
+    slo: SLO | None = None
+    """None: as quick as is worth the machines."""
     network: bool = False
     """Whether the worker sees the node's network; without it, it has a loopback of its own only."""
     env: dict[str, str] = {}

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from fleetstart.runtime.contract.errors import InvalidSpec
 from fleetstart.runtime.contract.function import (
     MIB,
+    SLO,
     FunctionSpec,
     LLMSettings,
     Scale,
@@ -75,6 +76,20 @@ def test_a_spec_that_cannot_work_is_refused(changes: dict[str, Any], says: str) 
 def test_a_scale_that_cannot_work_is_refused(scale: dict[str, Any]) -> None:
     with pytest.raises(InvalidSpec, match="scale"):
         Scale(**scale)
+
+
+@pytest.mark.parametrize("slo", [{}, {"ttft_s": 0}, {"tpot_s": -1}, {"ttft_s": 100_000}, {"ttft_s": float("nan")}])
+def test_an_slo_that_promises_nothing_is_refused(slo: dict[str, Any]) -> None:
+    with pytest.raises(InvalidSpec, match="slo"):
+        SLO(**slo)
+
+
+def test_an_slo_survives_the_wire_and_old_specs_have_none() -> None:
+    promised = spec(slo=SLO(ttft_s=2))
+    assert msgspec.json.decode(spec_bytes(promised), type=FunctionSpec) == promised
+    old = spec_bytes(spec()).replace(b'"slo":null,', b"")
+    assert b"slo" not in old
+    assert msgspec.json.decode(old, type=FunctionSpec).slo is None
 
 
 def test_unknown_fields_of_a_newer_client_are_refused_not_ignored() -> None:

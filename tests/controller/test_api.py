@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fleetstart.runtime.contract import keys
-from fleetstart.runtime.contract.ids import CheckpointId, Version, WorkerId
+from fleetstart.runtime.contract.ids import CheckpointId, FunctionName, Version, WorkerId
 from fleetstart.runtime.contract.ledger import LogLine
 from fleetstart.runtime.contract.manifest import Manifest, Part, TensorEntry, checkpoint_id, manifest_bytes
 from tests.controller.conftest import BUNDLE, BUNDLE_ID, ControllerProcess, HandNode
@@ -116,6 +116,23 @@ def test_a_deploy_names_what_is_missing(controller: ControllerProcess) -> None:
     assert deploy(controller, weights=CHECKPOINT).status_code == 200
     (stored / "manifest.json").write_bytes(b"{}")
     assert error(deploy(controller, weights=CHECKPOINT)) == (400, "checkpoint_invalid")
+
+
+def test_the_version_of_an_llm_knows_what_its_stages_weigh(
+    controller: ControllerProcess, redis_server: RedisServer
+) -> None:
+    put(controller, f"bundles/{BUNDLE_ID}", BUNDLE)
+    stored = controller.home / "store" / "checkpoints" / CHECKPOINT
+    stored.mkdir(parents=True)
+    (stored / "manifest.json").write_bytes(manifest())
+    put(controller, f"checkpoints/{CHECKPOINT}/part-0", PART)
+    layouts = []
+    with redis_server.client() as client:
+        for name, llm in (("plain", None), ("chat", {"max_batch": 2})):
+            assert deploy(controller, name=name, weights=CHECKPOINT, llm=llm).status_code == 200
+            raw: Any = client.hget(keys.versions(FunctionName(name)), "1")
+            layouts.append(json.loads(raw)["layout"])
+    assert layouts == [None, {"ends_bytes": 4096, "layer_bytes": []}]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import fleetstart.runtime
-from fleetstart.runtime import LLM, Scale, function
+from fleetstart.runtime import LLM, SLO, Scale, function
 from fleetstart.runtime.declare import ATTRIBUTE
 
 
@@ -18,7 +18,7 @@ def settings_of(target: Any) -> dict[str, Any]:
 
 
 def test_the_room_exports_what_it_says() -> None:
-    assert sorted(fleetstart.runtime.__all__) == ["LLM", "Scale", "function"]
+    assert sorted(fleetstart.runtime.__all__) == ["LLM", "SLO", "Scale", "function"]
 
 
 def test_a_declared_function_stays_itself() -> None:
@@ -28,6 +28,12 @@ def test_a_declared_function_stays_itself() -> None:
 
     assert double(2) == 4
     assert settings_of(double) == {"memory": "1GiB", "scale": Scale(max=8)}
+
+
+def test_a_function_and_an_llm_take_an_slo() -> None:
+    promised = SLO(ttft_s=2, tpot_s=0.2)
+    assert settings_of(function(slo=promised)(lambda: None)) == {"slo": promised}
+    assert dict(LLM(weights="./w", slo=promised).settings)["slo"] == promised
 
 
 def test_a_bare_decorator_declares_with_no_settings() -> None:

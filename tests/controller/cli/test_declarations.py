@@ -19,9 +19,9 @@ from fleetstart.controller.cli.declarations import (
 )
 from fleetstart.runtime import declare
 from fleetstart.runtime.contract.errors import FleetError, HandlerSyntax, InvalidSpec, NoHandler, NotFound
-from fleetstart.runtime.contract.function import Scale
+from fleetstart.runtime.contract.function import SLO, Scale
 
-HEAD = "from fleetstart.runtime import function, LLM, Scale\n"
+HEAD = "from fleetstart.runtime import function, LLM, SLO, Scale\n"
 
 
 def read(tmp_path: Path, source: str | bytes) -> list[Declaration]:
@@ -60,6 +60,18 @@ def test_settings_are_those_of_the_runtime() -> None:
             "f",
             "function",
             {"scale": Scale(max=8, keep_alive_s=60)},
+        ),
+        (
+            HEAD + "x = LLM(weights='w', slo=SLO(ttft_s=2, tpot_s=0.2))",
+            "x",
+            "llm",
+            {"weights": "w", "slo": SLO(ttft_s=2, tpot_s=0.2)},
+        ),
+        (
+            "import fleetstart.runtime as fs\n@fs.function(slo=fs.SLO(ttft_s=1 / 2))\ndef f(): ...",
+            "f",
+            "function",
+            {"slo": SLO(ttft_s=0.5)},
         ),
         (
             HEAD + "MB = 1024 * 1024\nSIZE = 3 * MB\n@function(memory=SIZE + MB, timeout_s=-(-5) / 2)\ndef f(): ...",
@@ -147,6 +159,9 @@ def test_a_file_without_a_function_says_what_to_add(tmp_path: Path, source: str)
         ("@function(scale=Scale(max='8'))\ndef f(): ...", "Scale(max=...) must be a number"),
         ("@function(scale=Scale(max=0))\ndef f(): ...", "max >= 1"),
         ("@function(scale=Scale(8))\ndef f(): ...", "by name only"),
+        ("@function(slo=SLO(ttft=1))\ndef f(): ...", "SLO() has no setting 'ttft'"),
+        ("@function(slo=SLO(ttft_s='2'))\ndef f(): ...", "SLO(ttft_s=...) must be a number of seconds"),
+        ("@function(slo=SLO())\ndef f(): ...", "ttft_s or tpot_s must be given"),
         ("@LLM\nclass f: ...", "LLM is not a decorator"),
         ("x = function(memory=1)", "given no handler"),
         ("if 1:\n    @function\n    def f(): ...", "inside another statement"),

@@ -8,7 +8,7 @@ import pytest
 from fleetstart.controller.cli.declarations import Declaration, Kind
 from fleetstart.controller.cli.specs import adapter_of, build_spec, default_name, include_of, module_name, weights_of
 from fleetstart.runtime.contract.errors import InvalidSpec
-from fleetstart.runtime.contract.function import GIB, MIB, FunctionSpec, Scale
+from fleetstart.runtime.contract.function import GIB, MIB, SLO, FunctionSpec, Scale
 from fleetstart.runtime.contract.ids import BundleId, CheckpointId
 
 
@@ -54,6 +54,13 @@ def test_defaults_of_an_llm_follow_its_batch() -> None:
     assert spec.llm is not None
     assert (spec.profile, spec.memory_bytes, spec.concurrency) == ("torch", 2 * GIB, 8)
     assert (spec.llm.max_batch, spec.llm.max_context_tokens, spec.llm.kv_memory_bytes) == (4, 512, 64 * MIB)
+
+
+def test_an_slo_comes_through_and_one_that_is_none_is_refused() -> None:
+    assert spec_of(declared("llm", weights="w", slo=SLO(ttft_s=2, tpot_s=0.2))).slo == SLO(ttft_s=2, tpot_s=0.2)
+    assert spec_of(declared()).slo is None
+    with pytest.raises(InvalidSpec, match="slo"):
+        spec_of(declared(slo=2))
 
 
 def test_an_adapter_is_a_checkpoint_of_its_own() -> None:
