@@ -34,8 +34,10 @@ from fleetstart.runtime.contract.messages import (
     Ready,
     StartError,
     Want,
+    Whole,
 )
 from fleetstart.runtime.contract.timeline import Timeline
+from fleetstart.runtime.membership import Membership
 from fleetstart.runtime.meter import Meter
 from fleetstart.runtime.server import Door, Listener
 from fleetstart.runtime.start import Started, Starting, start
@@ -91,6 +93,7 @@ class Life:
         self._meter = Meter(assign.spec.concurrency)
         self._timeline = Timeline()
         self._leave = asyncio.Event()
+        self._membership: Membership | None = None
         self._reporter = Reporter(loop, self._meter, self._send)
 
     def live(self, place: Place, descriptors: list[int]) -> NoReturn:
@@ -98,12 +101,16 @@ class Life:
             bundle_dir = self._shut_in(place)
             watchdog.watch(self._channel.fileno(), self._meter)
             listening = socket(fileno=descriptors[0])
+            self._membership = self._join(descriptors)
             starting = Starting(
                 assign=self._assign,
                 bundle_dir=bundle_dir,
                 segment_fds=tuple(descriptors[1:]),
                 loop=self._loop,
                 want=lambda chunks: self._send(Want(chunks[0], chunks[-1])),
+                membership=self._membership,
+                whole=lambda: self._send(Whole()),
+                end=lambda why: self._loop.call_soon_threadsafe(self._stage_ended, why),
             )
             started = start(starting, self._timeline)
             self._loop.run_until_complete(self._serve(started, listening, bundle_dir))
@@ -113,6 +120,25 @@ class Life:
             watchdog.end_process(exits.ORPHANED)
         _flush()
         watchdog.end_process(exits.DRAINED)
+
+    def _join(self, descriptors: list[int]) -> Membership | None:
+        """A stage hears its node from now on; takes the listener for its links out of the descriptors."""
+        if self._assign.stage is None:
+            return None
+        membership = Membership(socket(fileno=descriptors.pop(1)))
+        self._channel.socket.setblocking(False)
+        membership.hear(
+            self._channel,
+            lambda message: self._loop.call_soon_threadsafe(self._obey, message),
+            lambda: watchdog.end_process(exits.ORPHANED),
+        )
+        return membership
+
+    def _stage_ended(self, why: str) -> None:
+        """Its pipeline needs it no longer, and it will be drained; or it cannot go on."""
+        if why:
+            print(f"the stage ends: {why}", file=sys.stderr, flush=True)
+            watchdog.end_process(exits.ORPHANED)
 
     def _shut_in(self, place: Place) -> str:
         """Before any of the user's code. Returns where the bundle lies afterwards."""
@@ -148,8 +174,9 @@ class Life:
         except RuntimeError as error:
             raise StartFailed(str(error)) from error
         self._channel.send(Ready(self._timeline))
-        self._channel.socket.setblocking(False)
-        self._loop.add_reader(self._channel.fileno(), self._listen)
+        if self._membership is None:
+            self._channel.socket.setblocking(False)
+            self._loop.add_reader(self._channel.fileno(), self._listen)
         await self._leave.wait()
         if started.close is not None:
             # Beside the loop, which must still carry what the engine says to calls that it cuts off.
@@ -168,6 +195,9 @@ class Life:
             watchdog.end_process(exits.ORPHANED)
         for descriptor in descriptors:
             os.close(descriptor)
+        self._obey(message)
+
+    def _obey(self, message: DaemonMessage) -> None:
         if isinstance(message, Drain):
             self._meter.draining = True
             self._loop.call_later(message.grace_s, self._leave.set)

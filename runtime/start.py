@@ -37,6 +37,9 @@ from fleetstart.runtime.declare import LLM
 from fleetstart.runtime.handler import handler_app, is_asgi
 
 if TYPE_CHECKING:
+    from fleetstart.runtime.contract.function import LLMSettings
+    from fleetstart.runtime.contract.stage import Stage
+    from fleetstart.runtime.membership import Membership
     from fleetstart.runtime.tensors import Tensors
     from fleetstart.runtime.weights import Weights
 
@@ -60,6 +63,10 @@ class Starting:
     segment_fds: tuple[int, ...]
     loop: asyncio.AbstractEventLoop
     want: Callable[[range], object] = lambda chunks: None
+    membership: Membership | None = None
+    """Of a stage; whom to tell of its life follows."""
+    whole: Callable[[], object] = lambda: None
+    end: Callable[[str], object] = lambda why: None
 
 
 def start(starting: Starting, timeline: Timeline) -> Started:
@@ -102,8 +109,34 @@ def _start_llm(starting: Starting, device: _Device, weights: Any) -> Started:
     from fleetstart.runtime.llm import create_app
 
     device.wait()
+    if starting.assign.stage is not None:
+        return _start_stage(starting, starting.assign.stage, spec.llm, weights)
     app = create_app(weights, spec.llm, name=spec.name, threads=threads)
     return Started(app, False, app.close)
+
+
+def _start_stage(starting: Starting, stage: Stage, settings: LLMSettings, weights: Weights) -> Started:
+    """Ready when its whole pipeline is, or, of a later stage, when its links stand."""
+    from fleetstart.runtime.llm.stages import FirstStage, LaterStage, StageOf
+
+    spec, threads, membership = starting.assign.spec, starting.assign.threads, starting.membership
+    assert membership is not None
+    of = StageOf(
+        stage=stage,
+        secret=starting.assign.secret,
+        membership=membership,
+        deadline_ns=time.monotonic_ns() + round(spec.start_timeout_s * 1e9),
+        hurry=lambda: starting.want(range(weights.arrival.chunk_count)),
+        whole=starting.whole,
+        end=starting.end,
+    )
+    loaded: FirstStage | LaterStage
+    if stage.index == 0:
+        loaded = FirstStage(weights, settings, of, name=spec.name, threads=threads)
+    else:
+        loaded = LaterStage(weights, settings, of, threads=threads)
+    loaded.wait_until_ready()
+    return Started(loaded.app, False, loaded.close)
 
 
 def _attach(starting: Starting) -> list[Weights]:

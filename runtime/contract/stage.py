@@ -18,13 +18,30 @@ CONFIG_FILE = "config.json"
 
 
 class Stage(msgspec.Struct, frozen=True, kw_only=True):
-    """Layers `first .. end - 1`, as the index-th of `count` stages of one pipeline."""
+    """The index-th stage of one pipeline, which is cut into layers `first .. end - 1` each."""
 
     pipeline: PipelineId
     index: int
-    count: int
-    first: int
-    end: int
+    cuts: tuple[tuple[int, int], ...]
+
+    def __post_init__(self) -> None:
+        ends = (0, *(end for _, end in self.cuts))
+        if not 0 <= self.index < len(self.cuts) or any(
+            first != before or end <= first for before, (first, end) in zip(ends, self.cuts, strict=False)
+        ):
+            raise ValueError(f"stage {self.index} of {list(self.cuts)}: stages must tile the layers")
+
+    @property
+    def count(self) -> int:
+        return len(self.cuts)
+
+    @property
+    def first(self) -> int:
+        return self.cuts[self.index][0]
+
+    @property
+    def end(self) -> int:
+        return self.cuts[self.index][1]
 
 
 class Layout(msgspec.Struct, frozen=True):

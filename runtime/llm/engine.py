@@ -1,20 +1,21 @@
 """The engine: requests in, text out, one step at a time.
 
 Synchronous and alone in its thread (`service.py` joins it to the server). A step asks the scheduler what
-to compute, the decoder for logits, the sampler for tokens, and turns tokens into text that may be shown.
+to compute, the runner for logits, the sampler for tokens, and turns tokens into text that may be shown. Along a
+pipeline several steps are under way at once, each with sequences of its own.
 """
 
 from __future__ import annotations
 
 import itertools
 import logging
+from collections import deque
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
-
-from torch import Tensor
+from typing import Literal
 
 from fleetstart.runtime.contract.errors import DeadlineExceeded, FleetError, HandlerFailed
 from fleetstart.runtime.llm.batch import Batch
+from fleetstart.runtime.llm.runner import Runner, RunnerLost
 from fleetstart.runtime.llm.sampler import SamplerState, SamplingParams, sample
 from fleetstart.runtime.llm.scheduler import Chunk, Scheduler, Sequence
 from fleetstart.runtime.llm.stops import StopMatcher
@@ -23,12 +24,6 @@ from fleetstart.runtime.llm.tokenizer import Detokenizer, Vocabulary
 logger = logging.getLogger(__name__)
 
 FinishReason = Literal["stop", "length"]
-
-
-class Decoder(Protocol):
-    """The arithmetic. Logits [len(batch.logits_rows), vocab], valid until the next call."""
-
-    def forward(self, batch: Batch) -> Tensor: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,11 +61,20 @@ class _Active:
     stops: StopMatcher
 
 
+@dataclass(frozen=True, slots=True)
+class _Flight:
+    """A step under way, and those of its chunks whose last row is sampled."""
+
+    chunks: list[Chunk]
+    sampling: list[Chunk]
+
+
 class Engine:
     """Not thread-safe, except `check`, which reads what never changes."""
 
-    def __init__(self, decoder: Decoder, scheduler: Scheduler, tokenizer: Vocabulary, eos_ids: frozenset[int]) -> None:
-        self._decoder = decoder
+    def __init__(self, runner: Runner, scheduler: Scheduler, tokenizer: Vocabulary, eos_ids: frozenset[int]) -> None:
+        self._runner = runner
+        self._flights: deque[_Flight] = deque()
         self.scheduler = scheduler
         self._tokenizer = tokenizer
         self._eos_ids = eos_ids
@@ -108,28 +112,51 @@ class Engine:
 
     @property
     def idle(self) -> bool:
-        return not self._active
+        return not self._active and not self._flights
+
+    @property
+    def stalled(self) -> bool:
+        """Whether nothing can be computed for now."""
+        return self._runner.stalled
 
     def step(self, now_ns: int = 0) -> list[Delta]:
-        """Computes one step; the deltas of the sequences that it brought something."""
+        """Sets steps going until the runner is busy, and ends the oldest; the deltas that it brought."""
         deltas = self._expire(now_ns)
-        chunks = self.scheduler.plan()
-        if not chunks:
-            return deltas
         try:
-            sampled = self._compute(chunks)
+            self._launch()
+            return deltas + self._land()
+        except RunnerLost as error:
+            self._restart(error)
+            return deltas
         except Exception as error:
-            # Nothing of this step is known to be right. Its sequences end; those that wait go on.
-            logger.exception("step failed", extra={"sequences": len(chunks)})
+            # Nothing of the steps under way is known to be right. Their sequences end; those that wait go on.
+            logger.exception("step failed", extra={"steps": len(self._flights)})
+            self._flights.clear()
             reason = error if isinstance(error, FleetError) else HandlerFailed(f"the model failed: {error!r}")
             failed = list(self.scheduler.running)
             for sequence in failed:
                 self.cancel(sequence.id)
             return deltas + [Delta(id=sequence.id, error=reason) for sequence in failed]
-        for chunk in chunks:
-            self.scheduler.advance(chunk)
-        deltas += [self._accept(self._active[id], token) for id, token in sampled]
+
+    def settle(self) -> list[Delta]:
+        """Ends all steps under way and begins none; what they brought."""
+        deltas: list[Delta] = []
+        try:
+            while self._flights:
+                deltas += self._land()
+        except RunnerLost as error:
+            self._restart(error)
         return deltas
+
+    def _restart(self, error: RunnerLost) -> None:
+        logger.warning("the pipeline is broken, requests begin anew", extra={"error": str(error)})
+        self._flights.clear()
+        self.scheduler.restart()
+
+    def take_over(self, runner: Runner) -> None:
+        """From now on steps go there. Nothing may be under way; it has the keys and values of all that runs."""
+        assert not self._flights
+        self._runner = runner
 
     def fail_all(self, error: FleetError) -> list[Delta]:
         """Ends every request with the error: the worker is going away."""
@@ -152,14 +179,38 @@ class Engine:
             deltas.append(Delta(id=id, error=error))
         return deltas
 
-    def _compute(self, chunks: list[Chunk]) -> list[tuple[int, int]]:
-        """Runs the chunks and samples those that end their sequence: (id, token) each."""
-        batch, sampling = _batch(chunks)
-        logits = self._decoder.forward(batch)
-        if not sampling:
+    def _launch(self) -> None:
+        if self._runner.stalled:
+            return
+        while len(self._flights) < self._runner.depth:
+            chunks = self.scheduler.plan(self._runner.depth)
+            if not chunks:
+                return
+            batch, sampling = _batch(chunks)
+            self._flights.append(_Flight(chunks, sampling))
+            self._runner.submit(batch)
+
+    def _land(self) -> list[Delta]:
+        """The oldest step under way: its tokens are computed, and those that end a sequence sampled."""
+        if not self._flights:
             return []
-        tokens = sample(logits, [self._active[chunk.sequence.id].sampler for chunk in sampling])
-        return [(chunk.sequence.id, token) for chunk, token in zip(sampling, tokens, strict=True)]
+        logits = self._runner.collect()
+        flight = self._flights.popleft()
+        for chunk in flight.chunks:
+            if self._runs(chunk):
+                self.scheduler.advance(chunk)
+        rows = [row for row, chunk in enumerate(flight.sampling) if self._runs(chunk)]
+        if not rows:
+            return []
+        if len(rows) < len(flight.sampling):
+            logits = logits[rows]
+        sampled = [flight.sampling[row].sequence.id for row in rows]
+        tokens = sample(logits, [self._active[id].sampler for id in sampled])
+        return [self._accept(self._active[id], token) for id, token in zip(sampled, tokens, strict=True)]
+
+    def _runs(self, chunk: Chunk) -> bool:
+        """Not if it was cancelled meanwhile."""
+        return chunk.sequence.id in self._active
 
     def _accept(self, active: _Active, token: int) -> Delta:
         sequence = active.sequence

@@ -20,9 +20,10 @@ from fleetstart.runtime.contract.errors import CheckpointInvalid, InvalidSpec
 from fleetstart.runtime.contract.function import LLMSettings
 from fleetstart.runtime.llm.blocks import BlockPool
 from fleetstart.runtime.llm.config import LlamaConfig, read_config
-from fleetstart.runtime.llm.engine import Decoder, Engine
+from fleetstart.runtime.llm.engine import Engine
 from fleetstart.runtime.llm.layers import gather
 from fleetstart.runtime.llm.native_decoder import NativeDecoder, runs_natively
+from fleetstart.runtime.llm.runner import Direct, Runner
 from fleetstart.runtime.llm.sampler import SamplingParams
 from fleetstart.runtime.llm.scheduler import Scheduler
 from fleetstart.runtime.llm.token_table import TableTokenizer
@@ -43,6 +44,45 @@ Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Builder:
+    """Makes decoders of some of the model's layers, all with the same KV blocks."""
+
+    weights: Weights
+    config: LlamaConfig
+    settings: LLMSettings
+    device: torch.device
+    block_count: int
+    threads: int
+
+    def decoder(self, first: int, end: int) -> NativeDecoder | TorchDecoder:
+        """Of layers `first .. end - 1`; waits for their weights. Errors: CheckpointInvalid, what the weights raise."""
+        stage = gather(self.weights, self.config, first, end)
+        if self.device.type == "cpu" and runs_natively(self.config):
+            return NativeDecoder(
+                self.config,
+                stage,
+                kv_dtype=self.settings.dtype,
+                block_count=self.block_count,
+                block_tokens=BLOCK_TOKENS,
+                threads=self.threads,
+            )
+        return TorchDecoder(
+            self.config,
+            stage,
+            device=self.device,
+            dtype=DTYPES[self.settings.dtype],
+            block_count=self.block_count,
+            block_tokens=BLOCK_TOKENS,
+        )
+
+    def whole(self) -> NativeDecoder | TorchDecoder:
+        return self.decoder(0, self.config.layer_count)
+
+
+MakeRunner = Callable[[Builder], Runner]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
     """A model ready to serve, and what the server must know of it."""
 
@@ -54,28 +94,54 @@ class Model:
     """What the checkpoint samples with where a request does not say."""
 
 
-def load_model(weights: Weights, settings: LLMSettings, *, threads: int, device: str = "auto") -> Model:
+def builder(
+    weights: Weights, settings: LLMSettings, *, threads: int, device: str = "auto", whole: bool = True
+) -> Builder:
     """Errors: CheckpointInvalid, InvalidSpec if the KV memory holds not even a few tokens."""
     chosen = _device(device)
-    weights = _moving(weights, chosen)
+    if whole:  # a stage moves the tensors that it has, when it binds them
+        weights = _moving(weights, chosen)
+    config = read_config(_required_file(weights, "config.json"))
+    return Builder(
+        weights=weights,
+        config=config,
+        settings=settings,
+        device=chosen,
+        block_count=_block_count(config, settings),
+        threads=settings.threads or threads or _cores(),
+    )
+
+
+def load_model(
+    weights: Weights,
+    settings: LLMSettings,
+    *,
+    threads: int,
+    device: str = "auto",
+    runner: MakeRunner | None = None,
+) -> Model:
+    """`runner` is where steps go if not all of them are computed here.
+
+    Errors: CheckpointInvalid, InvalidSpec if the KV memory holds not even a few tokens.
+    """
+    built = builder(weights, settings, threads=threads, device=device, whole=runner is None)
     parsing = _tokenizer(weights)
     generation = optional_file(weights, "generation_config.json")
     config = read_config(_required_file(weights, "config.json"), generation)
-    step_tokens = STEP_TOKENS if chosen.type == "cpu" else CUDA_STEP_TOKENS
-    pool = _pool(config, settings)
+    step_tokens = STEP_TOKENS if built.device.type == "cpu" else CUDA_STEP_TOKENS
     scheduler = Scheduler(
-        pool,
+        BlockPool(built.block_count, BLOCK_TOKENS),
         max_batch=settings.max_batch,
         token_budget=max(step_tokens, settings.max_batch),
         context_tokens=min(settings.max_context_tokens, config.max_positions),
     )
-    decoder = _decoder(weights, config, settings, chosen, pool, settings.threads or threads or _cores())
+    running = Direct(built.whole()) if runner is None else runner(built)
     template = read_chat_template(
         optional_file(weights, "tokenizer_config.json"), optional_file(weights, "chat_template.jinja")
     )
     tokenizer = parsing.result() if isinstance(parsing, _Beside) else parsing
     return Model(
-        engine=Engine(decoder, scheduler, tokenizer, config.eos_ids),
+        engine=Engine(running, scheduler, tokenizer, config.eos_ids),
         tokenizer=tokenizer,
         chat_template=template,
         vocab_size=config.vocab_size,
@@ -100,30 +166,7 @@ def _tokenizer(weights: Weights) -> Vocabulary | _Beside[Vocabulary]:
     return _Beside(parse) if table is None else TableTokenizer(memoryview(table), functools.cache(parse))
 
 
-def _decoder(
-    weights: Weights, config: LlamaConfig, settings: LLMSettings, device: torch.device, pool: BlockPool, threads: int
-) -> Decoder:
-    stage = gather(weights, config, 0, config.layer_count)
-    if device.type == "cpu" and runs_natively(config):
-        return NativeDecoder(
-            config,
-            stage,
-            kv_dtype=settings.dtype,
-            block_count=pool.block_count,
-            block_tokens=pool.block_tokens,
-            threads=threads,
-        )
-    return TorchDecoder(
-        config,
-        stage,
-        device=device,
-        dtype=DTYPES[settings.dtype],
-        block_count=pool.block_count,
-        block_tokens=pool.block_tokens,
-    )
-
-
-def _pool(config: LlamaConfig, settings: LLMSettings) -> BlockPool:
+def _block_count(config: LlamaConfig, settings: LLMSettings) -> int:
     """As many blocks as the memory holds, but no more than the batch can ever use."""
     width_bytes = DTYPES[settings.dtype].itemsize
     block_bytes = 2 * config.layer_count * config.kv_width * width_bytes * BLOCK_TOKENS
@@ -136,7 +179,7 @@ def _pool(config: LlamaConfig, settings: LLMSettings) -> BlockPool:
             "at least 2 are needed",
             hint="give the function more kv_memory",
         )
-    return BlockPool(count, BLOCK_TOKENS)
+    return count
 
 
 def default_sampling(generation: bytes | None) -> SamplingParams:

@@ -23,6 +23,8 @@ logger = logging.getLogger(__name__)
 
 CLOSE_TIMEOUT_S = 10.0
 """Longer than any step takes; a thread that is still busy then ends with its process."""
+STALLED_S = 0.02
+"""Between two looks at deadlines, while nothing can be computed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +39,18 @@ class _Cancel:
 
 
 @dataclass(frozen=True, slots=True)
+class _Do:
+    """Something of the engine's owner that only its thread may do; gives what it brought the requests."""
+
+    act: Callable[[Engine], list[Delta]]
+
+
+@dataclass(frozen=True, slots=True)
 class _Close:
     pass
 
 
-_Command = _Add | _Cancel | _Close
+_Command = _Add | _Cancel | _Do | _Close
 
 
 class Stream:
@@ -121,6 +130,10 @@ class EngineService:
             if self._streams.pop(id, None) is not None:
                 self._commands.put(_Cancel(id))
 
+    def do(self, act: Callable[[Engine], list[Delta]]) -> None:
+        """Soon, in the engine's thread, between two steps. From any thread."""
+        self._commands.put(_Do(act))
+
     def close(self) -> None:
         """Ends every request with Unavailable and the thread with it; waits for the step under way."""
         self._closed = True
@@ -154,19 +167,22 @@ class EngineService:
 
     def _obey(self) -> bool:
         """Carries out what is queued, waiting if there is nothing else to do; False when told to close."""
-        wait = self._engine.idle
+        wait = self._engine.idle or self._engine.stalled
         while True:
             try:
-                command = self._commands.get(block=wait)
+                command = self._commands.get(wait, None if self._engine.idle else STALLED_S)
             except queue.Empty:
                 return True
             wait = False
-            if isinstance(command, _Close):
-                return False
-            if isinstance(command, _Add):
-                self._engine.add(command.request, command.id)
-            else:
-                self._engine.cancel(command.id)
+            match command:
+                case _Close():
+                    return False
+                case _Add(id=id, request=request):
+                    self._engine.add(request, id)
+                case _Do(act=act):
+                    self._publish(act(self._engine))
+                case _Cancel(id=id):
+                    self._engine.cancel(id)
 
     def _publish(self, deltas: list[Delta]) -> None:
         if not deltas or self._loop is None:

@@ -14,9 +14,10 @@ from torch import Tensor
 
 from fleetstart.runtime.llm.blocks import BlockPool
 from fleetstart.runtime.llm.config import LlamaConfig, read_config
-from fleetstart.runtime.llm.engine import Decoder, Delta, Engine, Request
+from fleetstart.runtime.llm.engine import Delta, Engine, Request
 from fleetstart.runtime.llm.layers import StageWeights, gather
 from fleetstart.runtime.llm.native_decoder import NativeDecoder
+from fleetstart.runtime.llm.runner import Decoder, Direct
 from fleetstart.runtime.llm.scheduler import Scheduler
 from fleetstart.runtime.llm.tokenizer import Tokenizer as OurTokenizer
 from fleetstart.runtime.llm.torch_decoder import TorchDecoder
@@ -145,7 +146,7 @@ def engine(
         token_budget=token_budget,
         context_tokens=context_tokens,
     )
-    return Engine(decoder, scheduler, OurTokenizer(weights.file("tokenizer.json")), config_of(weights).eos_ids)
+    return Engine(Direct(decoder), scheduler, OurTokenizer(weights.file("tokenizer.json")), config_of(weights).eos_ids)
 
 
 def run(engine: Engine, requests: list[Request]) -> list[list[Delta]]:

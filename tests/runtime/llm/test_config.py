@@ -12,8 +12,9 @@ from fleetstart.runtime.contract.errors import CheckpointInvalid, InvalidSpec
 from fleetstart.runtime.contract.function import MIB, LLMSettings
 from fleetstart.runtime.llm.config import read_config
 from fleetstart.runtime.llm.layers import gather
-from fleetstart.runtime.llm.loading import default_sampling, load_model
+from fleetstart.runtime.llm.loading import Model, default_sampling, load_model
 from fleetstart.runtime.llm.native_decoder import NativeDecoder, runs_natively
+from fleetstart.runtime.llm.runner import Direct
 from fleetstart.runtime.llm.torch_decoder import TorchDecoder
 from tests.runtime.llm.models import TINY, Checkpoint, config_of, tiny
 
@@ -98,9 +99,15 @@ def test_shapes_that_no_kernel_takes_run_on_torch(tiny_model: Checkpoint) -> Non
     assert runs_natively(config_of(tiny_model))
     assert not runs_natively(config_of(narrow))
     model = load_model(narrow, LLMSettings(kv_memory_bytes=MIB), threads=1, device="cpu")
-    assert isinstance(model.engine._decoder, TorchDecoder)
+    assert isinstance(_decoder_of(model), TorchDecoder)
     model = load_model(tiny_model, LLMSettings(kv_memory_bytes=MIB), threads=1, device="cpu")
-    assert isinstance(model.engine._decoder, NativeDecoder)
+    assert isinstance(_decoder_of(model), NativeDecoder)
+
+
+def _decoder_of(model: Model) -> object:
+    runner = model.engine._runner
+    assert isinstance(runner, Direct)
+    return runner._decoder
 
 
 def test_memory_for_too_few_tokens_is_refused() -> None:

@@ -1,0 +1,166 @@
+"""Consolidation at the first stage: it takes the rest of the model in and the running requests over (scale down).
+
+Beside the pipeline, which serves on, a thread waits for the other layers, then copies the keys and values of what
+runs, round after round, from the stages that have them. What is left in the end is a few tokens: the engine ends the
+steps under way, the rest is copied, and it goes on alone, with the same tokens (HydraServe section 6.2 stops all
+requests for the whole of the copy). If the pipeline breaks at any point, the requests begin anew from the tokens that
+they have, as soon as the layers are here.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from fleetstart.runtime.contract.errors import FleetError
+from fleetstart.runtime.llm.engine import Delta, Engine
+from fleetstart.runtime.llm.kv_copy import Held, KvCopy, Span
+from fleetstart.runtime.llm.pipeline import Pipeline
+from fleetstart.runtime.llm.runner import Decoder, Direct
+from fleetstart.runtime.llm.service import EngineService
+from fleetstart.runtime.pipeline.frames import LinkBroken
+
+log = logging.getLogger(__name__)
+
+ROUNDS_MOST = 20
+FEW_TOKENS = 2
+"""A sequence, left to copy: the last round is worth it."""
+PIECE_S = 10.0
+"""For one piece from a stage that is alive: far longer than a slow link takes."""
+SNAPSHOT_S = 60.0
+
+
+class WholeDecoder(Decoder, Protocol):
+    def write_kv(
+        self, table: list[int], begin: int, end: int, first_layer: int, data: bytes | bytearray | memoryview
+    ) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """What grows, and into what."""
+
+    service: EngineService
+    pipeline: Pipeline
+    load: Callable[[], WholeDecoder]
+    """Waits for all layers, and binds them."""
+    first_layers: list[int]
+    """Of each stage."""
+    block_tokens: int
+
+
+class Growth:
+    """One growing; `on_end` is called once, with the error or None, in its thread."""
+
+    def __init__(self, parts: Parts, on_end: Callable[[FleetError | None], None]) -> None:
+        self._parts = parts
+        self._on_end = on_end
+        self._copy = KvCopy(parts.block_tokens)
+        self._thread = threading.Thread(target=self._run, name="llm-growth", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            whole = self._parts.load()
+            if not self._parts.pipeline.broken:
+                self._copy_in_rounds(whole)
+            self._in_engine(lambda engine: self._take_over(engine, whole))
+            self._parts.pipeline.dismiss()
+        except FleetError as error:
+            self._on_end(error)
+        except Exception as error:
+            log.exception("growing failed")
+            self._on_end(FleetError(f"{type(error).__name__}: {error}"))
+        else:
+            self._on_end(None)
+
+    def _copy_in_rounds(self, whole: WholeDecoder) -> None:
+        for _ in range(ROUNDS_MOST):
+            running: list[Held] = []
+            self._in_engine(lambda engine, running=running: running.extend(held_by(engine)) or [])  # type: ignore[misc]
+            spans = self._copy.missing(running)
+            try:
+                for span in spans:
+                    self._fetch(span, whole)
+            except _CopyBroken:
+                return
+            if sum(span.end - span.begin for span in spans) <= FEW_TOKENS * len(running):
+                return
+
+    def _take_over(self, engine: Engine, whole: WholeDecoder) -> list[Delta]:
+        """In the engine's thread. Either all that runs has its keys and values here, or it begins anew."""
+        pipeline = self._parts.pipeline
+        deltas = engine.settle()
+        if not pipeline.broken:
+            try:
+                for span in self._copy.missing(held_by(engine)):
+                    self._fetch(span, whole)
+            except _CopyBroken as error:
+                log.warning("running requests are computed anew", extra={"error": str(error)})
+                engine.scheduler.restart()
+        engine.take_over(Direct(whole))
+        return deltas
+
+    def _fetch(self, span: Span, whole: WholeDecoder) -> None:
+        """From all stages at once. Errors: _CopyBroken."""
+        pipeline, table = self._parts.pipeline, list(span.table)
+        arrived = threading.Semaphore(0)
+        asked = 0
+        try:
+            for stage in range(1, pipeline.stages):
+                first = self._parts.first_layers[stage]
+
+                def take(payload: bytearray, first: int = first) -> None:
+                    whole.write_kv(table, span.begin, span.end, first, payload)
+                    arrived.release()
+
+                pipeline.read_kv(stage, table, span.begin, span.end, take)
+                asked += 1
+        except LinkBroken as error:
+            raise _CopyBroken(str(error)) from error
+        own = pipeline.front.read_kv(table, span.begin, span.end)
+        whole.write_kv(table, span.begin, span.end, 0, own)
+        ends_s = time.monotonic() + PIECE_S
+        for _ in range(asked):
+            while not arrived.acquire(timeout=0.1):
+                if pipeline.broken or time.monotonic() > ends_s:
+                    raise _CopyBroken(pipeline.broken or f"a stage did not answer in {PIECE_S:g} s")
+        self._copy.done(span)
+
+    def _in_engine(self, act: Callable[[Engine], list[Delta]]) -> None:
+        """Runs it between two steps and waits for its end."""
+        done = threading.Event()
+        failure: list[Exception] = []
+
+        def acting(engine: Engine) -> list[Delta]:
+            try:
+                return act(engine)
+            except Exception as error:
+                failure.append(error)
+                return []
+            finally:
+                done.set()
+
+        self._parts.service.do(acting)
+        if not done.wait(SNAPSHOT_S):
+            raise FleetError(f"the engine took no notice for {SNAPSHOT_S:g} s")
+        if failure:
+            raise failure[0]
+
+
+class _CopyBroken(Exception):
+    """Some keys and values cannot be had."""
+
+
+def held_by(engine: Engine) -> list[Held]:
+    return [
+        Held(sequence.id, tuple(sequence.table), sequence.computed)
+        for sequence in engine.scheduler.running
+        if sequence.computed
+    ]

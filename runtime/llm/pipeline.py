@@ -1,0 +1,188 @@
+"""The first stage's way to compute: its own layers, the other stages', then the head.
+
+Several steps are under way at once, so that every stage has work; they come back in the order in which they left.
+If a stage is lost, so are the keys and values of its layers: whoever waits is told, and nothing more is taken until
+the whole model is here (`growth`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+from torch import Tensor
+
+from fleetstart.runtime.llm.batch import Batch
+from fleetstart.runtime.llm.runner import RunnerLost
+from fleetstart.runtime.llm.stage_worker import bytes_of, rows_of
+from fleetstart.runtime.pipeline.frames import (
+    Broken,
+    Buffer,
+    Farewell,
+    Kv,
+    KvWanted,
+    LinkBroken,
+    Loaded,
+    Message,
+    Result,
+    Step,
+)
+from fleetstart.runtime.pipeline.links import Links
+
+RESULT_S = 60.0
+"""For one step through all stages: far longer than any takes, so a stage that hangs is a stage that is lost."""
+
+
+class Front(Protocol):
+    """The first stage: embedding and first layers, and the head that the last layer's output comes back to."""
+
+    def forward(self, batch: Batch, hidden: Tensor | None = None) -> Tensor: ...
+
+    def logits(self, hidden: Tensor) -> Tensor: ...
+
+    def read_kv(self, table: list[int], begin: int, end: int) -> bytes: ...
+
+
+class Pipeline:
+    """A `Runner`. `links` must call `on_frame` and `on_lost` of this object; `on_broken` is called once, with the
+    reason, from one of their threads."""
+
+    def __init__(self, stages: int, on_broken: Callable[[str], None]) -> None:
+        self.stages = stages
+        self._on_broken = on_broken
+        self._links: Links | None = None
+        self._front: Front | None = None
+        self._hidden_size = 0
+        self._numbers = itertools.count()
+        self._under_way: deque[int] = deque()
+        self._results: queue.SimpleQueue[tuple[int, bytearray] | None] = queue.SimpleQueue()
+        self._changed = threading.Condition()
+        self._loaded: set[int] = set()
+        self._kv: dict[int, Callable[[bytearray], None]] = {}
+        self.broken = ""
+        """Why it cannot go on; empty while it can."""
+
+    # ── as a runner ────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def depth(self) -> int:
+        return self.stages
+
+    @property
+    def stalled(self) -> bool:
+        return bool(self.broken)
+
+    def submit(self, batch: Batch) -> None:
+        number = next(self._numbers)
+        self._under_way.append(number)
+        hidden = self.front.forward(batch)
+        step = Step(
+            number=number,
+            positions=batch.positions,
+            starts=batch.starts,
+            tables=batch.tables,
+            logits_rows=batch.logits_rows,
+        )
+        try:
+            self._send(1, step, bytes_of(hidden))
+        except LinkBroken as error:
+            raise self._lost() from error
+
+    def collect(self) -> Tensor:
+        number = self._under_way.popleft()
+        try:
+            result = self._results.get(timeout=RESULT_S)
+        except queue.Empty:
+            self._break(f"no stage answered in {RESULT_S:g} s")
+            result = None
+        if result is None or self.broken:
+            raise self._lost()
+        if result[0] != number:
+            self._break(f"step {result[0]} came back, expected {number}")
+            raise self._lost()
+        return self.front.logits(rows_of(result[1], self._hidden_size))
+
+    def _lost(self) -> RunnerLost:
+        self._under_way.clear()
+        return RunnerLost(self.broken or "a link broke")
+
+    # ── its links ──────────────────────────────────────────────────────────────────────────────────
+
+    def begin(self, links: Links, front: Front, hidden_size: int) -> None:
+        """The first stage's own layers are there. The others may have told of theirs before."""
+        self._links, self._front, self._hidden_size = links, front, hidden_size
+
+    @property
+    def front(self) -> Front:
+        assert self._front is not None
+        return self._front
+
+    def wait_until_loaded(self, timeout_s: float) -> bool:
+        """True once every other stage has its layers; False if the time is up or one is lost."""
+        with self._changed:
+            self._changed.wait_for(lambda: len(self._loaded) == self.stages - 1 or bool(self.broken), timeout_s)
+            return not self.broken and len(self._loaded) == self.stages - 1
+
+    def missing(self) -> list[int]:
+        """Stages that have not said that they have their layers."""
+        with self._changed:
+            return [index for index in range(1, self.stages) if index not in self._loaded]
+
+    def read_kv(self, stage: int, table: list[int], begin: int, end: int, take: Callable[[bytearray], None]) -> None:
+        """Asks for what the stage keeps of those tokens; `take` gets it, in a thread of the links.
+
+        Errors: LinkBroken.
+        """
+        number = next(self._numbers)
+        with self._changed:
+            self._kv[number] = take
+        self._send(stage, KvWanted(number, table, begin, end))
+
+    def dismiss(self) -> None:
+        """The other stages are needed no longer."""
+        for stage in range(1, self.stages):
+            try:
+                self._send(stage, Farewell())
+            except LinkBroken:
+                continue  # gone by itself
+        if self._links is not None:
+            self._links.close()
+
+    def on_frame(self, stage: int, message: Message, payload: bytearray) -> None:
+        match message:
+            case Loaded():
+                with self._changed:
+                    self._loaded.add(stage)
+                    self._changed.notify_all()
+            case Result(number=number):
+                self._results.put((number, payload))
+            case Kv(number=number):
+                with self._changed:
+                    take = self._kv.pop(number, None)
+                if take is not None:
+                    take(payload)
+            case Broken(why=why):
+                self._break(f"stage {stage}: {why}")
+            case _:
+                self._break(f"stage {stage} sent a {type(message).__name__}")
+
+    def on_lost(self, stage: int, why: str) -> None:
+        self._break(f"stage {stage} is lost: {why}")
+
+    def _break(self, why: str) -> None:
+        with self._changed:
+            if self.broken:
+                return
+            self.broken = why
+            self._changed.notify_all()
+        self._results.put(None)
+        self._on_broken(why)
+
+    def _send(self, stage: int, message: Message, payload: Buffer = b"") -> None:
+        if self._links is None:
+            raise LinkBroken("no links yet")
+        self._links.send(stage, message, payload)

@@ -1,0 +1,145 @@
+"""A stage that is not the first: hidden states in from the stage before, through its layers, and on to the next.
+
+Steps are computed in the order in which they come, by one thread; what the first stage asks of keys and values is
+read beside it, because it is only asked for tokens whose steps have ended.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from fleetstart.runtime.llm.batch import Batch
+from fleetstart.runtime.pipeline.frames import (
+    Broken,
+    Buffer,
+    Farewell,
+    Kv,
+    KvWanted,
+    LinkBroken,
+    Loaded,
+    Message,
+    Result,
+    Step,
+)
+from fleetstart.runtime.pipeline.links import Links
+
+log = logging.getLogger(__name__)
+
+
+class StageDecoder(Protocol):
+    """Layers of one stage with their KV blocks."""
+
+    def forward(self, batch: Batch, hidden: Tensor | None = None) -> Tensor: ...
+
+    def read_kv(self, table: list[int], begin: int, end: int) -> bytes: ...
+
+
+class StageWorker:
+    """`links` must call `on_frame` and `on_lost` of this object. `on_end` is called once, when the pipeline needs this
+    stage no longer (no reason given) or cannot go on with it."""
+
+    def __init__(self, on_end: Callable[[str], object]) -> None:
+        self._on_end = on_end
+        self._links: Links | None = None
+        self._decoder: StageDecoder | None = None
+        self._hidden_size = 0
+        self._work: queue.SimpleQueue[tuple[Step, bytearray] | None] = queue.SimpleQueue()
+        self._reads: queue.SimpleQueue[KvWanted | None] = queue.SimpleQueue()
+        self._ended = threading.Event()
+
+    def run(self, links: Links, decoder: StageDecoder, hidden_size: int) -> None:
+        """Its layers and its links are there: it tells the first stage, and works from now on."""
+        self._links, self._decoder, self._hidden_size = links, decoder, hidden_size
+        for name, body in (("stage", self._compute), ("stage-kv", self._read)):
+            threading.Thread(target=self._guarded, args=(body,), name=name, daemon=True).start()
+        self._send(0, Loaded())
+
+    def on_frame(self, _: int, message: Message, payload: bytearray) -> None:
+        match message:
+            case Step():
+                self._work.put((message, payload))
+            case KvWanted():
+                self._reads.put(message)
+            case Farewell():
+                self._end("")
+            case _:
+                log.warning("a frame that no stage sends to this one", extra={"frame": type(message).__name__})
+
+    def on_lost(self, index: int, why: str) -> None:
+        """Without the first there is no pipeline. Any other loss is the first's to deal with, if it knows."""
+        if index == 0:
+            self._end(f"the first stage is lost: {why}")
+        else:
+            self._send(0, Broken(f"stage {index} is lost: {why}"))
+
+    def close(self) -> None:
+        self._work.put(None)
+        self._reads.put(None)
+
+    def _end(self, why: str) -> None:
+        if not self._ended.is_set():
+            self._ended.set()
+            self.close()
+            self._on_end(why)
+
+    def _send(self, index: int, message: Message, payload: Buffer = b"") -> None:
+        if self._links is None:
+            return  # not at work yet: the first stage waits for its word in vain, and knows of losses itself
+        try:
+            self._links.send(index, message, payload)
+        except LinkBroken as error:
+            log.warning("a frame could not be sent", extra={"stage": index, "error": str(error)})
+
+    def _guarded(self, body: Callable[[], None]) -> None:
+        try:
+            body()
+        except Exception as error:
+            log.exception("the stage failed")
+            self._send(0, Broken(f"{type(error).__name__}: {error}"))
+
+    def _compute(self) -> None:
+        assert self._links is not None
+        assert self._decoder is not None
+        stage = self._links.stage
+        torch.set_num_threads(1)
+        while (work := self._work.get()) is not None:
+            step, payload = work
+            batch = Batch(
+                tokens=[0] * len(step.positions),
+                positions=step.positions,
+                starts=step.starts,
+                tables=step.tables,
+                logits_rows=step.logits_rows,
+            )
+            hidden = self._decoder.forward(batch, rows_of(payload, self._hidden_size))
+            if stage.index + 1 < stage.count:
+                self._send(stage.index + 1, step, bytes_of(hidden))
+            else:
+                self._send(0, Result(step.number), bytes_of(hidden[step.logits_rows]))
+
+    def _read(self) -> None:
+        assert self._decoder is not None
+        while (wanted := self._reads.get()) is not None:
+            self._send(0, Kv(wanted.number), self._decoder.read_kv(wanted.table, wanted.begin, wanted.end))
+
+
+def bytes_of(hidden: Tensor) -> memoryview:
+    """Hidden states as they travel: rows of fp32."""
+    numbers: Any = hidden.detach().float().cpu().contiguous().view(-1).view(torch.uint8).numpy()
+    return memoryview(numbers)
+
+
+def rows_of(payload: bytearray, hidden_size: int) -> Tensor:
+    """Hidden states [rows, hidden_size] of a frame. ValueError if they are not whole rows."""
+    if len(payload) % (4 * hidden_size):
+        raise ValueError(f"{len(payload)} bytes are no rows of {hidden_size} numbers")
+    if not payload:
+        return torch.empty(0, hidden_size)
+    return torch.frombuffer(payload, dtype=torch.float32).view(-1, hidden_size)

@@ -1,0 +1,164 @@
+"""A worker that has a stage: what it serves, its links, and how it grows into a whole worker.
+
+`FirstStage` serves the function's routes like a worker with the whole model. `LaterStage` serves nobody but the
+stages beside it, until it has grown. Both are made by `start` and told of connections and of growth by the shell.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from fleetstart.runtime.asgi import Receive, Scope, Send, respond_error
+from fleetstart.runtime.contract.errors import FleetError, StartFailed, Unavailable
+from fleetstart.runtime.contract.function import LLMSettings
+from fleetstart.runtime.contract.stage import Stage
+from fleetstart.runtime.llm.app import LLMApp
+from fleetstart.runtime.llm.growth import Growth, Parts
+from fleetstart.runtime.llm.loading import BLOCK_TOKENS, Builder, builder, load_model
+from fleetstart.runtime.llm.pipeline import Pipeline
+from fleetstart.runtime.llm.runner import Runner
+from fleetstart.runtime.llm.stage_worker import StageWorker
+from fleetstart.runtime.llm.weights import Weights
+from fleetstart.runtime.membership import Membership
+from fleetstart.runtime.pipeline.links import Links
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageOf:
+    """What a stage needs to know, and whom to tell. The callbacks come from any thread."""
+
+    stage: Stage
+    secret: str
+    membership: Membership
+    deadline_ns: int
+    """Monotonic: until then it must be ready."""
+    hurry: Callable[[], object]
+    """Somebody waits for the rest of the checkpoint."""
+    whole: Callable[[], object]
+    """It has grown."""
+    end: Callable[[str], object]
+    """It cannot go on, and why; or, without a reason, it is needed no longer."""
+
+
+class FirstStage:
+    """Loads its layers; ready when all stages are, or, if one is lost on the way, when it has the whole model."""
+
+    def __init__(self, weights: Weights, settings: LLMSettings, of: StageOf, *, name: str, threads: int) -> None:
+        """Returns when its own layers are there. Errors: as of `load_model`."""
+        self._of = of
+        self._lock = threading.Lock()
+        self._growth: Growth | None = None
+        self._ended = threading.Event()
+        self._failure: FleetError | None = None
+        self._parts: Parts | None = None
+        self._pipeline = Pipeline(of.stage.count, self._on_broken)
+        self.links = Links(of.stage, of.secret, of.membership.listener, self._pipeline.on_frame, self._pipeline.on_lost)
+        of.membership.adopt(self)
+        built: list[Builder] = []
+        model = load_model(weights, settings, threads=threads, runner=lambda one: self._runner(built, one))
+        self.app = LLMApp(model, name=name)
+        self._parts = Parts(
+            service=self.app.service,
+            pipeline=self._pipeline,
+            load=built[0].whole,
+            first_layers=[first for first, _ in of.stage.cuts],
+            block_tokens=BLOCK_TOKENS,
+        )
+
+    def _runner(self, built: list[Builder], one: Builder) -> Runner:
+        stage = self._of.stage
+        built.append(one)
+        self._pipeline.begin(self.links, one.decoder(stage.first, stage.end), one.config.hidden_size)
+        return self._pipeline
+
+    def connect(self, index: int, link: socket.socket) -> None:
+        self.links.connect(index, link)
+
+    def wait_until_ready(self) -> None:
+        """Errors: StartFailed, and what kept it from growing."""
+        pipeline = self._pipeline
+        if pipeline.wait_until_loaded(self._left_s()):
+            return
+        if not pipeline.broken:
+            stages = ", ".join(map(str, pipeline.missing()))
+            raise StartFailed(f"stages {stages} of its pipeline did not get ready in time")
+        self.grow()
+        if not self._ended.wait(self._left_s()):
+            raise StartFailed(f"its pipeline broke ({pipeline.broken}), and the rest of the model did not come in time")
+        if self._failure is not None:
+            raise self._failure
+
+    def grow(self) -> None:
+        """Takes the whole model in and the requests over. Once; again only after it failed."""
+        with self._lock:
+            if self._growth is not None or self._parts is None:
+                return  # under way, done, or asked for before there is anything that could grow
+            self._ended.clear()
+            self._failure = None
+            self._growth = Growth(self._parts, self._on_end)
+            self._growth.start()
+
+    def close(self) -> None:
+        self.app.close()
+        self.links.close()
+
+    def _left_s(self) -> float:
+        return max(0.0, (self._of.deadline_ns - time.monotonic_ns()) / 1e9)
+
+    def _on_broken(self, why: str) -> None:
+        """In a thread of the links; perhaps before its own layers are there, and then `wait_until_ready` sees it."""
+        log.warning("a stage is lost, the first goes on alone", extra={"why": why})
+        self._of.hurry()
+        self.grow()
+
+    def _on_end(self, error: FleetError | None) -> None:
+        self._failure = error
+        if error is None:
+            self._of.whole()
+        else:
+            log.error("the stage could not grow", extra={"error": error.message})
+            with self._lock:
+                self._growth = None
+            if self._pipeline.broken:
+                self._of.end(f"its pipeline broke ({self._pipeline.broken}) and it cannot go on alone: {error.message}")
+        self._ended.set()
+
+
+class LaterStage:
+    """Computes for its pipeline; its app takes no calls."""
+
+    def __init__(self, weights: Weights, settings: LLMSettings, of: StageOf, *, threads: int) -> None:
+        """Returns when its layers are there. Errors: as of `load_model`."""
+        self._worker = StageWorker(of.end)
+        self.links = Links(of.stage, of.secret, of.membership.listener, self._worker.on_frame, self._worker.on_lost)
+        self._of = of
+        of.membership.adopt(self)
+        self._built = builder(weights, settings, threads=threads, whole=False)
+        self._decoder = self._built.decoder(of.stage.first, of.stage.end)
+
+    def connect(self, index: int, link: socket.socket) -> None:
+        self.links.connect(index, link)
+
+    def wait_until_ready(self) -> None:
+        """Errors: StartFailed if its links do not stand in time."""
+        left_s = (self._of.deadline_ns - time.monotonic_ns()) / 1e9
+        if not self.links.wait(max(0.0, left_s)):
+            raise StartFailed(f"stage {self._of.stage.index}: no links to the other stages of its pipeline in time")
+        self._worker.run(self.links, self._decoder, self._built.config.hidden_size)
+
+    def grow(self) -> None:
+        """Not yet."""
+
+    def close(self) -> None:
+        self._worker.close()
+        self.links.close()
+
+    async def app(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await respond_error(send, Unavailable("this worker has a stage and takes no calls", retry_after_s=0), "")

@@ -1,0 +1,190 @@
+"""One stage's links to all others of its pipeline: one connection each way, and the news that a stage is gone.
+
+The node connected the sockets and opened the listener; here each is proved, read by a thread of its own, and kept
+from falling silent. A process that dies closes its sockets, and the others know at once; a host or a cable that dies
+says nothing, and is noticed by its silence.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable
+
+from fleetstart.runtime.contract.stage import Stage
+from fleetstart.runtime.pipeline.frames import Buffer, Hello, LinkBroken, Message, Ping, receive_frame, send_frame
+
+log = logging.getLogger(__name__)
+
+PING_EVERY_S = 0.2
+SILENCE_S = 1.0
+"""Without a frame, a stage counts as lost: five pings, so that a busy machine loses nobody."""
+HELLO_S = 2.0
+SEND_S = 5.0
+"""For one frame to a stage that is alive but does not read."""
+
+OnFrame = Callable[[int, Message, bytearray], None]
+OnLost = Callable[[int, str], None]
+
+
+class Links:
+    """Thread-safe. `on_frame` and `on_lost` are called with the stage's index, from threads of this object; a stage
+    is lost once, and not after `close`."""
+
+    def __init__(self, stage: Stage, secret: str, listener: socket.socket, on_frame: OnFrame, on_lost: OnLost) -> None:
+        self.stage = stage
+        self._secret = secret
+        self._listener = listener
+        self._on_frame = on_frame
+        self._on_lost = on_lost
+        self._others = [index for index in range(stage.count) if index != stage.index]
+        self._changed = threading.Condition()
+        self._out: dict[int, _Outlet] = {}
+        self._in: dict[int, socket.socket] = {}
+        self._lost: dict[int, str] = {}
+        self._closed = False
+        self._start(self._accept, "accept")
+        self._start(self._ping, "ping")
+
+    def connect(self, index: int, link: socket.socket) -> None:
+        """A connection to that stage, to send on. A second one to the same stage is not used."""
+        with self._changed:
+            if self._closed or index in self._out or index not in self._others:
+                link.close()
+                return
+            outlet = self._out[index] = _Outlet(link)
+        try:
+            outlet.send(Hello(self.stage.pipeline, self.stage.index, self._secret))
+        except LinkBroken as error:
+            self._lose(index, f"link to it: {error}")
+        with self._changed:
+            self._changed.notify_all()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Whether all links stand, or one is lost, within that time."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._standing or bool(self._lost) or self._closed, timeout_s)
+
+    @property
+    def _standing(self) -> bool:
+        return all(index in self._out and index in self._in for index in self._others)
+
+    def send(self, index: int, message: Message, payload: Buffer = b"") -> None:
+        """Errors: LinkBroken, after `on_lost`."""
+        with self._changed:
+            outlet = self._out.get(index)
+            if outlet is None or index in self._lost:
+                raise LinkBroken(f"stage {index} is lost: {self._lost.get(index, 'never connected')}")
+        try:
+            outlet.send(message, payload)
+        except LinkBroken as error:
+            self._lose(index, f"link to it: {error}")
+            raise
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            sockets = [outlet.link for outlet in self._out.values()] + list(self._in.values())
+            self._changed.notify_all()
+        for link in (self._listener, *sockets):
+            with contextlib.suppress(OSError):
+                link.shutdown(socket.SHUT_RDWR)
+            link.close()
+
+    def _start(self, run: Callable[[], None], name: str) -> None:
+        threading.Thread(target=run, name=f"links-{name}", daemon=True).start()
+
+    def _accept(self) -> None:
+        self._listener.settimeout(None)
+        while not self._closed:
+            try:
+                link, _ = self._listener.accept()
+            except OSError:
+                return  # closed
+            self._start(lambda link=link: self._read(link), "in")  # type: ignore[misc]
+
+    def _read(self, link: socket.socket) -> None:
+        index = self._greeted(link)
+        if index is None:
+            link.close()
+            return
+        why = "closed"
+        try:
+            link.settimeout(SILENCE_S)
+            while True:
+                message, payload = receive_frame(link)
+                if not isinstance(message, Ping):
+                    self._on_frame(index, message, payload)
+        except LinkBroken as error:
+            why = str(error)
+        except Exception as error:
+            log.exception("a frame could not be handled")
+            why = f"{type(error).__name__}: {error}"
+        self._lose(index, f"link from it: {why}")
+
+    def _greeted(self, link: socket.socket) -> int | None:
+        """Which stage this is; None if it is none, or one that has a link already."""
+        try:
+            link.settimeout(HELLO_S)
+            link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            hello, _ = receive_frame(link)
+        except (LinkBroken, OSError):
+            return None
+        if not isinstance(hello, Hello) or hello.pipeline != self.stage.pipeline or hello.stage not in self._others:
+            return None
+        if not hmac.compare_digest(hello.secret.encode(), self._secret.encode()):
+            log.warning("a link with a wrong secret was refused", extra={"stage": hello.stage})
+            return None
+        with self._changed:
+            if self._closed or hello.stage in self._in:
+                return None
+            self._in[hello.stage] = link
+            self._changed.notify_all()
+        return hello.stage
+
+    def _lose(self, index: int, why: str) -> None:
+        with self._changed:
+            if self._closed or index in self._lost:
+                return
+            self._lost[index] = why
+            self._changed.notify_all()
+        self._on_lost(index, why)
+
+    def _ping(self) -> None:
+        while not self._closed:
+            time.sleep(PING_EVERY_S)
+            with self._changed:
+                quiet = [(index, outlet) for index, outlet in self._out.items() if index not in self._lost]
+            for index, outlet in quiet:
+                try:
+                    outlet.ping(time.monotonic())
+                except LinkBroken as error:
+                    self._lose(index, f"link to it: {error}")
+
+
+class _Outlet:
+    def __init__(self, link: socket.socket) -> None:
+        link.settimeout(SEND_S)
+        with contextlib.suppress(OSError):  # not of a socket of this machine alone
+            link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.link = link
+        self._lock = threading.Lock()
+        self._sent_s = time.monotonic()
+
+    def send(self, message: Message, payload: Buffer = b"") -> None:
+        with self._lock:
+            send_frame(self.link, message, payload)
+            self._sent_s = time.monotonic()
+
+    def ping(self, now_s: float) -> None:
+        """Unless it has just sent something, or is about to: then the other end hears of it anyway."""
+        if now_s - self._sent_s >= PING_EVERY_S and self._lock.acquire(blocking=False):
+            try:
+                send_frame(self.link, Ping())
+                self._sent_s = now_s
+            finally:
+                self._lock.release()

@@ -1,0 +1,130 @@
+"""Whole pipelines in one process: every stage with links of its own over loopback, as nodes would connect them."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from fleetstart.runtime.contract.function import MIB, LLMSettings
+from fleetstart.runtime.contract.ids import PipelineId
+from fleetstart.runtime.contract.stage import Stage
+from fleetstart.runtime.llm.engine import Delta, Request
+from fleetstart.runtime.llm.stages import FirstStage, LaterStage, StageOf
+from fleetstart.runtime.membership import Membership
+from tests.runtime.llm.models import Checkpoint
+
+START_S = 60.0
+SETTINGS = LLMSettings(max_batch=8, max_context_tokens=512, kv_memory_bytes=64 * MIB)
+
+
+class Arriving(Checkpoint):
+    """Weights of which a stage has its own layers; the rest comes when it is let."""
+
+    def __init__(self, whole: Checkpoint, first: int, end: int) -> None:
+        super().__init__(dict(whole), whole._files)
+        self._own = (first, end)
+        self.rest = threading.Event()
+
+    def __getitem__(self, name: str, /) -> Tensor:
+        parts = name.split(".")
+        layer = int(parts[2]) if parts[1] == "layers" else None
+        here = self._own[0] == 0 if layer is None else self._own[0] <= layer < self._own[1]
+        if not here and not self.rest.wait(START_S):
+            raise TimeoutError(f"{name} did not come")
+        return super().__getitem__(name)
+
+
+@dataclass(slots=True)
+class Stages:
+    """What runs, and what was said."""
+
+    first: FirstStage
+    later: list[LaterStage]
+    weights: list[Arriving]
+    hurried: threading.Event = field(default_factory=threading.Event)
+    whole: threading.Event = field(default_factory=threading.Event)
+    ended: dict[int, str] = field(default_factory=dict)
+
+    def grow(self) -> None:
+        """The rest of the first stage's weights comes, and it takes over."""
+        self.weights[0].rest.set()
+        self.first.grow()
+
+    def kill(self, index: int) -> None:
+        """As the end of its process: its sockets close."""
+        self.later[index - 1].close()
+
+    def close(self) -> None:
+        for stage in self.later:
+            stage.close()
+        self.first.close()
+
+
+@contextlib.contextmanager
+def pipeline(
+    weights: Checkpoint, cuts: list[tuple[int, int]], *, settings: LLMSettings = SETTINGS, ready: bool = True
+) -> Iterator[Stages]:
+    count = len(cuts)
+    listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    addresses = [listener.getsockname() for listener in listeners]
+    arriving = [Arriving(weights, first, end) for first, end in cuts]
+    hurried, whole, ended = threading.Event(), threading.Event(), dict[int, str]()
+
+    def hurry() -> None:
+        hurried.set()
+        arriving[0].rest.set()
+
+    def of(index: int) -> StageOf:
+        return StageOf(
+            stage=Stage(pipeline=PipelineId("p-1"), index=index, cuts=tuple(cuts)),
+            secret="word",
+            membership=Membership(listeners[index]),
+            deadline_ns=time.monotonic_ns() + int(START_S * 1e9),
+            hurry=hurry,
+            whole=whole.set,
+            end=lambda why: ended.__setitem__(index, why),
+        )
+
+    made: dict[int, LaterStage] = {}
+
+    def later(index: int) -> None:
+        made[index] = LaterStage(arriving[index], settings, of(index), threads=1)
+
+    threads = [threading.Thread(target=later, args=(index,)) for index in range(1, count)]
+    for thread in threads:
+        thread.start()
+    first = FirstStage(arriving[0], settings, of(0), name="tiny", threads=1)
+    for thread in threads:
+        thread.join()
+    stages = Stages(first, [made[index] for index in range(1, count)], arriving, hurried, whole, ended)
+    try:
+        all_links = [first.links, *(stage.links for stage in stages.later)]
+        for index, links in enumerate(all_links):
+            for other in range(count):
+                if other != index:
+                    links.connect(other, socket.create_connection(addresses[other]))
+        if ready:
+            waits = [threading.Thread(target=stage.wait_until_ready) for stage in stages.later]
+            for wait in waits:
+                wait.start()
+            first.wait_until_ready()
+            for wait in waits:
+                wait.join()
+        yield stages
+    finally:
+        stages.close()
+
+
+async def generate(stages: Stages, requests: list[Request]) -> list[list[Delta]]:
+    """Every request's deltas, through the first stage's service."""
+    deltas: list[list[Delta]] = [[] for _ in requests]
+    async with stages.first.app.service.open(requests) as stream:
+        async for index, delta in stream:
+            deltas[index].append(delta)
+    return deltas

@@ -1,0 +1,123 @@
+"""Pipelines of stages give the tokens of the whole model, also while they are consolidated or break."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fleetstart.runtime.llm.engine import Delta, Request
+from fleetstart.runtime.llm.sampler import SamplingParams
+from tests.runtime.llm.models import engine, native, run, tiny, tokens_of
+from tests.runtime.llm.pipelines import Stages, generate, pipeline
+from tests.servers import wait_until
+
+LAYERS = 5
+GREEDY = SamplingParams(temperature=0)
+WEIGHTS = tiny(num_hidden_layers=LAYERS)
+
+
+def request(length: int = 12, new: int = 30, seed: int = 1, **fields: Any) -> Request:
+    tokens = torch.randint(2, 258, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+    values: dict[str, Any] = {"sampling": GREEDY, "ignore_eos": True} | fields
+    return Request(tokens=tokens, max_new_tokens=new, **values)
+
+
+def alone(requests: list[Request]) -> list[list[int]]:
+    """What the whole model gives, each request by itself."""
+    return [tokens_of(run(engine(WEIGHTS, native(WEIGHTS)), [one])[0]) for one in requests]
+
+
+def cuts_of(bounds: list[int]) -> list[tuple[int, int]]:
+    return list(itertools.pairwise([0, *bounds, LAYERS]))
+
+
+cuts = st.lists(st.integers(1, LAYERS - 1), min_size=1, max_size=3, unique=True).map(sorted).map(cuts_of)
+
+
+def after(stages: Stages, requests: list[Request], tokens: int, act: Any) -> list[list[Delta]]:
+    """Generates, and acts once so many tokens have come in all."""
+
+    async def scenario() -> list[list[Delta]]:
+        deltas: list[list[Delta]] = [[] for _ in requests]
+        came = 0
+        async with stages.first.app.service.open(requests) as stream:
+            async for index, delta in stream:
+                deltas[index].append(delta)
+                came += len(delta.tokens)
+                if came >= tokens:
+                    act()
+                    came = -(10**9)
+        return deltas
+
+    return asyncio.run(scenario())
+
+
+@settings(max_examples=12, deadline=None)
+@given(cuts=cuts, lengths=st.lists(st.tuples(st.integers(1, 300), st.integers(1, 20)), min_size=1, max_size=10))
+def test_every_cut_gives_the_tokens_of_the_whole(cuts: list[tuple[int, int]], lengths: list[tuple[int, int]]) -> None:
+    requests = [request(length, new, seed) for seed, (length, new) in enumerate(lengths)]
+    with pipeline(WEIGHTS, cuts) as stages:
+        found = asyncio.run(generate(stages, requests))
+        pool = stages.first.app.service._engine.scheduler.pool
+        assert pool.free_count == pool.block_count
+    assert [tokens_of(deltas) for deltas in found] == alone(requests)
+
+
+@settings(max_examples=12, deadline=None)
+@given(cuts=cuts, count=st.integers(1, 8), when=st.integers(0, 150))
+def test_consolidation_changes_no_token(cuts: list[tuple[int, int]], count: int, when: int) -> None:
+    requests = [request(10 + 40 * seed, 30, seed) for seed in range(count)]
+    with pipeline(WEIGHTS, cuts) as stages:
+        found = after(stages, requests, min(when, count * 25), stages.grow)
+        assert stages.whole.wait(20)
+        again = asyncio.run(generate(stages, requests[:1]))
+        wait_until(lambda: set(stages.ended) == set(range(1, len(cuts))), 5, what="farewells")
+        assert set(stages.ended.values()) == {""}
+    assert [tokens_of(deltas) for deltas in found] == alone(requests)
+    assert tokens_of(again[0]) == tokens_of(found[0])
+
+
+@pytest.mark.parametrize("lost", [1, 2])
+def test_a_lost_stage_costs_time_and_no_token(lost: int) -> None:
+    requests = [request(10 + 30 * seed, 30, seed) for seed in range(4)]
+    with pipeline(WEIGHTS, cuts_of([1, 3])) as stages:
+        found = after(stages, requests, 40, lambda: stages.kill(lost))
+        assert stages.hurried.is_set()
+        assert stages.whole.wait(20)
+    assert [tokens_of(deltas) for deltas in found] == alone(requests)
+
+
+def test_a_stage_that_is_lost_while_the_first_takes_over_costs_no_token() -> None:
+    requests = [request(10 + 30 * seed, 40, seed) for seed in range(4)]
+
+    with pipeline(WEIGHTS, cuts_of([2])) as stages:
+
+        def grow_and_lose() -> None:
+            stages.grow()
+            stages.kill(1)
+
+        found = after(stages, requests, 40, grow_and_lose)
+        assert stages.whole.wait(20)
+    assert [tokens_of(deltas) for deltas in found] == alone(requests)
+
+
+def test_a_stage_that_is_lost_before_it_is_ready_leaves_a_whole_worker() -> None:
+    with pipeline(WEIGHTS, cuts_of([2]), ready=False) as stages:
+        stages.kill(1)
+        stages.first.wait_until_ready()
+        assert stages.hurried.is_set()
+        found = asyncio.run(generate(stages, [request()]))
+    assert [tokens_of(deltas) for deltas in found] == alone([request()])
+
+
+def test_later_stages_end_with_the_first() -> None:
+    with pipeline(WEIGHTS, cuts_of([1, 3])) as stages:
+        stages.first.links.close()
+        wait_until(lambda: set(stages.ended) == {1, 2}, 5, what="ends")
+        assert all("first stage is lost" in why for why in stages.ended.values())
