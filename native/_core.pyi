@@ -112,6 +112,17 @@ class SlabPool:
         Clean slabs first, then dirty ones, cleared now, then new ones, whose pages come at first touch. Waits
         for those that are being prepared if it needs them.
         """
+    def take_some(self, size_bytes: int, positions: Sequence[int]) -> Region:
+        """The same, of which only the slabs at these positions count and may be used now; IndexError past its end.
+
+        The others are sparse: whoever attaches the region has them too, and sees what comes once they are granted.
+        """
+    def grant(self, region: Region, positions: Sequence[int]) -> None:
+        """Grants these slabs of the region too, at once: their pages come at first touch. None of them if it fails.
+
+        Free slabs give way where the capacity is reached. These do not come back to the pool, but to the system.
+        OSError(ENOMEM) past the capacity, IndexError past the region's end, ValueError for another pool's region.
+        """
     def prepare(self, wanted: int) -> bool:
         """Clears one dirty slab, or makes a new one with its pages if fewer than `wanted` are clean. False: none to do.
 
@@ -196,7 +207,7 @@ class Decoder:
     ) -> None:
         """`layers` holds nine tensors each: attention norm, q, k, v, o, ffn norm, gate, up, down; matrices [out, in].
 
-        `embedding`, or `final_norm` and `head`, are None in a stage that begins later or ends earlier.
+        `embedding`, `final_norm` and `head` are None in a stage that is not the first.
         `isa` is "auto", "avx512", "avx2" or "generic". ValueError for shapes, types and processors that do not fit.
         """
     @property
@@ -209,13 +220,33 @@ class Decoder:
         positions: Buffer,
         starts: Buffer,
         tables: Buffer,
-        logits_rows: Buffer,
+        logits_rows: Buffer | None,
         output: Buffer,
     ) -> None:
         """Runs the layers over rows of several sequences, laid end to end; see `runtime.llm.batch.Batch`.
 
         tokens, positions [rows] int32; hidden [rows, hidden_size] fp32 instead of tokens in a later stage;
-        starts [sequences + 1], tables [sequences, width], logits_rows [n] int32; output [n, vocab_size] fp32
-        with a head, [rows, hidden_size] without. ValueError, IndexError for what would reach outside; the
-        cache is as it was then.
+        starts [sequences + 1], tables [sequences, width] int32. With logits_rows [n] int32, output is
+        [n, vocab_size] fp32; without, the hidden states [rows, hidden_size] fp32 after the last layer that is here.
+        ValueError, IndexError for what would reach outside; the cache is as it was then. RuntimeError if another
+        thread is in a step.
+        """
+    def logits(self, *, hidden: Buffer, output: Buffer) -> None:
+        """Final norm and head over hidden states [n, hidden_size] fp32, to output [n, vocab_size] fp32.
+
+        Errors as of `step`; ValueError without a head.
+        """
+    def read_kv(self, table: Buffer, begin: SupportsInt, end: SupportsInt) -> bytes:
+        """Keys and values of tokens `begin .. end - 1` of the sequence whose blocks are `table` [n] int32.
+
+        All layers: [layer][key, value][kv_head][token][head_dim] of kv_dtype. ValueError, IndexError for tokens
+        that lie outside. May run beside a step, in another thread: what earlier steps have written no step changes.
+        """
+    def write_kv(
+        self, table: Buffer, begin: SupportsInt, end: SupportsInt, first_layer: SupportsInt, data: Buffer
+    ) -> None:
+        """Puts what `read_kv` of as many layers gave, as bytes, into the layers from `first_layer` on.
+
+        ValueError, IndexError for tokens and layers that lie outside, or data of another size; the cache is as it
+        was then. May run beside a step that does not attend to these tokens.
         """

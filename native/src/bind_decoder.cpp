@@ -148,13 +148,53 @@ void step(BoundDecoder& bound, const py::object& tokens, const py::object& hidde
     states.expect(1, decoder.shape().hidden_size);
   }
   blocks.expect(0, begins.size() - 1);
-  result.expect(0, decoder.has_head() ? wanted.size() : rows);
-  result.expect(1, decoder.has_head() ? decoder.shape().vocab_size : decoder.shape().hidden_size);
-  const fs::DecoderBatch batch{token_ids.data(), states.data(),    places.data(),  rows,           begins.data(),
-                               begins.size() - 1, blocks.data(),   blocks.size(1), wanted.data(), wanted.size(),
-                               result.data()};
+  const bool ends_in_logits = !logits_rows.is_none();
+  result.expect(0, ends_in_logits ? wanted.size() : rows);
+  result.expect(1, ends_in_logits ? decoder.shape().vocab_size : decoder.shape().hidden_size);
+  const fs::DecoderBatch batch{token_ids.data(), states.data(),     places.data(), rows,
+                               begins.data(),    begins.size() - 1, blocks.data(), blocks.size(1),
+                               ends_in_logits,   wanted.data(),     wanted.size(), result.data()};
   const py::gil_scoped_release released;
   decoder.step(batch);
+}
+
+void logits(BoundDecoder& bound, const py::object& hidden, const py::object& output) {
+  fs::Decoder& decoder = *bound.decoder;
+  const Numbers<float> states(hidden, "hidden", 2), result(output, "output", 2, true);
+  states.expect(1, decoder.shape().hidden_size);
+  result.expect(0, states.size());
+  result.expect(1, decoder.shape().vocab_size);
+  const py::gil_scoped_release released;
+  decoder.logits(states.data(), states.size(), result.data());
+}
+
+py::bytes read_kv(const BoundDecoder& bound, const py::object& table, std::int64_t begin, std::int64_t end) {
+  const fs::Decoder& decoder = *bound.decoder;
+  const Numbers<std::int32_t> blocks(table, "table", 1);
+  const fs::CachedTokens tokens{blocks.data(), blocks.size(), begin, end};
+  const std::size_t size_bytes = decoder.kv_bytes(tokens, decoder.layer_count());
+  // Nobody else sees the bytes before they are filled.
+  PyObject* const made = PyBytes_FromStringAndSize(nullptr, static_cast<py::ssize_t>(size_bytes));
+  if (made == nullptr) throw py::error_already_set();
+  auto result = py::reinterpret_steal<py::bytes>(made);
+  char* const to = PyBytes_AS_STRING(made);
+  {
+    const py::gil_scoped_release released;
+    decoder.read_kv(tokens, reinterpret_cast<std::byte*>(to));
+  }
+  return result;
+}
+
+void write_kv(BoundDecoder& bound, const py::object& table, std::int64_t begin, std::int64_t end,
+              std::int64_t first_layer, const py::object& data) {
+  const Numbers<std::int32_t> blocks(table, "table", 1);
+  if (data.is_none()) throw py::type_error("data: bytes expected");
+  const Numbers<std::uint8_t> bytes(data, "data", 1);
+  if (first_layer < 0) throw py::value_error("first_layer is negative");
+  const fs::CachedTokens tokens{blocks.data(), blocks.size(), begin, end};
+  const py::gil_scoped_release released;
+  bound.decoder->write_kv(tokens, static_cast<std::size_t>(first_layer),
+                          reinterpret_cast<const std::byte*>(bytes.data()), bytes.size());
 }
 
 }  // namespace
@@ -168,5 +208,9 @@ void bind_decoder(py::module_& module) {
            py::arg("isa") = "auto")
       .def_property_readonly("isa", [](const BoundDecoder& bound) { return bound.decoder->isa(); })
       .def("step", &step, py::kw_only(), py::arg("tokens"), py::arg("hidden"), py::arg("positions"), py::arg("starts"),
-           py::arg("tables"), py::arg("logits_rows"), py::arg("output"));
+           py::arg("tables"), py::arg("logits_rows"), py::arg("output"))
+      .def("logits", &logits, py::kw_only(), py::arg("hidden"), py::arg("output"))
+      .def("read_kv", &read_kv, py::arg("table"), py::arg("begin"), py::arg("end"))
+      .def("write_kv", &write_kv, py::arg("table"), py::arg("begin"), py::arg("end"), py::arg("first_layer"),
+           py::arg("data"));
 }

@@ -77,22 +77,15 @@ Decoder::Decoder(DecoderShape shape, DecoderWeights weights, unsigned threads, c
   block_bytes_ = weights_.layers.size() * layer_block_bytes_;
   cache_ = std::make_unique<LazyMemory>(s.block_count * block_bytes_);
   local_.resize(team_.threads());
+  for (Thread& local : local_) local.panel.make_room(std::max({kPanelFloats, s.hidden_size, s.ffn_size, q_width}));
 }
 
-std::byte* Decoder::key_at(std::size_t layer, std::size_t block, std::size_t kv_head) const {
-  return cache_->data() + block * block_bytes_ + layer * layer_block_bytes_ + kv_head * head_block_bytes_;
-}
-
-std::byte* Decoder::value_at(std::size_t layer, std::size_t block, std::size_t kv_head) const {
-  return key_at(layer, block, shape_.kv_head_count + kv_head);
+Decoder::Turn::Turn(std::atomic<bool>& taken) : taken_(taken) {
+  if (taken.exchange(true)) throw std::logic_error("decoder: another thread is in a step");
 }
 
 void Decoder::step(const DecoderBatch& batch) {
-  if (stepping_.exchange(true)) throw std::logic_error("decoder: another thread is in a step");
-  struct Release {
-    std::atomic<bool>& flag;
-    ~Release() { flag.store(false); }
-  } const release{stepping_};
+  const Turn turn(stepping_);
   check(batch);
   if (batch.rows == 0) return;
   prepare(batch);
@@ -102,6 +95,14 @@ void Decoder::step(const DecoderBatch& batch) {
     ffn(batch, weights_.layers[index]);
   }
   finish(batch);
+}
+
+void Decoder::logits(const float* hidden, std::size_t rows, float* output) {
+  const Turn turn(stepping_);
+  require(has_head(), "the head belongs to the first stage");
+  normed_.make_room(rows * shape_.hidden_size);
+  norm(hidden, rows, weights_.final_norm);
+  project_head(rows, output);
 }
 
 void Decoder::check(const DecoderBatch& b) const {
@@ -132,11 +133,12 @@ void Decoder::check(const DecoderBatch& b) const {
       if (b.tokens[row] < 0 || static_cast<std::size_t>(b.tokens[row]) >= shape_.vocab_size)
         throw std::out_of_range("decoder: token " + std::to_string(b.tokens[row]) + " of a vocabulary of " +
                                 std::to_string(shape_.vocab_size));
-  if (has_head())
-    for (std::size_t i = 0; i < b.logits_count; ++i)
-      if (b.logits_rows[i] < 0 || static_cast<std::size_t>(b.logits_rows[i]) >= b.rows)
-        throw std::out_of_range("decoder: logits of row " + std::to_string(b.logits_rows[i]) + " of " +
-                                std::to_string(b.rows));
+  if (!b.ends_in_logits) return;
+  require(has_head(), "the head belongs to the first stage");
+  for (std::size_t i = 0; i < b.logits_count; ++i)
+    if (b.logits_rows[i] < 0 || static_cast<std::size_t>(b.logits_rows[i]) >= b.rows)
+      throw std::out_of_range("decoder: logits of row " + std::to_string(b.logits_rows[i]) + " of " +
+                              std::to_string(b.rows));
 }
 
 void Decoder::prepare(const DecoderBatch& b) {
@@ -166,9 +168,7 @@ void Decoder::prepare(const DecoderBatch& b) {
                           static_cast<std::uint32_t>(first),
                           static_cast<std::uint32_t>(std::min(kQueryTile, queries - first))});
   }
-  const std::size_t widest = std::max({s.hidden_size, s.ffn_size, q_width});
   for (Thread& local : local_) {
-    local.panel.make_room(std::max(kPanelFloats, widest));
     local.queries.make_room(kQueryTile * s.head_dim);
     local.scores.make_room(kQueryTile * round_up(round_up(longest, s.block_tokens), kLanes));
     local.keys.resize(std::max(local.keys.size(), b.table_width));
@@ -280,15 +280,20 @@ void Decoder::ffn(const DecoderBatch& b, const DecoderLayer& layer) {
 
 void Decoder::finish(const DecoderBatch& b) {
   const std::size_t hidden = shape_.hidden_size;
-  if (!has_head()) {
+  if (!b.ends_in_logits) {
     std::memcpy(b.output, x_.data(), b.rows * hidden * sizeof(float));
     return;
   }
   for (std::size_t i = 0; i < b.logits_count; ++i)
     kernels_.norm(x_.data() + static_cast<std::size_t>(b.logits_rows[i]) * hidden, weights_.final_norm, shape_.norm_eps,
                   normed_.data() + i * hidden);
-  const Projection logits{&weights_.head, b.output, shape_.vocab_size};
-  if (b.logits_count != 0) project(normed_.data(), hidden, b.logits_count, &logits, 1, false);
+  project_head(b.logits_count, b.output);
+}
+
+// Of the rows that were normed.
+void Decoder::project_head(std::size_t rows, float* output) {
+  const Projection head{&weights_.head, output, shape_.vocab_size};
+  if (rows != 0) project(normed_.data(), shape_.hidden_size, rows, &head, 1, false);
 }
 
 template <class Body>

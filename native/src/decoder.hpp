@@ -26,7 +26,7 @@ struct DecoderLayer {
   Matrix attention_norm, q, k, v, o, ffn_norm, gate, up, down;
 };
 
-// What is empty at either end belongs to another stage.
+// A stage's layers. Embedding, final norm and head are empty in all stages but the first, which samples.
 struct DecoderWeights {
   std::vector<DecoderLayer> layers;
   Matrix embedding, final_norm, head;
@@ -42,9 +42,17 @@ struct DecoderBatch {
   std::size_t sequences;
   const std::int32_t* tables;  // [sequences][table_width], -1 pads
   std::size_t table_width;
-  const std::int32_t* logits_rows;
+  bool ends_in_logits;              // else in hidden states, for the next stage
+  const std::int32_t* logits_rows;  // if it does
   std::size_t logits_count;
-  float* output;  // [logits_count][vocab_size] with a head, else [rows][hidden_size]
+  float* output;  // [logits_count][vocab_size], or [rows][hidden_size]
+};
+
+// Tokens [begin, end) of one sequence, in the blocks of its table.
+struct CachedTokens {
+  const std::int32_t* table;
+  std::size_t table_size;
+  std::int64_t begin, end;
 };
 
 // Zeroed memory whose pages cost nothing until they are touched.
@@ -78,7 +86,8 @@ class Floats {
   std::size_t count_ = 0;
 };
 
-// Does not own the weights' memory: who binds it does. `step` is for one thread at a time.
+// Does not own the weights' memory: who binds it does. `step` and `logits` are for one thread at a time; `read_kv` and
+// `write_kv` may run beside them, in others: the cache is append-only, so tokens that were written stay as they are.
 class Decoder {
  public:
   // std::invalid_argument for shapes that do not fit together or that the kernels do not take.
@@ -88,6 +97,20 @@ class Decoder {
   // nothing was changed then. std::logic_error if another thread is in a step.
   void step(const DecoderBatch& batch);
 
+  // What a step does behind the last layer, to hidden states [rows][hidden_size] that come back from the last stage.
+  // Errors as of `step`.
+  void logits(const float* hidden, std::size_t rows, float* output);
+
+  // Bytes that the tokens take in `layers` layers: [layer][key, value][kv_head][token][head_dim] of kv_type.
+  // std::invalid_argument, std::out_of_range for tokens that the table or the pool has no room for.
+  std::size_t kv_bytes(const CachedTokens& tokens, std::size_t layers) const;
+  // Copies the tokens, which steps that are over have written, out of all layers.
+  void read_kv(const CachedTokens& tokens, std::byte* to) const;
+  // Copies tokens, which no step reads yet, into as many layers, from `first_layer` on, as the bytes hold. Errors as
+  // of `kv_bytes`, and for layers that the decoder has not; nothing was changed then.
+  void write_kv(const CachedTokens& tokens, std::size_t first_layer, const std::byte* from, std::size_t size_bytes);
+
+  std::size_t layer_count() const { return weights_.layers.size(); }
   const char* isa() const { return kernels_.name; }
   const DecoderShape& shape() const { return shape_; }
   bool has_embedding() const { return weights_.embedding.data != nullptr; }
@@ -102,6 +125,17 @@ class Decoder {
   struct QueryTile {
     std::uint32_t sequence, kv_head, first, count;  // of the sequence's rows times query heads a kv head
   };
+  // One thread's time in a step; std::logic_error if another has it.
+  class Turn {
+   public:
+    explicit Turn(std::atomic<bool>& taken);
+    ~Turn() { taken_.store(false); }
+    Turn(const Turn&) = delete;
+    Turn& operator=(const Turn&) = delete;
+
+   private:
+    std::atomic<bool>& taken_;
+  };
 
   void check(const DecoderBatch& batch) const;
   void prepare(const DecoderBatch& batch);
@@ -111,6 +145,7 @@ class Decoder {
   void attend(const DecoderBatch& batch, std::size_t index, const QueryTile& tile, unsigned thread);
   void ffn(const DecoderBatch& batch, const DecoderLayer& layer);
   void finish(const DecoderBatch& batch);
+  void project_head(std::size_t rows, float* output);
 
   template <class Body>
   void each_row(std::size_t rows, const Body& body);
@@ -119,6 +154,8 @@ class Decoder {
                bool onto);
   std::size_t grain(const Matrix& matrix, std::size_t rows) const;
 
+  template <class Copy>
+  void each_run(const CachedTokens& tokens, std::size_t first_layer, std::size_t layers, const Copy& copy) const;
   std::byte* key_at(std::size_t layer, std::size_t block, std::size_t kv_head) const;
   std::byte* value_at(std::size_t layer, std::size_t block, std::size_t kv_head) const;
 

@@ -32,7 +32,7 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageWeights:
-    """Layers `first, first + 1, ...`, and what stands at either end of the model if the stage has it."""
+    """Layers `first, first + 1, ...`, and in the first stage what stands at either end of the model."""
 
     first: int
     embedding: Tensor | None
@@ -44,32 +44,33 @@ class StageWeights:
 def gather(weights: Weights, config: LlamaConfig, first: int, end: int) -> StageWeights:
     """The stage of layers `first .. end - 1`, waiting for its tensors in the order in which they run.
 
+    The first stage has both ends of the model (`contract.stage` says why), so that tied ones are one tensor.
+
     Errors: CheckpointInvalid, naming the tensor that is missing or has another shape.
     """
     if not 0 <= first < end <= config.layer_count:
         raise ValueError(f"layers {first} to {end} of {config.layer_count}")
     table = (config.vocab_size, config.hidden_size)
-    last = end == config.layer_count
     embedding = _tensor(weights, EMBEDDING, table) if first == 0 else None
     layers = [_layer(weights, config, layer) for layer in range(first, end)]
     return StageWeights(
         first=first,
         embedding=embedding,
         layers=layers,
-        final_norm=_tensor(weights, "model.norm.weight", (config.hidden_size,)) if last else None,
-        head=_head(weights, config, embedding) if last else None,
+        final_norm=None if embedding is None else _tensor(weights, "model.norm.weight", (config.hidden_size,)),
+        head=None if embedding is None else _head(weights, config, embedding),
     )
 
 
-def _head(weights: Weights, config: LlamaConfig, embedding: Tensor | None) -> Tensor:
-    """Tied, it is the embedding: the same tensor if the stage has both, so that it is moved and converted once."""
+def _head(weights: Weights, config: LlamaConfig, embedding: Tensor) -> Tensor:
+    """Tied, it is the embedding: the same tensor, so that it is moved and converted once."""
     table = (config.vocab_size, config.hidden_size)
     if not config.tied_embeddings:
         return _tensor(weights, HEAD, table)
     if isinstance(weights, AdaptedWeights) and not weights.changed.isdisjoint((HEAD, EMBEDDING)):
         # An adapter that was trained on one of the two changes that one alone, as PEFT has it.
         return _tensor(weights, HEAD, table) if HEAD in weights.changed else _tensor(weights.base, EMBEDDING, table)
-    return embedding if embedding is not None else _tensor(weights, EMBEDDING, table)
+    return embedding
 
 
 def _layer(weights: Weights, config: LlamaConfig, layer: int) -> LayerWeights:

@@ -1,7 +1,7 @@
 """The decoder on the CPU: one native call a step over the weights as they lie in the segment.
 
 What it computes is what `torch_decoder` computes; the arithmetic is fp32 whatever the weights are stored
-as, and a row's result does not depend on the rows beside it.
+as, and a row's result does not depend on the rows beside it: stages in a row give the same bits as the whole.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def runs_natively(config: LlamaConfig) -> bool:
 
 
 class NativeDecoder:
-    """Layers of one stage with their KV blocks. `forward` is for one thread at a time."""
+    """Layers of one stage with their KV blocks. See `TorchDecoder`: the methods and their threads are the same."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class NativeDecoder:
     ) -> None:
         self._hidden_size = config.hidden_size
         self._vocab_size = config.vocab_size
-        self._last = weights.head is not None
+        self._whole = len(weights.layers) == config.layer_count
         self._decoder = Decoder(
             hidden_size=config.hidden_size,
             head_count=config.head_count,
@@ -64,7 +64,7 @@ class NativeDecoder:
             threads=threads,
             isa=isa,
         )
-        self._output = torch.empty(0)
+        self._logits = torch.empty(0)
 
     @property
     def isa(self) -> str:
@@ -72,32 +72,54 @@ class NativeDecoder:
         return self._decoder.isa
 
     def forward(self, batch: Batch, hidden: Tensor | None = None) -> Tensor:
-        """As `TorchDecoder.forward`; the result lies in a buffer that the next call overwrites."""
-        rows = len(batch.logits_rows) if self._last else len(batch.tokens)
-        output = self._room(rows, self._vocab_size if self._last else self._hidden_size)
+        """As `TorchDecoder.forward`; logits lie in a buffer that the next ones overwrite, hidden states do not."""
+        if self._whole:
+            output = self._room(len(batch.logits_rows))
+        else:
+            output = torch.empty(len(batch.positions), self._hidden_size)
         tables = np.full((len(batch.tables), max(map(len, batch.tables))), -1, dtype=np.int32)
         for table, blocks in zip(tables, batch.tables, strict=True):
             table[: len(blocks)] = blocks
         self._decoder.step(
             tokens=_int32(batch.tokens) if hidden is None else None,
-            hidden=None if hidden is None else _buffer(np.ascontiguousarray(hidden.numpy(), dtype=np.float32)),
+            hidden=None if hidden is None else _rows(hidden),
             positions=_int32(batch.positions),
             starts=_int32(batch.starts),
             tables=_buffer(tables),
-            logits_rows=_int32(batch.logits_rows),
+            logits_rows=_int32(batch.logits_rows) if self._whole else None,
             output=_buffer(output.numpy()),
         )
         return output
 
-    def _room(self, rows: int, width: int) -> Tensor:
-        if self._output.numel() < rows * width:
-            self._output = torch.empty(rows * width)
-        return self._output[: rows * width].view(rows, width)
+    def logits(self, hidden: Tensor) -> Tensor:
+        """As `TorchDecoder.logits`; they lie in a buffer that the next ones overwrite."""
+        output = self._room(len(hidden))
+        self._decoder.logits(hidden=_rows(hidden), output=_buffer(output.numpy()))
+        return output
+
+    def read_kv(self, table: list[int], begin: int, end: int) -> bytes:
+        """As `TorchDecoder.read_kv`."""
+        return self._decoder.read_kv(_int32(table), begin, end)
+
+    def write_kv(
+        self, table: list[int], begin: int, end: int, first_layer: int, data: bytes | bytearray | memoryview
+    ) -> None:
+        """As `TorchDecoder.write_kv`."""
+        self._decoder.write_kv(_int32(table), begin, end, first_layer, data)
+
+    def _room(self, rows: int) -> Tensor:
+        if self._logits.numel() < rows * self._vocab_size:
+            self._logits = torch.empty(rows * self._vocab_size)
+        return self._logits[: rows * self._vocab_size].view(rows, self._vocab_size)
 
 
 def _buffer(array: Any) -> memoryview:
     """numpy's types tell of buffers from Python 3.12 on only; its arrays are some in 3.11 too."""
     return memoryview(array)
+
+
+def _rows(hidden: Tensor) -> memoryview:
+    return _buffer(hidden.to(torch.float32).contiguous().numpy())
 
 
 def _int32(values: list[int]) -> memoryview:

@@ -11,6 +11,7 @@ import itertools
 import math
 from dataclasses import dataclass, fields
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -45,7 +46,11 @@ class _Step:
 
 
 class TorchDecoder:
-    """Layers of one stage with their KV blocks. `forward` is for one thread at a time."""
+    """Layers of one stage with their KV blocks.
+
+    `forward` and `logits` are for one thread at a time. `read_kv` and `write_kv` may run beside them, in others: the
+    cache is append-only, so no step changes what earlier steps have written.
+    """
 
     def __init__(
         self,
@@ -60,7 +65,9 @@ class TorchDecoder:
         self.config = config
         self.device = device
         self.dtype = dtype
+        self.block_count = block_count
         self.block_tokens = block_tokens
+        self._whole = len(weights.layers) == config.layer_count
         self._embedding = None if weights.embedding is None else self._move(weights.embedding)
         self._layers = [self._move_layer(layer) for layer in weights.layers]
         self._final_norm = None if weights.final_norm is None else self._move(weights.final_norm)
@@ -87,8 +94,8 @@ class TorchDecoder:
         """Runs the stage's layers over the batch.
 
         Shapes:  hidden [rows, hidden_size] from the stage before, None for the first stage.
-                 Returns logits [len(batch.logits_rows), vocab_size] in fp32 from the last stage,
-                 hidden [rows, hidden_size] from any other.
+                 Returns logits [len(batch.logits_rows), vocab_size] in fp32 if all layers are here,
+                 hidden [rows, hidden_size] from a stage.
         """
         if (hidden is None) is not (self._embedding is not None):
             raise ValueError("the first stage takes tokens, the others hidden states")
@@ -96,16 +103,72 @@ class TorchDecoder:
             tokens = torch.tensor(batch.tokens, device=self.device)
             hidden = functional.embedding(tokens, self._embedding)
         assert hidden is not None
+        hidden = self._move(hidden)
         step = self._prepare(batch)
         for index, layer in enumerate(self._layers):
             hidden = hidden + self._attention(layer, self._cache[index], self._norm(hidden, layer.attention_norm), step)
             normed = self._norm(hidden, layer.ffn_norm)
             gated = functional.silu(functional.linear(normed, layer.gate)) * functional.linear(normed, layer.up)
             hidden = hidden + functional.linear(gated, layer.down)
-        if self._head is None or self._final_norm is None:
+        if not self._whole:
             return hidden
         rows = torch.tensor(batch.logits_rows, device=self.device, dtype=torch.long)
-        return functional.linear(self._norm(hidden[rows], self._final_norm), self._head).float()
+        return self.logits(hidden[rows])
+
+    @torch.inference_mode()
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Final norm and head, which the first stage has: what follows when rows come back from the last stage.
+
+        Shapes:  hidden [n, hidden_size]. Returns [n, vocab_size] in fp32.
+        Errors:  ValueError if another stage is asked.
+        """
+        if self._head is None or self._final_norm is None:
+            raise ValueError("the head belongs to the first stage")
+        return functional.linear(self._norm(self._move(hidden), self._final_norm), self._head).float()
+
+    @torch.inference_mode()
+    def read_kv(self, table: list[int], begin: int, end: int) -> bytes:
+        """Keys and values of tokens `begin .. end - 1` of the sequence whose blocks are `table`, all layers.
+
+        Shapes:  [layer][key, value][kv_head][token][head_dim] in the cache's dtype, so a layer is one piece.
+        Errors:  ValueError, IndexError for tokens that the table or the pool has no room for.
+        """
+        cached = self._cache[:, :, self._cached(table, begin, end)]
+        return cached.transpose(2, 3).contiguous().view(-1).view(torch.uint8).cpu().numpy().tobytes()
+
+    @torch.inference_mode()
+    def write_kv(
+        self, table: list[int], begin: int, end: int, first_layer: int, data: bytes | bytearray | memoryview
+    ) -> None:
+        """Puts what `read_kv` of another decoder gave into the layers from `first_layer` on, as many as it holds.
+
+        The tokens are some that no step reads yet.
+        Errors:  ValueError, IndexError for tokens and layers that are not here, or data of another size; the cache
+                 is as it was then.
+        """
+        slots = self._cached(table, begin, end)
+        heads, head_dim, size_bytes = self.config.kv_head_count, self.config.head_dim, memoryview(data).nbytes
+        layer_bytes = 2 * heads * len(slots) * head_dim * self.dtype.itemsize
+        layers = size_bytes // layer_bytes if layer_bytes else 0
+        if layers * layer_bytes != size_bytes or (not layers and layer_bytes):
+            raise ValueError(f"{size_bytes} bytes of keys and values, a layer of {len(slots)} tokens has {layer_bytes}")
+        if not 0 <= first_layer <= first_layer + layers <= len(self._layers):
+            raise ValueError(f"keys and values of {layers} layers from layer {first_layer} on, of {len(self._layers)}")
+        if not layers:
+            return
+        values = torch.tensor(np.frombuffer(data, np.uint8), device=self.device).view(self.dtype)
+        values = values.view(layers, 2, heads, len(slots), head_dim).transpose(2, 3)
+        self._cache[first_layer : first_layer + layers].index_copy_(2, slots, values)
+
+    def _cached(self, table: list[int], begin: int, end: int) -> Tensor:
+        """Slots of tokens that are to be read or written at once."""
+        room = len(table) * self.block_tokens
+        if not 0 <= begin <= end <= room:
+            raise ValueError(f"tokens {begin} to {end} of a table with room for {room}")
+        for block in table[begin // self.block_tokens : -(-end // self.block_tokens)]:
+            if not 0 <= block < self.block_count:
+                raise IndexError(f"block {block} of a pool of {self.block_count}")
+        return self._slots(table, end)[begin:].to(self.device)
 
     def _norm(self, hidden: Tensor, weight: Tensor) -> Tensor:
         """RMSNorm; the mean is taken in fp32 whatever the dtype, as the models were trained."""
@@ -159,7 +222,7 @@ class TorchDecoder:
 
     def _slots(self, table: list[int], context: int) -> Tensor:
         """Where positions 0 to context - 1 lie in the cache."""
-        blocks = torch.tensor(table)[:, None] * self.block_tokens
+        blocks = torch.tensor(table, dtype=torch.long)[:, None] * self.block_tokens
         return (blocks + torch.arange(self.block_tokens)).view(-1)[:context]
 
     def _groups(self, batch: Batch, positions: Tensor, slots: list[Tensor]) -> list[_Group]:

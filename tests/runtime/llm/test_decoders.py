@@ -19,10 +19,7 @@ from torch import Tensor
 
 from fleetstart.native import Decoder
 from fleetstart.runtime.llm.batch import Batch
-from fleetstart.runtime.llm.layers import StageWeights
-from fleetstart.runtime.llm.native_decoder import NativeDecoder
 from fleetstart.runtime.llm.rope import inverse_frequencies
-from fleetstart.runtime.llm.torch_decoder import TorchDecoder
 from tests.runtime.llm.models import BLOCK_TOKENS, Checkpoint, config_of, native, plain, stage_of, tiny
 
 
@@ -174,27 +171,6 @@ def test_narrow_keys_and_values_change_little(isa: str, kv: str) -> None:
     tolerance = 0.1 if kv == "fp16" else 0.5  # of logits that spread over some 20
     for got, wanted in zip(steps(native(weights, isa=isa, kv=kv)), steps(plain(weights)), strict=True):
         torch.testing.assert_close(got, wanted, rtol=tolerance, atol=tolerance)
-
-
-@pytest.mark.parametrize("kind", ["native", "torch"])
-def test_stages_in_a_row_equal_the_whole(tiny_model: Checkpoint, kind: str) -> None:
-    config, tokens = config_of(tiny_model), some_tokens(20)
-    batch = batch_of([(tokens, 0, [4, 2])])
-    hidden: Tensor | None = None
-    for first, end in ((0, 1), (1, 3)):
-        stage = stage_of(tiny_model, first, end)
-        hidden = _stage(kind, config, stage).forward(batch, hidden).clone()
-    assert hidden is not None
-    wanted = _stage(kind, config, stage_of(tiny_model)).forward(batch)
-    assert torch.equal(hidden, wanted)
-
-
-def _stage(kind: str, config: Any, stage: StageWeights) -> NativeDecoder | TorchDecoder:
-    if kind == "native":
-        return NativeDecoder(config, stage, kv_dtype="fp32", block_count=8, block_tokens=BLOCK_TOKENS, threads=1)
-    return TorchDecoder(
-        config, stage, device=torch.device("cpu"), dtype=torch.float32, block_count=8, block_tokens=BLOCK_TOKENS
-    )
 
 
 @pytest.mark.gpu
