@@ -44,6 +44,8 @@ class Member:
     ready_unix_ms: int = 0
     running: int = 0
     error: ErrorInfo | None = None
+    helper: bool = False
+    """Whether it is a stage that works for another member: not counted, and its end is that member's affair."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,9 +95,9 @@ def decide(
     known = failure
     for member in members:
         error = _start_error(member, spec, member.worker in late)
-        if error is not None:
+        if error is not None and not member.helper:
             failure = failure_after(failure, error, now_unix_ms)
-    alive = [m for m in members if m.wanted == "run" and m.worker not in over | late]
+    alive = [m for m in members if m.wanted == "run" and m.worker not in over | late and not m.helper]
     cured = (
         failure is known
         and failure is not None

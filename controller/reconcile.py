@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from fleetstart.controller.autoscale import Window, needed
+from fleetstart.controller.pipelines import is_helper, tend
 from fleetstart.controller.placement import Candidate, place
 from fleetstart.controller.pool import Decision, Member, decide
 from fleetstart.controller.records import Failure, VersionKey, VersionRecord, parse_version_key
@@ -84,6 +85,7 @@ class Reconciler:
             spec=spec, desired=desired, members=members, failure=failure, now_unix_ms=now_unix_ns // 1_000_000
         )
         self._write(step, key, orders, decision, now_unix_ns)
+        self._tend_pipelines(step, view, orders, members, now_unix_ns)
         window = self._windows.get(key)
         falls_ns = window.falls_ns(spec.scale) if window is not None else None
         if falls_ns is not None:
@@ -130,6 +132,7 @@ class Reconciler:
             ready_unix_ms=status.changed_unix_ns // 1_000_000 if status and status.state == "ready" else 0,
             running=load.per_worker.get(order.worker, 0),
             error=status.error if status else None,
+            helper=is_helper(order, status),
         )
 
     def _write(
@@ -142,6 +145,19 @@ class Reconciler:
             step.orders.append(_changed(by_worker[worker], "drain", now_unix_ns))
         step.taken_back.extend(by_worker[worker] for worker in decision.take_back)
         step.soonest(decision.again_unix_ms)
+
+    def _tend_pipelines(
+        self, step: Step, view: View, orders: list[WorkerOrder], members: list[Member], now_unix_ns: int
+    ) -> None:
+        """As the orders are after what was decided above, so that a pipeline goes together."""
+        if all(order.stage is None for order in orders):
+            return
+        changed = {order.worker: order for order in step.orders}
+        gone = {order.worker for order in step.taken_back}
+        left = [changed.get(order.worker, order) for order in orders if order.worker not in gone]
+        statuses = {order.worker: status for order in left if (status := view.statuses.get(order.worker)) is not None}
+        lost = frozenset(member.worker for member in members if member.lost)
+        step.orders.extend(tend(left, statuses, lost, now_unix_ns))
 
     def _start(
         self, step: Step, room: Room, key: VersionKey, record: VersionRecord, count: int, now_unix_ns: int

@@ -212,9 +212,9 @@ class Route:
     # ── workers ────────────────────────────────────────────────────────────────────────────────────
 
     def heard(self, status: WorkerStatus, now_ns: int) -> None:
-        """A worker's status: a ready one may be called, any other may not."""
+        """A worker's status: a ready one may be called, any other may not, nor a stage that only helps another."""
         known = self.workers.get(status.worker)
-        if status.state == "ready":
+        if status.state == "ready" and status.endpoint:
             if known is None:
                 known = self._leaving.pop(status.worker, None) or Worker(status, now_ns)
                 self.workers[status.worker] = known

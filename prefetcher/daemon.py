@@ -16,6 +16,8 @@ from collections.abc import Awaitable
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import msgspec
+
 from fleetstart.prefetcher.bundles import Bundles
 from fleetstart.prefetcher.cgroups import Groups, epoch_is_alive, new_epoch, open_groups, read_hierarchies
 from fleetstart.prefetcher.config import Config
@@ -32,6 +34,7 @@ from fleetstart.prefetcher.reconcile import (
     Own,
     Refuse,
     Start,
+    Tell,
     act_on_order,
     reconcile,
 )
@@ -41,6 +44,7 @@ from fleetstart.prefetcher.spares import Spares
 from fleetstart.prefetcher.state import LEASE_MS, NodeState, Unreachable
 from fleetstart.prefetcher.watched import INTERVAL_S, private_bytes
 from fleetstart.prefetcher.workers import Host, Worker
+from fleetstart.runtime.contract.errors import Unavailable
 from fleetstart.runtime.contract.ids import WorkerId
 from fleetstart.runtime.contract.messages import NodeReport, WorkerOrder, WorkerStatus
 from fleetstart.runtime.contract.tasks import end_tasks
@@ -183,6 +187,9 @@ class Daemon:
                 log.info("order refused", extra={"worker": order.worker, "reason": reason})
                 self._seen_ns[order.worker] = time.monotonic_ns()
                 self._publish(_gone(order))
+            case Tell(order):
+                if order.worker in self._workers:
+                    self._workers[order.worker].tell(order)
             case Drain(worker):
                 if worker in self._workers:
                     self._workers[worker].drain()
@@ -195,7 +202,12 @@ class Daemon:
                 self._outbox.put(worker, None)
 
     def _start(self, order: WorkerOrder) -> None:
-        worker = Worker(order, self._host)
+        try:
+            worker = Worker(order, self._host)
+        except OSError as error:
+            reason = Unavailable(f"node {self._config.node} cannot open a port for a stage: {error}", retry_after_s=1.0)
+            self._publish(msgspec.structs.replace(_gone(order), state="failed", error=reason.info()))
+            return
         self._workers[order.worker] = worker
         self._seen_ns[order.worker] = worker.seen_ns
         worker.start().add_done_callback(lambda _: self._ended(order.worker))

@@ -37,6 +37,13 @@ class Refuse:
 
 
 @dataclass(frozen=True, slots=True)
+class Tell:
+    """The worker runs; what its order says of its pipeline may be new."""
+
+    order: WorkerOrder
+
+
+@dataclass(frozen=True, slots=True)
 class Drain:
     worker: WorkerId
 
@@ -55,7 +62,7 @@ class Forget:
     worker: WorkerId
 
 
-Action = Start | Refuse | Drain | Kill | Forget
+Action = Start | Refuse | Tell | Drain | Kill | Forget
 
 
 def act_on_order(order: WorkerOrder, own: Mapping[WorkerId, Own], epoch: str) -> Action | None:
@@ -69,6 +76,8 @@ def act_on_order(order: WorkerOrder, own: Mapping[WorkerId, Own], epoch: str) ->
         return Start(order)
     if order.wanted == "drain" and mine.state in ("starting", "ready"):
         return Drain(order.worker)
+    if order.wanted == "run" and order.stage is not None and mine.state not in FINAL:
+        return Tell(order)
     return None
 
 

@@ -21,6 +21,7 @@ from fleetstart.prefetcher.body import Body
 from fleetstart.prefetcher.bundles import Bundles
 from fleetstart.prefetcher.endings import out_of_memory
 from fleetstart.prefetcher.forkserver import ChannelGone, Exit, Process
+from fleetstart.prefetcher.links import Role
 from fleetstart.prefetcher.logs import Logs, Stream
 from fleetstart.prefetcher.meter import Rows, WorkerMeter
 from fleetstart.prefetcher.segments import Segment, Segments
@@ -38,6 +39,7 @@ from fleetstart.runtime.contract.messages import (
     StartError,
     Usage,
     Want,
+    Whole,
     WorkerOrder,
     WorkerState,
     WorkerStatus,
@@ -76,6 +78,7 @@ class Worker:
         self.body = Body(order.worker, host.spares, lambda line: self._log("stdout", line))
         self._host = host
         self._spec = order.spec
+        self._role = Role(order, host.address)
         self._segments: list[Segment] = []
         """Of its weights, then of their adapter."""
         self._start_cold = False
@@ -104,6 +107,11 @@ class Worker:
         self._publish("starting")
         self.task = asyncio.create_task(self._live(), name=f"worker-{self.order.worker}")
         return self.task
+
+    def tell(self, order: WorkerOrder) -> None:
+        """What is new of its pipeline."""
+        self._role.tell(order)
+        self._grow()
 
     def drain(self, grace_s: float | None = None) -> None:
         """Calls under way may end; none of them may take longer than the function's own limit."""
@@ -173,7 +181,7 @@ class Worker:
         self._start_cold = not all(host.segments.is_ready(checkpoint) for checkpoint in checkpoints)
         fresh = spec.network or not host.spares.has(spec.profile)
         fork = asyncio.ensure_future(host.spares.fork(spec.profile, network=spec.network)) if fresh else None
-        weights = asyncio.ensure_future(host.segments.acquire_all(checkpoints, self.order.worker))
+        weights = asyncio.ensure_future(host.segments.acquire_all(checkpoints, self.order.worker, self._role.layers))
         try:
             bundle = host.bundles.ready(spec.bundle) or await host.bundles.get(spec.bundle)
             self._segments = await weights
@@ -231,13 +239,16 @@ class Worker:
                 worker=self.order.worker,
                 version=self.order.version,
                 spec=self._spec,
+                stage=self.order.stage,
+                secret=self.order.secret,
                 bundle_dir=bundle_dir,
                 token=self._token,
                 threads=threads or self._host.cpus,
                 slabs=[len(descriptors) - 1 for descriptors in of_segments],
             )
-            process.send(message, (listener.fileno(), *chain.from_iterable(of_segments)))
+            process.send(message, (listener.fileno(), *self._role.descriptors(), *chain.from_iterable(of_segments)))
         self._assigned_ns = time.monotonic_ns()
+        self._role.assigned(process)
 
     async def _until_ready(self) -> None:
         while True:
@@ -246,6 +257,8 @@ class Worker:
                     self._assigned_ns = max(self._assigned_ns, started_ns)
                 case Want() as want:
                     self._fetch_first(want)
+                case Whole():
+                    self._role.whole = True
                 case Ready(timeline=timeline):
                     self._became_ready(timeline)
                     return
@@ -275,6 +288,17 @@ class Worker:
         phases = {name: round(self._timeline.total_ms(name), 1) for name in names}
         self._log("system", f"worker ready after {(now_ns - self.seen_ns) / 1e6:.0f} ms")
         log.info("worker ready", extra={"worker": self.order.worker, "function": self._spec.name, "phases_ms": phases})
+        self._grow()
+
+    def _grow(self) -> None:
+        if self.state == "ready" and self._segments:
+            self._role.grow(self._host.segments, self._segments[0])
+
+    def _became_whole(self) -> None:
+        self._role.whole = True
+        took_ms = (time.monotonic_ns() - self.seen_ns) / 1e6
+        self._log("system", f"worker has the whole model {took_ms:.0f} ms after its order")
+        self._publish(self.state)
 
     def _close_timeline(self, timeline: Timeline) -> None:
         """The node's phases, then the worker's own; and their rows, except for what comes after the start."""
@@ -308,6 +332,8 @@ class Worker:
                     self._meter.busy(busy_ns)
                 case Want() as want:
                     self._fetch_first(want)
+                case Whole():
+                    self._became_whole()
                 case ChannelGone():
                     self._require_draining(await self.body.exit_status())
                     return
@@ -338,6 +364,7 @@ class Worker:
         elif error is not None:
             self._host.rows.add(self._meter.phase("failed", self._assigned_ns or self.seen_ns, now_ns))
         await self.body.bury()
+        self._role.close()
         self.reserved_bytes = 0
         for segment in self._segments:
             self._host.segments.release(segment, self.order.worker)
@@ -362,7 +389,7 @@ class Worker:
 
     def _publish(self, state: WorkerState, error: ErrorInfo | None = None) -> None:
         self.state = state
-        ready = state in ("ready", "draining")
+        called = state in ("ready", "draining") and self._role.serves
         self._host.publish(
             WorkerStatus(
                 worker=self.order.worker,
@@ -373,8 +400,10 @@ class Worker:
                 start="cold" if self._start_cold else "warm",
                 pooled=self._pooled,
                 isolation=self.body.process.isolation if self.body.process is not None else "",
-                endpoint=self._endpoint if ready else "",
-                token=self._token if ready else "",
+                endpoint=self._endpoint if called else "",
+                token=self._token if called else "",
+                link=self._role.link,
+                whole=self._role.whole,
                 error=error,
                 timeline=self._timeline,
                 changed_unix_ns=time.time_ns(),

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 
 from fleetstart.controller.admission import Queue
@@ -35,7 +36,14 @@ def route(concurrency: int = 1, elsewhere: Callable[[WorkerId], int] = lambda _:
 
 
 def status(name: str, state: WorkerState = "ready") -> WorkerStatus:
-    return WorkerStatus(worker=WorkerId(name), node=NodeId("n"), function=KEY.name, version=KEY.version, state=state)
+    return WorkerStatus(
+        worker=WorkerId(name),
+        node=NodeId("n"),
+        function=KEY.name,
+        version=KEY.version,
+        state=state,
+        endpoint="127.0.0.1:1" if state == "ready" else "",
+    )
 
 
 def in_loop(test: Callable[[], None]) -> None:
@@ -134,3 +142,12 @@ def test_a_short_peak_is_not_forgotten_between_reports() -> None:
     assert (r.load().running, r.running) == (3, 0)
     r.peak = 0
     assert r.load().running == 0
+
+
+def test_a_stage_that_helps_another_gets_no_calls_until_it_has_grown() -> None:
+    r = route()
+    stage = msgspec.structs.replace(status("a"), endpoint="", whole=False)
+    r.heard(stage, 0)
+    assert r.take(call("1"), 1) is None
+    r.heard(msgspec.structs.replace(stage, endpoint="127.0.0.1:1", whole=True), 2)
+    assert r.take(call("2"), 3) is not None

@@ -1,0 +1,81 @@
+"""What becomes of the pipelines that were ordered: their stages learn of each other, and go when nobody needs them.
+
+A pipeline is the orders that name it. Its first stage stands for it: that one is counted, called, and made whole.
+The others are helpers, and are drained once the first is whole, or at once if it is gone: half a pipeline serves
+nobody. Pure: orders and statuses in, changed orders out.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from fleetstart.runtime.contract.ids import PipelineId, WorkerId
+from fleetstart.runtime.contract.messages import FINAL, WorkerOrder, WorkerStatus
+
+
+def is_helper(order: WorkerOrder, status: WorkerStatus | None) -> bool:
+    """Whether it only works for another worker. One that has grown works for callers."""
+    return order.stage is not None and order.stage.index > 0 and not (status is not None and status.whole)
+
+
+def tend(
+    orders: Iterable[WorkerOrder],
+    statuses: Mapping[WorkerId, WorkerStatus],
+    lost: frozenset[WorkerId],
+    now_unix_ns: int,
+) -> list[WorkerOrder]:
+    """Orders that must be written anew. `lost` are workers whose node is gone."""
+    pipelines: dict[PipelineId, list[WorkerOrder]] = defaultdict(list)
+    for order in orders:
+        if order.stage is not None:
+            pipelines[order.stage.pipeline].append(order)
+    changed: list[WorkerOrder] = []
+    for stages in pipelines.values():
+        changed += _tend_one(stages, statuses, lost, now_unix_ns)
+    return changed
+
+
+def _tend_one(
+    stages: list[WorkerOrder],
+    statuses: Mapping[WorkerId, WorkerStatus],
+    lost: frozenset[WorkerId],
+    now_unix_ns: int,
+) -> list[WorkerOrder]:
+    def over(order: WorkerOrder) -> bool:
+        status = statuses.get(order.worker)
+        return order.worker in lost or (status is not None and status.state in FINAL)
+
+    first = next((order for order in stages if order.stage is not None and order.stage.index == 0), None)
+    first_status = statuses.get(first.worker) if first is not None else None
+    needed = first is not None and first.wanted == "run" and not over(first)
+    needed = needed and not (first_status is not None and first_status.whole)
+    links = _links(stages, statuses, lost)
+    changed = []
+    for order in stages:
+        if over(order) or order.wanted == "drain":
+            continue
+        if is_helper(order, statuses.get(order.worker)) and not needed and not order.grow:
+            changed.append(msgspec.structs.replace(order, wanted="drain", ordered_unix_ns=now_unix_ns))
+        elif needed and (peers := _merged(order.peers, links)) != order.peers:
+            changed.append(msgspec.structs.replace(order, peers=peers, ordered_unix_ns=now_unix_ns))
+    return changed
+
+
+def _links(
+    stages: list[WorkerOrder], statuses: Mapping[WorkerId, WorkerStatus], lost: frozenset[WorkerId]
+) -> dict[int, str]:
+    """Where each stage of which that is known can be reached."""
+    found: dict[int, str] = {}
+    for order in stages:
+        status = statuses.get(order.worker)
+        if order.stage is not None and status is not None and status.link and order.worker not in lost:
+            found[order.stage.index] = status.link
+    return found
+
+
+def _merged(peers: tuple[str, ...], links: Mapping[int, str]) -> tuple[str, ...]:
+    """A link that was told stays told: the nodes connected to it, and do not again."""
+    return tuple(known or links.get(index, "") for index, known in enumerate(peers))

@@ -1,0 +1,101 @@
+"""Pipelines among the orders: stages learn of each other, and leave together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from fleetstart.controller.pipelines import is_helper, tend
+from fleetstart.runtime.contract.ids import FunctionName, NodeId, PipelineId, Version, WorkerId
+from fleetstart.runtime.contract.messages import WorkerOrder, WorkerStatus
+from fleetstart.runtime.contract.stage import Stage
+from tests.controller.test_autoscale import spec
+
+CUTS = ((0, 2), (2, 4), (4, 6))
+
+
+def orders(**fields: Any) -> list[WorkerOrder]:
+    return [
+        WorkerOrder(
+            worker=WorkerId(f"w-{index}"),
+            node=NodeId(f"n-{index}"),
+            epoch="e",
+            version=Version(1),
+            spec=spec(),
+            ordered_unix_ns=1,
+            stage=Stage(pipeline=PipelineId("p"), index=index, cuts=CUTS),
+            peers=("",) * len(CUTS),
+            grow=index == 0,
+            **fields,
+        )
+        for index in range(len(CUTS))
+    ]
+
+
+def status(order: WorkerOrder, state: Any = "starting", *, whole: bool = False, link: str = "x") -> WorkerStatus:
+    return WorkerStatus(
+        worker=order.worker,
+        node=order.node,
+        function=FunctionName("f"),
+        version=order.version,
+        state=state,
+        link=link and f"10.0.0.{order.worker[-1]}:5",
+        whole=whole,
+    )
+
+
+def said(*statuses: WorkerStatus) -> dict[WorkerId, WorkerStatus]:
+    return {one.worker: one for one in statuses}
+
+
+NOBODY: frozenset[WorkerId] = frozenset()
+
+
+def test_stages_are_told_where_the_others_are_once_each() -> None:
+    three = orders()
+    first = tend(three, said(status(three[1])), NOBODY, 2)
+    assert [order.peers for order in first] == [("", "10.0.0.1:5", "")] * 3
+    assert all(order.ordered_unix_ns == 2 for order in first)
+    assert not tend(first, said(status(three[1])), NOBODY, 3)
+
+    everywhere = said(*map(status, three))
+    second = tend(first, everywhere, NOBODY, 4)
+    assert [order.peers for order in second] == [("10.0.0.0:5", "10.0.0.1:5", "10.0.0.2:5")] * 3
+    assert not tend(second, everywhere, NOBODY, 5)
+
+
+def test_helpers_leave_when_the_first_is_whole() -> None:
+    three = orders()
+    statuses = said(status(three[0], "ready", whole=True), status(three[1], "ready"), status(three[2], "ready"))
+    changed = tend(three, statuses, NOBODY, 2)
+    assert [(order.worker, order.wanted) for order in changed] == [("w-1", "drain"), ("w-2", "drain")]
+    assert not tend([three[0], *changed], statuses, NOBODY, 3)
+
+
+def test_helpers_leave_with_the_first_however_it_goes() -> None:
+    three = orders()
+    alive = [status(order, "ready") for order in three]
+    drained = msgspec.structs.replace(three[0], wanted="drain")
+    for left, statuses, lost in (
+        (three[1:], alive, NOBODY),
+        ([drained, *three[1:]], alive, NOBODY),
+        (three, [status(three[0], "failed"), *alive[1:]], NOBODY),
+        (three, alive, frozenset({three[0].worker})),
+    ):
+        changed = tend(left, said(*statuses), lost, 2)
+        assert [(order.worker, order.wanted) for order in changed] == [("w-1", "drain"), ("w-2", "drain")]
+
+
+def test_a_helper_that_is_lost_is_not_told_anything() -> None:
+    three = orders()
+    changed = tend(three, said(status(three[1], "failed"), status(three[2])), frozenset({three[2].worker}), 2)
+    assert [order.worker for order in changed] == ["w-0"]
+    assert changed[0].peers == ("", "10.0.0.1:5", "")
+
+
+def test_who_helps() -> None:
+    three = orders()
+    assert [is_helper(order, None) for order in three] == [False, True, True]
+    assert not is_helper(three[1], status(three[1], "ready", whole=True))
+    assert not is_helper(msgspec.structs.replace(three[1], stage=None), None)
