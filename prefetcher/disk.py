@@ -21,10 +21,12 @@ from pathlib import Path
 
 from fleetstart import native
 from fleetstart.prefetcher.cache import Held, choose_evictions
-from fleetstart.prefetcher.sources import PAGE_BYTES, Abandoned, FileReader, Piece, SourceError
+from fleetstart.prefetcher.order import ranges_of
+from fleetstart.prefetcher.pace import Pace
+from fleetstart.prefetcher.sources import FILE_RUN_BYTES, PAGE_BYTES, Abandoned, FileReader, Piece, SourceError
 from fleetstart.runtime.contract.errors import CheckpointInvalid
 from fleetstart.runtime.contract.ids import CheckpointId
-from fleetstart.runtime.contract.manifest import ChunkRange, Manifest, read_manifest
+from fleetstart.runtime.contract.manifest import ChunkRange, Manifest, chunk_ranges, read_manifest
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +41,7 @@ class DiskImage:
     """One checkpoint on the disk, as a source of chunks. Thread-safe; read while it is written."""
 
     name = "disk"
-    run_chunks = 1
+    run_bytes = FILE_RUN_BYTES
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
         self.folder = folder
@@ -49,6 +51,9 @@ class DiskImage:
         self._reader = FileReader(self._fd)
         weakref.finalize(self, _close, self._fd, self._reader)
         os.ftruncate(self._fd, manifest.total_bytes)
+        self._there = {chunk.index for chunk in self.present(chunk_ranges(manifest))}
+        self._ranges: tuple[int, list[tuple[int, int]]] = (0, [])
+        """Of so many chunks."""
 
     def present(self, chunks: Sequence[ChunkRange]) -> list[ChunkRange]:
         """Those without a hole; whether they are right shows when they are read."""
@@ -61,14 +66,20 @@ class DiskImage:
                 found.append(chunk)
         return found
 
-    def read(self, run: Sequence[ChunkRange], pieces: Sequence[Piece], stopped: Callable[[], bool]) -> Iterator[int]:
-        for chunk, piece in zip(run, pieces, strict=True):
-            if stopped():
-                raise Abandoned(IMAGE)
-            try:
-                yield self._reader.read(chunk.segment_offset, piece)
-            except (OSError, EOFError) as error:
-                raise SourceError(f"{self.folder.name[:12]} on the disk: {error}") from error
+    def read(
+        self,
+        run: Sequence[ChunkRange],
+        pieces: Sequence[Piece],
+        stopped: Callable[[], bool],
+        pace: Pace | None = None,
+    ) -> Iterator[int]:
+        """As fast as it can: nobody's link is in its way."""
+        if stopped():
+            raise Abandoned(IMAGE)
+        try:
+            yield from self._reader.read_run(run[0].segment_offset, pieces)
+        except (OSError, EOFError) as error:
+            raise SourceError(f"{self.folder.name[:12]} on the disk: {error}") from error
 
     def write(self, chunk: ChunkRange, room: memoryview) -> None:
         """OSError. Past the page cache where that is possible: the bytes are in memory already."""
@@ -81,6 +92,16 @@ class DiskImage:
             _write_all(direct, room, chunk.segment_offset)
         finally:
             os.close(direct)
+
+    def wrote(self, chunk: ChunkRange) -> None:
+        self._there.add(chunk.index)
+
+    def ranges(self) -> list[tuple[int, int]]:
+        """(begin, end) of the chunks that it has."""
+        if self._ranges[0] != len(self._there):
+            there = self._there.copy()  # the writer adds to it
+            self._ranges = (len(there), ranges_of(sorted(there)))
+        return self._ranges[1]
 
     def touch(self) -> None:
         """Its manifest's time of change is when it was used last."""
@@ -128,6 +149,10 @@ class DiskTier:
     @property
     def used_bytes(self) -> int:
         return sum(image.size_bytes for image in self._images.values())
+
+    def ranges(self) -> dict[CheckpointId, list[tuple[int, int]]]:
+        """(begin, end) of the chunks that it has of each checkpoint."""
+        return {checkpoint: image.ranges() for checkpoint, image in self._images.items()}
 
     def manifest(self, checkpoint: CheckpointId) -> bytes | None:
         return self._manifests.get(checkpoint)
@@ -212,6 +237,7 @@ class DiskTier:
             room_bytes = -(-job.chunk.size_bytes // PAGE_BYTES) * PAGE_BYTES
             try:
                 job.image.write(job.chunk, region.view(job.chunk.segment_offset, room_bytes))
+                job.image.wrote(job.chunk)
             except OSError as error:
                 self._given_up.add(job.image)
                 extra = {"checkpoint": job.image.folder.name, "error": str(error)}

@@ -1,10 +1,15 @@
 """Brings one checkpoint's chunks into its segment, each verified before anybody sees it.
 
 Sources are lanes: the disk has some chunks, the store has all. Each lane's threads take runs of chunks from its
-order, so that no thread waits for another's share. A chunk that does not check is read once more; after that,
-and after a few failures, a lane's chunk goes to the lane below, and the last lane's ends the fetch. However it
-ends, the control block says so, and whoever waits on it wakes. Which chunks exist is the manifest's affair, what
-becomes of the segment that of `segments`.
+order, so that no thread waits for another's share; they end when there is nothing to take, and others begin when
+more is wanted. A chunk that does not check is read once more; after that, and after a few failures, a lane's chunk
+goes to the lane below, and the last lane's ends the fetch. However it ends, the control block says so, and whoever
+waits on it wakes.
+
+Chunks that nobody wants are left alone, until the segment shall grow: then two threads a lane fetch them, once all
+that is wanted is there, and in the store's lane at a pace that others on the link do not feel. What they cannot get
+ends the growth and nothing else: nobody waits for it. Which chunks exist is the manifest's affair, which are wanted
+and what becomes of the segment that of `segments`.
 """
 
 from __future__ import annotations
@@ -13,13 +18,14 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from fleetstart import native
 from fleetstart.prefetcher.bandwidth import Stopwatch
-from fleetstart.prefetcher.order import FetchOrder, run_length
+from fleetstart.prefetcher.order import FetchOrder, ranges_of, run_length
+from fleetstart.prefetcher.pace import Pace
 from fleetstart.prefetcher.sources import (
     PAGE_BYTES,
     Abandoned,
@@ -51,7 +57,10 @@ log = logging.getLogger(__name__)
 
 RETRY_DELAYS_S = (0.1, 0.3, 1.0)
 """Between tries of one read: a store that is restarted is back within them, a dead one holds nobody for long."""
-
+GROWING_THREADS = 2
+"""While one waits for the answer to its request, the other reads."""
+GROWING_RUN_BYTES = 2 * 1024 * 1024
+"""What somebody wants all at once comes no sooner than with the run that it is part of."""
 UPLOAD_AGAIN = "upload the weights again: fs deploy"
 
 
@@ -93,9 +102,11 @@ class ChunkSource(Protocol):
     """Chunks of one checkpoint. Thread-safe. Errors: as of `Source.read`."""
 
     name: str
-    run_chunks: int
+    run_bytes: int
 
-    def read(self, run: Sequence[ChunkRange], pieces: Sequence[Piece], stopped: Callable[[], bool]) -> Iterator[int]:
+    def read(
+        self, run: Sequence[ChunkRange], pieces: Sequence[Piece], stopped: Callable[[], bool], pace: Pace | None = None
+    ) -> Iterator[int]:
         """Fills the pieces with the chunks, which lie one behind the other, and gives the checksum of each."""
         ...
 
@@ -109,12 +120,14 @@ class StoreChunks:
         self._source = source
         self._checkpoint = checkpoint
         self._object_bytes = {part.object: part.header_bytes + part.data_bytes for part in manifest.parts}
-        self.run_chunks = source.run_chunks
+        self.run_bytes = source.run_bytes
 
-    def read(self, run: Sequence[ChunkRange], pieces: Sequence[Piece], stopped: Callable[[], bool]) -> Iterator[int]:
+    def read(
+        self, run: Sequence[ChunkRange], pieces: Sequence[Piece], stopped: Callable[[], bool], pace: Pace | None = None
+    ) -> Iterator[int]:
         first = run[0]
         key = checkpoint_key(self._checkpoint, first.object)
-        asked = Range(key, self._object_bytes[first.object], first.object_offset, pieces)
+        asked = Range(key, self._object_bytes[first.object], first.object_offset, pieces, pace)
         return self._source.read(asked, stopped)
 
 
@@ -130,13 +143,23 @@ class Lane:
 class _Traffic:
     """One lane under way; guarded by the fetch's lock."""
 
-    def __init__(self, lane: Lane) -> None:
+    def __init__(self, level: int, lane: Lane) -> None:
+        self.level = level
         self.source = lane.source
         self.threads = lane.threads
         self.order = FetchOrder(lane.chunks)
-        self.under_way = 0
+        self.running = 0
+        """Threads, those included that are about to begin."""
+        self.growing = 0
+        """Of them those that fetch what nobody wants."""
         self.failures: Counter[int] = Counter()
         self.stopwatch = Stopwatch()
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    chunks: list[ChunkRange]
+    wanted: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,9 +170,11 @@ class _Again:
 
 
 class Fetch:
-    """One filling of one segment. `on_end` is called once, from one of its threads, with the error or None.
+    """The filling of one segment, of what is wanted of it at first, and of more later.
 
-    `on_chunk` is told of each chunk that is ready, and of which source it came.
+    `on_filled` is called from some thread whenever all that is wanted has come, and once with the error if that
+    failed: then nothing comes any more. `on_grown` is called when a growth has ended. `on_chunk` is told of each
+    chunk that is ready, and of which source it came.
     """
 
     def __init__(
@@ -159,137 +184,264 @@ class Fetch:
         region: native.Region,
         control: native.ControlBlock,
         lanes: Sequence[Lane],
-        on_end: Callable[[FleetError | None], None],
+        on_filled: Callable[[FleetError | None], None],
+        on_grown: Callable[[FleetError | None], None] = lambda error: None,
         on_chunk: Callable[[ChunkRange, str], None] = lambda chunk, source: None,
+        pace: Pace | None = None,
     ) -> None:
         self._checkpoint = checkpoint
         self._region: native.Region | None = region
         self._control = control
-        self._on_end = on_end
+        self._on_filled = on_filled
+        self._on_grown = on_grown
         self._on_chunk = on_chunk
-        self._traffic = [_Traffic(lane) for lane in lanes]
+        self._pace = pace
+        self._traffic = [_Traffic(level, lane) for level, lane in enumerate(lanes)]
         self._stop = threading.Event()
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
         self._error: FleetError | None = None
-        self._threads = [
-            threading.Thread(
-                target=self._run, args=(number, level), name=f"{name}-{checkpoint[:8]}-{number}", daemon=True
-            )
-            for number, (level, name) in enumerate(
-                (level, lane.source.name) for level, lane in enumerate(lanes) for _ in range(lane.threads)
-            )
-        ]
-        self._running = len(self._threads)
+        self._told_end = False
+        self._told_filled = 0
+        """How many were wanted when it was told that all of them had come."""
+        self._wanted: set[int] = set()
+        self._missing: set[int] = set()
+        """Of what is wanted."""
+        self._there: set[int] = set()
+        self._growing = False
+        self._threads: list[threading.Thread] = []
+        self._begun = 0
+        self._running = 0
+        self._under_way = 0
+        """Runs of what is wanted."""
         self.ready_bytes = 0
 
-    def start(self) -> None:
-        """Returns at once: each thread starts the next, because a busy machine takes a while to begin many."""
-        self._threads[0].start()
+    # ── what others ask of it ──────────────────────────────────────────────────────────────────────
+
+    def want(self, chunks: Iterable[int]) -> None:
+        """These too, as fast as they come. Returns at once: each thread starts the next, because a busy machine
+        takes a while to begin many."""
+        with self._lock:
+            new = [chunk for chunk in chunks if chunk not in self._wanted]
+            self._wanted.update(new)
+            self._missing.update(chunk for chunk in new if chunk not in self._there)
+            for traffic in self._traffic:
+                traffic.order.want(new)
+        self._staff()
+
+    def unwanted(self, chunks: Iterable[int]) -> list[int]:
+        """Those that nobody has asked for, and that are not there by chance."""
+        with self._lock:
+            return [chunk for chunk in chunks if chunk not in self._wanted and chunk not in self._there]
 
     def first(self, chunks: Iterable[int]) -> None:
-        """These before all others, of those that nobody fetches yet."""
+        """These before all others, of those that are wanted and that nobody fetches yet."""
         wanted = list(chunks)
-        with self._changed:
+        with self._lock:
             for traffic in self._traffic:
                 traffic.order.first(wanted)
 
+    def grow(self) -> None:
+        """The rest too, behind everybody's back. What failed before is tried again."""
+        with self._lock:
+            self._growing = not self._stop.is_set()
+        self._staff()
+
+    def stop_growing(self) -> None:
+        """What is under way is abandoned, unless somebody wants it meanwhile."""
+        with self._lock:
+            self._growing = False
+
+    @property
+    def is_filled(self) -> bool:
+        with self._lock:
+            return not self._missing
+
+    @property
+    def is_whole(self) -> bool:
+        with self._lock:
+            return len(self._there) == self._control.chunk_count
+
+    def has(self, chunks: Collection[int]) -> bool:
+        with self._lock:
+            return self._there.issuperset(chunks)
+
+    def ranges(self) -> list[tuple[int, int]]:
+        """(begin, end) of the chunks that are there."""
+        with self._lock:
+            there = sorted(self._there)
+        return ranges_of(there)
+
     def traffic(self) -> dict[str, tuple[int, float]]:
-        """Bytes that each source gave, and the seconds that it took."""
+        """Bytes that each source gave to those who waited, and the seconds that it took."""
         return {
             traffic.source.name: (traffic.stopwatch.size_bytes, traffic.stopwatch.busy_s) for traffic in self._traffic
         }
+
+    def fail(self, error: FleetError) -> None:
+        """What is wanted cannot come. The first error counts.
+
+        Nothing becomes ready after it, so a failed segment stays failed.
+        """
+        with self._lock:
+            if self._error is None and self._control.state == "filling":
+                self._error = _without_frames(error)
+                self._control.fail(error.code, error.message)
+            self._growing = False
+            self._stop.set()
+        self._tell_end()
 
     def close(self, timeout_s: float) -> bool:
         """Abandons what is not there yet and wakes who waits for it; True if every thread ended in time.
 
         A thread stuck in a read ends at the source's own timeout and keeps the memory alive until then.
         """
-        self._fail(Unavailable(f"the fetch of checkpoint {self._checkpoint[:12]} was abandoned by its node"))
+        self.fail(Unavailable(f"the fetch of checkpoint {self._checkpoint[:12]} was abandoned by its node"))
         deadline = time.monotonic() + timeout_s
-        for thread in self._threads:
+        with self._lock:
+            threads = list(self._threads)
+        for thread in threads:
             if thread.ident is not None:
                 thread.join(max(0.0, deadline - time.monotonic()))
-        return not any(thread.is_alive() for thread in self._threads)
+        return not any(thread.is_alive() for thread in threads)
 
-    # ── a thread ───────────────────────────────────────────────────────────────────────────────────
+    # ── its threads ────────────────────────────────────────────────────────────────────────────────
 
-    def _run(self, number: int, level: int) -> None:
-        traffic = self._traffic[level]
-        ending = 1
+    def _staff(self) -> None:
+        """Starts a thread in each lane that has more to do than threads."""
+        for traffic in self._traffic:
+            with self._lock:
+                if self._stop.is_set() or traffic.running >= self._threads_for(traffic):
+                    continue
+                traffic.running += 1
+                self._running += 1
+                thread = threading.Thread(
+                    target=self._run,
+                    args=(traffic,),
+                    name=f"{traffic.source.name}-{self._checkpoint[:8]}-{self._begun}",
+                    daemon=True,
+                )
+                self._begun += 1
+                self._threads = [*(other for other in self._threads if other.is_alive()), thread]
+            try:
+                thread.start()
+            except RuntimeError:  # a limit of the system or of the node's group
+                self._leave(traffic)
+                self.fail(Unavailable(f"checkpoint {self._checkpoint[:12]}: the node can start no more threads"))
+
+    def _threads_for(self, traffic: _Traffic) -> int:
+        if traffic.order.pending_bytes:
+            return traffic.threads
+        if self._growing and not self._missing and traffic.order.rest:
+            return min(GROWING_THREADS, traffic.threads)
+        return 0
+
+    def _run(self, traffic: _Traffic) -> None:
+        counted = True
         try:
-            if not self._start_next(number):
-                ending = len(self._threads) - number
-                raise Unavailable(f"checkpoint {self._checkpoint[:12]}: the node can start no more threads")
+            self._staff()
             while run := self._next_run(traffic):
-                self._take(level, run)
-        except Abandoned:
-            pass
+                try:
+                    self._take(traffic, run)
+                finally:
+                    self._took(traffic, run)
+                self._staff()
+            counted = False
         except FleetError as error:
-            self._fail(error)
+            self.fail(error)
         except Exception as error:
             log.exception("fetch failed in an unforeseen way")
-            self._fail(StoreFailed(f"checkpoint {self._checkpoint[:12]}: {type(error).__name__}: {error}"))
+            self.fail(StoreFailed(f"checkpoint {self._checkpoint[:12]}: {type(error).__name__}: {error}"))
         finally:
-            with self._changed:
-                self._running -= ending
-                last = self._running == 0
-            if last:
-                self._region = None  # whoever keeps this fetch for its figures does not keep the memory
-                self._on_end(self._error)
+            if counted:
+                self._leave(traffic)
+            self._tell_end()
 
-    def _start_next(self, number: int) -> bool:
-        if number + 1 < len(self._threads):
-            try:
-                self._threads[number + 1].start()
-            except RuntimeError:  # a limit of the system or of the node's group
-                return False
-        return True
+    def _next_run(self, traffic: _Traffic) -> _Run | None:
+        """None if there is nothing to do: then this thread no longer counts."""
+        with self._lock:
+            if not self._stop.is_set():
+                order = traffic.order
+                if order.pending_bytes:
+                    most_bytes = run_length(traffic.source.run_bytes, order.pending_bytes, traffic.threads)
+                    self._under_way += 1
+                    return _Run(order.next_run(most_bytes), wanted=True)
+                if traffic.growing < self._threads_for(traffic):
+                    traffic.growing += 1
+                    return _Run(order.next_of_rest(GROWING_RUN_BYTES), wanted=False)
+            self._uncount(traffic)
+            return None
 
-    def _next_run(self, traffic: _Traffic) -> list[ChunkRange]:
-        """Waits while a lane above may still fail and pass chunks down; nothing once all is done or lost."""
-        with self._changed:
-            while not self._stop.is_set():
-                most = run_length(traffic.source.run_chunks, len(traffic.order), traffic.threads)
-                if run := traffic.order.next_run(most):
-                    traffic.under_way += 1
-                    return run
-                if not any(other.under_way or other.order for other in self._traffic):
-                    self._changed.notify_all()
-                    break
-                self._changed.wait()
-            return []
+    def _took(self, traffic: _Traffic, run: _Run) -> None:
+        """Nothing of the run holds memory any more."""
+        with self._lock:
+            if run.wanted:
+                self._under_way -= 1
+            else:
+                traffic.growing -= 1
+            filled = not self._missing and not self._under_way and self._told_filled < len(self._wanted)
+            if filled:
+                self._told_filled = len(self._wanted)
+            whole = len(self._there) == self._control.chunk_count
+            grown = self._growing and whole and not any(other.growing for other in self._traffic)
+            if grown:
+                self._growing = False
+        if filled:
+            self._on_filled(None)
+        if grown:
+            self._on_grown(None)
 
-    def _take(self, level: int, run: list[ChunkRange]) -> None:
+    def _leave(self, traffic: _Traffic) -> None:
+        with self._lock:
+            self._uncount(traffic)
+
+    def _uncount(self, traffic: _Traffic) -> None:
+        traffic.running -= 1
+        self._running -= 1
+
+    def _tell_end(self) -> None:
+        """Once the last thread has ended: of an error, and whoever keeps this for its figures keeps no memory."""
+        with self._lock:
+            if self._running or not (self._stop.is_set() or len(self._there) == self._control.chunk_count):
+                return
+            self._region = None
+            error = None if self._told_end else self._error
+            self._told_end = self._told_end or error is not None
+        if error is not None:
+            self._on_filled(error)
+
+    def _take(self, traffic: _Traffic, run: _Run) -> None:
         """One run, verified chunk by chunk; what failed of it is put back, or passed to the lane below."""
-        traffic = self._traffic[level]
-        missing = list(run)
+        missing = list(run.chunks)
         failed: list[_Again] = []
         done_bytes = 0
-        traffic.stopwatch.begin()
+        if run.wanted:
+            traffic.stopwatch.begin()
         try:
-            pieces = [self._piece(chunk) for chunk in run]
-            for found in traffic.source.read(run, pieces, self._stop.is_set):
+            pieces = [self._piece(chunk) for chunk in run.chunks]
+            pace, stopped = (None, self._stop.is_set) if run.wanted else (self._pace, lambda: not self._growing)
+            for found in traffic.source.read(run.chunks, pieces, stopped, pace):
                 chunk = missing.pop(0)
                 if found == chunk.checksum:
                     done_bytes += chunk.size_bytes
                     self._ready(chunk, traffic.source.name)
                 else:
-                    failed.append(self._failed(level, chunk, _Damaged(found)))
+                    failed.append(self._failed(traffic, chunk, _Damaged(found)))
+        except Abandoned:
+            pass
         except (SourceError, ObjectMissing, ObjectSize) as error:
             if missing:  # a source that stumbles over its own end has given all the same
-                failed.append(self._failed(level, missing.pop(0), error))
+                failed.append(self._failed(traffic, missing.pop(0), error))
         finally:
-            traffic.stopwatch.end(done_bytes)
-            with self._changed:
+            if run.wanted:
+                traffic.stopwatch.end(done_bytes)
+            with self._lock:
                 traffic.order.put_back(missing)
-                self._changed.notify_all()
+            self._staff()  # others need not wait as long as what failed
             if failed:
                 self._stop.wait(max(again.delay_s for again in failed))
-            with self._changed:
+            with self._lock:
                 for again in failed:
                     again.traffic.order.put_back([again.chunk])
-                traffic.under_way -= 1
-                self._changed.notify_all()
 
     def _piece(self, chunk: ChunkRange) -> Piece:
         """Where it goes. Its pages are made now, so that lack of memory is an error and not a signal."""
@@ -303,27 +455,41 @@ class Fetch:
         return Piece(chunk.size_bytes, region.view(chunk.segment_offset, room_bytes))
 
     def _ready(self, chunk: ChunkRange, source: str) -> None:
-        with self._changed:
+        with self._lock:
             if self._error is not None or not self._control.mark_ready(chunk.index):
                 return
             self.ready_bytes += chunk.size_bytes
+            self._there.add(chunk.index)
+            self._missing.discard(chunk.index)
         self._on_chunk(chunk, source)
 
-    def _failed(self, level: int, chunk: ChunkRange, error: Exception) -> _Again:
+    def _failed(self, traffic: _Traffic, chunk: ChunkRange, error: Exception) -> _Again:
         """Where and when to try again. Errors: what the waiters are told, if there is no such place."""
-        traffic = self._traffic[level]
-        with self._changed:
+        with self._lock:
             traffic.failures[chunk.index] += 1
             failures = traffic.failures[chunk.index]
+            wanted = chunk.index in self._wanted
         delays_s = {_Damaged: (0.0,), SourceError: RETRY_DELAYS_S}.get(type(error), ())
         extra = {"chunk": chunk.index, "object": chunk.object, "source": traffic.source.name, "error": str(error)}
         if failures <= len(delays_s):
             log.warning("a chunk failed, trying again", extra=extra)
             return _Again(traffic, chunk, delays_s[failures - 1])
-        if level + 1 < len(self._traffic):
+        if traffic.level + 1 < len(self._traffic):
             log.warning("a chunk failed, taking it from elsewhere", extra=extra)
-            return _Again(self._traffic[level + 1], chunk, 0.0)
-        raise self._explained(chunk, error) from error
+            return _Again(self._traffic[traffic.level + 1], chunk, 0.0)
+        if wanted:
+            raise self._explained(chunk, error) from error
+        self._end_growth(traffic, chunk, self._explained(chunk, error))
+        return _Again(traffic, chunk, 0.0)
+
+    def _end_growth(self, traffic: _Traffic, chunk: ChunkRange, error: FleetError) -> None:
+        """Nobody waits for the chunk; whoever wants it later, tries anew."""
+        with self._lock:
+            del traffic.failures[chunk.index]
+            was_growing, self._growing = self._growing, False
+        if was_growing:
+            log.warning("a segment grows no further", extra={"checkpoint": self._checkpoint, "error": error.message})
+            self._on_grown(error)
 
     def _explained(self, chunk: ChunkRange, error: Exception) -> FleetError:
         what = f"chunk {chunk.index} of {self._checkpoint[:12]} ({chunk.object})"
@@ -346,15 +512,6 @@ class Fetch:
                 return store_failed(what, error)
             case _:
                 raise error
-
-    def _fail(self, error: FleetError) -> None:
-        """The first error counts. Nothing becomes ready after it, so a failed segment stays failed."""
-        with self._changed:
-            if self._error is None and self._control.state == "filling":
-                self._error = _without_frames(error)
-                self._control.fail(error.code, error.message)
-            self._stop.set()
-            self._changed.notify_all()
 
 
 def _without_frames(error: FleetError) -> FleetError:

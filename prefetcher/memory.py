@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -102,12 +102,31 @@ class SegmentMemory:
     def used_bytes(self) -> int:
         return self._pool.used * self._pool.slab_bytes
 
-    def take(self, size_bytes: int) -> native.Region:
-        """Zeroed; it comes back by itself with the end of its last use. Unavailable if memory is short. Blocks."""
+    @property
+    def slab_bytes(self) -> int:
+        return self._pool.slab_bytes
+
+    def take(self, size_bytes: int, slabs: Collection[int] | None = None) -> native.Region:
+        """Zeroed; it comes back by itself with the end of its last use. Unavailable if memory is short. Blocks.
+
+        Only `slabs` of it, if they are named: the others take no memory, and are there once they are granted.
+        """
         try:
-            return self._pool.take(size_bytes)
+            if slabs is None:
+                return self._pool.take(size_bytes)
+            return self._pool.take_some(size_bytes, sorted(slabs))
         except OSError as error:
             raise Unavailable(f"no memory for {size_bytes:,} bytes of weights: {error}", retry_after_s=1.0) from error
+
+    def grant(self, region: native.Region, slabs: Collection[int]) -> None:
+        """These slabs of it too, all or none. Their pages come when they are filled. Unavailable as of `take`."""
+        try:
+            self._pool.grant(region, sorted(slabs))
+        except OSError as error:
+            raise Unavailable(
+                f"no memory for {len(slabs)} more slabs of weights: {error}", retry_after_s=1.0
+            ) from error
+        self.shrink()
 
     def tend(self) -> None:
         """Something came back, or was used up and filled by now: there may be something to clear or to make.

@@ -20,6 +20,7 @@ from typing import Any
 
 from fleetstart import native
 from fleetstart.prefetcher.connections import CONNECT_TIMEOUT_S, Connections, request_path
+from fleetstart.prefetcher.pace import Pace
 from fleetstart.prefetcher.sources import Abandoned, ObjectMissing, ObjectSize, Range, SourceError, check_key
 
 SLICE_S = 0.25
@@ -45,8 +46,8 @@ MISSING = frozenset({"NoSuchKey", "404", "NotFound"})
 
 
 class S3Source:
-    run_chunks = 4
-    """16 MiB a request: its round trip and its headers are then a hundredth of it."""
+    run_bytes = 16 * 1024 * 1024
+    """A request's round trip and its headers are then a hundredth of it."""
     threads = 0
 
     def __init__(self, *, bucket: str, prefix: str = "") -> None:
@@ -67,7 +68,10 @@ class S3Source:
             ),
         )
         self._connections = Connections()
-        weakref.finalize(self, self._connections.close)
+        self._paced = Connections()
+        """With small receive buffers, which the kernel would not let grow again."""
+        for connections in (self._connections, self._paced):
+            weakref.finalize(self, connections.close)
         self._lock = threading.Lock()
         self._urls: dict[str, tuple[str, float]] = {}
         self._typical_bytes_per_s = 0.0
@@ -92,7 +96,7 @@ class S3Source:
 
     def read(self, asked: Range, stopped: Callable[[], bool]) -> Iterator[int]:
         progress = _Progress(asked)
-        lags = 0
+        lags = 0 if asked.pace is None else LAGS_MOST  # what is slow on purpose does not lag
         while not progress.whole:
             try:
                 yield from self._stream(asked, progress, stopped, patient=lags == LAGS_MOST)
@@ -108,12 +112,13 @@ class S3Source:
         if stopped():
             raise Abandoned(asked.key)
         url = self._url(asked.key)
-        connection, new = self._connections.take(url)
+        connections = self._connections if asked.pace is None else self._paced
+        connection, new = connections.take(url)
         answer = None
         whole = False
         try:
             answer = self._ask(connection, url, asked, progress, patient=patient)
-            body = _Body(answer, connection.sock, READ_TIMEOUT_S if patient else STALL_S)
+            body = _Body(answer, connection.sock, READ_TIMEOUT_S if patient else STALL_S, asked.pace)
             began_s, begin = time.monotonic(), progress.offset
             while not progress.whole:
                 if stopped():
@@ -123,7 +128,8 @@ class S3Source:
                     yield checksum
                 if not patient:
                     self._check_pace(progress.offset - begin, time.monotonic() - began_s)
-            self._note_pace(progress.offset - begin, time.monotonic() - began_s)
+            if asked.pace is None:
+                self._note_pace(progress.offset - begin, time.monotonic() - began_s)
             whole = body.end()
         except EOFError as error:
             raise SourceError(f"{asked.key}: the answer ended after byte {progress.offset}") from error
@@ -140,7 +146,7 @@ class S3Source:
             raise SourceError(f"{asked.key}: at byte {progress.offset}: {what}") from error
         finally:
             if whole:
-                self._connections.give_back(url, connection)
+                connections.give_back(url, connection)
             else:
                 if answer is not None:
                     answer.close()
@@ -152,6 +158,8 @@ class S3Source:
         """The answer, once its headers were checked."""
         wanted = f"bytes={progress.offset}-{progress.end - 1}"
         connection.request("GET", request_path(url), headers={"Range": wanted})
+        if asked.pace is not None:
+            connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, asked.pace.window_bytes)
         connection.sock.settimeout(READ_TIMEOUT_S if patient else STALL_S)
         answer = connection.getresponse()
         try:
@@ -237,9 +245,12 @@ class _Body:
     Over TLS all of them pass through Python's: the kernel cannot decrypt them.
     """
 
-    def __init__(self, answer: http.client.HTTPResponse, sock: socket.socket, stall_s: float) -> None:
+    def __init__(
+        self, answer: http.client.HTTPResponse, sock: socket.socket, stall_s: float, pace: Pace | None
+    ) -> None:
         self._answer = answer
         self._socket = sock
+        self._pace = pace
         self._encrypted = isinstance(self._socket, ssl.SSLSocket)
         self._left_bytes = answer.length or 0
         self._buffered_bytes = 0
@@ -250,8 +261,9 @@ class _Body:
 
     def read(self, into: memoryview, checksum: native.Checksum, begin: int) -> int:
         """Fills `into` from `begin` on; how far it is filled, if time was up before its end."""
+        most_bytes = READ_BYTES if self._pace is None else self._pace.portion_bytes
         if self._encrypted:
-            room = into[begin : begin + READ_BYTES]
+            room = into[begin : begin + most_bytes]
             count = self._answer.readinto(room)
             if count < len(room):
                 raise EOFError
@@ -261,10 +273,24 @@ class _Body:
             filled = begin + self._answer.readinto(into[begin : begin + self._buffered_bytes])
             self._buffered_bytes -= filled - begin
             checksum.advance(filled)
+        elif self._pace is not None:
+            filled = begin + self._receive(into[begin : begin + most_bytes])
+            checksum.advance(filled)
         else:
             filled = checksum.receive(self._socket.fileno(), begin, SLICE_S)
         self._left_bytes -= filled - begin
+        if self._pace is not None:
+            self._pace.wait(filled - begin)
         return filled
+
+    def _receive(self, room: memoryview) -> int:
+        try:
+            count = self._socket.recv_into(room)
+        except BlockingIOError as error:  # SO_RCVTIMEO
+            raise TimeoutError from error
+        if not count:
+            raise EOFError
+        return count
 
     def end(self) -> bool:
         """Whether the connection is good for another request."""

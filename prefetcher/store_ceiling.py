@@ -11,9 +11,8 @@ from fleetstart.prefetcher.connections import CONNECT_TIMEOUT_S
 from fleetstart.prefetcher.rounds import Rounds
 from fleetstart.prefetcher.s3 import READ_TIMEOUT_S, S3Source
 from fleetstart.prefetcher.sources import Abandoned, ObjectMissing, ObjectSize, Piece, Range, SourceError
-from fleetstart.runtime.contract.manifest import CHUNK_BYTES
 
-RANGE_BYTES = S3Source.run_chunks * CHUNK_BYTES
+RANGE_BYTES = S3Source.run_bytes
 PIECE_BYTES = 1024 * 1024
 """Counted one by one, so that a slow store gives a figure within a round too."""
 CONNECTIONS = (4, 16)

@@ -96,14 +96,14 @@ Backing::Backing(Pages pages, std::string name) : pages_(pages), name_(std::move
   read_only_ = clone_read_only(writable_);
 }
 
-Descriptor Backing::map_new(std::byte* address, std::size_t size_bytes) {
-  return pages_ == Pages::kThp ? map_new_file(address, size_bytes) : map_new_memfd(address, size_bytes);
+Descriptor Backing::map_new(std::byte* address, std::size_t size_bytes, bool sparse) {
+  return pages_ == Pages::kThp ? map_new_file(address, size_bytes) : map_new_memfd(address, size_bytes, sparse);
 }
 
-Descriptor Backing::map_new_memfd(std::byte* address, std::size_t size_bytes) {
+Descriptor Backing::map_new_memfd(std::byte* address, std::size_t size_bytes, bool sparse) {
   Descriptor descriptor = create_memory(name_, size_bytes, pages_ == Pages::kHugetlb ? MFD_HUGETLB | kHugePages2MiB : 0);
-  void* const mapped =
-      ::mmap(address, size_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, descriptor.get(), 0);
+  const int flags = MAP_SHARED | MAP_FIXED | (sparse ? MAP_NORESERVE : 0);
+  void* const mapped = ::mmap(address, size_bytes, PROT_READ | PROT_WRITE, flags, descriptor.get(), 0);
   if (mapped == MAP_FAILED) throw_errno("mapping of " + std::to_string(size_bytes) + " bytes");
   seal(descriptor);
   return descriptor;

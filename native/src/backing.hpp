@@ -21,14 +21,14 @@ class Backing {
   Backing(Pages pages, std::string name);
 
   // New zeroed memory, mapped shared and writable at that address. What is returned lets others map it, but
-  // neither write nor resize it.
-  Descriptor map_new(std::byte* address, std::size_t size_bytes);
+  // neither write nor resize it. `sparse` takes nothing of a reserve of huge pages before it is populated.
+  Descriptor map_new(std::byte* address, std::size_t size_bytes, bool sparse = false);
 
   Pages pages() const { return pages_; }
 
  private:
   Descriptor map_new_file(std::byte* address, std::size_t size_bytes);
-  Descriptor map_new_memfd(std::byte* address, std::size_t size_bytes);
+  Descriptor map_new_memfd(std::byte* address, std::size_t size_bytes, bool sparse);
 
   Pages pages_;
   std::string name_;

@@ -221,7 +221,12 @@ void bind_pool(py::module_& module) {
              return fs::SlabPool::open(name, kind, slab_bytes, capacity);
            }),
            py::arg("name"), py::kw_only(), py::arg("pages"), py::arg("slab_bytes"), py::arg("capacity"))
-      .def("take", &fs::SlabPool::take, py::arg("size_bytes"), py::call_guard<py::gil_scoped_release>())
+      .def("take", py::overload_cast<std::size_t>(&fs::SlabPool::take), py::arg("size_bytes"),
+           py::call_guard<py::gil_scoped_release>())
+      .def("take_some", &fs::SlabPool::take_some, py::arg("size_bytes"), py::arg("positions"),
+           py::call_guard<py::gil_scoped_release>())
+      .def("grant", &fs::SlabPool::grant, py::arg("region"), py::arg("positions"),
+           py::call_guard<py::gil_scoped_release>())
       .def("prepare", &fs::SlabPool::prepare, py::arg("wanted"), py::call_guard<py::gil_scoped_release>())
       .def("release", &fs::SlabPool::release, py::arg("count"), py::call_guard<py::gil_scoped_release>())
       .def_property_readonly("pages", [](const fs::SlabPool& pool) { return name_of(pool.pages()); })

@@ -44,10 +44,16 @@ class SlabPool::SlabMapping : public Mapping {
       : Mapping(size_bytes, Access::kOwner), pool_(std::move(pool)), slabs_(std::move(slabs)) {}
 
   ~SlabMapping() override {
+    const auto granted = std::count_if(slabs_.begin(), slabs_.end(), [](const Slab& slab) { return slab.granted; });
+    // A sparse one may lack pages that the reserve no longer has: nobody could clear it.
+    slabs_.erase(std::remove_if(slabs_.begin(), slabs_.end(), [](const Slab& slab) { return slab.sparse; }),
+                 slabs_.end());
     for (Slab& slab : slabs_) slab.populated = true;
-    const std::size_t count = slabs_.size();
-    pool_->put_back(std::move(slabs_), count);
+    pool_->put_back(std::move(slabs_), static_cast<std::size_t>(granted));
   }
+
+  bool belongs_to(const SlabPool* pool) const { return pool_.get() == pool; }
+  std::vector<Slab>& slabs() { return slabs_; }
 
   std::vector<int> fds() const {
     std::vector<int> found;
@@ -62,6 +68,9 @@ class SlabPool::SlabMapping : public Mapping {
     if (size_bytes > pool_->slab_bytes_ - inside)
       throw std::out_of_range("offset " + std::to_string(offset) + " and " + std::to_string(size_bytes) +
                               " bytes lie in more than one slab of " + std::to_string(pool_->slab_bytes_) + " bytes");
+    if (!slabs_[slab].granted)
+      throw std::out_of_range("offset " + std::to_string(offset) + " lies in slab " + std::to_string(slab) +
+                              ", which was not granted");
     return slabs_[slab].addresses.data() + inside;
   }
 
@@ -92,11 +101,11 @@ SlabPool::SlabPool(const std::string& name, Pages pages, std::size_t slab_bytes,
 
 SlabPool::~SlabPool() = default;
 
-SlabPool::Slab SlabPool::make() {
+SlabPool::Slab SlabPool::make(bool sparse) {
   AddressRange addresses(slab_bytes_);
   const std::lock_guard lock(mutex_);
-  Descriptor descriptor = backing_.map_new(addresses.data(), slab_bytes_);
-  return {std::move(descriptor), std::move(addresses), false};
+  Descriptor descriptor = backing_.map_new(addresses.data(), slab_bytes_, sparse);
+  return {std::move(descriptor), std::move(addresses), false, sparse, !sparse};
 }
 
 // Room for all of them is made where they are counted, so that putting them back cannot fail.
@@ -125,24 +134,46 @@ void SlabPool::clear_all(const std::vector<Slab>& slabs) const {
   if (helper.joinable()) helper.join();
 }
 
+std::size_t SlabPool::count_of(std::size_t size_bytes) const {
+  return std::max<std::size_t>(1, size_bytes / slab_bytes_ + (size_bytes % slab_bytes_ != 0));
+}
+
+void SlabPool::await_room(std::unique_lock<std::mutex>& lock, std::size_t count, const std::string& what) {
+  const auto free = [&] { return clean_.size() + dirty_.size(); };
+  const auto at_hand = [&] { return free() + (capacity_ - total_); };
+  // What somebody is clearing is neither used nor free; it is waited for if it makes the difference.
+  prepared_.wait(lock, [&] { return count <= at_hand() || count > at_hand() + preparing_; });
+  if (count <= at_hand()) return;
+  errno = ENOMEM;
+  throw_errno(what + ", " + std::to_string(count) + " slabs of a pool of " + std::to_string(capacity_) + ", of which " +
+              std::to_string(total_ - free()) + " are in use");
+}
+
 Region SlabPool::take(std::size_t size_bytes) {
-  const std::size_t count = std::max<std::size_t>(1, size_bytes / slab_bytes_ + (size_bytes % slab_bytes_ != 0));
-  std::vector<Slab> slabs, soiled;
+  const std::size_t count = count_of(size_bytes);
+  if (count > capacity_) {  // refused before there is a vector of that length
+    std::unique_lock lock(mutex_);
+    await_room(lock, count, "a region of " + std::to_string(size_bytes) + " bytes");
+  }
+  return take(size_bytes, std::vector<bool>(count, true));
+}
+
+Region SlabPool::take_some(std::size_t size_bytes, const std::vector<std::size_t>& positions) {
+  std::vector<bool> needed(count_of(size_bytes));
+  for (const std::size_t position : positions) needed.at(position) = true;
+  return take(size_bytes, needed);
+}
+
+Region SlabPool::take(std::size_t size_bytes, const std::vector<bool>& needed) {
+  const auto count = static_cast<std::size_t>(std::count(needed.begin(), needed.end(), true));
+  std::vector<Slab> slabs, soiled, placed;
   std::size_t made = 0;
   {
     std::unique_lock lock(mutex_);
-    const auto free = [&] { return clean_.size() + dirty_.size(); };
-    const auto at_hand = [&] { return free() + (capacity_ - total_); };
-    // What somebody is clearing is neither used nor free; it is waited for if it makes the difference.
-    prepared_.wait(lock, [&] { return count <= at_hand() || count > at_hand() + preparing_; });
-    if (count > at_hand()) {
-      errno = ENOMEM;
-      throw_errno("a region of " + std::to_string(size_bytes) + " bytes, " + std::to_string(count) + " slabs of a pool of " +
-                  std::to_string(capacity_) + ", of which " + std::to_string(total_ - free()) + " are in use");
-    }
+    await_room(lock, count, "a region of " + std::to_string(size_bytes) + " bytes");
     slabs.reserve(count);
     soiled.reserve(std::min(count, dirty_.size()));
-    made = count - std::min(count, free());
+    made = count - std::min(count, clean_.size() + dirty_.size());
     grow(made);
     const auto move_some = [&](std::vector<Slab>& from, std::vector<Slab>& to, std::size_t most) {
       for (; most > 0 && !from.empty(); --most, from.pop_back()) to.push_back(std::move(from.back()));
@@ -155,15 +186,45 @@ Region SlabPool::take(std::size_t size_bytes) {
     for (Slab& slab : soiled) slabs.push_back(std::move(slab));
     soiled.clear();
     for (; made > 0; --made) slabs.push_back(make());
-    auto mapping = std::make_shared<SlabMapping>(shared_from_this(), std::move(slabs), size_bytes);
+    std::vector<Slab> sparse;
+    while (sparse.size() < needed.size() - count) sparse.push_back(make(true));
+    placed.reserve(needed.size());
+    for (const bool granted : needed) {
+      std::vector<Slab>& from = granted ? slabs : sparse;
+      placed.push_back(std::move(from.back()));
+      from.pop_back();
+    }
+    auto mapping = std::make_shared<SlabMapping>(shared_from_this(), std::move(placed), size_bytes);
     std::vector<int> fds = mapping->fds();
     return Region(std::move(mapping), std::move(fds));
   } catch (...) {
+    for (Slab& slab : placed)
+      if (slab.granted) slabs.push_back(std::move(slab));
     const std::size_t taken = slabs.size() + soiled.size() + made;
     for (Slab& slab : soiled) slabs.push_back(std::move(slab));
     put_back(std::move(slabs), taken);
     throw;
   }
+}
+
+void SlabPool::grant(const Region& region, const std::vector<std::size_t>& positions) {
+  auto* const mapping = dynamic_cast<SlabMapping*>(region.mapping().get());
+  if (mapping == nullptr || !mapping->belongs_to(this)) throw std::invalid_argument("a region of another pool");
+  std::vector<Slab>& slabs = mapping->slabs();
+  std::vector<Slab> gone;  // unmapped after the lock is open again
+  std::unique_lock lock(mutex_);
+  std::vector<bool> wanted(slabs.size());
+  for (const std::size_t position : positions) wanted.at(position) = !slabs.at(position).granted;
+  const auto count = static_cast<std::size_t>(std::count(wanted.begin(), wanted.end(), true));
+  await_room(lock, count, "more of a region of " + std::to_string(mapping->size_bytes()) + " bytes");
+  const std::size_t excess = count - std::min(count, capacity_ - total_);
+  gone.reserve(excess);
+  for (auto* const from : {&dirty_, &clean_})
+    for (; gone.size() < excess && !from->empty(); from->pop_back()) gone.push_back(std::move(from->back()));
+  total_ -= gone.size();
+  grow(count);
+  for (std::size_t position = 0; position < slabs.size(); ++position)
+    if (wanted[position]) slabs[position].granted = true;
 }
 
 bool SlabPool::prepare(std::size_t wanted) {

@@ -32,6 +32,12 @@ class SlabPool : public std::enable_shared_from_this<SlabPool> {
   // pages come at first touch. OsError(ENOMEM) if the pool may not grow so far. Its slabs come back, dirty, when
   // the last use of it in this process ends: nobody elsewhere may still read it then.
   Region take(std::size_t size_bytes);
+  // The same, of which only the slabs at these positions are granted now. At the others lie sparse ones, which count
+  // for nothing, and which nobody may touch before they are granted. Who attaches the region sees all of them.
+  Region take_some(std::size_t size_bytes, const std::vector<std::size_t>& positions);
+  // Grants these slabs too. Their pages come at first touch; free slabs give way where the capacity is reached, and
+  // they do not come back to the pool. OsError(ENOMEM) if the pool may not grow so far: then none is granted.
+  void grant(const Region& region, const std::vector<std::size_t>& positions);
   // Clears a dirty slab, or makes a new one with all its pages, until `wanted` are clean. One a call; false if
   // there was nothing to do.
   bool prepare(std::size_t wanted);
@@ -47,12 +53,17 @@ class SlabPool : public std::enable_shared_from_this<SlabPool> {
   struct Slab {
     Descriptor descriptor;
     AddressRange addresses;  // where it lies in this process, as long as it lives
-    bool populated;
+    bool populated = false;
+    bool sparse = false;
+    bool granted = true;  // counted
   };
   class SlabMapping;
 
   SlabPool(const std::string& name, Pages pages, std::size_t slab_bytes, std::size_t capacity);
-  Slab make();
+  Slab make(bool sparse = false);
+  Region take(std::size_t size_bytes, const std::vector<bool>& needed);
+  std::size_t count_of(std::size_t size_bytes) const;
+  void await_room(std::unique_lock<std::mutex>& lock, std::size_t count, const std::string& what);
   void grow(std::size_t count);
   void clear(const Slab& slab) const;
   void clear_all(const std::vector<Slab>& slabs) const;

@@ -95,9 +95,13 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 class SegmentReport(msgspec.Struct, frozen=True):
     checkpoint: CheckpointId
-    state: Literal["filling", "ready", "failed"]
+    state: Literal["filling", "partial", "ready", "failed"]
+    """`partial` has all that anybody asked for, and not all there is: a stage's chunks, and what came of others."""
     size_bytes: int
+    """Of the whole checkpoint; a stage takes less memory."""
     ready_bytes: int
+    ranges: list[tuple[int, int]] = []
+    """(begin, end) of the chunks that are there."""
 
 
 class MemoryReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -135,6 +139,8 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     """How fast each source of weights was when it was last used: "store", "disk"."""
     disk_bytes: int = 0
     """Of checkpoints that are kept on the node's disk."""
+    disk: dict[CheckpointId, list[tuple[int, int]]] = {}
+    """(begin, end) of the chunks that the disk has of each."""
 
 
 class FunctionLoad(msgspec.Struct, frozen=True):

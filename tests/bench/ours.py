@@ -288,6 +288,7 @@ def _leave_out_checksums() -> None:
     patched: Any = native
     patched.read_direct = patched.read_checksum = read
     patched.Checksum = Nothing
+    patched.xxh3 = lambda data: 0
     patched = segments_module
     patched.chunk_ranges = ranges
 

@@ -116,7 +116,7 @@ def test_a_worker_sees_the_same_bytes_through_the_descriptors(source: Source, st
 class CountingSource(FileSource):
     """Counts chunks, which it gives one by one; can hold them up at a gate."""
 
-    run_chunks = 1
+    run_bytes = 1
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)
