@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import httpx
 import msgspec
@@ -33,6 +33,7 @@ GONE_S = 20.0
 # localbucket lets five connections wait to be taken, and the sixth tries again after a second: fewer than a node opens.
 _STORE = "import localbucket, socketserver; socketserver.TCPServer.request_queue_size = 1024; localbucket.main()"
 
+Answer = TypeVar("Answer")
 Place = int | str
 """A host: the number of a node, or `control` (controller and Redis), or `store`."""
 
@@ -139,9 +140,7 @@ class Testbed:
         wait_until(self._redis_answers, START_S, what="Redis")
         self.controller.start()
         wait_until(self._store_listens, START_S, what="store")
-        for node in self.nodes:
-            node.wait_ready()
-        wait_until(self._all_known, START_S, what="controller that knows all nodes")
+        self._wait_ready()
 
     def down(self) -> None:
         """Parts end in order, as `fs down` ends them; folder and network stay. Not for a bed that shall go up again."""
@@ -192,10 +191,15 @@ class Testbed:
         return redis.Redis(unix_socket_path=str(self._redis_socket), socket_timeout=5)
 
     def status(self) -> SystemStatus:
-        return msgspec.json.decode(self.http.get("/api/v1/status").content, type=SystemStatus)
+        return self._get("/api/v1/status", SystemStatus)
 
     def info(self, name: str) -> FunctionInfo:
-        return msgspec.json.decode(self.http.get(f"/api/v1/functions/{name}").content, type=FunctionInfo)
+        return self._get(f"/api/v1/functions/{name}", FunctionInfo)
+
+    def _get(self, path: str, kind: type[Answer]) -> Answer:
+        response = self.http.get(path)
+        assert response.status_code == 200, f"{path}: {response.status_code} {response.text}"
+        return msgspec.json.decode(response.content, type=kind)
 
     def workers(self, name: str = "") -> list[WorkerStatus]:
         """Those that live, of one function or of all, as the controller knows them."""
@@ -251,16 +255,19 @@ class Testbed:
         self.store.resume()
 
     def chill(self) -> None:
-        """Nodes forget segments, disk caches and bundles: whatever starts next is cold everywhere."""
-        before = {worker.worker for worker in self.workers()}
+        """Nodes forget segments, disk caches and bundles, and the controller that functions were wanted a moment ago.
+
+        No worker is left, and none comes until the next call, which is cold everywhere.
+        """
         _stop_together(self.nodes)
+        # A new controller begins with the workers that are there, and would go on wanting as many.
+        wait_until(lambda: not self.workers(), GONE_S, what="end of all workers")
+        self.controller.stop()
+        self.controller.start()
         for node in self.nodes:
             node.forget()
             node.start()
-        for node in self.nodes:
-            node.wait_ready()
-        wait_until(self._all_known, GONE_S, what="controller that knows the new nodes")
-        wait_until(lambda: not before & {worker.worker for worker in self.workers()}, GONE_S, what="end of all workers")
+        self._wait_ready()
 
     # ── readiness ──────────────────────────────────────────────────────────────────────────────────
 
@@ -280,6 +287,11 @@ class Testbed:
         self.store.check()
         with self.network.socket(STORE) as probe:
             return probe.connect_ex((self.network.addresses[STORE], STORE_PORT)) == 0
+
+    def _wait_ready(self) -> None:
+        for node in self.nodes:
+            node.wait_ready()
+        wait_until(self._all_known, START_S, what="controller that knows all nodes")
 
     def _all_known(self) -> bool:
         self.controller.check()

@@ -22,6 +22,7 @@ from pathlib import Path
 PREFIX = "fs-bed-"
 DAEMONS = "daemons"
 """File in a bed's folder: `pid.ticks` of each node daemon that ever ran, a line each. Their groups are named so."""
+FORK_SERVER = b"fleetstart.runtime.forkserver"
 CGROUPS = Path("/sys/fs/cgroup")
 GRACE_S = 6.0
 """From SIGTERM to SIGKILL: a node takes two seconds to end in order, and a little more without its Redis."""
@@ -36,24 +37,34 @@ def folder_prefix() -> str:
 
 def ticks_of(pid: int) -> int:
     """Start of the process: with its number it names a process for good. 0 if there is none, or only its corpse."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return 0
-    return 0 if fields[0] in "ZX" else int(fields[19])
+    stat = _stat(pid)
+    return stat[1] if stat else 0
 
 
 def members(folder: Path, namespaces: Collection[int] = ()) -> list[int]:
-    """Processes whose TMPDIR lies in the folder, or whose network namespace is one of these (by inode)."""
-    mark = f"TMPDIR={folder}/".encode()
-    found = []
-    for pid in (int(entry) for entry in os.listdir("/proc") if entry.isdecimal()):
+    """Processes of the folder, those in one of these network namespaces (by inode), and all that descend from them.
+
+    A part is told by its TMPDIR. Workers and fork servers have another one; their command line names the node's home.
+    """
+    tmp, home = f"TMPDIR={folder}/".encode(), f"{folder}/".encode()
+    parents: dict[int, int] = {}
+    found: set[int] = set()
+    for pid in (int(entry) for entry in os.listdir("/proc") if entry.isdecimal() and int(entry) != os.getpid()):
         with contextlib.suppress(OSError):  # it has ended meanwhile
-            inside = os.stat(f"/proc/{pid}/ns/net").st_ino in namespaces
-            marked = any(entry.startswith(mark) for entry in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"))
-            if (inside or marked) and ticks_of(pid) and pid != os.getpid():
-                found.append(pid)
-    return found
+            stat = _stat(pid)
+            if stat is None:
+                continue
+            parents[pid] = stat[0]
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            if (
+                os.stat(f"/proc/{pid}/ns/net").st_ino in namespaces
+                or any(entry.startswith(tmp) for entry in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"))
+                or (FORK_SERVER in words and any(word.startswith(home) for word in words))
+            ):
+                found.add(pid)
+    while more := {pid for pid, parent in parents.items() if parent in found} - found:
+        found |= more
+    return sorted(found)
 
 
 def groups_of(folder: Path) -> list[Path]:
@@ -83,6 +94,15 @@ def sweep() -> None:
         owner = re.match(rf"{PREFIX}(\d+)\.(\d+)-", folder.name)
         if owner is not None and ticks_of(int(owner[1])) != int(owner[2]):
             clear(folder)
+
+
+def _stat(pid: int) -> tuple[int, int] | None:
+    """(parent, start time in ticks); None if there is no such process, or only its corpse."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in "ZX" else (int(fields[1]), int(fields[19]))
 
 
 def _signal(pids: list[int], number: signal.Signals) -> None:
