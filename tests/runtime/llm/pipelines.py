@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -128,3 +129,21 @@ async def generate(stages: Stages, requests: list[Request]) -> list[list[Delta]]
         async for index, delta in stream:
             deltas[index].append(delta)
     return deltas
+
+
+def after(stages: Stages, requests: list[Request], tokens: int, act: Callable[[], None]) -> list[list[Delta]]:
+    """Generates, and acts once so many tokens have come in all."""
+
+    async def scenario() -> list[list[Delta]]:
+        deltas: list[list[Delta]] = [[] for _ in requests]
+        came = 0
+        async with stages.first.app.service.open(requests) as stream:
+            async for index, delta in stream:
+                deltas[index].append(delta)
+                came += len(delta.tokens)
+                if came >= tokens:
+                    act()
+                    came = -(10**9)
+        return deltas
+
+    return asyncio.run(scenario())

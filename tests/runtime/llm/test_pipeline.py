@@ -11,10 +11,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleetstart.runtime.llm.engine import Delta, Request
+from fleetstart.runtime.llm.engine import Request
 from fleetstart.runtime.llm.sampler import SamplingParams
 from tests.runtime.llm.models import engine, native, run, tiny, tokens_of
-from tests.runtime.llm.pipelines import Stages, generate, pipeline
+from tests.runtime.llm.pipelines import after, generate, pipeline
 from tests.servers import wait_until
 
 LAYERS = 5
@@ -38,24 +38,6 @@ def cuts_of(bounds: list[int]) -> list[tuple[int, int]]:
 
 
 cuts = st.lists(st.integers(1, LAYERS - 1), min_size=1, max_size=3, unique=True).map(sorted).map(cuts_of)
-
-
-def after(stages: Stages, requests: list[Request], tokens: int, act: Any) -> list[list[Delta]]:
-    """Generates, and acts once so many tokens have come in all."""
-
-    async def scenario() -> list[list[Delta]]:
-        deltas: list[list[Delta]] = [[] for _ in requests]
-        came = 0
-        async with stages.first.app.service.open(requests) as stream:
-            async for index, delta in stream:
-                deltas[index].append(delta)
-                came += len(delta.tokens)
-                if came >= tokens:
-                    act()
-                    came = -(10**9)
-        return deltas
-
-    return asyncio.run(scenario())
 
 
 @settings(max_examples=12, deadline=None)
