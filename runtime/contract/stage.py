@@ -49,6 +49,10 @@ class Layout(msgspec.Struct, frozen=True):
 
     ends_bytes: int
     layer_bytes: list[int]
+    layer_chunks: list[tuple[int, int]] = []
+    """(begin, end) of the chunks that each layer lies in. Empty: not known."""
+    ends_chunks: list[tuple[int, int]] = []
+    """(begin, end) of those that the ends lie in, in order."""
 
     @property
     def total_bytes(self) -> int:
@@ -59,13 +63,31 @@ def layout_of(manifest: Manifest) -> Layout:
     """Of a checkpoint without numbered layers, everything is at the ends."""
     count = layer_count(manifest)
     layer_bytes = [0] * count
+    chunks = [(len(manifest.chunks), 0)] * count
+    ends: set[int] = set()
+    for file in manifest.files.values():
+        ends.update(chunks_of(manifest, file.offset, file.size_bytes))
     ends_bytes = sum(file.size_bytes for file in manifest.files.values())
     for entry in manifest.tensors.values():
         if 0 <= entry.layer < count:
             layer_bytes[entry.layer] += entry.size_bytes
+            own = chunks_of(manifest, entry.offset, entry.size_bytes)
+            begin, end = chunks[entry.layer]
+            chunks[entry.layer] = (min(begin, own.start), max(end, own.stop)) if own else (begin, end)
         else:
             ends_bytes += entry.size_bytes
-    return Layout(ends_bytes, layer_bytes)
+            ends.update(chunks_of(manifest, entry.offset, entry.size_bytes))
+    return Layout(ends_bytes, layer_bytes, [(min(begin, end), end) for begin, end in chunks], _ranges(ends))
+
+
+def _ranges(chunks: set[int]) -> list[tuple[int, int]]:
+    found: list[tuple[int, int]] = []
+    for chunk in sorted(chunks):
+        if found and found[-1][1] == chunk:
+            found[-1] = (found[-1][0], chunk + 1)
+        else:
+            found.append((chunk, chunk + 1))
+    return found
 
 
 def layer_count(manifest: Manifest) -> int:

@@ -74,6 +74,15 @@ def test_the_chunks_of_all_stages_are_all_chunks(
     assert all(0 in stage for stage in stages), "every stage reads config.json"
 
 
+@given(st.integers(1, 8), st.integers(1, 5000), st.integers(0, 20_000))
+def test_a_layout_says_in_which_chunks_each_layer_lies(layers: int, layer_bytes: int, embedding: int) -> None:
+    manifest = manifest_of(layers, layer_bytes=layer_bytes, embedding_bytes=embedding)
+    layout = layout_of(manifest)
+    for layer, (begin, end) in enumerate(layout.layer_chunks):
+        more = [range(*ends) for ends in layout.ends_chunks] if layer == 0 else [range(1)]
+        assert set(range(begin, end)).union(*more) == set(stage_chunks(manifest, layer, layer + 1))
+
+
 def test_a_later_stage_needs_neither_embedding_nor_head() -> None:
     manifest = manifest_of(4, layer_bytes=CHUNK_BYTES, embedding_bytes=10 * CHUNK_BYTES - 64)
 

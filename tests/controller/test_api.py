@@ -132,7 +132,7 @@ def test_the_version_of_an_llm_knows_what_its_stages_weigh(
             assert deploy(controller, name=name, weights=CHECKPOINT, llm=llm).status_code == 200
             raw: Any = client.hget(keys.versions(FunctionName(name)), "1")
             layouts.append(json.loads(raw)["layout"])
-    assert layouts == [None, {"ends_bytes": 4096, "layer_bytes": []}]
+    assert layouts == [None, {"ends_bytes": 4096, "layer_bytes": [], "layer_chunks": [], "ends_chunks": [[0, 1]]}]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,29 @@
+"""How a cold start is sized and placed: values and `now` in, a `Plan` out; no I/O, no clock.
+
+`plan(request, cluster, now_s)` is the way in. Measures are learned with `measures`, a node's state follows from its
+report and orders with `nodes.node_state`, and what was decided is printed by `explain`. Orders, Redis and the mapping
+of plans onto workers are the reconciler's affair. Source: HydraServe sections 4, 5 and 6.1.
+"""
+
+from fleetstart.controller.planner.candidates import PlanRequest
+from fleetstart.controller.planner.choice import plan
+from fleetstart.controller.planner.cluster import Cluster
+from fleetstart.controller.planner.nodes import Held, NodeState, OrderSeen, node_state, with_stage
+from fleetstart.controller.planner.plans import Considered, Plan, StagePlan
+from fleetstart.controller.planner.shape import Shape, shape_of
+
+__all__ = [
+    "Cluster",
+    "Considered",
+    "Held",
+    "NodeState",
+    "OrderSeen",
+    "Plan",
+    "PlanRequest",
+    "Shape",
+    "StagePlan",
+    "node_state",
+    "plan",
+    "shape_of",
+    "with_stage",
+]

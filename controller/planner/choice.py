@@ -1,0 +1,200 @@
+"""Which of the candidates is taken, and why each of the others is not.
+
+With an SLO, the cheapest that keeps it (HydraServe section 4.1 takes the one with the least sharing of devices: here
+memory on a shared node counts double); groups of more than four only if nothing smaller keeps it; if nothing does, a
+single worker on the best node, which is promised nothing. Without an SLO, the quickest, as long as each step to a
+dearer one is worth it. The group has room for as many whole workers as are wanted, if any does (section 6.1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from fleetstart.controller.planner.candidates import Candidate, Lack, PlanRequest, candidates, find_seats
+from fleetstart.controller.planner.cluster import Cluster
+from fleetstart.controller.planner.contention import NEVER
+from fleetstart.controller.planner.nodes import fetch_within_s
+from fleetstart.controller.planner.plans import Considered, Plan, StagePlan
+from fleetstart.runtime.contract.errors import Unavailable
+from fleetstart.runtime.contract.function import MIB
+
+SIZE_USUAL = 4
+"""Beyond it a group gains little and takes many devices (HydraServe section 4.1)."""
+SIZE_MOST = 8
+WORTH = 0.85
+"""Without an SLO: a dearer candidate must reach the first token in this share of the cheaper one's time."""
+
+
+class Choice(NamedTuple):
+    taken: Candidate
+    reason: str
+    meets_slo: bool
+
+
+def plan(request: PlanRequest, cluster: Cluster, now_s: float) -> Plan:
+    """Decides one start. Changes nothing: what is ordered is told to the cluster with `nodes.with_stage` and `put`."""
+    usual = range(1, min(SIZE_USUAL, request.shape.count) + 1)
+    seats, refused = find_seats(request, cluster, usual, now_s)
+    found = list(candidates(request, seats, usual, now_s))
+    choice = choose(request, [one for one in found if isinstance(one, Candidate)])
+    wider = range(SIZE_USUAL + 1, min(SIZE_MOST, request.shape.count) + 1)
+    if choice is not None and not choice.meets_slo and wider:
+        seats, _ = find_seats(request, cluster, [1, *wider], now_s)
+        more = list(candidates(request, seats, wider, now_s))
+        if any(isinstance(one, Candidate) and _meets(request, one) for one in more):
+            found += more
+            choice = choose(request, [one for one in found if isinstance(one, Candidate)])
+    if choice is None:
+        return _none(request, cluster, found, refused)
+    return _plan(request, choice, found)
+
+
+def choose(request: PlanRequest, found: Sequence[Candidate]) -> Choice | None:
+    if not found:
+        return None
+    by_lack: dict[int, list[Candidate]] = {}
+    for one in found:
+        by_lack.setdefault(_lacking(request, one), []).append(one)
+    if request.slo is None:
+        return _worthwhile(by_lack[min(by_lack)])
+    for lack in sorted(by_lack):
+        keeping = [one for one in by_lack[lack] if _meets(request, one)]
+        if keeping:
+            best = min(keeping, key=lambda one: (one.weight, one.ttft_s))
+            return Choice(best, f"the cheapest of {len(keeping)} that keep the SLO", True)
+    single = [one for one in found if len(one.cuts) == 1] or found
+    best = min(single, key=lambda one: one.ttft_s)
+    what = (
+        "a single worker on the best node" if len(best.cuts) == 1 else f"{len(best.cuts)} stages: no node has more room"
+    )
+    return Choice(best, f"no candidate keeps the SLO: {what}", False)
+
+
+def _worthwhile(found: Sequence[Candidate]) -> Choice:
+    order = sorted(found, key=lambda one: (one.weight, one.ttft_s))
+    taken, reason = order[0], "the cheapest; none of the dearer is 15% quicker"
+    for one in order[1:]:
+        if one.ttft_s <= WORTH * taken.ttft_s:
+            reason = f"{1 - one.ttft_s / order[0].ttft_s:.0%} quicker than the cheapest, {order[0].ttft_s:.2f} s"
+            taken = one
+    return Choice(taken, reason, True)
+
+
+def _lacking(request: PlanRequest, one: Candidate) -> int:
+    """Whole workers that are wanted and that the group has no memory for: it could not be consolidated into them."""
+    most = min(request.workers, SIZE_USUAL, request.shape.count)
+    return max(0, most - one.full)
+
+
+def _meets(request: PlanRequest, one: Candidate) -> bool:
+    slo = request.slo
+    if slo is None:
+        return True
+    in_time = slo.ttft_s is None or one.ttft_s + request.waited_s <= slo.ttft_s
+    return in_time and (slo.tpot_s is None or one.tpot_s <= slo.tpot_s)
+
+
+def _plan(request: PlanRequest, choice: Choice, found: Sequence[Candidate | Lack]) -> Plan:
+    taken = choice.taken
+    return Plan(
+        stages=_stages(request, choice),
+        ttft_s=taken.ttft_s,
+        tpot_s=taken.tpot_s,
+        cost_gib_s=taken.cost_gib_s,
+        whole_s=taken.whole_s,
+        meets_slo=choice.meets_slo,
+        reason=choice.reason,
+        considered=[_considered(request, one, taken) for one in found],
+    )
+
+
+def _stages(request: PlanRequest, choice: Choice) -> list[StagePlan]:
+    taken = choice.taken
+    within_s = NEVER
+    if choice.meets_slo:
+        within_s = fetch_within_s(request.slo, request.measures, len(taken.cuts), taken.full) - request.waited_s
+    return [
+        StagePlan(
+            node=seat.state.node,
+            epoch=seat.state.epoch,
+            first=cut.first,
+            end=cut.end,
+            full=stage < taken.full,
+            memory_bytes=request.own_bytes(cut, full=stage < taken.full),
+            reserved_bytes=reserved,
+            missing_bytes=fetch.missing_bytes,
+            store_bytes=fetch.store_bytes,
+            fetch_s=fetch.seconds,
+            fetch_within_s=within_s if within_s < NEVER else None,
+        )
+        for stage, (cut, seat, fetch, reserved) in enumerate(
+            zip(taken.cuts, taken.seats, taken.fetches, taken.reserved_bytes, strict=True)
+        )
+    ]
+
+
+def _considered(request: PlanRequest, one: Candidate | Lack, taken: Candidate) -> Considered:
+    if isinstance(one, Lack):
+        why = f"{one.stages} nodes with room are needed, there are {one.found}"
+        return Considered(stages=one.stages, full=one.full, nodes=[], why_not=why)
+    return Considered(
+        stages=len(one.cuts),
+        full=one.full,
+        nodes=[seat.state.node for seat in one.seats],
+        ttft_s=one.ttft_s,
+        tpot_s=one.tpot_s,
+        cost_gib_s=one.cost_gib_s,
+        why_not="" if one is taken else _why_not(request, one, taken),
+    )
+
+
+def _why_not(request: PlanRequest, one: Candidate, taken: Candidate) -> str:
+    slo = request.slo
+    if slo is not None and slo.ttft_s is not None and one.ttft_s + request.waited_s > slo.ttft_s:
+        waited = f" after {request.waited_s:.2f} s of waiting" if request.waited_s else ""
+        return f"TTFT {one.ttft_s:.2f} s{waited} is above {slo.ttft_s:g} s"
+    if slo is not None and slo.tpot_s is not None and one.tpot_s > slo.tpot_s:
+        return f"TPOT {one.tpot_s:.3f} s is above {slo.tpot_s:g} s"
+    lacking, wanted = _lacking(request, one), _lacking(request, taken)
+    if lacking > wanted:
+        return f"has memory for {one.full} whole workers, the one taken for {taken.full}"
+    if slo is not None or one.weight > taken.weight:
+        quicker = "" if slo is not None else f", and not 15% quicker than {taken.ttft_s:.2f} s"
+        return f"dearer: {one.weight:.1f} GiB·s against {taken.weight:.1f}{quicker}"
+    return f"slower: {one.ttft_s:.2f} s against {taken.ttft_s:.2f} s"
+
+
+def _none(request: PlanRequest, cluster: Cluster, found: Sequence[Candidate | Lack], refused: int) -> Plan:
+    need_mib = (request.memory_bytes + request.segment_bytes) // MIB
+    if refused:
+        error = Unavailable(
+            f"function {request.function}: {refused} nodes have room, and promised their links to other cold starts",
+            hint="it is tried again as fetches end; add nodes, or loosen the SLOs of what starts now",
+            retry_after_s=1,
+        )
+    elif not len(cluster):
+        error = Unavailable(
+            f"function {request.function}: no node is alive",
+            hint="`fs status` lists nodes; `fs up` starts one here",
+            retry_after_s=2,
+        )
+    else:
+        roomiest = max(cluster, key=lambda state: state.free_bytes)
+        error = Unavailable(
+            f"function {request.function}: a worker needs {need_mib} MiB, the roomiest node {roomiest.node} has "
+            f"{max(0, roomiest.free_bytes) // MIB} of {roomiest.memory_bytes // MIB} MiB free",
+            hint="stop or shrink other functions, or lower `memory`",
+            retry_after_s=5,
+        )
+    return Plan(
+        stages=[],
+        meets_slo=False,
+        reason=error.message,
+        considered=[
+            Considered(stages=one.stages, full=one.full, nodes=[], why_not=f"{one.found} nodes have room")
+            for one in found
+            if isinstance(one, Lack)
+        ],
+        error=error.info(),
+    )

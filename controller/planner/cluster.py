@@ -1,0 +1,93 @@
+"""The nodes, kept in the order in which a start would want them, so that a decision looks at a few of a thousand.
+
+Two lists, of nodes whose device is free and of the others, each sorted by 1/b + 1/p (HydraServe section 4.1; b is what
+one more fetch would get), and for each checkpoint who holds any of it. A node is moved when its state changes; that
+its fetches go on meanwhile changes its place little, and figures are taken afresh at each decision.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+
+from fleetstart.controller.planner.nodes import NodeState
+from fleetstart.runtime.contract.ids import CheckpointId, NodeId
+
+Rank = tuple[float, NodeId]
+
+
+class Cluster:
+    """One owner, no threads."""
+
+    def __init__(self, states: Iterable[NodeState] = ()) -> None:
+        self._states: dict[NodeId, NodeState] = {}
+        self._ranks: dict[NodeId, Rank] = {}
+        self._free: list[Rank] = []
+        self._shared: list[Rank] = []
+        self._holders: defaultdict[CheckpointId, set[NodeId]] = defaultdict(set)
+        for state in states:
+            self.put(state)
+
+    def __len__(self) -> int:
+        return len(self._states)
+
+    def __iter__(self) -> Iterator[NodeState]:
+        return iter(self._states.values())
+
+    def __getitem__(self, node: NodeId) -> NodeState:
+        return self._states[node]
+
+    def put(self, state: NodeState) -> None:
+        self.drop(state.node)
+        link = state.link
+        rank = ((len(link.fetches) + 1) / link.bytes_per_s + 1 / state.device_bytes_per_s, state.node)
+        self._states[state.node], self._ranks[state.node] = state, rank
+        insort(self._shared if state.workers else self._free, rank)
+        for checkpoint in state.held:
+            self._holders[checkpoint].add(state.node)
+
+    def drop(self, node: NodeId) -> None:
+        state = self._states.pop(node, None)
+        if state is None:
+            return
+        ranks = self._shared if state.workers else self._free
+        del ranks[bisect_left(ranks, self._ranks.pop(node))]
+        for checkpoint in state.held:
+            self._holders[checkpoint].discard(node)
+            if not self._holders[checkpoint]:
+                del self._holders[checkpoint]
+
+    def holders(self, checkpoint: CheckpointId | None) -> list[NodeState]:
+        """Who has any of it, in memory, on the way or on disk."""
+        if checkpoint is None or checkpoint not in self._holders:
+            return []
+        return [self._states[node] for node in sorted(self._holders[checkpoint])]
+
+    def quickest(self, needs_bytes: Sequence[int], enough: int, now_s: float) -> tuple[list[NodeState], int]:
+        """Of each list, the first `enough` that have room for each of these needs and take one more fetch.
+
+        `needs_bytes` falls from left to right: room for one is room for all that follow. Also how many had room but
+        refused, because of what they had promised to others.
+        """
+        found: list[NodeState] = []
+        refused = 0
+        states, least_bytes = self._states, needs_bytes[-1]
+        for ranks in (self._free, self._shared):
+            counts = [0] * len(needs_bytes)
+            for _, node in ranks:
+                state = states[node]
+                if state.free_bytes < least_bytes:
+                    continue
+                kind = next(index for index, need in enumerate(needs_bytes) if state.free_bytes >= need)
+                if counts[kind] >= enough:
+                    continue
+                if state.link.fetches and not state.link.accepts(now_s):
+                    refused += 1
+                    continue
+                found.append(state)
+                for index in range(kind, len(counts)):
+                    counts[index] += 1
+                if counts[0] >= enough:
+                    break
+        return found, refused

@@ -1,0 +1,89 @@
+"""Cold starts that share a node's link, and whether one more would break what the others were promised.
+
+HydraServe section 4.2, eq. 3 and 4. All fetches on a link get equal shares. What is pending of each is known from the
+node's report, and between reports from eq. 4; when it is through, the others get its share. Bytes are those of the
+stage, not of the model. Departures: a fetch without a promise has no deadline and never objects; a promise that
+cannot be kept any more even without the newcomer objects to nobody, or a stalled store would close the node for good.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from fleetstart.runtime.contract.ids import CheckpointId, WorkerId
+
+NEVER = float("inf")
+ROUNDING = 1 + 1e-9
+"""Of sums of floats: a promise that is kept to the last byte is kept."""
+
+
+class Fetching(NamedTuple):
+    worker: WorkerId
+    checkpoint: CheckpointId
+    pending_bytes: float
+    deadline_s: float = NEVER
+    """On the clock of `now_s`; NEVER is no promise."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """What a node fetches from the store, as it was at `at_s`."""
+
+    bytes_per_s: float
+    at_s: float = 0.0
+    fetches: tuple[Fetching, ...] = ()
+
+    def at(self, now_s: float) -> Link:
+        """Eq. 4, once for each fetch that ended since: S' = S - B/N x (T - T')."""
+        if not self.fetches or now_s <= self.at_s:
+            return self
+        left, since_s = list(self.fetches), self.at_s
+        while left:
+            share = self.bytes_per_s / len(left)
+            least = min(fetch.pending_bytes for fetch in left)
+            step_s = min(least / share, now_s - since_s)
+            left = [fetch._replace(pending_bytes=fetch.pending_bytes - share * step_s) for fetch in left]
+            since_s += step_s
+            if since_s >= now_s:
+                break
+            left = [fetch for fetch in left if fetch.pending_bytes > least * 1e-9]
+        return replace(self, at_s=now_s, fetches=tuple(fetch for fetch in left if fetch.pending_bytes > 0))
+
+    def accepts(self, now_s: float) -> bool:
+        """Eq. 3: whether every promise that can be kept now can be kept with one fetch more."""
+        link = self.at(now_s)
+        count = len(link.fetches)
+        return not any(
+            link._keeps(fetch, count) and not link._keeps(fetch, count + 1)
+            for fetch in link.fetches
+            if fetch.deadline_s < NEVER
+        )
+
+    def share(self, now_s: float) -> float:
+        """Bytes a second that one fetch more would get: B / (N + 1)."""
+        return self.bytes_per_s / (len(self.at(now_s).fetches) + 1)
+
+    def pending_s(self, checkpoint: CheckpointId, now_s: float) -> float:
+        """Until what is on its way of that checkpoint is here, if nothing else changes."""
+        link = self.at(now_s)
+        waits = [fetch.pending_bytes for fetch in link.fetches if fetch.checkpoint == checkpoint]
+        return max(waits, default=0.0) * len(link.fetches) / link.bytes_per_s
+
+    def broken(self, now_s: float) -> tuple[WorkerId, ...]:
+        """Whose promises will not be kept as things stand."""
+        link = self.at(now_s)
+        return tuple(fetch.worker for fetch in link.fetches if not link._keeps(fetch, len(link.fetches)))
+
+    def with_fetch(self, fetch: Fetching, now_s: float) -> Link:
+        link = self.at(now_s)
+        return replace(link, at_s=now_s, fetches=(*link.fetches, fetch))
+
+    def without(self, workers: Iterable[WorkerId], now_s: float) -> Link:
+        """After these ended, were drained, or have said that their bytes are here."""
+        gone, link = set(workers), self.at(now_s)
+        return replace(link, at_s=now_s, fetches=tuple(fetch for fetch in link.fetches if fetch.worker not in gone))
+
+    def _keeps(self, fetch: Fetching, sharers: int) -> bool:
+        return fetch.pending_bytes <= self.bytes_per_s / sharers * (fetch.deadline_s - self.at_s) * ROUNDING

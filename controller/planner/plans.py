@@ -1,0 +1,62 @@
+"""What a decision says: who runs which stage, what is expected of it, and what else was considered.
+
+These are kept with the invocation that caused them, so that `fs explain` can print them later, from any controller.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from fleetstart.runtime.contract.errors import ErrorInfo
+from fleetstart.runtime.contract.ids import NodeId
+
+
+class StagePlan(msgspec.Struct, frozen=True, kw_only=True):
+    """One worker of the plan. The first stage of a pipeline has both ends of the model."""
+
+    node: NodeId
+    epoch: str
+    first: int
+    end: int
+    """Layers first .. end - 1; 0, 1 of a model without numbered layers."""
+    full: bool
+    """Whether it has a whole worker's memory, and so may grow into one."""
+    memory_bytes: int
+    """The worker's own limit: the spec's, or what is left of it without the other layers' KV cache."""
+    reserved_bytes: int
+    """Own memory and what the node's segment must take in."""
+    missing_bytes: int
+    """Of weights, not in the node's memory and not on their way there."""
+    store_bytes: int
+    """Of those, what must come from the store."""
+    fetch_s: float
+    fetch_within_s: float | None = None
+    """The promise: after the order. None: there is none."""
+
+
+class Considered(msgspec.Struct, frozen=True, kw_only=True):
+    stages: int
+    full: int
+    nodes: list[NodeId]
+    """Empty if there were not enough with room; the figures are then 0."""
+    ttft_s: float = 0.0
+    tpot_s: float = 0.0
+    cost_gib_s: float = 0.0
+    why_not: str = ""
+    """Empty of the one that was taken."""
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    stages: list[StagePlan]
+    """None if no node can take a worker now; `error` says why."""
+    ttft_s: float = 0.0
+    """Predicted, from the decision."""
+    tpot_s: float = 0.0
+    """Predicted, while the pipeline is one."""
+    cost_gib_s: float = 0.0
+    whole_s: float = 0.0
+    """From the first token until whole workers can take over."""
+    meets_slo: bool = True
+    reason: str
+    considered: list[Considered] = []
+    error: ErrorInfo | None = None

@@ -1,0 +1,63 @@
+"""HydraServe's formulas: time to first token without overlap (eq. 1) and with it (eq. 5), and per token (eq. 2).
+
+Generalised in two ways that give the paper's values back for equal stages: a stage has bytes of its own (M_i, not
+M / s), and a full-memory worker costs its own share of the layers (not 1 / s). Departure: one worker alone passes
+nothing on and pays no t_n. Everything is in seconds and bytes; nothing is looked up here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+GIB = 1024**3
+
+
+class StageTimes(NamedTuple):
+    """Of one stage on its node."""
+
+    start_s: float
+    """t_cc + t_cu."""
+    library_s: float
+    """t_l."""
+    fetch_s: float
+    """M_i / b."""
+    load_s: float
+    """M_i / p."""
+
+
+def ready_sequential_s(stages: Iterable[StageTimes]) -> float:
+    """Eq. 1, first two terms: start, then fetch, then load; the slowest stage counts."""
+    return max(stage.start_s + stage.library_s + stage.fetch_s + stage.load_s for stage in stages)
+
+
+def ready_overlapped_s(stages: Iterable[StageTimes]) -> float:
+    """Eq. 5, first term: fetching beside everything else, loading beside the libraries."""
+    return max(max(stage.start_s + max(stage.load_s, stage.library_s), stage.fetch_s) for stage in stages)
+
+
+def work(stages: int, full_shares: Sequence[float]) -> float:
+    """s - w + w/s: what one token costs, in units of the whole model on a whole device.
+
+    A full-memory worker has the device's time for its share of the layers. A low-memory worker reserves memory in
+    proportion to its layers, and at worst gets no more of the device than that: as long as the whole model would take.
+    """
+    return stages - len(full_shares) + sum(full_shares)
+
+
+def hops_s(stages: int, hop_s: float) -> float:
+    return stages * hop_s if stages > 1 else 0.0
+
+
+def ttft_s(ready_s: float, *, prefill_s: float, hop_s: float, stages: int, work: float) -> float:
+    return ready_s + prefill_s * work + hops_s(stages, hop_s)
+
+
+def tpot_s(*, decode_s: float, hop_s: float, stages: int, work: float) -> float:
+    """Eq. 2: the worst case, while the pipeline is one."""
+    return decode_s * work + hops_s(stages, hop_s)
+
+
+def cost_gib_s(reserved_bytes: float, ttft_s: float, whole_s: float) -> float:
+    """Memory held from the order until the pipeline is one worker again, `whole_s` after its first token."""
+    return reserved_bytes * (ttft_s + whole_s) / GIB

@@ -1,0 +1,89 @@
+"""A checkpoint as the planner sees it: what each stage of each cut weighs, and which layers that is.
+
+Sets of layers are integers, one bit a layer, so that "what does this node lack" is one operation. The first layer's
+bit stands for both ends of the model too, as in `contract.stage`. A checkpoint without numbered layers has one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from fleetstart.runtime.contract.stage import Layout, cut, stage_bytes
+
+EVERY_LAYER = -1
+"""The set of all layers, however many."""
+
+
+class Cut(NamedTuple):
+    """One stage of a cut: layers `first .. end - 1`."""
+
+    first: int
+    end: int
+    size_bytes: int
+    layers: int
+    """As a set."""
+    share: float
+    """Of the model's layers, and so of its arithmetic."""
+
+
+class Shape:
+    """Remembers its cuts: a cut is a search, and the same few are asked for at every start."""
+
+    __slots__ = ("_cuts", "_layout", "count", "total_bytes")
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout if layout.layer_bytes else Layout(0, [layout.total_bytes])
+        self._cuts: dict[int, tuple[Cut, ...]] = {}
+        self.count = len(self._layout.layer_bytes)
+        """Of layers; no pipeline has more stages."""
+        self.total_bytes = layout.total_bytes
+
+    def cuts(self, stages: int) -> tuple[Cut, ...]:
+        """Errors: ValueError if there are fewer layers."""
+        known = self._cuts.get(stages)
+        if known is None:
+            known = self._cuts[stages] = tuple(self.stage(*ends) for ends in cut(self._layout, stages))
+        return known
+
+    def stage(self, first: int, end: int) -> Cut:
+        size_bytes = stage_bytes(self._layout, first, end)
+        return Cut(first, end, size_bytes, layer_set(first, end), (end - first) / self.count)
+
+    def layers_in(self, ranges: Sequence[tuple[int, int]]) -> int:
+        """The layers of which all chunks are in these (begin, end); none if it is not known where they lie."""
+        chunks = self._layout.layer_chunks
+        if not chunks or not ranges:
+            return 0
+        there = sorted(ranges)
+        found = sum(1 << layer for layer, own in enumerate(chunks) if _inside(own, there))
+        ends = all(_inside(own, there) for own in self._layout.ends_chunks)
+        return found if ends else found & ~1
+
+    def size_bytes(self, layers: int) -> int:
+        """Of a set of layers."""
+        layers &= layer_set(0, self.count)
+        if layers == layer_set(0, self.count):
+            return self.total_bytes
+        sizes = self._layout.layer_bytes
+        found = sum(size for layer, size in enumerate(sizes) if layers >> layer & 1)
+        return found + (self._layout.ends_bytes if layers & 1 else 0)
+
+
+def _inside(own: tuple[int, int], ranges: Sequence[tuple[int, int]]) -> bool:
+    """Whether disjoint ranges, in order, hold all of it; they may touch."""
+    at, end = own
+    for begin, stop in ranges:
+        if at >= end or begin > at:
+            break
+        at = max(at, stop)
+    return at >= end
+
+
+def layer_set(first: int, end: int) -> int:
+    return (1 << end) - (1 << first)
+
+
+def shape_of(layout: Layout | None, segment_bytes: int) -> Shape:
+    """Of a version: without a layout it is one piece."""
+    return Shape(layout if layout is not None else Layout(segment_bytes, []))
