@@ -33,9 +33,14 @@ from fleetstart.runtime.contract.manifest import (
 )
 
 PART_MAX_BYTES = 256 * MIB
-"""A part is what an upload that broke repeats: 2 s at 1 Gbit/s, half a minute at home. It is 64 chunks, so ranges in
-parallel lose nothing at its ends, and a model of 140 GB has 600 of them, which neither a listing nor a manifest feels.
+"""A part is what an upload that broke repeats: 2 s at 1 Gbit/s, half a minute at home. It is at least 64 chunks: ranges
+in parallel lose nothing at its ends, and a model of 140 GB has 600 of them, which no listing or manifest feels.
 Less would only be worth something inside a part, which S3 could resume and a folder could not."""
+CHUNKS_LEAST = 256
+"""Of a checkpoint, if its chunks can be so small. A stage has up to a chunk too much at each of its ends, which of a
+quarter of 256 is a thirtieth at most."""
+CHUNK_LEAST_BYTES = 256 * 1024
+"""Below that each chunk's own work, of threads and of the control block, costs more than its bytes."""
 HEADER_ALIGNMENT_BYTES = 4096
 """Data begins on a page, so that a reader may use direct I/O from the part's first tensor on."""
 PAD_PREFIX = "__pad__."
@@ -125,9 +130,9 @@ def make_plan(
     aliases: Mapping[str, str] | None = None,
     *,
     part_max_bytes: int = PART_MAX_BYTES,
-    chunk_bytes: int = CHUNK_BYTES,
+    chunk_bytes: int = 0,
 ) -> Plan:
-    """`aliases` are tensors that are not stored, each with the equal one that is.
+    """`aliases` are tensors that are not stored, each with the equal one that is; `chunk_bytes` 0 goes by their size.
 
     Errors: CheckpointInvalid if there are no weights, too many, or names that the plan needs for itself.
     """
@@ -140,6 +145,7 @@ def make_plan(
     layers = layers_of(tensor.name for tensor in source.tensors)
     ordered = [tensor for tensor in in_order(source.tensors) if tensor.name not in aliases]
     items: list[SmallFile | StoredTensor] = [*sorted(source.files, key=lambda file: file.name), *ordered]
+    chunk_bytes = chunk_bytes or chunk_size(sum(item.size_bytes for item in items))
     groups = _cut(items, part_max_bytes)
     layout = _Layout(layers=layers, count=len(groups), chunk_bytes=chunk_bytes)
     for group in groups:
@@ -153,6 +159,14 @@ def make_plan(
         chunk_bytes=chunk_bytes,
         aliases=dict(sorted(aliases.items())),
     )
+
+
+def chunk_size(total_bytes: int) -> int:
+    """The largest power of two that makes CHUNKS_LEAST of it, within what is worth while."""
+    size_bytes = CHUNK_BYTES
+    while size_bytes > CHUNK_LEAST_BYTES and total_bytes < size_bytes * CHUNKS_LEAST:
+        size_bytes //= 2
+    return size_bytes
 
 
 def _cut(items: Iterable[SmallFile | StoredTensor], part_max_bytes: int) -> list[list[SmallFile | StoredTensor]]:

@@ -11,13 +11,22 @@ from hypothesis import strategies as st
 from safetensors import deserialize
 
 from fleetstart.controller.cli.checkpoint import checksums, read_data
-from fleetstart.controller.cli.checkpoint_plan import PAD_PREFIX, Plan, layers_of, make_plan
+from fleetstart.controller.cli.checkpoint_plan import (
+    CHUNK_LEAST_BYTES,
+    CHUNKS_LEAST,
+    PAD_PREFIX,
+    Plan,
+    chunk_size,
+    layers_of,
+    make_plan,
+)
 from fleetstart.controller.cli.checkpoint_source import SmallFile, Source
 from fleetstart.controller.cli.origins import LocalFile
 from fleetstart.controller.cli.safetensors_header import StoredTensor, read_file
 from fleetstart.runtime.contract.errors import CheckpointInvalid
 from fleetstart.runtime.contract.manifest import (
     ALIGNMENT_BYTES,
+    CHUNK_BYTES,
     LAYER_BEFORE,
     chunk_ranges,
     manifest_bytes,
@@ -52,6 +61,19 @@ def test_the_layer_of_a_name(name: str, layer: int) -> None:
 
 def test_a_model_without_layers_has_one() -> None:
     assert layers_of(["a.weight", "embed.weight"]) == {"a.weight": 0, "embed.weight": LAYER_BEFORE}
+
+
+@given(st.integers(0, 1 << 44))
+def test_chunks_are_as_large_as_they_can_be_while_there_are_enough_of_them(total_bytes: int) -> None:
+    size = chunk_size(total_bytes)
+    assert CHUNK_LEAST_BYTES <= size <= CHUNK_BYTES
+    assert size & (size - 1) == 0
+    assert size == CHUNK_LEAST_BYTES or total_bytes // size >= CHUNKS_LEAST
+    assert size == CHUNK_BYTES or total_bytes // (2 * size) < CHUNKS_LEAST
+
+
+def test_the_chunks_of_a_small_chat_model() -> None:
+    assert chunk_size(269_060_552) == 1 << 20
 
 
 DTYPES = st.sampled_from(["F32", "F16", "U8", "BF16", "I64", "BOOL"])
