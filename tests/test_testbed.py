@@ -20,7 +20,8 @@ from tests.servers import wait_until
 from tests.testbed import Testbed, guard, why_not
 from tests.testbed.network import QUEUE_S, bucket
 
-pytestmark = [pytest.mark.e2e, pytest.mark.skipif(bool(why_not()), reason=f"no test bed: {why_not()}")]
+WHY_NOT = why_not()
+pytestmark = [pytest.mark.e2e, pytest.mark.skipif(bool(WHY_NOT), reason=f"no test bed: {WHY_NOT}")]
 
 ROOT = Path(__file__).parents[1]
 MBIT = 200

@@ -41,7 +41,8 @@ Place = int | str
 class Testbed:
     """Hosts `node-0`, `node-1`..., `store` and `control`; a context manager.
 
-    Units:   mbit is the rate of each node's link, 10^6 bit/s each way; 0 is no limit. Store and control have none.
+    Units:   mbit is the rate of each node's link, 10^6 bit/s each way, headers included: TCP's streams get 95% of it.
+             0 is no limit; store and control have none.
     Errors:  NoNamespaces if this machine has none. On leaving, AssertionError if anything but the bed's own folder
              was left behind, unless the block itself failed.
 

@@ -223,4 +223,4 @@ def _batch(namespace: int, tool: str, lines: Sequence[str]) -> None:
     argv = _entered(namespace, [tool, "-batch", "-"])
     done = subprocess.run(argv, input=text, capture_output=True, text=True, timeout=COMMAND_S)
     if done.returncode != 0:
-        raise NotDone(f"{tool}: {done.stderr.strip()}, of\n{text}")
+        raise NotDone(f"{tool}: {' '.join(done.stderr.split())}; it was asked for: {'; '.join(lines)}")
