@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import sys
 import threading
 import time
@@ -55,9 +54,9 @@ class Pipeline:
 
     def __init__(self, kind: str, weights: Checkpoint, cuts: set[int], **options: Any) -> None:
         layers = config_of(weights).layer_count
-        self.firsts = [0, *sorted(cuts)]
+        self.firsts, self.ends = [0, *sorted(cuts)], [*sorted(cuts), layers]
         self.stages = [
-            stage(kind, weights, first, end, **options) for first, end in itertools.pairwise([*self.firsts, layers])
+            stage(kind, weights, first, end, **options) for first, end in zip(self.firsts, self.ends, strict=True)
         ]
 
     def forward(self, batch: Batch) -> Tensor:
@@ -174,10 +173,9 @@ def test_hidden_states_of_another_shape_have_no_logits(model: Checkpoint, hidden
 def hand_over(pipeline: Pipeline, sequences: Sequences, to: AnyDecoder, split: int) -> None:
     """All that the stages hold, to other blocks of the whole decoder: some in one go, the rest layer by layer."""
     moved = [[BLOCKS - 1 - block for block in blocks] for blocks in sequences.tables]
-    ends = [*pipeline.firsts[1:], LAYERS]
     for blocks, target, count in zip(sequences.tables, moved, sequences.done, strict=True):
         middle = min(split, count)
-        for one, first, end in zip(pipeline.stages, pipeline.firsts, ends, strict=True):
+        for one, first, end in zip(pipeline.stages, pipeline.firsts, pipeline.ends, strict=True):
             to.write_kv(target, 0, middle, first, one.read_kv(blocks, 0, middle))
             data = memoryview(one.read_kv(blocks, middle, count))
             layer_bytes = len(data) // (end - first)
@@ -377,3 +375,14 @@ def test_a_native_copy_of_the_cache_lets_other_threads_run() -> None:
     finally:
         sys.setswitchinterval(interval)
     assert seen > 0
+
+
+def test_the_real_model_in_stages_and_taken_over_gives_the_bits_of_the_whole(chat_model: Checkpoint) -> None:
+    pipeline = Pipeline("auto", chat_model, {9, 22}, threads=2)
+    target, whole = stage("auto", chat_model, threads=2), stage("auto", chat_model, threads=2)
+    ours, theirs = Sequences([37, 12], 30), Sequences([37, 12], 30)
+    for _ in range(3):
+        assert torch.equal(pipeline.forward(ours.batch()), whole.forward(theirs.batch()))
+    hand_over(pipeline, ours, target, 20)
+    for _ in range(2):
+        assert torch.equal(target.forward(ours.batch()), whole.forward(theirs.batch()))
