@@ -288,6 +288,7 @@ class Fetch:
                 self._control.fail(error.code, error.message)
             self._growing = False
             self._stop.set()
+            self._region = None  # what a read under way has of it, it has itself
         self._tell_end()
 
     def close(self, timeout_s: float) -> bool:
@@ -367,7 +368,8 @@ class Fetch:
                     return _Run(order.next_run(most_bytes), wanted=True)
                 if traffic.growing < self._threads_for(traffic):
                     traffic.growing += 1
-                    return _Run(order.next_of_rest(GROWING_RUN_BYTES), wanted=False)
+                    most_bytes = min(GROWING_RUN_BYTES, traffic.source.run_bytes)
+                    return _Run(order.next_of_rest(most_bytes), wanted=False)
             self._uncount(traffic)
             return None
 
@@ -382,6 +384,8 @@ class Fetch:
             if filled:
                 self._told_filled = len(self._wanted)
             whole = len(self._there) == self._control.chunk_count
+            if whole:  # whoever keeps this for its figures keeps no memory
+                self._region = None
             grown = self._growing and whole and not any(other.growing for other in self._traffic)
             if grown:
                 self._growing = False
@@ -399,11 +403,10 @@ class Fetch:
         self._running -= 1
 
     def _tell_end(self) -> None:
-        """Once the last thread has ended: of an error, and whoever keeps this for its figures keeps no memory."""
+        """Of an error, once the last thread has ended."""
         with self._lock:
-            if self._running or not (self._stop.is_set() or len(self._there) == self._control.chunk_count):
+            if self._running:
                 return
-            self._region = None
             error = None if self._told_end else self._error
             self._told_end = self._told_end or error is not None
         if error is not None:
@@ -446,7 +449,8 @@ class Fetch:
     def _piece(self, chunk: ChunkRange) -> Piece:
         """Where it goes. Its pages are made now, so that lack of memory is an error and not a signal."""
         region = self._region
-        assert region is not None
+        if region is None:
+            raise Abandoned(chunk.object)
         room_bytes = -(-chunk.size_bytes // PAGE_BYTES) * PAGE_BYTES
         try:
             region.populate(chunk.segment_offset, room_bytes)

@@ -95,12 +95,13 @@ class Segment:
 
     def rests(self, now_ns: int) -> None:
         """What is wanted has come, or will not."""
-        begin_ns, _ = self.fetch_span_ns
-        self.fetch_span_ns = (begin_ns, now_ns)
+        begin_ns, end_ns = self.fetch_span_ns
         self.filled.set()
-        if self.fetch is not None:
-            self._spent_s += (now_ns - begin_ns) / 1e9
-            self._spent_on_bytes = self.fetch.ready_bytes
+        if end_ns or self.fetch is None:
+            return
+        self.fetch_span_ns = (begin_ns, now_ns)
+        self._spent_s += (now_ns - begin_ns) / 1e9
+        self._spent_on_bytes = self.fetch.ready_bytes
 
     @property
     def fetch_s(self) -> float:
