@@ -8,6 +8,7 @@ a choice: on free devices only, and on any. Never two stages on one node: they w
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -88,9 +89,9 @@ class Candidate(NamedTuple):
     cuts: tuple[Cut, ...]
     full: int
     """The first so many stages have a whole worker's memory."""
-    seats: tuple[Seat, ...]
-    fetches: tuple[Fetch, ...]
-    reserved_bytes: tuple[int, ...]
+    seats: list[Seat]
+    fetches: list[Fetch]
+    reserved_bytes: list[int]
     ttft_s: float
     tpot_s: float
     whole_s: float
@@ -117,12 +118,10 @@ def missing_bytes(held: Held | None, layers: int, size_bytes: int, shape: Shape)
 
 def find_seats(request: PlanRequest, cluster: Cluster, sizes: Sequence[int], now_s: float) -> tuple[list[Seat], int]:
     """The nodes that these sizes could want, quickest first; and how many more were bound by their promises."""
+    weigh = request.segment_bytes > 0
     needs = {request.memory_bytes + request.segment_bytes}
     for size in sizes:
-        cuts = request.shape.cuts(size)
-        needs.add(
-            min(request.own_bytes(cut, full=False) + (cut.size_bytes if request.segment_bytes else 0) for cut in cuts)
-        )
+        needs.update(request.own_bytes(cut, full=False) + cut.size_bytes * weigh for cut in request.shape.cuts(size))
     states, refused = cluster.quickest(sorted(needs, reverse=True), max(sizes), now_s)
     known = {state.node for state in states}
     states += [state for state in cluster.holders(request.checkpoint) if state.node not in known]
@@ -131,125 +130,150 @@ def find_seats(request: PlanRequest, cluster: Cluster, sizes: Sequence[int], now
     return seats, refused
 
 
-def candidates(
-    request: PlanRequest, seats: Sequence[Seat], sizes: Iterable[int], now_s: float
-) -> Iterator[Candidate | Lack]:
-    """In rising size and number of whole workers. A single worker has all memory, so it has no low-memory variant."""
-    variants = [list(seats)]
-    free = [seat for seat in seats if not seat.shared]
-    if free and len(free) < len(seats):
-        variants.insert(0, free)
-    for size in sizes:
-        cuts = request.shape.cuts(size)
-        for full in range(0 if size > 1 else 1, size + 1):
-            before: tuple[Seat, ...] = ()
-            for variant in variants:
-                chosen = _choose(request, cuts, full, variant, now_s)
-                if isinstance(chosen, Lack):
-                    if variant is variants[-1]:
-                        yield chosen
-                elif chosen != before:
-                    before = chosen
-                    yield _predicted(request, cuts, full, chosen, now_s)
+class Search:
+    """One request among its seats at one moment. Most of a decision's time is spent here, in small loops."""
 
+    def __init__(self, request: PlanRequest, seats: Sequence[Seat], now_s: float) -> None:
+        self._request = request
+        self._now_s = now_s
+        self._weigh = request.segment_bytes > 0
+        free = [seat for seat in seats if not seat.shared]
+        self._variants = [free, list(seats)] if free and len(free) < len(seats) else [list(seats)]
+        self._any_held = any(seat.held is not None for seat in seats)
 
-def _choose(
-    request: PlanRequest, cuts: tuple[Cut, ...], full: int, seats: Sequence[Seat], now_s: float
-) -> tuple[Seat, ...] | Lack:
-    chosen: dict[int, Seat] = {}
-    used: set[int] = set()
-    if any(seat.held for seat in seats):
-        for _, stage, place in _kept(request, cuts, seats, now_s):
-            seat = seats[place]
-            if stage not in chosen and place not in used and _fits(request, cuts[stage], seat, stage < full):
-                chosen[stage] = seat
-                used.add(place)
-    for stage, cut in enumerate(cuts):
-        if stage in chosen:
-            continue
-        for place, seat in enumerate(seats):
-            if place not in used and seat.opened and _fits(request, cut, seat, stage < full):
-                chosen[stage] = seat
-                used.add(place)
-                break
-        else:
-            return Lack(len(cuts), full, len(chosen))
-    return tuple(chosen[stage] for stage in range(len(cuts)))
-
-
-def _fits(request: PlanRequest, cut: Cut, seat: Seat, full: bool) -> bool:
-    if full or seat.fits_whole:
-        return seat.fits_whole
-    size_bytes = cut.size_bytes if request.segment_bytes else 0
-    need = request.own_bytes(cut, full=False) + missing_bytes(seat.held, cut.layers, size_bytes, request.shape)
-    return seat.state.free_bytes >= need
-
-
-def _kept(
-    request: PlanRequest, cuts: tuple[Cut, ...], seats: Sequence[Seat], now_s: float
-) -> list[tuple[float, int, int]]:
-    """(seconds saved, negative, so that the most comes first; stage; seat) where layers that are there pay."""
-    pairs: list[tuple[float, int, int]] = []
-    plain = next((seat for seat in seats if seat.opened and seat.held is None), None)
-    for stage, cut in enumerate(cuts):
-        elsewhere_s = cut.size_bytes / plain.bytes_per_s if plain is not None else float("inf")
-        for place, seat in enumerate(seats):
-            if seat.held is None:
-                continue
-            fetch = _fetch(request, cut, seat, now_s)
-            if fetch.seconds < elsewhere_s and (seat.opened or not fetch.store_bytes):
-                pairs.append((fetch.seconds - min(elsewhere_s, cut.size_bytes / seat.bytes_per_s), stage, place))
-    return sorted(pairs)
-
-
-def _fetch(request: PlanRequest, cut: Cut, seat: Seat, now_s: float) -> Fetch:
-    """Host memory costs nothing, disk its own rate, the store the share of the link that is left; in parallel."""
-    held = seat.held
-    if not request.segment_bytes:
-        return Fetch(0, 0, 0.0)
-    if held is None:
-        return Fetch(cut.size_bytes, cut.size_bytes, cut.size_bytes / seat.bytes_per_s)
-    assert request.checkpoint is not None
-    missing = cut.layers & ~(held.host | held.coming)
-    from_store = missing & ~held.disk
-    store_bytes = request.shape.size_bytes(from_store) if from_store else 0
-    lacking_bytes = request.shape.size_bytes(missing) if missing else 0
-    seconds = max(store_bytes / seat.bytes_per_s, (lacking_bytes - store_bytes) / seat.state.disk_bytes_per_s)
-    if cut.layers & held.coming & ~held.host:
-        seconds = max(seconds, seat.state.link.pending_s(request.checkpoint, now_s))
-    return Fetch(lacking_bytes, store_bytes, seconds)
-
-
-def _predicted(
-    request: PlanRequest, cuts: tuple[Cut, ...], full: int, seats: tuple[Seat, ...], now_s: float
-) -> Candidate:
-    known, stages, loaded = request.measures, len(cuts), request.segment_bytes > 0
-    fetches = tuple(_fetch(request, cut, seat, now_s) for cut, seat in zip(cuts, seats, strict=True))
-    times = [
-        StageTimes(
-            seat.state.start_s,
-            known.library_s.value,
-            fetch.seconds,
-            cut.size_bytes / seat.state.device_bytes_per_s if loaded else 0.0,
+    def least_ttft_s(self, size: int) -> float:
+        """No candidate of this size can be quicker: every worker whole, the quickest node's link for all."""
+        known, seats = self._request.measures, self._variants[-1]
+        if not seats:
+            return float("inf")
+        largest_bytes = (
+            0 if self._any_held or not self._weigh else max(c.size_bytes for c in self._request.shape.cuts(size))
         )
-        for cut, seat, fetch in zip(cuts, seats, fetches, strict=True)
-    ]
-    ready_s = (ready_overlapped_s if request.overlapped else ready_sequential_s)(times) + known.rest_s.value
-    done = work(stages, [cut.share for cut in cuts[:full]])
-    hop_s = known.hop_s.value
-    first_s = ttft_s(ready_s, prefill_s=known.prefill_s.value, hop_s=hop_s, stages=stages, work=done)
-    each_s = tpot_s(decode_s=known.decode_s.value, hop_s=hop_s, stages=stages, work=done)
-    growing = max(1, min(full, request.workers))
-    whole_s = max(
-        (max(0, seat.missing_bytes - fetch.missing_bytes) / seat.bytes_per_s if stages > 1 else 0.0)
-        for seat, fetch in zip(seats[:growing], fetches, strict=False)
-    )
-    reserved = tuple(
-        request.own_bytes(cut, full=stage < full) + (seat.missing_bytes if stage < full else fetch.missing_bytes)
-        for stage, (cut, seat, fetch) in enumerate(zip(cuts, seats, fetches, strict=True))
-    )
-    weighted = sum(size * (SHARING if seat.shared else 1.0) for size, seat in zip(reserved, seats, strict=True))
-    return Candidate(
-        cuts, full, seats, fetches, reserved, first_s, each_s, whole_s,
-        cost_gib_s(sum(reserved), first_s, whole_s), cost_gib_s(weighted, first_s, whole_s),
-    )  # fmt: skip
+        ready_s = max(
+            min(seat.state.start_s for seat in seats) + known.library_s.value,
+            largest_bytes / max(seat.bytes_per_s for seat in seats),
+        )
+        return ttft_s(
+            ready_s + known.rest_s.value,
+            prefill_s=known.prefill_s.value, hop_s=known.hop_s.value, stages=size, work=1.0,
+        )  # fmt: skip
+
+    def candidates(self, sizes: Iterable[int]) -> Iterator[Candidate | Lack]:
+        """In rising size and number of whole workers. A single worker has all memory: it has no low-memory variant."""
+        for size in sizes:
+            cuts = self._request.shape.cuts(size)
+            kept = [self._kept(cuts, variant) if self._any_held else [] for variant in self._variants]
+            for full in range(0 if size > 1 else 1, size + 1):
+                yield from self._of(cuts, full, kept)
+
+    def _of(
+        self, cuts: tuple[Cut, ...], full: int, kept: Sequence[list[tuple[float, int, int, int]]]
+    ) -> Iterator[Candidate | Lack]:
+        before: list[Seat] | None = None
+        for variant, pairs in zip(self._variants, kept, strict=True):
+            chosen = self._choose(cuts, full, variant, pairs)
+            if isinstance(chosen, Lack):
+                if variant is self._variants[-1]:
+                    yield chosen
+            elif chosen != before:
+                before = chosen
+                yield self._predicted(cuts, full, chosen)
+
+    def _choose(
+        self, cuts: tuple[Cut, ...], full: int, seats: Sequence[Seat], pairs: Sequence[tuple[float, int, int, int]]
+    ) -> list[Seat] | Lack:
+        chosen: dict[int, Seat] = {}
+        used: set[int] = set()
+        for _, _, stage, place in pairs:
+            seat = seats[place]
+            if stage not in chosen and place not in used and self._fits(cuts[stage], seat, stage < full):
+                chosen[stage] = seat
+                used.add(place)
+        for stage, cut in enumerate(cuts):
+            if stage in chosen:
+                continue
+            for place, seat in enumerate(seats):
+                if place not in used and seat.opened and (seat.fits_whole or self._fits(cut, seat, stage < full)):
+                    chosen[stage] = seat
+                    used.add(place)
+                    break
+            else:
+                return Lack(len(cuts), full, len(chosen))
+        return [chosen[stage] for stage in range(len(cuts))]
+
+    def _fits(self, cut: Cut, seat: Seat, full: bool) -> bool:
+        if full or seat.fits_whole:
+            return seat.fits_whole
+        request = self._request
+        size_bytes = cut.size_bytes if self._weigh else 0
+        need = request.own_bytes(cut, full=False) + missing_bytes(seat.held, cut.layers, size_bytes, request.shape)
+        return seat.state.free_bytes >= need
+
+    def _kept(self, cuts: tuple[Cut, ...], seats: Sequence[Seat]) -> list[tuple[float, int, int, int]]:
+        """(rank, stages that the seat would do for, stage, seat) where layers that are there pay, the best first.
+
+        Greedy, but a node that holds one stage takes it before a node that holds them all.
+        """
+        held = [(place, seat) for place, seat in enumerate(seats) if seat.held is not None]
+        pairs: list[tuple[float, int, int]] = []
+        uses: Counter[int] = Counter()
+        for stage, cut in enumerate(cuts):
+            plain = (seat for seat in seats if seat.held is None and seat.opened and self._fits(cut, seat, False))
+            quickest = next(plain, None)
+            elsewhere_s = cut.size_bytes / quickest.bytes_per_s if quickest is not None else float("inf")
+            for place, seat in held:
+                fetch = self._fetch(cut, seat)
+                if fetch.seconds < elsewhere_s and (seat.opened or not fetch.store_bytes):
+                    pairs.append((fetch.seconds - cut.size_bytes / held[0][1].bytes_per_s, stage, place))
+                    uses[place] += 1
+        return sorted((rank, uses[place], stage, place) for rank, stage, place in pairs)
+
+    def _fetch(self, cut: Cut, seat: Seat) -> Fetch:
+        """Host memory costs nothing, disk its own rate, the store the share of the link that is left; in parallel."""
+        held, size_bytes = seat.held, cut.size_bytes
+        if not self._weigh:
+            return Fetch(0, 0, 0.0)
+        if held is None:
+            return Fetch(size_bytes, size_bytes, size_bytes / seat.bytes_per_s)
+        shape, checkpoint = self._request.shape, self._request.checkpoint
+        assert checkpoint is not None
+        missing = cut.layers & ~(held.host | held.coming)
+        store_bytes = shape.size_bytes(missing & ~held.disk)
+        lacking_bytes = shape.size_bytes(missing)
+        seconds = max(store_bytes / seat.bytes_per_s, (lacking_bytes - store_bytes) / seat.state.disk_bytes_per_s)
+        if cut.layers & held.coming & ~held.host:
+            seconds = max(seconds, seat.state.link.pending_s(checkpoint, self._now_s))
+        return Fetch(lacking_bytes, store_bytes, seconds)
+
+    def _predicted(self, cuts: tuple[Cut, ...], full: int, seats: list[Seat]) -> Candidate:
+        request, known, stages = self._request, self._request.measures, len(cuts)
+        library_s, hop_s = known.library_s.value, known.hop_s.value
+        growing = max(1, min(full, request.workers))
+        fetches: list[Fetch] = []
+        times: list[StageTimes] = []
+        reserved: list[int] = []
+        weighted = whole_s = full_share = 0.0
+        for stage, (cut, seat) in enumerate(zip(cuts, seats, strict=True)):
+            fetch = self._fetch(cut, seat)
+            load_s = cut.size_bytes / seat.state.device_bytes_per_s if self._weigh else 0.0
+            fetches.append(fetch)
+            times.append(StageTimes(seat.state.start_s, library_s, fetch.seconds, load_s))
+            if stage < full:
+                full_share += cut.share
+                size_bytes = request.memory_bytes + seat.missing_bytes
+            else:
+                size_bytes = request.own_bytes(cut, full=False) + fetch.missing_bytes
+            if stage < growing:
+                whole_s = max(whole_s, (seat.missing_bytes - fetch.missing_bytes) / seat.bytes_per_s)
+            reserved.append(size_bytes)
+            weighted += size_bytes * SHARING if seat.shared else size_bytes
+        ready_s = ready_overlapped_s(times) if request.overlapped else ready_sequential_s(times)
+        done = work(stages, full, full_share)
+        first_s = ttft_s(
+            ready_s + known.rest_s.value, prefill_s=known.prefill_s.value, hop_s=hop_s, stages=stages, work=done
+        )
+        return Candidate(
+            cuts, full, seats, fetches, reserved, first_s,
+            tpot_s(decode_s=known.decode_s.value, hop_s=hop_s, stages=stages, work=done), whole_s,
+            cost_gib_s(sum(reserved), first_s, whole_s), cost_gib_s(weighted, first_s, whole_s),
+        )  # fmt: skip

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from fleetstart.controller.planner.candidates import Candidate, Lack, PlanRequest, candidates, find_seats
+from fleetstart.controller.planner.candidates import Candidate, Lack, PlanRequest, Search, find_seats
 from fleetstart.controller.planner.cluster import Cluster
 from fleetstart.controller.planner.contention import NEVER
 from fleetstart.controller.planner.nodes import fetch_within_s
@@ -36,18 +36,29 @@ def plan(request: PlanRequest, cluster: Cluster, now_s: float) -> Plan:
     """Decides one start. Changes nothing: what is ordered is told to the cluster with `nodes.with_stage` and `put`."""
     usual = range(1, min(SIZE_USUAL, request.shape.count) + 1)
     seats, refused = find_seats(request, cluster, usual, now_s)
-    found = list(candidates(request, seats, usual, now_s))
+    found = list(Search(request, seats, now_s).candidates(usual))
     choice = choose(request, [one for one in found if isinstance(one, Candidate)])
-    wider = range(SIZE_USUAL + 1, min(SIZE_MOST, request.shape.count) + 1)
-    if choice is not None and not choice.meets_slo and wider:
-        seats, _ = find_seats(request, cluster, [1, *wider], now_s)
-        more = list(candidates(request, seats, wider, now_s))
-        if any(isinstance(one, Candidate) and _meets(request, one) for one in more):
+    if choice is not None and not choice.meets_slo:
+        more = _wider(request, cluster, now_s)
+        if more:
             found += more
             choice = choose(request, [one for one in found if isinstance(one, Candidate)])
     if choice is None:
         return _none(request, cluster, found, refused)
     return _plan(request, choice, found)
+
+
+def _wider(request: PlanRequest, cluster: Cluster, now_s: float) -> list[Candidate | Lack]:
+    """Larger groups than usual, of the sizes that could keep the SLO; none if none of them does."""
+    sizes = range(SIZE_USUAL + 1, min(SIZE_MOST, request.shape.count) + 1)
+    if not sizes:
+        return []
+    slo_s = request.slo.ttft_s if request.slo is not None and request.slo.ttft_s is not None else NEVER
+    seats, _ = find_seats(request, cluster, [1, *sizes], now_s)
+    search = Search(request, seats, now_s)
+    hopeful = [size for size in sizes if search.least_ttft_s(size) + request.waited_s <= slo_s]
+    found = list(search.candidates(hopeful))
+    return found if any(isinstance(one, Candidate) and _meets(request, one) for one in found) else []
 
 
 def choose(request: PlanRequest, found: Sequence[Candidate]) -> Choice | None:
@@ -113,7 +124,7 @@ def _stages(request: PlanRequest, choice: Choice) -> list[StagePlan]:
     taken = choice.taken
     within_s = NEVER
     if choice.meets_slo:
-        within_s = fetch_within_s(request.slo, request.measures, len(taken.cuts), taken.full) - request.waited_s
+        within_s = fetch_within_s(request.slo, request.measures, taken.cuts, taken.full) - request.waited_s
     return [
         StagePlan(
             node=seat.state.node,
@@ -180,7 +191,7 @@ def _none(request: PlanRequest, cluster: Cluster, found: Sequence[Candidate | La
             retry_after_s=2,
         )
     else:
-        roomiest = max(cluster, key=lambda state: state.free_bytes)
+        roomiest = min(cluster, key=lambda state: (-state.free_bytes, state.node))
         error = Unavailable(
             f"function {request.function}: a worker needs {need_mib} MiB, the roomiest node {roomiest.node} has "
             f"{max(0, roomiest.free_bytes) // MIB} of {roomiest.memory_bytes // MIB} MiB free",

@@ -1,23 +1,25 @@
 """One node as the planner sees it: room, speed, what it holds, what it fetches; and how that follows from its report.
 
 Nothing is kept that orders and reports do not say, so a new scheduler sees what the old one saw. To build the states
-from a `View`: for each node that is not absent, take its orders that are not final with their statuses
-(`view.statuses`), and pass them with the node's report and measures to `node_state`. A state is good until the
-report, an order or a status of that node changes; time alone is accounted for (`Link.at`).
+from a `View`: `orders_seen(view.orders.values(), view.statuses, view.versions, ...)`, then `node_state` with the report
+of each node that is not absent and what was seen of it. A state is good until the report, an order or a status of that
+node changes; time alone is accounted for (`Link.at`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fleetstart.controller.planner.contention import NEVER, Fetching, Link
-from fleetstart.controller.planner.measures import NodeMeasures, VersionMeasures
+from fleetstart.controller.planner.measures import NodeMeasures, VersionMeasures, version_prior
 from fleetstart.controller.planner.plans import StagePlan
-from fleetstart.controller.planner.predict import hops_s
-from fleetstart.controller.planner.shape import EVERY_LAYER, Shape
+from fleetstart.controller.planner.predict import hops_s, work
+from fleetstart.controller.planner.shape import EVERY_LAYER, Cut, Shape, layer_set
+from fleetstart.controller.records import VersionKey, VersionRecord
 from fleetstart.runtime.contract.function import SLO
-from fleetstart.runtime.contract.ids import CheckpointId, NodeId, WorkerId
+from fleetstart.runtime.contract.ids import CheckpointId, NodeId, PipelineId, WorkerId
 from fleetstart.runtime.contract.messages import FINAL, NodeReport, SegmentReport, WorkerOrder, WorkerStatus
 
 
@@ -75,12 +77,48 @@ class OrderSeen:
         return self.order.wanted == "run" and (self.status is None or self.status.state == "starting")
 
 
-def fetch_within_s(slo: SLO | None, measures: VersionMeasures, stages: int, full: int) -> float:
+def orders_seen(
+    orders: Iterable[WorkerOrder],
+    statuses: Mapping[WorkerId, WorkerStatus],
+    records: Mapping[VersionKey, VersionRecord],
+    shapes: Mapping[VersionKey, Shape],
+    measures: Mapping[VersionKey, VersionMeasures],
+) -> dict[NodeId, list[OrderSeen]]:
+    """By node. A version without measures has its prior's; orders of versions that are not known are left out."""
+    orders = list(orders)
+    full: Counter[PipelineId] = Counter()
+    for order in orders:
+        record = records.get(_key(order))
+        if order.stage is not None and record is not None:
+            full[order.stage.pipeline] += order.spec.memory_bytes >= record.spec.memory_bytes
+    found: dict[NodeId, list[OrderSeen]] = {}
+    for order in orders:
+        key = _key(order)
+        shape = shapes.get(key)
+        if shape is None:
+            continue
+        seen = OrderSeen(
+            order=order,
+            status=statuses.get(order.worker),
+            shape=shape,
+            measures=measures.get(key) or version_prior(shape.total_bytes),
+            full=full[order.stage.pipeline] if order.stage is not None else 1,
+        )
+        found.setdefault(order.node, []).append(seen)
+    return found
+
+
+def _key(order: WorkerOrder) -> VersionKey:
+    return VersionKey(order.spec.name, order.version)
+
+
+def fetch_within_s(slo: SLO | None, measures: VersionMeasures, cuts: Sequence[Cut], full: int) -> float:
     """How long after its order a stage's bytes may take for the promise on TTFT to be kept (D_i of eq. 3)."""
     if slo is None or slo.ttft_s is None:
         return NEVER
-    work = stages - full + full / stages
-    return slo.ttft_s - measures.prefill_s.value * work - hops_s(stages, measures.hop_s.value) - measures.rest_s.value
+    done = work(len(cuts), full, sum(cut.share for cut in cuts[:full]))
+    after_s = measures.prefill_s.value * done + hops_s(len(cuts), measures.hop_s.value) + measures.rest_s.value
+    return slo.ttft_s - after_s
 
 
 def node_state(
@@ -116,13 +154,14 @@ def node_state(
 
 
 def with_stage(
-    state: NodeState, stage: StagePlan, worker: WorkerId, checkpoint: CheckpointId | None, layers: int, now_s: float
+    state: NodeState, stage: StagePlan, worker: WorkerId, checkpoint: CheckpointId | None, now_s: float
 ) -> NodeState:
     """After the stage was ordered there: the next decision of the same step counts it."""
     link, held = state.link, state.held
     if checkpoint is not None and stage.missing_bytes:
         known = held.get(checkpoint, Held())
-        held = {**held, checkpoint: replace(known, coming=known.coming | layers & ~known.host)}
+        layers = layer_set(stage.first, stage.end) & ~known.host
+        held = {**held, checkpoint: replace(known, coming=known.coming | layers)}
     if checkpoint is not None and stage.store_bytes:
         deadline_s = NEVER if stage.fetch_within_s is None else now_s + stage.fetch_within_s
         link = link.with_fetch(Fetching(worker, checkpoint, stage.store_bytes, deadline_s), now_s)
@@ -157,9 +196,9 @@ def _fetches(
         pending_bytes = _pending_bytes(one, segments.get(checkpoint))
         if not pending_bytes:
             continue
-        stages = order.stage.count if order.stage is not None else 1
-        waited_s = (now_unix_ns - order.ordered_unix_ns) / 1e9
-        deadline_s = now_s - waited_s + fetch_within_s(order.spec.slo, one.measures, stages, one.full)
+        cuts = one.shape.cuts(order.stage.count if order.stage is not None else 1)
+        ordered_s = now_s - (now_unix_ns - order.ordered_unix_ns) / 1e9
+        deadline_s = ordered_s + fetch_within_s(order.spec.slo, one.measures, cuts, one.full)
         known = found.get(checkpoint)
         if known is not None:
             pending_bytes = max(pending_bytes, round(known.pending_bytes))

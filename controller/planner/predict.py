@@ -7,7 +7,7 @@ nothing on and pays no t_n. Everything is in seconds and bytes; nothing is looke
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 GIB = 1024**3
@@ -26,23 +26,24 @@ class StageTimes(NamedTuple):
     """M_i / p."""
 
 
-def ready_sequential_s(stages: Iterable[StageTimes]) -> float:
+def ready_sequential_s(stages: Sequence[StageTimes]) -> float:
     """Eq. 1, first two terms: start, then fetch, then load; the slowest stage counts."""
-    return max(stage.start_s + stage.library_s + stage.fetch_s + stage.load_s for stage in stages)
+    return max([stage.start_s + stage.library_s + stage.fetch_s + stage.load_s for stage in stages])
 
 
-def ready_overlapped_s(stages: Iterable[StageTimes]) -> float:
+def ready_overlapped_s(stages: Sequence[StageTimes]) -> float:
     """Eq. 5, first term: fetching beside everything else, loading beside the libraries."""
-    return max(max(stage.start_s + max(stage.load_s, stage.library_s), stage.fetch_s) for stage in stages)
+    return max([max(stage.start_s + max(stage.load_s, stage.library_s), stage.fetch_s) for stage in stages])
 
 
-def work(stages: int, full_shares: Sequence[float]) -> float:
+def work(stages: int, full: int, full_share: float) -> float:
     """s - w + w/s: what one token costs, in units of the whole model on a whole device.
 
-    A full-memory worker has the device's time for its share of the layers. A low-memory worker reserves memory in
-    proportion to its layers, and at worst gets no more of the device than that: as long as the whole model would take.
+    The `full` full-memory workers together have `full_share` of the layers, and the device's time for them. A
+    low-memory worker reserves memory in proportion to its layers, and at worst gets no more of the device than that:
+    it takes as long as the whole model would.
     """
-    return stages - len(full_shares) + sum(full_shares)
+    return stages - full + full_share
 
 
 def hops_s(stages: int, hop_s: float) -> float:
