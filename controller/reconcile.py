@@ -1,24 +1,28 @@
 """One step of the scheduler: the view and `now` in, writes out.
 
 Goes through every version that is live, ordered or called, asks autoscale how many workers it needs, pool what
-to do about the difference, and placement where. Touches nothing: `scheduler` carries the writes out.
+to do about the difference, and the planner where, alone or as a pipeline. Touches nothing: `scheduler` carries the
+writes out.
 """
 
 from __future__ import annotations
 
+import functools
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from fleetstart.controller.autoscale import Window, needed
 from fleetstart.controller.pipelines import is_helper, tend
-from fleetstart.controller.placement import Candidate, place
+from fleetstart.controller.placement import Candidate
+from fleetstart.controller.planner import Cluster, Plan, Shape, plan
 from fleetstart.controller.pool import Decision, Member, decide
 from fleetstart.controller.records import Failure, VersionKey, VersionRecord, parse_version_key
+from fleetstart.controller.starts import NEW_IDS, NewIds, cluster_of, orders_of, request_of, take
 from fleetstart.controller.view import View
 from fleetstart.runtime.contract.errors import ErrorInfo
 from fleetstart.runtime.contract.function import FunctionSpec
-from fleetstart.runtime.contract.ids import CheckpointId, NodeId, WorkerId, new_worker_id
+from fleetstart.runtime.contract.ids import CheckpointId, NodeId, WorkerId
 from fleetstart.runtime.contract.messages import FunctionLoad, WorkerOrder
 
 NO_LOAD = FunctionLoad(0, 0)
@@ -33,6 +37,8 @@ class Step:
     orders: list[WorkerOrder] = field(default_factory=list)
     taken_back: list[WorkerOrder] = field(default_factory=list)
     unplaced: dict[VersionKey, ErrorInfo] = field(default_factory=dict)
+    plans: dict[WorkerId, Plan] = field(default_factory=dict)
+    """Why each new worker is where it is, by the one that stands for its pipeline."""
     again_unix_ms: int | None = None
 
     def soonest(self, unix_ms: int | None) -> None:
@@ -43,9 +49,10 @@ class Step:
 class Reconciler:
     """Owns the autoscaling windows, the only memory that the scheduler has; losing it costs nothing but warmth."""
 
-    def __init__(self, new_id: Callable[[], WorkerId] = new_worker_id) -> None:
+    def __init__(self, ids: NewIds = NEW_IDS) -> None:
         self._windows: dict[VersionKey, Window] = {}
-        self._new_id = new_id
+        self._shapes: dict[CheckpointId, Shape] = {}
+        self._ids = ids
 
     def step(self, view: View, *, now_ns: int, now_unix_ns: int) -> Step:
         step = Step()
@@ -53,7 +60,7 @@ class Reconciler:
         orders: dict[VersionKey, list[WorkerOrder]] = defaultdict(list)
         for order in view.orders.values():
             orders[VersionKey(order.spec.name, order.version)].append(order)
-        room = Room(view, now_ns)
+        room = _Cluster(lambda: cluster_of(view, self._shapes, now_ns, now_unix_ns))
         keys = {VersionKey(name, record.live) for name, record in view.functions.items()}
         called = {key for text in loads if (key := parse_version_key(text)) is not None}
         for key in sorted(keys | called | orders.keys()):
@@ -67,7 +74,7 @@ class Reconciler:
         self,
         step: Step,
         view: View,
-        room: Room,
+        room: _Cluster,
         key: VersionKey,
         load: FunctionLoad,
         orders: list[WorkerOrder],
@@ -90,8 +97,8 @@ class Reconciler:
         falls_ns = window.falls_ns(spec.scale) if window is not None else None
         if falls_ns is not None:
             step.soonest((now_unix_ns + falls_ns - now_ns) // 1_000_000 + 1)
-        if record is not None:
-            self._start(step, room, key, record, decision.start, now_unix_ns)
+        if record is not None and decision.start:
+            self._start(step, view, room.cluster, key, record, decision.start, now_ns, now_unix_ns)
 
     def _desired(
         self,
@@ -160,23 +167,37 @@ class Reconciler:
         step.orders.extend(tend(left, statuses, lost, now_unix_ns))
 
     def _start(
-        self, step: Step, room: Room, key: VersionKey, record: VersionRecord, count: int, now_unix_ns: int
+        self,
+        step: Step,
+        view: View,
+        cluster: Cluster,
+        key: VersionKey,
+        record: VersionRecord,
+        count: int,
+        now_ns: int,
+        now_unix_ns: int,
     ) -> None:
+        request = request_of(view, key, record)
         for _ in range(count):
-            chosen = place(record.spec, record.segment_bytes, room.candidates())
-            if isinstance(chosen, ErrorInfo):
-                step.unplaced[key] = chosen
+            chosen = plan(request, cluster, now_ns / 1e9)
+            if chosen.error is not None:
+                step.unplaced[key] = chosen.error
                 return
-            order = WorkerOrder(
-                worker=self._new_id(),
-                node=chosen.node,
-                epoch=chosen.epoch,
-                version=key.version,
-                spec=record.spec,
-                ordered_unix_ns=now_unix_ns,
-            )
-            room.take(order, record.segment_bytes)
-            step.orders.append(order)
+            orders = orders_of(chosen, record, self._ids, now_unix_ns=now_unix_ns)
+            take(cluster, chosen, orders, request, now_ns)
+            step.orders.extend(orders)
+            step.plans[orders[0].worker] = chosen
+
+
+class _Cluster:
+    """Made when the step's first start asks for it: most steps start nothing."""
+
+    def __init__(self, make: Callable[[], Cluster]) -> None:
+        self._make = make
+
+    @functools.cached_property
+    def cluster(self) -> Cluster:
+        return self._make()
 
 
 class Room:
@@ -186,7 +207,6 @@ class Room:
         self._reports = {node: seen.report for node, seen in view.nodes.items() if seen.absent_since_ns is None}
         self._pending: dict[NodeId, int] = defaultdict(int)
         self._workers: dict[NodeId, int] = defaultdict(int)
-        self._fetching: set[tuple[NodeId, CheckpointId]] = set()
         for order in view.orders.values():
             self._workers[order.node] += 1
             if order.worker not in view.statuses and order.worker not in view.ended:
@@ -197,13 +217,6 @@ class Room:
             Candidate(report=report, pending_bytes=self._pending[node], workers=self._workers[node])
             for node, report in self._reports.items()
         ]
-
-    def take(self, order: WorkerOrder, segment_bytes: int) -> None:
-        self._workers[order.node] += 1
-        self._pending[order.node] += order.spec.memory_bytes
-        if order.spec.weights is not None and (order.node, order.spec.weights) not in self._fetching:
-            self._fetching.add((order.node, order.spec.weights))
-            self._pending[order.node] += segment_bytes
 
 
 def _changed(order: WorkerOrder, wanted: str, now_unix_ns: int) -> WorkerOrder:

@@ -32,6 +32,8 @@ from fleetstart.runtime.contract.messages import GatewayReport, NodeReport, Work
 log = logging.getLogger(__name__)
 
 RESYNC_S = 1.0
+PLAN_KEPT_S = 24 * 3600
+"""As long as traces."""
 LEADER_LEASE_MS = 2_000
 """Four renewals long: a busy machine keeps its scheduler, a dead one is replaced within two seconds."""
 REDIS_DOWN = (RedisError, OSError, asyncio.TimeoutError)
@@ -324,7 +326,16 @@ class State:
             if not await self._schedule(names, args):
                 return False
             self._written(step)
+        await self._keep_plans(step)
         return True
+
+    async def _keep_plans(self, step: Step) -> None:
+        if not step.plans:
+            return
+        async with self.client.pipeline(transaction=False) as pipe:
+            for worker, plan in step.plans.items():
+                pipe.set(keys.plan(worker), msgspec.json.encode(plan), ex=PLAN_KEPT_S)
+            await pipe.execute()
 
     def _written(self, step: Step) -> None:
         view = self.view

@@ -10,6 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from fleetstart.controller.planner.measures import NodeMeasures, VersionMeasures
 from fleetstart.controller.records import Failure, FunctionRecord, VersionKey, VersionRecord
 from fleetstart.runtime.contract.ids import FunctionName, NodeId, WorkerId
 from fleetstart.runtime.contract.messages import (
@@ -51,6 +52,9 @@ class View:
         self.orders: dict[WorkerId, WorkerOrder] = {}
         self.statuses: dict[WorkerId, WorkerStatus] = {}
         self.gateways: dict[str, tuple[GatewayReport, int]] = {}
+        self.node_measures: dict[NodeId, NodeMeasures] = {}
+        self.version_measures: dict[VersionKey, VersionMeasures] = {}
+        """What was learned of both, for the planner."""
         self.was_ready: set[WorkerId] = set()
         self.ended: OrderedDict[WorkerId, WorkerStatus] = OrderedDict()
         self.touched: set[WorkerId] = set()

@@ -17,6 +17,7 @@
 | fs:ledger:ids | sorted set | row id → unix ms: a row is written once | gateway, node |
 | fs:removals | hash | checkpoint → "removing:{unix ms}:{token}" or "removed:{unix ms}:{token}" | controller |
 | fs:trace:{invocation} | string, expiring | InvocationTrace | gateway |
+| fs:plan:{worker} | string, expiring | Plan: why the worker was started there, by a pipeline's first stage | scheduler |
 | fs:logs:{function} | stream, capped | LogLine | node |
 
 Channels: fs:events:desired:{node} carries WorkerOrder, fs:events:observed WorkerStatus,
@@ -25,7 +26,7 @@ fs:events:gateways GatewayReport, fs:events:functions a function's name.
 
 from __future__ import annotations
 
-from fleetstart.runtime.contract.ids import FunctionName, InvocationId, NodeId, Version
+from fleetstart.runtime.contract.ids import FunctionName, InvocationId, NodeId, Version, WorkerId
 
 FUNCTIONS = "fs:functions"
 NODES = "fs:nodes"
@@ -73,6 +74,10 @@ def failures(name: FunctionName, version: Version) -> str:
 
 def trace(invocation: InvocationId) -> str:
     return f"fs:trace:{invocation}"
+
+
+def plan(worker: WorkerId) -> str:
+    return f"fs:plan:{worker}"
 
 
 def logs(name: FunctionName) -> str:

@@ -1,0 +1,123 @@
+"""Cold starts as the planner sees them: the view as its cluster, its plan as orders."""
+
+from __future__ import annotations
+
+import secrets
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from fleetstart.controller.planner import Cluster, OrderSeen, Plan, PlanRequest, Shape, node_state, shape_of, with_stage
+from fleetstart.controller.planner.measures import NodeMeasures, VersionMeasures, node_prior, version_prior
+from fleetstart.controller.records import VersionKey, VersionRecord
+from fleetstart.controller.view import View
+from fleetstart.runtime.contract.ids import (
+    CheckpointId,
+    NodeId,
+    PipelineId,
+    WorkerId,
+    new_pipeline_id,
+    new_worker_id,
+)
+from fleetstart.runtime.contract.messages import WorkerOrder
+from fleetstart.runtime.contract.stage import Stage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewIds:
+    """What a plan does not say of its orders, and nobody may guess."""
+
+    worker: Callable[[], WorkerId]
+    pipeline: Callable[[], PipelineId]
+    secret: Callable[[], str]
+
+
+NEW_IDS = NewIds(worker=new_worker_id, pipeline=new_pipeline_id, secret=lambda: secrets.token_urlsafe(24))
+
+
+def measures_of(view: View, key: VersionKey, record: VersionRecord) -> VersionMeasures:
+    return view.version_measures.get(key) or version_prior(record.segment_bytes)
+
+
+def request_of(view: View, key: VersionKey, record: VersionRecord) -> PlanRequest:
+    spec = record.spec
+    return PlanRequest(
+        function=key.name,
+        shape=shape_of(record.layout if spec.llm is not None else None, record.segment_bytes),
+        memory_bytes=spec.memory_bytes,
+        checkpoint=spec.weights,
+        kv_bytes=spec.llm.kv_memory_bytes if spec.llm is not None else 0,
+        measures=measures_of(view, key, record),
+        slo=spec.slo,
+    )
+
+
+def cluster_of(view: View, shapes: dict[CheckpointId, Shape], now_ns: int, now_unix_ns: int) -> Cluster:
+    """The nodes that are there, with what was ordered on them. `shapes` remembers those of checkpoints."""
+    seen: dict[NodeId, list[OrderSeen]] = defaultdict(list)
+    for order in view.orders.values():
+        key = VersionKey(order.spec.name, order.version)
+        record = view.versions.get(key)
+        if record is None:
+            continue
+        shape = _shape(shapes, record)
+        status = view.statuses.get(order.worker) or view.ended.get(order.worker)
+        measures = measures_of(view, key, record)
+        seen[order.node].append(OrderSeen(order=order, status=status, shape=shape, measures=measures))
+    for record in view.versions.values():
+        _shape(shapes, record)
+    prior = node_prior(list(view.node_measures.values()))
+    return Cluster(
+        node_state(
+            found.report,
+            seen[node],
+            _known(view.node_measures.get(node), prior),
+            shapes=shapes,
+            now_s=now_ns / 1e9,
+            now_unix_ns=now_unix_ns,
+        )
+        for node, found in view.nodes.items()
+        if found.absent_since_ns is None
+    )
+
+
+def _known(own: NodeMeasures | None, prior: NodeMeasures) -> NodeMeasures:
+    return prior if own is None else own
+
+
+def _shape(shapes: dict[CheckpointId, Shape], record: VersionRecord) -> Shape:
+    checkpoint = record.spec.weights
+    if checkpoint is None:
+        return shape_of(None, 0)
+    if checkpoint not in shapes:
+        shapes[checkpoint] = shape_of(record.layout, record.segment_bytes)
+    return shapes[checkpoint]
+
+
+def orders_of(plan: Plan, record: VersionRecord, ids: NewIds, *, now_unix_ns: int) -> list[WorkerOrder]:
+    """One a stage, the first first, which becomes a whole worker once the pipeline serves (scale down)."""
+    count = len(plan.stages)
+    cuts = tuple((stage.first, stage.end) for stage in plan.stages)
+    pipeline, secret = (ids.pipeline(), ids.secret()) if count > 1 else (None, "")
+    return [
+        WorkerOrder(
+            worker=ids.worker(),
+            node=stage.node,
+            epoch=stage.epoch,
+            version=record.version,
+            spec=record.spec,
+            ordered_unix_ns=now_unix_ns,
+            stage=Stage(pipeline=pipeline, index=index, cuts=cuts) if pipeline is not None else None,
+            secret=secret,
+            peers=("",) * count if count > 1 else (),
+            grow=count > 1 and index == 0,
+        )
+        for index, stage in enumerate(plan.stages)
+    ]
+
+
+def take(cluster: Cluster, plan: Plan, orders: list[WorkerOrder], request: PlanRequest, now_ns: int) -> None:
+    """The cluster after these were ordered, for the next decision of the same step."""
+    for stage, order in zip(plan.stages, orders, strict=True):
+        state = cluster[stage.node]
+        cluster.put(with_stage(state, stage, order.worker, request.checkpoint, now_ns / 1e9))
