@@ -58,6 +58,8 @@ def is_zero(region: Region) -> bool:
 
 STEPS = st.one_of(
     st.tuples(st.just("take"), st.integers(0, (CAPACITY + 1) * SLAB)),
+    st.tuples(st.just("some"), st.integers(0, 2 * CAPACITY)),
+    st.tuples(st.just("grant"), st.integers(0, CAPACITY)),
     st.tuples(st.just("drop"), st.integers(0, CAPACITY)),
     st.tuples(st.just("prepare"), st.integers(0, CAPACITY + 1)),
     st.tuples(st.just("release"), st.integers(0, CAPACITY + 1)),
@@ -74,6 +76,7 @@ def test_memory_is_zero_when_taken_counted_once_and_within_the_capacity_whatever
     pool = pool_of(pages)
     without_slabs = open_descriptors() - pool.clean
     held: list[Region] = []
+    granted: dict[int, int] = {}
     for step, number in steps:
         used, clean, dirty = counts(pool)
         if step == "take" and used + max(1, -(-number // SLAB)) > CAPACITY:
@@ -83,10 +86,39 @@ def test_memory_is_zero_when_taken_counted_once_and_within_the_capacity_whatever
             assert counts(pool) == (used, clean, dirty)
         elif step == "take":
             held.append(pool.take(number))
+            granted[id(held[-1])] = len(held[-1].fds)
             assert is_zero(held[-1])
             soil(held[-1])
+        elif step == "some":  # of a region of three slabs, which may be more than there are
+            positions = [position for position in range(3) if number >> position & 1]
+            if used + len(positions) > CAPACITY:
+                with pytest.raises(OSError, match="slabs of a pool of 4"):
+                    pool.take_some(3 * SLAB, positions)
+                continue
+            held.append(pool.take_some(3 * SLAB, positions))
+            granted[id(held[-1])] = len(positions)
+            for position in range(3):
+                if position in positions:
+                    assert bytes(held[-1].view(position * SLAB, SLAB)) == ZEROS
+                    held[-1].view(position * SLAB, SLAB)[:] = b"\xbb" * SLAB
+                else:
+                    with pytest.raises(IndexError, match="not granted"):
+                        held[-1].view(position * SLAB, 1)
+        elif step == "grant" and held:
+            region = held[number % len(held)]
+            missing = len(region.fds) - granted[id(region)]
+            if used + missing > CAPACITY:
+                with pytest.raises(OSError, match="slabs of a pool of 4"):
+                    pool.grant(region, range(len(region.fds)))
+                assert counts(pool) == (used, clean, dirty)
+            else:
+                pool.grant(region, range(len(region.fds)))
+                granted[id(region)] += missing
+                assert sum(counts(pool)) == min(CAPACITY, used + missing + clean + dirty)
+                soil(region)
+            del region
         elif step == "drop" and held:
-            held.pop(number % len(held))
+            granted.pop(id(held.pop(number % len(held))))
         elif step == "prepare":
             did = pool.prepare(number)
             assert did == (dirty > 0 or (clean < number and used + clean + dirty < CAPACITY))
@@ -94,13 +126,73 @@ def test_memory_is_zero_when_taken_counted_once_and_within_the_capacity_whatever
         elif step == "release":
             assert pool.release(number) == min(number, clean + dirty)
             assert pool.dirty == max(0, dirty - number)
-        assert pool.used == sum(len(region.fds) for region in held)
+        assert pool.used == sum(granted.values())
         assert sum(counts(pool)) <= CAPACITY
-        assert open_descriptors() == without_slabs + sum(counts(pool))
+        sparse = sum(len(region.fds) for region in held) - pool.used
+        assert open_descriptors() == without_slabs + sum(counts(pool)) + sparse
     held.clear()
     assert pool.used == 0
     del pool
     assert open_descriptors() == at_first
+
+
+def test_what_was_attached_before_it_was_granted_sees_what_comes_then(pages: Pages) -> None:
+    pool = pool_of(pages)
+    region = pool.take_some(3 * SLAB, [1])
+    reader = Region.attach([os.dup(fd) for fd in region.fds], 3 * SLAB)
+    region.view(SLAB, 5)[:] = b"first"
+    assert pool.used == 1
+
+    pool.grant(region, [1, 2])
+    assert pool.used == 2
+    region.populate(2 * SLAB, SLAB)
+    region.view(3 * SLAB - 4, 4)[:] = b"then"
+
+    assert bytes(reader.view(SLAB, 5)) == b"first"
+    assert bytes(reader.view(3 * SLAB - 4, 4)) == b"then"
+    del region
+    assert counts(pool)[0] == 0
+    assert pool.dirty <= 2, "what was sparse goes back to the system"
+
+
+def test_sparse_slabs_take_no_memory(pages: Pages) -> None:
+    def taken() -> int:
+        return -meminfo("HugePages_Free") * SLAB // 1024 if pages == "hugetlb" else rollup("Pss_Shmem")
+
+    pool = pool_of(pages, capacity=2)
+    pool.release(2)
+    before = taken()
+    region = pool.take_some(64 * SLAB, [])
+    assert taken() <= before
+    assert len(region.fds) == 64
+    assert counts(pool) == (0, 0, 0)
+
+
+def test_free_slabs_give_way_to_what_is_granted(pages: Pages) -> None:
+    pool = pool_of(pages, capacity=3)
+    region = pool.take_some(2 * SLAB, [])
+    while pool.prepare(3):
+        pass
+    assert counts(pool) == (0, 3, 0)
+    pool.grant(region, [0, 1])
+    assert counts(pool) == (2, 1, 0)
+    with pytest.raises(OSError, match="slabs of a pool of 3"):
+        pool.take(2 * SLAB)
+
+
+def test_grants_that_cannot_be(pages: Pages) -> None:
+    pool = pool_of(pages)
+    region = pool.take_some(2 * SLAB, [0])
+    for wrong in ([2], [0, 2**63]):
+        with pytest.raises(IndexError):
+            pool.grant(region, wrong)
+        with pytest.raises(IndexError):
+            pool.take_some(2 * SLAB, wrong)
+    attached = Region.attach([os.dup(fd) for fd in region.fds], 2 * SLAB)
+    for other in (attached, pool_of(pages).take(SLAB)):
+        with pytest.raises(ValueError, match="another pool"):
+            pool.grant(other, [0])
+    assert pool.used == 1
 
 
 def test_slabs_come_back_with_the_last_view_capsule_or_tensor(pages: Pages) -> None:
