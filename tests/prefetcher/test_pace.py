@@ -1,0 +1,97 @@
+"""Pacing: never more than its share, whatever the clock does; small portions; and what S3 makes of it."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+import xxhash
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fleetstart.prefetcher import pace as pacing
+from fleetstart.prefetcher.pace import CREDIT_S, PORTION_BYTES, SHARE, WINDOW_BYTES, Pace
+from fleetstart.prefetcher.s3 import S3Source
+from fleetstart.prefetcher.sources import Piece, Range
+from tests.prefetcher.faulty_s3 import FaultyS3, resets_after
+
+MBIT_200 = 25e6
+
+
+@given(
+    st.floats(1e5, 1e10),
+    st.lists(st.tuples(st.integers(1, 1 << 20), st.floats(0, 0.1)), min_size=1, max_size=50),
+)
+def test_what_is_read_is_never_ahead_of_its_share_by_more_than_the_credit(
+    bytes_per_s: float, reads: list[tuple[int, float]]
+) -> None:
+    pace = Pace()
+    pace.measured(bytes_per_s)
+    now_s = 1000.0
+    read_bytes = 0
+    for size_bytes, idle_s in reads:
+        now_s += idle_s
+        now_s += pace.delay_s(size_bytes, now_s)
+        assert read_bytes <= (now_s - 1000.0 + CREDIT_S) * bytes_per_s * SHARE + 1
+        read_bytes += size_bytes
+
+
+def test_who_reads_without_a_break_gets_all_of_its_share() -> None:
+    pace = Pace()
+    pace.measured(MBIT_200)
+    now_s = 0.0
+    for _ in range(1000):
+        now_s += pace.delay_s(pace.portion_bytes, now_s)
+    assert 1000 * pace.portion_bytes / now_s == pytest.approx(MBIT_200 * SHARE, rel=0.01)
+
+
+@given(st.floats(0, 1e12))
+def test_portions_and_windows_are_a_moment_of_the_link(bytes_per_s: float) -> None:
+    pace = Pace()
+    pace.measured(bytes_per_s)
+    assert PORTION_BYTES[0] <= pace.portion_bytes <= PORTION_BYTES[1]
+    assert WINDOW_BYTES[0] <= pace.window_bytes <= WINDOW_BYTES[1]
+
+
+def test_nothing_is_held_back_before_the_source_was_measured() -> None:
+    assert [Pace().delay_s(1 << 30, 1.0) for _ in range(3)] == [0.0, 0.0, 0.0]
+
+
+def test_paced_reads_have_connections_with_small_buffers_of_their_own(
+    tmp_path: Path, aws: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "weights").mkdir()
+    data = os.urandom(1 << 20)
+    (tmp_path / "weights" / "part").write_bytes(data)
+    server = FaultyS3(tmp_path)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", server.url)
+    waited: list[int] = []
+    monkeypatch.setattr(pacing.Pace, "wait", lambda self, size_bytes: waited.append(size_bytes))
+    source, pace = S3Source(bucket="weights"), Pace()
+    pace.measured(MBIT_200)
+
+    def read(pace: Pace | None) -> None:
+        into = memoryview(bytearray(len(data)))
+        found = list(source.read(Range("part", len(data), 0, [Piece(len(data), into)], pace), lambda: False))
+        assert found == [xxhash.xxh3_64_intdigest(data)]
+
+    try:
+        read(pace)
+        assert sum(waited) == len(data)
+        assert max(waited) <= pace.portion_bytes
+        read(pace)
+        read(None)
+        assert sum(waited) == 2 * len(data)
+        (slow,), (quick,) = (
+            [connection for idle in pool._idle.values() for connection in idle]
+            for pool in (source._paced, source._connections)
+        )
+        sizes = [end.sock.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) for end in (slow, quick)]
+        assert sizes[0] == 2 * pace.window_bytes
+        assert sizes[0] < sizes[1]
+        server.faults = [resets_after(1000)]
+        read(pace)
+    finally:
+        server.close()
