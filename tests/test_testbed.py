@@ -32,11 +32,14 @@ LOST_S = 15.0
 
 
 @pytest.fixture(scope="module")
-def bed() -> Iterator[Testbed]:
+def bed(request: pytest.FixtureRequest) -> Iterator[Testbed]:
     """Tests leave it as they found it: whole, and without functions."""
+    failed_before = request.session.testsfailed
     with Testbed(nodes=2, mbit=MBIT, env=QUICK) as bed:
         (bed.bucket / "object").write_bytes(os.urandom(OBJECT_BYTES))
         yield bed
+        if request.session.testsfailed > failed_before:
+            print(bed.log_tails())
 
 
 def fetch_s(bed: Testbed, node: int) -> float:
