@@ -13,9 +13,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from fleetstart.controller.planner.cluster import Cluster
+from fleetstart.controller.planner.cluster import Cluster, Now
 from fleetstart.controller.planner.measures import VersionMeasures
-from fleetstart.controller.planner.nodes import Held, NodeState
+from fleetstart.controller.planner.nodes import Held
 from fleetstart.controller.planner.predict import (
     StageTimes,
     cost_gib_s,
@@ -65,16 +65,25 @@ class PlanRequest:
 class Seat:
     """A node as this request meets it now."""
 
-    __slots__ = ("bytes_per_s", "fits_whole", "held", "missing_bytes", "opened", "ratio", "shared", "state")
+    __slots__ = (
+        "bytes_per_s", "coming_s", "fetches", "fits_whole", "held", "missing_bytes", "opened", "ratio", "shared",
+        "state",
+    )  # fmt: skip
 
-    def __init__(self, state: NodeState, request: PlanRequest, now_s: float) -> None:
-        link = state.link
+    def __init__(self, now: Now, request: PlanRequest, now_s: float) -> None:
+        state, link = now
         self.state = state
         self.bytes_per_s = link.share(now_s) if link.fetches else link.bytes_per_s
         self.ratio = 1 / self.bytes_per_s + 1 / state.device_bytes_per_s
         self.opened = not link.fetches or link.accepts(now_s)
         self.shared = state.workers > 0
         self.held = state.held.get(request.checkpoint) if request.checkpoint is not None else None
+        self.coming_s = 0.0
+        """Until what is on its way of this checkpoint is there."""
+        if self.held is not None and self.held.coming and request.checkpoint is not None:
+            self.coming_s = link.pending_s(request.checkpoint, now_s)
+        self.fetches: dict[Cut, Fetch] = {}
+        """Of each stage that was thought of for it."""
         self.missing_bytes = missing_bytes(self.held, EVERY_LAYER, request.segment_bytes, request.shape)
         self.fits_whole = state.free_bytes >= request.memory_bytes + self.missing_bytes
 
@@ -110,10 +119,7 @@ class Lack(NamedTuple):
 
 def missing_bytes(held: Held | None, layers: int, size_bytes: int, shape: Shape) -> int:
     """Of these layers, which weigh `size_bytes`: neither in memory there nor on their way."""
-    if held is None:
-        return size_bytes
-    there = (held.host | held.coming) & layers
-    return size_bytes - (shape.size_bytes(there) if there else 0) if there != layers else 0
+    return size_bytes if held is None or not size_bytes else shape.size_bytes(layers & ~(held.host | held.coming))
 
 
 def find_seats(request: PlanRequest, cluster: Cluster, sizes: Sequence[int], now_s: float) -> tuple[list[Seat], int]:
@@ -123,9 +129,11 @@ def find_seats(request: PlanRequest, cluster: Cluster, sizes: Sequence[int], now
     for size in sizes:
         needs.update(request.own_bytes(cut, full=False) + cut.size_bytes * weigh for cut in request.shape.cuts(size))
     states, refused = cluster.quickest(sorted(needs, reverse=True), max(sizes), now_s)
-    known = {state.node for state in states}
-    states += [state for state in cluster.holders(request.checkpoint) if state.node not in known]
-    seats = [Seat(state, request, now_s) for state in states]
+    known = {now.state.node for now in states}
+    least_bytes = min(request.own_bytes(cut, full=False) for size in sizes for cut in request.shape.cuts(size))
+    holders = cluster.holders(request.checkpoint, least_bytes, now_s)
+    seats = [Seat(now, request, now_s) for now in states]
+    seats += [Seat(now, request, now_s) for now in holders if now.state.node not in known]
     seats.sort(key=lambda seat: (seat.ratio, seat.state.node))
     return seats, refused
 
@@ -133,9 +141,8 @@ def find_seats(request: PlanRequest, cluster: Cluster, sizes: Sequence[int], now
 class Search:
     """One request among its seats at one moment. Most of a decision's time is spent here, in small loops."""
 
-    def __init__(self, request: PlanRequest, seats: Sequence[Seat], now_s: float) -> None:
+    def __init__(self, request: PlanRequest, seats: Sequence[Seat]) -> None:
         self._request = request
-        self._now_s = now_s
         self._weigh = request.segment_bytes > 0
         free = [seat for seat in seats if not seat.shared]
         self._variants = [free, list(seats)] if free and len(free) < len(seats) else [list(seats)]
@@ -229,20 +236,24 @@ class Search:
         return sorted((rank, uses[place], stage, place) for rank, stage, place in pairs)
 
     def _fetch(self, cut: Cut, seat: Seat) -> Fetch:
+        known = seat.fetches.get(cut)
+        if known is None:
+            known = seat.fetches[cut] = self._fetched(cut, seat)
+        return known
+
+    def _fetched(self, cut: Cut, seat: Seat) -> Fetch:
         """Host memory costs nothing, disk its own rate, the store the share of the link that is left; in parallel."""
         held, size_bytes = seat.held, cut.size_bytes
         if not self._weigh:
             return Fetch(0, 0, 0.0)
         if held is None:
             return Fetch(size_bytes, size_bytes, size_bytes / seat.bytes_per_s)
-        shape, checkpoint = self._request.shape, self._request.checkpoint
-        assert checkpoint is not None
         missing = cut.layers & ~(held.host | held.coming)
-        store_bytes = shape.size_bytes(missing & ~held.disk)
-        lacking_bytes = shape.size_bytes(missing)
+        store_bytes = self._request.shape.size_bytes(missing & ~held.disk)
+        lacking_bytes = self._request.shape.size_bytes(missing)
         seconds = max(store_bytes / seat.bytes_per_s, (lacking_bytes - store_bytes) / seat.state.disk_bytes_per_s)
         if cut.layers & held.coming & ~held.host:
-            seconds = max(seconds, seat.state.link.pending_s(checkpoint, self._now_s))
+            seconds = max(seconds, seat.coming_s)
         return Fetch(lacking_bytes, store_bytes, seconds)
 
     def _predicted(self, cuts: tuple[Cut, ...], full: int, seats: list[Seat]) -> Candidate:

@@ -36,8 +36,12 @@ def plan(request: PlanRequest, cluster: Cluster, now_s: float) -> Plan:
     """Decides one start. Changes nothing: what is ordered is told to the cluster with `nodes.with_stage` and `put`."""
     usual = range(1, min(SIZE_USUAL, request.shape.count) + 1)
     seats, refused = find_seats(request, cluster, usual, now_s)
-    found = list(Search(request, seats, now_s).candidates(usual))
-    choice = choose(request, [one for one in found if isinstance(one, Candidate)])
+    search = Search(request, seats)
+    found = list(search.candidates(usual[:1]))
+    choice = _settled(request, found)
+    if choice is None:
+        found += search.candidates(usual[1:])
+        choice = choose(request, [one for one in found if isinstance(one, Candidate)])
     if choice is not None and not choice.meets_slo:
         more = _wider(request, cluster, now_s)
         if more:
@@ -48,6 +52,21 @@ def plan(request: PlanRequest, cluster: Cluster, now_s: float) -> Plan:
     return _plan(request, choice, found)
 
 
+def _settled(request: PlanRequest, single: Sequence[Candidate | Lack]) -> Choice | None:
+    """One worker, if it will do and waits for no weights: a group would only cost more, and is not looked at."""
+    hidden = [
+        one
+        for one in single
+        if isinstance(one, Candidate)
+        and _meets(request, one)
+        and one.fetches[0].seconds <= one.seats[0].state.start_s + request.measures.library_s.value
+    ]
+    if not hidden or request.workers > 1:
+        return None
+    best = min(hidden, key=lambda one: (one.weight, one.ttft_s))
+    return Choice(best, "a single worker is started before its weights could be late", True)
+
+
 def _wider(request: PlanRequest, cluster: Cluster, now_s: float) -> list[Candidate | Lack]:
     """Larger groups than usual, of the sizes that could keep the SLO; none if none of them does."""
     sizes = range(SIZE_USUAL + 1, min(SIZE_MOST, request.shape.count) + 1)
@@ -55,7 +74,7 @@ def _wider(request: PlanRequest, cluster: Cluster, now_s: float) -> list[Candida
         return []
     slo_s = request.slo.ttft_s if request.slo is not None and request.slo.ttft_s is not None else NEVER
     seats, _ = find_seats(request, cluster, [1, *sizes], now_s)
-    search = Search(request, seats, now_s)
+    search = Search(request, seats)
     hopeful = [size for size in sizes if search.least_ttft_s(size) + request.waited_s <= slo_s]
     found = list(search.candidates(hopeful))
     return found if any(isinstance(one, Candidate) and _meets(request, one) for one in found) else []

@@ -1,8 +1,9 @@
 """The nodes, kept in the order in which a start would want them, so that a decision looks at a few of a thousand.
 
 Two lists, of nodes whose device is free and of the others, each sorted by 1/b + 1/p (HydraServe section 4.1; b is what
-one more fetch would get), and for each checkpoint who holds any of it. A node is moved when its state changes; that
-its fetches go on meanwhile changes its place little, and figures are taken afresh at each decision.
+one more fetch would get), and for each checkpoint who holds any of it, all of it in memory first. A node is moved when
+its state changes; that its fetches go on meanwhile changes its place little, and figures are taken afresh at each
+decision.
 """
 
 from __future__ import annotations
@@ -10,11 +11,26 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from typing import NamedTuple
 
-from fleetstart.controller.planner.nodes import NodeState
+from fleetstart.controller.planner.contention import Link
+from fleetstart.controller.planner.nodes import Held, NodeState
+from fleetstart.controller.planner.shape import EVERY_LAYER
 from fleetstart.runtime.contract.ids import CheckpointId, NodeId
 
+HOLDERS = 16
+"""Of one checkpoint that a decision looks at: twice the stages of the largest group. A popular one is everywhere."""
+
 Rank = tuple[float, NodeId]
+"""Lower is better."""
+
+
+class Now(NamedTuple):
+    """A node, and its link as it is at the time of the decision."""
+
+    state: NodeState
+    link: Link
 
 
 class Cluster:
@@ -25,7 +41,7 @@ class Cluster:
         self._ranks: dict[NodeId, Rank] = {}
         self._free: list[Rank] = []
         self._shared: list[Rank] = []
-        self._holders: defaultdict[CheckpointId, set[NodeId]] = defaultdict(set)
+        self._holders: defaultdict[CheckpointId, list[Rank]] = defaultdict(list)
         for state in states:
             self.put(state)
 
@@ -44,33 +60,37 @@ class Cluster:
         rank = ((len(link.fetches) + 1) / link.bytes_per_s + 1 / state.device_bytes_per_s, state.node)
         self._states[state.node], self._ranks[state.node] = state, rank
         insort(self._shared if state.workers else self._free, rank)
-        for checkpoint in state.held:
-            self._holders[checkpoint].add(state.node)
+        for checkpoint, held in state.held.items():
+            insort(self._holders[checkpoint], _holder_rank(held, rank))
 
     def drop(self, node: NodeId) -> None:
         state = self._states.pop(node, None)
         if state is None:
             return
         ranks = self._shared if state.workers else self._free
-        del ranks[bisect_left(ranks, self._ranks.pop(node))]
-        for checkpoint in state.held:
-            self._holders[checkpoint].discard(node)
-            if not self._holders[checkpoint]:
+        rank = self._ranks.pop(node)
+        del ranks[bisect_left(ranks, rank)]
+        for checkpoint, held in state.held.items():
+            holders = self._holders[checkpoint]
+            del holders[bisect_left(holders, _holder_rank(held, rank))]
+            if not holders:
                 del self._holders[checkpoint]
 
-    def holders(self, checkpoint: CheckpointId | None) -> list[NodeState]:
-        """Who has any of it, in memory, on the way or on disk."""
+    def holders(self, checkpoint: CheckpointId | None, least_bytes: int, now_s: float) -> list[Now]:
+        """The best of those that have any of it, in memory, on the way or on disk, and that much room."""
         if checkpoint is None or checkpoint not in self._holders:
             return []
-        return [self._states[node] for node in sorted(self._holders[checkpoint])]
+        states = (self._states[node] for _, node in self._holders[checkpoint])
+        roomy = (Now(state, state.link.at(now_s)) for state in states if state.free_bytes >= least_bytes)
+        return list(islice(roomy, HOLDERS))
 
-    def quickest(self, needs_bytes: Sequence[int], enough: int, now_s: float) -> tuple[list[NodeState], int]:
+    def quickest(self, needs_bytes: Sequence[int], enough: int, now_s: float) -> tuple[list[Now], int]:
         """Of each list, the first `enough` that have room for each of these needs and take one more fetch.
 
         `needs_bytes` falls from left to right: room for one is room for all that follow. Also how many had room but
         refused, because of what they had promised to others.
         """
-        found: list[NodeState] = []
+        found: list[Now] = []
         refused = 0
         states, least_bytes = self._states, needs_bytes[-1]
         for ranks in (self._free, self._shared):
@@ -82,12 +102,19 @@ class Cluster:
                 kind = next(index for index, need in enumerate(needs_bytes) if state.free_bytes >= need)
                 if counts[kind] >= enough:
                     continue
-                if state.link.fetches and not state.link.accepts(now_s):
+                link = state.link.at(now_s)
+                if link.fetches and not link.accepts(now_s):
                     refused += 1
                     continue
-                found.append(state)
+                found.append(Now(state, link))
                 for index in range(kind, len(counts)):
                     counts[index] += 1
                 if counts[0] >= enough:
                     break
         return found, refused
+
+
+def _holder_rank(held: Held, rank: Rank) -> Rank:
+    """In memory whole, in memory in part or on its way, on disk; then by speed, which is far less than 1 s a byte."""
+    kind = 0 if held.host == EVERY_LAYER else 1 if held.host or held.coming else 2
+    return (kind + rank[0], rank[1])

@@ -44,12 +44,13 @@ class Link:
             share = self.bytes_per_s / len(left)
             least = min(fetch.pending_bytes for fetch in left)
             step_s = min(least / share, now_s - since_s)
-            left = [fetch._replace(pending_bytes=fetch.pending_bytes - share * step_s) for fetch in left]
+            left = [Fetching(one[0], one[1], one[2] - share * step_s, one[3]) for one in left]
             since_s += step_s
             if since_s >= now_s:
                 break
             left = [fetch for fetch in left if fetch.pending_bytes > least * 1e-9]
-        return replace(self, at_s=now_s, fetches=tuple(fetch for fetch in left if fetch.pending_bytes > 0))
+        fetches = tuple([fetch for fetch in left if fetch.pending_bytes > 0])
+        return Link(bytes_per_s=self.bytes_per_s, at_s=now_s, fetches=fetches)
 
     def accepts(self, now_s: float) -> bool:
         """Eq. 3: whether every promise that can be kept now can be kept with one fetch more."""

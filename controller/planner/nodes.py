@@ -196,7 +196,8 @@ def _fetches(
         pending_bytes = _pending_bytes(one, segments.get(checkpoint))
         if not pending_bytes:
             continue
-        cuts = one.shape.cuts(order.stage.count if order.stage is not None else 1)
+        ends = order.stage.cuts if order.stage is not None else ((0, one.shape.count),)
+        cuts = [one.shape.stage(*stage) for stage in ends]
         ordered_s = now_s - (now_unix_ns - order.ordered_unix_ns) / 1e9
         deadline_s = ordered_s + fetch_within_s(order.spec.slo, one.measures, cuts, one.full)
         known = found.get(checkpoint)

@@ -7,6 +7,7 @@ bit stands for both ends of the model too, as in `contract.stage`. A checkpoint 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 from fleetstart.runtime.contract.stage import Layout, cut, stage_bytes
@@ -30,7 +31,7 @@ class Cut(NamedTuple):
 class Shape:
     """Remembers its cuts: a cut is a search, and the same few are asked for at every start."""
 
-    __slots__ = ("_cuts", "_layout", "count", "total_bytes")
+    __slots__ = ("_before_bytes", "_cuts", "_every", "_layout", "count", "total_bytes")
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout if layout.layer_bytes else Layout(0, [layout.total_bytes])
@@ -38,6 +39,9 @@ class Shape:
         self.count = len(self._layout.layer_bytes)
         """Of layers; no pipeline has more stages."""
         self.total_bytes = layout.total_bytes
+        self._every = layer_set(0, self.count)
+        ends_first = [self._layout.layer_bytes[0] + self._layout.ends_bytes, *self._layout.layer_bytes[1:]]
+        self._before_bytes = [0, *accumulate(ends_first)]
 
     def cuts(self, stages: int) -> tuple[Cut, ...]:
         """Errors: ValueError if there are fewer layers."""
@@ -61,13 +65,16 @@ class Shape:
         return found if ends else found & ~1
 
     def size_bytes(self, layers: int) -> int:
-        """Of a set of layers."""
-        layers &= layer_set(0, self.count)
-        if layers == layer_set(0, self.count):
-            return self.total_bytes
-        sizes = self._layout.layer_bytes
-        found = sum(size for layer, size in enumerate(sizes) if layers >> layer & 1)
-        return found + (self._layout.ends_bytes if layers & 1 else 0)
+        """Of a set of layers: a sum over its runs, of which there are few."""
+        layers &= self._every
+        found = 0
+        while layers:
+            first = (layers & -layers).bit_length() - 1
+            above = (layers >> first) + 1
+            end = first + (above & -above).bit_length() - 1
+            found += self._before_bytes[end] - self._before_bytes[first]
+            layers &= -1 << end
+        return found
 
 
 def _inside(own: tuple[int, int], ranges: Sequence[tuple[int, int]]) -> bool:

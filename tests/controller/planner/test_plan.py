@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from fleetstart.controller.planner import Cluster, Held, Plan, PlanRequest, plan
 from fleetstart.controller.planner.candidates import Candidate, Search, Seat, find_seats
+from fleetstart.controller.planner.cluster import Now
 from fleetstart.controller.planner.shape import EVERY_LAYER, Shape, layer_set
 from fleetstart.runtime.contract.function import SLO
 from fleetstart.runtime.contract.ids import NodeId
@@ -95,6 +96,13 @@ def test_a_busy_node_that_has_it_is_better_than_a_free_one_that_has_not() -> Non
     nodes = [node("free"), node("busy", workers=3, holds=Held(host=EVERY_LAYER))]
     for slo in (None, SLO(ttft_s=10)):
         assert names(plan(request(slo=slo), Cluster(nodes), 0.0)) == ["busy"]
+
+
+def test_where_no_weights_are_waited_for_no_group_is_looked_at() -> None:
+    found = plan(request(measures=measured(library_s=1.0)), Cluster([*four(), node("has", holds=Held(host=-1))]), 0.0)
+    assert names(found) == ["has"]
+    assert "weights" in found.reason
+    assert {one.stages for one in found.considered} == {1}
 
 
 def test_a_free_device_comes_first_where_nothing_else_differs() -> None:
@@ -263,7 +271,7 @@ def test_no_promise_is_broken_and_no_memory_given_twice(
 def test_looking_at_a_few_nodes_finds_what_looking_at_all_finds(cluster: Cluster, wanted: PlanRequest) -> None:
     sizes = list(range(1, min(4, wanted.shape.count) + 1))
     seats, _ = find_seats(wanted, cluster, sizes, 0.0)
-    few = [one for one in Search(wanted, seats, 0.0).candidates(sizes) if isinstance(one, Candidate)]
+    few = [one for one in Search(wanted, seats).candidates(sizes) if isinstance(one, Candidate)]
     every = every_candidate(wanted, cluster, sizes)
     assert [(len(one.cuts), one.full, [seat.state.node for seat in one.seats]) for one in few] == [
         (len(one.cuts), one.full, [seat.state.node for seat in one.seats]) for one in every
@@ -277,9 +285,9 @@ def test_the_same_world_gives_the_same_plan_whatever_its_order(cluster: Cluster,
 
 
 def every_candidate(wanted: PlanRequest, cluster: Cluster, sizes: list[int]) -> list[Candidate]:
-    seats = [Seat(state, wanted, 0.0) for state in cluster]
+    seats = [Seat(Now(state, state.link), wanted, 0.0) for state in cluster]
     seats.sort(key=lambda seat: (seat.ratio, seat.state.node))
-    return [one for one in Search(wanted, seats, 0.0).candidates(sizes) if isinstance(one, Candidate)]
+    return [one for one in Search(wanted, seats).candidates(sizes) if isinstance(one, Candidate)]
 
 
 def best_by_way(wanted: PlanRequest, cluster: Cluster, sizes: list[int]) -> dict[tuple[int, int], float]:

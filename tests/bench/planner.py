@@ -1,0 +1,191 @@
+"""Claim: the planner sizes and places thousands of cold starts a second in a cluster of 1,000 nodes.
+
+1,000 nodes of different speed and room, a third of them busy, each holding some checkpoints and with fetches under way;
+10,000 functions of 0.3 to 16 GB with and without SLOs. Each decision is carried out: nodes are updated, and as many
+workers end as begin. The baseline, in the same run and turn by turn, is `placement.place`, which finds the node with
+the segment or the most memory for a single worker, and goes through all nodes for it. What it costs to bring one node's
+state up to date from its report is measured beside it. CPU time, so that neighbours on the machine do not count.
+
+Run: python -m tests.bench.planner [--json FILE] [--quick]
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+
+from fleetstart.controller.placement import Candidate, place
+from fleetstart.controller.planner import (
+    Cluster,
+    Held,
+    NodeState,
+    Plan,
+    PlanRequest,
+    Shape,
+    node_state,
+    plan,
+    with_stage,
+)
+from fleetstart.controller.planner.contention import Link
+from fleetstart.controller.planner.measures import NodeMeasures, version_prior
+from fleetstart.controller.planner.shape import EVERY_LAYER
+from fleetstart.runtime.contract.function import GIB, SLO, FunctionSpec
+from fleetstart.runtime.contract.ids import BundleId, CheckpointId, FunctionName, NodeId, WorkerId
+from fleetstart.runtime.contract.messages import NodeReport, SegmentReport
+from fleetstart.runtime.contract.stage import Layout
+from tests.bench.samples import Report, fine, median, parse_options, progress, spread
+
+NODES, FUNCTIONS = 1_000, 10_000
+ALIVE = 2_000
+"""Starts whose workers are still there: with more the nodes are full."""
+STARTS_A_SECOND = 20.0
+"""Of simulated time, in which fetches go on."""
+MODELS_GB = (0.3, 1.0, 2.2, 7.0, 16.0)
+SLOS = (None, SLO(ttft_s=1.5), SLO(ttft_s=5.0, tpot_s=0.2), SLO(ttft_s=20.0))
+
+
+class World:
+    """The cluster, the functions, and what is running."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        shapes = {size: Shape(Layout(round(size * 5e7), [round(size * 9.5e8 / 32)] * 32)) for size in MODELS_GB}
+        self.functions = [self._function(index, shapes) for index in range(FUNCTIONS)]
+        self.cluster = Cluster(self._node(index) for index in range(NODES))
+        self.idle = {state.node: state for state in self.cluster}
+        self.now_s = 0.0
+        self.sizes: Counter[int] = Counter()
+        self._running: deque[list[tuple[NodeId, int]]] = deque()
+
+    def _function(self, index: int, shapes: dict[float, Shape]) -> PlanRequest:
+        shape = shapes[self.random.choices(MODELS_GB, (40, 25, 20, 10, 5))[0]]
+        return PlanRequest(
+            function=FunctionName(f"f{index}"), shape=shape, memory_bytes=2 * GIB, kv_bytes=GIB // 4,
+            checkpoint=CheckpointId(f"{index:064x}"), measures=version_prior(shape.total_bytes),
+            slo=self.random.choice(SLOS),
+        )  # fmt: skip
+
+    def _node(self, index: int) -> NodeState:
+        rate = self.random.choice((125e6, 250e6, 1.25e9, 2e9)) * self.random.uniform(0.9, 1.1)
+        memory_bytes = self.random.choice((32, 64, 192)) * GIB
+        held = {f"{self.random.randrange(FUNCTIONS):064x}": Held(host=EVERY_LAYER) for _ in range(10)}
+        return NodeState(
+            node=NodeId(f"n{index}"), epoch="e", memory_bytes=memory_bytes, free_bytes=memory_bytes,
+            workers=self.random.choice((0, 0, 1)), link=Link(bytes_per_s=rate), disk_bytes_per_s=2e9,
+            device_bytes_per_s=12e9, start_s=0.3, held={CheckpointId(name): one for name, one in held.items()},
+        )  # fmt: skip
+
+    def start(self) -> tuple[bool, float]:
+        """Whether groups were compared, and the CPU seconds that deciding and bringing the nodes up to date took."""
+        wanted = self.functions[int(FUNCTIONS ** self.random.random()) - 1]
+        self.now_s += 1 / STARTS_A_SECOND
+        begun_s = time.process_time()
+        found = plan(wanted, self.cluster, self.now_s)
+        self._carry_out(found, wanted)
+        took_s = time.process_time() - begun_s
+        self.sizes[len(found.stages)] += 1
+        self._end_the_oldest()
+        return len(found.considered) > 2, took_s
+
+    def _carry_out(self, found: Plan, wanted: PlanRequest) -> None:
+        for stage in found.stages:
+            state = self.cluster[stage.node]
+            self.cluster.put(with_stage(state, stage, WorkerId(f"w{self.now_s}"), wanted.checkpoint, self.now_s))
+        self._running.append([(stage.node, stage.reserved_bytes) for stage in found.stages])
+
+    def _end_the_oldest(self) -> None:
+        if len(self._running) <= ALIVE:
+            return
+        for node, _ in self._running.popleft():
+            self.cluster.put(self.idle[node])
+
+
+def reports(world: World) -> list[Candidate]:
+    """The same nodes, as the baseline takes them."""
+    return [
+        Candidate(
+            report=NodeReport(
+                node=state.node, epoch="e", address="", memory_bytes=state.memory_bytes, cpus=16,
+                memory_used_bytes=state.memory_bytes - state.free_bytes, bytes_per_s={"store": state.link.bytes_per_s},
+                segments=[SegmentReport(name, "ready", GIB, GIB) for name in state.held],
+            ),
+            pending_bytes=0,
+            workers=state.workers,
+        )
+        for state in world.cluster
+    ]  # fmt: skip
+
+
+def timed_us(step: Callable[[int], object], times: int) -> float:
+    begun_s = time.process_time()
+    for number in range(times):
+        step(number)
+    return (time.process_time() - begun_s) / times * 1e6
+
+
+def main() -> None:
+    options = parse_options(__doc__, rounds=10, quick_rounds=2)
+    decisions = 200 if options.quick else 2_000
+    world = World(seed=4)
+    nodes = reports(world)
+    shapes = {one.checkpoint: one.shape for one in world.functions if one.checkpoint is not None}
+    specs = [
+        FunctionSpec(
+            name=one.function, bundle=BundleId("b"), entry="a:b", weights=one.checkpoint, memory_bytes=one.memory_bytes
+        )
+        for one in world.functions[:1000]
+    ]
+    for _ in range(decisions // 4):
+        world.start()
+    planned_us, compared_us, placed_us, refreshed_us, slowest_us = [], [], [], [], []
+    for number in range(options.rounds):
+        progress(f"round {number + 1} of {options.rounds}")
+        started = [world.start() for _ in range(decisions)]
+        each_us = sorted(took_s * 1e6 for _, took_s in started)
+        compared = [took_s * 1e6 for compared, took_s in started if compared]
+        planned_us.append(sum(each_us) / len(each_us))
+        compared_us.append(sum(compared) / len(compared))
+        slowest_us.append(each_us[int(len(each_us) * 0.99)])
+        placed_us.append(timed_us(lambda n: place(specs[n % 1000], GIB, nodes), decisions // 10))
+
+        def refresh(n: int) -> None:
+            report = nodes[n % NODES].report
+            world.cluster.put(node_state(report, [], NodeMeasures(), shapes=shapes, now_s=world.now_s, now_unix_ns=0))
+
+        refreshed_us.append(timed_us(refresh, NODES))
+        for state in world.idle.values():
+            world.cluster.put(state)
+    report = Report("the planner makes thousands of decisions a second for 1,000 nodes and 10,000 functions")
+    report.setup = {
+        "nodes": NODES,
+        "functions": FUNCTIONS,
+        "decisions": decisions * options.rounds,
+        "clock": "CPU time",
+    }
+    report.samples = {
+        "plan_us": planned_us, "compared_us": compared_us, "plan_p99_us": slowest_us, "place_us": placed_us,
+        "node_us": refreshed_us,
+    }  # fmt: skip
+    report.tell("Decisions with 1,000 nodes and 10,000 functions", [
+        ["", "decisions a second", "µs each", "against `place`"],
+        ["`plan`, carried out", f"{1e6 / median(planned_us):,.0f}", spread(planned_us),
+         f"{median(placed_us) / median(planned_us):.2f}×"],
+        ["of it those that compared groups", f"{1e6 / median(compared_us):,.0f}", spread(compared_us),
+         f"{median(placed_us) / median(compared_us):.2f}×"],
+        ["99th percentile", "–", spread(slowest_us), "–"],
+        ["`place`: one worker, all nodes gone through", f"{1e6 / median(placed_us):,.0f}", spread(placed_us), "1.00×"],
+        ["a node's state from its report", "–", spread(refreshed_us), "–"],
+    ])  # fmt: skip
+    whole = sum(world.sizes.values())
+    shares = {size: f"{fine(count / whole * 100)}%" for size, count in sorted(world.sizes.items())}
+    report.tell("What was decided", [
+        ["stages", "share of starts"],
+        *([str(size) if size else "no room", share] for size, share in shares.items()),
+    ])  # fmt: skip
+    report.save(options.json)
+
+
+if __name__ == "__main__":
+    main()

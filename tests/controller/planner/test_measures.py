@@ -1,0 +1,104 @@
+"""What starts and calls teach."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fleetstart.controller.planner.measures import (
+    Estimate,
+    NodeMeasures,
+    Start,
+    VersionMeasures,
+    node_prior,
+    observe_generation,
+    observe_outcome,
+    observe_start_of_version,
+    observe_start_on_node,
+    start_of,
+    version_prior,
+)
+from fleetstart.runtime.contract.timeline import Timeline
+
+MS = 1_000_000
+
+
+@given(st.floats(-1e6, 1e6), st.lists(st.floats(0, 1000), min_size=1, max_size=30))
+def test_an_estimate_lies_among_its_samples_and_forgets_its_prior(prior: float, samples: list[float]) -> None:
+    estimate = Estimate(prior)
+    for sample in samples:
+        estimate = estimate.fold(sample)
+    assert estimate.count == len(samples)
+    assert min(samples) - 1e-6 <= estimate.value <= max(samples) + 1e-6
+
+
+def test_a_change_is_learnt_in_a_dozen_samples() -> None:
+    estimate = Estimate(1.0, 100)
+    for _ in range(12):
+        estimate = estimate.fold(2.0)
+    assert estimate.value > 1.9
+
+
+def timeline(**phases: tuple[int, int]) -> Timeline:
+    found = Timeline(origin_unix_ns=0)
+    for name, (begin, end) in phases.items():
+        found.add("import" if name == "imports" else name, begin * MS, end * MS)  # type: ignore[arg-type]
+    return found
+
+
+def test_a_cold_start_tells_bandwidth_and_a_warm_one_how_long_building_takes() -> None:
+    phases = timeline(start=(0, 20), fetch=(0, 1000), device=(20, 120), imports=(20, 50), load=(50, 1010))
+    cold = start_of(phases, warm=False, fetch_bytes=100_000_000, sharers=2)
+    assert cold == Start(
+        start_s=0.02, device_s=0.1, library_s=None, fetch_s=1.0, fetch_bytes=100_000_000, sharers=2
+    )  # fmt: skip
+    node = observe_start_on_node(NodeMeasures(), cold)
+    assert node.store_bytes_per_s == Estimate(200e6, 1), "it had half of the link"
+    assert (node.start_s, node.device_s, node.disk_bytes_per_s.count) == (Estimate(0.02, 1), Estimate(0.1, 1), 0)
+    warm = start_of(timeline(start=(0, 20), imports=(20, 50), load=(50, 90)), warm=True)
+    assert warm.library_s == pytest.approx(0.07)
+    assert warm.fetch_s is None
+    assert observe_start_of_version(VersionMeasures(), warm).library_s.value == pytest.approx(0.07)
+    assert observe_start_on_node(node, warm).store_bytes_per_s == node.store_bytes_per_s
+
+
+def test_a_small_fetch_and_one_from_disk_tell_nothing_of_the_store() -> None:
+    small = Start(fetch_s=0.1, fetch_bytes=1000)
+    assert observe_start_on_node(NodeMeasures(), small) == NodeMeasures()
+    disk = observe_start_on_node(NodeMeasures(), Start(fetch_s=0.1, fetch_bytes=100_000_000, source="disk"))
+    assert (disk.disk_bytes_per_s.value, disk.store_bytes_per_s.count) == (1e9, 0)
+
+
+def test_whole_workers_teach_what_the_model_takes_and_pipelines_what_a_hop_takes() -> None:
+    known = observe_generation(VersionMeasures(), prefill_s=0.4, decode_s=0.05, call_s=3)
+    assert (known.prefill_s.value, known.decode_s.value, known.call_s.value) == (0.4, 0.05, 3)
+    piped = observe_generation(known, prefill_s=9, decode_s=0.216, call_s=3, stages=4, work=4.0)
+    assert piped.hop_s.value == pytest.approx(0.004)
+    assert piped.prefill_s == known.prefill_s
+    assert observe_generation(known, prefill_s=9, decode_s=None, call_s=3, stages=4).hop_s.count == 0
+
+
+def test_predictions_learn_their_bias_and_tell_their_error() -> None:
+    known = VersionMeasures()
+    for _ in range(20):
+        predicted = 2.0 + known.rest_s.value
+        known = observe_outcome(known, predicted_s=predicted, observed_s=2.2)
+    assert known.rest_s.value == pytest.approx(0.2, abs=0.01)
+    assert known.ttft_error.value < 0.02
+    stalled = observe_outcome(VersionMeasures(), predicted_s=1.0, observed_s=10.0)
+    assert stalled.rest_s.value <= 2.5, "a stall is not a habit"
+    assert stalled.ttft_error.value == pytest.approx(0.9)
+
+
+def test_priors_come_from_neighbours_and_from_size() -> None:
+    slow, quick = (NodeMeasures(store_bytes_per_s=Estimate(rate, 4)) for rate in (1e8, 3e8))
+    assert node_prior([slow, quick, quick]).store_bytes_per_s == Estimate(3e8)
+    assert node_prior([NodeMeasures()]) == NodeMeasures()
+    assert version_prior(10**10).decode_s.value > version_prior(10**8).decode_s.value
+
+
+@pytest.mark.parametrize("measures", [NodeMeasures(start_s=Estimate(1, 2)), VersionMeasures(call_s=Estimate(1, 2))])
+def test_they_survive_redis(measures: NodeMeasures | VersionMeasures) -> None:
+    assert msgspec.json.decode(msgspec.json.encode(measures), type=type(measures)) == measures
