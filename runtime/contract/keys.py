@@ -17,7 +17,7 @@
 | fs:ledger:ids | sorted set | row id → unix ms: a row is written once | gateway, node |
 | fs:removals | hash | checkpoint → "removing:{unix ms}:{token}" or "removed:{unix ms}:{token}" | controller |
 | fs:trace:{invocation} | string, expiring | InvocationTrace | gateway |
-| fs:plan:{worker} | string, expiring | Plan: why the worker was started there, by a pipeline's first stage | scheduler |
+| fs:plan:{worker} | string, expiring | Plan: why it was started there; of a pipeline, by its first stage | scheduler |
 | fs:logs:{function} | stream, capped | LogLine | node |
 
 Channels: fs:events:desired:{node} carries WorkerOrder, fs:events:observed WorkerStatus,

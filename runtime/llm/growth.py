@@ -48,8 +48,10 @@ class Parts:
     pipeline: Pipeline
     load: Callable[[], WholeDecoder]
     """Waits for all layers, and binds them."""
-    first_layers: list[int]
-    """Of each stage."""
+    cuts: tuple[tuple[int, int], ...]
+    """Layers of each stage."""
+    kv_bytes: int
+    """That one layer keeps of one token."""
     block_tokens: int
 
 
@@ -114,13 +116,7 @@ class Growth:
         asked = 0
         try:
             for stage in range(1, pipeline.stages):
-                first = self._parts.first_layers[stage]
-
-                def take(payload: bytearray, first: int = first) -> None:
-                    whole.write_kv(table, span.begin, span.end, first, payload)
-                    arrived.release()
-
-                pipeline.read_kv(stage, table, span.begin, span.end, take)
+                pipeline.read_kv(stage, table, span.begin, span.end, self._taker(span, stage, whole, arrived))
                 asked += 1
         except LinkBroken as error:
             raise _CopyBroken(str(error)) from error
@@ -132,6 +128,21 @@ class Growth:
                 if pipeline.broken or time.monotonic() > ends_s:
                     raise _CopyBroken(pipeline.broken or f"a stage did not answer in {PIECE_S:g} s")
         self._copy.done(span)
+
+    def _taker(
+        self, span: Span, stage: int, whole: WholeDecoder, arrived: threading.Semaphore
+    ) -> Callable[[bytearray], None]:
+        """What to do with the stage's answer. A short one would leave layers that nobody wrote."""
+        first, end = self._parts.cuts[stage]
+        expected_bytes = (end - first) * (span.end - span.begin) * self._parts.kv_bytes
+
+        def take(payload: bytearray) -> None:
+            if len(payload) != expected_bytes:
+                raise ValueError(f"{len(payload)} bytes of keys and values, {expected_bytes} expected")
+            whole.write_kv(list(span.table), span.begin, span.end, first, payload)
+            arrived.release()
+
+        return take
 
     def _in_engine(self, act: Callable[[Engine], list[Delta]]) -> None:
         """Runs it between two steps and waits for its end."""

@@ -75,6 +75,11 @@ class Builder:
             block_tokens=BLOCK_TOKENS,
         )
 
+    @property
+    def kv_bytes(self) -> int:
+        """That one layer keeps of one token: its key and its value."""
+        return 2 * self.config.kv_width * DTYPES[self.settings.dtype].itemsize
+
     def whole(self) -> NativeDecoder | TorchDecoder:
         return self.decoder(0, self.config.layer_count)
 

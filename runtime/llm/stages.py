@@ -68,7 +68,8 @@ class FirstStage:
             service=self.app.service,
             pipeline=self._pipeline,
             load=built[0].whole,
-            first_layers=[first for first, _ in of.stage.cuts],
+            cuts=of.stage.cuts,
+            kv_bytes=built[0].kv_bytes,
             block_tokens=BLOCK_TOKENS,
         )
 

@@ -26,6 +26,7 @@ SILENCE_S = 1.0
 HELLO_S = 2.0
 SEND_S = 5.0
 """For one frame to a stage that is alive but does not read."""
+CLOSE_S = 1.0
 
 OnFrame = Callable[[int, Message, bytearray], None]
 OnLost = Callable[[int, str], None]
@@ -47,6 +48,7 @@ class Links:
         self._in: dict[int, socket.socket] = {}
         self._lost: dict[int, str] = {}
         self._closed = False
+        self._threads: list[threading.Thread] = []
         self._start(self._accept, "accept")
         self._start(self._ping, "ping")
 
@@ -86,6 +88,7 @@ class Links:
             raise
 
     def close(self) -> None:
+        """Its threads have ended when this returns, but for the one that calls it."""
         with self._changed:
             self._closed = True
             sockets = [outlet.link for outlet in self._out.values()] + list(self._in.values())
@@ -94,9 +97,14 @@ class Links:
             with contextlib.suppress(OSError):
                 link.shutdown(socket.SHUT_RDWR)
             link.close()
+        for thread in list(self._threads):
+            if thread is not threading.current_thread():
+                thread.join(CLOSE_S)
 
     def _start(self, run: Callable[[], None], name: str) -> None:
-        threading.Thread(target=run, name=f"links-{name}", daemon=True).start()
+        thread = threading.Thread(target=run, name=f"links-{name}", daemon=True)
+        self._threads.append(thread)
+        thread.start()
 
     def _accept(self) -> None:
         self._listener.settimeout(None)
@@ -155,9 +163,10 @@ class Links:
         self._on_lost(index, why)
 
     def _ping(self) -> None:
-        while not self._closed:
-            time.sleep(PING_EVERY_S)
+        while True:
             with self._changed:
+                if self._changed.wait_for(lambda: self._closed, PING_EVERY_S):
+                    return
                 quiet = [(index, outlet) for index, outlet in self._out.items() if index not in self._lost]
             for index, outlet in quiet:
                 try:
