@@ -134,7 +134,7 @@ def _start_stage(starting: Starting, stage: Stage, settings: LLMSettings, weight
     if stage.index == 0:
         loaded = FirstStage(weights, settings, of, name=spec.name, threads=threads)
     else:
-        loaded = LaterStage(weights, settings, of, threads=threads)
+        loaded = LaterStage(weights, settings, of, name=spec.name, threads=threads)
     loaded.wait_until_ready()
     return Started(loaded.app, False, loaded.close)
 

@@ -79,6 +79,10 @@ class StageWorker:
         else:
             self._send(0, Broken(f"stage {index} is lost: {why}"))
 
+    @property
+    def ended(self) -> bool:
+        return self._ended.is_set()
+
     def close(self) -> None:
         self._work.put(None)
         self._reads.put(None)

@@ -133,13 +133,17 @@ class FirstStage:
 
 
 class LaterStage:
-    """Computes for its pipeline; its app takes no calls."""
+    """Computes for its pipeline, and serves callers once it has grown: then it is a whole worker (scale up)."""
 
-    def __init__(self, weights: Weights, settings: LLMSettings, of: StageOf, *, threads: int) -> None:
+    def __init__(self, weights: Weights, settings: LLMSettings, of: StageOf, *, name: str, threads: int) -> None:
         """Returns when its layers are there. Errors: as of `load_model`."""
-        self._worker = StageWorker(of.end)
-        self.links = Links(of.stage, of.secret, of.membership.listener, self._worker.on_frame, self._worker.on_lost)
         self._of = of
+        self._load = lambda: LLMApp(load_model(weights, settings, threads=threads), name=name)
+        self._lock = threading.Lock()
+        self._growing = False
+        self._whole: LLMApp | None = None
+        self._worker = StageWorker(self._on_end)
+        self.links = Links(of.stage, of.secret, of.membership.listener, self._worker.on_frame, self._worker.on_lost)
         of.membership.adopt(self)
         self._built = builder(weights, settings, threads=threads, whole=False)
         self._decoder = self._built.decoder(of.stage.first, of.stage.end)
@@ -155,11 +159,41 @@ class LaterStage:
         self._worker.run(self.links, self._decoder, self._built.config.hidden_size)
 
     def grow(self) -> None:
-        """Not yet."""
+        """Takes the whole model in beside what it does for its pipeline. Once; again only after it failed."""
+        with self._lock:
+            if self._growing:
+                return
+            self._growing = True
+        threading.Thread(target=self._grow, name="llm-growth", daemon=True).start()
 
     def close(self) -> None:
         self._worker.close()
         self.links.close()
+        if self._whole is not None:
+            self._whole.close()
 
     async def app(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await respond_error(send, Unavailable("this worker has a stage and takes no calls", retry_after_s=0), "")
+        if self._whole is not None:
+            await self._whole(scope, receive, send)
+        else:
+            error = Unavailable("this worker has a stage and takes no calls", retry_after_s=0)
+            await respond_error(send, error, "")
+
+    def _grow(self) -> None:
+        try:
+            self._whole = self._load()
+        except Exception as error:
+            log.exception("the stage could not grow")
+            with self._lock:
+                self._growing = False
+            if self._worker.ended:
+                self._of.end(f"it could not grow: {error}")
+            return
+        self._of.whole()
+
+    def _on_end(self, why: str) -> None:
+        """Its pipeline is no more. Who grows meanwhile goes on without it."""
+        if self._growing:
+            log.info("the pipeline ended, the stage grows on", extra={"why": why})
+        else:
+            self._of.end(why)

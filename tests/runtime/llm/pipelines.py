@@ -16,6 +16,7 @@ from fleetstart.runtime.contract.function import MIB, LLMSettings
 from fleetstart.runtime.contract.ids import PipelineId
 from fleetstart.runtime.contract.stage import Stage
 from fleetstart.runtime.llm.engine import Delta, Request
+from fleetstart.runtime.llm.service import EngineService
 from fleetstart.runtime.llm.stages import FirstStage, LaterStage, StageOf
 from fleetstart.runtime.membership import Membership
 from tests.runtime.llm.models import Checkpoint
@@ -50,12 +51,18 @@ class Stages:
     weights: list[Arriving]
     hurried: threading.Event = field(default_factory=threading.Event)
     whole: threading.Event = field(default_factory=threading.Event)
+    """Of the first stage."""
+    grown: set[int] = field(default_factory=set)
     ended: dict[int, str] = field(default_factory=dict)
 
     def grow(self) -> None:
         """The rest of the first stage's weights comes, and it takes over."""
         self.weights[0].rest.set()
         self.first.grow()
+
+    def grow_later(self, index: int) -> None:
+        self.weights[index].rest.set()
+        self.later[index - 1].grow()
 
     def kill(self, index: int) -> None:
         """As the end of its process: its sockets close."""
@@ -76,10 +83,16 @@ def pipeline(
     addresses = [listener.getsockname() for listener in listeners]
     arriving = [Arriving(weights, first, end) for first, end in cuts]
     hurried, whole, ended = threading.Event(), threading.Event(), dict[int, str]()
+    grown: set[int] = set()
 
     def hurry() -> None:
         hurried.set()
         arriving[0].rest.set()
+
+    def became_whole(index: int) -> None:
+        grown.add(index)
+        if index == 0:
+            whole.set()
 
     def of(index: int) -> StageOf:
         return StageOf(
@@ -88,14 +101,14 @@ def pipeline(
             membership=Membership(listeners[index]),
             deadline_ns=time.monotonic_ns() + int(START_S * 1e9),
             hurry=hurry,
-            whole=whole.set,
+            whole=lambda: became_whole(index),
             end=lambda why: ended.__setitem__(index, why),
         )
 
     made: dict[int, LaterStage] = {}
 
     def later(index: int) -> None:
-        made[index] = LaterStage(arriving[index], settings, of(index), threads=1)
+        made[index] = LaterStage(arriving[index], settings, of(index), name="tiny", threads=1)
 
     threads = [threading.Thread(target=later, args=(index,)) for index in range(1, count)]
     for thread in threads:
@@ -103,7 +116,7 @@ def pipeline(
     first = FirstStage(arriving[0], settings, of(0), name="tiny", threads=1)
     for thread in threads:
         thread.join()
-    stages = Stages(first, [made[index] for index in range(1, count)], arriving, hurried, whole, ended)
+    stages = Stages(first, [made[index] for index in range(1, count)], arriving, hurried, whole, grown, ended)
     try:
         all_links = [first.links, *(stage.links for stage in stages.later)]
         for index, links in enumerate(all_links):
@@ -122,10 +135,10 @@ def pipeline(
         stages.close()
 
 
-async def generate(stages: Stages, requests: list[Request]) -> list[list[Delta]]:
-    """Every request's deltas, through the first stage's service."""
+async def generate(stages: Stages, requests: list[Request], service: EngineService | None = None) -> list[list[Delta]]:
+    """Every request's deltas, through the first stage's service or another one."""
     deltas: list[list[Delta]] = [[] for _ in requests]
-    async with stages.first.app.service.open(requests) as stream:
+    async with (service or stages.first.app.service).open(requests) as stream:
         async for index, delta in stream:
             deltas[index].append(delta)
     return deltas

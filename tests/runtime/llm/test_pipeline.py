@@ -103,3 +103,32 @@ def test_later_stages_end_with_the_first() -> None:
         stages.first.links.close()
         wait_until(lambda: set(stages.ended) == {1, 2}, 5, what="ends")
         assert all("first stage is lost" in why for why in stages.ended.values())
+
+
+def test_every_stage_may_grow_into_a_whole_worker() -> None:
+    requests = [request(10 + 30 * seed, 30, seed) for seed in range(4)]
+    with pipeline(WEIGHTS, cuts_of([1, 3])) as stages:
+
+        def grow() -> None:
+            stages.grow_later(1)
+            stages.grow_later(2)
+            stages.grow()
+
+        found = after(stages, requests, 30, grow)
+        wait_until(lambda: stages.grown == {0, 1, 2}, 20, what="whole workers")
+        assert not stages.ended, "who has grown stays"
+        for later in stages.later:
+            assert later._whole is not None
+            again = asyncio.run(generate(stages, requests, later._whole.service))
+            assert [tokens_of(deltas) for deltas in again] == alone(requests)
+    assert [tokens_of(deltas) for deltas in found] == alone(requests)
+
+
+def test_a_stage_that_grows_outlives_its_pipeline() -> None:
+    with pipeline(WEIGHTS, cuts_of([2])) as stages:
+        stages.later[0].grow()
+        stages.first.links.close()
+        wait_until(lambda: stages.later[0]._worker.ended, 5, what="the end of the pipeline")
+        stages.weights[1].rest.set()
+        wait_until(lambda: stages.grown == {1}, 20, what="a whole worker")
+        assert not stages.ended
