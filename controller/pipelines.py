@@ -2,7 +2,8 @@
 
 A pipeline is the orders that name it. Its first stage stands for it: that one is counted, called, and made whole.
 The others are helpers, and are drained once the first is whole, or at once if it is gone: half a pipeline serves
-nobody. Pure: orders and statuses in, changed orders out.
+nobody. Where more workers are wanted, helpers grow into them instead (HydraServe section 6.1). Pure: orders and
+statuses in, changed orders out.
 """
 
 from __future__ import annotations
@@ -50,18 +51,41 @@ def _tend_one(
 
     first = next((order for order in stages if order.stage is not None and order.stage.index == 0), None)
     first_status = statuses.get(first.worker) if first is not None else None
-    needed = first is not None and first.wanted == "run" and not over(first)
-    needed = needed and not (first_status is not None and first_status.whole)
+    # One that is drained still has calls, and they need its pipeline.
+    needed = first is not None and not over(first) and not (first_status is not None and first_status.whole)
     links = _links(stages, statuses, lost)
     changed = []
     for order in stages:
         if over(order) or order.wanted == "drain":
             continue
-        if is_helper(order, statuses.get(order.worker)) and not needed and not order.grow:
+        helps = is_helper(order, statuses.get(order.worker))
+        if helps and not needed and not _still_grows(order, now_unix_ns):
             changed.append(msgspec.structs.replace(order, wanted="drain", ordered_unix_ns=now_unix_ns))
         elif needed and (peers := _merged(order.peers, links)) != order.peers:
             changed.append(msgspec.structs.replace(order, peers=peers, ordered_unix_ns=now_unix_ns))
     return changed
+
+
+def _still_grows(order: WorkerOrder, now_unix_ns: int) -> bool:
+    """A helper on its way to a worker of its own, for no longer than a worker may take to start."""
+    return order.grow and now_unix_ns - order.ordered_unix_ns < order.spec.start_timeout_s * 1e9
+
+
+def grown(
+    orders: Iterable[WorkerOrder],
+    statuses: Mapping[WorkerId, WorkerStatus],
+    lost: frozenset[WorkerId],
+    count: int,
+    now_unix_ns: int,
+) -> list[WorkerOrder]:
+    """Orders by which up to `count` helpers become whole workers: those whose pipeline is young enough to have them."""
+    found = []
+    for order in sorted(orders, key=lambda order: order.stage.index if order.stage is not None else 0):
+        status = statuses.get(order.worker)
+        over = order.worker in lost or (status is not None and status.state in FINAL)
+        if is_helper(order, status) and order.wanted == "run" and not order.grow and not over:
+            found.append(msgspec.structs.replace(order, grow=True, ordered_unix_ns=now_unix_ns))
+    return found[:count]
 
 
 def _links(

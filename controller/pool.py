@@ -45,7 +45,9 @@ class Member:
     running: int = 0
     error: ErrorInfo | None = None
     helper: bool = False
-    """Whether it is a stage that works for another member: not counted, and its end is that member's affair."""
+    """Whether it is a stage that works for another member: its end is that member's affair, and it is not counted,
+    unless it grows into a worker of its own."""
+    grows: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +108,8 @@ def decide(
     if cured:
         failure = None
 
-    start, again_unix_ms = _starts(desired - len(alive), alive, failure, now_unix_ms)
+    growing = sum(m.helper and m.grows and m.wanted == "run" and m.worker not in over | late for m in members)
+    start, again_unix_ms = _starts(desired - len(alive) - growing, alive, failure, now_unix_ms)
     return Decision(
         start=start,
         drain=(*sorted(late), *_surplus(alive, len(alive) - desired)),

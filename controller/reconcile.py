@@ -13,9 +13,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from fleetstart.controller.autoscale import Window, needed
-from fleetstart.controller.pipelines import is_helper, tend
+from fleetstart.controller.pipelines import grown, is_helper, tend
 from fleetstart.controller.placement import Candidate
 from fleetstart.controller.planner import Cluster, Plan, Shape, plan
+from fleetstart.controller.planner.choice import SIZE_USUAL
+from fleetstart.controller.planner.window import growing
 from fleetstart.controller.pool import Decision, Member, decide
 from fleetstart.controller.records import Failure, VersionKey, VersionRecord, parse_version_key
 from fleetstart.controller.starts import NEW_IDS, NewIds, cluster_of, orders_of, request_of, take
@@ -92,13 +94,13 @@ class Reconciler:
             spec=spec, desired=desired, members=members, failure=failure, now_unix_ms=now_unix_ns // 1_000_000
         )
         self._write(step, key, orders, decision, now_unix_ns)
-        self._tend_pipelines(step, view, orders, members, now_unix_ns)
+        helped = self._tend_pipelines(step, view, orders, members, decision.start, now_unix_ns)
         window = self._windows.get(key)
         falls_ns = window.falls_ns(spec.scale) if window is not None else None
         if falls_ns is not None:
             step.soonest((now_unix_ns + falls_ns - now_ns) // 1_000_000 + 1)
-        if record is not None and decision.start:
-            self._start(step, view, room.cluster, key, record, decision.start, now_ns, now_unix_ns)
+        if record is not None and decision.start > helped:
+            self._start(step, view, room.cluster, key, record, decision.start - helped, now_ns, now_unix_ns)
 
     def _desired(
         self,
@@ -140,6 +142,7 @@ class Reconciler:
             running=load.per_worker.get(order.worker, 0),
             error=status.error if status else None,
             helper=is_helper(order, status),
+            grows=order.grow,
         )
 
     def _write(
@@ -154,17 +157,23 @@ class Reconciler:
         step.soonest(decision.again_unix_ms)
 
     def _tend_pipelines(
-        self, step: Step, view: View, orders: list[WorkerOrder], members: list[Member], now_unix_ns: int
-    ) -> None:
-        """As the orders are after what was decided above, so that a pipeline goes together."""
+        self, step: Step, view: View, orders: list[WorkerOrder], members: list[Member], missing: int, now_unix_ns: int
+    ) -> int:
+        """As the orders are after what was decided above, so that a pipeline goes together. Of the workers that are
+        missing, how many its helpers will be."""
         if all(order.stage is None for order in orders):
-            return
+            return 0
         changed = {order.worker: order for order in step.orders}
         gone = {order.worker for order in step.taken_back}
         left = [changed.get(order.worker, order) for order in orders if order.worker not in gone]
         statuses = {order.worker: status for order in left if (status := view.statuses.get(order.worker)) is not None}
         lost = frozenset(member.worker for member in members if member.lost)
-        step.orders.extend(tend(left, statuses, lost, now_unix_ns))
+        new = grown(left, statuses, lost, missing, now_unix_ns)
+        grow = {order.worker: order for order in new}
+        left = [grow.get(order.worker, order) for order in left]
+        tended = tend(left, statuses, lost, now_unix_ns)
+        step.orders.extend({order.worker: order for order in (*new, *tended)}.values())
+        return len(new)
 
     def _start(
         self,
@@ -177,16 +186,20 @@ class Reconciler:
         now_ns: int,
         now_unix_ns: int,
     ) -> None:
-        request = request_of(view, key, record)
-        for _ in range(count):
+        """Alone, or in groups of which as many become whole workers as are wanted (HydraServe section 6.1)."""
+        while count > 0:
+            request = request_of(view, key, record, min(count, SIZE_USUAL))
             chosen = plan(request, cluster, now_ns / 1e9)
             if chosen.error is not None:
                 step.unplaced[key] = chosen.error
                 return
-            orders = orders_of(chosen, record, self._ids, now_unix_ns=now_unix_ns)
+            full = sum(stage.full for stage in chosen.stages)
+            grow = growing(group=len(chosen.stages), full=full, needed=count, others=0)
+            orders = orders_of(chosen, record, self._ids, grow=grow, now_unix_ns=now_unix_ns)
             take(cluster, chosen, orders, request, now_ns)
             step.orders.extend(orders)
             step.plans[orders[0].worker] = chosen
+            count -= grow
 
 
 class _Cluster:

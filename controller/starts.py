@@ -39,7 +39,8 @@ def measures_of(view: View, key: VersionKey, record: VersionRecord) -> VersionMe
     return view.version_measures.get(key) or version_prior(record.segment_bytes)
 
 
-def request_of(view: View, key: VersionKey, record: VersionRecord) -> PlanRequest:
+def request_of(view: View, key: VersionKey, record: VersionRecord, workers: int) -> PlanRequest:
+    """For so many whole workers in the end, if it becomes a pipeline."""
     spec = record.spec
     return PlanRequest(
         function=key.name,
@@ -49,6 +50,7 @@ def request_of(view: View, key: VersionKey, record: VersionRecord) -> PlanReques
         kv_bytes=spec.llm.kv_memory_bytes if spec.llm is not None else 0,
         measures=measures_of(view, key, record),
         slo=spec.slo,
+        workers=workers,
     )
 
 
@@ -94,8 +96,8 @@ def _shape(shapes: dict[CheckpointId, Shape], record: VersionRecord) -> Shape:
     return shapes[checkpoint]
 
 
-def orders_of(plan: Plan, record: VersionRecord, ids: NewIds, *, now_unix_ns: int) -> list[WorkerOrder]:
-    """One a stage, the first first, which becomes a whole worker once the pipeline serves (scale down)."""
+def orders_of(plan: Plan, record: VersionRecord, ids: NewIds, *, grow: int, now_unix_ns: int) -> list[WorkerOrder]:
+    """One a stage, the first first; the first `grow` become whole workers once the pipeline serves."""
     count = len(plan.stages)
     cuts = tuple((stage.first, stage.end) for stage in plan.stages)
     pipeline, secret = (ids.pipeline(), ids.secret()) if count > 1 else (None, "")
@@ -110,7 +112,7 @@ def orders_of(plan: Plan, record: VersionRecord, ids: NewIds, *, now_unix_ns: in
             stage=Stage(pipeline=pipeline, index=index, cuts=cuts) if pipeline is not None else None,
             secret=secret,
             peers=("",) * count if count > 1 else (),
-            grow=count > 1 and index == 0,
+            grow=count > 1 and index < grow,
         )
         for index, stage in enumerate(plan.stages)
     ]

@@ -138,7 +138,7 @@ class LaterStage:
     def __init__(self, weights: Weights, settings: LLMSettings, of: StageOf, *, name: str, threads: int) -> None:
         """Returns when its layers are there. Errors: as of `load_model`."""
         self._of = of
-        self._load = lambda: LLMApp(load_model(weights, settings, threads=threads), name=name)
+        self._load: Callable[[], LLMApp] = lambda: LLMApp(load_model(weights, settings, threads=threads), name=name)
         self._lock = threading.Lock()
         self._growing = False
         self._whole: LLMApp | None = None

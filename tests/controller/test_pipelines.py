@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from fleetstart.controller.pipelines import is_helper, tend
+from fleetstart.controller.pipelines import grown, is_helper, tend
 from fleetstart.runtime.contract.ids import FunctionName, NodeId, PipelineId, Version, WorkerId
 from fleetstart.runtime.contract.messages import WorkerOrder, WorkerStatus
 from fleetstart.runtime.contract.stage import Stage
@@ -76,10 +76,8 @@ def test_helpers_leave_when_the_first_is_whole() -> None:
 def test_helpers_leave_with_the_first_however_it_goes() -> None:
     three = orders()
     alive = [status(order, "ready") for order in three]
-    drained = msgspec.structs.replace(three[0], wanted="drain")
     for left, statuses, lost in (
         (three[1:], alive, NOBODY),
-        ([drained, *three[1:]], alive, NOBODY),
         (three, [status(three[0], "failed"), *alive[1:]], NOBODY),
         (three, alive, frozenset({three[0].worker})),
     ):
@@ -99,3 +97,28 @@ def test_who_helps() -> None:
     assert [is_helper(order, None) for order in three] == [False, True, True]
     assert not is_helper(three[1], status(three[1], "ready", whole=True))
     assert not is_helper(msgspec.structs.replace(three[1], stage=None), None)
+
+
+def test_a_first_stage_that_is_drained_keeps_its_helpers_for_its_last_calls() -> None:
+    three = orders()
+    drained = msgspec.structs.replace(three[0], wanted="drain")
+    statuses = said(status(three[0], "draining", link=""), *(status(order, "ready", link="") for order in three[1:]))
+    assert not tend([drained, *three[1:]], statuses, NOBODY, 2)
+
+
+def test_helpers_become_workers_where_more_are_wanted() -> None:
+    three = orders()
+    statuses = said(*(status(order, "ready") for order in three))
+    [second] = grown(three, statuses, NOBODY, 1, 5)
+    assert (second.worker, second.grow, second.ordered_unix_ns) == ("w-1", True, 5)
+    assert [order.worker for order in grown([three[0], second, three[2]], statuses, NOBODY, 2, 6)] == ["w-2"]
+    assert not grown(three, statuses, frozenset({three[1].worker, three[2].worker}), 2, 5)
+
+
+def test_a_helper_that_grows_stays_when_its_pipeline_goes_but_not_for_ever() -> None:
+    three = orders()
+    [second] = grown(three, {}, NOBODY, 1, 5)
+    limit_ns = round(second.spec.start_timeout_s * 1e9)
+    left = [second, three[2]]
+    assert [order.worker for order in tend(left, {}, NOBODY, 6)] == ["w-2"]
+    assert {order.worker for order in tend(left, {}, NOBODY, limit_ns + 6)} == {"w-1", "w-2"}

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from fleetstart.controller.reconcile import Reconciler, Step
 from fleetstart.controller.records import FunctionRecord, VersionKey, VersionRecord
 from fleetstart.controller.view import NodeSeen, View
 from fleetstart.runtime.contract.clock import ManualClock
 from fleetstart.runtime.contract.errors import ErrorInfo
-from fleetstart.runtime.contract.function import MIB, FunctionSpec, Scale
-from fleetstart.runtime.contract.ids import FunctionName, NodeId, Version, WorkerId
+from fleetstart.runtime.contract.function import MIB, FunctionSpec, LLMSettings, Scale
+from fleetstart.runtime.contract.ids import CheckpointId, FunctionName, NodeId, Version, WorkerId
 from fleetstart.runtime.contract.messages import FunctionLoad, GatewayReport, NodeReport, WorkerState, WorkerStatus
+from fleetstart.runtime.contract.stage import Layout
 from tests.controller.test_autoscale import spec
 
 F = FunctionName("f")
@@ -201,3 +204,58 @@ def test_a_change_of_scheduler_keeps_warm_workers() -> None:
     assert not cluster.step().orders
     cluster.clock.advance(2)
     assert len(cluster.step().orders) == 2
+
+
+def pipelined(cluster: Cluster, **fields: object) -> FunctionSpec:
+    """A model of four layers that takes long to fetch: worth a pipeline wherever there are nodes."""
+    deployed = cluster.deploy(
+        weights=CheckpointId("0" * 64), llm=LLMSettings(kv_memory_bytes=MIB), memory_bytes=64 * MIB, **fields
+    )
+    key = VersionKey(F, Version(1))
+    layout = Layout(0, [100 * MIB] * 4, [], [])
+    cluster.view.versions[key] = msgspec.structs.replace(
+        cluster.view.versions[key], segment_bytes=400 * MIB, layout=layout
+    )
+    return deployed
+
+
+def stages_of(cluster: Cluster) -> list[tuple[int, str, bool]]:
+    """(index, what is wanted, whether it grows) of every order, by worker's place in its pipeline."""
+    orders = [order for order in cluster.view.orders.values() if order.stage is not None]
+    return sorted((order.stage.index, order.wanted, order.grow) for order in orders if order.stage)
+
+
+def test_a_cold_start_is_a_pipeline_that_becomes_one_worker() -> None:
+    cluster = Cluster(nodes=4)
+    pipelined(cluster)
+    cluster.load(1)
+    step = cluster.step()
+    assert stages_of(cluster) == [(0, "run", True), (1, "run", False), (2, "run", False), (3, "run", False)]
+    assert len({order.node for order in step.orders}) == 4
+    assert len({order.secret for order in step.orders}) == 1
+    assert list(step.plans) == [step.orders[0].worker]
+    cluster.clock.advance(1)
+    assert not cluster.step().orders, "a pipeline is one worker"
+
+
+def test_more_demand_makes_workers_of_the_helpers_before_it_starts_others() -> None:
+    cluster = Cluster(nodes=4)
+    pipelined(cluster, concurrency=1, scale=Scale(max=6))
+    cluster.load(1)
+    cluster.step()
+    cluster.load(3)
+    cluster.clock.advance(1)
+    step = cluster.step()
+    assert stages_of(cluster) == [(0, "run", True), (1, "run", True), (2, "run", True), (3, "run", False)]
+    assert not step.plans
+    cluster.clock.advance(1)
+    assert not cluster.step().orders
+
+
+def test_a_surge_is_one_pipeline_of_as_many_workers() -> None:
+    cluster = Cluster(nodes=4)
+    pipelined(cluster, concurrency=1, scale=Scale(max=8))
+    cluster.load(3)
+    step = cluster.step()
+    assert len(step.plans) == 1
+    assert sum(order.grow for order in step.orders) == 3
