@@ -1,19 +1,14 @@
-"""How many workers a version should have: up at once, down when the keep-alive has seen no need.
+"""How long workers are kept: up at once, down when the keep-alive has seen no need.
 
-The load is a step function of time: each sample holds until the next. Knative's autoscaler taught us to keep
-deciding apart from doing; unlike it we need no averaging window, because a call too many waits in a queue.
+The need is a step function of time: each sample holds until the next; `planner.window` says what it is. Knative's
+autoscaler taught us to keep deciding apart from doing.
 """
 
 from __future__ import annotations
 
 from collections import deque
 
-from fleetstart.runtime.contract.function import FunctionSpec, Scale
-
-
-def needed(load: int, spec: FunctionSpec) -> int:
-    """Workers that `load` calls, waiting and running, would keep busy."""
-    return min(-(-load // spec.concurrency), spec.scale.max)
+from fleetstart.runtime.contract.function import Scale
 
 
 class Window:

@@ -115,6 +115,7 @@ class Gateway:
         self._body_bytes += held_bytes
         # While the body came, a route that nobody seemed to need may have been forgotten.
         route = self._open_route(route.key, route.record)
+        route.arrived += 1
         try:
             await self._serve(route, call, receive, send)
         finally:

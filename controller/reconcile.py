@@ -12,12 +12,12 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from fleetstart.controller.autoscale import Window, needed
+from fleetstart.controller.autoscale import Window
 from fleetstart.controller.pipelines import grown, is_helper, tend
 from fleetstart.controller.placement import Candidate
 from fleetstart.controller.planner import Cluster, Plan, Shape, plan
 from fleetstart.controller.planner.choice import SIZE_USUAL
-from fleetstart.controller.planner.window import growing
+from fleetstart.controller.planner.window import Arrivals, growing, needed
 from fleetstart.controller.pool import Decision, Member, decide
 from fleetstart.controller.records import Failure, VersionKey, VersionRecord, parse_version_key
 from fleetstart.controller.starts import NEW_IDS, NewIds, cluster_of, orders_of, request_of, take
@@ -53,6 +53,7 @@ class Reconciler:
 
     def __init__(self, ids: NewIds = NEW_IDS) -> None:
         self._windows: dict[VersionKey, Window] = {}
+        self._arrivals: dict[VersionKey, Arrivals] = {}
         self._shapes: dict[CheckpointId, Shape] = {}
         self._ids = ids
 
@@ -70,6 +71,8 @@ class Reconciler:
             self._version(step, view, room, key, load, orders.get(key, []), now_ns, now_unix_ns)
         for gone in self._windows.keys() - keys - called - orders.keys():
             del self._windows[gone]
+        for gone in self._arrivals.keys() - called:
+            del self._arrivals[gone]
         return step
 
     def _version(
@@ -114,7 +117,7 @@ class Reconciler:
     ) -> int:
         """An old version gets what its calls need and no keep-alive; a failing one no more than calls ask for now."""
         function = view.functions.get(key.name)
-        need = needed(load.queued + load.running, spec) if function is not None else 0
+        need = self._needed(key, load, spec, now_ns / 1e9) if function is not None else 0
         if function is None or function.live != key.version:
             self._windows.pop(key, None)
             return need
@@ -128,6 +131,21 @@ class Reconciler:
             ready = sum(m.wanted == "run" and m.state == "ready" for m in members)
             desired = min(desired, max(spec.scale.min, need, ready))
         return desired
+
+    def _needed(self, key: VersionKey, load: FunctionLoad, spec: FunctionSpec, now_s: float) -> int:
+        """What lately came is expected to come again, as long as there are calls at all: idle workers are kept by
+        the keep-alive alone."""
+        arrivals = self._arrivals.setdefault(key, Arrivals())
+        arrivals.observe(load.arrived, now_s)
+        if not load.queued + load.running:
+            return 0
+        return needed(
+            queued=load.queued,
+            running=load.running,
+            predicted=arrivals.predicted(now_s),
+            call_s=load.call_s,
+            spec=spec,
+        )
 
     def _member(self, view: View, order: WorkerOrder, load: FunctionLoad, now_ns: int) -> Member:
         status = view.statuses.get(order.worker) or view.ended.get(order.worker)

@@ -91,6 +91,8 @@ class Route:
         self.service_time = ServiceTime()
         self.peak = 0
         """Most calls at one time since the last report: short ones between two reports keep their worker warm, too."""
+        self.arrived = 0
+        """Calls, ever."""
         self.telling = False
         """Whether the end of its last call is about to be reported."""
         self.unplaced_since_ns: int | None = None
@@ -231,4 +233,5 @@ class Route:
             worker.id: len(worker.calls) for worker in (*self.workers.values(), *self._leaving.values()) if worker.calls
         }
         queued, running = len(self.queue), self.running
-        return FunctionLoad(queued, max(running, self.peak - queued), per_worker)
+        running = max(running, self.peak - queued)
+        return FunctionLoad(queued, running, per_worker, self.arrived, self.service_time.mean_s)

@@ -156,4 +156,10 @@ def _sum(one: FunctionLoad, other: FunctionLoad) -> FunctionLoad:
     per_worker = dict(one.per_worker)
     for worker, calls in other.per_worker.items():
         per_worker[worker] = per_worker.get(worker, 0) + calls
-    return FunctionLoad(one.queued + other.queued, one.running + other.running, per_worker)
+    return FunctionLoad(
+        one.queued + other.queued,
+        one.running + other.running,
+        per_worker,
+        one.arrived + other.arrived,
+        max(one.call_s, other.call_s),
+    )

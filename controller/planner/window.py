@@ -23,12 +23,15 @@ class Arrivals:
 
     def __init__(self, window_s: float = WINDOW_S) -> None:
         self._window_s = window_s
+        self._total: int | None = None
         self._seen: deque[tuple[float, int]] = deque()
         self._count = 0
 
-    def observe(self, arrived: int, now_s: float) -> None:
-        """`arrived` calls since the last observation."""
-        if arrived:
+    def observe(self, total: int, now_s: float) -> None:
+        """`total` calls ever. Less than before: a gateway has gone, and its calls with it."""
+        arrived = total - self._total if self._total is not None else 0
+        self._total = total
+        if arrived > 0:
             self._seen.append((now_s, arrived))
             self._count += arrived
 

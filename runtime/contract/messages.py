@@ -116,6 +116,21 @@ class MemoryReport(msgspec.Struct, frozen=True, kw_only=True):
     """Better kinds of pages, and why the machine does not give them."""
 
 
+class Speed(msgspec.Struct, frozen=True, kw_only=True):
+    """How quick calls are on a worker that is ready: running means of the last ones."""
+
+    calls: int
+    """That they come from: since the worker was ready, or, in a node's report, since its daemon began."""
+    call_s: float
+    """How long a call keeps its place."""
+    prefill_s: float
+    """Until its first token; of a handler of the user's own, until its answer."""
+    decode_s: float | None = None
+    """Each token after the first; None if there was none."""
+    stages: int = 1
+    """Of the pipeline that computed the last of them."""
+
+
 class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     """What a node is and has. It exists in Redis only under the node's lease."""
 
@@ -141,6 +156,8 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     """Of checkpoints that are kept on the node's disk."""
     disk: dict[CheckpointId, list[tuple[int, int]]] = {}
     """(begin, end) of the chunks that the disk has of each."""
+    speeds: dict[str, Speed] = {}
+    """Keyed `name@version`, of those that were called here of late."""
 
 
 class FunctionLoad(msgspec.Struct, frozen=True):
@@ -149,6 +166,10 @@ class FunctionLoad(msgspec.Struct, frozen=True):
     queued: int
     running: int
     per_worker: dict[WorkerId, int] = {}
+    arrived: int = 0
+    """Calls so far, since the gateway knows the version: what came lately predicts what will come."""
+    call_s: float = 0.0
+    """How long a call keeps its place on a worker; 0 while none has ended."""
 
 
 class GatewayReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -245,6 +266,8 @@ class Usage(msgspec.Struct, frozen=True, tag="usage"):
     calls: int
     running: int
     busy_ns: int
+    speed: Speed | None = None
+    """None until a call has ended."""
 
 
 class Peers(msgspec.Struct, frozen=True, tag="peers"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetstart.controller.autoscale import Window, needed
+from fleetstart.controller.autoscale import Window
 from fleetstart.runtime.contract.function import FunctionSpec, Scale
 from fleetstart.runtime.contract.ids import BundleId, FunctionName
 
@@ -15,12 +15,6 @@ SECOND = 1_000_000_000
 def spec(**fields: object) -> FunctionSpec:
     values = {"name": FunctionName("f"), "bundle": BundleId("b"), "entry": "a:b", **fields}
     return FunctionSpec(**values)  # type: ignore[arg-type]
-
-
-def test_need_follows_concurrency_and_stops_at_max() -> None:
-    one, ten = spec(), spec(concurrency=10)
-    assert [needed(load, ten) for load in (0, 1, 10, 11, 1000)] == [0, 1, 1, 2, 4]
-    assert needed(3, one) == 3
 
 
 def test_up_at_once_down_after_the_keep_alive() -> None:

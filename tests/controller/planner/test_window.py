@@ -18,9 +18,12 @@ def four(**fields: object) -> FunctionSpec:
 def test_the_last_window_predicts_the_next() -> None:
     arrivals = Arrivals(window_s=10)
     assert (arrivals.predicted(0), arrivals.falls_s()) == (0, None)
-    arrivals.observe(3, 1.0)
-    arrivals.observe(0, 2.0)
-    arrivals.observe(5, 4.0)
+    arrivals.observe(7, 0.5)
+    assert arrivals.predicted(0.5) == 0, "a new scheduler knows of none"
+    arrivals.observe(10, 1.0)
+    arrivals.observe(10, 2.0)
+    arrivals.observe(15, 4.0)
+    arrivals.observe(2, 4.5)
     assert arrivals.predicted(10.9) == 8
     assert arrivals.falls_s() == 11.0
     assert arrivals.predicted(11.0) == 5
@@ -29,10 +32,12 @@ def test_the_last_window_predicts_the_next() -> None:
 
 @given(st.lists(st.tuples(st.floats(0, 5), st.integers(0, 9)), max_size=30), st.floats(0, 20))
 def test_the_prediction_is_the_count_of_the_window(steps: list[tuple[float, int]], wait_s: float) -> None:
-    arrivals, now_s, seen = Arrivals(window_s=10), 0.0, []
+    arrivals, now_s, seen, total = Arrivals(window_s=10), 0.0, [], 0
+    arrivals.observe(0, 0.0)
     for step_s, count in steps:
         now_s += step_s
-        arrivals.observe(count, now_s)
+        total += count
+        arrivals.observe(total, now_s)
         seen.append((now_s, count))
     now_s += wait_s
     assert arrivals.predicted(now_s) == sum(count for at_s, count in seen if at_s > now_s - 10)
