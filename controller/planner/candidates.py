@@ -50,8 +50,6 @@ class PlanRequest:
     """How long its oldest call has waited already."""
     workers: int = 1
     """Whole workers that are wanted of this start in the end."""
-    overlapped: bool = True
-    """False predicts a start without worker-level overlapping (eq. 1): benchmarks compare with it."""
 
     @property
     def segment_bytes(self) -> int:
@@ -104,6 +102,8 @@ class Candidate(NamedTuple):
     ttft_s: float
     tpot_s: float
     whole_s: float
+    hidden_s: float
+    """What overlapping hides: the difference between eq. 1 and eq. 5."""
     cost_gib_s: float
     weight: float
     """Cost, with what it takes from others: what is compared."""
@@ -179,6 +179,8 @@ class Search:
         before: list[Seat] | None = None
         for variant, pairs in zip(self._variants, kept, strict=True):
             chosen = self._choose(cuts, full, variant, pairs)
+            if isinstance(chosen, Lack) and pairs:
+                chosen = self._choose(cuts, full, variant, [])  # what was kept took the room that another stage needs
             if isinstance(chosen, Lack):
                 if variant is self._variants[-1]:
                     yield chosen
@@ -196,9 +198,12 @@ class Search:
             if stage not in chosen and place not in used and self._fits(cuts[stage], seat, stage < full):
                 chosen[stage] = seat
                 used.add(place)
-        for stage, cut in enumerate(cuts):
+        # Whole workers first, then by size: a node with room for the larger has room for the smaller, none is wasted.
+        order = [*range(full), *sorted(range(full, len(cuts)), key=lambda stage: -cuts[stage].size_bytes)]
+        for stage in order:
             if stage in chosen:
                 continue
+            cut = cuts[stage]
             for place, seat in enumerate(seats):
                 if place not in used and seat.opened and (seat.fits_whole or self._fits(cut, seat, stage < full)):
                     chosen[stage] = seat
@@ -217,23 +222,24 @@ class Search:
         return seat.state.free_bytes >= need
 
     def _kept(self, cuts: tuple[Cut, ...], seats: Sequence[Seat]) -> list[tuple[float, int, int, int]]:
-        """(rank, stages that the seat would do for, stage, seat) where layers that are there pay, the best first.
+        """(seconds to fetch, stages that the seat would do for, stage, seat), best first.
 
-        Greedy, but a node that holds one stage takes it before a node that holds them all.
+        Where layers that are there make a stage quicker than fetching it on the quickest node. Greedy, but a node that
+        holds one stage takes it before a node that holds them all.
         """
-        held = [(place, seat) for place, seat in enumerate(seats) if seat.held is not None]
         pairs: list[tuple[float, int, int]] = []
         uses: Counter[int] = Counter()
         for stage, cut in enumerate(cuts):
-            plain = (seat for seat in seats if seat.held is None and seat.opened and self._fits(cut, seat, False))
-            quickest = next(plain, None)
+            quickest = next((seat for seat in seats if seat.opened and self._fits(cut, seat, False)), None)
             elsewhere_s = cut.size_bytes / quickest.bytes_per_s if quickest is not None else float("inf")
-            for place, seat in held:
+            for place, seat in enumerate(seats):
+                if seat.held is None:
+                    continue
                 fetch = self._fetch(cut, seat)
                 if fetch.seconds < elsewhere_s and (seat.opened or not fetch.store_bytes):
-                    pairs.append((fetch.seconds - cut.size_bytes / held[0][1].bytes_per_s, stage, place))
+                    pairs.append((fetch.seconds, stage, place))
                     uses[place] += 1
-        return sorted((rank, uses[place], stage, place) for rank, stage, place in pairs)
+        return sorted((seconds, uses[place], stage, place) for seconds, stage, place in pairs)
 
     def _fetch(self, cut: Cut, seat: Seat) -> Fetch:
         known = seat.fetches.get(cut)
@@ -278,13 +284,13 @@ class Search:
                 whole_s = max(whole_s, (seat.missing_bytes - fetch.missing_bytes) / seat.bytes_per_s)
             reserved.append(size_bytes)
             weighted += size_bytes * SHARING if seat.shared else size_bytes
-        ready_s = ready_overlapped_s(times) if request.overlapped else ready_sequential_s(times)
+        ready_s, unhidden_s = ready_overlapped_s(times), ready_sequential_s(times)
         done = work(stages, full, full_share)
         first_s = ttft_s(
             ready_s + known.rest_s.value, prefill_s=known.prefill_s.value, hop_s=hop_s, stages=stages, work=done
         )
         return Candidate(
             cuts, full, seats, fetches, reserved, first_s,
-            tpot_s(decode_s=known.decode_s.value, hop_s=hop_s, stages=stages, work=done), whole_s,
+            tpot_s(decode_s=known.decode_s.value, hop_s=hop_s, stages=stages, work=done), whole_s, unhidden_s - ready_s,
             cost_gib_s(sum(reserved), first_s, whole_s), cost_gib_s(weighted, first_s, whole_s),
         )  # fmt: skip

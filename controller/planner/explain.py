@@ -57,6 +57,9 @@ def text(explanation: Explanation) -> str:
     if not plan.stages:
         return "\n".join([f"nothing was started: {plan.reason}", *_table(_candidates(plan.considered))])
     head = f"{_counted(len(plan.stages))}: {plan.reason}"
+    hidden_s = plan.sequential_ttft_s - plan.ttft_s
+    if hidden_s > 0:
+        head += f"\noverlapping the parts of the start hides {hidden_s:.2f} s"
     parts = [[head], _table(_stages(plan.stages)), _table(_outcome(explanation.compared))]
     if plan.considered:
         parts.append(_table(_candidates(plan.considered)))

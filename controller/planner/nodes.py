@@ -142,11 +142,11 @@ def node_state(
         free_bytes=report.memory_bytes - report.memory_used_bytes - _promised_bytes(alive, segments),
         workers=len(alive),
         link=Link(
-            bytes_per_s=store.value if store.count else report.bytes_per_s.get("store", store.value),
+            bytes_per_s=max(1.0, store.value if store.count else report.bytes_per_s.get("store", store.value)),
             at_s=now_s,
             fetches=_fetches(alive, segments, now_s, now_unix_ns),
         ),
-        disk_bytes_per_s=disk.value if disk.count else report.bytes_per_s.get("disk", disk.value),
+        disk_bytes_per_s=max(1.0, disk.value if disk.count else report.bytes_per_s.get("disk", disk.value)),
         device_bytes_per_s=measures.device_bytes_per_s.value,
         start_s=measures.start_s.value + measures.device_s.value,
         held=_held(report, alive, segments, shapes),

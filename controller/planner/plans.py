@@ -51,6 +51,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """None if no node can take a worker now; `error` says why."""
     ttft_s: float = 0.0
     """Predicted, from the decision."""
+    sequential_ttft_s: float = 0.0
+    """The same start, if its parts did not overlap (eq. 1): for comparison."""
     tpot_s: float = 0.0
     """Predicted, while the pipeline is one."""
     cost_gib_s: float = 0.0

@@ -54,7 +54,7 @@ def names(plan: Plan) -> list[str]:
     return [stage.node for stage in plan.stages]
 
 
-def clusters(least: int = 1, most: int = 7) -> st.SearchStrategy[Cluster]:
+def clusters(least: int = 1, most: int = 7, *, holding: bool = True) -> st.SearchStrategy[Cluster]:
     def build(rows: Iterable[tuple[int, int, int, Held | None]]) -> Cluster:
         return Cluster(
             node(
@@ -68,7 +68,6 @@ def clusters(least: int = 1, most: int = 7) -> st.SearchStrategy[Cluster]:
         )
 
     layers = st.integers(0, 255)
-    held = st.none() | st.builds(lambda host, coming, disk: Held(host=host, coming=coming & ~host, disk=disk),
-                                 layers, st.just(0), layers)  # fmt: skip
-    row = st.tuples(st.integers(1, 8), st.integers(0, 20), st.integers(0, 2), held)
+    held = st.none() | st.builds(lambda host, disk: Held(host=host, disk=disk), layers, layers)
+    row = st.tuples(st.integers(1, 8), st.integers(0, 20), st.integers(0, 2), held if holding else st.none())
     return st.lists(row, min_size=least, max_size=most).map(build)
