@@ -12,6 +12,9 @@ from collections.abc import Iterable
 
 from fleetstart.runtime.contract.manifest import ChunkRange
 
+SHORT_BYTES = 4 * 1024 * 1024
+"""Shorter than that only when there is less for each: every request has its price."""
+
 
 class FetchOrder:
     """The chunks that nobody fetches yet: those that are wanted, and the rest."""
@@ -85,7 +88,8 @@ def _follows(chunk: ChunkRange, other: ChunkRange) -> bool:
 
 def run_length(most_bytes: int, pending_bytes: int, threads: int) -> int:
     """Bytes to ask for at once: long runs cost fewer requests, short ones at the end keep every thread busy."""
-    return max(1, min(most_bytes, pending_bytes // (2 * threads)))
+    share_bytes = pending_bytes // threads
+    return max(1, min(most_bytes, max(share_bytes // 2, min(SHORT_BYTES, share_bytes))))
 
 
 def ranges_of(indices: Iterable[int]) -> list[tuple[int, int]]:

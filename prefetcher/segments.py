@@ -362,6 +362,7 @@ class Segments:
         segment.fetch = Fetch(
             checkpoint=checkpoint,
             region=segment.region,
+            slab_bytes=self.memory.slab_bytes,
             control=segment.control,
             lanes=self._lanes(checkpoint, manifest, image),
             on_filled=on_loop(self._ended),

@@ -278,9 +278,7 @@ void bind_control(py::module_& module) {
       .def(
           "mark_ready",
           [](fs::ControlBlock& block, const py::int_& chunk) {
-            const std::uint64_t index = index_of(chunk);
-            const py::gil_scoped_release released;
-            return block.mark_ready(index);
+            return block.mark_ready(index_of(chunk));  // shorter than to give the GIL away and wait for it
           },
           py::arg("chunk"))
       .def("fail", &fs::ControlBlock::fail, py::arg("code"), py::arg("message"),

@@ -301,14 +301,14 @@ def test_what_grows_comes_after_the_stage_and_at_a_pace(model: Model, gated: Gat
     assert gated.paced == model.everything - stage
 
 
-def test_at_most_two_connections_are_used_behind_the_workers_back(model: Model, gated: Gated) -> None:
+def test_one_connection_is_used_behind_the_workers_back(model: Model, gated: Gated) -> None:
     async def scenario(segments: Segments) -> None:
         segment = await segments.acquire(model.checkpoint, ONE, (0, 1))
         await segment.filled.wait()
         gated.gate.clear()
         growth = asyncio.create_task(segments.grow(segment))
-        await until(lambda: gated.waiting == 2, "two reads")
-        assert sum(thread.name.startswith("store-") for thread in threading.enumerate()) == 2
+        await until(lambda: gated.waiting == 1, "a read")
+        assert sum(thread.name.startswith("store-") for thread in threading.enumerate()) == 1
         gated.gate.set()
         await growth
 
@@ -340,7 +340,7 @@ def test_in_a_hurry_the_whole_rest_comes_at_full_speed_also_what_was_growing(mod
         await segment.filled.wait()
         gated.gate.clear()
         growth = asyncio.create_task(segments.grow(segment))
-        await until(lambda: gated.waiting == 2, "two reads")
+        await until(lambda: gated.waiting == 1, "a read")
         segments.hurry(segment)
         assert state(segment) == "filling"
         await until(lambda: gated.waiting == 4, "all threads")
@@ -351,7 +351,7 @@ def test_in_a_hurry_the_whole_rest_comes_at_full_speed_also_what_was_growing(mod
         assert right(segment, model, model.everything)
 
     run(gated, scenario)
-    assert len(gated.paced) == 2
+    assert len(gated.paced) == 1
     assert len(gated.given) == len(set(gated.given))
 
 
@@ -361,7 +361,7 @@ def test_growth_ends_with_the_last_who_waits_for_it_and_goes_on_with_the_next(mo
         await segment.filled.wait()
         gated.gate.clear()
         growths = [asyncio.create_task(segments.grow(segment)) for _ in range(2)]
-        await until(lambda: gated.waiting == 2, "two reads")
+        await until(lambda: gated.waiting == 1, "a read")
         growths[0].cancel()
         await asyncio.gather(growths[0], return_exceptions=True)
         assert not growths[1].done()
@@ -410,7 +410,7 @@ def test_what_somebody_waits_for_and_cannot_have_fails_the_segment_and_the_growt
         await segment.filled.wait()
         gated.gate.clear()
         growth = asyncio.create_task(segments.grow(segment))
-        await until(lambda: gated.waiting == 2, "two reads")
+        await until(lambda: gated.waiting == 1, "a read")
         gated.broken = True
         segments.hurry(segment)
         gated.gate.set()
@@ -473,7 +473,7 @@ def test_who_is_gone_while_it_grows_leaves_memory_that_gives_way(store: Store, m
         await segment.filled.wait()
         gated.gate.clear()
         growth = asyncio.create_task(segments.grow(segment))
-        await until(lambda: gated.waiting == 2, "two reads")
+        await until(lambda: gated.waiting == 1, "a read")
         segments.release(segment, ONE)
         with pytest.raises(Unavailable, match="nobody uses"):
             await growth
@@ -497,7 +497,7 @@ def test_closing_ends_a_growth(model: Model, gated: Gated) -> None:
         await segment.filled.wait()
         gated.gate.clear()
         growths.append(asyncio.create_task(segments.grow(segment)))
-        await until(lambda: gated.waiting == 2, "two reads")
+        await until(lambda: gated.waiting == 1, "a read")
         await segments.close()
         with pytest.raises(Unavailable, match="abandoned"):
             await growths[0]
