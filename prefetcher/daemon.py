@@ -41,6 +41,7 @@ from fleetstart.prefetcher.reconcile import (
 from fleetstart.prefetcher.segments import Segments
 from fleetstart.prefetcher.sources import Source
 from fleetstart.prefetcher.spares import Spares
+from fleetstart.prefetcher.speeds import Speeds
 from fleetstart.prefetcher.state import LEASE_MS, NodeState, Unreachable
 from fleetstart.prefetcher.watched import INTERVAL_S, private_bytes
 from fleetstart.prefetcher.workers import Host, Worker
@@ -76,6 +77,7 @@ class Daemon:
         self._workers: dict[WorkerId, Worker] = {}
         self._seen_ns: dict[WorkerId, int] = {}
         self._rows = Rows()
+        self._speeds = Speeds()
         self._logs = Logs()
         self._outbox = Outbox(self._state, self._logs, self._rows)
         self._servers = {
@@ -108,6 +110,7 @@ class Daemon:
             spares=self._spares,
             logs=self._logs,
             rows=self._rows,
+            speeds=self._speeds,
             publish=self._publish,
         )
 
@@ -264,6 +267,7 @@ class Daemon:
             weights_memory=self._segments.memory.report(),
             bytes_per_s=self._segments.bandwidths.bytes_per_s(),
             disk_bytes=self._segments.disk_bytes,
+            speeds=self._speeds.report(),
         )
 
     def _server_changed(self) -> None:

@@ -26,6 +26,7 @@ from fleetstart.prefetcher.logs import Logs, Stream
 from fleetstart.prefetcher.meter import Rows, WorkerMeter
 from fleetstart.prefetcher.segments import Segment, Segments
 from fleetstart.prefetcher.spares import Spares
+from fleetstart.prefetcher.speeds import Speeds
 from fleetstart.runtime.contract.channel import ChannelClosed
 from fleetstart.runtime.contract.errors import ErrorInfo, FleetError, StartFailed, error_from
 from fleetstart.runtime.contract.ids import NodeId
@@ -65,6 +66,7 @@ class Host:
     spares: Spares
     logs: Logs
     rows: Rows
+    speeds: Speeds
     publish: Callable[[WorkerStatus], None]
 
 
@@ -328,8 +330,10 @@ class Worker:
                 self._log("system", "worker did not end in its time to drain: killed")
                 return
             match event:
-                case Usage(busy_ns=busy_ns):
+                case Usage(busy_ns=busy_ns, speed=speed):
                     self._meter.busy(busy_ns)
+                    if speed is not None:
+                        self._host.speeds.note(f"{self._spec.name}@{self.order.version}", self.order.worker, speed)
                 case Want() as want:
                     self._fetch_first(want)
                 case Whole():
@@ -364,6 +368,7 @@ class Worker:
         elif error is not None:
             self._host.rows.add(self._meter.phase("failed", self._assigned_ns or self.seen_ns, now_ns))
         await self.body.bury()
+        self._host.speeds.forget(self.order.worker)
         self._role.close()
         self.reserved_bytes = 0
         for segment in self._segments:

@@ -32,7 +32,9 @@ from fleetstart.runtime.contract.messages import (
     Drained,
     Pooled,
     Ready,
+    Speed,
     StartError,
+    Usage,
     Want,
     Whole,
 )
@@ -173,6 +175,7 @@ class Life:
             await listener.start(listening)
         except RuntimeError as error:
             raise StartFailed(str(error)) from error
+        self._reporter.speed = started.speed
         self._channel.send(Ready(self._timeline))
         if self._membership is None:
             self._channel.socket.setblocking(False)
@@ -234,6 +237,8 @@ class Reporter:
         self._loop = loop
         self._meter = meter
         self._send = send
+        self.speed: Callable[[], Speed | None] | None = None
+        """How quick the engine is, if there is one; without, only how long calls take is known."""
         self._timer: asyncio.TimerHandle | None = None
         self._sent_at = -USAGE_EVERY_S
 
@@ -247,9 +252,18 @@ class Reporter:
             self._timer.cancel()
             self._timer = None
         self._sent_at = self._loop.time()
-        sent = self._send(self._meter.usage(time.monotonic_ns()))
+        sent = self._send(self._usage())
         if self._meter.running or not sent:
             self._timer = self._loop.call_later(USAGE_EVERY_S, self.report)
+
+    def _usage(self) -> Usage:
+        """A call's time at the door, and the engine's own figures, which leave out what was refused or cut."""
+        usage = self._meter.usage(time.monotonic_ns())
+        if self.speed is None or usage.speed is None:
+            return usage
+        engine = self.speed()
+        speed = msgspec.structs.replace(engine, call_s=usage.speed.call_s) if engine is not None else None
+        return msgspec.structs.replace(usage, speed=speed)
 
 
 def _flush() -> None:

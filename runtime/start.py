@@ -31,7 +31,7 @@ from fleetstart.runtime.contract.errors import (
     WeightsMissing,
     error_from,
 )
-from fleetstart.runtime.contract.messages import Assign
+from fleetstart.runtime.contract.messages import Assign, Speed
 from fleetstart.runtime.contract.timeline import Timeline
 from fleetstart.runtime.declare import LLM
 from fleetstart.runtime.handler import handler_app, is_asgi
@@ -46,11 +46,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """An app ready to be served, whether it may know ASGI's lifespan, and how to close it."""
+    """An app ready to be served, whether it may know ASGI's lifespan, how to close it, and how quick its engine is."""
 
     app: App
     lifespan: bool
     close: Callable[[], None] | None
+    speed: Callable[[], Speed | None] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +113,7 @@ def _start_llm(starting: Starting, device: _Device, weights: Any) -> Started:
     if starting.assign.stage is not None:
         return _start_stage(starting, starting.assign.stage, spec.llm, weights)
     app = create_app(weights, spec.llm, name=spec.name, threads=threads)
-    return Started(app, False, app.close)
+    return Started(app, False, app.close, app.service.speed)
 
 
 def _start_stage(starting: Starting, stage: Stage, settings: LLMSettings, weights: Weights) -> Started:
@@ -136,7 +137,7 @@ def _start_stage(starting: Starting, stage: Stage, settings: LLMSettings, weight
     else:
         loaded = LaterStage(weights, settings, of, name=spec.name, threads=threads)
     loaded.wait_until_ready()
-    return Started(loaded.app, False, loaded.close)
+    return Started(loaded.app, False, loaded.close, loaded.speed)
 
 
 def _attach(starting: Starting) -> list[Weights]:

@@ -115,6 +115,11 @@ class Engine:
         return not self._active and not self._flights
 
     @property
+    def stages(self) -> int:
+        """That compute a step: 1 if all of it is computed here."""
+        return self._runner.depth
+
+    @property
     def stalled(self) -> bool:
         """Whether nothing can be computed for now."""
         return self._runner.stalled

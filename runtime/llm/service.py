@@ -17,7 +17,9 @@ from dataclasses import dataclass
 from types import TracebackType
 
 from fleetstart.runtime.contract.errors import FleetError, HandlerFailed, Unavailable
+from fleetstart.runtime.contract.messages import Speed
 from fleetstart.runtime.llm.engine import Delta, Engine, Request
+from fleetstart.runtime.llm.speeds import Speeds
 
 logger = logging.getLogger(__name__)
 
@@ -100,6 +102,7 @@ class EngineService:
         self._ids = itertools.count()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = False
+        self._speeds = Speeds()
         self._thread = threading.Thread(target=self._run, name="llm-engine", daemon=True)
         self._thread.start()
 
@@ -107,6 +110,10 @@ class EngineService:
     def active_count(self) -> int:
         """Requests that have not had their last delta."""
         return len(self._streams)
+
+    def speed(self) -> Speed | None:
+        """Of the last requests; None until one has ended. From any thread."""
+        return self._speeds.mean
 
     def open(self, requests: list[Request]) -> Stream:
         """Starts the requests. Errors: InvalidInput if one can never be finished, Unavailable once closed."""
@@ -145,7 +152,9 @@ class EngineService:
             if self._prepare is not None:
                 self._prepare()
             while self._obey():
-                self._publish(self._engine.step(time.monotonic_ns()))
+                deltas = self._engine.step(time.monotonic_ns())
+                self._speeds.sees(deltas, time.monotonic_ns(), self._engine.stages)
+                self._publish(deltas)
         except Exception as error:
             # A bug of ours: say so to everybody who waits, rather than let them wait for ever.
             logger.exception("the engine's thread failed")
@@ -179,10 +188,14 @@ class EngineService:
                     return False
                 case _Add(id=id, request=request):
                     self._engine.add(request, id)
+                    self._speeds.begins(id, time.monotonic_ns(), self._engine.stages)
                 case _Do(act=act):
-                    self._publish(act(self._engine))
+                    deltas = act(self._engine)
+                    self._speeds.sees(deltas, time.monotonic_ns(), self._engine.stages)
+                    self._publish(deltas)
                 case _Cancel(id=id):
                     self._engine.cancel(id)
+                    self._speeds.forgets(id)
 
     def _publish(self, deltas: list[Delta]) -> None:
         if not deltas or self._loop is None:

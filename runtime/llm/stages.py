@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from fleetstart.runtime.asgi import Receive, Scope, Send, respond_error
 from fleetstart.runtime.contract.errors import FleetError, StartFailed, Unavailable
 from fleetstart.runtime.contract.function import LLMSettings
+from fleetstart.runtime.contract.messages import Speed
 from fleetstart.runtime.contract.stage import Stage
 from fleetstart.runtime.llm.app import LLMApp
 from fleetstart.runtime.llm.growth import Growth, Parts
@@ -106,6 +107,9 @@ class FirstStage:
             self._growth = Growth(self._parts, self._on_end)
             self._growth.start()
 
+    def speed(self) -> Speed | None:
+        return self.app.service.speed()
+
     def close(self) -> None:
         self.app.close()
         self.links.close()
@@ -165,6 +169,10 @@ class LaterStage:
                 return
             self._growing = True
         threading.Thread(target=self._grow, name="llm-growth", daemon=True).start()
+
+    def speed(self) -> Speed | None:
+        """Once it has grown."""
+        return self._whole.service.speed() if self._whole is not None else None
 
     def close(self) -> None:
         self._worker.close()

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetstart.runtime.contract.messages import Usage
-from fleetstart.runtime.meter import Meter
+from fleetstart.runtime.contract.messages import Speed, Usage
+from fleetstart.runtime.meter import Meter, folded
 
 
 def test_slots_are_taken_and_given_back() -> None:
@@ -62,3 +62,23 @@ def test_busy_time_is_the_length_of_the_union_of_the_calls(spans: list[tuple[int
     assert usage.busy_ns == len(covered)
     assert usage.calls == sum(begin <= asked_at for begin, _ in spans)
     assert usage.running == sum(begin <= asked_at < begin + length for begin, length in spans)
+
+
+def test_ended_calls_tell_how_long_they_took() -> None:
+    meter = Meter(2)
+    number = meter.begin("a", 0, None)
+    assert isinstance(number, int)
+    assert meter.usage(10).speed is None
+    meter.end(number, 500_000_000)
+    assert meter.usage(0).speed == Speed(calls=1, call_s=0.5, prefill_s=0.5)
+
+
+@given(st.lists(st.floats(0, 100), min_size=1, max_size=30))
+def test_a_mean_lies_among_what_it_was_made_of(calls_s: list[float]) -> None:
+    mean = None
+    for call_s in calls_s:
+        mean = folded(mean, Speed(calls=1, call_s=call_s, prefill_s=call_s, decode_s=call_s))
+    assert mean is not None
+    assert mean.calls == len(calls_s)
+    assert mean.decode_s is not None
+    assert min(calls_s) - 1e-9 <= mean.decode_s <= max(calls_s) + 1e-9

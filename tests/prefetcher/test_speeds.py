@@ -1,0 +1,35 @@
+"""What a node tells of how long calls take."""
+
+from __future__ import annotations
+
+from fleetstart.prefetcher.speeds import VERSIONS_KEPT, Speeds
+from fleetstart.runtime.contract.ids import WorkerId
+from fleetstart.runtime.contract.messages import Speed
+
+ONE, OTHER = WorkerId("w-1"), WorkerId("w-2")
+
+
+def speed(calls: int, call_s: float = 1.0) -> Speed:
+    return Speed(calls=calls, call_s=call_s, prefill_s=call_s)
+
+
+def test_calls_of_all_workers_are_counted_once() -> None:
+    speeds = Speeds()
+    speeds.note("f@1", ONE, speed(2))
+    speeds.note("f@1", ONE, speed(2))
+    speeds.note("f@1", OTHER, speed(3, 0.5))
+    assert speeds.report() == {"f@1": speed(5, 0.5)}
+    speeds.forget(ONE)
+    speeds.note("f@1", ONE, speed(1))
+    assert speeds.report()["f@1"].calls == 6
+
+
+def test_versions_that_nobody_calls_make_room() -> None:
+    speeds = Speeds()
+    for number in range(VERSIONS_KEPT):
+        speeds.note(f"f@{number}", WorkerId(f"w-{number}"), speed(1))
+    speeds.note("f@0", WorkerId("w-0"), speed(2))
+    speeds.note("g@1", WorkerId("w-new"), speed(1))
+    assert len(speeds.report()) == VERSIONS_KEPT
+    assert {"f@0", "g@1"} <= speeds.report().keys()
+    assert "f@1" not in speeds.report()
