@@ -267,6 +267,7 @@ class Daemon:
             weights_memory=self._segments.memory.report(),
             bytes_per_s=self._segments.bandwidths.bytes_per_s(),
             disk_bytes=self._segments.disk_bytes,
+            disk=self._segments.disk_ranges(),
             speeds=self._speeds.report(),
         )
 
