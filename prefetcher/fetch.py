@@ -18,41 +18,19 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import groupby
-from typing import Protocol
 
 from fleetstart import native
 from fleetstart.prefetcher.bandwidth import Stopwatch
+from fleetstart.prefetcher.fetch_errors import Damaged, explained, store_failed, without_frames
+from fleetstart.prefetcher.lanes import Lane, pieces_in
 from fleetstart.prefetcher.order import FetchOrder, ranges_of, run_length
 from fleetstart.prefetcher.pace import Pace
-from fleetstart.prefetcher.sources import (
-    PAGE_BYTES,
-    Abandoned,
-    ObjectMissing,
-    ObjectSize,
-    Piece,
-    Range,
-    Source,
-    SourceError,
-)
-from fleetstart.runtime.contract.errors import (
-    CheckpointInvalid,
-    ChecksumMismatch,
-    FleetError,
-    StoreFailed,
-    Unavailable,
-    WeightsMissing,
-)
+from fleetstart.prefetcher.sources import Abandoned, ObjectMissing, ObjectSize, Piece, Source, SourceError
+from fleetstart.runtime.contract.errors import CheckpointInvalid, FleetError, StoreFailed, Unavailable, WeightsMissing
 from fleetstart.runtime.contract.ids import CheckpointId
-from fleetstart.runtime.contract.manifest import (
-    MANIFEST_MAX_BYTES,
-    MANIFEST_OBJECT,
-    ChunkRange,
-    Manifest,
-    checkpoint_key,
-)
+from fleetstart.runtime.contract.manifest import MANIFEST_MAX_BYTES, MANIFEST_OBJECT, ChunkRange, checkpoint_key
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +42,6 @@ waited 13 ms then, with one 4 ms, and it is no faster."""
 GROWING_RUN_BYTES = 4 * 1024 * 1024
 """Each begins with a burst, so there should be few; and what somebody wants all at once comes with the run that it is
 part of, so they should be short."""
-UPLOAD_AGAIN = "upload the weights again: fs deploy"
 
 
 def fetch_manifest(source: Source, checkpoint: CheckpointId) -> bytes:
@@ -91,56 +68,7 @@ def with_retries(read: Callable[[], bytes], what: str) -> bytes:
     try:
         return read()
     except SourceError as error:
-        raise store_failed(what, error) from error
-
-
-def store_failed(what: str, error: SourceError) -> StoreFailed:
-    return StoreFailed(
-        f"{what}: the store failed {len(RETRY_DELAYS_S) + 1} times, last with: {error}",
-        hint="check that the object store is up and that the node may read it",
-    )
-
-
-class ChunkSource(Protocol):
-    """Chunks of one checkpoint. Thread-safe. Errors: as of `Source.read`."""
-
-    name: str
-    run_bytes: int
-
-    def read(
-        self, run: Sequence[ChunkRange], pieces: Sequence[Piece], stopped: Callable[[], bool], pace: Pace | None = None
-    ) -> Iterator[int]:
-        """Fills the pieces with the chunks, which lie one behind the other, and gives the checksum of each."""
-        ...
-
-
-class StoreChunks:
-    """Every chunk, from where the checkpoint is published."""
-
-    name = "store"
-
-    def __init__(self, source: Source, checkpoint: CheckpointId, manifest: Manifest) -> None:
-        self._source = source
-        self._checkpoint = checkpoint
-        self._object_bytes = {part.object: part.header_bytes + part.data_bytes for part in manifest.parts}
-        self.run_bytes = source.run_bytes
-
-    def read(
-        self, run: Sequence[ChunkRange], pieces: Sequence[Piece], stopped: Callable[[], bool], pace: Pace | None = None
-    ) -> Iterator[int]:
-        first = run[0]
-        key = checkpoint_key(self._checkpoint, first.object)
-        asked = Range(key, self._object_bytes[first.object], first.object_offset, pieces, pace)
-        return self._source.read(asked, stopped)
-
-
-@dataclass(frozen=True, slots=True)
-class Lane:
-    """A source, what is to come from it, and how many threads ask it."""
-
-    source: ChunkSource
-    chunks: Sequence[ChunkRange]
-    threads: int
+        raise store_failed(what, error, len(RETRY_DELAYS_S) + 1) from error
 
 
 class _Traffic:
@@ -289,7 +217,7 @@ class Fetch:
         """
         with self._lock:
             if self._error is None and self._control.state == "filling":
-                self._error = _without_frames(error)
+                self._error = without_frames(error)
                 self._control.fail(error.code, error.message)
             self._growing = False
             self._stop.set()
@@ -433,7 +361,7 @@ class Fetch:
                     done_bytes += chunk.size_bytes
                     self._ready(chunk, traffic.source.name)
                 else:
-                    failed.append(self._failed(traffic, chunk, _Damaged(found)))
+                    failed.append(self._failed(traffic, chunk, Damaged(found)))
         except Abandoned:
             pass
         except (SourceError, ObjectMissing, ObjectSize) as error:
@@ -451,25 +379,14 @@ class Fetch:
                 for again in failed:
                     again.traffic.order.put_back([again.chunk])
 
-    def _pieces(self, chunks: Sequence[ChunkRange]) -> list[Piece]:
-        """Where they go. Their pages are made now, so that lack of memory is an error and not a signal."""
+    def _pieces(self, chunks: list[ChunkRange]) -> list[Piece]:
         region = self._region
         if region is None:
             raise Abandoned(chunks[0].object)
-        pieces: list[Piece] = []
-        # What lies in one slab is one view: each costs as much as some of the bytes of a small chunk.
-        for together in _by_slab(chunks, self._slab_bytes):
-            begin, last = together[0].segment_offset, together[-1]
-            size_bytes = last.segment_offset - begin + _pages(last.size_bytes)
-            try:
-                region.populate(begin, size_bytes)
-            except OSError as error:
-                raise Unavailable(f"no memory for chunk {last.index} of {self._checkpoint[:12]}: {error}") from error
-            view = region.view(begin, size_bytes)
-            for chunk in together:
-                at = chunk.segment_offset - begin
-                pieces.append(Piece(chunk.size_bytes, view[at : at + _pages(chunk.size_bytes)]))
-        return pieces
+        try:
+            return pieces_in(region, self._slab_bytes, chunks)
+        except OSError as error:
+            raise Unavailable(f"no memory for chunk {chunks[0].index} of {self._checkpoint[:12]}: {error}") from error
 
     def _ready(self, chunk: ChunkRange, source: str) -> None:
         with self._lock:
@@ -486,7 +403,7 @@ class Fetch:
             traffic.failures[chunk.index] += 1
             failures = traffic.failures[chunk.index]
             wanted = chunk.index in self._wanted
-        delays_s = {_Damaged: (0.0,), SourceError: RETRY_DELAYS_S}.get(type(error), ())
+        delays_s = {Damaged: (0.0,), SourceError: RETRY_DELAYS_S}.get(type(error), ())
         extra = {"chunk": chunk.index, "object": chunk.object, "source": traffic.source.name, "error": str(error)}
         if failures <= len(delays_s):
             log.warning("a chunk failed, trying again", extra=extra)
@@ -495,8 +412,8 @@ class Fetch:
             log.warning("a chunk failed, taking it from elsewhere", extra=extra)
             return _Again(self._traffic[traffic.level + 1], chunk, 0.0)
         if wanted:
-            raise self._explained(chunk, error) from error
-        self._end_growth(traffic, chunk, self._explained(chunk, error))
+            raise explained(self._checkpoint, chunk, error, failures) from error
+        self._end_growth(traffic, chunk, explained(self._checkpoint, chunk, error, failures))
         return _Again(traffic, chunk, 0.0)
 
     def _end_growth(self, traffic: _Traffic, chunk: ChunkRange, error: FleetError) -> None:
@@ -507,52 +424,3 @@ class Fetch:
         if was_growing:
             log.warning("a segment grows no further", extra={"checkpoint": self._checkpoint, "error": error.message})
             self._on_grown(error)
-
-    def _explained(self, chunk: ChunkRange, error: Exception) -> FleetError:
-        what = f"chunk {chunk.index} of {self._checkpoint[:12]} ({chunk.object})"
-        match error:
-            case _Damaged(found=found):
-                return ChecksumMismatch(
-                    f"chunk {chunk.index} of {self._checkpoint[:12]} ({chunk.object} bytes {chunk.object_offset}–"
-                    f"{chunk.object_offset + chunk.size_bytes - 1}): checksum {found:016x}, "
-                    f"expected {chunk.checksum:016x}",
-                    hint=f"the object in the store is damaged; {UPLOAD_AGAIN}",
-                )
-            case ObjectMissing():
-                return CheckpointInvalid(f"{what}: the object is not in the store", hint=UPLOAD_AGAIN)
-            case ObjectSize(expected_bytes=expected, found_bytes=found):
-                how = "truncated" if found < expected else "another one"
-                return CheckpointInvalid(
-                    f"{what}: the object is {how}, {expected:,} bytes expected, {found:,} found", hint=UPLOAD_AGAIN
-                )
-            case SourceError():
-                return store_failed(what, error)
-            case _:
-                raise error
-
-
-def _pages(size_bytes: int) -> int:
-    """Rounded up to whole ones."""
-    return -(-size_bytes // PAGE_BYTES) * PAGE_BYTES
-
-
-def _by_slab(chunks: Sequence[ChunkRange], slab_bytes: int) -> Iterator[list[ChunkRange]]:
-    for _, together in groupby(chunks, lambda chunk: chunk.segment_offset // slab_bytes):
-        yield list(together)
-
-
-def _without_frames(error: FleetError) -> FleetError:
-    """Its frames hold views, and so the segment's memory, for as long as somebody keeps the error."""
-    link: BaseException | None = error
-    while link is not None:
-        link.__traceback__ = None
-        link = link.__cause__ or link.__context__
-    return error
-
-
-class _Damaged(Exception):
-    """The bytes that came are not the ones that were published."""
-
-    def __init__(self, found: int) -> None:
-        super().__init__(f"checksum {found:016x}")
-        self.found = found

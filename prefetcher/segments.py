@@ -25,7 +25,8 @@ from fleetstart import native
 from fleetstart.prefetcher.bandwidth import Bandwidths
 from fleetstart.prefetcher.cache import Held, choose_evictions
 from fleetstart.prefetcher.disk import DiskImage, DiskTier
-from fleetstart.prefetcher.fetch import Fetch, Lane, StoreChunks, fetch_manifest
+from fleetstart.prefetcher.fetch import Fetch, fetch_manifest
+from fleetstart.prefetcher.lanes import Lane, StoreChunks
 from fleetstart.prefetcher.memory import SegmentMemory
 from fleetstart.prefetcher.pace import Pace
 from fleetstart.prefetcher.segment import Layers, Segment
