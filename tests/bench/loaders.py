@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -57,11 +57,19 @@ def peer_loaders(python: Path | None) -> Iterator[Loaders]:
 
 
 @contextlib.contextmanager
-def module(name: str, *arguments: str, env: Mapping[str, str] | None = None) -> Iterator[Talk]:
-    """A module of tests.bench as a process that answers as a peer does; ended with its input, or else killed."""
+def module(
+    name: str,
+    *arguments: str,
+    env: Mapping[str, str] | None = None,
+    entered: Callable[[Sequence[str]], Sequence[str]] = tuple,
+) -> Iterator[Talk]:
+    """A module of tests.bench as a process that answers as a peer does; ended with its input, or else killed.
+
+    `entered` gives the command that runs it somewhere else, such as on a host of a test bed.
+    """
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", f"tests.bench.{name}", *arguments],
+            entered([sys.executable, "-m", f"tests.bench.{name}", *arguments]),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,

@@ -20,7 +20,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -36,15 +36,13 @@ from fleetstart.prefetcher.sources import open_source
 from fleetstart.runtime.contract.ids import CheckpointId, WorkerId
 from fleetstart.runtime.contract.manifest import Manifest, checkpoint_key, chunk_ranges
 from tests.bench.compiled import compiled
+from tests.bench.descriptors import FILES_MAX, MESSAGE_MAX
 from tests.bench.loaders import Sample, module
 from tests.bench.peer import Talk
 
 THREADS = default_fetch_threads(os.cpu_count() or 1)
 MEMORY_SHARE = 0.8
 """Of the machine's, as a node takes by default: it decides how large the pool's slabs are."""
-FILES_MAX = 250
-"""Descriptors that one message may carry."""
-MESSAGE_MAX = 4096
 TIMEOUT_S = 300.0
 POLL_S = 0.01
 
@@ -113,34 +111,20 @@ class Node:
 
 @contextlib.contextmanager
 def node(
-    store: str, size_bytes: int, *, pool: str = "warm", verify: bool = True, env: Mapping[str, str] | None = None
+    store: str,
+    size_bytes: int,
+    *,
+    pool: str = "warm",
+    verify: bool = True,
+    env: Mapping[str, str] | None = None,
+    entered: Callable[[Sequence[str]], Sequence[str]] = tuple,
 ) -> Iterator[Node]:
     """With memory for one checkpoint of that size. `store` is as in FS_STORE. A cold pool has no memory yet."""
     with tempfile.TemporaryDirectory(prefix="fs-bench-") as folder:
         place = Path(folder) / "node.sock"
         options = ["--store", store, "--socket", str(place), "--size-bytes", str(size_bytes), "--pool", pool]
-        with module("ours", *options, *([] if verify else ["--unverified"]), env=env) as talk:
+        with module("ours", *options, *([] if verify else ["--unverified"]), env=env, entered=entered) as talk:
             yield Node(talk, place)
-
-
-def ask_descriptors(place: str, checkpoint: str) -> tuple[int, list[int]]:
-    """Control block and slabs of the segment, from the node at that socket; its pin lasts as long as this process."""
-    link = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    link.connect(place)
-    link.sendall(checkpoint.encode())
-    descriptors: list[int] = []
-    while True:
-        said, some, _, _ = socket.recv_fds(link, MESSAGE_MAX, FILES_MAX)
-        descriptors += some
-        if said != b"more":
-            break
-    if said != b"all":
-        raise RuntimeError(f"the node said {said.decode()}")
-    _LINKS.append(link)
-    return descriptors[0], descriptors[1:]
-
-
-_LINKS: list[socket.socket] = []
 
 
 # ── the node itself ────────────────────────────────────────────────────────────────────────────────

@@ -11,7 +11,7 @@ import torch
 
 from fleetstart.runtime.weights import Weights
 from fleetstart.runtime.weights_rehearsal import rehearse_weights
-from tests.bench import ours
+from tests.bench.descriptors import ask_descriptors
 from tests.bench.forked import Load, serve, touch
 
 DEADLINE_S = 300.0
@@ -50,7 +50,7 @@ def bind(question: Any) -> Any:
     """
     if question["rehearsed"]:
         rehearse_weights()
-    descriptors = ours.ask_descriptors(question["socket"], question["checkpoint"])
+    descriptors = ask_descriptors(question["socket"], question["checkpoint"])
     began_s = time.perf_counter()
     weights = Weights.attach(*descriptors, deadline_ns=_deadline_ns())
     tensors = dict(weights)
@@ -66,7 +66,7 @@ def bind(question: Any) -> Any:
 
 
 def _attach(question: Any) -> Weights:
-    descriptors = ours.ask_descriptors(question["socket"], question["checkpoint"])
+    descriptors = ask_descriptors(question["socket"], question["checkpoint"])
     return Weights.attach(*descriptors, deadline_ns=_deadline_ns())
 
 

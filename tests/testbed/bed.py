@@ -255,10 +255,11 @@ class Testbed:
     def resume_store(self) -> None:
         self.store.resume()
 
-    def chill(self) -> None:
+    def chill(self, nodes: int | None = None) -> None:
         """Nodes forget segments, disk caches and bundles, and the controller that functions were wanted a moment ago.
 
-        No worker is left, and none comes until the next call, which is cold everywhere.
+        No worker is left, and none comes until the next call, which is cold everywhere. With a number, only the first
+        so many nodes run from then on.
         """
         _stop_together(self.nodes)
         # A new controller begins with the workers that are there, and would go on wanting as many.
@@ -267,8 +268,9 @@ class Testbed:
         self.controller.start()
         for node in self.nodes:
             node.forget()
+        for node in self.nodes[:nodes]:
             node.start()
-        self._wait_ready()
+        self._wait_ready(nodes)
 
     # ── readiness ──────────────────────────────────────────────────────────────────────────────────
 
@@ -289,18 +291,19 @@ class Testbed:
         with self.network.socket(STORE) as probe:
             return probe.connect_ex((self.network.addresses[STORE], STORE_PORT)) == 0
 
-    def _wait_ready(self) -> None:
-        for node in self.nodes:
+    def _wait_ready(self, nodes: int | None = None) -> None:
+        running = self.nodes[:nodes]
+        for node in running:
             node.wait_ready()
-        wait_until(self._all_known, START_S, what="controller that knows all nodes")
+        wait_until(lambda: self._known(running), START_S, what="controller that knows all nodes")
 
-    def _all_known(self) -> bool:
+    def _known(self, nodes: Sequence[Node]) -> bool:
         self.controller.check()
         try:
             known = {(report.node, report.pid) for report in self.status().nodes}
         except httpx.TransportError:
             return False
-        return {(node.id, node.pid) for node in self.nodes} <= known
+        return {(node.id, node.pid) for node in nodes} <= known
 
 
 def _stop_together(nodes: Sequence[Node]) -> None:

@@ -55,9 +55,9 @@ class Part:
         self.tmp = folder / "tmp"
         self.log_path = folder / "log"
         self.env = {**env, "FS_HOME": str(self.home), "TMPDIR": str(self.tmp)}
-        """May be changed; the next start takes it."""
+        self.argv = argv
+        """Both may be changed; the next start takes them."""
         self.process: subprocess.Popen[bytes] | None = None
-        self._argv = argv
         self._network = network
         self._descriptors = descriptors
         for path in (self.home, self.tmp):
@@ -81,7 +81,7 @@ class Part:
         assert not self.alive, f"{self.name} runs as process {self.pid}"
         with self.log_path.open("ab") as log:
             self.process = subprocess.Popen(
-                self._network.entered(self.host, self._argv),
+                self._network.entered(self.host, self.argv),
                 env=self.env,
                 stdin=subprocess.DEVNULL,
                 stdout=log,

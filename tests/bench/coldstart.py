@@ -1,0 +1,90 @@
+"""Claim: a start over four hosts brings the first token 3.4 times as soon as one host that hides all but its fetch.
+
+On a test bed: four hosts with links of a known rate, a store without limit, everything on this one machine. Parts:
+
+- ttft: first token of a cold start without overlap, overlapped on one host, pipelined over two, three and four; of the
+  chat example and of a synthetic Llama of 1.1 GB (HydraServe, figures 7 and 8).
+- down: a long generation, alone and four at once, that begins on a pipeline of four and is consolidated, against one
+  that stays a pipeline (HydraServe, figure 12); and the largest gap that its reader sees.
+
+Before each sample every host forgets everything; the store has its files in the page cache. `--chart` draws the first
+part's medians from a file that was written before, or from this run's; it takes matplotlib.
+
+Run: python -m tests.bench.coldstart [--only PART,...] [--mbit RATE] [--json FILE] [--chart PNG] [--quick] [--rounds N]
+     python -m tests.bench.coldstart --draw FILE --chart PNG
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import signal
+import sys
+import tempfile
+from pathlib import Path
+from types import FrameType
+
+from tests.bench import coldstart_chart, coldstart_down, coldstart_models, coldstart_ttft
+from tests.bench.caches import disk_folder
+from tests.bench.coldstart_fleet import NODE, Fleet
+from tests.bench.samples import Report, parse_options, progress
+from tests.testbed import Testbed, why_not
+
+PARTS = ("ttft", "down")
+HOSTS = 4
+MBIT, QUICK_MBIT = 200.0, 400.0
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--only", default=",".join(PARTS), metavar="PART,...", help=f"of {', '.join(PARTS)}")
+    parser.add_argument(
+        "--mbit", type=float, help=f"of each host's link; default {MBIT:g}, {QUICK_MBIT:g} with --quick"
+    )
+    parser.add_argument("--models", default="chat,noise", metavar="MODEL,...", help="of the first part")
+    parser.add_argument("--chart", type=Path, metavar="PNG", help="where to draw the first part")
+    parser.add_argument("--draw", type=Path, metavar="FILE", help="only draw, what an earlier run wrote there")
+
+
+def main() -> None:
+    options = parse_options(__doc__, rounds=5, quick_rounds=1, more=add_options)
+    extra = options.extra
+    if extra["draw"] is not None:
+        return coldstart_chart.draw(json.loads(extra["draw"].read_text()), extra["chart"])
+    chosen = extra["only"].split(",")
+    if unknown := set(chosen) - set(PARTS):
+        sys.exit(f"no such part: {', '.join(sorted(unknown))}")
+    if reason := why_not():
+        sys.exit(f"no test bed here: {reason}")
+    signal.signal(signal.SIGTERM, _end)
+    mbit = extra["mbit"] or (QUICK_MBIT if options.quick else MBIT)
+    report = Report("the first token of a cold start comes from four hosts 3.4 times as soon as from one")
+    report.setup = {"hosts": HOSTS, "mbit": mbit, "cores": os.cpu_count(), "node": NODE}
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fs-bench-", dir=disk_folder())))
+        shape = coldstart_models.QUICK_NOISE if options.quick else coldstart_models.NOISE
+        fleet = Fleet(stack.enter_context(Testbed(nodes=HOSTS, mbit=mbit, env=NODE)))
+        models = [coldstart_models.example()]
+        if "ttft" in chosen and "noise" in extra["models"]:
+            models.append(coldstart_models.noise(folder, shape))
+        for model in models:
+            progress(f"deploying {model.title}")
+            fleet.deploy(model)
+        if "ttft" in chosen:
+            named = [model for model in models if model.name in extra["models"].split(",")]
+            coldstart_ttft.run(report, options, fleet, named)
+        if "down" in chosen:
+            coldstart_down.run(report, options, fleet, models[0])
+    report.save(options.json)
+    if extra["chart"] is not None:
+        coldstart_chart.draw({"samples": report.samples, "setup": report.setup}, extra["chart"])
+
+
+def _end(_: int, __: FrameType | None) -> None:
+    """As ctrl-C: hosts go, processes end."""
+    sys.exit(128 + signal.SIGTERM)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,39 @@
+"""The controller with one decision changed, for the sides that ours is compared with. Not for users, who have no use
+for a pipeline that stays one.
+
+    python -m tests.bench.coldstart_controller stay     pipelines are ordered without ever growing
+    python -m tests.bench.coldstart_controller single   starts are planned as one worker each
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import msgspec
+
+from fleetstart.controller import __main__ as controller
+from fleetstart.controller import reconcile
+from fleetstart.controller.planner import choice
+
+CHANGES = ("stay", "single")
+
+
+def _stay() -> None:
+    ordered: Any = reconcile.orders_of
+
+    def without_growing(*arguments: Any, **named: Any) -> Any:
+        return [msgspec.structs.replace(order, grow=False) for order in ordered(*arguments, **named)]
+
+    patched: Any = reconcile
+    patched.orders_of = without_growing
+
+
+def _single() -> None:
+    patched: Any = choice
+    patched.SIZE_USUAL = patched.SIZE_MOST = 1
+
+
+if __name__ == "__main__":
+    {"stay": _stay, "single": _single}[sys.argv[1]]()
+    sys.exit(controller.main())

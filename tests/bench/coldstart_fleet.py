@@ -1,0 +1,184 @@
+"""A test bed as the benchmark of cold starts drives it: cold again, a streamed call, who really ran, what a link gives.
+
+All hosts are one machine, so all stamps are of one monotonic clock.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from fleetstart.runtime.contract import keys
+from fleetstart.runtime.contract.manifest import checkpoint_key
+from fleetstart.runtime.contract.messages import FINAL, WorkerOrder, WorkerStatus
+from tests.bench.coldstart_models import Model
+from tests.bench.samples import ROOT
+from tests.servers import wait_until
+from tests.testbed import Testbed
+from tests.testbed.bed import STORE_PORT
+
+PROMPT = "Write a short story about a dog."
+CALL_S = 280.0
+RATE_BYTES = 32 << 20
+"""A second and a half at 200 Mbit/s: the first burst of a link's bucket is a hundredth of it."""
+NODE = {"FS_PROFILES": "torch", "FS_POOL_MEMORY": "320MiB"}
+"""Memory for a stage made ahead, as a node in service has it."""
+
+
+@dataclass(slots=True)
+class Generated:
+    """One streamed call."""
+
+    sent_ns: int
+    request_id: str = ""
+    start: str = ""
+    pieces_ns: list[int] = field(default_factory=list)
+    text: str = ""
+
+    @property
+    def ttft_s(self) -> float:
+        return (self.pieces_ns[0] - self.sent_ns) / 1e9
+
+    @property
+    def total_s(self) -> float:
+        return (self.pieces_ns[-1] - self.sent_ns) / 1e9
+
+    @property
+    def seconds(self) -> list[float]:
+        """When each piece came, from the call on."""
+        return [(piece - self.sent_ns) / 1e9 for piece in self.pieces_ns]
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    order: WorkerOrder
+    status: WorkerStatus
+
+    @property
+    def index(self) -> int:
+        return self.order.stage.index if self.order.stage is not None else 0
+
+    def about(self, sent_ns: int) -> dict[str, Any]:
+        """Its layers and its start, in seconds from the call on: [begun, ended] of each phase."""
+        stage = self.order.stage
+        phases = {
+            phase.name: [(phase.started_ns - sent_ns) / 1e9, (phase.ended_ns - sent_ns) / 1e9]
+            for phase in self.status.timeline.phases
+        }
+        return {"layers": [stage.first, stage.end] if stage is not None else "all", **phases}
+
+
+class Fleet:
+    def __init__(self, bed: Testbed) -> None:
+        self.bed = bed
+        self._plain = bed.controller.argv
+
+    def deploy(self, model: Model) -> None:
+        self.bed.fs("deploy", str(model.handler))
+
+    def parts(self, model: Model) -> list[Path]:
+        """The checkpoint's objects, as files."""
+        weights = self.bed.info(model.name).spec.weights
+        assert weights is not None
+        return sorted((self.bed.bucket / checkpoint_key(weights, "")).glob("*.safetensors"))
+
+    def size_bytes(self, model: Model) -> int:
+        """What a whole worker fetches."""
+        return sum(path.stat().st_size for path in self.parts(model))
+
+    def chill(self, nodes: int, *, change: str = "") -> None:
+        """The next call is cold, and only so many hosts are there. `change`: of `coldstart_controller`."""
+        controller = self.bed.controller
+        controller.argv = (sys.executable, "-m", "tests.bench.coldstart_controller", change) if change else self._plain
+        controller.env["PYTHONPATH"] = str(ROOT)
+        self.bed.chill(nodes)
+        wait_until(lambda: self._memory_made(nodes), CALL_S, what="memory made ahead")
+        time.sleep(1.0)  # spare workers are forked
+
+    def _memory_made(self, nodes: int) -> bool:
+        reports = [self.bed.report(node) for node in range(nodes)]
+        return all(report is not None and report.weights_memory.free_bytes > 0 for report in reports)
+
+    def ask(self, model: Model, *, tokens: int) -> Generated:
+        """Greedy, and to the last token, whatever it is."""
+        body = {
+            "model": model.name,
+            "messages": [{"role": "user", "content": PROMPT}],
+            "max_tokens": tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+            "stream": True,
+        }
+        found = Generated(time.monotonic_ns())
+        path = f"/fn/{model.name}/v1/chat/completions"
+        with self.bed.http.stream("POST", path, json=body, timeout=CALL_S) as answer:
+            if answer.status_code != 200:
+                raise RuntimeError(f"{model.name}: {answer.status_code} {answer.read()[:500]!r}")
+            found.request_id, found.start = answer.headers["x-request-id"], answer.headers["fs-start"]
+            for line in answer.iter_lines():
+                text = _text(line)
+                if text:
+                    found.pieces_ns.append(time.monotonic_ns())
+                    found.text += text
+        if not found.pieces_ns:
+            raise RuntimeError(f"{model.name}: no text came")
+        return found
+
+    def workers(self, model: Model) -> list[Worker]:
+        """Those that live, by stage."""
+        orders: dict[str, WorkerOrder] = {}
+        statuses: dict[str, WorkerStatus] = {}
+        with self.bed.redis() as client:
+            for node in self.bed.nodes:
+                desired: Any = client.hvals(keys.desired(node.id))
+                observed: Any = client.hvals(keys.observed(node.id))
+                orders |= {order.worker: order for order in map(_order, desired)}
+                statuses |= {status.worker: status for status in map(_status, observed)}
+        found = [
+            Worker(order, statuses[worker])
+            for worker, order in orders.items()
+            if order.spec.name == model.name and worker in statuses and statuses[worker].state not in FINAL
+        ]
+        return sorted(found, key=lambda one: one.index)
+
+    def link_bytes_per_s(self, model: Model) -> float:
+        """What one TCP stream gets from the store on the first host: the ceiling of any fetch."""
+        object_key = self.parts(model)[0].relative_to(self.bed.bucket.parent)
+        with self.bed.network.socket(self.bed.host(0)) as sock:
+            sock.settimeout(CALL_S)
+            sock.connect((self.bed.network.addresses["store"], STORE_PORT))
+            sock.sendall(f"GET /{object_key} HTTP/1.0\r\n\r\n".encode())
+            sock.recv(1 << 16)
+            began_s, received = time.monotonic(), 0
+            while received < RATE_BYTES and (data := sock.recv(1 << 20)):
+                received += len(data)
+            return received / (time.monotonic() - began_s)
+
+    def entered(self, argv: Sequence[str]) -> list[str]:
+        """The command as run on the first host."""
+        return self.bed.network.entered(self.bed.host(0), argv)
+
+
+def _text(line: str) -> str:
+    if not line.startswith("data: {"):
+        return ""
+    event = json.loads(line[6:])
+    if "error" in event:
+        raise RuntimeError(line[:500])
+    choices = event.get("choices") or [{}]
+    return str((choices[0].get("delta") or {}).get("content") or "")
+
+
+def _order(row: bytes) -> WorkerOrder:
+    return msgspec.json.decode(row, type=WorkerOrder)
+
+
+def _status(row: bytes) -> WorkerStatus:
+    return msgspec.json.decode(row, type=WorkerStatus)
