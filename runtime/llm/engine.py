@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -59,6 +60,18 @@ class _Active:
     sampler: SamplerState
     detokenizer: Detokenizer
     stops: StopMatcher
+    lent: Callable[[], object] | None = None
+    """Its tokens come from another worker, which is told so if it is to stop."""
+
+
+@dataclass(slots=True)
+class _Borrowed:
+    """Another worker's sequence, computed here."""
+
+    sequence: Sequence
+    sampler: SamplerState
+    caught_up: Callable[[], object]
+    tell: Callable[[int], object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +92,7 @@ class Engine:
         self._tokenizer = tokenizer
         self._eos_ids = eos_ids
         self._active: dict[int, _Active] = {}
+        self._borrowed: dict[int, _Borrowed] = {}
         self._ids = itertools.count()
 
     def check(self, request: Request) -> None:
@@ -107,12 +121,88 @@ class Engine:
     def cancel(self, id: int) -> None:
         """Frees its blocks at once; a finished or unknown id is no error, since it may finish meanwhile."""
         active = self._active.pop(id, None)
-        if active is not None:
+        if active is None:
+            return
+        if active.lent is not None:
+            active.lent()
+        else:
             self.scheduler.remove(active.sequence)
+
+    # ── sequences that another worker computes, and those of another worker ────────────────────────
+
+    def running(self) -> list[tuple[int, int]]:
+        """Requests that are computed here and have begun to answer: (id, most tokens to come)."""
+        return [
+            (sequence.id, sequence.max_new_tokens - sequence.output_count)
+            for sequence in self.scheduler.running
+            if sequence.id in self._active and sequence.output_count
+        ]
+
+    def tokens_of(self, id: int) -> tuple[list[int], int, int, SamplingParams] | None:
+        """Tokens so far, how many of them are prompt, most new ones, how they are drawn; None if it has ended."""
+        active = self._active.get(id)
+        if active is None or active.lent is not None:
+            return None
+        sequence = active.sequence
+        return list(sequence.tokens), sequence.prompt_count, sequence.max_new_tokens, active.request.sampling
+
+    def lend(self, id: int, drop: Callable[[], object]) -> list[int] | None:
+        """Its tokens so far: from now on they come with `accept`. Nothing may be under way. None if it has ended."""
+        active = self._active.get(id)
+        if active is None or active.lent is not None:
+            return None
+        self.scheduler.remove(active.sequence)
+        active.lent = drop
+        return list(active.sequence.tokens)
+
+    def accept(self, id: int, token: int) -> list[Delta]:
+        """The next token of one that is lent."""
+        active = self._active.get(id)
+        return [] if active is None or active.lent is None else [self._accept(active, token)]
+
+    def take_back(self, id: int) -> None:
+        """One that was lent goes on here, from the tokens that it has."""
+        active = self._active.get(id)
+        if active is None or active.lent is None:
+            return
+        active.lent = None
+        active.sampler = _resumed(active.sequence, active.request.sampling)
+        self.scheduler.put_first(active.sequence)
+
+    def borrow(
+        self,
+        sequence: Sequence,
+        sampling: SamplingParams,
+        caught_up: Callable[[], object],
+        tell: Callable[[int], object],
+    ) -> None:
+        """Computes the tokens that are known, and says so; `begin` brings those that came meanwhile.
+
+        Errors: InvalidInput for what does not fit here.
+        """
+        sequence.held = True
+        self.scheduler.add(sequence)
+        self._borrowed[sequence.id] = _Borrowed(sequence, _resumed(sequence, sampling), caught_up, tell)
+
+    def begin(self, id: int, tokens: list[int]) -> None:
+        """All tokens so far, of which the last is not computed yet: from now on it is continued here."""
+        borrowed = self._borrowed.get(id)
+        if borrowed is None:
+            return
+        sequence = borrowed.sequence
+        sequence.tokens[:] = tokens
+        sequence.held = False
+        borrowed.sampler = _resumed(sequence, borrowed.sampler.params)
+
+    def give_back(self, id: int) -> None:
+        """Its owner needs it no longer here."""
+        borrowed = self._borrowed.pop(id, None)
+        if borrowed is not None:
+            self.scheduler.remove(borrowed.sequence)
 
     @property
     def idle(self) -> bool:
-        return not self._active and not self._flights
+        return not self._active and not self._borrowed and not self._flights
 
     @property
     def stages(self) -> int:
@@ -121,8 +211,8 @@ class Engine:
 
     @property
     def stalled(self) -> bool:
-        """Whether nothing can be computed for now."""
-        return self._runner.stalled
+        """Whether nothing can be computed for now: the runner takes nothing, or all that runs is computed elsewhere."""
+        return not self._flights and (self._runner.stalled or not self.scheduler.pending)
 
     def step(self, now_ns: int = 0) -> list[Delta]:
         """Sets steps going until the runner is busy, and ends the oldest; the deltas that it brought."""
@@ -141,6 +231,7 @@ class Engine:
             failed = list(self.scheduler.running)
             for sequence in failed:
                 self.cancel(sequence.id)
+                self.give_back(sequence.id)
             return deltas + [Delta(id=sequence.id, error=reason) for sequence in failed]
 
     def settle(self) -> list[Delta]:
@@ -204,18 +295,37 @@ class Engine:
         for chunk in flight.chunks:
             if self._runs(chunk):
                 self.scheduler.advance(chunk)
+                self._note_caught_up(chunk.sequence)
         rows = [row for row, chunk in enumerate(flight.sampling) if self._runs(chunk)]
         if not rows:
             return []
         if len(rows) < len(flight.sampling):
             logits = logits[rows]
         sampled = [flight.sampling[row].sequence.id for row in rows]
-        tokens = sample(logits, [self._active[id].sampler for id in sampled])
-        return [self._accept(self._active[id], token) for id, token in zip(sampled, tokens, strict=True)]
+        tokens = sample(logits, [(self._active.get(id) or self._borrowed[id]).sampler for id in sampled])
+        deltas = []
+        for id, token in zip(sampled, tokens, strict=True):
+            if id in self._active:
+                deltas.append(self._accept(self._active[id], token))
+            else:
+                self._pass_on(self._borrowed[id], token)
+        return deltas
+
+    def _note_caught_up(self, sequence: Sequence) -> None:
+        borrowed = self._borrowed.get(sequence.id)
+        if borrowed is not None and sequence.held and sequence.computed == len(sequence.tokens):
+            borrowed.caught_up()
+
+    def _pass_on(self, borrowed: _Borrowed, token: int) -> None:
+        sequence = borrowed.sequence
+        sequence.tokens.append(token)
+        borrowed.tell(token)
+        if sequence.output_count >= sequence.max_new_tokens:
+            self.give_back(sequence.id)
 
     def _runs(self, chunk: Chunk) -> bool:
         """Not if it was cancelled meanwhile."""
-        return chunk.sequence.id in self._active
+        return chunk.sequence.id in self._active or chunk.sequence.id in self._borrowed
 
     def _accept(self, active: _Active, token: int) -> Delta:
         sequence = active.sequence
@@ -233,6 +343,10 @@ class Engine:
     def _finish(self, active: _Active, text: str, token: int, reason: FinishReason) -> Delta:
         self.cancel(active.sequence.id)
         return Delta(id=active.sequence.id, text=text + active.stops.flush(), tokens=(token,), finish=reason)
+
+
+def _resumed(sequence: Sequence, sampling: SamplingParams) -> SamplerState:
+    return SamplerState.resumed(sampling, sequence.tokens[sequence.prompt_count :])
 
 
 def _batch(chunks: list[Chunk]) -> tuple[Batch, list[Chunk]]:

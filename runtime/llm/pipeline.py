@@ -22,14 +22,19 @@ from fleetstart.runtime.llm.stage_worker import bytes_of, rows_of
 from fleetstart.runtime.pipeline.frames import (
     Broken,
     Buffer,
+    CaughtUp,
     Farewell,
+    GiveBack,
+    Grown,
     Kv,
     KvWanted,
     LinkBroken,
     Loaded,
     Message,
+    OfLending,
     Result,
     Step,
+    Token,
 )
 from fleetstart.runtime.pipeline.links import Links
 
@@ -63,6 +68,9 @@ class Pipeline:
         self._changed = threading.Condition()
         self._loaded: set[int] = set()
         self._kv: dict[int, Callable[[bytearray], None]] = {}
+        self._dismissed = False
+        self.on_lending: Callable[[int, OfLending | None], None] = lambda stage, message: None
+        """Gets what stages say of requests that were lent to them, and None when one is lost."""
         self.broken = ""
         """Why it cannot go on; empty while it can."""
 
@@ -143,14 +151,13 @@ class Pipeline:
         self._send(stage, KvWanted(number, table, begin, end))
 
     def dismiss(self) -> None:
-        """The other stages are needed no longer."""
+        """The other stages are needed no longer, unless one has been lent a request."""
+        self._dismissed = True
         for stage in range(1, self.stages):
             try:
                 self._send(stage, Farewell())
             except LinkBroken:
                 continue  # gone by itself
-        if self._links is not None:
-            self._links.close()
 
     def on_frame(self, stage: int, message: Message, payload: bytearray) -> None:
         match message:
@@ -167,15 +174,22 @@ class Pipeline:
                     take(payload)
             case Broken(why=why):
                 self._break(f"stage {stage}: {why}")
+            case Grown() | CaughtUp() | Token() | GiveBack():
+                self.on_lending(stage, message)
             case _:
                 self._break(f"stage {stage} sent a {type(message).__name__}")
 
     def on_lost(self, stage: int, why: str) -> None:
+        self.on_lending(stage, None)
         self._break(f"stage {stage} is lost: {why}")
+
+    def send(self, stage: int, message: Message) -> None:
+        """Errors: LinkBroken."""
+        self._send(stage, message)
 
     def _break(self, why: str) -> None:
         with self._changed:
-            if self.broken:
+            if self.broken or self._dismissed:
                 return
             self.broken = why
             self._changed.notify_all()

@@ -46,6 +46,15 @@ class SamplerState:
     def __post_init__(self) -> None:
         self.generator = random.Random(self.params.seed)
 
+    @classmethod
+    def resumed(cls, params: SamplingParams, outputs: list[int]) -> SamplerState:
+        """As it is after these were put out: the next draw is the one that would have followed."""
+        state = cls(params, Counter(outputs))
+        if not params.greedy:
+            for _ in outputs:
+                state.generator.random()
+        return state
+
     @property
     def penalised(self) -> bool:
         return bool(self.counts) and (self.params.presence_penalty != 0.0 or self.params.frequency_penalty != 0.0)

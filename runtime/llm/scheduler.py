@@ -33,6 +33,8 @@ class Sequence:
     submitted: int = 0
     """The same once all steps that are under way have ended."""
     table: list[int] = field(default_factory=list)
+    held: bool = False
+    """Computed as far as its tokens go, and not sampled: more of them come from elsewhere."""
 
     @property
     def output_count(self) -> int:
@@ -53,7 +55,7 @@ class Chunk:
 
     @property
     def samples(self) -> bool:
-        return self.end == len(self.sequence.tokens)
+        return self.end == len(self.sequence.tokens) and not self.sequence.held
 
 
 class Scheduler:
@@ -96,6 +98,11 @@ class Scheduler:
     def idle(self) -> bool:
         return not self.running and not self.waiting
 
+    @property
+    def pending(self) -> bool:
+        """Whether there is something to compute."""
+        return bool(self.waiting) or any(len(one.tokens) > one.submitted for one in self.running)
+
     def plan(self, share: int = 1) -> list[Chunk]:
         """The next step: decodes first, then prompts begun, then new ones. `share` steps shall have work each.
 
@@ -136,6 +143,10 @@ class Scheduler:
     def advance(self, chunk: Chunk) -> None:
         """The chunk was computed."""
         chunk.sequence.computed = chunk.end
+
+    def put_first(self, sequence: Sequence) -> None:
+        """One that was here before, and comes back: computed anew, before those that wait."""
+        self._yield(sequence)
 
     def restart(self) -> None:
         """Nothing that was computed is there any more, nor is anything under way: all begin anew, in their order."""

@@ -17,14 +17,18 @@ from torch import Tensor
 
 from fleetstart.runtime.llm.batch import Batch
 from fleetstart.runtime.pipeline.frames import (
+    Begin,
     Broken,
     Buffer,
     Farewell,
+    GiveBack,
     Kv,
     KvWanted,
+    Lend,
     LinkBroken,
     Loaded,
     Message,
+    OfLending,
     Result,
     Step,
 )
@@ -47,6 +51,8 @@ class StageWorker:
 
     def __init__(self, on_end: Callable[[str], object]) -> None:
         self._on_end = on_end
+        self.on_lending: Callable[[OfLending | None], object] = lambda message: None
+        """Gets what the first stage says of requests that it lends, and None when it is lost."""
         self._links: Links | None = None
         self._decoder: StageDecoder | None = None
         self._hidden_size = 0
@@ -69,12 +75,15 @@ class StageWorker:
                 self._reads.put(message)
             case Farewell():
                 self._end("")
+            case Lend() | Begin() | GiveBack():
+                self.on_lending(message)
             case _:
                 log.warning("a frame that no stage sends to this one", extra={"frame": type(message).__name__})
 
     def on_lost(self, index: int, why: str) -> None:
         """Without the first there is no pipeline. Any other loss is the first's to deal with, if it knows."""
         if index == 0:
+            self.on_lending(None)
             self._end(f"the first stage is lost: {why}")
         else:
             self._send(0, Broken(f"stage {index} is lost: {why}"))

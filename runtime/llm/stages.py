@@ -6,6 +6,7 @@ stages beside it, until it has grown. Both are made by `start` and told of conne
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import socket
 import threading
@@ -20,12 +21,14 @@ from fleetstart.runtime.contract.messages import Speed
 from fleetstart.runtime.contract.stage import Stage
 from fleetstart.runtime.llm.app import LLMApp
 from fleetstart.runtime.llm.growth import Growth, Parts
+from fleetstart.runtime.llm.lending import Borrower, Lender
 from fleetstart.runtime.llm.loading import BLOCK_TOKENS, Builder, builder, load_model
 from fleetstart.runtime.llm.pipeline import Pipeline
 from fleetstart.runtime.llm.runner import Runner
 from fleetstart.runtime.llm.stage_worker import StageWorker
 from fleetstart.runtime.llm.weights import Weights
 from fleetstart.runtime.membership import Membership
+from fleetstart.runtime.pipeline.frames import Grown, LinkBroken
 from fleetstart.runtime.pipeline.links import Links
 
 log = logging.getLogger(__name__)
@@ -65,6 +68,7 @@ class FirstStage:
         built: list[Builder] = []
         model = load_model(weights, settings, threads=threads, runner=lambda one: self._runner(built, one))
         self.app = LLMApp(model, name=name)
+        self._pipeline.on_lending = Lender(self.app.service, self._pipeline.send).on_frame
         self._parts = Parts(
             service=self.app.service,
             pipeline=self._pipeline,
@@ -197,7 +201,11 @@ class LaterStage:
             if self._worker.ended:
                 self._of.end(f"it could not grow: {error}")
             return
+        borrower = Borrower(self._whole.service, lambda message: self.links.send(0, message))
+        self._worker.on_lending = borrower.on_frame
         self._of.whole()
+        with contextlib.suppress(LinkBroken):  # then there is nobody whose requests it could take
+            self.links.send(0, Grown())
 
     def _on_end(self, why: str) -> None:
         """Its pipeline is no more. Who grows meanwhile goes on without it."""

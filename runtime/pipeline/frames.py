@@ -74,11 +74,50 @@ class Farewell(msgspec.Struct, frozen=True, tag="farewell"):
     """The first stage needs the others no longer: the end of its links is no loss."""
 
 
+class Grown(msgspec.Struct, frozen=True, tag="grown"):
+    """The sender has the whole model, and room for requests that run elsewhere."""
+
+
+class Lend(msgspec.Struct, frozen=True, tag="lend"):
+    """A request that shall go on at the receiver: it computes these tokens while the sender goes on with it."""
+
+    number: int
+    tokens: list[int]
+    prompt_count: int
+    max_new_tokens: int
+    sampling: dict[str, float | int | None]
+
+
+class CaughtUp(msgspec.Struct, frozen=True, tag="caught_up"):
+    number: int
+
+
+class Begin(msgspec.Struct, frozen=True, tag="begin"):
+    """All its tokens by now. The sender has stopped: the next token is the receiver's."""
+
+    number: int
+    tokens: list[int]
+
+
+class Token(msgspec.Struct, frozen=True, tag="token"):
+    """The next one of a request that was lent."""
+
+    number: int
+    token: int
+
+
+class GiveBack(msgspec.Struct, frozen=True, tag="give_back"):
+    """It is no longer wanted, or, from the receiver, cannot go on there."""
+
+    number: int
+
+
 class Ping(msgspec.Struct, frozen=True, tag="ping"):
     """Still there."""
 
 
-Message = Hello | Loaded | Step | Result | KvWanted | Kv | Broken | Farewell | Ping
+OfLending = Grown | Lend | CaughtUp | Begin | Token | GiveBack
+Message = Hello | Loaded | Step | Result | KvWanted | Kv | Broken | Farewell | OfLending | Ping
 Buffer = bytes | bytearray | memoryview
 
 _decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
