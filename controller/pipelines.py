@@ -76,14 +76,17 @@ def grown(
     statuses: Mapping[WorkerId, WorkerStatus],
     lost: frozenset[WorkerId],
     count: int,
+    *,
+    memory_bytes: int,
     now_unix_ns: int,
 ) -> list[WorkerOrder]:
-    """Orders by which up to `count` helpers become whole workers: those whose pipeline is young enough to have them."""
+    """Orders by which up to `count` helpers become whole workers: those that have a whole worker's memory."""
     found = []
     for order in sorted(orders, key=lambda order: order.stage.index if order.stage is not None else 0):
         status = statuses.get(order.worker)
         over = order.worker in lost or (status is not None and status.state in FINAL)
-        if is_helper(order, status) and order.wanted == "run" and not order.grow and not over:
+        may = order.wanted == "run" and not order.grow and order.spec.memory_bytes >= memory_bytes
+        if is_helper(order, status) and may and not over:
             found.append(msgspec.structs.replace(order, grow=True, ordered_unix_ns=now_unix_ns))
     return found[:count]
 

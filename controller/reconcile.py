@@ -12,6 +12,8 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import msgspec
+
 from fleetstart.controller.autoscale import Window
 from fleetstart.controller.pipelines import grown, is_helper, tend
 from fleetstart.controller.placement import Candidate
@@ -40,7 +42,7 @@ class Step:
     taken_back: list[WorkerOrder] = field(default_factory=list)
     unplaced: dict[VersionKey, ErrorInfo] = field(default_factory=dict)
     plans: dict[WorkerId, Plan] = field(default_factory=dict)
-    """Why each new worker is where it is, by the one that stands for its pipeline."""
+    """Why each new worker is where it is; the stages of a pipeline share theirs."""
     again_unix_ms: int | None = None
 
     def soonest(self, unix_ms: int | None) -> None:
@@ -97,7 +99,7 @@ class Reconciler:
             spec=spec, desired=desired, members=members, failure=failure, now_unix_ms=now_unix_ns // 1_000_000
         )
         self._write(step, key, orders, decision, now_unix_ns)
-        helped = self._tend_pipelines(step, view, orders, members, decision.start, now_unix_ns)
+        helped = self._tend_pipelines(step, view, spec, orders, members, decision.start, now_unix_ns)
         window = self._windows.get(key)
         falls_ns = window.falls_ns(spec.scale) if window is not None else None
         if falls_ns is not None:
@@ -175,7 +177,14 @@ class Reconciler:
         step.soonest(decision.again_unix_ms)
 
     def _tend_pipelines(
-        self, step: Step, view: View, orders: list[WorkerOrder], members: list[Member], missing: int, now_unix_ns: int
+        self,
+        step: Step,
+        view: View,
+        spec: FunctionSpec,
+        orders: list[WorkerOrder],
+        members: list[Member],
+        missing: int,
+        now_unix_ns: int,
     ) -> int:
         """As the orders are after what was decided above, so that a pipeline goes together. Of the workers that are
         missing, how many its helpers will be."""
@@ -186,7 +195,7 @@ class Reconciler:
         left = [changed.get(order.worker, order) for order in orders if order.worker not in gone]
         statuses = {order.worker: status for order in left if (status := view.statuses.get(order.worker)) is not None}
         lost = frozenset(member.worker for member in members if member.lost)
-        new = grown(left, statuses, lost, missing, now_unix_ns)
+        new = grown(left, statuses, lost, missing, memory_bytes=spec.memory_bytes, now_unix_ns=now_unix_ns)
         grow = {order.worker: order for order in new}
         left = [grow.get(order.worker, order) for order in left]
         tended = tend(left, statuses, lost, now_unix_ns)
@@ -216,7 +225,8 @@ class Reconciler:
             orders = orders_of(chosen, record, self._ids, grow=grow, now_unix_ns=now_unix_ns)
             take(cluster, chosen, orders, request, now_ns)
             step.orders.extend(orders)
-            step.plans[orders[0].worker] = chosen
+            decided = msgspec.structs.replace(chosen, decided_unix_ms=now_unix_ns // 1_000_000)
+            step.plans.update({order.worker: decided for order in orders})
             count -= grow
 
 

@@ -7,10 +7,13 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import msgspec
+
 from fleetstart.controller.planner import Cluster, OrderSeen, Plan, PlanRequest, Shape, node_state, shape_of, with_stage
 from fleetstart.controller.planner.measures import NodeMeasures, VersionMeasures, node_prior, version_prior
 from fleetstart.controller.records import VersionKey, VersionRecord
 from fleetstart.controller.view import View
+from fleetstart.runtime.contract.function import FunctionSpec
 from fleetstart.runtime.contract.ids import (
     CheckpointId,
     NodeId,
@@ -97,7 +100,10 @@ def _shape(shapes: dict[CheckpointId, Shape], record: VersionRecord) -> Shape:
 
 
 def orders_of(plan: Plan, record: VersionRecord, ids: NewIds, *, grow: int, now_unix_ns: int) -> list[WorkerOrder]:
-    """One a stage, the first first; the first `grow` become whole workers once the pipeline serves."""
+    """One a stage, the first first; the first `grow` become whole workers once the pipeline serves.
+
+    Those that the plan gives less than a whole worker's memory are held to it (HydraServe section 4.1).
+    """
     count = len(plan.stages)
     cuts = tuple((stage.first, stage.end) for stage in plan.stages)
     pipeline, secret = (ids.pipeline(), ids.secret()) if count > 1 else (None, "")
@@ -107,7 +113,7 @@ def orders_of(plan: Plan, record: VersionRecord, ids: NewIds, *, grow: int, now_
             node=stage.node,
             epoch=stage.epoch,
             version=record.version,
-            spec=record.spec,
+            spec=_with_memory(record.spec, stage.memory_bytes) if index and not stage.full else record.spec,
             ordered_unix_ns=now_unix_ns,
             stage=Stage(pipeline=pipeline, index=index, cuts=cuts) if pipeline is not None else None,
             secret=secret,
@@ -123,3 +129,7 @@ def take(cluster: Cluster, plan: Plan, orders: list[WorkerOrder], request: PlanR
     for stage, order in zip(plan.stages, orders, strict=True):
         state = cluster[stage.node]
         cluster.put(with_stage(state, stage, order.worker, request.checkpoint, now_ns / 1e9))
+
+
+def _with_memory(spec: FunctionSpec, memory_bytes: int) -> FunctionSpec:
+    return msgspec.structs.replace(spec, memory_bytes=memory_bytes)

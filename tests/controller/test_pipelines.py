@@ -109,15 +109,32 @@ def test_a_first_stage_that_is_drained_keeps_its_helpers_for_its_last_calls() ->
 def test_helpers_become_workers_where_more_are_wanted() -> None:
     three = orders()
     statuses = said(*(status(order, "ready") for order in three))
-    [second] = grown(three, statuses, NOBODY, 1, 5)
+    [second] = grown(three, statuses, NOBODY, 1, memory_bytes=spec().memory_bytes, now_unix_ns=5)
     assert (second.worker, second.grow, second.ordered_unix_ns) == ("w-1", True, 5)
-    assert [order.worker for order in grown([three[0], second, three[2]], statuses, NOBODY, 2, 6)] == ["w-2"]
-    assert not grown(three, statuses, frozenset({three[1].worker, three[2].worker}), 2, 5)
+    assert [
+        order.worker
+        for order in grown(
+            [three[0], second, three[2]], statuses, NOBODY, 2, memory_bytes=spec().memory_bytes, now_unix_ns=6
+        )
+    ] == ["w-2"]
+    assert not grown(
+        three,
+        statuses,
+        frozenset({three[1].worker, three[2].worker}),
+        2,
+        memory_bytes=spec().memory_bytes,
+        now_unix_ns=5,
+    )
+
+
+def test_a_helper_with_less_memory_than_a_worker_stays_one() -> None:
+    three = orders()
+    assert not grown(three, {}, NOBODY, 2, memory_bytes=spec().memory_bytes + 1, now_unix_ns=5)
 
 
 def test_a_helper_that_grows_stays_when_its_pipeline_goes_but_not_for_ever() -> None:
     three = orders()
-    [second] = grown(three, {}, NOBODY, 1, 5)
+    [second] = grown(three, {}, NOBODY, 1, memory_bytes=spec().memory_bytes, now_unix_ns=5)
     limit_ns = round(second.spec.start_timeout_s * 1e9)
     left = [second, three[2]]
     assert [order.worker for order in tend(left, {}, NOBODY, 6)] == ["w-2"]
