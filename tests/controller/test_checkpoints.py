@@ -24,6 +24,7 @@ from fleetstart.runtime.contract.errors import FleetError, NotFound, Refused, Un
 from fleetstart.runtime.contract.function import FunctionSpec
 from fleetstart.runtime.contract.ids import BundleId, CheckpointId, FunctionName
 from fleetstart.runtime.contract.manifest import FileEntry, Manifest, Part, TensorEntry, checkpoint_id, manifest_bytes
+from fleetstart.runtime.contract.stage import Layout
 from tests.controller.conftest import BUNDLE, BUNDLE_ID, ControllerProcess
 
 PART = b"h" * 64 + b"d" * 4096
@@ -301,7 +302,7 @@ def test_a_removal_behind_the_back_of_a_deploy_makes_it_look_again(redis_url: st
         checkpoint = await room.push(manifest_bytes(manifest()))
         require = room.registry._require_weights
 
-        async def then_removed(spec: FunctionSpec) -> int:
+        async def then_removed(spec: FunctionSpec) -> tuple[int, Layout | None]:
             found = await require(spec)
             await room.checkpoints.remove(checkpoint, NOW_MS)
             return found

@@ -45,7 +45,6 @@ def test_requests_that_move_keep_their_tokens(first_grows: bool) -> None:
     sampled = SamplingParams(temperature=0.9, seed=7, presence_penalty=0.5)
     requests = [request(10 + 20 * seed, 150, seed) for seed in range(6)]
     requests += [request(20, 150, 6 + seed, sampling=sampled) for seed in range(2)]
-    moved: list[int] = []
     with pipeline(WEIGHTS, cuts_of([2])) as stages:
 
         def grow() -> None:
@@ -55,7 +54,7 @@ def test_requests_that_move_keep_their_tokens(first_grows: bool) -> None:
 
         def watch() -> None:
             grow()
-            wait_until(lambda: moved.append(borrowed(stages, 1)) or moved[-1] == 4, 20, what="four to have moved")
+            wait_until(lambda: borrowed(stages, 1) == 4, 20, what="four to have moved")
 
         found = after(stages, requests, 20, watch)
         settled(stages)
