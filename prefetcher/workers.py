@@ -180,7 +180,8 @@ class Worker:
         self.reserved_bytes = spec.memory_bytes
         host.segments.memory.shrink()
         checkpoints = [checkpoint for checkpoint in (spec.weights, spec.adapter) if checkpoint is not None]
-        self._start_cold = not all(host.segments.is_ready(checkpoint) for checkpoint in checkpoints)
+        stages = [self._role.layers, None]
+        self._start_cold = not all(map(host.segments.is_ready, checkpoints, stages))
         fresh = spec.network or not host.spares.has(spec.profile)
         fork = asyncio.ensure_future(host.spares.fork(spec.profile, network=spec.network)) if fresh else None
         weights = asyncio.ensure_future(host.segments.acquire_all(checkpoints, self.order.worker, self._role.layers))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from fleetstart.controller.reconcile import Reconciler, Step
@@ -206,7 +208,7 @@ def test_a_change_of_scheduler_keeps_warm_workers() -> None:
     assert len(cluster.step().orders) == 2
 
 
-def pipelined(cluster: Cluster, **fields: object) -> FunctionSpec:
+def pipelined(cluster: Cluster, **fields: Any) -> FunctionSpec:
     """A model of four layers that takes long to fetch: worth a pipeline wherever there are nodes."""
     deployed = cluster.deploy(
         weights=CheckpointId("0" * 64), llm=LLMSettings(kv_memory_bytes=MIB), memory_bytes=64 * MIB, **fields
@@ -233,7 +235,8 @@ def test_a_cold_start_is_a_pipeline_that_becomes_one_worker() -> None:
     assert stages_of(cluster) == [(0, "run", True), (1, "run", False), (2, "run", False), (3, "run", False)]
     assert len({order.node for order in step.orders}) == 4
     assert len({order.secret for order in step.orders}) == 1
-    assert list(step.plans) == [step.orders[0].worker]
+    assert step.plans.keys() == {order.worker for order in step.orders}
+    assert {plan.decided_unix_ms for plan in step.plans.values()} == {cluster.clock.unix_ns() // 1_000_000}
     cluster.clock.advance(1)
     assert not cluster.step().orders, "a pipeline is one worker"
 
@@ -257,5 +260,5 @@ def test_a_surge_is_one_pipeline_of_as_many_workers() -> None:
     pipelined(cluster, concurrency=1, scale=Scale(max=8))
     cluster.load(3)
     step = cluster.step()
-    assert len(step.plans) == 1
+    assert len({order.stage.pipeline for order in step.orders if order.stage is not None}) == 1
     assert sum(order.grow for order in step.orders) == 3
