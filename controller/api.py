@@ -21,13 +21,14 @@ from starlette.routing import Route
 
 from fleetstart.controller.checkpoints import Checkpoints
 from fleetstart.controller.config import Config
+from fleetstart.controller.explain import invocation_plan
 from fleetstart.controller.history import History
 from fleetstart.controller.objects import ObjectStore
 from fleetstart.controller.openapi import document
 from fleetstart.controller.pool import broken
 from fleetstart.controller.records import FunctionRecord, VersionKey
 from fleetstart.controller.registry import Registry
-from fleetstart.controller.resources import Deployed, FunctionInfo, SystemStatus
+from fleetstart.controller.resources import Deployed, FunctionInfo, Prediction, SystemStatus
 from fleetstart.controller.responses import error_headers, error_json
 from fleetstart.controller.state import REDIS_DOWN
 from fleetstart.controller.store_api import StoreApi
@@ -71,6 +72,7 @@ class Api:
                 Route("/api/v1/functions/{name}/logs", self.logs),
                 Route("/api/v1/invocations", self.invocations),
                 Route("/api/v1/invocations/{id}", self.invocation),
+                Route("/api/v1/invocations/{id}/plan", self.plan),
                 Route("/api/v1/usage", self.usage),
             ],
             exception_handlers={
@@ -159,6 +161,7 @@ class Api:
             queued=load.queued,
             running=load.running,
             broken=failure.error if failure is not None and broken(failure, _now_unix_ms()) else None,
+            prediction=self._prediction(key),
         )
 
     def _url(self, name: FunctionName) -> str:
@@ -172,6 +175,21 @@ class Api:
 
     async def invocation(self, request: Request) -> Response:
         return _json(await self._services.history.trace(InvocationId(request.path_params["id"])))
+
+    async def plan(self, request: Request) -> Response:
+        services = self._services
+        trace = await services.history.trace(InvocationId(request.path_params["id"]))
+        plan = await services.history.plan(trace)
+        key = VersionKey(trace.row.function, trace.row.version)
+        version = services.view.versions.get(key)
+        is_llm = version is not None and version.spec.llm is not None
+        return _json(invocation_plan(trace, plan, is_llm=is_llm, prediction=self._prediction(key)))
+
+    def _prediction(self, key: VersionKey) -> Prediction | None:
+        measures = self._services.view.version_measures.get(key)
+        if measures is None or not measures.ttft_error.count:
+            return None
+        return Prediction(error=measures.ttft_error.value, starts=measures.ttft_error.count)
 
     async def usage(self, request: Request) -> Response:
         since_unix_ms = _number(request, "since_unix_ms", 0, 1 << 53)

@@ -20,6 +20,7 @@ from fleetstart.controller.config import Config
 from fleetstart.controller.gateway import Gateway
 from fleetstart.controller.history import History
 from fleetstart.controller.journal import Journal
+from fleetstart.controller.learner import Learner
 from fleetstart.controller.ledger import LedgerWriter
 from fleetstart.controller.objects import ObjectStore
 from fleetstart.controller.registry import Registry
@@ -71,6 +72,7 @@ class Controller:
         self._journal = Journal(config.home / "journal", self.gateway_id)
         self.ledger = LedgerWriter(self._client, self._journal)
         self.scheduler = Scheduler(self.gateway_id, self.state, self.ledger)
+        self.learner = Learner(self.state, lambda: self.scheduler.fence)
         self.reporter = Reporter(self.state)
         self.gateway = Gateway(
             self.gateway_id,
@@ -85,6 +87,7 @@ class Controller:
         store = open_store(config.store)
         registry = Registry(self.state, store)
         self.checkpoints = Checkpoints(store, registry)
+        self._parts = (self.state, self.scheduler, self.learner, self.reporter, self.ledger, self.checkpoints)
         services = Services(
             config=config,
             gateway=self.gateway_id,
@@ -133,10 +136,7 @@ class Controller:
         log.info("controller serves", extra={"url": self.config.url, "gateway": self.gateway_id})
         try:
             async with asyncio.TaskGroup() as group:
-                background = [
-                    group.create_task(_keep_running(part))
-                    for part in (self.state, self.scheduler, self.reporter, self.ledger, self.checkpoints)
-                ]
+                background = [group.create_task(_keep_running(part)) for part in self._parts]
                 await self._first_read()
                 await self._server.serve(sockets=[listener])
                 await self._close()

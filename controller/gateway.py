@@ -15,7 +15,7 @@ from collections.abc import Callable
 from fleetstart.controller.admission import BODY_BUDGET_FACTOR
 from fleetstart.controller.client_watch import ClientWatch
 from fleetstart.controller.headers import request_headers, sane_request_id, timeout_s
-from fleetstart.controller.invoke import Cut, Invoker, answer_error, cost, open_session, start_kind
+from fleetstart.controller.invoke import Cut, Invoker, answer_error, cost, first_answer, open_session, start_kind
 from fleetstart.controller.ledger import LedgerWriter
 from fleetstart.controller.prospects import hopeless, start_failure
 from fleetstart.controller.records import FunctionRecord, VersionKey, VersionRecord
@@ -228,7 +228,10 @@ class Gateway:
             attempts=call.attempts,
         )
         isolation, pooled = (worker.status.isolation, worker.status.pooled) if worker is not None else ("", False)
-        self._ledger.ended(InvocationTrace(row=row, timeline=call.timeline, isolation=isolation, pooled=pooled))
+        trace = InvocationTrace(
+            row=row, timeline=call.timeline, isolation=isolation, pooled=pooled, events=call.event_count
+        )
+        self._ledger.ended(trace, first_answer(route, call))
 
     # ── admission ──────────────────────────────────────────────────────────────────────────────────
 

@@ -1,4 +1,4 @@
-"""Reads what was recorded: invocations, traces, usage, logs. Only reads, only Redis."""
+"""Reads what was recorded: invocations, traces, plans, usage, logs. Only reads, only Redis."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any, cast
 import msgspec
 import redis.asyncio as redis
 
+from fleetstart.controller.planner import Plan
 from fleetstart.controller.resources import Usage, UsageLine
 from fleetstart.runtime.contract import keys
 from fleetstart.runtime.contract.errors import NotFound
@@ -49,6 +50,23 @@ class History:
         if raw is None:
             raise NotFound(f"invocation {invocation[:130]} has no trace", hint="traces are kept for a day")
         return msgspec.json.decode(raw, type=InvocationTrace)
+
+    async def plan(self, trace: InvocationTrace) -> Plan:
+        """By which the worker that had the call was started. Errors: NotFound."""
+        row = trace.row
+        if not row.worker:
+            raise NotFound(
+                f"invocation {row.id} met no worker: HTTP {row.status} {row.error}".rstrip(),
+                hint=f"nothing was started for it; `fs trace {row.id}` shows where it waited",
+            )
+        raw = await self._client.get(keys.plan(row.worker))
+        if raw is None:
+            how = "was ready already when it came" if row.start == "hot" else "was started for it"
+            raise NotFound(
+                f"the plan of worker {row.worker}, which {how}, is not kept any more",
+                hint=f"plans are kept for a day after the start; `fs trace {row.id}` has the call's timeline",
+            )
+        return msgspec.json.decode(raw, type=Plan)
 
     async def usage(self, function: FunctionName | None, since_unix_ms: int, until_unix_ms: int) -> Usage:
         """Sums of the rows that were written since; a row is written when its call or phase has ended."""

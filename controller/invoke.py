@@ -16,6 +16,7 @@ import aiohttp
 from yarl import URL
 
 from fleetstart.controller.headers import response_headers
+from fleetstart.controller.records import StartOutcome
 from fleetstart.controller.responses import (
     Bill,
     RawHeaders,
@@ -86,6 +87,23 @@ def open_session() -> aiohttp.ClientSession:
 def start_kind(call: Call, worker: Worker) -> StartKind:
     """hot unless the worker got ready after the call came."""
     return worker.status.start if worker.ready_ns > call.accepted_ns else "hot"
+
+
+def first_answer(route: Route, call: Call) -> StartOutcome | None:
+    """Of a call that waited for its worker's start and was its first, when its answer began. A language model's whole
+    answer begins with its last token, and says nothing of the first."""
+    worker = call.worker
+    if worker is None or not call.opened or call.attempts != 1 or start_kind(call, worker) == "hot":
+        return None
+    answered_ns = next((phase.ended_ns for phase in call.timeline.phases if phase.name == "execute"), 0)
+    if not answered_ns or call.status >= 400 or (route.spec.llm is not None and not call.events):
+        return None
+    return StartOutcome(
+        worker=worker.id,
+        function=route.key.name,
+        version=route.key.version,
+        first_byte_unix_ms=(call.accepted_unix_ns + answered_ns - call.accepted_ns) // 1_000_000,
+    )
 
 
 def join_start(call: Call, status: WorkerStatus, order: WorkerOrder | None) -> None:
@@ -238,6 +256,8 @@ class Invoker:
         tail = b""
         try:
             async for piece in response.content.iter_any():
+                if call.events:
+                    call.event_count += (tail[-1:] + piece).count(b"\n\n")
                 tail = piece[-2:] if len(piece) > 1 else (tail + piece)[-2:]
                 await send({"type": "http.response.body", "body": piece, "more_body": True})
         except (aiohttp.ClientError, ConnectionError) as error:

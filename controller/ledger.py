@@ -8,8 +8,10 @@ ledger takes an id once: a client that sends an X-Request-Id a second time is se
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
+from collections import deque
 from collections.abc import Awaitable
 from itertools import islice
 from typing import Any, cast
@@ -19,6 +21,7 @@ import redis.asyncio as redis
 from redis.exceptions import NoScriptError
 
 from fleetstart.controller.journal import Journal
+from fleetstart.controller.records import StartOutcome
 from fleetstart.controller.state import REDIS_DOWN
 from fleetstart.runtime.contract import keys
 from fleetstart.runtime.contract.ids import InvocationId
@@ -31,6 +34,8 @@ BATCH_S = 0.01
 """Calls that end within this share one round trip."""
 BATCH_ROWS = 500
 TRACE_KEPT_S = 24 * 3600
+OUTCOMES_KEPT = 1000
+"""That nobody has learned from: without a scheduler, only the last of them matter."""
 TRACES_HELD = 20_000
 """While Redis is away rows are all kept, timelines only of so many: they are for people, not for money."""
 ABANDONED_MS = 30_000
@@ -45,6 +50,7 @@ class LedgerWriter:
         self._sha = ""
         self._open: dict[InvocationId, OpenInvocation] = {}
         self._ended: dict[InvocationId, InvocationTrace] = {}
+        self._outcomes: deque[StartOutcome] = deque(maxlen=OUTCOMES_KEPT)
         self._wake = asyncio.Event()
 
     def opened(self, invocation: OpenInvocation) -> None:
@@ -56,8 +62,13 @@ class LedgerWriter:
         for row in self._journal.recover() if self._journal is not None else ():
             self.ended(InvocationTrace(row=row, timeline=Timeline()))
 
-    def ended(self, trace: InvocationTrace) -> None:
-        """From now on the row is safe from our death. A call whose opening was not written yet needs none."""
+    def ended(self, trace: InvocationTrace, outcome: StartOutcome | None = None) -> None:
+        """From now on the row is safe from our death. A call whose opening was not written yet needs none.
+
+        `outcome` is what it shows of its worker's start; it is written with the row, for the planner to learn from.
+        """
+        if outcome is not None:
+            self._outcomes.append(outcome)
         self._open.pop(trace.row.id, None)
         if len(self._ended) >= TRACES_HELD:
             trace = InvocationTrace(row=trace.row, timeline=Timeline())
@@ -89,8 +100,9 @@ class LedgerWriter:
     async def _write_batch(self) -> None:
         opened = list(islice(self._open.values(), BATCH_ROWS))
         ended = list(islice(self._ended.values(), BATCH_ROWS))
+        outcomes = list(self._outcomes)
         try:
-            await self._write(opened, ended)
+            await self._write(opened, ended, outcomes)
         except BaseException:
             self._wake.set()
             raise
@@ -100,12 +112,17 @@ class LedgerWriter:
         for trace in ended:
             if self._ended.get(trace.row.id) is trace:
                 del self._ended[trace.row.id]
+        for outcome in outcomes:
+            with contextlib.suppress(ValueError):  # others have pushed it out meanwhile
+                self._outcomes.remove(outcome)
         if self._journal is not None:
             self._journal.settle(lambda: [trace.row for trace in self._ended.values()])
         if self.pending:
             self._wake.set()
 
-    async def _write(self, opened: list[OpenInvocation], ended: list[InvocationTrace]) -> None:
+    async def _write(
+        self, opened: list[OpenInvocation], ended: list[InvocationTrace], outcomes: list[StartOutcome]
+    ) -> None:
         if not self._sha:
             self._sha = await self._client.script_load(self._script)
         async with self._client.pipeline(transaction=False) as pipe:
@@ -114,6 +131,9 @@ class LedgerWriter:
             for trace in ended:
                 self._append(pipe, trace.row)
                 pipe.set(keys.trace(trace.row.id), msgspec.json.encode(trace), ex=TRACE_KEPT_S)
+            if outcomes:
+                pipe.rpush(keys.OUTCOMES, *map(msgspec.json.encode, outcomes))
+                pipe.ltrim(keys.OUTCOMES, -OUTCOMES_KEPT, -1)
             try:
                 await pipe.execute()
             except NoScriptError as error:

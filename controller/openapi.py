@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from fleetstart.controller.explain import InvocationPlan
 from fleetstart.controller.resources import CheckpointInfo, Deployed, FunctionInfo, SystemStatus, Usage
 from fleetstart.runtime.contract.errors import ErrorBody
 from fleetstart.runtime.contract.function import FunctionSpec
@@ -21,6 +22,7 @@ _STRUCTS = (
     FunctionSpec,
     InvocationRow,
     InvocationTrace,
+    InvocationPlan,
     LogLine,
     Manifest,
     ErrorBody,
@@ -89,6 +91,13 @@ def _paths() -> dict[str, Any]:
         "/api/v1/invocations": {"get": _operation("Newest first", _list(InvocationRow), [function, limit])},
         "/api/v1/invocations/{id}": {
             "get": _operation("One invocation and its timeline", _ref(InvocationTrace), [_parameter("id", "path")])
+        },
+        "/api/v1/invocations/{id}/plan": {
+            "get": _operation(
+                "Why its worker was started as it was, and what came of it",
+                _ref(InvocationPlan),
+                [_parameter("id", "path")],
+            )
         },
         "/api/v1/usage": {
             "get": _operation(

@@ -1,4 +1,4 @@
-"""What the controller alone keeps in Redis: functions, versions, failed starts."""
+"""What the controller alone keeps in Redis: functions, versions, failed starts, first answers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 
 from fleetstart.runtime.contract.errors import ErrorInfo
 from fleetstart.runtime.contract.function import FunctionSpec
-from fleetstart.runtime.contract.ids import FunctionName, Version
+from fleetstart.runtime.contract.ids import FunctionName, Version, WorkerId
 from fleetstart.runtime.contract.stage import Layout
 
 
@@ -52,3 +52,12 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     count: int
     last_unix_ms: int
     error: ErrorInfo
+
+
+class StartOutcome(msgspec.Struct, frozen=True, kw_only=True):
+    """The first answer of a worker, to a call that had waited for its start."""
+
+    worker: WorkerId
+    function: FunctionName
+    version: Version
+    first_byte_unix_ms: int

@@ -17,6 +17,7 @@
 | GET /api/v1/functions/{name}/logs?tail=100&follow=0 | | LogLine a line (NDJSON); with follow, until the client leaves |
 | GET /api/v1/invocations?function=&limit=20 | | [InvocationRow], newest first |
 | GET /api/v1/invocations/{id} | | InvocationTrace |
+| GET /api/v1/invocations/{id}/plan | | InvocationPlan (`explain`): why its worker was started so, and what came of it |
 | GET /api/v1/usage?function=&since_unix_ms= | | Usage |
 | GET /openapi.json | | description of the above |
 
@@ -41,6 +42,15 @@ class Deployed(msgspec.Struct, frozen=True, kw_only=True):
     """False if the very same spec was the live version already."""
 
 
+class Prediction(msgspec.Struct, frozen=True, kw_only=True):
+    """How far the predictions of TTFT were off."""
+
+    error: float
+    """|observed - predicted| / observed, as a running mean."""
+    starts: int
+    """That were compared."""
+
+
 class FunctionInfo(msgspec.Struct, frozen=True, kw_only=True):
     name: FunctionName
     version: Version
@@ -53,6 +63,8 @@ class FunctionInfo(msgspec.Struct, frozen=True, kw_only=True):
     running: int
     broken: ErrorInfo | None = None
     """Why its starts are given up for now, if they are."""
+    prediction: Prediction | None = None
+    """Of its starts so far."""
 
 
 class CheckpointInfo(msgspec.Struct, frozen=True, kw_only=True):

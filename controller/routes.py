@@ -47,11 +47,14 @@ class Call:
     attempts: int = 0
     deaths: int = 0
     """Workers that died under it."""
+    opened: bool = False
+    """Whether it was the first that this gateway gave to its worker."""
     turn: asyncio.Future[Worker] | None = None
     begun: bool = False
     """Whether the response's head was sent: after that it cannot be tried again."""
     events: bool = False
     """Whether the response is an event stream, which can tell its own end."""
+    event_count: int = 0
     finished: bool = False
     """Whether its end is certain: its row is written, and all that is left is to hand the last bytes over."""
     status: int = 0
@@ -66,6 +69,7 @@ class Worker:
     calls: set[Call] = field(default_factory=set)
     meter: Meter = field(default_factory=Meter)
     avoid_until_ns: int = 0
+    called: bool = False
 
     @property
     def id(self) -> WorkerId:
@@ -193,6 +197,7 @@ class Route:
 
     def _sit(self, call: Call, worker: Worker, now_ns: int) -> None:
         call.worker = worker
+        call.opened, worker.called = not worker.called, True
         call.dispatched_ns = now_ns
         worker.calls.add(call)
         worker.meter.begin(call, now_ns)

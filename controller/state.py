@@ -21,6 +21,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import NoScriptError, RedisError
 
+from fleetstart.controller.learning import read_measures
 from fleetstart.controller.reconcile import Step
 from fleetstart.controller.records import Failure, FunctionRecord, VersionKey, VersionRecord
 from fleetstart.controller.view import NodeSeen, View
@@ -112,6 +113,7 @@ class State:
         self._orders = _Decoded(WorkerOrder)
         self._statuses = _Decoded(WorkerStatus)
         self._reports = msgspec.json.Decoder(GatewayReport)
+        self._measures: dict[bytes, bytes] = {}
 
     # ── reading ────────────────────────────────────────────────────────────────────────────────────
 
@@ -149,7 +151,8 @@ class State:
                 pipe.hgetall(keys.FUNCTIONS)
                 pipe.hkeys(keys.NODES)
                 pipe.get(keys.LEADER)
-                functions, node_names, leader = await pipe.execute()
+                pipe.hgetall(keys.MEASURES)
+                functions, node_names, leader, measures = await pipe.execute()
             nodes = [NodeId(name.decode()) for name in node_names]
             async with self.client.pipeline(transaction=False) as pipe:
                 for node in nodes:
@@ -164,6 +167,7 @@ class State:
             self._apply(by_node)
             await self._load_failures()
             view.leader = leader.decode() if leader else ""
+            self._apply_measures(measures)
             for cache in (self._functions, self._nodes, self._orders, self._statuses):
                 cache.turn()
         view.forget_gateways(self._monotonic_ns())
@@ -198,6 +202,11 @@ class State:
             view.put_status(status, touch=False)
         for worker in view.statuses.keys() - statuses.keys() - view.touched:
             view.drop_status(worker)
+
+    def _apply_measures(self, raw: dict[bytes, bytes]) -> None:
+        if raw != self._measures:
+            self._measures = raw
+            self.view.node_measures, self.view.version_measures = read_measures(raw)
 
     async def _load_versions(self, wanted: list[VersionKey]) -> None:
         missing = [key for key in wanted if key not in self.view.versions]

@@ -27,6 +27,7 @@ VERBS = {
     "invoke": "Call a function.",
     "logs": "Show what a function's workers printed.",
     "trace": "Show where the time of an invocation went.",
+    "explain": "Show why a call's worker was started as it was, and what came of it.",
     "weights": "Send, list, check, export and remove checkpoints.",
     "usage": "Show the bill.",
     "rm": "Remove a function.",

@@ -61,4 +61,6 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     meets_slo: bool = True
     reason: str
     considered: list[Considered] = []
+    decided_unix_ms: int = 0
+    """By the clock of whoever ordered it; the planner has none."""
     error: ErrorInfo | None = None

@@ -17,7 +17,10 @@
 | fs:ledger:ids | sorted set | row id → unix ms: a row is written once | gateway, node |
 | fs:removals | hash | checkpoint → "removing:{unix ms}:{token}" or "removed:{unix ms}:{token}" | controller |
 | fs:trace:{invocation} | string, expiring | InvocationTrace | gateway |
-| fs:plan:{worker} | string, expiring | Plan: why it was started there; of a pipeline, by its first stage | scheduler |
+| fs:plan:{worker} | string, expiring | Plan: why it was started there; the stages of a pipeline share theirs | scheduler |
+| fs:measures | hash | node:{node} → NodeMeasures, version:{name}@{version} → VersionMeasures | scheduler |
+| fs:learned:{worker}:{what} | string, expiring | 1: its start, or what came of it, is in the measures | scheduler |
+| fs:outcomes | list, capped | StartOutcome: a first answer that nobody has learnt from yet | gateway, scheduler |
 | fs:logs:{function} | stream, capped | LogLine | node |
 
 Channels: fs:events:desired:{node} carries WorkerOrder, fs:events:observed WorkerStatus,
@@ -25,6 +28,8 @@ fs:events:gateways GatewayReport, fs:events:functions a function's name.
 """
 
 from __future__ import annotations
+
+from typing import Literal
 
 from fleetstart.runtime.contract.ids import FunctionName, InvocationId, NodeId, Version, WorkerId
 
@@ -36,6 +41,8 @@ OPEN = "fs:open"
 LEDGER = "fs:ledger"
 LEDGER_IDS = "fs:ledger:ids"
 REMOVALS = "fs:removals"
+MEASURES = "fs:measures"
+OUTCOMES = "fs:outcomes"
 
 EVENTS_OBSERVED = "fs:events:observed"
 EVENTS_GATEWAYS = "fs:events:gateways"
@@ -78,6 +85,20 @@ def trace(invocation: InvocationId) -> str:
 
 def plan(worker: WorkerId) -> str:
     return f"fs:plan:{worker}"
+
+
+def measures_of_node(node: NodeId) -> str:
+    """A field of MEASURES."""
+    return f"node:{node}"
+
+
+def measures_of_version(name: FunctionName, version: Version) -> str:
+    """A field of MEASURES."""
+    return f"version:{name}@{version}"
+
+
+def learned(worker: WorkerId, what: Literal["start", "outcome"]) -> str:
+    return f"fs:learned:{worker}:{what}"
 
 
 def logs(name: FunctionName) -> str:

@@ -95,6 +95,8 @@ class InvocationTrace(msgspec.Struct, frozen=True, kw_only=True):
     timeline: Timeline
     isolation: str = ""
     pooled: bool = False
+    events: int = 0
+    """Of an event stream, those that the worker sent."""
 
 
 class LogLine(msgspec.Struct, frozen=True, kw_only=True):

@@ -31,6 +31,7 @@ from fleetstart.runtime.contract.messages import (
     DRAINING_HEADER,
     TOKEN_HEADER,
     NodeReport,
+    Speed,
     WorkerOrder,
     WorkerState,
     WorkerStatus,
@@ -155,6 +156,7 @@ class HandNode:
         self.name = NodeId(name)
         self.epoch = "e1"
         self.memory_bytes = memory_bytes
+        self.speeds: dict[str, Speed] = {}
         self.answer: Callable[[HandNode, WorkerOrder], None] = HandNode.serve
         self.orders: list[WorkerOrder] = []
         self.apps: dict[WorkerId, WorkerApp] = {}
@@ -210,7 +212,7 @@ class HandNode:
     def _renew(self) -> None:
         report = NodeReport(
             node=self.name, epoch=self.epoch, address="127.0.0.1", memory_bytes=self.memory_bytes,
-            memory_used_bytes=0, cpus=2,
+            memory_used_bytes=0, cpus=2, speeds=self.speeds,
         )  # fmt: skip
         self._client.hset(keys.NODES, self.name, "1")
         self._client.set(keys.node(self.name), msgspec.json.encode(report), px=2000)

@@ -24,7 +24,7 @@ from fleetstart.runtime.contract.ledger import InvocationRow, InvocationTrace, d
 def command(home: Path, *, which: str, url: str | None, as_json: bool) -> None:
     """Show where the time of an invocation went: this one, or the latest of a function."""
     with Server(find_server(url, home)) as server:
-        trace = _find(server, which)
+        trace = find(server, which)
     if as_json:
         output.json_data(trace)
     else:
@@ -44,7 +44,8 @@ def shown(trace: InvocationTrace, *, width: int) -> str:
     return f"{row.id}   {', '.join(facts)}\n\n{chart}\n\n{bill}; {waived}"
 
 
-def _find(server: Server, which: str) -> InvocationTrace:
+def find(server: Server, which: str) -> InvocationTrace:
+    """Of this invocation, or of the latest of the function of that name. Errors: NotFound."""
     try:
         return server.get(f"/api/v1/invocations/{quote(which, safe='')}", InvocationTrace)
     except NotFound:

@@ -1,0 +1,60 @@
+"""`fs explain`: why the worker of an invocation was started as it was, and what came of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from urllib.parse import quote
+
+import click
+
+from fleetstart.controller.cli import output
+from fleetstart.controller.cli.client import Server, find_server
+from fleetstart.controller.cli.commands.trace import find
+from fleetstart.controller.cli.root import verb
+from fleetstart.controller.explain import InvocationPlan
+from fleetstart.controller.planner.explain import text
+
+
+@click.command
+@click.argument("which", metavar="INVOCATION|NAME")
+@verb()
+@click.pass_obj
+def command(home: Path, *, which: str, url: str | None, as_json: bool) -> None:
+    """Show why an invocation's worker was started as it was, and what came of it.
+
+    Of this invocation, or of the latest of a function: the candidates with their predicted time to first token (TTFT),
+    time per token after it (TPOT) and cost, why each was taken or not, and beside the prediction what was observed. A
+    call that met a worker that was ready shows the plan by which that worker had been started.
+    """
+    with Server(find_server(url, home)) as server:
+        id = find(server, which).row.id
+        plan = server.get(f"/api/v1/invocations/{quote(id, safe='')}/plan", InvocationPlan)
+    if as_json:
+        output.json_data(plan)
+    else:
+        output.data(shown(plan))
+
+
+def shown(plan: InvocationPlan) -> str:
+    row = plan.row
+    head = f"{row.id}   {row.function}@{row.version}, {row.start} start, HTTP {row.status}, worker {row.worker}"
+    return "\n\n".join([f"{head}\n{_met(plan)}", text(plan.explanation), _so_far(plan)])
+
+
+def _met(plan: InvocationPlan) -> str:
+    waited = "it had no answer" if plan.ttft_s is None else f"the caller waited {plan.ttft_s:.3f} s for the first byte"
+    if plan.row.start == "hot":
+        ago = f"{output.age(max(0.0, -plan.decided_s))} before this call"
+        return f"its worker was ready when it came, {waited}; this is how that worker was started, {ago}"
+    if plan.decided_s < 0:
+        return f"{waited}; its worker had been ordered {-plan.decided_s:.3f} s before it came"
+    return f"{waited}, {plan.decided_s:.3f} s of it before its worker was ordered"
+
+
+def _so_far(plan: InvocationPlan) -> str:
+    version = f"{plan.row.function}@{plan.row.version}"
+    prediction = plan.prediction
+    if prediction is None:
+        return f"no start of {version} has been compared with its prediction yet"
+    starts = "1 start" if prediction.starts == 1 else f"{prediction.starts} starts"
+    return f"TTFT predictions for {version} were off by {prediction.error:.0%} on average, over {starts}"

@@ -1,0 +1,163 @@
+"""Learning over a real Redis: starts, answers and calls change the measures, once, whoever schedules."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from fleetstart.controller.learner import Learner
+from fleetstart.controller.learning import read_measures
+from fleetstart.controller.planner.measures import Estimate, NodeMeasures, VersionMeasures
+from fleetstart.controller.records import VersionKey
+from fleetstart.controller.state import State, connect
+from fleetstart.controller.view import View
+from fleetstart.runtime.contract import keys
+from fleetstart.runtime.contract.ids import FunctionName, NodeId, Version
+from fleetstart.runtime.contract.messages import Speed, WorkerOrder
+from fleetstart.runtime.contract.timeline import Timeline, machine_origin_ns
+from tests.controller.conftest import ControllerProcess, HandNode
+from tests.servers import RedisServer, wait_until
+
+F = VersionKey(FunctionName("f"), Version(1))
+MS = 1_000_000
+Learned = Callable[[], tuple[dict[NodeId, NodeMeasures], dict[VersionKey, VersionMeasures]]]
+
+
+def begins(node: HandNode, order: WorkerOrder) -> None:
+    """20 ms to start, 30 ms of imports, 40 ms to build."""
+    if order.wanted == "drain":
+        node.say(order, "gone")
+        return
+    ordered_ns = order.ordered_unix_ns - machine_origin_ns()
+    timeline = Timeline()
+    timeline.add("start", ordered_ns, ordered_ns + 20 * MS)
+    timeline.add("import", ordered_ns + 20 * MS, ordered_ns + 50 * MS)
+    timeline.add("load", ordered_ns + 50 * MS, ordered_ns + 90 * MS)
+    node.ready(order, timeline=timeline)
+
+
+@pytest.fixture
+def learned(redis_server: RedisServer) -> Iterator[Learned]:
+    with redis_server.client() as client:
+        yield lambda: read_measures(client.hgetall(keys.MEASURES))
+
+
+def test_a_start_its_answer_and_calls_are_learned_and_outlive_the_scheduler(
+    controller: ControllerProcess,
+    node: HandNode,
+    learned: Learned,
+    redis_url: str,
+    tmp_path: Path,
+) -> None:
+    node.answer = begins
+    controller.deploy("f")
+    assert controller.http.post("/fn/f", json={}).headers["fs-start"] == "warm"
+    assert controller.http.post("/fn/f", json={}).headers["fs-start"] == "hot"
+
+    def all_of_it() -> bool:
+        nodes, versions = learned()
+        return node.name in nodes and F in versions and versions[F].ttft_error.count > 0
+
+    wait_until(all_of_it, what="measures of a start and its outcome")
+    nodes, versions = learned()
+    start_s, library_s = nodes[node.name].start_s, versions[F].library_s
+    assert (start_s.value, start_s.count) == (pytest.approx(0.02), 1)
+    assert (library_s.value, library_s.count) == (pytest.approx(0.07), 1)
+    assert versions[F].ttft_error.count == 1, "the second call met a worker that was ready"
+
+    node.speeds = {"f@1": Speed(calls=2, call_s=0.3, prefill_s=0.2, decode_s=0.05)}
+    wait_until(lambda: learned()[1][F].call_s.count == 1, what="measures of calls")
+    assert learned()[1][F].decode_s == Estimate(0.05, 1)
+    wait_until(lambda: _prediction(controller) is not None, what="prediction in the function's info")
+
+    before = learned()
+    controller.kill()
+    other = ControllerProcess(tmp_path / "other", redis_url)
+    try:
+        other.start()
+        prediction = _prediction(other)
+        assert prediction is not None
+        assert prediction["starts"] == 1
+        other.deploy("g")
+        wait_until(lambda: other.http.post("/fn/g", json={}).is_success, what="an answer of g")
+        wait_until(lambda: learned()[0][node.name].start_s.count > 1, what="measures of g's start")
+        nodes, versions = learned()
+        assert nodes[node.name].start_s.count == 2, "the first start is not learned again"
+        assert versions[F] == before[1][F]
+    finally:
+        other.close()
+
+
+def _prediction(controller: ControllerProcess) -> dict[str, Any] | None:
+    found: dict[str, Any] | None = controller.http.get("/api/v1/functions/f").json()["prediction"]
+    return found
+
+
+def test_explain_tells_the_plan_of_cold_and_hot_calls_and_why_there_is_none(
+    controller: ControllerProcess, node: HandNode, redis_server: RedisServer
+) -> None:
+    node.answer = begins
+    controller.deploy("f")
+    ids = [controller.http.post("/fn/f", json={}).headers["x-request-id"] for _ in range(2)]
+    wait_until(lambda: len(controller.rows("f")) == 2, what="rows")
+    cold, hot = (controller.http.get(f"/api/v1/invocations/{id}/plan").json() for id in ids)
+    assert [cold["row"]["start"], hot["row"]["start"]] == ["warm", "hot"]
+    assert cold["explanation"]["plan"] == hot["explanation"]["plan"]
+    assert cold["explanation"]["plan"]["stages"][0]["node"] == node.name
+    assert sum(not one["why_not"] for one in cold["explanation"]["plan"]["considered"]) == 1
+    ttft = cold["explanation"]["compared"][0]
+    assert ttft["observed"] == pytest.approx(cold["ttft_s"] - cold["decided_s"])
+    assert ttft["error"] == pytest.approx(abs(ttft["observed"] - ttft["predicted"]) / ttft["observed"])
+    assert hot["explanation"]["compared"][0]["observed"] is None
+    assert hot["decided_s"] < 0 < hot["ttft_s"]
+
+    unknown = controller.http.get("/api/v1/invocations/inv-unknown/plan")
+    assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "not_found")
+    with redis_server.client() as client:
+        client.delete(keys.plan(cold["row"]["worker"]))
+    forgotten = controller.http.get(f"/api/v1/invocations/{ids[1]}/plan")
+    assert forgotten.status_code == 404
+    assert "was ready already when it came, is not kept any more" in forgotten.json()["error"]["message"]
+    assert "a day" in forgotten.json()["error"]["hint"]
+
+
+def test_a_call_that_met_no_worker_has_no_plan(controller: ControllerProcess) -> None:
+    controller.deploy("f", timeout_s=0.2)
+    call = controller.http.post("/fn/f", json={})
+    wait_until(lambda: controller.rows("f"), what="its row")
+    answer = controller.http.get(f"/api/v1/invocations/{call.headers['x-request-id']}/plan")
+    assert answer.status_code == 404
+    assert f"met no worker: HTTP {call.status_code}" in answer.json()["error"]["message"]
+
+
+def _with_learner(redis_url: str, act: Callable[[State, Learner], Awaitable[None]], fence: int) -> None:
+    async def run() -> None:
+        client = connect(redis_url)
+        state = State(client, View())
+        await client.set(keys.FENCE, "7")
+        try:
+            await act(state, Learner(state, lambda: fence))
+        finally:
+            await client.aclose()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(("fence", "kept"), [(7, False), (6, True)])
+def test_what_nobody_needs_is_removed_by_the_scheduler_alone(redis_url: str, fence: int, kept: bool) -> None:
+    field = keys.measures_of_node(NodeId("removed"))
+
+    async def act(state: State, learner: Learner) -> None:
+        await state.client.hset(keys.MEASURES, field, msgspec.json.encode(NodeMeasures()))
+        await state.resync()
+        assert NodeId("removed") in state.view.node_measures
+        await learner._prune()
+        await state.resync()
+        assert (NodeId("removed") in state.view.node_measures) is kept
+
+    _with_learner(redis_url, act, fence)
