@@ -66,8 +66,8 @@ def test_a_start_its_answer_and_calls_are_learned_and_outlive_the_scheduler(
     wait_until(all_of_it, what="measures of a start and its outcome")
     nodes, versions = learned()
     start_s, library_s = nodes[node.name].start_s, versions[F].library_s
-    assert (start_s.value, start_s.count) == (pytest.approx(0.02), 1)
-    assert (library_s.value, library_s.count) == (pytest.approx(0.07), 1)
+    assert (start_s.value, start_s.count) == pytest.approx((0.02, 1))
+    assert (library_s.value, library_s.count) == pytest.approx((0.07, 1))
     assert versions[F].ttft_error.count == 1, "the second call met a worker that was ready"
 
     node.speeds = {"f@1": Speed(calls=2, call_s=0.3, prefill_s=0.2, decode_s=0.05)}

@@ -154,7 +154,7 @@ def test_who_else_fetches_shares_the_link() -> None:
 def test_an_outcome_is_compared_from_the_decision_on() -> None:
     answered = StartOutcome(worker=W, function=F, version=KEY.version, first_byte_unix_ms=12_500)
     known = learn_outcome(VersionMeasures(), plan(stage()), answered)
-    assert (known.ttft_error.value, known.ttft_error.count) == (pytest.approx(0.2), 1)
+    assert (known.ttft_error.value, known.ttft_error.count) == pytest.approx((0.2, 1))
     assert known.rest_s.value > 0
     for useless in (plan(stage(), decided_unix_ms=0), plan(stage(), decided_unix_ms=12_500), plan()):
         assert learn_outcome(known, useless, answered) is known

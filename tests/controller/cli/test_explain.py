@@ -1,0 +1,83 @@
+"""What `fs explain` says, line by line."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fleetstart.controller.cli.commands.explain import shown
+from fleetstart.controller.explain import InvocationPlan, invocation_plan
+from fleetstart.controller.planner import Cluster, plan
+from fleetstart.controller.planner.plans import Plan
+from fleetstart.controller.resources import Prediction
+from fleetstart.runtime.contract.function import SLO
+from fleetstart.runtime.contract.ids import FunctionName, InvocationId, Version, WorkerId
+from fleetstart.runtime.contract.ledger import InvocationRow, InvocationTrace
+from fleetstart.runtime.contract.timeline import Timeline
+from tests.controller.planner.worlds import measured, node, request
+
+MS = 1_000_000
+ACCEPTED_MS = 1_000_000
+
+
+def planned(decided_ms: int) -> Plan:
+    wanted = request(slo=SLO(ttft_s=2.5), measures=measured(prefill_s=0.0))
+    found = plan(wanted, Cluster(node(f"n{index}") for index in range(3)), 0.0)
+    return Plan(**{**_fields(found), "decided_unix_ms": ACCEPTED_MS + decided_ms})
+
+
+def _fields(found: Plan) -> dict[str, Any]:
+    return {name: getattr(found, name) for name in found.__struct_fields__}
+
+
+def told(start: Any = "cold", *, decided_ms: int = 100, answered: bool = True, **rest: Any) -> InvocationPlan:
+    """2.6 s until the first of 41 tokens, which then come every 100 ms."""
+    row = InvocationRow(
+        id=InvocationId("inv-1"), function=FunctionName("chat"), version=Version(3), worker=WorkerId("w-1"),
+        status=200, start=start, accepted_unix_ms=ACCEPTED_MS, queue_ms=0, billed_ms=0, memory_bytes=1, cost_nusd=0,
+    )  # fmt: skip
+    timeline = Timeline()
+    timeline.add("queue", 5 * MS, 2405 * MS)
+    if answered:
+        timeline.add("execute", 2405 * MS, 2605 * MS)
+        timeline.add("respond", 2605 * MS, 6605 * MS)
+    trace = InvocationTrace(row=row, timeline=timeline, events=43)
+    values: dict[str, Any] = {"is_llm": True, "prediction": None, **rest}
+    return invocation_plan(trace, planned(decided_ms), **values)
+
+
+def test_a_cold_call_shows_what_was_predicted_and_what_came() -> None:
+    found = told(prediction=Prediction(error=0.1234, starts=5))
+    said = shown(found)
+    assert said.startswith("inv-1   chat@3, cold start, HTTP 200, worker w-1\n")
+    assert "the caller waited 2.600 s for the first byte, 0.100 s of it before its worker was ordered" in said
+    assert "TTFT, s      2.000      2.500     20%" in said
+    ttft, tpot, _ = found.explanation.compared
+    assert (ttft.observed, tpot.observed) == (pytest.approx(2.5), pytest.approx(0.1))
+    assert "a pipeline of 2: the cheapest of" in said
+    assert "TTFT 4.00 s is above 2.5 s" in said
+    assert said.endswith("TTFT predictions for chat@3 were off by 12% on average, over 5 starts")
+
+
+def test_a_hot_call_says_that_it_met_the_worker_of_another() -> None:
+    found = told("hot", decided_ms=-35_000)
+    said = shown(found)
+    assert "its worker was ready when it came, the caller waited 2.600 s for the first byte" in said
+    assert "this is how that worker was started, 35s before this call" in said
+    assert all(one.observed is None for one in found.explanation.compared)
+    assert said.endswith("no start of chat@3 has been compared with its prediction yet")
+
+
+def test_a_call_that_joined_a_start_under_way_is_compared_from_the_decision_on() -> None:
+    found = told(decided_ms=-500)
+    assert found.explanation.compared[0].observed == pytest.approx(3.1)
+    assert "its worker had been ordered 0.500 s before it came" in shown(found)
+
+
+def test_what_was_not_observed_is_not_made_up() -> None:
+    unanswered = told(answered=False)
+    assert unanswered.ttft_s is None
+    assert unanswered.explanation.compared[0].observed is None
+    assert "it had no answer" in shown(unanswered)
+    assert told(is_llm=False).explanation.compared[1].observed is None, "its events are no tokens"

@@ -1,0 +1,71 @@
+"""`fs explain` on a real system: a cold call, a hot one, and those of which nothing is known."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from fleetstart.runtime.contract import keys
+from tests.e2e.systems import System
+from tests.servers import wait_until
+
+HANDLER = """
+from fleetstart.runtime import function
+
+@function(memory="64MiB")
+def explained():
+    return 1
+"""
+
+
+def call(system: System, name: str) -> str:
+    """The id of a call whose trace is written."""
+    id = system.call(name).headers["x-request-id"]
+    with system.redis() as client:
+        wait_until(lambda: client.exists(keys.trace(id)), what=f"the trace of {id}")
+    return str(id)
+
+
+def test_cold_and_hot_calls_are_explained(system: System) -> None:
+    name = system.deploy(HANDLER, name="explained")
+    cold, hot = call(system, name), call(system, name)
+
+    said = system.fs("explain", cold).out
+    assert f"{cold}   explained@1, warm start, HTTP 200, worker w" in said
+    assert "a single worker" in said
+    assert "the caller waited" in said
+    assert "taken" in said
+    found: dict[str, Any] = json.loads(system.fs("explain", cold, "--json").out)
+    ttft = found["explanation"]["compared"][0]
+    assert 0 < ttft["observed"] <= found["ttft_s"]
+    assert ttft["error"] == pytest.approx(abs(ttft["observed"] - ttft["predicted"]) / ttft["observed"])
+
+    assert "its worker was ready when it came" in system.fs("explain", hot).out
+    latest = json.loads(system.fs("explain", name, "--json").out)
+    assert latest["row"]["id"] == hot
+    assert latest["explanation"]["plan"] == found["explanation"]["plan"]
+
+    def learned() -> bool:
+        status = json.loads(system.fs("status", "--json").out)
+        (info,) = [info for info in status["functions"] if info["name"] == name]
+        return bool(info["prediction"] and info["prediction"]["starts"] == 1)
+
+    wait_until(learned, what="the prediction's error in fs status")
+    assert "off by" in system.fs("explain", cold).out
+    system.fs("rm", name, "--yes")
+
+
+def test_what_cannot_be_explained_says_why(system: System) -> None:
+    assert system.fs("explain", "inv-nobody", "--json", code=3).error.code == "not_found"
+    assert "did you mean" in system.fs("explain", "wel", code=3).err
+    id = call(system, "well")
+    with system.redis() as client:
+        worker = json.loads(client.get(keys.trace(id)))["row"]["worker"]
+        kept: Any = client.get(keys.plan(worker))
+        client.delete(keys.plan(worker))
+        error = system.fs("explain", id, "--json", code=3).error
+        client.set(keys.plan(worker), kept, ex=3600)
+    assert "is not kept any more" in error.message
+    assert "a day" in error.hint
