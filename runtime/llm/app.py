@@ -16,6 +16,7 @@ from fleetstart.runtime.contract.errors import FleetError, InvalidInput, NotFoun
 from fleetstart.runtime.contract.function import LLMSettings
 from fleetstart.runtime.contract.messages import DEADLINE_HEADER
 from fleetstart.runtime.llm import openai
+from fleetstart.runtime.llm.answers import FinishReason, Request
 from fleetstart.runtime.llm.calls import (
     ChatCall,
     ChatMessage,
@@ -26,7 +27,6 @@ from fleetstart.runtime.llm.calls import (
     Sampling,
     Streamed,
 )
-from fleetstart.runtime.llm.engine import FinishReason, Request
 from fleetstart.runtime.llm.loading import Model, load_model
 from fleetstart.runtime.llm.service import EngineService, Stream
 from fleetstart.runtime.llm.weights import Weights

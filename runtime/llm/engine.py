@@ -1,8 +1,8 @@
 """The engine: requests in, text out, one step at a time.
 
 Synchronous and alone in its thread (`service.py` joins it to the server). A step asks the scheduler what
-to compute, the runner for logits, the sampler for tokens, and turns tokens into text that may be shown. Along a
-pipeline several steps are under way at once, each with sequences of its own.
+to compute, the runner for logits, the sampler for tokens, and each request's `Answer` for text that may be shown.
+Along a pipeline several steps are under way at once, each with sequences of its own.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ import itertools
 import logging
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass
 
 from fleetstart.runtime.contract.errors import DeadlineExceeded, FleetError, HandlerFailed
+from fleetstart.runtime.llm.answers import Answer, Borrowed, Delta, Request, resumed
 from fleetstart.runtime.llm.batch import Batch
 from fleetstart.runtime.llm.runner import Runner, RunnerLost
 from fleetstart.runtime.llm.sampler import SamplerState, SamplingParams, sample
@@ -23,55 +23,6 @@ from fleetstart.runtime.llm.stops import StopMatcher
 from fleetstart.runtime.llm.tokenizer import Detokenizer, Vocabulary
 
 logger = logging.getLogger(__name__)
-
-FinishReason = Literal["stop", "length"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
-    tokens: list[int]
-    max_new_tokens: int
-    sampling: SamplingParams = field(default_factory=SamplingParams)
-    stops: list[str] = field(default_factory=list)
-    ignore_eos: bool = False
-    deadline_ns: int | None = None
-    """Monotonic; past it the request ends with DeadlineExceeded."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Delta:
-    """What one step brought one request. After one with `finish` or `error` nothing more comes."""
-
-    id: int
-    text: str = ""
-    tokens: tuple[int, ...] = ()
-    finish: FinishReason | None = None
-    error: FleetError | None = None
-
-    @property
-    def last(self) -> bool:
-        return self.finish is not None or self.error is not None
-
-
-@dataclass(slots=True)
-class _Active:
-    request: Request
-    sequence: Sequence
-    sampler: SamplerState
-    detokenizer: Detokenizer
-    stops: StopMatcher
-    lent: Callable[[], object] | None = None
-    """Its tokens come from another worker, which is told so if it is to stop."""
-
-
-@dataclass(slots=True)
-class _Borrowed:
-    """Another worker's sequence, computed here."""
-
-    sequence: Sequence
-    sampler: SamplerState
-    caught_up: Callable[[], object]
-    tell: Callable[[int], object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +42,8 @@ class Engine:
         self.scheduler = scheduler
         self._tokenizer = tokenizer
         self._eos_ids = eos_ids
-        self._active: dict[int, _Active] = {}
-        self._borrowed: dict[int, _Borrowed] = {}
+        self._active: dict[int, Answer] = {}
+        self._borrowed: dict[int, Borrowed] = {}
         self._ids = itertools.count()
 
     def check(self, request: Request) -> None:
@@ -109,12 +60,13 @@ class Engine:
             max_new_tokens=request.max_new_tokens,
         )
         self.scheduler.add(sequence)
-        self._active[id] = _Active(
+        self._active[id] = Answer(
             request=request,
             sequence=sequence,
             sampler=SamplerState(request.sampling),
             detokenizer=Detokenizer(self._tokenizer),
             stops=StopMatcher(request.stops),
+            eos_ids=self._eos_ids,
         )
         return id
 
@@ -166,7 +118,7 @@ class Engine:
         if active is None or active.lent is None:
             return
         active.lent = None
-        active.sampler = _resumed(active.sequence, active.request.sampling)
+        active.sampler = resumed(active.sequence, active.request.sampling)
         self.scheduler.put_first(active.sequence)
 
     def borrow(
@@ -182,7 +134,7 @@ class Engine:
         """
         sequence.held = True
         self.scheduler.add(sequence)
-        self._borrowed[sequence.id] = _Borrowed(sequence, _resumed(sequence, sampling), caught_up, tell)
+        self._borrowed[sequence.id] = Borrowed(sequence, resumed(sequence, sampling), caught_up, tell)
 
     def begin(self, id: int, tokens: list[int]) -> None:
         """All tokens so far, of which the last is not computed yet: from now on it is continued here."""
@@ -192,7 +144,7 @@ class Engine:
         sequence = borrowed.sequence
         sequence.tokens[:] = tokens
         sequence.held = False
-        borrowed.sampler = _resumed(sequence, borrowed.sampler.params)
+        borrowed.sampler = resumed(sequence, borrowed.sampler.params)
 
     def give_back(self, id: int) -> None:
         """Its owner needs it no longer here."""
@@ -316,7 +268,7 @@ class Engine:
         if borrowed is not None and sequence.held and sequence.computed == len(sequence.tokens):
             borrowed.caught_up()
 
-    def _pass_on(self, borrowed: _Borrowed, token: int) -> None:
+    def _pass_on(self, borrowed: Borrowed, token: int) -> None:
         sequence = borrowed.sequence
         sequence.tokens.append(token)
         borrowed.tell(token)
@@ -327,26 +279,11 @@ class Engine:
         """Not if it was cancelled meanwhile."""
         return chunk.sequence.id in self._active or chunk.sequence.id in self._borrowed
 
-    def _accept(self, active: _Active, token: int) -> Delta:
-        sequence = active.sequence
-        sequence.tokens.append(token)
-        if token in self._eos_ids and not active.request.ignore_eos:
-            return self._finish(active, active.stops.feed(active.detokenizer.flush()), token, "stop")
-        text = active.stops.feed(active.detokenizer.feed(token))
-        if active.stops.stopped:
-            return self._finish(active, text, token, "stop")
-        if sequence.output_count >= sequence.max_new_tokens:
-            text += active.stops.feed(active.detokenizer.flush())
-            return self._finish(active, text, token, "stop" if active.stops.stopped else "length")
-        return Delta(id=sequence.id, text=text, tokens=(token,))
-
-    def _finish(self, active: _Active, text: str, token: int, reason: FinishReason) -> Delta:
-        self.cancel(active.sequence.id)
-        return Delta(id=active.sequence.id, text=text + active.stops.flush(), tokens=(token,), finish=reason)
-
-
-def _resumed(sequence: Sequence, sampling: SamplingParams) -> SamplerState:
-    return SamplerState.resumed(sampling, sequence.tokens[sequence.prompt_count :])
+    def _accept(self, answer: Answer, token: int) -> Delta:
+        delta = answer.accept(token)
+        if delta.last:
+            self.cancel(delta.id)
+        return delta
 
 
 def _batch(chunks: list[Chunk]) -> tuple[Batch, list[Chunk]]:

@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from fleetstart.runtime.contract.errors import FleetError
-from fleetstart.runtime.llm.engine import Delta, Engine
+from fleetstart.runtime.llm.answers import Delta
+from fleetstart.runtime.llm.engine import Engine
 from fleetstart.runtime.llm.kv_copy import Held, KvCopy, Span
 from fleetstart.runtime.llm.pipeline import Pipeline
 from fleetstart.runtime.llm.runner import Decoder, Direct

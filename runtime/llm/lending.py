@@ -15,7 +15,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from fleetstart.runtime.contract.errors import FleetError
-from fleetstart.runtime.llm.engine import Delta, Engine
+from fleetstart.runtime.llm.answers import Delta
+from fleetstart.runtime.llm.engine import Engine
 from fleetstart.runtime.llm.sampler import SamplingParams
 from fleetstart.runtime.llm.scheduler import Sequence as Tokens
 from fleetstart.runtime.llm.service import EngineService

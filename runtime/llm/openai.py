@@ -9,7 +9,7 @@ from typing import Any, Literal
 import msgspec
 
 from fleetstart.runtime.contract.errors import FleetError, Refused
-from fleetstart.runtime.llm.engine import FinishReason
+from fleetstart.runtime.llm.answers import FinishReason
 
 DONE = b"data: [DONE]\n\n"
 

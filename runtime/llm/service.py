@@ -18,7 +18,8 @@ from types import TracebackType
 
 from fleetstart.runtime.contract.errors import FleetError, HandlerFailed, Unavailable
 from fleetstart.runtime.contract.messages import Speed
-from fleetstart.runtime.llm.engine import Delta, Engine, Request
+from fleetstart.runtime.llm.answers import Delta, Request
+from fleetstart.runtime.llm.engine import Engine
 from fleetstart.runtime.llm.speeds import Speeds
 
 logger = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from fleetstart.runtime.contract.messages import Speed
-from fleetstart.runtime.llm.engine import Delta
+from fleetstart.runtime.llm.answers import Delta
 from fleetstart.runtime.meter import folded
 
 

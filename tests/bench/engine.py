@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 
 from fleetstart.runtime.contract.function import LLMSettings
-from fleetstart.runtime.llm.engine import Request
+from fleetstart.runtime.llm.answers import Request
 from fleetstart.runtime.llm.loading import Model, load_model
 from fleetstart.runtime.llm.sampler import SamplingParams
 from tests.bench.bandwidth import Reader, copy_on_gpu_bytes_per_s

@@ -12,9 +12,10 @@ import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 
+from fleetstart.runtime.llm.answers import Delta, Request
 from fleetstart.runtime.llm.blocks import BlockPool
 from fleetstart.runtime.llm.config import LlamaConfig, read_config
-from fleetstart.runtime.llm.engine import Delta, Engine, Request
+from fleetstart.runtime.llm.engine import Engine
 from fleetstart.runtime.llm.layers import StageWeights, gather
 from fleetstart.runtime.llm.native_decoder import NativeDecoder
 from fleetstart.runtime.llm.runner import Decoder, Direct

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from fleetstart.runtime.llm.engine import Request
+from fleetstart.runtime.llm.answers import Request
 from fleetstart.runtime.llm.sampler import SamplingParams
 from fleetstart.runtime.llm.tokenizer import Tokenizer, read_chat_template
 from tests.runtime.llm.models import Checkpoint, engine, native, plain, run, text_of, tokens_of

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleetstart.runtime.llm.engine import Request
+from fleetstart.runtime.llm.answers import Request
 from fleetstart.runtime.llm.sampler import SamplingParams
 from tests.runtime.llm.models import engine, native, run, tiny, tokens_of
 from tests.runtime.llm.pipelines import after, generate, pipeline

@@ -12,7 +12,8 @@ from contextlib import contextmanager
 import pytest
 
 from fleetstart.runtime.contract.errors import DeadlineExceeded, HandlerFailed, InvalidInput, Unavailable
-from fleetstart.runtime.llm.engine import Engine, Request
+from fleetstart.runtime.llm.answers import Request
+from fleetstart.runtime.llm.engine import Engine
 from fleetstart.runtime.llm.sampler import SamplingParams
 from fleetstart.runtime.llm.service import EngineService, Stream
 from tests.runtime.llm.models import Checkpoint, engine, native, run, tokens_of

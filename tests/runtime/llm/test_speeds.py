@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fleetstart.runtime.contract.errors import DeadlineExceeded
-from fleetstart.runtime.llm.engine import Delta
+from fleetstart.runtime.llm.answers import Delta
 from fleetstart.runtime.llm.speeds import Speeds
 
 MS = 1_000_000
