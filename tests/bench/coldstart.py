@@ -42,7 +42,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--mbit", type=float, help=f"of each host's link; default {MBIT:g}, {QUICK_MBIT:g} with --quick"
     )
-    parser.add_argument("--models", default="chat,noise", metavar="MODEL,...", help="of the first part")
+    parser.add_argument(
+        "--models", metavar="MODEL,...", help="of the first part; default chat,noise, chat with --quick"
+    )
     parser.add_argument("--chart", type=Path, metavar="PNG", help="where to draw the first part")
     parser.add_argument("--draw", type=Path, metavar="FILE", help="only draw, what an earlier run wrote there")
 
@@ -59,21 +61,20 @@ def main() -> None:
         sys.exit(f"no test bed here: {reason}")
     signal.signal(signal.SIGTERM, _end)
     mbit = extra["mbit"] or (QUICK_MBIT if options.quick else MBIT)
+    names = (extra["models"] or ("chat" if options.quick else "chat,noise")).split(",")
     report = Report("the first token of a cold start comes from four hosts 3.4 times as soon as from one")
     report.setup = {"hosts": HOSTS, "mbit": mbit, "cores": os.cpu_count(), "node": NODE}
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fs-bench-", dir=disk_folder())))
-        shape = coldstart_models.QUICK_NOISE if options.quick else coldstart_models.NOISE
         fleet = Fleet(stack.enter_context(Testbed(nodes=HOSTS, mbit=mbit, env=NODE)))
         models = [coldstart_models.example()]
-        if "ttft" in chosen and "noise" in extra["models"]:
-            models.append(coldstart_models.noise(folder, shape))
+        if "ttft" in chosen and "noise" in names:
+            models.append(coldstart_models.noise(folder, coldstart_models.NOISE))
         for model in models:
             progress(f"deploying {model.title}")
             fleet.deploy(model)
         if "ttft" in chosen:
-            named = [model for model in models if model.name in extra["models"].split(",")]
-            coldstart_ttft.run(report, options, fleet, named)
+            coldstart_ttft.run(report, options, fleet, [model for model in models if model.name in names])
         if "down" in chosen:
             coldstart_down.run(report, options, fleet, models[0])
     report.save(options.json)

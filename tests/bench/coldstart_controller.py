@@ -13,14 +13,14 @@ from typing import Any
 import msgspec
 
 from fleetstart.controller import __main__ as controller
-from fleetstart.controller import reconcile
+from fleetstart.controller import reconcile, starts
 from fleetstart.controller.planner import choice
 
 CHANGES = ("stay", "single")
 
 
 def _stay() -> None:
-    ordered: Any = reconcile.orders_of
+    ordered = starts.orders_of
 
     def without_growing(*arguments: Any, **named: Any) -> Any:
         return [msgspec.structs.replace(order, grow=False) for order in ordered(*arguments, **named)]
@@ -30,8 +30,10 @@ def _stay() -> None:
 
 
 def _single() -> None:
-    patched: Any = choice
-    patched.SIZE_USUAL = patched.SIZE_MOST = 1
+    planning: Any = choice
+    planning.SIZE_USUAL = planning.SIZE_MOST = 1
+    reconciling: Any = reconcile
+    reconciling.SIZE_USUAL = 1
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from tests.bench.coldstart_models import Model
 from tests.bench.coldstart_ttft import Found, ran_on
 from tests.bench.samples import Options, Report, fine, median, progress, spread
 
-TOKENS, QUICK_TOKENS = 400, 120
+TOKENS, QUICK_TOKENS = 600, 120
 STREAMS = (1, 4)
 STAGES = 4
 AROUND_S = 1.5

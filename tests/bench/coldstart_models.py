@@ -17,7 +17,6 @@ from tests.bench.samples import ROOT
 EXAMPLE = ROOT / "examples/chat"
 NOISE = llama.Shape(hidden=1024, ffn=5632, vocab=49152, heads=16)
 """1.1 GB. The vocabulary is that of the example, whose tokenizer it takes; both ends of the model are 19% of it."""
-QUICK_NOISE = llama.Shape(hidden=256, ffn=704, vocab=49152, heads=4)
 HANDLER = """from fleetstart.runtime import LLM, Scale
 
 noise = LLM(weights="./weights", dtype="fp32", max_batch=8, memory="2GiB", scale=Scale(max=1, keep_alive_s=60))
@@ -51,7 +50,7 @@ def noise(folder: Path, shape: llama.Shape) -> Model:
 
 
 def _config(shape: llama.Shape) -> dict[str, Any]:
-    known = json.loads((EXAMPLE / "weights/config.json").read_text())
+    known: dict[str, Any] = json.loads((EXAMPLE / "weights/config.json").read_text())
     return known | {
         "vocab_size": shape.vocab,
         "hidden_size": shape.hidden,

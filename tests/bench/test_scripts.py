@@ -9,21 +9,35 @@ from pathlib import Path
 
 import pytest
 
+from tests.testbed import why_not
+
 pytestmark = pytest.mark.e2e
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = ("gateway", "wakeup", "chat", "engine", "weights")
 
 
+ON_A_BED = ("coldstart",)
+
+
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_it_runs(name: str, tmp_path: Path) -> None:
+    run(name, tmp_path / "found.json", timeout_s=110)
+
+
+@pytest.mark.skipif(bool(why_not()), reason=f"no test bed: {why_not()}")
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", ON_A_BED)
+def test_it_runs_on_a_bed(name: str, tmp_path: Path) -> None:
+    run(name, tmp_path / "found.json", timeout_s=290)
+
+
+def run(name: str, found: Path, *, timeout_s: float) -> None:
     if not (ROOT / "examples/chat/weights/model.safetensors").exists():
         pytest.skip("no weights: make models")
-    found = tmp_path / "found.json"
     options = ["--quick", "--rounds", "1", "--no-peer", "--json", str(found)]
-    result = subprocess.run(
-        [sys.executable, "-m", f"tests.bench.{name}", *options], cwd=ROOT, capture_output=True, text=True, timeout=110
-    )
+    argv = [sys.executable, "-m", f"tests.bench.{name}", *options]
+    result = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=timeout_s)
     assert result.returncode == 0, result.stdout + result.stderr
     assert json.loads(found.read_text())["tables"]
     assert "| --- |" in result.stdout
