@@ -39,7 +39,7 @@ WORTH_TOKENS = 16
 
 
 def to_lend(running: Sequence[tuple[int, int]], lent: Mapping[int, int], to: int) -> list[int]:
-    """Which of the requests that run here (id, most tokens to come) go to that stage; `lent` is what each has.
+    """Which of the requests that run here (id, most tokens to come) go to that stage; `lent` is what each has to do.
 
     An even share for every whole worker, those first that will run longest.
     """
@@ -77,9 +77,9 @@ class Lender:
                 self._whole.discard(stage)
                 for number in [number for number, loan in self._loans.items() if loan.stage == stage]:
                     self._end(engine, number)
-            case Grown():
+            case Grown(running=running):
                 self._whole.add(stage)
-                self._offer(engine, stage)
+                self._offer(engine, stage, running)
             case CaughtUp(number=number):
                 return self._hand_over(engine, number)
             case Token(number=number, token=token):
@@ -90,8 +90,10 @@ class Lender:
                 log.warning("a frame that no borrower sends", extra={"frame": type(message).__name__})
         return []
 
-    def _offer(self, engine: Engine, stage: int) -> None:
+    def _offer(self, engine: Engine, stage: int, own: int) -> None:
+        """`own` requests came to it by themselves."""
         lent = {whole: sum(loan.stage == whole for loan in self._loans.values()) for whole in self._whole}
+        lent[stage] += own
         for id in to_lend(engine.running(), lent, stage):
             found = engine.tokens_of(id)
             if found is None:

@@ -33,6 +33,9 @@ from fleetstart.runtime.pipeline.links import Links
 
 log = logging.getLogger(__name__)
 
+FIRST_CALLS_S = 0.5
+"""For calls that wait at the gateway: who has grown takes those first, and running requests only if there is room."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageOf:
@@ -150,6 +153,7 @@ class LaterStage:
         self._lock = threading.Lock()
         self._growing = False
         self._whole: LLMApp | None = None
+        self._closed = threading.Event()
         self._worker = StageWorker(self._on_end)
         self.links = Links(of.stage, of.secret, of.membership.listener, self._worker.on_frame, self._worker.on_lost)
         of.membership.adopt(self)
@@ -179,6 +183,7 @@ class LaterStage:
         return self._whole.service.speed() if self._whole is not None else None
 
     def close(self) -> None:
+        self._closed.set()
         self._worker.close()
         self.links.close()
         if self._whole is not None:
@@ -204,8 +209,9 @@ class LaterStage:
         borrower = Borrower(self._whole.service, lambda message: self.links.send(0, message))
         self._worker.on_lending = borrower.on_frame
         self._of.whole()
+        self._closed.wait(FIRST_CALLS_S)
         with contextlib.suppress(LinkBroken):  # then there is nobody whose requests it could take
-            self.links.send(0, Grown())
+            self.links.send(0, Grown(self._whole.service.active_count))
 
     def _on_end(self, why: str) -> None:
         """Its pipeline is no more. Who grows meanwhile goes on without it."""

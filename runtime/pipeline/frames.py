@@ -75,7 +75,9 @@ class Farewell(msgspec.Struct, frozen=True, tag="farewell"):
 
 
 class Grown(msgspec.Struct, frozen=True, tag="grown"):
-    """The sender has the whole model, and room for requests that run elsewhere."""
+    """The sender has the whole model, and room for requests that run elsewhere beside those of its own."""
+
+    running: int
 
 
 class Lend(msgspec.Struct, frozen=True, tag="lend"):
