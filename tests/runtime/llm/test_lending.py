@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fleetstart.runtime.llm import stages as llm_stages
 from fleetstart.runtime.llm.engine import Engine
 from fleetstart.runtime.llm.lending import WORTH_TOKENS, to_lend
 from fleetstart.runtime.llm.sampler import SamplingParams
@@ -16,6 +17,12 @@ from tests.runtime.llm.models import tokens_of
 from tests.runtime.llm.pipelines import Stages, after, pipeline
 from tests.runtime.llm.test_pipeline import LAYERS, WEIGHTS, alone, cuts_of, request
 from tests.servers import wait_until
+
+
+@pytest.fixture(autouse=True)
+def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is no gateway whose calls could come first, and a tiny model's requests are soon done."""
+    monkeypatch.setattr(llm_stages, "FIRST_CALLS_S", 0.0)
 
 
 def borrowed(stages: Stages, index: int) -> int:
