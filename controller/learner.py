@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, cast
 
@@ -21,6 +22,7 @@ from fleetstart.controller.learning import (
     learn_start,
     outdated,
     read_measures,
+    ready_s,
     sharers,
     stage_of,
 )
@@ -29,7 +31,7 @@ from fleetstart.controller.planner.measures import NodeMeasures, VersionMeasures
 from fleetstart.controller.records import StartOutcome, VersionKey
 from fleetstart.controller.state import PLAN_KEPT_S, REDIS_DOWN, Script, State
 from fleetstart.runtime.contract import keys
-from fleetstart.runtime.contract.ids import WorkerId
+from fleetstart.runtime.contract.ids import PipelineId, WorkerId
 from fleetstart.runtime.contract.messages import NodeReport, WorkerOrder, WorkerStatus
 
 log = logging.getLogger(__name__)
@@ -39,6 +41,8 @@ EVERY_S = 1.0
 PRUNE_EVERY = 60
 """Rounds."""
 OUTCOMES_AT_ONCE = 100
+STARTS_HELD = 1000
+"""Whose first answer has not ended. A start that nobody calls has none."""
 LEARNED_KEPT_S = PLAN_KEPT_S + 3600
 """Longer than the plan, without which nothing is learned: so that it is not learned again."""
 
@@ -54,6 +58,8 @@ class Learner:
         """That nobody may have learned from yet."""
         self._speeds = SpeedsSeen()
         self._led_with = 0
+        self._ready_s: OrderedDict[WorkerId | PipelineId, float] = OrderedDict()
+        """What the slowest stage of a start took, until the start's outcome is known."""
         self._plans = msgspec.json.Decoder(Plan)
         self._wake = asyncio.Event()
         state.view.on_worker(self._heard)
@@ -116,6 +122,7 @@ class Learner:
         stage = stage_of(plan, order) if plan is not None else None
         if stage is None:
             return
+        self._note_ready(order, ready_s(status, version))
         report = msgspec.json.decode(raw_report, type=NodeReport) if raw_report else None
         node = self._view.node_measures.get(status.node) or node_prior(list(self._view.node_measures.values()))
         node, version = learn_start((node, version), status, order, stage, report, sharers(self._view, order))
@@ -131,12 +138,19 @@ class Learner:
             outcome = msgspec.json.decode(raw, type=StartOutcome)
             key = VersionKey(outcome.function, outcome.version)
             order, version = self._view.orders.get(outcome.worker), self._version(key)
-            if version is None or not _stands_for_its_start(order):
+            if version is None or order is None or not _stands_for_its_start(order):
                 continue
             plan = self._plan(await self._state.client.get(keys.plan(outcome.worker)))
             if plan is not None:
-                measures = {keys.measures_of_version(*key): learn_outcome(version, plan, outcome)}
+                known = learn_outcome(version, plan, outcome, self._ready_s.pop(_start(order), None))
+                measures = {keys.measures_of_version(*key): known}
                 await self._keep(keys.learned(outcome.worker, "outcome"), measures)
+
+    def _note_ready(self, order: WorkerOrder, took_s: float) -> None:
+        start = _start(order)
+        self._ready_s[start] = max(took_s, self._ready_s.get(start, 0.0))
+        if len(self._ready_s) > STARTS_HELD:
+            self._ready_s.popitem(last=False)
 
     def _version(self, key: VersionKey) -> VersionMeasures | None:
         """As known so far; None of a version that this controller does not know."""
@@ -169,6 +183,11 @@ class Learner:
         return bool(await self._script(script_keys, args) == 1)
 
 
-def _stands_for_its_start(order: WorkerOrder | None) -> bool:
+def _start(order: WorkerOrder) -> WorkerId | PipelineId:
+    """What the stages of one start have in common."""
+    return order.stage.pipeline if order.stage is not None else order.worker
+
+
+def _stands_for_its_start(order: WorkerOrder) -> bool:
     """Calls of a helper that has grown come long after its pipeline's first token."""
-    return order is not None and (order.stage is None or order.stage.index == 0)
+    return order.stage is None or order.stage.index == 0

@@ -89,12 +89,27 @@ def learn_start(
     return observe_start_on_node(node, seen), observe_start_of_version(version, seen)
 
 
-def learn_outcome(version: VersionMeasures, plan: Plan, outcome: StartOutcome) -> VersionMeasures:
-    """As much as clocks of two machines tell."""
+def ready_s(status: WorkerStatus, version: VersionMeasures) -> float:
+    """What this start took by the formula that it was planned with (eq. 5), with its own times put in."""
+    seen = start_of(status.timeline, warm=status.start == "warm")
+    own_s = (seen.start_s or 0.0) + (seen.device_s or 0.0) + version.library_s.value
+    return max(own_s, seen.fetch_s or 0.0)
+
+
+def learn_outcome(
+    version: VersionMeasures, plan: Plan, outcome: StartOutcome, observed_ready_s: float | None
+) -> VersionMeasures:
+    """As much as clocks of two machines tell. `observed_ready_s` is the most of `ready_s` of the plan's stages."""
     observed_s = (outcome.first_byte_unix_ms - plan.decided_unix_ms) / 1000
     if observed_s <= 0 or not plan.decided_unix_ms or not plan.stages:
         return version
-    return observe_outcome(version, predicted_s=plan.ttft_s, observed_s=observed_s)
+    late_s = observed_ready_s - plan.ready_s if observed_ready_s is not None else None
+    return observe_outcome(
+        version,
+        predicted_s=plan.ttft_s,
+        observed_s=observed_s,
+        hindsight_s=plan.ttft_s + late_s if late_s is not None else None,
+    )
 
 
 def learn_speed(version: VersionMeasures, speed: Speed) -> VersionMeasures:

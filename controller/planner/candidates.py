@@ -102,6 +102,7 @@ class Candidate(NamedTuple):
     ttft_s: float
     tpot_s: float
     whole_s: float
+    ready_s: float
     hidden_s: float
     """What overlapping hides: the difference between eq. 1 and eq. 5."""
     cost_gib_s: float
@@ -291,6 +292,7 @@ class Search:
         )
         return Candidate(
             cuts, full, seats, fetches, reserved, first_s,
-            tpot_s(decode_s=known.decode_s.value, hop_s=hop_s, stages=stages, work=done), whole_s, unhidden_s - ready_s,
+            tpot_s(decode_s=known.decode_s.value, hop_s=hop_s, stages=stages, work=done), whole_s, ready_s,
+            unhidden_s - ready_s,
             cost_gib_s(sum(reserved), first_s, whole_s), cost_gib_s(weighted, first_s, whole_s),
         )  # fmt: skip

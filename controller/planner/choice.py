@@ -130,6 +130,7 @@ def _plan(request: PlanRequest, choice: Choice, found: Sequence[Candidate | Lack
     return Plan(
         stages=_stages(request, choice),
         ttft_s=taken.ttft_s,
+        ready_s=taken.ready_s,
         sequential_ttft_s=taken.ttft_s + taken.hidden_s,
         tpot_s=taken.tpot_s,
         cost_gib_s=taken.cost_gib_s,

@@ -157,7 +157,8 @@ def observe_generation(
 ) -> VersionMeasures:
     """One call by a worker that was ready. `decode_s` is None for an answer of one token; `work` is `predict.work`'s.
 
-    A pipeline's call says what a hop takes; what the model takes, only whole workers' calls tell cleanly.
+    A pipeline's call says what a hop takes, if whole workers' calls have told what the model takes; before, it is a
+    better guess at that than the prior.
     """
     known = msgspec.structs.replace(version, call_s=version.call_s.fold(call_s))
     if stages == 1:
@@ -166,18 +167,29 @@ def observe_generation(
         )
     if decode_s is None:
         return known
+    if not known.decode_s.count:
+        model_s = decode_s - stages * known.hop_s.value
+        return msgspec.structs.replace(known, decode_s=Estimate(max(known.decode_s.value, model_s / work)))
     hop_s = max(0.0, (decode_s - known.decode_s.value * work) / stages)
     return msgspec.structs.replace(known, hop_s=known.hop_s.fold(hop_s))
 
 
-def observe_outcome(version: VersionMeasures, *, predicted_s: float, observed_s: float) -> VersionMeasures:
-    """How a prediction of TTFT came out: its error is a metric, and its bias goes into `rest_s`."""
-    rest_s = version.rest_s.value + observed_s - predicted_s
-    return msgspec.structs.replace(
-        version,
-        rest_s=version.rest_s.fold(min(max(0.0, rest_s), REST_SHARE_MAX * observed_s)),
-        ttft_error=version.ttft_error.fold(relative_error(predicted_s, observed_s)),
+def observe_outcome(
+    version: VersionMeasures, *, predicted_s: float, observed_s: float, hindsight_s: float | None
+) -> VersionMeasures:
+    """How a prediction of TTFT came out: its error is a metric, and its bias goes into `rest_s`.
+
+    `hindsight_s` is the prediction with the start's own parts as they turned out to be: a link that was slower than
+    was known is no bias. None if that is not known; then only the error is learned.
+    """
+    known = msgspec.structs.replace(
+        version, ttft_error=version.ttft_error.fold(relative_error(predicted_s, observed_s))
     )
+    if hindsight_s is None:
+        return known
+    rest_s = version.rest_s.value + observed_s - hindsight_s
+    rest_s = min(max(0.0, rest_s), REST_SHARE_MAX * observed_s)
+    return msgspec.structs.replace(known, rest_s=version.rest_s.fold(rest_s))
 
 
 def relative_error(predicted: float, observed: float) -> float:

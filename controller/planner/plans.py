@@ -53,6 +53,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """Predicted, from the decision."""
     sequential_ttft_s: float = 0.0
     """The same start, if its parts did not overlap (eq. 1): for comparison."""
+    ready_s: float = 0.0
+    """Of it, until its stages have started and have their weights."""
     tpot_s: float = 0.0
     """Predicted, while the pipeline is one."""
     cost_gib_s: float = 0.0

@@ -14,6 +14,7 @@ from fleetstart.controller.learning import (
     learn_start,
     outdated,
     read_measures,
+    ready_s,
     sharers,
     stage_of,
 )
@@ -84,8 +85,8 @@ def stage(missing_bytes: int = 100 * MB, store_bytes: int | None = None) -> Stag
     )
 
 
-def plan(*stages: StagePlan, ttft_s: float = 2.0, decided_unix_ms: int = 10_000) -> Plan:
-    return Plan(stages=list(stages), ttft_s=ttft_s, reason="", decided_unix_ms=decided_unix_ms)
+def plan(*stages: StagePlan, ttft_s: float = 2.0, ready_s: float = 0.6, decided_unix_ms: int = 10_000) -> Plan:
+    return Plan(stages=list(stages), ttft_s=ttft_s, ready_s=ready_s, reason="", decided_unix_ms=decided_unix_ms)
 
 
 def report(node: NodeId = N, epoch: str = "e", rate: float = 0.0, **speeds: Speed) -> NodeReport:
@@ -153,11 +154,19 @@ def test_who_else_fetches_shares_the_link() -> None:
 
 def test_an_outcome_is_compared_from_the_decision_on() -> None:
     answered = StartOutcome(worker=W, function=F, version=KEY.version, first_byte_unix_ms=12_500)
-    known = learn_outcome(VersionMeasures(), plan(stage()), answered)
+    known = learn_outcome(VersionMeasures(), plan(stage()), answered, 1.0)
     assert (known.ttft_error.value, known.ttft_error.count) == pytest.approx((0.2, 1))
-    assert known.rest_s.value > 0
+    assert known.rest_s.value == pytest.approx(0.11), "its parts took 0.4 s more than planned, the rest 0.1 s"
+    unknown = learn_outcome(VersionMeasures(), plan(stage()), answered, None)
+    assert (unknown.rest_s.count, unknown.ttft_error) == (0, known.ttft_error)
     for useless in (plan(stage(), decided_unix_ms=0), plan(stage(), decided_unix_ms=12_500), plan()):
-        assert learn_outcome(known, useless, answered) is known
+        assert learn_outcome(known, useless, answered, 1.0) is known
+
+
+def test_what_a_start_took_by_the_planners_formula() -> None:
+    version = VersionMeasures(library_s=Estimate(0.3, 1))
+    assert ready_s(status(), version) == pytest.approx(1.0), "the fetch hid the rest"
+    assert ready_s(status("warm"), version) == pytest.approx(0.42)
 
 
 def test_a_pipelines_calls_teach_the_hop_and_a_whole_workers_the_model() -> None:

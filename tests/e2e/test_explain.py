@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from fleetstart.runtime.contract import keys
+from fleetstart.runtime.contract.ids import InvocationId
 from tests.e2e.systems import System
 from tests.servers import wait_until
 
@@ -20,12 +21,12 @@ def explained():
 """
 
 
-def call(system: System, name: str) -> str:
+def call(system: System, name: str) -> InvocationId:
     """The id of a call whose trace is written."""
-    id = system.call(name).headers["x-request-id"]
+    id = InvocationId(system.call(name).headers["x-request-id"])
     with system.redis() as client:
         wait_until(lambda: client.exists(keys.trace(id)), what=f"the trace of {id}")
-    return str(id)
+    return id
 
 
 def test_cold_and_hot_calls_are_explained(system: System) -> None:
