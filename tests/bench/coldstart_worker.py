@@ -19,7 +19,7 @@ def main() -> None:
     question: Any = json.loads(sys.argv[1])
     ended: dict[str, int] = {"python": time.monotonic_ns()}
     from fleetstart.runtime.contract.function import LLMSettings
-    from fleetstart.runtime.llm.engine import Request
+    from fleetstart.runtime.llm.answers import Request
     from fleetstart.runtime.llm.loading import load_model
     from fleetstart.runtime.llm.sampler import SamplingParams
     from fleetstart.runtime.weights import Weights
