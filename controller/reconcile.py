@@ -17,12 +17,12 @@ import msgspec
 from fleetstart.controller.autoscale import Window
 from fleetstart.controller.pipelines import grown, is_helper, tend
 from fleetstart.controller.placement import Candidate
-from fleetstart.controller.planner import Cluster, Plan, Shape, plan
+from fleetstart.controller.planner import Cluster, Plan, Shape
 from fleetstart.controller.planner.choice import SIZE_USUAL
 from fleetstart.controller.planner.window import Arrivals, growing, needed
 from fleetstart.controller.pool import Decision, Member, decide
 from fleetstart.controller.records import Failure, VersionKey, VersionRecord, parse_version_key
-from fleetstart.controller.starts import NEW_IDS, NewIds, cluster_of, orders_of, request_of, take
+from fleetstart.controller.starts import NEW_IDS, NewIds, cluster_of, orders_of, planned, request_of, take
 from fleetstart.controller.view import View
 from fleetstart.runtime.contract.errors import ErrorInfo
 from fleetstart.runtime.contract.function import FunctionSpec
@@ -30,6 +30,8 @@ from fleetstart.runtime.contract.ids import CheckpointId, NodeId, WorkerId
 from fleetstart.runtime.contract.messages import FunctionLoad, WorkerOrder
 
 NO_LOAD = FunctionLoad(0, 0)
+WAITED_LEAST_S = 0.05
+"""Less is what demand takes to get here."""
 
 
 @dataclass(slots=True)
@@ -105,7 +107,8 @@ class Reconciler:
         if falls_ns is not None:
             step.soonest((now_unix_ns + falls_ns - now_ns) // 1_000_000 + 1)
         if record is not None and decision.start > helped:
-            self._start(step, view, room.cluster, key, record, decision.start - helped, now_ns, now_unix_ns)
+            waited_s = _waited_s(load, members, now_unix_ns)
+            self._start(step, view, room.cluster, key, record, decision.start - helped, waited_s, now_ns, now_unix_ns)
 
     def _desired(
         self,
@@ -210,13 +213,14 @@ class Reconciler:
         key: VersionKey,
         record: VersionRecord,
         count: int,
+        waited_s: float,
         now_ns: int,
         now_unix_ns: int,
     ) -> None:
         """Alone, or in groups of which as many become whole workers as are wanted (HydraServe section 6.1)."""
         while count > 0:
-            request = request_of(view, key, record, min(count, SIZE_USUAL))
-            chosen = plan(request, cluster, now_ns / 1e9)
+            request = request_of(view, key, record, min(count, SIZE_USUAL), waited_s)
+            chosen = planned(request, cluster, now_ns / 1e9)
             if chosen.error is not None:
                 step.unplaced[key] = chosen.error
                 return
@@ -258,6 +262,15 @@ class Room:
             Candidate(report=report, pending_bytes=self._pending[node], workers=self._workers[node])
             for node, report in self._reports.items()
         ]
+
+
+def _waited_s(load: FunctionLoad, members: list[Member], now_unix_ns: int) -> float:
+    """How long the call that a start is for has waited already: what starts before it is for those who came before."""
+    starting = any(m.wanted == "run" and m.state in (None, "starting") and not (m.lost or m.helper) for m in members)
+    if starting or not load.oldest_unix_ms:
+        return 0.0
+    waited_s = now_unix_ns / 1e9 - load.oldest_unix_ms / 1000
+    return waited_s if waited_s >= WAITED_LEAST_S else 0.0
 
 
 def _changed(order: WorkerOrder, wanted: str, now_unix_ns: int) -> WorkerOrder:

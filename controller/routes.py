@@ -239,4 +239,5 @@ class Route:
         }
         queued, running = len(self.queue), self.running
         running = max(running, self.peak - queued)
-        return FunctionLoad(queued, running, per_worker, self.arrived, self.service_time.mean_s)
+        oldest_unix_ms = min((call.accepted_unix_ns for call in self.queue), default=0) // 1_000_000
+        return FunctionLoad(queued, running, per_worker, self.arrived, self.service_time.mean_s, oldest_unix_ms)

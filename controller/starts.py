@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import secrets
 from collections import defaultdict
 from collections.abc import Callable
@@ -9,7 +10,17 @@ from dataclasses import dataclass
 
 import msgspec
 
-from fleetstart.controller.planner import Cluster, OrderSeen, Plan, PlanRequest, Shape, node_state, shape_of, with_stage
+from fleetstart.controller.planner import (
+    Cluster,
+    OrderSeen,
+    Plan,
+    PlanRequest,
+    Shape,
+    node_state,
+    plan,
+    shape_of,
+    with_stage,
+)
 from fleetstart.controller.planner.measures import NodeMeasures, VersionMeasures, node_prior, version_prior
 from fleetstart.controller.records import VersionKey, VersionRecord
 from fleetstart.controller.view import View
@@ -42,7 +53,7 @@ def measures_of(view: View, key: VersionKey, record: VersionRecord) -> VersionMe
     return view.version_measures.get(key) or version_prior(record.segment_bytes)
 
 
-def request_of(view: View, key: VersionKey, record: VersionRecord, workers: int) -> PlanRequest:
+def request_of(view: View, key: VersionKey, record: VersionRecord, workers: int, waited_s: float = 0.0) -> PlanRequest:
     """For so many whole workers in the end, if it becomes a pipeline."""
     spec = record.spec
     return PlanRequest(
@@ -54,7 +65,16 @@ def request_of(view: View, key: VersionKey, record: VersionRecord, workers: int)
         measures=measures_of(view, key, record),
         slo=spec.slo,
         workers=workers,
+        waited_s=waited_s,
     )
+
+
+def planned(request: PlanRequest, cluster: Cluster, now_s: float) -> Plan:
+    """If what was promised to a call that has waited cannot be kept any more, what those after it are promised can."""
+    chosen = plan(request, cluster, now_s)
+    if request.waited_s and not chosen.meets_slo and chosen.error is None:
+        return plan(dataclasses.replace(request, waited_s=0.0), cluster, now_s)
+    return chosen
 
 
 def cluster_of(view: View, shapes: dict[CheckpointId, Shape], now_ns: int, now_unix_ns: int) -> Cluster:

@@ -162,4 +162,5 @@ def _sum(one: FunctionLoad, other: FunctionLoad) -> FunctionLoad:
         per_worker,
         one.arrived + other.arrived,
         max(one.call_s, other.call_s),
+        min((unix_ms for unix_ms in (one.oldest_unix_ms, other.oldest_unix_ms) if unix_ms), default=0),
     )

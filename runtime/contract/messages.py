@@ -170,6 +170,8 @@ class FunctionLoad(msgspec.Struct, frozen=True):
     """Calls so far, since the gateway knows the version: what came lately predicts what will come."""
     call_s: float = 0.0
     """How long a call keeps its place on a worker; 0 while none has ended."""
+    oldest_unix_ms: int = 0
+    """When the call that waits longest was accepted; 0 if none waits."""
 
 
 class GatewayReport(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,7 +11,7 @@ from fleetstart.controller.records import FunctionRecord, VersionKey, VersionRec
 from fleetstart.controller.view import NodeSeen, View
 from fleetstart.runtime.contract.clock import ManualClock
 from fleetstart.runtime.contract.errors import ErrorInfo
-from fleetstart.runtime.contract.function import MIB, FunctionSpec, LLMSettings, Scale
+from fleetstart.runtime.contract.function import MIB, SLO, FunctionSpec, LLMSettings, Scale
 from fleetstart.runtime.contract.ids import CheckpointId, FunctionName, NodeId, Version, WorkerId
 from fleetstart.runtime.contract.messages import FunctionLoad, GatewayReport, NodeReport, WorkerState, WorkerStatus
 from fleetstart.runtime.contract.stage import Layout
@@ -42,8 +42,10 @@ class Cluster:
         )
         return deployed
 
-    def load(self, queued: int, running: int = 0, version: int = 1) -> None:
-        loads = {f"f@{version}": FunctionLoad(queued, running)} if queued or running else {}
+    def load(self, queued: int, running: int = 0, version: int = 1, waited_s: float = 0.0) -> None:
+        oldest_unix_ms = self.clock.unix_ns() // 1_000_000 - round(waited_s * 1000)
+        load = FunctionLoad(queued, running, oldest_unix_ms=oldest_unix_ms if queued else 0)
+        loads = {f"f@{version}": load} if queued or running else {}
         self.view.put_gateway(GatewayReport(gateway="g", loads=loads), self.clock.monotonic_ns())
 
     def step(self) -> Step:
@@ -262,3 +264,28 @@ def test_a_surge_is_one_pipeline_of_as_many_workers() -> None:
     step = cluster.step()
     assert len({order.stage.pipeline for order in step.orders if order.stage is not None}) == 1
     assert sum(order.grow for order in step.orders) == 3
+
+
+def reasons(step: Step) -> list[str]:
+    return [one.why_not for plan in step.plans.values() for one in plan.considered]
+
+
+def test_what_a_call_has_waited_counts_as_long_as_its_promise_can_be_kept() -> None:
+    for waited_s, meets_slo, counted in ((0.0, True, False), (0.5, True, True), (5.0, True, False)):
+        cluster = Cluster(nodes=4)
+        pipelined(cluster, slo=SLO(ttft_s=3.0))
+        cluster.load(1, waited_s=waited_s)
+        step = cluster.step()
+        assert {plan.meets_slo for plan in step.plans.values()} == {meets_slo}, "the next call's promise can be kept"
+        assert any("s of waiting" in why for why in reasons(step)) is counted, waited_s
+
+
+def test_those_who_wait_for_a_start_under_way_are_not_counted_again() -> None:
+    cluster = Cluster(nodes=8)
+    pipelined(cluster, concurrency=1, slo=SLO(ttft_s=3.0), scale=Scale(max=8))
+    cluster.load(1)
+    cluster.step()
+    cluster.load(8, waited_s=0.5)
+    step = cluster.step()
+    assert step.plans
+    assert not any("s of waiting" in why for why in reasons(step))
