@@ -175,7 +175,8 @@ class Reconciler:
         if decision.failure is not None or decision.clear_failure:
             step.failures.append((key, decision.failure))
         for worker in decision.drain:
-            step.orders.append(_changed(by_worker[worker], "drain", now_unix_ns))
+            order = by_worker[worker]
+            step.orders.append(msgspec.structs.replace(order, wanted="drain", ordered_unix_ns=now_unix_ns))
         step.taken_back.extend(by_worker[worker] for worker in decision.take_back)
         step.soonest(decision.again_unix_ms)
 
@@ -271,16 +272,3 @@ def _waited_s(load: FunctionLoad, members: list[Member], now_unix_ns: int) -> fl
         return 0.0
     waited_s = now_unix_ns / 1e9 - load.oldest_unix_ms / 1000
     return waited_s if waited_s >= WAITED_LEAST_S else 0.0
-
-
-def _changed(order: WorkerOrder, wanted: str, now_unix_ns: int) -> WorkerOrder:
-    assert wanted in ("run", "drain")
-    return WorkerOrder(
-        worker=order.worker,
-        node=order.node,
-        epoch=order.epoch,
-        version=order.version,
-        spec=order.spec,
-        wanted="drain" if wanted == "drain" else "run",
-        ordered_unix_ns=now_unix_ns,
-    )

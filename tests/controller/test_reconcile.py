@@ -289,3 +289,19 @@ def test_those_who_wait_for_a_start_under_way_are_not_counted_again() -> None:
     step = cluster.step()
     assert step.plans
     assert not any("s of waiting" in why for why in reasons(step))
+
+
+def test_a_pipeline_that_is_sent_away_stays_one_until_its_first_stage_has_ended() -> None:
+    """Its calls may go on, and they need all stages."""
+    cluster = Cluster(nodes=4)
+    pipelined(cluster, scale=Scale(keep_alive_s=1))
+    cluster.load(1)
+    cluster.step()
+    cluster.load(0)
+    cluster.step()
+    cluster.clock.advance(5)
+    cluster.step()
+    assert [wanted for _, wanted, _ in stages_of(cluster)] == ["drain", "run", "run", "run"]
+    (first,) = [order for order in cluster.view.orders.values() if order.wanted == "drain"]
+    assert first.secret
+    assert len(first.peers) == 4
