@@ -9,12 +9,12 @@ statuses in, changed orders out.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 
 import msgspec
 
 from fleetstart.runtime.contract.ids import PipelineId, WorkerId
-from fleetstart.runtime.contract.messages import FINAL, WorkerOrder, WorkerStatus
+from fleetstart.runtime.contract.messages import FINAL, NO_PEER, WorkerOrder, WorkerStatus
 
 
 def is_helper(order: WorkerOrder, status: WorkerStatus | None) -> bool:
@@ -53,7 +53,8 @@ def _tend_one(
     first_status = statuses.get(first.worker) if first is not None else None
     # One that is drained still has calls, and they need its pipeline.
     needed = first is not None and not over(first) and not (first_status is not None and first_status.whole)
-    links = _links(stages, statuses, lost)
+    links = _links([order for order in stages if order.worker not in lost], statuses)
+    here = {order.stage.index for order in stages if order.stage is not None and not over(order)}
     changed = []
     for order in stages:
         if over(order) or order.wanted == "drain":
@@ -61,7 +62,7 @@ def _tend_one(
         helps = is_helper(order, statuses.get(order.worker))
         if helps and not needed and not _still_grows(order, now_unix_ns):
             changed.append(msgspec.structs.replace(order, wanted="drain", ordered_unix_ns=now_unix_ns))
-        elif needed and (peers := _merged(order.peers, links)) != order.peers:
+        elif needed and (peers := _merged(order.peers, links, here)) != order.peers:
             changed.append(msgspec.structs.replace(order, peers=peers, ordered_unix_ns=now_unix_ns))
     return changed
 
@@ -91,18 +92,17 @@ def grown(
     return found[:count]
 
 
-def _links(
-    stages: list[WorkerOrder], statuses: Mapping[WorkerId, WorkerStatus], lost: frozenset[WorkerId]
-) -> dict[int, str]:
+def _links(stages: list[WorkerOrder], statuses: Mapping[WorkerId, WorkerStatus]) -> dict[int, str]:
     """Where each stage of which that is known can be reached."""
     found: dict[int, str] = {}
     for order in stages:
         status = statuses.get(order.worker)
-        if order.stage is not None and status is not None and status.link and order.worker not in lost:
+        if order.stage is not None and status is not None and status.link:
             found[order.stage.index] = status.link
     return found
 
 
-def _merged(peers: tuple[str, ...], links: Mapping[int, str]) -> tuple[str, ...]:
-    """A link that was told stays told: the nodes connected to it, and do not again."""
-    return tuple(known or links.get(index, "") for index, known in enumerate(peers))
+def _merged(peers: tuple[str, ...], links: Mapping[int, str], here: Set[int]) -> tuple[str, ...]:
+    """A link that was told stays told: the nodes connected to it, and do not again. A stage that is gone before it
+    told of its own is waited for by nobody."""
+    return tuple(known or links.get(index, "" if index in here else NO_PEER) for index, known in enumerate(peers))

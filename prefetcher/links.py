@@ -16,7 +16,7 @@ from fleetstart.prefetcher.forkserver import Process
 from fleetstart.prefetcher.segments import Segment, Segments
 from fleetstart.runtime.contract.channel import ChannelClosed
 from fleetstart.runtime.contract.errors import FleetError
-from fleetstart.runtime.contract.messages import Grow, Peers, WorkerOrder
+from fleetstart.runtime.contract.messages import NO_PEER, Grow, Peers, WorkerOrder
 from fleetstart.runtime.contract.stage import Stage
 
 log = logging.getLogger(__name__)
@@ -24,8 +24,8 @@ log = logging.getLogger(__name__)
 BACKLOG = 16
 CONNECT_S = 1.0
 RETRY_S = 0.1
-TRIES = 5
-"""Of one address: a stage that cannot be reached in some seconds is lost, and the first stage finds that out."""
+TRIES = 3
+"""Of one address: a stage that cannot be reached in some seconds is lost."""
 
 
 class StageSockets:
@@ -52,6 +52,9 @@ class StageSockets:
             if index == self._stage.index or not address or index in self._known:
                 continue
             self._known[index] = address
+            if address == NO_PEER:
+                self._connected(index, _dead())
+                continue
             task = asyncio.create_task(self._connect(index, address), name=f"link-{self._stage.pipeline}-{index}")
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
@@ -75,11 +78,19 @@ class StageSockets:
             link.setblocking(True)
             self._connected(index, link)
             return
+        self._connected(index, _dead())
 
     def close(self) -> None:
         for task in self._tasks:
             task.cancel()
         self.listener.close()
+
+
+def _dead() -> socket.socket:
+    """A connection to a stage that is lost: whoever sends on it learns that at once, as of any other."""
+    link, other = socket.socketpair()
+    other.close()
+    return link
 
 
 class Role:

@@ -55,10 +55,12 @@ class WorkerOrder(msgspec.Struct, frozen=True, kw_only=True):
     secret: str = ""
     """Of the pipeline: the first words on each link between its stages."""
     peers: tuple[str, ...] = ()
-    """host:port of each stage's links, by index; "" for one that is not known yet, or that is gone."""
+    """host:port of each stage's links, by index; "" for one that is not known yet, NO_PEER for one that will not be."""
     grow: bool = False
     """Whether a stage shall become a whole worker."""
 
+
+NO_PEER = "-"
 
 WorkerState = Literal["starting", "ready", "draining", "gone", "failed"]
 """`gone` ended as it should (drained, ordered away, its daemon restarted); `failed` did not. Both are final."""

@@ -54,6 +54,8 @@ class StageWorker:
         self.on_lending: Callable[[OfLending | None], object] = lambda message: None
         """Gets what the first stage says of requests that it lends, and None when it is lost."""
         self._links: Links | None = None
+        self._early = ""
+        """What was lost before it was at work."""
         self._decoder: StageDecoder | None = None
         self._hidden_size = 0
         self._work: queue.SimpleQueue[tuple[Step, bytearray] | None] = queue.SimpleQueue()
@@ -65,7 +67,7 @@ class StageWorker:
         self._links, self._decoder, self._hidden_size = links, decoder, hidden_size
         for name, body in (("stage", self._compute), ("stage-kv", self._read)):
             threading.Thread(target=self._guarded, args=(body,), name=name, daemon=True).start()
-        self._send(0, Loaded())
+        self._send(0, Broken(self._early) if self._early else Loaded())
 
     def on_frame(self, _: int, message: Message, payload: bytearray) -> None:
         match message:
@@ -86,7 +88,8 @@ class StageWorker:
             self.on_lending(None)
             self._end(f"the first stage is lost: {why}")
         else:
-            self._send(0, Broken(f"stage {index} is lost: {why}"))
+            self._early = f"stage {index} is lost: {why}"
+            self._send(0, Broken(self._early))
 
     @property
     def ended(self) -> bool:
@@ -104,7 +107,7 @@ class StageWorker:
 
     def _send(self, index: int, message: Message, payload: Buffer = b"") -> None:
         if self._links is None:
-            return  # not at work yet: the first stage waits for its word in vain, and knows of losses itself
+            return  # not at work yet: its first word to the first stage will be this
         try:
             self._links.send(index, message, payload)
         except LinkBroken as error:

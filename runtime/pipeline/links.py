@@ -180,6 +180,8 @@ class _Outlet:
         link.settimeout(SEND_S)
         with contextlib.suppress(OSError):  # not of a socket of this machine alone
             link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            # Pings that no host acknowledges: so a host is missed also before its stage has ever said a word.
+            link.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(SILENCE_S * 1000))
         self.link = link
         self._lock = threading.Lock()
         self._sent_s = time.monotonic()

@@ -8,7 +8,7 @@ import msgspec
 
 from fleetstart.controller.pipelines import grown, is_helper, tend
 from fleetstart.runtime.contract.ids import FunctionName, NodeId, PipelineId, Version, WorkerId
-from fleetstart.runtime.contract.messages import WorkerOrder, WorkerStatus
+from fleetstart.runtime.contract.messages import NO_PEER, WorkerOrder, WorkerStatus
 from fleetstart.runtime.contract.stage import Stage
 from tests.controller.test_autoscale import spec
 
@@ -89,7 +89,7 @@ def test_a_helper_that_is_lost_is_not_told_anything() -> None:
     three = orders()
     changed = tend(three, said(status(three[1], "failed"), status(three[2])), frozenset({three[2].worker}), 2)
     assert [order.worker for order in changed] == ["w-0"]
-    assert changed[0].peers == ("", "10.0.0.1:5", "")
+    assert changed[0].peers == ("", "10.0.0.1:5", NO_PEER)
 
 
 def test_who_helps() -> None:
@@ -139,3 +139,11 @@ def test_a_helper_that_grows_stays_when_its_pipeline_goes_but_not_for_ever() -> 
     left = [second, three[2]]
     assert [order.worker for order in tend(left, {}, NOBODY, 6)] == ["w-2"]
     assert {order.worker for order in tend(left, {}, NOBODY, limit_ns + 6)} == {"w-1", "w-2"}
+
+
+def test_a_stage_that_is_gone_before_it_told_of_its_link_is_waited_for_by_nobody() -> None:
+    three = orders()
+    (first, second) = tend(three, said(status(three[1])), frozenset({three[2].worker}), 2)
+    assert first.peers == second.peers == ("", "10.0.0.1:5", NO_PEER)
+    again = tend([first, second], said(status(three[0]), status(three[1])), NOBODY, 3)
+    assert [order.peers for order in again] == [("10.0.0.0:5", "10.0.0.1:5", NO_PEER)] * 2

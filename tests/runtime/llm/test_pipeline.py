@@ -132,3 +132,14 @@ def test_a_stage_that_grows_outlives_its_pipeline() -> None:
         stages.weights[1].rest.set()
         wait_until(lambda: stages.grown == {1}, 20, what="a whole worker")
         assert not stages.ended
+
+
+def test_a_stage_that_lost_another_before_it_was_at_work_says_so_first() -> None:
+    """Else the first would wait for steps that never come back: its own links all stand."""
+    with pipeline(WEIGHTS, cuts_of([1, 3]), ready=False) as stages:
+        stages.later[0].links._lose(2, "its cable")
+        stages.later[0].wait_until_ready()
+        stages.first.wait_until_ready()
+        assert stages.hurried.is_set()
+        found = asyncio.run(generate(stages, [request()]))
+    assert [tokens_of(deltas) for deltas in found] == alone([request()])
