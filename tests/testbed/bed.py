@@ -141,7 +141,7 @@ class Testbed:
         wait_until(self._redis_answers, START_S, what="Redis")
         self.controller.start()
         wait_until(self._store_listens, START_S, what="store")
-        self._wait_ready()
+        self.wait_ready()
 
     def down(self) -> None:
         """Parts end in order, as `fs down` ends them; folder and network stay. Not for a bed that shall go up again."""
@@ -270,7 +270,7 @@ class Testbed:
             node.forget()
         for node in self.nodes[:nodes]:
             node.start()
-        self._wait_ready(nodes)
+        self.wait_ready(nodes)
 
     # ── readiness ──────────────────────────────────────────────────────────────────────────────────
 
@@ -291,7 +291,7 @@ class Testbed:
         with self.network.socket(STORE) as probe:
             return probe.connect_ex((self.network.addresses[STORE], STORE_PORT)) == 0
 
-    def _wait_ready(self, nodes: int | None = None) -> None:
+    def wait_ready(self, nodes: int | None = None) -> None:
         running = self.nodes[:nodes]
         for node in running:
             node.wait_ready()

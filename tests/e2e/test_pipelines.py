@@ -1,0 +1,230 @@
+"""Faults of cold starts that are pipelines, on real hosts with slow links: a stage, a node, a link, the store, the
+controller, each before the first token, in mid-stream or in mid-consolidation.
+
+Whoever calls gets the right tokens, or the right error, in time; and afterwards nothing of the fault is left.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tests.e2e.pipelines import LAYERS, Fleet, Function
+from tests.servers import wait_until
+from tests.testbed import Testbed, why_not
+
+WHY_NOT = why_not()
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.timeout(120),
+    pytest.mark.skipif(bool(WHY_NOT), reason=f"no test bed: {WHY_NOT}"),
+]
+
+MBIT = 40
+"""A third of a model comes in somewhat more than a second, the rest of it in some three."""
+SHORT, LONG = 40, 500
+"""Tokens: some that come while the pipeline is one, and some that go on until it is one worker."""
+LOST_S = 15.0
+
+
+@pytest.fixture(scope="module")
+def fleet(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    """Tests leave it whole, and without functions."""
+    failed_before = request.session.testsfailed
+    with Testbed(nodes=3, mbit=MBIT, env={"FS_PROFILES": "torch"}) as bed:
+        fleet = Fleet(bed, tmp_path_factory.mktemp("functions"))
+        fleet.seed()
+        yield fleet
+        if request.session.testsfailed > failed_before:
+            print(bed.log_tails())
+
+
+@pytest.fixture
+def function(fleet: Fleet, request: pytest.FixtureRequest) -> Iterator[Function]:
+    """One that is cold everywhere."""
+    function = fleet.deploy(
+        request.node.name.removeprefix("test_").replace("_", "-").replace("[", "-").strip("]")[:50].strip("-")
+    )
+    yield function
+    fleet.remove(function)
+
+
+def check_after(fleet: Fleet, function: Function) -> None:
+    """One worker with the whole model is left, and answers at once."""
+    fleet.settled(function)
+    call = fleet.call(function, SHORT).join()
+    assert (call.text, call.start, call.error) == (function.answer(SHORT), "hot", {})
+
+
+def test_streams_are_right_while_a_pipeline_becomes_one_worker(fleet: Fleet, function: Function) -> None:
+    prompts = ["Once upon a time ", "It was a dark and stormy night, and "]
+    calls = [fleet.call(function, LONG, prompt) for prompt in prompts]
+    orders = fleet.pipeline(function)
+    assert [order.stage.cuts[0] for order in orders if order.stage is not None] == [(0, LAYERS // 3)] * 3
+    calls[0].wait_for(1)
+    head = fleet.status_of(orders[0])
+    assert head is not None
+    assert not head.whole
+    for call, prompt in zip(calls, prompts, strict=True):
+        assert call.join().text == function.answer(LONG, prompt)
+        assert call.start == "cold"
+    worker = fleet.settled(function)
+    assert worker.worker == orders[0].worker
+    check_after(fleet, function)
+
+
+@pytest.mark.parametrize(("victim", "when"), [(1, "before"), (2, "stream"), (1, "growth")])
+def test_a_later_stage_is_killed(fleet: Fleet, function: Function, victim: int, when: str) -> None:
+    call = fleet.call(function, LONG)
+    orders = fleet.pipeline(function)
+    if when != "before":
+        call.wait_for(5)
+    if when == "growth":
+        fleet.wait_growing(orders[0])
+    fleet.kill(orders[victim])
+    assert call.join().text == function.answer(LONG), call
+    assert fleet.settled(function).worker == orders[0].worker
+    check_after(fleet, function)
+
+
+def test_the_first_stage_is_killed_before_its_first_token_and_the_call_tried_again(
+    fleet: Fleet, function: Function
+) -> None:
+    call = fleet.call(function, SHORT)
+    orders = fleet.pipeline(function)
+    fleet.kill(orders[0])
+    assert call.join().text == function.answer(SHORT), call
+    check_after(fleet, function)
+
+
+def test_the_first_stage_is_killed_in_mid_stream_and_the_stream_ends_in_an_error(
+    fleet: Fleet, function: Function
+) -> None:
+    call = fleet.call(function, LONG)
+    orders = fleet.pipeline(function)
+    call.wait_for(5)
+    fleet.kill(orders[0])
+    assert call.join().error["code"] == "worker_lost", call
+    assert function.answer(LONG).startswith(call.text)
+    again = fleet.call(function, SHORT).join()
+    assert again.text == function.answer(SHORT), again
+    check_after(fleet, function)
+
+
+@pytest.mark.parametrize("when", ["before", "stream"])
+def test_the_host_of_a_later_stage_is_cut_off(fleet: Fleet, function: Function, when: str) -> None:
+    call = fleet.call(function, LONG)
+    orders = fleet.pipeline(function)
+    if when == "before":
+        fleet.reached(orders[2], "starting")
+    else:
+        call.wait_for(5)
+    fleet.bed.cut(orders[2].node)
+    try:
+        assert call.join().text == function.answer(LONG), call
+    finally:
+        fleet.bed.mend(orders[2].node)
+    assert fleet.settled(function).worker == orders[0].worker
+    check_after(fleet, function)
+
+
+def test_two_later_stages_lose_each_other(fleet: Fleet, function: Function) -> None:
+    call = fleet.call(function, LONG)
+    orders = fleet.pipeline(function)
+    call.wait_for(5)
+    fleet.bed.cut_between(orders[1].node, orders[2].node)
+    try:
+        assert call.join().text == function.answer(LONG), call
+    finally:
+        fleet.bed.mend_between(orders[1].node, orders[2].node)
+    check_after(fleet, function)
+
+
+def test_the_store_stalls_before_the_first_token(fleet: Fleet, function: Function) -> None:
+    call = fleet.call(function, SHORT)
+    orders = fleet.pipeline(function)
+    fleet.reached(orders[0], "starting")
+    fleet.bed.stall_store()
+    time.sleep(1.0)
+    assert not call.pieces
+    fleet.bed.resume_store()
+    assert call.join().text == function.answer(SHORT), call
+    check_after(fleet, function)
+
+
+def test_a_pipeline_serves_while_the_store_stalls_and_grows_after(fleet: Fleet, function: Function) -> None:
+    call = fleet.call(function, LONG)
+    orders = fleet.pipeline(function)
+    call.wait_for(5)
+    fleet.bed.stall_store()
+    try:
+        assert call.join().text == function.answer(LONG), call
+        again = fleet.call(function, SHORT).join()
+        assert again.text == function.answer(SHORT), again
+        head = fleet.status_of(orders[0])
+        assert head is not None
+        assert not head.whole
+    finally:
+        fleet.bed.resume_store()
+    assert fleet.settled(function).worker == orders[0].worker
+    check_after(fleet, function)
+
+
+def test_a_store_that_stays_down_ends_the_call_in_its_deadline(fleet: Fleet) -> None:
+    function = fleet.deploy("no-store", "scale=Scale(max=1, keep_alive_s=600), timeout_s=6, start_timeout_s=3")
+    call = fleet.call(function, SHORT)
+    fleet.pipeline(function)
+    fleet.bed.stall_store()
+    try:
+        call.join()
+        assert call.took_s < 8
+        assert call.status in (503, 504), call
+        assert call.error["code"] in ("start_failed", "deadline_exceeded", "unavailable"), call
+    finally:
+        fleet.bed.resume_store()
+    again = fleet.call(function, SHORT).join()
+    assert again.text == function.answer(SHORT), again
+    check_after(fleet, function)
+    fleet.remove(function)
+
+
+def test_the_controller_is_killed_while_a_pipeline_starts(fleet: Fleet, function: Function) -> None:
+    call = fleet.call(function, SHORT)
+    orders = fleet.pipeline(function)
+    fleet.reached(orders[1], "starting")
+    fleet.bed.controller.kill()
+    assert call.join().cut
+    fleet.bed.controller.start()
+    fleet.bed.wait_ready()
+    assert fleet.settled(function).worker == orders[0].worker
+    check_after(fleet, function)
+
+
+def test_the_node_of_a_later_stage_dies_and_then_that_of_a_first(fleet: Fleet) -> None:
+    """The last of the tests: nodes take long to be there again."""
+    function = fleet.deploy("no-later-node")
+    call = fleet.call(function, LONG)
+    orders = fleet.pipeline(function)
+    fleet.reached(orders[1], "starting")
+    lost = fleet.node_of(orders[1])
+    lost.kill()
+    assert call.join().text == function.answer(LONG), call
+    wait_until(lambda: not lost.processes(), LOST_S, what=f"end of {lost.name}'s processes")
+    assert fleet.settled(function).worker == orders[0].worker
+    check_after(fleet, function)
+    fleet.remove(function)
+
+    function = fleet.deploy("no-first-node")
+    call = fleet.call(function, LONG)
+    orders = fleet.pipeline(function, 2)
+    call.wait_for(5)
+    lost = fleet.node_of(orders[0])
+    lost.kill()
+    assert call.join().error["code"] == "worker_lost", call
+    wait_until(lambda: not lost.processes(), LOST_S, what=f"end of {lost.name}'s processes")
+    again = fleet.call(function, SHORT).join()
+    assert again.text == function.answer(SHORT), again
+    check_after(fleet, function)
+    fleet.remove(function)
