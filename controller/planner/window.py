@@ -51,9 +51,10 @@ def needed(
 ) -> int:
     """Workers that these calls would keep busy: waiting, running, and on average those that are predicted.
 
-    What runs is part of what was predicted a window ago, so the larger of the two counts, and all that waits.
+    What runs is part of what was predicted a window ago, so the larger of the two counts, and all that waits. Of the
+    average, whole calls count: a few short ones find their place between the others.
     """
-    expected = predicted * min(1.0, call_s / window_s)
+    expected = int(predicted * min(1.0, call_s / window_s))
     return min(math.ceil((queued + max(running, expected)) / spec.concurrency), spec.scale.max)
 
 

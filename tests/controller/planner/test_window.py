@@ -51,6 +51,7 @@ def test_the_prediction_is_the_count_of_the_window(steps: list[tuple[float, int]
         (8, 0, 0, 1.0, 2),  # the queue alone
         (8, 0, 8, 20.0, 4),  # calls longer than a window keep their place: as in the paper
         (0, 0, 1000, 0.01, 1),  # a thousand short calls are one place
+        (4, 0, 2, 0.01, 1),  # and two are none
         (1, 4, 4, 20.0, 2),  # those that run are those that were predicted
         (500, 0, 0, 1.0, 20),  # never more than the function may have
     ],
