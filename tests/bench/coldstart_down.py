@@ -96,7 +96,7 @@ def _about(generated: list[Generated], whole_ns: int | None) -> dict[str, Any]:
     about: dict[str, Any] = {
         "ttft_s": [one.ttft_s for one in generated],
         "pieces_s": first.seconds,
-        "texts": len({one.text for one in generated}),
+        "texts": sorted({one.text for one in generated}),
     }
     stamps = first.pieces_ns
     gaps = [(after, (after - before) / 1e9) for before, after in itertools.pairwise(stamps)]
@@ -125,6 +125,8 @@ def _tell(report: Report, found: Found, several: list[int]) -> None:
             gaps = [one["largest_gap_in_usual"] for one in details if one.get("largest_gap_in_usual")]
             rows.append([row, spread(found.seconds[row]), *cells, f"{fine(max(gaps))}×" if gaps else "–"])
     report.tell("A generation that begins on four hosts", rows)
+    texts = {text for details in found.details.values() for one in details for text in one["texts"]}
+    print(f"\nAll said the same: {'yes' if len(texts) == 1 else f'no, there are {len(texts)} texts'}.")
     for streams in several:
         ratio = median(found.ratios(_row("stays a pipeline", streams), _row("consolidated", streams)))
         print(f"With {streams} at once, staying a pipeline takes {ratio:.2f} × the time of consolidating.")

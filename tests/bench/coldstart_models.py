@@ -43,13 +43,13 @@ def noise(folder: Path, shape: llama.Shape) -> Model:
     for path in (EXAMPLE / "weights").iterdir():
         if path.suffix in (".json", ".jinja") and path.name != "config.json":
             shutil.copy(path, weights)
-    (weights / "config.json").write_text(json.dumps(_config(shape)))
+    (weights / "config.json").write_text(json.dumps(config(shape)))
     handler = folder / "handler.py"
     handler.write_text(HANDLER)
     return Model(name="noise", title=f"synthetic Llama, {shape.size_bytes / 1e6:,.0f} MB", handler=handler)
 
 
-def _config(shape: llama.Shape) -> dict[str, Any]:
+def config(shape: llama.Shape) -> dict[str, Any]:
     known: dict[str, Any] = json.loads((EXAMPLE / "weights/config.json").read_text())
     return known | {
         "vocab_size": shape.vocab,

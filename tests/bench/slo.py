@@ -1,0 +1,176 @@
+"""Claim: more calls of a real trace get their first token in time than with single-worker starts, cached or not.
+
+A test bed of four hosts; a score of functions, each with a model of its own (noise in the shape of a Llama, 0.13 GB),
+that sleep soon; and a slice of an Azure Functions trace, run several times as fast as it was. Every function promises
+a first token in about half the time that one host takes to fetch its model. Sides, one after the other in each round:
+
+- ours: the planner as it is.
+- single: the same, but every start is one worker. Weights stay in a node's memory while there is room, as with ours.
+- single, all cached: each node also keeps whatever it has fetched on its disk, so nothing comes twice over its link.
+
+A call that fails is late. The trace is not ours to copy: without `--trace` or that folder there is nothing to run.
+
+Run: python -m tests.bench.slo [--trace FILE] [--begin S] [--faster X] [--seconds S] [--functions N] [--json FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import csv
+import json
+import os
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from tests.bench import coldstart_models, llama, ours
+from tests.bench.caches import disk_folder
+from tests.bench.coldstart_fleet import Fleet
+from tests.bench.coldstart_models import Model
+from tests.bench.samples import Options, Report, fine, median, parse_options, percentile, progress
+from tests.runtime.llm.models import TEMPLATE, byte_tokenizer
+from tests.testbed import Testbed, why_not
+
+TRACE = Path(__file__).resolve().parents[3] / "shared/data/traces/azure_functions_2021_199.csv"
+HOSTS = 4
+TOKENS = 8
+PROMISE_SHARE = 0.55
+"""Of the time that one host takes to fetch a model."""
+LINK_SHARE = 0.95
+"""Of a link's rate, what TCP gets."""
+SHAPE = llama.Shape(hidden=512, ffn=1408, vocab=258, heads=8)
+NODE = {"FS_PROFILES": "torch", "FS_POOL_MEMORY": "256MiB", "FS_NODE_MEMORY": "1536MiB"}
+"""Room for three workers with their models, so that others' must go."""
+SIDES = {"ours": ("", "0"), "single": ("single", "0"), "single, all cached": ("single", "20GiB")}
+HANDLER = """from fleetstart.runtime import LLM, SLO, Scale
+
+model = LLM(
+    name="{name}", weights="./weights", dtype="fp32", max_batch=8, max_context=512, kv_memory="64MiB",
+    memory="320MiB", scale=Scale(max=1, keep_alive_s=3), slo=SLO(ttft_s={ttft_s}),
+)
+"""
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--trace", type=Path, default=TRACE, metavar="FILE", help="CSV with arrival_s,function")
+    parser.add_argument("--functions", type=int, help="default 20, 4 with --quick")
+    parser.add_argument(
+        "--begin", type=float, default=60.0, metavar="S", help="of the trace; default 60, after all began at once"
+    )
+    parser.add_argument("--faster", type=float, default=4.0, metavar="X", help="than the trace was; default 4")
+    parser.add_argument("--seconds", type=float, help="of the run; default 120, 15 with --quick")
+    parser.add_argument("--mbit", type=float, default=200.0, help="of each host's link; default 200")
+
+
+def main() -> None:
+    options = parse_options(__doc__, rounds=1, quick_rounds=1, more=add_options)
+    extra = options.extra
+    if not extra["trace"].exists():
+        sys.exit(f"no trace: {extra['trace']} does not exist; give one with --trace")
+    if reason := why_not():
+        sys.exit(f"no test bed here: {reason}")
+    count = extra["functions"] or (4 if options.quick else 20)
+    seconds = extra["seconds"] or (15.0 if options.quick else 120.0)
+    arrivals = slice_of(extra["trace"], extra["begin"], seconds, extra["faster"], count)
+    promise_s = round(PROMISE_SHARE * SHAPE.size_bytes / (LINK_SHARE * extra["mbit"] * 1e6 / 8), 2)
+    report = Report("more calls of a trace get their first token in time than with single-worker starts")
+    report.setup = {
+        "hosts": HOSTS, "mbit": extra["mbit"], "functions": count, "promise_s": promise_s, "calls": len(arrivals),
+        "trace": extra["trace"].name, "begin_s": extra["begin"], "faster": extra["faster"], "model_bytes": SHAPE.size_bytes, "node": NODE,
+    }  # fmt: skip
+    found: dict[str, list[Any]] = {side: [] for side in SIDES}
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fs-bench-", dir=disk_folder())))
+        fleet = Fleet(stack.enter_context(Testbed(nodes=HOSTS, mbit=extra["mbit"], env=NODE)))
+        models = [_deployed(fleet, folder, number, promise_s) for number in range(count)]
+        for number in range(options.rounds):
+            for side in SIDES:
+                progress(f"round {number + 1} of {options.rounds}: {side}, {len(arrivals)} calls")
+                found[side] += _run(fleet, models, arrivals, *SIDES[side])
+    report.samples = found
+    _tell(report, options, found, promise_s)
+    report.save(options.json)
+
+
+def slice_of(trace: Path, begin_s: float, seconds: float, faster: float, functions: int) -> list[tuple[float, int]]:
+    """(second, function) of each call from `begin_s` of the trace on; functions are given out as they first appear."""
+    with trace.open(newline="") as file:
+        rows = [((float(row["arrival_s"]) - begin_s) / faster, row["function"]) for row in csv.DictReader(file)]
+    chosen = [(at, name) for at, name in rows if 0 <= at < seconds]
+    places = {name: place for place, name in enumerate(dict.fromkeys(name for _, name in chosen))}
+    return [(at, places[name] % functions) for at, name in chosen]
+
+
+def _deployed(fleet: Fleet, folder: Path, number: int, promise_s: float) -> Model:
+    """Its objects are put into the store's folder at once; the deployment finds them there."""
+    name = f"f{number:02}"
+    shape = replace(SHAPE, ffn=SHAPE.ffn + 16 * number)  # so that no two have the same bytes
+    weights = folder / name / "weights"
+    llama.make(weights / "model.safetensors", shape)
+    files = {
+        "config.json": json.dumps(coldstart_models.config(shape) | {"eos_token_id": 1}).encode(),
+        "tokenizer.json": byte_tokenizer(),
+        "generation_config.json": b'{"eos_token_id": 1, "do_sample": false}',
+        "chat_template.jinja": TEMPLATE.encode(),
+        "tokenizer_config.json": b"{}",
+    }
+    for path, content in files.items():
+        (weights / path).write_bytes(content)
+    ours.publish(weights, fleet.bed.bucket, folder / "ids")
+    handler = folder / name / "handler.py"
+    handler.write_text(HANDLER.format(name=name, ttft_s=promise_s))
+    model = Model(name=name, title=name, handler=handler)
+    progress(f"deploying {name}")
+    fleet.deploy(model)
+    return model
+
+
+def _run(fleet: Fleet, models: list[Model], arrivals: list[tuple[float, int]], change: str, disk: str) -> list[Any]:
+    """Every call of the slice at its time, from hosts that have nothing: [function, seconds or None, kind of start]."""
+    for node in fleet.bed.nodes:
+        node.env["FS_DISK_CACHE"] = disk
+    fleet.chill(HOSTS, change=change)
+    found: list[Any] = [None] * len(arrivals)
+    began_s = time.monotonic()
+
+    def call(place: int, at_s: float, function: int) -> None:
+        time.sleep(max(0.0, began_s + at_s - time.monotonic()))
+        try:
+            generated = fleet.ask(models[function], tokens=TOKENS)
+            found[place] = [function, generated.ttft_s, generated.start]
+        except (RuntimeError, httpx.HTTPError) as error:
+            found[place] = [function, None, str(error)[:200]]
+
+    threads = [threading.Thread(target=call, args=(place, *one)) for place, one in enumerate(arrivals)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return found
+
+
+def _tell(report: Report, options: Options, found: dict[str, list[Any]], promise_s: float) -> None:
+    rows = [["side", "first token in time", "median, s", "slowest tenth, s", "cold", "warm", "hot", "failed"]]
+    shares: dict[str, float] = {}
+    for side, calls in found.items():
+        seconds = [ttft_s for _, ttft_s, _ in calls if ttft_s is not None]
+        starts = Counter(start for _, ttft_s, start in calls if ttft_s is not None)
+        shares[side] = sum(ttft_s <= promise_s for ttft_s in seconds) / len(calls)
+        figures = [fine(median(seconds)), fine(percentile(seconds, 0.9))] if seconds else ["–", "–"]
+        kinds = [str(starts[kind]) for kind in ("cold", "warm", "hot")]
+        rows.append([side, f"{shares[side]:.0%}", *figures, *kinds, str(len(calls) - len(seconds))])
+    report.tell(f"First tokens within {promise_s:g} s, of {len(found['ours'])} calls on {os.cpu_count()} cores", rows)
+    better = [side for side, share in shares.items() if share > shares["ours"]]
+    print(f"\nThe claim {'does not hold' if better else 'holds'}: ours keeps {shares['ours']:.0%} of its promises.")
+
+
+if __name__ == "__main__":
+    main()
