@@ -83,9 +83,14 @@ def main() -> None:
     promise_s = round(PROMISE_SHARE * SHAPE.size_bytes / (LINK_SHARE * extra["mbit"] * 1e6 / 8), 2)
     report = Report("more calls of a trace get their first token in time than with single-worker starts")
     report.setup = {
-        "hosts": HOSTS, "mbit": extra["mbit"], "functions": count, "promise_s": promise_s, "calls": len(arrivals),
-        "trace": extra["trace"].name, "begin_s": extra["begin"], "faster": extra["faster"], "model_bytes": SHAPE.size_bytes, "node": NODE,
-    }  # fmt: skip
+        "hosts": HOSTS,
+        "mbit": extra["mbit"],
+        "functions": count,
+        "promise_s": promise_s,
+        "model_bytes": SHAPE.size_bytes,
+        "trace": {"name": extra["trace"].name, "begin_s": extra["begin"], "faster": extra["faster"]},
+        "node": NODE,
+    }
     found: dict[str, list[Any]] = {side: [] for side in SIDES}
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fs-bench-", dir=disk_folder())))
