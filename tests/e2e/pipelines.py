@@ -18,6 +18,7 @@ import httpx
 import msgspec
 from safetensors.torch import save_file
 
+from fleetstart.controller.planner import Plan
 from fleetstart.controller.planner.measures import Estimate, NodeMeasures
 from fleetstart.runtime.contract import keys
 from fleetstart.runtime.contract.messages import WorkerOrder, WorkerStatus
@@ -29,7 +30,7 @@ from tests.servers import wait_until
 from tests.testbed import Testbed
 from tests.testbed.parts import Node
 
-LAYERS = 9
+LAYERS = 6
 SHAPE: dict[str, Any] = {
     "hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": LAYERS, "num_attention_heads": 4,
     "num_key_value_heads": 2, "head_dim": 64, "max_position_embeddings": 2048,
@@ -43,6 +44,7 @@ SETTLED_S = 15.0
 IDLE_PROCESSES = 3
 """Of a node: the daemon, its one fork server, and a spare worker."""
 
+ONE = "scale=Scale(max=1, keep_alive_s=600)"
 HANDLER = """
 from fleetstart.runtime import LLM, SLO, Scale
 
@@ -169,7 +171,7 @@ class Fleet:
         self.bed.controller.start()
         self.bed.wait_ready()
 
-    def deploy(self, name: str, settings: str = "scale=Scale(max=1, keep_alive_s=600)", **shape: Any) -> Function:
+    def deploy(self, name: str, settings: str = ONE, **shape: Any) -> Function:
         folder = self._folder / name
         (folder / "weights").mkdir(parents=True)
         weights = models.tiny(seed=next(self._seeds), **(SHAPE | shape))
@@ -182,8 +184,9 @@ class Fleet:
         shutil.rmtree(folder / "weights")
         return Function(name, weights)
 
-    def remove(self, function: Function) -> None:
-        self.bed.fs("rm", function.name, "--yes")
+    def remove(self, *functions: Function) -> None:
+        for function in functions:
+            self.bed.fs("rm", function.name, "--yes")
         wait_until(lambda: not self.bed.workers(), SETTLED_S, what="end of the function's workers")
 
     def call(self, function: Function, tokens: int, prompt: str = PROMPT, deadline_s: float = 30.0) -> Call:
@@ -213,11 +216,11 @@ class Fleet:
         wait_until(ordered, what=Later(lambda: f"{count} stages; plan: {self.plan(found[0]) if found else None}"))
         return found
 
-    def plan(self, order: WorkerOrder) -> str:
-        """Why the start of this first stage is what it is."""
+    def plan(self, order: WorkerOrder) -> Plan:
+        """Why the start of this worker is what it is."""
         with self.bed.redis() as client:
             found: Any = client.get(keys.plan(order.worker))
-        return found.decode() if found else "no plan"
+        return msgspec.json.decode(found, type=Plan)
 
     def node_of(self, order: WorkerOrder) -> Node:
         return self.bed.node(order.node)
@@ -234,6 +237,12 @@ class Fleet:
         found = wait_until(look, what=f"stage of {order.node} to be {states}")
         assert found is not None
         return found
+
+    def fetched_unix_ns(self, order: WorkerOrder) -> int:
+        """When its weights had come, once it is ready."""
+        timeline = self.reached(order, "ready").timeline
+        (fetch,) = [phase for phase in timeline.phases if phase.name == "fetch"]
+        return timeline.origin_unix_ns + fetch.ended_ns
 
     def wait_growing(self, order: WorkerOrder) -> None:
         """Until more than its stage has come in, and not all."""
