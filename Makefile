@@ -45,7 +45,7 @@ bench: dev models $(STAMPS)/peers
 	  $(BIN)/python -m tests.bench.$$name --json docs/measurements/$$name.json || exit 1; done
 
 docs/coldstart.png: docs/measurements/coldstart.json | $(STAMPS)/charts
-	@$(BIN)/python -m tests.bench.coldstart --draw $< --chart $@
+	@$(BIN)/python -m tests.bench.coldstart --no-peer --draw $< --chart $@
 
 install: $(STAMPS)/install
 dev: $(STAMPS)/dev

@@ -11,7 +11,7 @@ Before each sample every host forgets everything; the store has its files in the
 part's medians from a file that was written before, or from this run's; it takes matplotlib.
 
 Run: python -m tests.bench.coldstart [--only PART,...] [--mbit RATE] [--json FILE] [--chart PNG] [--quick] [--rounds N]
-     python -m tests.bench.coldstart --draw FILE --chart PNG
+     python -m tests.bench.coldstart --no-peer --draw FILE --chart PNG
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ def draw(found: Any, path: Path | None) -> None:
     axes.set_ylim(0, 1.12 * axes.get_ylim()[1])
     handles, labels = axes.get_legend_handles_labels()
     known = dict(zip(labels, handles, strict=True))
-    axes.legend(known.values(), known, frameon=False, fontsize=8)
+    axes.legend(known.values(), known, frameon=False, fontsize=8, loc="upper left")
     figure.tight_layout()
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, metadata={"Software": None})
