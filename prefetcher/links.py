@@ -60,22 +60,13 @@ class StageSockets:
             task.add_done_callback(self._tasks.discard)
 
     async def _connect(self, index: int, address: str) -> None:
-        host, _, port = address.rpartition(":")
-        loop = asyncio.get_running_loop()
         for _ in range(TRIES):
-            link = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
-            link.setblocking(False)
             try:
-                async with asyncio.timeout(CONNECT_S):
-                    await loop.sock_connect(link, (host.strip("[]"), int(port)))
-            except BaseException as error:
-                link.close()
-                if not isinstance(error, OSError):  # a TimeoutError is one
-                    raise
+                link = await _connection(address)
+            except (OSError, ValueError, OverflowError) as error:  # the others: no address at all
                 log.warning("a stage could not be reached", extra={"address": address, "error": str(error)})
                 await asyncio.sleep(RETRY_S)
                 continue
-            link.setblocking(True)
             self._connected(index, link)
             return
         self._connected(index, _dead())
@@ -84,6 +75,21 @@ class StageSockets:
         for task in self._tasks:
             task.cancel()
         self.listener.close()
+
+
+async def _connection(address: str) -> socket.socket:
+    """Errors: OSError, also for a TimeoutError; ValueError and OverflowError for what is no address."""
+    host, _, port = address.rpartition(":")
+    link = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        link.setblocking(False)
+        async with asyncio.timeout(CONNECT_S):
+            await asyncio.get_running_loop().sock_connect(link, (host.strip("[]"), int(port)))
+        link.setblocking(True)
+    except BaseException:
+        link.close()
+        raise
+    return link
 
 
 def _dead() -> socket.socket:
