@@ -7,8 +7,11 @@ from typing import Any
 
 import pytest
 
+from fleetstart.controller.learning import read_measures
+from fleetstart.controller.planner.measures import VersionMeasures
+from fleetstart.controller.records import VersionKey
 from fleetstart.runtime.contract import keys
-from fleetstart.runtime.contract.ids import InvocationId
+from fleetstart.runtime.contract.ids import FunctionName, InvocationId, Version
 from tests.e2e.systems import System
 from tests.servers import wait_until
 
@@ -55,7 +58,15 @@ def test_cold_and_hot_calls_are_explained(system: System) -> None:
 
     wait_until(learned, what="the prediction's error in fs status")
     assert "off by" in system.fs("explain", cold).out
+    wait_until(lambda: measures(system, name).call_s.count > 0, what="what its calls take, in the measures")
+    assert any(f"{name}@1" in node.speeds for node in system.status().nodes)
     system.fs("rm", name, "--yes")
+
+
+def measures(system: System, name: str) -> VersionMeasures:
+    with system.redis() as client:
+        raw: Any = client.hgetall(keys.MEASURES)
+    return read_measures(raw)[1][VersionKey(FunctionName(name), Version(1))]
 
 
 def test_what_cannot_be_explained_says_why(system: System) -> None:
