@@ -17,7 +17,7 @@
 | fs:ledger:ids | sorted set | row id → unix ms: a row is written once | gateway, node |
 | fs:removals | hash | checkpoint → "removing:{unix ms}:{token}" or "removed:{unix ms}:{token}" | controller |
 | fs:trace:{invocation} | string, expiring | InvocationTrace | gateway |
-| fs:plan:{worker} | string, expiring | Plan: why it was started there; the stages of a pipeline share theirs | scheduler |
+| fs:plan:{worker} | string, expiring | Plan: why it was started there; one for a whole pipeline | scheduler |
 | fs:measures | hash | node:{node} → NodeMeasures, version:{name}@{version} → VersionMeasures | scheduler |
 | fs:learned:{worker}:{what} | string, expiring | 1: its start, or what came of it, is in the measures | scheduler |
 | fs:outcomes | list, capped | StartOutcome: a first answer that nobody has learnt from yet | gateway, scheduler |
