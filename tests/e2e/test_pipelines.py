@@ -134,6 +134,21 @@ def test_the_host_of_a_later_stage_is_cut_off(fleet: Fleet, function: Function, 
     check_after(fleet, function)
 
 
+def test_the_host_of_the_first_stage_is_cut_off_before_its_first_token_and_the_call_tried_again(
+    fleet: Fleet, function: Function
+) -> None:
+    """Once the node's lease has ended: until then it might answer."""
+    call = fleet.call(function, SHORT)
+    orders = fleet.pipeline(function)
+    fleet.reached(orders[0], "starting")
+    fleet.bed.cut(orders[0].node)
+    try:
+        assert call.join().text == function.answer(SHORT), call
+    finally:
+        fleet.bed.mend(orders[0].node)
+    check_after(fleet, function)
+
+
 def test_two_later_stages_lose_each_other(fleet: Fleet, function: Function) -> None:
     call = fleet.call(function, LONG)
     orders = fleet.pipeline(function)
