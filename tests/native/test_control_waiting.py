@@ -176,6 +176,7 @@ def test_bytes_are_there_when_their_chunk_is_ready(start: Start) -> None:
 WAIT_ONCE = """
 import signal, sys
 from fleetstart.native import ControlBlock, SegmentFailed
+signal.signal(signal.SIGINT, signal.default_int_handler)  # who runs tests in the background ignores it, as shells do
 control = ControlBlock.attach(int(sys.argv[1]))
 print("waiting")
 try:
