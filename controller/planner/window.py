@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections import deque
 
-from fleetstart.controller.planner.choice import SIZE_USUAL
 from fleetstart.runtime.contract.function import FunctionSpec
 
 WINDOW_S = 10.0
@@ -41,10 +40,6 @@ class Arrivals:
             self._count -= self._seen.popleft()[1]
         return self._count
 
-    def falls_s(self) -> float | None:
-        """When the prediction next falls by itself."""
-        return self._seen[0][0] + self._window_s if self._seen else None
-
 
 def needed(
     *, queued: int, running: int, predicted: int, call_s: float, spec: FunctionSpec, window_s: float = WINDOW_S
@@ -56,12 +51,6 @@ def needed(
     """
     expected = int(predicted * min(1.0, call_s / window_s))
     return min(math.ceil((queued + max(running, expected)) / spec.concurrency), spec.scale.max)
-
-
-def groups(missing: int) -> list[int]:
-    """Sizes of the groups that a surge is answered with, the largest first: each yields so many whole workers."""
-    whole, rest = divmod(max(0, missing), SIZE_USUAL)
-    return [SIZE_USUAL] * whole + ([rest] if rest else [])
 
 
 def growing(*, group: int, full: int, needed: int, others: int) -> int:

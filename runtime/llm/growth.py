@@ -85,8 +85,7 @@ class Growth:
 
     def _copy_in_rounds(self, whole: WholeDecoder) -> None:
         for _ in range(ROUNDS_MOST):
-            running: list[Held] = []
-            self._in_engine(lambda engine, running=running: running.extend(held_by(engine)) or [])  # type: ignore[misc]
+            running = self._running()
             spans = self._copy.missing(running)
             try:
                 for span in spans:
@@ -95,6 +94,16 @@ class Growth:
                 return
             if sum(span.end - span.begin for span in spans) <= FEW_TOKENS * len(running):
                 return
+
+    def _running(self) -> list[Held]:
+        found: list[Held] = []
+
+        def look(engine: Engine) -> list[Delta]:
+            found.extend(held_by(engine))
+            return []
+
+        self._in_engine(look)
+        return found
 
     def _take_over(self, engine: Engine, whole: WholeDecoder) -> list[Delta]:
         """In the engine's thread. Either all that runs has its keys and values here, or it begins anew."""

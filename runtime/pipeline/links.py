@@ -8,6 +8,7 @@ says nothing, and is noticed by its silence.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hmac
 import logging
 import socket
@@ -113,7 +114,7 @@ class Links:
                 link, _ = self._listener.accept()
             except OSError:
                 return  # closed
-            self._start(lambda link=link: self._read(link), "in")  # type: ignore[misc]
+            self._start(functools.partial(self._read, link), "in")
 
     def _read(self, link: socket.socket) -> None:
         index = self._greeted(link)

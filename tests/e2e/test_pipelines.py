@@ -166,7 +166,7 @@ def test_the_store_stalls_before_the_first_token(fleet: Fleet, function: Functio
     orders = fleet.pipeline(function)
     fleet.reached(orders[0], "starting")
     fleet.bed.stall_store()
-    time.sleep(1.0)
+    time.sleep(1.0)  # the fault itself: nothing happens that could be waited for
     assert not call.pieces
     fleet.bed.resume_store()
     assert call.join().text == function.answer(SHORT), call

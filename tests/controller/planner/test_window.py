@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetstart.controller.planner.window import Arrivals, groups, growing, needed
+from fleetstart.controller.planner.window import Arrivals, growing, needed
 from fleetstart.runtime.contract.function import FunctionSpec, Scale
 from tests.controller.test_autoscale import spec
 
@@ -17,7 +17,7 @@ def four(**fields: object) -> FunctionSpec:
 
 def test_the_last_window_predicts_the_next() -> None:
     arrivals = Arrivals(window_s=10)
-    assert (arrivals.predicted(0), arrivals.falls_s()) == (0, None)
+    assert arrivals.predicted(0) == 0
     arrivals.observe(7, 0.5)
     assert arrivals.predicted(0.5) == 0, "a new scheduler knows of none"
     arrivals.observe(10, 1.0)
@@ -25,7 +25,6 @@ def test_the_last_window_predicts_the_next() -> None:
     arrivals.observe(15, 4.0)
     arrivals.observe(2, 4.5)
     assert arrivals.predicted(10.9) == 8
-    assert arrivals.falls_s() == 11.0
     assert arrivals.predicted(11.0) == 5
     assert arrivals.predicted(14.0) == 0
 
@@ -60,13 +59,6 @@ def test_need_is_the_queue_and_what_is_expected(
     queued: int, running: int, predicted: int, call_s: float, expected: int
 ) -> None:
     assert needed(queued=queued, running=running, predicted=predicted, call_s=call_s, spec=four()) == expected
-
-
-@given(st.integers(-2, 40))
-def test_a_surge_is_met_with_several_groups(missing: int) -> None:
-    sizes = groups(missing)
-    assert sum(sizes) == max(0, missing)
-    assert all(1 <= size <= 4 for size in sizes)
 
 
 def test_one_grows_by_default_and_more_if_they_are_needed() -> None:
