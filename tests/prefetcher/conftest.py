@@ -1,4 +1,4 @@
-"""Stores, an S3 server, and a node daemon as a process of its own."""
+"""Stores, a model in one, an S3 server, and a node daemon as a process of its own."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from fleetstart.prefetcher import fetch
 from fleetstart.prefetcher.sources import FileSource, Source
 from tests.prefetcher.nodes import Node, S3Server, Store
+from tests.prefetcher.stages import Gated, Model
 from tests.servers import RedisServer
 
 
@@ -16,6 +18,17 @@ from tests.servers import RedisServer
 def store(tmp_path: Path) -> Store:
     """In a bucket's place, so that an S3 server can be put over it."""
     return Store(tmp_path / "buckets" / "weights")
+
+
+@pytest.fixture
+def model(store: Store) -> Model:
+    return Model(store)
+
+
+@pytest.fixture
+def gated(store: Store, monkeypatch: pytest.MonkeyPatch) -> Gated:
+    monkeypatch.setattr(fetch, "RETRY_DELAYS_S", (0.01, 0.01, 0.01))
+    return Gated(store.folder)
 
 
 @pytest.fixture

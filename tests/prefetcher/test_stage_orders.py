@@ -17,7 +17,7 @@ from fleetstart.runtime.contract.ids import BundleId, PipelineId, Version, Worke
 from fleetstart.runtime.contract.messages import NO_PEER, SegmentReport, WorkerOrder
 from fleetstart.runtime.contract.stage import Stage
 from tests.prefetcher.nodes import Node, Store, spec_of
-from tests.prefetcher.test_stages import LAYERS, Model
+from tests.prefetcher.stages import LAYERS, Model
 from tests.servers import wait_until
 
 CUTS = ((0, 2), (2, 5), (5, LAYERS))

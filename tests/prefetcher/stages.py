@@ -1,0 +1,152 @@
+"""A store's model of layers, a source that can be held up, and a table of segments to try them on."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
+from typing import Any
+
+from fleetstart import native
+from fleetstart.prefetcher.disk import DiskTier
+from fleetstart.prefetcher.memory import slab_size
+from fleetstart.prefetcher.segments import Segment, Segments
+from fleetstart.prefetcher.sources import Abandoned, FileSource, Range, Source, SourceError
+from fleetstart.runtime.contract.ids import CheckpointId, WorkerId
+from fleetstart.runtime.contract.manifest import Manifest, Part, TensorEntry, checkpoint_id, manifest_bytes
+from fleetstart.runtime.contract.messages import SegmentReport
+from fleetstart.runtime.contract.stage import stage_chunks
+from tests.prefetcher.nodes import CHUNK_BYTES, Store
+from tests.servers import wait_until
+
+ONE, TWO, THREE = WorkerId("w-1"), WorkerId("w-2"), WorkerId("w-3")
+SLAB_BYTES = slab_size(1 << 30)
+LAYERS = 8
+LAYER_CHUNKS = 3
+Scenario = Callable[[Segments], Coroutine[Any, Any, None]]
+
+
+class Model:
+    """An embedding of a chunk, then layers of a whole number of chunks, in a store."""
+
+    def __init__(self, store: Store, *, layer_chunks: int = LAYER_CHUNKS, layers: int = LAYERS) -> None:
+        sizes = [CHUNK_BYTES, *[layer_chunks * CHUNK_BYTES] * layers]
+        self.data = os.urandom(sum(sizes))
+        tensors, offset = {}, 0
+        for number, size in enumerate(sizes):
+            name = f"layers.{number - 1}.w" if number else "embed"
+            tensors[name] = TensorEntry(offset, size, "U8", (size,), number - 1)
+            offset += size
+        pieces = [self.data[at : at + CHUNK_BYTES] for at in range(0, len(self.data), CHUNK_BYTES)]
+        self.manifest = Manifest(
+            chunk_bytes=CHUNK_BYTES,
+            total_bytes=len(self.data),
+            parts=[Part(object="part", header_bytes=4096, data_bytes=len(self.data), segment_offset=0)],
+            chunks=[native.xxh3(piece) for piece in pieces],
+            tensors=tensors,
+        )
+        encoded = manifest_bytes(self.manifest)
+        self.checkpoint: CheckpointId = checkpoint_id(encoded)
+        store.put(f"checkpoints/{self.checkpoint}/manifest.json", encoded)
+        store.put(f"checkpoints/{self.checkpoint}/part", bytes(4096) + self.data)
+        self.path = store.path(f"checkpoints/{self.checkpoint}/part")
+
+    def chunks(self, first: int, end: int) -> set[int]:
+        return set(stage_chunks(self.manifest, first, end))
+
+    @property
+    def everything(self) -> set[int]:
+        return set(range(len(self.manifest.chunks)))
+
+
+class Gated(FileSource):
+    """Counts what it gives, and breaks, or waits at a gate, when it is told to. Chunks come one by one."""
+
+    run_bytes = 1
+    threads = 4
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.given: list[int] = []
+        self.paced: set[int] = set()
+        self.broken = False
+        self.gate = threading.Event()
+        self.gate.set()
+        self.waiting = 0
+        self.lock = threading.Lock()
+
+    def read(self, asked: Range, stopped: Callable[[], bool]) -> Iterator[int]:
+        chunk = (asked.offset - 4096) // CHUNK_BYTES
+        with self.lock:
+            self.waiting += 1
+        try:
+            while not self.gate.wait(0.01):
+                if stopped():
+                    raise Abandoned(asked.key)
+        finally:
+            with self.lock:
+                self.waiting -= 1
+        if self.broken:
+            raise SourceError("the store is gone")
+        for number, checksum in enumerate(super().read(asked, stopped)):
+            self.given.append(chunk + number)
+            if asked.pace is not None:
+                self.paced.add(chunk + number)
+            yield checksum
+
+
+def run(source: Source, scenario: Scenario, *, memory_bytes: int = 1 << 30, disk: DiskTier | None = None) -> None:
+    async def main() -> None:
+        segments = Segments(source=source, memory_bytes=memory_bytes, workers_bytes=lambda: 0, threads=4, disk=disk)
+        try:
+            async with asyncio.timeout(60):
+                await scenario(segments)
+        finally:
+            await segments.close()
+
+    asyncio.run(main())
+    wait_until(lambda: not reading())
+
+
+def reading() -> int:
+    """Threads that read the store."""
+    return sum(thread.name.startswith("store-") for thread in threading.enumerate())
+
+
+async def until(condition: Callable[[], bool], what: str) -> None:
+    await asyncio.to_thread(wait_until, condition, what=what)
+
+
+def there(report: SegmentReport) -> set[int]:
+    return {chunk for begin, end in report.ranges for chunk in range(begin, end)}
+
+
+def state(segment: Segment) -> str:
+    return segment.state
+
+
+def right(segment: Segment, model: Model, chunks: set[int]) -> bool:
+    """What a worker sees of them, that attached when it began."""
+    fds = [os.dup(fd) for fd in segment.descriptors()[1:]]
+    region = native.Region.attach(fds, len(model.data))
+    return all(
+        region.view(chunk * CHUNK_BYTES, CHUNK_BYTES) == model.data[chunk * CHUNK_BYTES : (chunk + 1) * CHUNK_BYTES]
+        for chunk in chunks
+    )
+
+
+async def filled(segments: Segments, model: Model, worker: WorkerId, stage: tuple[int, int] | None = None) -> Segment:
+    """The worker's segment, once what it asked for has come or failed."""
+    segment = await segments.acquire(model.checkpoint, worker, stage)
+    await segment.filled.wait()
+    return segment
+
+
+async def growing(segments: Segments, segment: Segment, gated: Gated) -> asyncio.Task[None]:
+    """A growth that waits at the gate with its first read."""
+    gated.gate.clear()
+    growth = asyncio.create_task(segments.grow(segment))
+    await until(lambda: gated.waiting == 1, "a read")
+    return growth
