@@ -6,6 +6,8 @@ On a test bed: four hosts with links of a known rate, a store without limit, eve
   chat example and of a synthetic Llama of 1.1 GB (HydraServe, figures 7 and 8).
 - down: a long generation, alone and four at once, that begins on a pipeline of four and is consolidated, against one
   that stays a pipeline (HydraServe, figure 12); and the largest gap that its reader sees.
+- up: bursts of 8, 16 and 32 calls, answered by pipelines that become several workers, against workers that each start
+  alone (HydraServe, figure 14).
 
 Before each sample every host forgets everything; the store has its files in the page cache. `--chart` draws the first
 part's medians from a file that was written before, or from this run's; it takes matplotlib.
@@ -26,13 +28,13 @@ import tempfile
 from pathlib import Path
 from types import FrameType
 
-from tests.bench import coldstart_chart, coldstart_down, coldstart_models, coldstart_ttft
+from tests.bench import coldstart_chart, coldstart_down, coldstart_models, coldstart_ttft, coldstart_up
 from tests.bench.caches import disk_folder
 from tests.bench.coldstart_fleet import NODE, Fleet
 from tests.bench.samples import Report, parse_options, progress
 from tests.testbed import Testbed, why_not
 
-PARTS = ("ttft", "down")
+PARTS = ("ttft", "down", "up")
 HOSTS = 4
 MBIT, QUICK_MBIT = 200.0, 400.0
 
@@ -70,13 +72,16 @@ def main() -> None:
         models = [coldstart_models.example()]
         if "ttft" in chosen and "noise" in names:
             models.append(coldstart_models.noise(folder, coldstart_models.NOISE))
-        for model in models:
+        crowd = coldstart_up.crowded(models[0])
+        for model in [*models, crowd] if "up" in chosen else models:
             progress(f"deploying {model.title}")
             fleet.deploy(model)
         if "ttft" in chosen:
             coldstart_ttft.run(report, options, fleet, [model for model in models if model.name in names])
         if "down" in chosen:
             coldstart_down.run(report, options, fleet, models[0])
+        if "up" in chosen:
+            coldstart_up.run(report, options, fleet, crowd)
     report.save(options.json)
     if extra["chart"] is not None:
         coldstart_chart.draw({"samples": report.samples, "setup": report.setup}, extra["chart"])

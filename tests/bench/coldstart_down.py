@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import itertools
 import random
-import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
-from tests.bench.coldstart_fleet import CALL_S, Fleet, Generated
+from tests.bench.coldstart_fleet import Fleet, Generated
 from tests.bench.coldstart_models import Model
 from tests.bench.coldstart_ttft import Found, ran_on
+from tests.bench.coldstart_watch import Watch
 from tests.bench.samples import Options, Report, fine, median, progress, spread
 
 TOKENS, QUICK_TOKENS = 600, 120
@@ -25,7 +24,6 @@ STREAMS = (1, 4)
 STAGES = 4
 AROUND_S = 1.5
 """Before and after the first stage says that it is whole."""
-POLL_S = 0.25
 SIDES = {"consolidated": "", "stays a pipeline": "stay"}
 
 
@@ -47,11 +45,11 @@ def run(report: Report, options: Options, fleet: Fleet, model: Model) -> None:
 def _sample(fleet: Fleet, model: Model, found: Found, side: str, streams: int, quick: bool) -> None:
     tokens = QUICK_TOKENS if quick else TOKENS
     fleet.chill(STAGES, change=SIDES[side])
-    watch = _Watch(fleet, model)
+    watch = Watch(fleet, model)
     with ThreadPoolExecutor(streams) as callers:
         watch.start()
         generated = list(callers.map(lambda _: fleet.ask(model, tokens=tokens), range(streams)))
-    whole_ns = watch.end()
+    whole_ns = next((one.at_ns for one in watch.end() if one.staged and one.index == 0), None)
     ran_on(watch.hosts, STAGES, model)
     total_s = max(one.total_s for one in generated)
     found.note(_row(side, streams), total_s, _about(generated, whole_ns))
@@ -59,35 +57,6 @@ def _sample(fleet: Fleet, model: Model, found: Found, side: str, streams: int, q
 
 def _row(side: str, streams: int) -> str:
     return f"{side}, {streams} at once" if streams > 1 else side
-
-
-class _Watch:
-    """Sees which hosts the start takes, and when the first stage has become whole."""
-
-    def __init__(self, fleet: Fleet, model: Model) -> None:
-        self.hosts: set[str] = set()
-        self._fleet = fleet
-        self._model = model
-        self._whole_ns: int | None = None
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def end(self) -> int | None:
-        self._over.set()
-        self._thread.join()
-        return self._whole_ns
-
-    def _run(self) -> None:
-        ends_s = time.monotonic() + CALL_S
-        while not self._over.wait(POLL_S) and time.monotonic() < ends_s and self._whole_ns is None:
-            workers = self._fleet.workers(self._model)
-            self.hosts |= {worker.order.node for worker in workers}
-            if workers and workers[0].order.stage is not None and workers[0].status.whole:
-                age_ns = time.time_ns() - workers[0].status.changed_unix_ns
-                self._whole_ns = time.monotonic_ns() - age_ns
 
 
 def _about(generated: list[Generated], whole_ns: int | None) -> dict[str, Any]:

@@ -44,6 +44,8 @@ class Generated:
     start: str = ""
     pieces_ns: list[int] = field(default_factory=list)
     text: str = ""
+    tokens: int = 0
+    """As the answer itself counts them: several may come in one piece."""
 
     @property
     def ttft_s(self) -> float:
@@ -86,7 +88,7 @@ class Fleet:
     def deploy(self, model: Model) -> None:
         """With more time than `bed.fs` has: a gigabyte goes up through a small store."""
         env = {**os.environ, "FS_URL": self.bed.url, "FS_HOME": str(self.bed.folder / "user")}
-        argv = [*FS, "deploy", str(model.handler)]
+        argv = [*FS, "deploy", str(model.handler), *model.options]
         done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=CALL_S, cwd=self.bed.folder)
         if done.returncode:
             raise RuntimeError(f"fs deploy ended with {done.returncode}: {done.stderr[-2000:]}")
@@ -114,15 +116,16 @@ class Fleet:
         reports = [self.bed.report(node) for node in range(nodes)]
         return all(report is not None and report.weights_memory.free_bytes > 0 for report in reports)
 
-    def ask(self, model: Model, *, tokens: int) -> Generated:
+    def ask(self, model: Model, *, tokens: int, prompt: str = PROMPT) -> Generated:
         """Greedy, and to the last token, whatever it is."""
         body = {
             "model": model.name,
-            "messages": [{"role": "user", "content": PROMPT}],
+            "messages": [{"role": "user", "content": prompt}],
             "max_tokens": tokens,
             "temperature": 0,
             "ignore_eos": True,
             "stream": True,
+            "stream_options": {"include_usage": True},
         }
         found = Generated(time.monotonic_ns())
         path = f"/fn/{model.name}/v1/chat/completions"
@@ -131,10 +134,12 @@ class Fleet:
                 raise RuntimeError(f"{model.name}: {answer.status_code} {answer.read()[:500]!r}")
             found.request_id, found.start = answer.headers["x-request-id"], answer.headers["fs-start"]
             for line in answer.iter_lines():
-                text = _text(line)
+                event = _event(line)
+                text = _text(event)
                 if text:
                     found.pieces_ns.append(time.monotonic_ns())
                     found.text += text
+                found.tokens = (event.get("usage") or {}).get("completion_tokens", found.tokens)
         if not found.pieces_ns:
             raise RuntimeError(f"{model.name}: no text came")
         return found
@@ -174,12 +179,15 @@ class Fleet:
         return self.bed.network.entered(self.bed.host(0), argv)
 
 
-def _text(line: str) -> str:
-    if not line.startswith("data: {"):
-        return ""
-    event = json.loads(line[6:])
+def _event(line: str) -> dict[str, Any]:
+    """Empty for what carries none. RuntimeError if it tells of one."""
+    event: dict[str, Any] = json.loads(line[6:]) if line.startswith("data: {") else {}
     if "error" in event:
         raise RuntimeError(line[:500])
+    return event
+
+
+def _text(event: dict[str, Any]) -> str:
     choices = event.get("choices") or [{}]
     return str((choices[0].get("delta") or {}).get("content") or "")
 

@@ -29,6 +29,8 @@ class Model:
     """Of the function."""
     title: str
     handler: Path
+    options: tuple[str, ...] = ()
+    """Of `fs deploy`."""
 
 
 def example() -> Model:
