@@ -1,8 +1,9 @@
 """Writes the ledger behind the calls: batched, kept and tried again while Redis is away, each row once.
 
-A call never waits for it: the journal keeps its row over our own death. What was accepted is noted in fs:open by
-the same writer, so that rows of calls whose gateway died can be written by the scheduler (`close_abandoned`). The
-ledger takes an id once: a client that sends an X-Request-Id a second time is served again, and billed for the first.
+A call never waits for it: the journal keeps its row over our own death, until it is on Redis' disk. What was accepted
+is noted in fs:open by the same writer, so that rows of calls whose gateway died can be written by the scheduler
+(`close_abandoned`). The ledger takes an id once: a client that sends an X-Request-Id a second time is served again, and
+billed for the first.
 """
 
 from __future__ import annotations
@@ -10,22 +11,29 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import time
+import secrets
 from collections import deque
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterable
 from itertools import islice
 from typing import Any, cast
 
 import msgspec
 import redis.asyncio as redis
-from redis.exceptions import NoScriptError
+from redis.exceptions import NoScriptError, ResponseError
 
 from fleetstart.controller.journal import Journal
 from fleetstart.controller.records import StartOutcome
 from fleetstart.controller.state import REDIS_DOWN
 from fleetstart.runtime.contract import keys
 from fleetstart.runtime.contract.ids import InvocationId
-from fleetstart.runtime.contract.ledger import InvocationRow, InvocationTrace, OpenInvocation, append_script
+from fleetstart.runtime.contract.ledger import (
+    APPEND_KEYS,
+    InvocationRow,
+    InvocationTrace,
+    OpenInvocation,
+    append_args,
+    append_script,
+)
 from fleetstart.runtime.contract.timeline import Timeline
 
 log = logging.getLogger(__name__)
@@ -38,6 +46,10 @@ OUTCOMES_KEPT = 1000
 """That nobody has learned from: without a scheduler, only the last of them matter."""
 TRACES_HELD = 20_000
 """While Redis is away rows are all kept, timelines only of so many: they are for people, not for money."""
+CONFIRM_S = 0.5
+DISK_MS = 1_500
+"""How long to wait for Redis to sync its log, which it does once a second; below the client's own timeout."""
+MARK_KEPT_S = 60
 ABANDONED_MS = 30_000
 """How long a dead gateway's call may be taken over by its client's retry before it is closed as lost."""
 
@@ -52,6 +64,11 @@ class LedgerWriter:
         self._ended: dict[InvocationId, InvocationTrace] = {}
         self._outcomes: deque[StartOutcome] = deque(maxlen=OUTCOMES_KEPT)
         self._wake = asyncio.Event()
+        self._written: dict[InvocationId, InvocationTrace] = {}
+        """Redis has them, its disk perhaps not."""
+        self._redis_run = ""
+        """Which Redis process it was that was last seen to have everything on its disk."""
+        self._mark = keys.durable(secrets.token_hex(6))
 
     def opened(self, invocation: OpenInvocation) -> None:
         self._open[invocation.id] = invocation
@@ -81,7 +98,17 @@ class LedgerWriter:
     def pending(self) -> int:
         return len(self._open) + len(self._ended)
 
+    @property
+    def unwritten(self) -> Iterable[InvocationRow]:
+        """Rows that nobody sees in Redis yet."""
+        return (trace.row for trace in self._ended.values())
+
     async def run(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._write_batches())
+            group.create_task(self._confirm_batches())
+
+    async def _write_batches(self) -> None:
         while True:
             await self._wake.wait()
             await asyncio.sleep(BATCH_S)
@@ -93,9 +120,49 @@ class LedgerWriter:
                 await asyncio.sleep(0.2)
 
     async def flush(self) -> None:
-        """Writes all that is pending; what fails stays pending."""
+        """Writes all that is pending; what fails stays pending, and what may not be on the disk in the journal."""
         while self.pending:
             await self._write_batch()
+            if not self.pending and self._written:
+                await self.confirm()
+
+    async def _confirm_batches(self) -> None:
+        while True:
+            await asyncio.sleep(CONFIRM_S)
+            if self._written:
+                with contextlib.suppress(*REDIS_DOWN):
+                    await self.confirm()
+
+    async def confirm(self) -> None:
+        """Waits until Redis' disk has what was written, and shortens the journal; what may be lost is written again.
+
+        Redis may hold a write's log back for up to two seconds while its disk is slow, and a kill -9 loses it. So rows
+        count as written when a later write of ours is on the disk, and the Redis that says so is the one that took
+        them: it has said so before them, too.
+        """
+        confirmed = dict(self._written)
+        async with self._client.pipeline(transaction=False) as pipe:
+            pipe.info("server")
+            pipe.set(self._mark, 1, ex=MARK_KEPT_S)
+            pipe.execute_command("WAITAOF", 1, 0, DISK_MS)
+            server, mark, on_disk = await pipe.execute(raise_on_error=False)
+        for answer in (server, mark):
+            if isinstance(answer, Exception):
+                raise answer
+        if isinstance(on_disk, Exception) and not isinstance(on_disk, ResponseError):
+            raise on_disk
+        # A Redis without a log (appendonly no) answers with an error: it keeps nothing, and waiting changes nothing.
+        if not isinstance(on_disk, ResponseError) and not on_disk[0]:
+            return
+        run, self._redis_run = self._redis_run, str(server["run_id"])
+        for name, trace in confirmed.items():
+            if self._written.get(name) is trace:
+                del self._written[name]
+            if run != self._redis_run:
+                self._ended.setdefault(name, trace)
+                self._wake.set()
+        if self._journal is not None:
+            self._journal.settle(lambda: [trace.row for trace in (*self._ended.values(), *self._written.values())])
 
     async def _write_batch(self) -> None:
         opened = list(islice(self._open.values(), BATCH_ROWS))
@@ -112,11 +179,10 @@ class LedgerWriter:
         for trace in ended:
             if self._ended.get(trace.row.id) is trace:
                 del self._ended[trace.row.id]
+                self._written[trace.row.id] = trace
         for outcome in outcomes:
             with contextlib.suppress(ValueError):  # others have pushed it out meanwhile
                 self._outcomes.remove(outcome)
-        if self._journal is not None:
-            self._journal.settle(lambda: [trace.row for trace in self._ended.values()])
         if self.pending:
             self._wake.set()
 
@@ -125,6 +191,8 @@ class LedgerWriter:
     ) -> None:
         if not self._sha:
             self._sha = await self._client.script_load(self._script)
+        if not self._redis_run:
+            self._redis_run = str((await self._client.info("server"))["run_id"])
         async with self._client.pipeline(transaction=False) as pipe:
             if opened:
                 pipe.hset(keys.OPEN, mapping={call.id: msgspec.json.encode(call) for call in opened})
@@ -141,9 +209,7 @@ class LedgerWriter:
                 raise redis.ConnectionError("redis was restarted") from error
 
     def _append(self, pipe: Any, row: InvocationRow) -> None:
-        written_unix_ms = time.time_ns() // 1_000_000
-        script_keys = (keys.LEDGER, keys.LEDGER_IDS, keys.OPEN)
-        pipe.evalsha(self._sha, 3, *script_keys, row.id, msgspec.json.encode(row), written_unix_ms)
+        pipe.evalsha(self._sha, len(APPEND_KEYS), *APPEND_KEYS, *append_args(row))
 
     async def close_abandoned(self, now_unix_ms: int) -> int:
         """Writes a lost row for each old call whose gateway's lease is gone; how many there were."""

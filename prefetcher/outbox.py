@@ -104,5 +104,5 @@ class Outbox:
 
     async def _write_waiting_rows(self) -> None:
         while batch := self._rows.peek():
-            await self._state.write_rows(batch, time.time_ns() // 1_000_000)
+            await self._state.write_rows(batch)
             self._rows.drop(batch)

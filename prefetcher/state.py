@@ -14,11 +14,11 @@ import msgspec
 import redis.asyncio
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import RedisError
+from redis.exceptions import RedisError, ResponseError
 
 from fleetstart.runtime.contract import keys
 from fleetstart.runtime.contract.ids import FunctionName, NodeId, WorkerId
-from fleetstart.runtime.contract.ledger import LogLine, PhaseRow, append_script
+from fleetstart.runtime.contract.ledger import APPEND_KEYS, LogLine, PhaseRow, append_args, append_script
 from fleetstart.runtime.contract.messages import NodeReport, WorkerOrder, WorkerStatus
 
 log = logging.getLogger(__name__)
@@ -26,6 +26,8 @@ log = logging.getLogger(__name__)
 LEASE_MS = 3000
 CONNECT_TIMEOUT_S = 2.0
 ANSWER_TIMEOUT_S = 5.0
+DISK_MS = 2500
+"""Redis syncs its log once a second."""
 LOG_LINES_KEPT = 10_000
 """Of one function, about."""
 
@@ -109,20 +111,22 @@ class NodeState:
                 )
             await pipe.execute()
 
-    async def write_rows(self, rows: Sequence[PhaseRow], now_unix_ms: int) -> None:
+    async def write_rows(self, rows: Sequence[PhaseRow]) -> None:
+        """Returns when they are on Redis' disk: a Redis that is killed before may have lost them."""
         async with self._redis.pipeline(transaction=False) as pipe:
             for row in rows:
-                pipe.eval(
-                    self._append,
-                    3,
-                    keys.LEDGER,
-                    keys.LEDGER_IDS,
-                    keys.OPEN,
-                    row.id,
-                    msgspec.json.encode(row),
-                    now_unix_ms,
-                )
-            await pipe.execute()
+                pipe.eval(self._append, len(APPEND_KEYS), *APPEND_KEYS, *append_args(row))
+            pipe.execute_command("WAITAOF", 1, 0, DISK_MS)
+            *answers, on_disk = await pipe.execute(raise_on_error=False)
+        for answer in answers:
+            if isinstance(answer, Exception):
+                raise answer
+        if isinstance(on_disk, ResponseError):
+            return  # a Redis without a log (appendonly no) keeps nothing anyway, and waiting would not change that
+        if isinstance(on_disk, Exception):
+            raise on_disk
+        if not on_disk[0]:
+            raise TimeoutError(f"{len(rows)} rows are not on Redis' disk after {DISK_MS} ms")
 
     async def leave(self, epoch: str) -> None:
         """Gives the lease back, unless a successor has it by now."""

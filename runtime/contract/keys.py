@@ -13,8 +13,18 @@
 | fs:fence | string | fencing token, one more at each change of scheduler | scheduler |
 | fs:failures:{name}:{version} | hash | consecutive failed starts: count, last_unix_ms, error | scheduler |
 | fs:open | hash | invocation → OpenInvocation: accepted, not yet in the ledger | gateway |
-| fs:ledger | stream | rows: field `row` holds an InvocationRow or PhaseRow | gateway, node |
-| fs:ledger:ids | sorted set | row id → unix ms: a row is written once | gateway, node |
+| fs:ledger | stream | rows that are in no segment yet: field `row` is an InvocationRow or PhaseRow | gateway, node |
+| fs:ledger:ids | sorted set | row id → unix ms: a row is written once; compaction takes old ones out | gateway, node |
+| fs:ledger:horizon | string | unix ms: of rows that began earlier, ids may be in segments only | scheduler |
+| fs:ledger:late | stream | rows from before the horizon, until the segments were asked for them | gateway, node |
+| fs:ledger:segments | hash | number → header of the segment in the object store; as many as there are | scheduler |
+| fs:ledger:spent | hash | {day since 1970, UTC}:{function} → nano-dollars booked on that day | gateway, node |
+| fs:durable:{writer} | string, expiring | written before asking whether all that was is on the disk | gateway, node |
+| fs:prices | hash | version → PriceSheet | controller |
+| fs:kept | hash | worker → 1: it is kept because of `min`, so its idle time is billed | scheduler |
+| fs:budgets | hash | function → Budget | controller |
+| fs:alerts | stream, capped | BudgetEvent: each threshold of each period once | scheduler |
+| fs:alerted | hash | {function}:{period}:{threshold} → unix ms | scheduler |
 | fs:removals | hash | checkpoint → "removing:{unix ms}:{token}" or "removed:{unix ms}:{token}" | controller |
 | fs:trace:{invocation} | string, expiring | InvocationTrace | gateway |
 | fs:plan:{worker} | string, expiring | Plan: why it was started there; one for a whole pipeline | scheduler |
@@ -40,6 +50,15 @@ FENCE = "fs:fence"
 OPEN = "fs:open"
 LEDGER = "fs:ledger"
 LEDGER_IDS = "fs:ledger:ids"
+LEDGER_HORIZON = "fs:ledger:horizon"
+LEDGER_LATE = "fs:ledger:late"
+LEDGER_SEGMENTS = "fs:ledger:segments"
+LEDGER_SPENT = "fs:ledger:spent"
+PRICES = "fs:prices"
+KEPT = "fs:kept"
+BUDGETS = "fs:budgets"
+ALERTS = "fs:alerts"
+ALERTED = "fs:alerted"
 REMOVALS = "fs:removals"
 MEASURES = "fs:measures"
 OUTCOMES = "fs:outcomes"
@@ -77,6 +96,10 @@ def gateway(gateway: str) -> str:
 
 def failures(name: FunctionName, version: Version) -> str:
     return f"fs:failures:{name}:{version}"
+
+
+def durable(writer: str) -> str:
+    return f"fs:durable:{writer}"
 
 
 def trace(invocation: InvocationId) -> str:

@@ -1,16 +1,34 @@
 -- Append one row to the ledger, once.
 --
--- KEYS[1] fs:ledger      stream of rows
--- KEYS[2] fs:ledger:ids  sorted set: row id -> unix ms; what makes a second writing harmless
--- KEYS[3] fs:open        hash: invocation -> OpenInvocation; the row closes it
--- ARGV[1] row id, ARGV[2] row (JSON), ARGV[3] now in unix ms
+-- KEYS[1] fs:ledger          stream of rows that are in no segment yet
+-- KEYS[2] fs:ledger:ids      sorted set: row id -> unix ms; what makes a second writing harmless
+-- KEYS[3] fs:open            hash: invocation -> OpenInvocation; the row closes it
+-- KEYS[4] fs:ledger:horizon  unix ms; of rows that began earlier, ids may be in segments only
+-- KEYS[5] fs:ledger:late     stream of rows whose ids the segments must be asked for, by the compaction
+-- KEYS[6] fs:ledger:spent    hash: {day}:{function} -> nano-dollars of the rows booked on that day
+-- ARGV[1] row id, ARGV[2] row (JSON), ARGV[3] when it began in unix ms, ARGV[4] function, ARGV[5] cost in nano-dollars
 --
--- Returns 1 if the row was new. Ids are remembered for a week: far longer than anybody retries.
-local week_ms = 604800000
+-- Returns 1 if the row was new, 0 if it is known, 2 if it was put aside until that is known.
+--
+-- An id's score is the later of the row's booking and its own time, so all rows that began at or after a moment keep
+-- their ids as long as only lower scores are removed: the horizon. No clock needs to agree with another for that.
 redis.call('HDEL', KEYS[3], ARGV[1])
-if redis.call('ZADD', KEYS[2], 'NX', ARGV[3], ARGV[1]) == 0 then
+local horizon = redis.call('GET', KEYS[4])
+if horizon and tonumber(ARGV[3]) < tonumber(horizon) then
+  if redis.call('ZSCORE', KEYS[2], ARGV[1]) then
+    return 0
+  end
+  redis.call('XADD', KEYS[5], '*', 'row', ARGV[2])
+  return 2
+end
+local now = redis.call('TIME')
+local now_ms = now[1] * 1000 + math.floor(now[2] / 1000)
+if redis.call('ZADD', KEYS[2], 'NX', math.max(now_ms, tonumber(ARGV[3])), ARGV[1]) == 0 then
   return 0
 end
-redis.call('XADD', KEYS[1], '*', 'row', ARGV[2])
-redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', ARGV[3] - week_ms)
+local entry = redis.call('XADD', KEYS[1], '*', 'row', ARGV[2])
+if ARGV[5] ~= '0' then
+  local day = math.floor(tonumber(string.match(entry, '^%d+')) / 86400000)
+  redis.call('HINCRBY', KEYS[6], string.format('%d', day) .. ':' .. ARGV[4], ARGV[5])
+end
 return 1

@@ -1,8 +1,9 @@
 """The ledger: one row an invocation, one a phase of a worker's life; integers only.
 
-Money is in nano-dollars. Execution is billed; start, fetch, load and failed starts stand in the ledger
-at rate 0, so that everybody sees what was waived (DESIGN section 9). A row has an id that follows from
-what it records, and the ledger takes an id once: a writer that is not sure may write again.
+Money is in nano-dollars. Execution is billed, and the idle time of workers that the user asked to have kept (`min`);
+start, fetch, load, other idle time and failed starts stand in the ledger at rate 0, so that everybody sees what was
+waived (DESIGN section 9). A row has an id that follows from what it records, and the ledger takes an id once: a
+writer that is not sure may write again, at any time. `ledger.lua` says how that is known without keeping all ids.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Literal
 
 import msgspec
 
+from fleetstart.runtime.contract import keys
 from fleetstart.runtime.contract.function import GIB
 from fleetstart.runtime.contract.ids import FunctionName, InvocationId, NodeId, Version, WorkerId
 from fleetstart.runtime.contract.timeline import Timeline
@@ -20,6 +22,8 @@ StartKind = Literal["hot", "warm", "cold"]
 
 PRICE_NUSD_PER_GIB_S = 16_667
 """Nano-dollars for one GiB of worker memory during one second: what the large clouds ask for functions."""
+KEPT_NUSD_PER_GIB_S = 4_167
+"""The same for idle time that was asked for: what they ask for provisioned concurrency."""
 
 
 def cost_nusd(billed_ms: int, memory_bytes: int, rate_nusd_per_gib_s: int) -> int:
@@ -53,6 +57,12 @@ class InvocationRow(msgspec.Struct, frozen=True, kw_only=True, tag="invocation")
     rate_nusd_per_gib_s: int = PRICE_NUSD_PER_GIB_S
     cost_nusd: int
     attempts: int = 1
+    price: int = 1
+    """Version of the price sheet that the rate is from: the one in force when the call was accepted."""
+    key: str = ""
+    """Name of the API key that the caller showed; empty where there are no keys."""
+    tags: dict[str, str] = {}
+    """Of the function's version."""
 
 
 WorkerPhase = Literal["start", "fetch", "load", "execute", "idle", "failed"]
@@ -72,10 +82,18 @@ class PhaseRow(msgspec.Struct, frozen=True, kw_only=True, tag="phase"):
     duration_ms: int
     memory_bytes: int
     rate_nusd_per_gib_s: int = 0
+    """0: waived, as all is but the idle time of workers that are kept because of `min`."""
     cost_nusd: int = 0
+    price: int = 1
+    tags: dict[str, str] = {}
 
 
 LedgerRow = InvocationRow | PhaseRow
+
+
+def began_unix_ms(row: LedgerRow) -> int:
+    """The row's own time; when it was booked, its entry in the ledger tells."""
+    return row.accepted_unix_ms if isinstance(row, InvocationRow) else row.started_unix_ms
 
 
 class OpenInvocation(msgspec.Struct, frozen=True, kw_only=True):
@@ -107,6 +125,21 @@ class LogLine(msgspec.Struct, frozen=True, kw_only=True):
     text: str
 
 
+APPEND_KEYS = (
+    keys.LEDGER,
+    keys.LEDGER_IDS,
+    keys.OPEN,
+    keys.LEDGER_HORIZON,
+    keys.LEDGER_LATE,
+    keys.LEDGER_SPENT,
+)
+
+
 def append_script() -> str:
     """The Lua that writes a row once; KEYS and ARGV are documented at its top."""
     return files(__package__).joinpath("ledger.lua").read_text()
+
+
+def append_args(row: LedgerRow) -> tuple[str | bytes | int, ...]:
+    """ARGV of the script; its KEYS are APPEND_KEYS."""
+    return row.id, msgspec.json.encode(row), began_unix_ms(row), row.function, row.cost_nusd
