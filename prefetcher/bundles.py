@@ -16,7 +16,7 @@ import tarfile
 from pathlib import Path, PurePosixPath
 from typing import IO
 
-from fleetstart.prefetcher.fetch import with_retries
+from fleetstart.prefetcher.retries import with_retries
 from fleetstart.prefetcher.sources import ObjectMissing, Source
 from fleetstart.prefetcher.threads import in_thread
 from fleetstart.runtime.contract.errors import ChecksumMismatch, InvalidSpec, NotFound, TooLarge

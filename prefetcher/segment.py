@@ -56,7 +56,7 @@ class Segment:
             return "failed"
         if not self.filled.is_set():
             return "filling"
-        return "ready" if self.fetch is not None and self.fetch.is_whole else "partial"
+        return "ready" if self.fetch is not None and self.fetch.filling.is_whole else "partial"
 
     def needed(self, stage: Layers | None) -> Collection[int]:
         """The stage's chunks, in the order of use; all of them for the whole model."""
@@ -83,7 +83,8 @@ class Segment:
         size_bytes = self.region.size_bytes if self.region is not None else 0
         if self.fetch is None:
             return SegmentReport(self.checkpoint, self.state, size_bytes, 0)
-        return SegmentReport(self.checkpoint, self.state, size_bytes, self.fetch.ready_bytes, self.fetch.ranges())
+        filling = self.fetch.filling
+        return SegmentReport(self.checkpoint, self.state, size_bytes, filling.ready_bytes, filling.ranges())
 
     # ── its time ───────────────────────────────────────────────────────────────────────────────────
 
@@ -101,12 +102,12 @@ class Segment:
             return
         self.fetch_span_ns = (begin_ns, now_ns)
         self._spent_s += (now_ns - begin_ns) / 1e9
-        self._spent_on_bytes = self.fetch.ready_bytes
+        self._spent_on_bytes = self.fetch.filling.ready_bytes
 
     @property
     def fetch_s(self) -> float:
         """What it would take to fetch again what is there, behind nobody's back."""
-        ready_bytes = self.fetch.ready_bytes if self.fetch is not None else 0
+        ready_bytes = self.fetch.filling.ready_bytes if self.fetch is not None else 0
         return self._spent_s * max(1.0, ready_bytes / max(1, self._spent_on_bytes))
 
     def new_traffic(self) -> dict[str, tuple[int, float]]:

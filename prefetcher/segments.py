@@ -25,16 +25,25 @@ from fleetstart import native
 from fleetstart.prefetcher.bandwidth import Bandwidths
 from fleetstart.prefetcher.cache import Held, choose_evictions
 from fleetstart.prefetcher.disk import DiskImage, DiskTier
-from fleetstart.prefetcher.fetch import Fetch, fetch_manifest
+from fleetstart.prefetcher.fetch import Fetch
 from fleetstart.prefetcher.lanes import Lane, StoreChunks
 from fleetstart.prefetcher.memory import SegmentMemory
 from fleetstart.prefetcher.pace import Pace
+from fleetstart.prefetcher.retries import with_retries
 from fleetstart.prefetcher.segment import Layers, Segment
-from fleetstart.prefetcher.sources import DISK_THREADS, Source
+from fleetstart.prefetcher.sources import DISK_THREADS, ObjectMissing, Source
 from fleetstart.prefetcher.threads import in_thread
 from fleetstart.runtime.contract.errors import CheckpointInvalid, FleetError, Unavailable, WeightsMissing
 from fleetstart.runtime.contract.ids import CheckpointId, WorkerId
-from fleetstart.runtime.contract.manifest import ChunkRange, Manifest, chunk_ranges, read_manifest
+from fleetstart.runtime.contract.manifest import (
+    MANIFEST_MAX_BYTES,
+    MANIFEST_OBJECT,
+    ChunkRange,
+    Manifest,
+    checkpoint_key,
+    chunk_ranges,
+    read_manifest,
+)
 from fleetstart.runtime.contract.messages import SegmentReport
 
 __all__ = ["Layers", "Segment", "Segments"]
@@ -94,7 +103,7 @@ class Segments:
         segment = self._segments.get(checkpoint)
         if segment is None or segment.error is not None or segment.fetch is None:
             return False
-        return segment.fetch.has(segment.needed(stage))
+        return segment.fetch.filling.has(segment.needed(stage))
 
     async def acquire(self, checkpoint: CheckpointId, worker: WorkerId, stage: Layers | None = None) -> Segment:
         """The segment, opened and pinned by the worker; perhaps still filling. Callers bring the deadline.
@@ -139,7 +148,7 @@ class Segments:
             return
         self._end_growths(segment, Unavailable(f"nobody uses checkpoint {segment.checkpoint[:12]} here any more"))
         if segment.fetch is not None:
-            segment.fetch.stop_growing()
+            segment.fetch.filling.stop_growing()
         if segment in self._retired:
             self._retired.remove(segment)
             self._let_go(segment)
@@ -160,7 +169,7 @@ class Segments:
         except FleetError as error:
             segment.fetch.fail(error)
             return
-        segment.fetch.first(chunks)
+        segment.fetch.filling.first(chunks)
 
     def hurry(self, segment: Segment) -> None:
         """The rest of the checkpoint is wanted now, as fast as it comes: somebody must go on without the others.
@@ -177,28 +186,28 @@ class Segments:
         Those who serve what is there go on, and it may be tried again, unless the segment itself has failed.
         """
         fetch = self._living(segment)
-        self._grant(segment, fetch.unwanted(segment.needed(None)))
+        self._grant(segment, fetch.filling.unwanted(segment.needed(None)))
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         segment.growths.add(done)
         fetch.grow()
         try:
-            if not fetch.is_whole:
+            if not fetch.filling.is_whole:
                 await done
         finally:
             segment.growths.discard(done)
             if not segment.growths:
-                fetch.stop_growing()
+                fetch.filling.stop_growing()
 
     def _ask(self, segment: Segment, chunks: Collection[int]) -> None:
         """They are wanted too. Errors: Unavailable if there is no room, the segment's own."""
         fetch = self._living(segment)
-        new = fetch.unwanted(chunks)
+        new = fetch.filling.unwanted(chunks)
         if not new:
             return
         self._grant(segment, new)
         segment.fills(time.monotonic_ns())
         fetch.want(new)
-        if fetch.is_filled:  # some came meanwhile, behind our back
+        if fetch.filling.is_filled:  # some came meanwhile, behind our back
             self._ended(segment, None)
         self._changed()
 
@@ -266,7 +275,8 @@ class Segments:
         """Stops every fetch within the deadline and lets all memory go."""
         for task in list(self._opening):
             task.cancel()
-        fetches = [segment.fetch for segment in self._segments.values() if segment.fetch and not segment.fetch.is_whole]
+        found = [segment.fetch for segment in self._segments.values() if segment.fetch is not None]
+        fetches = [fetch for fetch in found if not fetch.filling.is_whole]
         self._segments.clear()
         self._retired.clear()
         for fetch in fetches:
@@ -420,7 +430,7 @@ class Segments:
         """All that is wanted is there, or will not come."""
         if segment.fetch is None or segment.error is not None:
             return
-        if error is None and (segment.filled.is_set() or not segment.fetch.is_filled):
+        if error is None and (segment.filled.is_set() or not segment.fetch.filling.is_filled):
             return  # told before, or more was wanted meanwhile
         segment.error = error
         segment.rests(time.monotonic_ns())
@@ -428,7 +438,7 @@ class Segments:
         self._note_traffic(segment)
         extra = {"checkpoint": segment.checkpoint, "size_bytes": segment.size_bytes}
         if error is None:
-            log.info("segment ready" if segment.fetch.is_whole else "segment has its stages", extra=extra)
+            log.info("segment ready" if segment.fetch.filling.is_whole else "segment has its stages", extra=extra)
         else:
             log.warning("segment failed", extra={**extra, "error": error.message})
             self._end_growths(segment, error)
@@ -452,3 +462,17 @@ class Segments:
             self.bandwidths.note(source, size_bytes, busy_s)
         if bytes_per_s := self.bandwidths.bytes_per_s().get(StoreChunks.name):
             self._pace.measured(bytes_per_s)
+
+
+def fetch_manifest(source: Source, checkpoint: CheckpointId) -> bytes:
+    """Errors: WeightsMissing, CheckpointInvalid, StoreFailed. Blocks."""
+    key = checkpoint_key(checkpoint, MANIFEST_OBJECT)
+    try:
+        return with_retries(lambda: source.read_object(key, MANIFEST_MAX_BYTES), f"manifest of {checkpoint[:12]}")
+    except ObjectMissing as error:
+        raise WeightsMissing(
+            f"checkpoint {checkpoint[:12]} is not in the store: no object {key}",
+            hint="deploy the function again, its weights are uploaded with it",
+        ) from error
+    except ValueError as error:
+        raise CheckpointInvalid(str(error)) from error

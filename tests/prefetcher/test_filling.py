@@ -1,0 +1,168 @@
+"""What a fetch does next: a chunk is one thread's at a time, what is wanted comes first, and the end is told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fleetstart.prefetcher.filling import Again, Filling, Nowhere, Run
+from fleetstart.prefetcher.lanes import Lane
+from fleetstart.prefetcher.pace import Pace
+from fleetstart.prefetcher.sources import Piece
+from fleetstart.runtime.contract.manifest import ChunkRange
+
+SIZE = 4096
+COUNT = 12
+CHUNKS = [ChunkRange(index, "part", index * SIZE, index * SIZE, SIZE, 0) for index in range(COUNT)]
+
+
+class Unread:
+    """A lane's source that nobody asks here: one chunk is one run."""
+
+    run_bytes = SIZE
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def read(
+        self, run: Sequence[ChunkRange], pieces: Sequence[Piece], stopped: Callable[[], bool], pace: Pace | None = None
+    ) -> Iterator[int]:
+        raise NotImplementedError
+
+
+def filling(*, on_disk: int = 0, threads: int = 3) -> Filling:
+    lanes = [Lane(Unread("store"), CHUNKS[on_disk:], threads)]
+    if on_disk:
+        lanes.insert(0, Lane(Unread("disk"), CHUNKS[:on_disk], threads))
+    return Filling(lanes, COUNT)
+
+
+def all_runs(fill: Filling, lane: int = 0) -> list[Run]:
+    """What one thread would take after the other, all of it under way."""
+    runs = []
+    while fill.begin_thread(lane):
+        run = fill.next_run(lane)
+        if run is not None:
+            runs.append(run)
+    return runs
+
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("want"), st.integers(0, COUNT - 1)),
+        st.tuples(st.sampled_from(["grow", "stop growing", "thread", "take"]), st.integers(0, 1)),
+        st.tuples(st.sampled_from(["ready", "lose", "fail"]), st.integers(0, 5)),
+    ),
+    max_size=60,
+)
+
+
+@given(on_disk=st.integers(0, 4), steps=STEPS)
+def test_each_chunk_is_one_thread_s_at_a_time_and_nothing_grows_while_somebody_waits(
+    on_disk: int, steps: list[tuple[str, int]]
+) -> None:
+    fill = filling(on_disk=on_disk)
+    lanes = 2 if on_disk else 1
+    threads = [0, 0]
+    under_way: list[Run] = []
+    wanted: set[int] = set()
+    there: set[int] = set()
+    for what, number in steps:
+        if what == "want":
+            wanted.add(number)
+            fill.want([number])
+        elif what == "grow":
+            fill.grow()
+        elif what == "stop growing":
+            fill.stop_growing()
+        elif what == "thread" and number < lanes:
+            threads[number] += fill.begin_thread(number)
+        elif what == "take" and number < lanes and threads[number]:
+            run = fill.next_run(number)
+            threads[number] -= 1
+            if run is None:
+                continue
+            taken = {chunk.index for other in under_way for chunk in other.chunks}
+            assert not taken & {chunk.index for chunk in run.chunks}
+            assert run.wanted or (fill.is_growing and wanted <= there)
+            under_way.append(run)
+        elif what in ("ready", "lose", "fail") and number < len(under_way):
+            run = under_way.pop(number)
+            threads[run.lane] += 1
+            (chunk,) = run.chunks
+            if what == "ready":
+                fill.ready(chunk)
+                there.add(chunk.index)
+            elif what == "lose":
+                fill.put_back(run.lane, run.chunks)
+            else:
+                outcome = fill.failed(run.lane, chunk, (0.0,))
+                lane = outcome.lane if isinstance(outcome, Again) else run.lane
+                assert isinstance(outcome, Again) or outcome.wanted == (chunk.index in wanted)
+                fill.put_back(lane, [chunk])
+            news = fill.took(run)
+            assert not news.filled or wanted <= there
+            assert not news.grown or len(there) == COUNT
+        assert fill.is_filled == (wanted <= there)
+        assert fill.has(there)
+        assert fill.unwanted(range(COUNT)) == [index for index in range(COUNT) if index not in wanted | there]
+        assert fill.ready_bytes == len(there) * SIZE
+        assert fill.running == sum(threads) + len(under_way)
+
+
+def test_all_threads_fetch_what_is_wanted_and_one_what_grows() -> None:
+    fill = filling()
+    fill.want([3, 4, 5, 6])
+    fill.grow()
+    runs = all_runs(fill)
+    assert [(run.chunks[0].index, run.wanted) for run in runs] == [(3, True), (4, True), (5, True)]
+    assert fill.running == 3
+
+    while runs:
+        run = runs.pop(0)
+        fill.ready(run.chunks[0])
+        assert fill.took(run).filled == (run.chunks[0].index == 6)
+        if next_run := fill.next_run(0):
+            runs.append(next_run)
+    assert fill.is_filled
+    assert fill.running == 0
+    assert [run.wanted for run in all_runs(fill)] == [False]
+
+
+def test_that_all_has_come_is_told_once_and_again_when_more_was_wanted() -> None:
+    fill = filling()
+    for chunk in CHUNKS[:2]:
+        fill.want([chunk.index])
+        (run,) = all_runs(fill)
+        fill.ready(chunk)
+        assert fill.took(run).filled
+    fill.want([0])
+    assert all_runs(fill) == []
+
+
+def test_a_chunk_that_fails_is_tried_again_then_elsewhere_then_nowhere() -> None:
+    fill = filling(on_disk=1)
+    chunk = CHUNKS[0]
+    fill.want([0])
+    assert fill.failed(0, chunk, (0.5,)) == Again(0, chunk, 0.5)
+    assert fill.failed(0, chunk, (0.5,)) == Again(1, chunk, 0.0)
+    assert fill.failed(1, chunk, ()) == Nowhere(1, wanted=True)
+    assert fill.failed(1, CHUNKS[5], ()) == Nowhere(1, wanted=False)
+    assert fill.failed(1, CHUNKS[5], ()) == Nowhere(1, wanted=False), "nobody waited: it is tried anew"
+
+
+@pytest.mark.parametrize("grows", [False, True])
+def test_after_the_end_there_is_nothing_to_do(grows: bool) -> None:
+    fill = filling()
+    fill.want(range(4))
+    assert fill.begin_thread(0)
+    fill.stop()
+    if grows:
+        fill.grow()
+    assert fill.next_run(0) is None
+    assert not fill.begin_thread(0)
+    assert fill.running == 0
+    assert not fill.is_growing
