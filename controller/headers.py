@@ -5,17 +5,25 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from fleetstart.runtime.contract.messages import BUSY_HEADER, DEADLINE_HEADER, DRAINING_HEADER, TOKEN_HEADER
+from fleetstart.runtime.contract.messages import (
+    BUSY_HEADER,
+    CONTINUE_HEADER,
+    DEADLINE_HEADER,
+    DRAINING_HEADER,
+    TOKEN_HEADER,
+)
 
 HOP_BY_HOP = frozenset(
     ("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection",
      "te", "trailer", "transfer-encoding", "upgrade")
 )  # fmt: skip
-OWN_REQUEST = frozenset((TOKEN_HEADER, DEADLINE_HEADER, "x-request-id", "fs-timeout-s", "content-length", "expect"))
+OWN_REQUEST = frozenset(
+    (TOKEN_HEADER, DEADLINE_HEADER, CONTINUE_HEADER, "x-request-id", "fs-timeout-s", "content-length", "expect")
+)
 """Replaced or consumed by the gateway on the way in."""
 OWN_RESPONSE = frozenset(
     ("x-request-id", "fs-version", "fs-start", "fs-billed-ms", "fs-cost", "date", "server",
-     TOKEN_HEADER, BUSY_HEADER, DRAINING_HEADER)
+     TOKEN_HEADER, BUSY_HEADER, DRAINING_HEADER, CONTINUE_HEADER)
 )  # fmt: skip
 """A handler cannot write what the platform says of itself."""
 _REQUEST_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")

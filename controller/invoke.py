@@ -1,13 +1,15 @@
 """One call, from its slot on a worker to the last byte of its answer.
 
 Tries again on another worker what did not begin to answer: a worker that was full or draining ran nothing; one
-that died under the call may have, and a third death of that kind is the call's own doing. Small answers are read
-whole, so that the bill stands in their headers; everything else passes through as it comes.
+that died under the call may have, and a third death of that kind is the call's own doing. A stream with marks goes
+on at another worker from where it was (`marks`). Small answers are read whole, so that the bill stands in their
+headers; everything else passes through as it comes.
 """
 
 from __future__ import annotations
 
 import io
+import logging
 import time
 from collections.abc import Awaitable, Callable
 from typing import NoReturn
@@ -16,6 +18,8 @@ import aiohttp
 from yarl import URL
 
 from fleetstart.controller.headers import response_headers
+from fleetstart.controller.host_watch import HostSilent, HostWatch
+from fleetstart.controller.marks import Marks
 from fleetstart.controller.records import StartOutcome
 from fleetstart.controller.responses import (
     Bill,
@@ -32,6 +36,7 @@ from fleetstart.runtime.contract.ids import WorkerId
 from fleetstart.runtime.contract.ledger import PRICE_NUSD_PER_GIB_S, StartKind, cost_nusd, dollars
 from fleetstart.runtime.contract.messages import (
     BUSY_HEADER,
+    CONTINUE_HEADER,
     DEADLINE_HEADER,
     DRAINING_HEADER,
     ERROR_HEADER,
@@ -42,8 +47,14 @@ from fleetstart.runtime.contract.messages import (
 )
 from fleetstart.runtime.contract.timeline import Timeline
 
+log = logging.getLogger(__name__)
+
 DEATHS_ALLOWED = 3
 """A call that ended three workers would end the fourth: it must not eat workers for ever."""
+MOVES_ALLOWED = 8
+"""A stream that lost more workers ends: each had to compute all of its tokens anew."""
+AWAY_NS = 2_000_000_000
+"""How long a worker whose host is silent is passed over: by then another one may be ready, or the host back."""
 WHOLE_BYTES = 1 << 20
 """Answers up to this are read before they are passed on: the bill is exact, and a worker's death can be mended."""
 LARGE_BODY_BYTES = 1 << 20
@@ -54,7 +65,7 @@ _EVENT_STREAM = b"text/event-stream"
 
 
 class Died(Exception):
-    """The connection ended without an answer; the worker had the call."""
+    """The connection ended without an answer, or amid a stream that can go on elsewhere; the worker had the call."""
 
 
 class Unreached(Exception):
@@ -85,7 +96,9 @@ def open_session() -> aiohttp.ClientSession:
 
 
 def start_kind(call: Call, worker: Worker) -> StartKind:
-    """hot unless the worker got ready after the call came."""
+    """hot unless the worker got ready after the call came. A stream that moves stays what it began as."""
+    if call.start is not None:
+        return call.start
     return worker.status.start if worker.ready_ns > call.accepted_ns else "hot"
 
 
@@ -106,16 +119,17 @@ def first_answer(route: Route, call: Call) -> StartOutcome | None:
     )
 
 
-def join_start(call: Call, status: WorkerStatus, order: WorkerOrder | None) -> None:
-    """Puts the start that the call waited for on its timeline, as far as it fell into the call's own time."""
-    if order is not None and order.ordered_unix_ns > call.accepted_unix_ns:
-        placed_ns = call.accepted_ns + order.ordered_unix_ns - call.accepted_unix_ns
-        call.timeline.add("place", call.accepted_ns, placed_ns)
+def join_start(call: Call, status: WorkerStatus, order: WorkerOrder | None, since_ns: int) -> None:
+    """Puts the start that the call has waited for since then on its timeline, as far as it fell into that time."""
+    decided_unix_ns = order.ordered_unix_ns if order is not None else 0
+    placed_ns = call.accepted_ns + decided_unix_ns - call.accepted_unix_ns
+    if placed_ns > since_ns:
+        call.timeline.add("place", since_ns, placed_ns)
     joined = Timeline(origin_unix_ns=call.timeline.origin_unix_ns)
     joined.join(status.timeline)
     for phase in joined.phases:
-        if phase.ended_ns > call.accepted_ns:
-            call.timeline.add(phase.name, max(phase.started_ns, call.accepted_ns), phase.ended_ns)
+        if phase.ended_ns > since_ns:
+            call.timeline.add(phase.name, max(phase.started_ns, since_ns), phase.ended_ns)
 
 
 class Invoker:
@@ -151,6 +165,8 @@ class Invoker:
                 self._hand_back(route, call, worker, BUSY_NS)
             except Unreached:
                 self._hand_back(route, call, worker, SUSPECT_NS)
+            except HostSilent:
+                self._hand_back(route, call, worker, AWAY_NS)
             except Died:
                 self._hand_back(route, call, worker, SUSPECT_NS)
                 call.deaths += 1
@@ -160,7 +176,8 @@ class Invoker:
 
     def _seated(self, call: Call, worker: Worker) -> None:
         call.attempts += 1
-        call.queue_ns = call.dispatched_ns - call.accepted_ns
+        if not call.begun:
+            call.queue_ns = call.dispatched_ns - call.accepted_ns
 
     def _hand_back(self, route: Route, call: Call, worker: Worker, avoid_ns: int) -> None:
         now_ns = time.monotonic_ns()
@@ -180,32 +197,30 @@ class Invoker:
     # ── one attempt ────────────────────────────────────────────────────────────────────────────────
 
     async def _attempt(self, route: Route, call: Call, worker: Worker, send: Send) -> None:
-        response = await self._request(call, worker)
+        watch = HostWatch(worker.status.endpoint)
         try:
-            headers = response.headers
-            if response.status == 503 and (BUSY_HEADER in headers or DRAINING_HEADER in headers):
-                await self._read(response)
-                raise HandedBack
-            call.status = response.status
-            call.error = headers.get(ERROR_HEADER, "")
-            if self._is_whole(call, response):
-                await self._pass_whole(route, call, worker, response, await self._read(response), send)
-            else:
-                await self._pass_stream(route, call, worker, response, send)
+            response = await watch.wait(self._request(call, worker))
+            try:
+                await self._pass(route, call, worker, response, watch, send)
+            finally:
+                response.release()
         finally:
-            response.release()
+            watch.close()
 
     async def _request(self, call: Call, worker: Worker) -> aiohttp.ClientResponse:
         left_ms = max(0, call.deadline_ns - time.monotonic_ns()) // 1_000_000
+        carried = call.marks.carry() if call.marks is not None else b""
         headers = [
             *call.headers,
             (TOKEN_HEADER, worker.status.token),
             (REQUEST_HEADER, call.id),
             (DEADLINE_HEADER, str(left_ms)),
+            (CONTINUE_HEADER, str(len(carried))),
         ]
-        body: bytes | io.BytesIO | None = call.body or None
-        if len(call.body) > LARGE_BODY_BYTES:
-            body = io.BytesIO(call.body)
+        content = call.body + carried
+        body: bytes | io.BytesIO | None = content or None
+        if len(content) > LARGE_BODY_BYTES:
+            body = io.BytesIO(content)
         url = URL(f"http://{worker.status.endpoint}{call.target}", encoded=True)
         try:
             return await self._session.request(call.method, url, headers=headers, data=body, allow_redirects=False)
@@ -219,6 +234,43 @@ class Invoker:
             return await response.read()
         except (aiohttp.ClientError, ConnectionError) as error:
             raise Died from error
+
+    async def _pass(
+        self,
+        route: Route,
+        call: Call,
+        worker: Worker,
+        response: aiohttp.ClientResponse,
+        watch: HostWatch,
+        send: Send,
+    ) -> None:
+        headers = response.headers
+        if response.status == 503 and (BUSY_HEADER in headers or DRAINING_HEADER in headers):
+            await watch.wait(self._read(response))
+            raise HandedBack
+        if call.begun:
+            self._check_continues(route, response)
+            await self._pass_stream(route, call, worker, response, watch, send)
+            return
+        call.status = response.status
+        call.error = headers.get(ERROR_HEADER, "")
+        if self._is_whole(call, response):
+            body = await watch.wait(self._read(response))
+            await self._pass_whole(route, call, worker, response, body, send)
+        else:
+            await self._pass_stream(route, call, worker, response, watch, send)
+
+    def _check_continues(self, route: Route, response: aiohttp.ClientResponse) -> None:
+        """Errors: Unreached if the worker is on its way out, Cut if it does not go on with the stream."""
+        if response.status == 503:
+            raise Unreached
+        if response.status != 200 or CONTINUE_HEADER not in response.headers:
+            raise Cut(
+                WorkerLost(
+                    f"function {route.key.name}: its worker was lost in mid-answer, and another one answered "
+                    f"HTTP {response.status} instead of going on with it"
+                )
+            )
 
     def _is_whole(self, call: Call, response: aiohttp.ClientResponse) -> bool:
         if call.method == "HEAD" or response.status in (204, 304):
@@ -241,27 +293,30 @@ class Invoker:
         await send({"type": "http.response.body", "body": body, "more_body": False})
 
     async def _pass_stream(
-        self, route: Route, call: Call, worker: Worker, response: aiohttp.ClientResponse, send: Send
+        self,
+        route: Route,
+        call: Call,
+        worker: Worker,
+        response: aiohttp.ClientResponse,
+        watch: HostWatch,
+        send: Send,
     ) -> None:
         """Each piece goes out when it has come in; a slow reader slows its worker down, and nothing piles up here."""
         head_ns = time.monotonic_ns()
-        self._close_queue(call, worker)
-        call.timeline.add("execute", call.dispatched_ns, head_ns)
-        raw_type = response.headers.get("Content-Type", "").encode()
-        call.events = raw_type.startswith(_EVENT_STREAM) and "Content-Encoding" not in response.headers
-        headers = self._head(route, call, worker, response, keep_length=not call.events)
-        headers.append((b"server-timing", call.timeline.server_timing().encode()))
-        call.begun = True
-        await send({"type": "http.response.start", "status": response.status, "headers": headers})
+        if call.begun:
+            self._close_move(call, worker, head_ns)
+        else:
+            await self._begin_stream(route, call, worker, response, head_ns, send)
         tail = b""
         try:
-            async for piece in response.content.iter_any():
-                if call.events:
-                    call.event_count += (tail[-1:] + piece).count(b"\n\n")
-                tail = piece[-2:] if len(piece) > 1 else (tail + piece)[-2:]
-                await send({"type": "http.response.body", "body": piece, "more_body": True})
-        except (aiohttp.ClientError, ConnectionError) as error:
-            raise Cut(await self._lost_error(route, worker)) from error
+            while piece := await watch.wait(response.content.readany()):
+                if call.marks is not None:
+                    piece = call.marks.feed(piece)
+                tail = await self._pass_on(call, piece, tail, send)
+        except (aiohttp.ClientError, ConnectionError, HostSilent) as error:
+            await self._lose(route, call, worker, head_ns, error)
+        if call.marks is not None:
+            tail = await self._pass_on(call, call.marks.rest(), tail, send)
         self.close_stream(route, call, head_ns)
         last = b""
         if call.events:
@@ -269,9 +324,44 @@ class Invoker:
         self._book(route, call)
         await send({"type": "http.response.body", "body": last, "more_body": False})
 
-    async def _lost_error(self, route: Route, worker: Worker) -> FleetError:
+    async def _begin_stream(
+        self, route: Route, call: Call, worker: Worker, response: aiohttp.ClientResponse, head_ns: int, send: Send
+    ) -> None:
+        self._close_queue(call, worker)
+        call.timeline.add("execute", call.dispatched_ns, head_ns)
+        raw_type = response.headers.get("Content-Type", "").encode()
+        call.events = raw_type.startswith(_EVENT_STREAM) and "Content-Encoding" not in response.headers
+        if call.events and CONTINUE_HEADER in response.headers:
+            call.marks = Marks()
+        headers = self._head(route, call, worker, response, keep_length=not call.events)
+        headers.append((b"server-timing", call.timeline.server_timing().encode()))
+        call.begun = True
+        await send({"type": "http.response.start", "status": response.status, "headers": headers})
+
+    async def _pass_on(self, call: Call, piece: bytes, tail: bytes, send: Send) -> bytes:
+        """The last two bytes of all that was passed on: half an end of an event, perhaps."""
+        if not piece:
+            return tail
+        if call.events:
+            call.event_count += (tail[-1:] + piece).count(b"\n\n")
+        await send({"type": "http.response.body", "body": piece, "more_body": True})
+        return piece[-2:] if len(piece) > 1 else (tail + piece)[-2:]
+
+    async def _lose(self, route: Route, call: Call, worker: Worker, head_ns: int, error: Exception) -> NoReturn:
+        """Errors: Died or HostSilent if the stream can go on elsewhere, else Cut."""
+        call.lost_ns = time.monotonic_ns()
+        call.timeline.add("respond", head_ns, call.lost_ns)
+        if call.marks is None or not call.marks.whole or call.moves >= MOVES_ALLOWED:
+            raise Cut(await self._lost_error(route, worker, error)) from error
+        call.moves += 1
+        log.info("a stream goes on elsewhere", extra={"invocation": call.id, "worker": worker.id, "error": str(error)})
+        raise error if isinstance(error, HostSilent) else Died from error
+
+    async def _lost_error(self, route: Route, worker: Worker, error: Exception) -> FleetError:
         status = await self._final_status(worker.id)
-        cause = status.error.message if status is not None and status.error is not None else "the connection ended"
+        cause = "its host does not answer" if isinstance(error, HostSilent) else "the connection ended"
+        if status is not None and status.error is not None:
+            cause = status.error.message
         return WorkerLost(f"function {route.key.name}: its worker was lost in mid-answer: {cause}")
 
     def close_stream(self, route: Route, call: Call, head_ns: int) -> None:
@@ -280,9 +370,15 @@ class Invoker:
         call.billed_ms = route.leave(call, now_ns, waive=False)
 
     def _close_queue(self, call: Call, worker: Worker) -> None:
+        call.start = start_kind(call, worker)
         call.timeline.add("queue", call.accepted_ns, call.dispatched_ns)
-        if start_kind(call, worker) != "hot":
-            join_start(call, worker.status, self._order_of(worker.id))
+        if call.start != "hot":
+            join_start(call, worker.status, self._order_of(worker.id), call.accepted_ns)
+
+    def _close_move(self, call: Call, worker: Worker, head_ns: int) -> None:
+        if worker.ready_ns > call.lost_ns:
+            join_start(call, worker.status, self._order_of(worker.id), call.lost_ns)
+        call.timeline.add("move", call.lost_ns, head_ns)
 
     def _head(
         self, route: Route, call: Call, worker: Worker, response: aiohttp.ClientResponse, *, keep_length: bool

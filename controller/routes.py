@@ -14,9 +14,11 @@ from dataclasses import dataclass, field
 
 from fleetstart.controller.accounting import Meter
 from fleetstart.controller.admission import Queue, ServiceTime
+from fleetstart.controller.marks import Marks
 from fleetstart.controller.records import VersionKey, VersionRecord
 from fleetstart.runtime.contract.errors import FleetError, QueueFull
 from fleetstart.runtime.contract.ids import InvocationId, WorkerId
+from fleetstart.runtime.contract.ledger import StartKind
 from fleetstart.runtime.contract.messages import FunctionLoad, WorkerStatus
 from fleetstart.runtime.contract.timeline import Timeline
 
@@ -51,7 +53,15 @@ class Call:
     """Whether it was the first that this gateway gave to its worker."""
     turn: asyncio.Future[Worker] | None = None
     begun: bool = False
-    """Whether the response's head was sent: after that it cannot be tried again."""
+    """Whether the response's head was sent: after that it cannot be tried again, only continued."""
+    marks: Marks | None = None
+    """What it needs to be continued, of an event stream whose worker says that it can be."""
+    lost_ns: int = 0
+    """When its stream last lost its worker."""
+    moves: int = 0
+    """How often it did, and was to go on elsewhere."""
+    start: StartKind | None = None
+    """What it was for the worker that began to answer."""
     events: bool = False
     """Whether the response is an event stream, which can tell its own end."""
     event_count: int = 0

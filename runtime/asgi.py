@@ -24,6 +24,10 @@ class Disconnected(Exception):
     """The client went away before its request was whole."""
 
 
+class CutOff(Exception):
+    """Raised into the server, after everything was said, to make it close the connection amid a response."""
+
+
 async def read_body(receive: Receive) -> bytes:
     """The whole request body."""
     parts: list[bytes] = []

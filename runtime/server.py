@@ -21,7 +21,7 @@ from typing import Any
 import uvicorn
 
 from fleetstart.runtime import blame
-from fleetstart.runtime.asgi import App, Headers, Message, Receive, Scope, Send, respond_error
+from fleetstart.runtime.asgi import App, CutOff, Headers, Message, Receive, Scope, Send, respond_error
 from fleetstart.runtime.contract.errors import DeadlineExceeded, FleetError, HandlerFailed, Refused, Unavailable
 from fleetstart.runtime.contract.messages import (
     BUSY_HEADER,
@@ -107,6 +107,8 @@ class Door:
             async with limit:
                 await self._app(scope, receive, sending)
             return
+        except CutOff:
+            raise
         except Exception as error:
             if limit.expired():
                 failure = DeadlineExceeded(
@@ -117,7 +119,7 @@ class Door:
                 failure = self._blame(error, request)
         if begun:
             # The stream cannot be mended: uvicorn closes the connection, which tells the reader that it was cut.
-            raise _Cut from None
+            raise CutOff from None
         await respond_error(send, failure, request)
 
     def _blame(self, error: Exception, request: str) -> FleetError:
@@ -127,10 +129,6 @@ class Door:
         if isinstance(error, FleetError):
             return error
         return HandlerFailed(blame.describe(error, self._bundle_dir), hint="the traceback is in the function's log")
-
-
-class _Cut(Exception):
-    """Raised into uvicorn, after everything was said, to make it close the connection."""
 
 
 def _headers(scope: Scope) -> tuple[bytes, str, bytes]:

@@ -17,6 +17,7 @@ MEANING = {
     "load": "weights bound, load()",
     "execute": "the call itself",
     "respond": "sending the answer",
+    "move": "to another worker, in mid-stream",
 }
 
 

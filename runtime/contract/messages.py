@@ -311,3 +311,9 @@ BUSY_HEADER = "fs-busy"
 """On a 503 of a worker whose slots are taken: nothing was run, send it elsewhere or wait."""
 ERROR_HEADER = "fs-error"
 """Error code, on responses that the platform made; absent on responses that the handler made."""
+CONTINUE_HEADER = "fs-continue"
+"""On a request: so many bytes at the end of its body are marks of an answer that another worker began and could not
+end; with 0, the call begins. On a response: this stream has marks."""
+MARK = b": fs-mark "
+"""Begins a comment of an event stream, which the gateway keeps and takes out: with all marks so far, any worker of the
+version can go on after the events before this one. What it says is the worker's own matter; it ends with a blank line."""

@@ -24,6 +24,7 @@ PhaseName = Literal[
     "load",  # worker: weights bound, the handler's load()
     "execute",  # worker: the call itself
     "respond",  # gateway: first byte of the answer until the last
+    "move",  # gateway: a stream whose worker was lost, until another one goes on with it
 ]
 
 

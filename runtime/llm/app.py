@@ -6,15 +6,15 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import msgspec
 import torch
 
-from fleetstart.runtime.asgi import JSON, Disconnected, Receive, Scope, Send, respond
-from fleetstart.runtime.contract.errors import FleetError, InvalidInput, NotFound, TooLarge
+from fleetstart.runtime.asgi import JSON, CutOff, Disconnected, Receive, Scope, Send, respond
+from fleetstart.runtime.contract.errors import FleetError, InvalidInput, NotFound, TooLarge, Unavailable
 from fleetstart.runtime.contract.function import LLMSettings
-from fleetstart.runtime.contract.messages import DEADLINE_HEADER
+from fleetstart.runtime.contract.messages import CONTINUE_HEADER, DEADLINE_HEADER
 from fleetstart.runtime.llm import openai
 from fleetstart.runtime.llm.answers import FinishReason, Request
 from fleetstart.runtime.llm.calls import (
@@ -27,6 +27,7 @@ from fleetstart.runtime.llm.calls import (
     Sampling,
     Streamed,
 )
+from fleetstart.runtime.llm.continuation import Marker, as_chosen, chosen, read_carried, split_body
 from fleetstart.runtime.llm.loading import Model, load_model
 from fleetstart.runtime.llm.service import EngineService, Stream
 from fleetstart.runtime.llm.weights import Weights
@@ -36,7 +37,12 @@ BODY_MAX_BYTES = 8 * 1024 * 1024
 LONG_TEXT = 16_384
 """Characters; longer texts take milliseconds to tokenise and do so beside the event loop."""
 Result = TypeVar("Result")
-SSE = b"text/event-stream; charset=utf-8"
+STREAMING = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+MARKED = (CONTINUE_HEADER.encode(), b"1")
 
 
 def create_app(weights: Weights, settings: LLMSettings, *, name: str, threads: int) -> LLMApp:
@@ -52,6 +58,8 @@ class _Work:
     usage: openai.Usage
     stream: bool = False
     include_usage: bool = False
+    marker: Marker | None = None
+    """If the stream can go on elsewhere."""
 
 
 class LLMApp:
@@ -116,16 +124,18 @@ class LLMApp:
         await respond(send, 200, msgspec.json.encode(openai.model(self._name, self._created_s)), JSON)
 
     async def _chat(self, scope: Scope, receive: Receive, send: Send) -> None:
-        call = self._chat_reader.read(await _read_body(receive))
+        body, carried = split_body(scope["headers"], await _read_body(receive))
+        call = self._chat_reader.read(body)
         self._check_model(call.model)
         tokens = await self._encode_chat(call.messages)
-        await self._answer(self._work("chat", call, [tokens], scope), receive, send)
+        await self._answer(await self._work("chat", call, [tokens], scope, carried), receive, send)
 
     async def _complete(self, scope: Scope, receive: Receive, send: Send) -> None:
-        call = self._completion_reader.read(await _read_body(receive))
+        body, carried = split_body(scope["headers"], await _read_body(receive))
+        call = self._completion_reader.read(body)
         self._check_model(call.model)
         prompts = [await self._encode(prompt) for prompt in call.prompts()]
-        await self._answer(self._work("text", call, prompts, scope), receive, send)
+        await self._answer(await self._work("text", call, prompts, scope, carried), receive, send)
 
     async def _plain(self, scope: Scope, receive: Receive, send: Send) -> None:
         call = self._plain_reader.read(await _read_body(receive))
@@ -164,20 +174,45 @@ class LLMApp:
             return encode(text, add_special_tokens=add_special_tokens)
         return await asyncio.to_thread(encode, text, add_special_tokens=add_special_tokens)
 
-    def _work(self, kind: str, call: Streamed, prompts: list[list[int]], scope: Scope) -> _Work:
+    async def _work(
+        self,
+        kind: Literal["chat", "text"],
+        call: Streamed,
+        prompts: list[list[int]],
+        scope: Scope,
+        carried: bytes | None,
+    ) -> _Work:
         deadline_ns = _deadline_ns(scope)
         requests = [
             _choice(self._request(call, tokens, deadline_ns), number)
             for tokens in prompts
             for number in range(call.n or 1)
         ]
-        return _Work(
+        work = _Work(
             requests=requests,
-            answer=openai.Answer("chat" if kind == "chat" else "text", self._name),
+            answer=openai.Answer(kind, self._name),
             usage=openai.Usage(prompt_tokens=sum(map(len, prompts))),
             stream=bool(call.stream),
             include_usage=call.stream_options is not None and call.stream_options.include_usage,
         )
+        if not work.stream or carried is None:
+            return work
+        return await self._go_on(work, kind, carried) if carried else self._markable(work)
+
+    @staticmethod
+    def _markable(work: _Work) -> _Work:
+        first = chosen(work.answer.id, work.answer.created_s, work.requests)
+        return replace(work, requests=as_chosen(work.requests, first), marker=Marker(first))
+
+    async def _go_on(self, work: _Work, kind: Literal["chat", "text"], carried: bytes) -> _Work:
+        """A stream that another worker began."""
+        before = read_carried(carried, choices=len(work.requests), vocab_size=self._model.vocab_size)
+        past, requests = self._model.engine.past, []
+        for request, tokens in zip(as_chosen(work.requests, before.chosen), before.tokens, strict=True):
+            requests.append(replace(request, past=await asyncio.to_thread(past, request, tokens)))
+        work.usage.completion_tokens = sum(map(len, before.tokens))
+        answer = openai.Answer(kind, self._name, before.chosen.id, before.chosen.created_s)
+        return replace(work, requests=requests, answer=answer, marker=Marker(None))
 
     def _request(self, call: Sampling, tokens: list[int], deadline_ns: int | None) -> Request:
         limit = call.limit()
@@ -193,11 +228,10 @@ class LLMApp:
         )
 
     async def _answer(self, work: _Work, receive: Receive, send: Send) -> None:
-        stream = self.service.open(work.requests)
         if work.stream:
-            await _while_connected(receive, self._send_stream(work, stream, send))
+            await _while_connected(receive, self._send_stream(work, send))
             return
-        choices = await _while_connected(receive, self._collect(stream, work.usage))
+        choices = await _while_connected(receive, self._collect(self.service.open(work.requests), work.usage))
         await respond(send, 200, work.answer.whole(choices, work.usage), JSON)
 
     @staticmethod
@@ -211,32 +245,42 @@ class LLMApp:
                 usage.completion_tokens += len(delta.tokens)
         return [(texts[index], finishes[index]) for index in sorted(texts)]
 
-    async def _send_stream(self, work: _Work, stream: Stream, send: Send) -> None:
-        async with stream:
+    async def _send_stream(self, work: _Work, send: Send) -> None:
+        to_do = [index for index, one in enumerate(work.requests) if one.past is None or one.past.finish is None]
+        async with self.service.open([work.requests[index] for index in to_do]) as stream:
             begun = False
-            async for chunk in self._chunks(work, stream):
-                if not begun:  # with the first token: an error before it has its own status
-                    headers = [(b"content-type", SSE), (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
-                    await send({"type": "http.response.start", "status": 200, "headers": headers})
-                    begun = True
-                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+            try:
+                async for chunk in self._chunks(work, stream, to_do):
+                    if not begun:  # with the first token: an error before it has its own status
+                        headers = STREAMING if work.marker is None else [*STREAMING, MARKED]
+                        await send({"type": "http.response.start", "status": 200, "headers": headers})
+                        begun = True
+                    await send({"type": "http.response.body", "body": chunk, "more_body": True})
+            except Unavailable as error:
+                if begun and work.marker is not None:  # the worker goes down, and another one goes on
+                    raise CutOff from error
+                raise
             await send({"type": "http.response.body", "body": b""})
 
     @staticmethod
-    async def _chunks(work: _Work, stream: Stream) -> AsyncIterator[bytes]:
-        opened: set[int] = set()
-        answer, with_usage = work.answer, work.include_usage
-        async for index, delta in stream:
+    async def _chunks(work: _Work, stream: Stream, to_do: list[int]) -> AsyncIterator[bytes]:
+        """Events, each with its mark. `to_do` are the choices that the stream brings."""
+        opened = {index for index, one in enumerate(work.requests) if one.past is not None and one.past.tokens}
+        answer, with_usage, marker = work.answer, work.include_usage, work.marker
+        async for number, delta in stream:
+            index = to_do[number]
             work.usage.completion_tokens += len(delta.tokens)
-            opening = b""
+            if marker is not None:
+                marker.saw(index, delta.tokens)
+            events = b""
             if index not in opened:
                 opened.add(index)
-                opening = answer.opening(index, with_usage=with_usage)
+                events = answer.opening(index, with_usage=with_usage)
             # A token that is half a character, or may yet be a stop, has no text of its own.
             if delta.text or delta.finish:
-                yield opening + answer.chunk(index, delta.text, delta.finish, with_usage=with_usage)
-            elif opening:
-                yield opening
+                events += answer.chunk(index, delta.text, delta.finish, with_usage=with_usage)
+            if events:
+                yield events if marker is None else events + marker.mark()
         yield (answer.closing(work.usage) if with_usage else b"") + openai.DONE
 
 

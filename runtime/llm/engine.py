@@ -14,13 +14,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from fleetstart.runtime.contract.errors import DeadlineExceeded, FleetError, HandlerFailed
-from fleetstart.runtime.llm.answers import Answer, Borrowed, Delta, Request, resumed
+from fleetstart.runtime.llm.answers import Answer, Borrowed, Delta, Past, Request, answer_to, past_of, resumed
 from fleetstart.runtime.llm.batch import Batch
 from fleetstart.runtime.llm.runner import Runner, RunnerLost
-from fleetstart.runtime.llm.sampler import SamplerState, SamplingParams, sample
+from fleetstart.runtime.llm.sampler import SamplingParams, sample
 from fleetstart.runtime.llm.scheduler import Chunk, Scheduler, Sequence
-from fleetstart.runtime.llm.stops import StopMatcher
-from fleetstart.runtime.llm.tokenizer import Detokenizer, Vocabulary
+from fleetstart.runtime.llm.tokenizer import Vocabulary
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +33,7 @@ class _Flight:
 
 
 class Engine:
-    """Not thread-safe, except `check`, which reads what never changes."""
+    """Not thread-safe, except `check` and `past`, which read what never changes."""
 
     def __init__(self, runner: Runner, scheduler: Scheduler, tokenizer: Vocabulary, eos_ids: frozenset[int]) -> None:
         self._runner = runner
@@ -50,24 +49,16 @@ class Engine:
         """Errors: InvalidInput for what this engine can never finish."""
         self.scheduler.check(len(request.tokens), request.max_new_tokens)
 
+    def past(self, request: Request, tokens: list[int]) -> Past:
+        """What the request needs to go on after tokens that it put out elsewhere. Errors: as of `past_of`."""
+        return past_of(request, tokens, self._tokenizer, self._eos_ids)
+
     def add(self, request: Request, id: int | None = None) -> int:
         """Errors: InvalidInput, as `check`."""
         id = next(self._ids) if id is None else id
-        sequence = Sequence(
-            id=id,
-            tokens=list(request.tokens),
-            prompt_count=len(request.tokens),
-            max_new_tokens=request.max_new_tokens,
-        )
-        self.scheduler.add(sequence)
-        self._active[id] = Answer(
-            request=request,
-            sequence=sequence,
-            sampler=SamplerState(request.sampling),
-            detokenizer=Detokenizer(self._tokenizer),
-            stops=StopMatcher(request.stops),
-            eos_ids=self._eos_ids,
-        )
+        answer = answer_to(request, id, self._tokenizer, self._eos_ids)
+        self.scheduler.add(answer.sequence)
+        self._active[id] = answer
         return id
 
     def cancel(self, id: int) -> None:

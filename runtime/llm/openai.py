@@ -33,13 +33,12 @@ class Usage(msgspec.Struct):
 class Answer:
     """One call's id, time and model, and how its parts are written."""
 
-    def __init__(self, kind: Literal["chat", "text"], model: str) -> None:
+    def __init__(self, kind: Literal["chat", "text"], model: str, id: str = "", created_s: int = 0) -> None:
+        """`id` and `created_s` are those of an answer that goes on."""
         self._chat = kind == "chat"
-        self._head: Json = {
-            "id": ("chatcmpl-" if self._chat else "cmpl-") + secrets.token_hex(12),
-            "created": int(time.time()),
-            "model": model,
-        }
+        self.id = id or ("chatcmpl-" if self._chat else "cmpl-") + secrets.token_hex(12)
+        self.created_s = created_s or int(time.time())
+        self._head: Json = {"id": self.id, "created": self.created_s, "model": model}
 
     def whole(self, choices: list[tuple[str, FinishReason | None]], usage: Usage) -> bytes:
         kind = "chat.completion" if self._chat else "text_completion"

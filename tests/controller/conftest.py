@@ -27,8 +27,10 @@ from fleetstart.runtime.contract.function import MIB
 from fleetstart.runtime.contract.ids import NodeId, WorkerId
 from fleetstart.runtime.contract.messages import (
     BUSY_HEADER,
+    CONTINUE_HEADER,
     DEADLINE_HEADER,
     DRAINING_HEADER,
+    MARK,
     TOKEN_HEADER,
     NodeReport,
     Speed,
@@ -61,6 +63,7 @@ class WorkerApp:
         headers = {k.decode(): v.decode() for k, v in scope["headers"]}
         assert headers[TOKEN_HEADER] == self.token
         assert int(headers[DEADLINE_HEADER]) >= 0
+        assert int(headers[CONTINUE_HEADER]) >= 0
         if self.draining or self.running >= self.slots:
             name = DRAINING_HEADER if self.draining else BUSY_HEADER
             await _respond(send, 503, b"{}", [(name.encode(), b"1")])
@@ -87,6 +90,9 @@ class WorkerApp:
             raise ConnectionAbortedError
         if path in ("/stream", "/gate", "/cut"):
             await self._stream(path, headers, receive, send)
+            return
+        if path == "/marked":
+            await self._marked(scope["query_string"].decode(), body, int(headers[CONTINUE_HEADER]), send)
             return
         if path == "/chunks":
             await send({"type": "http.response.start", "status": 200, "headers": [(b"x-own", b"1")]})
@@ -117,6 +123,27 @@ class WorkerApp:
             await self._until_released(receive, headers["x-request-id"])
         await send({"type": "http.response.body", "body": b"data: second\n\n", "more_body": True})
         await send({"type": "http.response.body", "body": b""})
+
+    async def _marked(self, query: str, body: bytes, carried_bytes: int, send: Any) -> None:
+        """Counts to ten, and dies on the way: `each` numbers come from one worker. Goes on where its marks say."""
+        each, _, refuses = query.removeprefix("each=").partition("&")
+        call, marks = body[: len(body) - carried_bytes], body[len(body) - carried_bytes :]
+        assert call == b"count"
+        begin = len(marks.split(b"\n")) if marks else 0
+        assert marks == b"\n".join(b"%d" % number for number in range(begin))
+        if begin and refuses:
+            await _respond(send, 400, b"{}", [])
+            return
+        head = [(b"content-type", b"text/event-stream"), (CONTINUE_HEADER.encode(), b"1")]
+        await send({"type": "http.response.start", "status": 200, "headers": head})
+        for number in range(begin, 10):
+            if number == begin + int(each):
+                torn = b"data: %d, of which nobody has told\n\n" % number
+                await send({"type": "http.response.body", "body": torn, "more_body": True})
+                raise ConnectionAbortedError
+            event = b"data: %d\n\n%s%d\n\n" % (number, MARK, number)
+            await send({"type": "http.response.body", "body": event, "more_body": True})
+        await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
 
     async def _until_released(self, receive: Any, request_id: str) -> None:
         gone = asyncio.ensure_future(receive())
