@@ -95,7 +95,12 @@ class Registry:
         if spec.weights is None:
             return 0, None
         base = await require_checkpoint(self._store, spec.name, spec.weights)
-        layout = layout_of(base) if spec.llm is not None else None
+        layout = layout_of(base) if spec.in_layers else None
+        if spec.layered and layout is not None and not layout.layer_bytes:
+            raise InvalidSpec(
+                f"function {spec.name}: its weights have no numbered layers, and it is Layered",
+                hint='say how they are named, and deploy again: @function(weights=..., layers="features.{}")',
+            )
         if spec.adapter is None:
             return base.total_bytes, layout
         adapter = await require_checkpoint(self._store, spec.name, spec.adapter)

@@ -58,7 +58,7 @@ def request_of(view: View, key: VersionKey, record: VersionRecord, workers: int,
     spec = record.spec
     return PlanRequest(
         function=key.name,
-        shape=shape_of(record.layout if spec.llm is not None else None, record.segment_bytes),
+        shape=shape_of(record.layout if spec.in_layers else None, record.segment_bytes),
         memory_bytes=spec.memory_bytes,
         checkpoint=spec.weights,
         kv_bytes=spec.llm.kv_memory_bytes if spec.llm is not None else 0,

@@ -1,9 +1,9 @@
-"""What lives inside a worker, and what a handler imports: `from fleetstart.runtime import function, LLM, Scale, SLO`.
+"""What lives inside a worker, and what a handler imports: `from fleetstart.runtime import function, LLM, Layered, ...`.
 
 Importing this loads neither torch nor a server: user code, the command line and the contract all pass here.
 """
 
 from fleetstart.runtime.contract.function import SLO, Scale
-from fleetstart.runtime.declare import LLM, function
+from fleetstart.runtime.declare import LLM, Layered, function
 
-__all__ = ["LLM", "SLO", "Scale", "function"]
+__all__ = ["LLM", "SLO", "Layered", "Scale", "function"]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from fleetstart.runtime.contract.function import SLO, Scale
 
@@ -21,6 +21,8 @@ GENERAL = (
     "env", "include",
 )  # fmt: skip
 """Settings that every declaration takes."""
+OF_LAYERED = ("layers",)
+"""Settings that only a `Layered` class takes."""
 OF_LLM = ("dtype", "max_batch", "max_context", "kv_memory", "threads")
 """Settings that only an LLM takes."""
 ATTRIBUTE = "__fleetstart__"
@@ -50,6 +52,7 @@ def function(
     network: bool = ...,
     env: Mapping[str, str] = ...,
     include: Iterable[str] = ...,
+    layers: str = ...,
 ) -> Callable[[Target], Target]: ...
 
 
@@ -58,7 +61,7 @@ def function(target: Any = None, /, **settings: Any) -> Any:
 
     Errors: TypeError for a setting that does not exist, and for a target that cannot be called.
     """
-    check_names("function", settings, GENERAL)
+    check_names("function", settings, (*GENERAL, *OF_LAYERED))
     if target is None:
         return lambda declared: _declare(declared, settings)
     return _declare(target, settings)
@@ -67,10 +70,46 @@ def function(target: Any = None, /, **settings: Any) -> Any:
 def _declare(target: Any, settings: Mapping[str, Any]) -> Any:
     if not callable(target):
         raise TypeError(f"function() declares something that can be called, got {type(target).__name__} {target!r}")
+    if "layers" in settings and not (isinstance(target, type) and issubclass(target, Layered)):
+        raise TypeError(f"layers={settings['layers']!r} is of a class that is Layered, and {target!r} is none")
     # What has no room for an attribute (an app with __slots__) is served all the same: the entry names it.
     if hasattr(target, "__dict__"):
         setattr(target, ATTRIBUTE, Declaration(dict(settings)))
     return target
+
+
+class Layered:
+    """A model that is a row of layers, so that several servers can start it as a pipeline.
+
+        @function(weights="./weights", layers="features.{}", memory="1GiB")
+        class Classify(Layered):
+            def load(self, weights): ...             # what before() and after() need
+            def layer(self, weights, index): ...     # the index-th layer: something that is called with activations
+            def before(self, image: bytes): ...      # a request's input -> activations
+            def after(self, activations): ...        # activations -> its answer
+
+    Layers are numbered by their tensors' names (`blocks.3.conv.weight`); where these are unusual, `layers` says how
+    they begin, with `{}` for a number. Activations are one numpy array or torch tensor, or a dict of such; between two
+    servers they travel, and arrive contiguous and in the host's memory.
+
+    A worker with the whole model calls all of it. In a pipeline the first stage has load(), before(), after() and its
+    share of the layers; each other stage has layers alone, and never calls load(). Layers of one worker are called by
+    one thread at a time, `before` and `after` by as many as the function's `concurrency`. A call whose stage was lost
+    begins anew with `before`, on the whole model.
+    """
+
+    def load(self, weights: Any) -> None:
+        """Once, wherever calls come to. `weights` as of a handler class: name -> tensor, streamed, zero-copy."""
+
+    def layer(self, weights: Any, index: int) -> Callable[[Any], Any]:
+        raise NotImplementedError(f"{type(self).__name__} has no layer(self, weights, index)")
+
+    def after(self, activations: Any) -> Any:
+        """The answer; as of a handler's `__call__`. Without one of your own, the activations are."""
+        return activations
+
+    if TYPE_CHECKING:
+        before: Callable[..., Any]
 
 
 class LLM:

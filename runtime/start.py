@@ -33,13 +33,14 @@ from fleetstart.runtime.contract.errors import (
 )
 from fleetstart.runtime.contract.messages import Assign, Speed
 from fleetstart.runtime.contract.timeline import Timeline
-from fleetstart.runtime.declare import LLM
+from fleetstart.runtime.declare import LLM, Layered
 from fleetstart.runtime.handler import handler_app, is_asgi
 
 if TYPE_CHECKING:
     from fleetstart.runtime.contract.function import LLMSettings
     from fleetstart.runtime.contract.stage import Stage
     from fleetstart.runtime.membership import Membership
+    from fleetstart.runtime.pipeline.part import StageOf
     from fleetstart.runtime.tensors import Tensors
     from fleetstart.runtime.weights import Weights
 
@@ -93,49 +94,82 @@ def _start(starting: Starting, timeline: Timeline) -> Started:
         with timeline.span("import"):
             target = import_entry(spec.entry, starting.bundle_dir)
     with timeline.span("load"):
-        weights = _weights(attached)
         if spec.llm is not None:
-            return _start_llm(starting, device, weights)
-        handler = _build(target, device, weights, starting.loop)
+            return _start_llm(starting, device, attached)
+        if spec.layered:
+            return _start_layered(starting, device, target, attached)
+        handler = _build(target, device, _weights(attached), starting.loop)
         if is_asgi(handler):
             return Started(handler, True, None)
         app = handler_app(handler, slots=spec.concurrency, bundle_dir=starting.bundle_dir)
         return Started(app, False, None)
 
 
-def _start_llm(starting: Starting, device: _Device, weights: Any) -> Started:
+def _start_llm(starting: Starting, device: _Device, attached: list[Weights]) -> Started:
     spec, threads = starting.assign.spec, starting.assign.threads
+    weights: Any = _weights(attached)
     if weights is None or spec.llm is None:
         raise WeightsMissing(f"{spec.name} is an LLM and came without a segment")
     from fleetstart.runtime.llm import create_app
 
     device.wait()
     if starting.assign.stage is not None:
-        return _start_stage(starting, starting.assign.stage, spec.llm, weights)
+        return _start_stage(starting, _stage_of(starting, starting.assign.stage, attached[0]), spec.llm, weights)
     app = create_app(weights, spec.llm, name=spec.name, threads=threads)
     return Started(app, False, app.close, app.service.speed)
 
 
-def _start_stage(starting: Starting, stage: Stage, settings: LLMSettings, weights: Weights) -> Started:
-    """Ready when its whole pipeline is, or, of a later stage, when its links stand."""
-    from fleetstart.runtime.llm.stages import FirstStage, LaterStage, StageOf
+def _stage_of(starting: Starting, stage: Stage, weights: Weights) -> StageOf:
+    from fleetstart.runtime.pipeline.part import StageOf
 
-    spec, threads, membership = starting.assign.spec, starting.assign.threads, starting.membership
+    membership = starting.membership
     assert membership is not None
-    of = StageOf(
+    return StageOf(
         stage=stage,
         secret=starting.assign.secret,
         membership=membership,
-        deadline_ns=time.monotonic_ns() + round(spec.start_timeout_s * 1e9),
+        deadline_ns=time.monotonic_ns() + round(starting.assign.spec.start_timeout_s * 1e9),
         hurry=lambda: starting.want(range(weights.arrival.chunk_count)),
         whole=starting.whole,
         end=starting.end,
     )
+
+
+def _start_stage(starting: Starting, of: StageOf, settings: LLMSettings, weights: Any) -> Started:
+    """Ready when its whole pipeline is, or, of a later stage, when its links stand."""
+    from fleetstart.runtime.llm.stages import FirstStage, LaterStage
+
+    spec, threads = starting.assign.spec, starting.assign.threads
     loaded: FirstStage | LaterStage
-    if stage.index == 0:
+    if of.stage.index == 0:
         loaded = FirstStage(weights, settings, of, name=spec.name, threads=threads)
     else:
         loaded = LaterStage(weights, settings, of, name=spec.name, threads=threads)
+    loaded.wait_until_ready()
+    return Started(loaded.app, False, loaded.close, loaded.speed)
+
+
+def _start_layered(starting: Starting, device: _Device, target: Any, attached: list[Weights]) -> Started:
+    spec = starting.assign.spec
+    if not attached:
+        raise WeightsMissing(f"{spec.name} is Layered and came without a segment")
+    from fleetstart.runtime.contract.stage import layer_count
+    from fleetstart.runtime.layered.app import made
+    from fleetstart.runtime.layered.stages import FirstStage, LaterStage, Parts, whole_app
+
+    device.wait()
+    parts = Parts(
+        model=made(target),
+        weights=_weights(attached),
+        layers=layer_count(attached[0].manifest),
+        spec=spec,
+        bundle_dir=starting.bundle_dir,
+    )
+    if starting.assign.stage is None:
+        app = whole_app(parts)
+        return Started(app, False, None, app.speed)
+    of = _stage_of(starting, starting.assign.stage, attached[0])
+    loaded: FirstStage | LaterStage = FirstStage(parts, of) if of.stage.index == 0 else LaterStage(parts, of)
     loaded.wait_until_ready()
     return Started(loaded.app, False, loaded.close, loaded.speed)
 
@@ -211,6 +245,11 @@ def _build(target: Any, device: _Device, weights: Any, loop: asyncio.AbstractEve
     """The callable to serve; a class is made into an instance and loaded."""
     if isinstance(target, LLM):
         raise InvalidSpec("the entry is an LLM, but the version was deployed without its llm settings: deploy again")
+    if inspect.isclass(target) and issubclass(target, Layered):
+        raise InvalidSpec(
+            f"{target.__name__} is Layered, and the version was deployed as a plain class",
+            hint="deploy it again; a class is known as Layered by its bases in the handler's own file",
+        )
     if not callable(target):
         raise NoHandler(f"the entry is a {type(target).__name__}, which cannot be called")
     device.wait()

@@ -80,7 +80,7 @@ def publish_source(
 
 
 def _made(memory: Path, source: Source, part_max_bytes: int, progress: Progress) -> tuple[Plan, bytes]:
-    plan = make_plan(source, find_tied(source.tensors), part_max_bytes=part_max_bytes)
+    plan = make_plan(source, find_tied(source.tensors, layers=source.layers), part_max_bytes=part_max_bytes)
     data = manifest_bytes(plan.manifest(checksums(plan, progress)))
     _remember(memory, data)
     return plan, data

@@ -15,10 +15,12 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 from fleetstart.controller.cli.checkpoint_source import SmallFile, Source
 from fleetstart.controller.cli.origins import Origin
 from fleetstart.controller.cli.safetensors_header import StoredTensor
-from fleetstart.runtime.contract.errors import CheckpointInvalid
+from fleetstart.runtime.contract.errors import CheckpointInvalid, InvalidSpec
 from fleetstart.runtime.contract.function import MIB
 from fleetstart.runtime.contract.manifest import (
     ALIGNMENT_BYTES,
@@ -44,6 +46,8 @@ CHUNK_LEAST_BYTES = 256 * 1024
 HEADER_ALIGNMENT_BYTES = 4096
 """Data begins on a page, so that a reader may use direct I/O from the part's first tensor on."""
 PAD_PREFIX = "__pad__."
+PATTERN_MAX = 200
+"""Characters that say how layers are named."""
 
 _BEFORE = re.compile(
     r"(?:^|[._])(?:embed\w*|wte|wpe|tok_embeddings|patch_embed\w*|cls_token|pos_embed\w*|rotary_emb)(?:[._]|$)"
@@ -79,6 +83,8 @@ class Plan:
     files: dict[str, FileEntry]
     chunk_bytes: int
     aliases: dict[str, str] = field(default_factory=dict)
+    layers: int | None = None
+    """How many, if the source said which they are."""
 
     @property
     def object_bytes(self) -> int:
@@ -106,22 +112,41 @@ class Plan:
             tensors=self.tensors,
             files=self.files,
             aliases=self.aliases,
+            layers=self.layers if self.layers is not None else msgspec.UNSET,
         )
 
 
-def layers_of(names: Iterable[str]) -> dict[str, int]:
+def numbered(names: Iterable[str], pattern: str = "") -> dict[str, int | None]:
+    """The layer that each name tells; None of those that tell none.
+
+    A pattern says how the names of layers begin, with `{}` for numbers ("layer{}.{}"). Layers are then counted in the
+    order of these numbers, so that they need neither begin at 0 nor be without gaps. Errors: InvalidSpec.
+    """
+    if not pattern:
+        return {name: int(match[1]) if (match := LAYER_NAME.search(name)) else None for name in names}
+    if "{}" not in pattern or len(pattern) > PATTERN_MAX:
+        raise InvalidSpec(
+            f"layers={pattern[:80]!r} has no {{}} for a layer's number", hint='write layers="features.{}"'
+        )
+    prefix = re.compile(r"(\d{1,6})".join(map(re.escape, pattern.split("{}"))) + r"(?:\.|$)")
+    found = {name: tuple(map(int, match.groups())) if (match := prefix.match(name)) else None for name in names}
+    ranks = {numbers: rank for rank, numbers in enumerate(sorted({one for one in found.values() if one is not None}))}
+    return {name: ranks[numbers] if numbers is not None else None for name, numbers in found.items()}
+
+
+def layers_of(names: Iterable[str], pattern: str = "") -> dict[str, int]:
     """The layer in which each tensor is used: LAYER_BEFORE, 0.., and one past the last for what comes after."""
-    numbered = {name: int(match[1]) if (match := LAYER_NAME.search(name)) else None for name in names}
-    after = max((number for number in numbered.values() if number is not None), default=-1) + 1
+    numbered_names = numbered(names, pattern)
+    after = max((number for number in numbered_names.values() if number is not None), default=-1) + 1
     return {
         name: number if number is not None else (LAYER_BEFORE if _BEFORE.search(name) else after)
-        for name, number in numbered.items()
+        for name, number in numbered_names.items()
     }
 
 
-def in_order(tensors: Sequence[StoredTensor]) -> list[StoredTensor]:
+def in_order(tensors: Sequence[StoredTensor], pattern: str = "") -> list[StoredTensor]:
     """In the order of use."""
-    layers = layers_of(tensor.name for tensor in tensors)
+    layers = layers_of((tensor.name for tensor in tensors), pattern)
     return sorted(tensors, key=lambda tensor: (layers[tensor.name], *_natural(tensor.name)))
 
 
@@ -142,8 +167,8 @@ def make_plan(
     for tensor in source.tensors:
         if tensor.name.startswith("__"):
             raise CheckpointInvalid(f"{tensor.file}: tensor name {tensor.name!r} is reserved")
-    layers = layers_of(tensor.name for tensor in source.tensors)
-    ordered = [tensor for tensor in in_order(source.tensors) if tensor.name not in aliases]
+    layers = layers_of((tensor.name for tensor in source.tensors), source.layers)
+    ordered = [tensor for tensor in in_order(source.tensors, source.layers) if tensor.name not in aliases]
     items: list[SmallFile | StoredTensor] = [*sorted(source.files, key=lambda file: file.name), *ordered]
     chunk_bytes = chunk_bytes or chunk_size(sum(item.size_bytes for item in items))
     groups = _cut(items, part_max_bytes)
@@ -158,7 +183,14 @@ def make_plan(
         files=layout.files,
         chunk_bytes=chunk_bytes,
         aliases=dict(sorted(aliases.items())),
+        layers=_count(source) if source.layers else None,
     )
+
+
+def _count(source: Source) -> int:
+    """Of layers, of which the last may have tensors that are stored under the names of others."""
+    found = numbered((tensor.name for tensor in source.tensors), source.layers)
+    return max((number for number in found.values() if number is not None), default=-1) + 1
 
 
 def chunk_size(total_bytes: int) -> int:

@@ -53,6 +53,8 @@ class Source:
     """The safetensors files as they were, for an export."""
     index: bytes | None = None
     adapter: bool = False
+    layers: str = ""
+    """How the names of layers begin, `{}` for numbers; without it they are told by the usual names."""
 
     def origins(self) -> list[Origin]:
         """Every file that is read, once."""

@@ -2,7 +2,8 @@
 
 Deploying must not need what the handler needs (torch, a GPU, the secrets of production), and must not do
 what the handler does. So the settings are read, not executed: `@function`, `@function(...)`,
-`name = function(...)(app)` and `name = LLM(...)` at module level, with values as `constants.py` reads them.
+`name = function(...)(app)` and `name = LLM(...)` at module level, with values as `constants.py` reads them. A class
+that is `Layered` is known by its bases (`layered.py`).
 What the settings mean together is decided in `specs.py`.
 """
 
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fleetstart.controller.cli.constants import Computed, NotConstant, dotted, evaluate
+from fleetstart.controller.cli.layered import LAYERED, LayeredClasses
 from fleetstart.runtime.contract.errors import HandlerSyntax, InvalidSpec, NoHandler, NotFound
 from fleetstart.runtime.contract.function import SLO, Scale
 
@@ -28,8 +30,14 @@ FUNCTION_SETTINGS = (
     "env", "include",
 )  # fmt: skip
 LLM_SETTINGS = (*FUNCTION_SETTINGS, "dtype", "max_batch", "max_context", "kv_memory", "threads")
+LAYERED_SETTINGS = (*FUNCTION_SETTINGS, "layers")
 
-Kind = Literal["function", "llm"]
+Kind = Literal["function", "llm", "layered"]
+SETTINGS: dict[Kind, tuple[str, ...]] = {
+    "function": FUNCTION_SETTINGS,
+    "llm": LLM_SETTINGS,
+    "layered": LAYERED_SETTINGS,
+}
 _MAKERS: dict[str, Kind] = {"function": "function", "LLM": "llm"}
 
 
@@ -122,6 +130,7 @@ class _Reader:
     makers: dict[str, Kind] = field(default_factory=dict)
     """Dotted names under which this file reaches `function` and `LLM`."""
     calls: dict[str, Callable[..., Any]] = field(default_factory=dict)
+    layered: LayeredClasses = field(default_factory=LayeredClasses)
     found: dict[str, Declaration] = field(default_factory=dict)
 
     def read(self) -> list[Declaration]:
@@ -160,6 +169,8 @@ class _Reader:
                 self.makers[bound] = _MAKERS[alias.name]
             elif statement.module == API and alias.name in _VALUES:
                 self.calls[bound] = _VALUES[alias.name]
+            elif statement.module == API and alias.name == LAYERED:
+                self.layered.offer(bound)
             elif statement.module == API and alias.name == "*":
                 self._offer("")
             elif f"{statement.module}.{alias.name}" == API:
@@ -169,9 +180,13 @@ class _Reader:
         dot = f"{prefix}." if prefix else ""
         self.makers.update({dot + maker: kind for maker, kind in _MAKERS.items()})
         self.calls.update({dot + name: build for name, build in _VALUES.items()})
+        self.layered.offer(dot + LAYERED)
 
     def _definition(self, statement: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> None:
+        shape = self.layered.shape_of(statement) if isinstance(statement, ast.ClassDef) else None
         self._forget(statement.name, statement.lineno)
+        if shape is not None:
+            self.layered.add(statement.name, shape)
         for decorator in statement.decorator_list:
             call = decorator if isinstance(decorator, ast.Call) else None
             kind = self.makers.get(dotted(call.func if call else decorator))
@@ -181,13 +196,21 @@ class _Reader:
                     hint=f'write `{statement.name} = LLM(weights="./weights")`',
                 )
             if kind == "function":
-                self._declare(statement.name, kind, decorator.lineno, call)
+                self._declare(statement.name, self._kind(statement.name, decorator.lineno), decorator.lineno, call)
+
+    def _kind(self, name: str, line: int) -> Kind:
+        """Of what `function` declares under that name. Errors: NoHandler for a layered class that lacks a part."""
+        if name not in self.layered:
+            return "function"
+        self.layered.check(name, f"{self.path}:{line}")
+        return "layered"
 
     def _assignment(self, name: str, value: ast.expr) -> None:
         match value:
             case ast.Call(func=ast.Call() as inner) if self.makers.get(dotted(inner.func)) == "function":
+                declared = self._kind(_argument(value), value.lineno)
                 self._forget(name, value.lineno)
-                self._declare(name, "function", value.lineno, inner)
+                self._declare(name, declared, value.lineno, inner)
             case ast.Call(func=func) if (kind := self.makers.get(dotted(func))) is not None:
                 self._forget(name, value.lineno)
                 if kind == "function" and not value.args:
@@ -229,6 +252,7 @@ class _Reader:
         self.names[name] = Computed(line)
         self.makers.pop(name, None)
         self.calls.pop(name, None)
+        self.layered.forget(name)
         self.found.pop(name, None)
 
     def _declare(
@@ -244,11 +268,16 @@ class _Reader:
         self.found[attribute] = Declaration(attribute=attribute, kind=kind, line=line, settings=settings)
 
     def _known(self, keyword: ast.keyword, kind: Kind, maker: str) -> str:
-        allowed = LLM_SETTINGS if kind == "llm" else FUNCTION_SETTINGS
+        allowed = SETTINGS[kind]
         if keyword.arg is None:
             raise InvalidSpec(f"{self.path}:{keyword.value.lineno}: {maker}(**...) is not read; name each setting")
         if keyword.arg not in allowed:
             near = get_close_matches(keyword.arg, allowed, n=1)
+            if keyword.arg == "layers":
+                raise InvalidSpec(
+                    f"{self.path}:{keyword.value.lineno}: layers= is of a class that is Layered",
+                    hint="write `class Model(Layered): ...` under it, or leave it out",
+                )
             raise InvalidSpec(
                 f"{self.path}:{keyword.value.lineno}: {maker}() has no setting {keyword.arg!r}",
                 hint=f"did you mean {near[0]!r}?" if near else f"settings are {', '.join(allowed)}",
@@ -267,6 +296,11 @@ class _Reader:
             raise InvalidSpec(
                 f"{self.path}:{keyword.value.lineno}: {maker}({keyword.arg}=...): {error.message}", hint=error.hint
             ) from error
+
+
+def _argument(call: ast.Call) -> str:
+    """The name that is its only argument, if it is one."""
+    return dotted(call.args[0]) if len(call.args) == 1 else ""
 
 
 def imports_of(tree: ast.Module) -> set[str]:

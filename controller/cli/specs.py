@@ -20,6 +20,8 @@ from fleetstart.runtime.contract.ids import BundleId, CheckpointId, FunctionName
 
 LLM_MEMORY_BYTES = 2 * GIB
 """KV cache, activations and torch itself; the weights are in the segment and not counted."""
+LAYERED_CONCURRENCY = 8
+"""Calls given to a model in layers: enough that each of four stages has one while others are read and answered."""
 LLM_QUEUE_FACTOR = 2
 """Calls given to an engine for each place in its batch: when one ends, the next is there already."""
 
@@ -42,7 +44,7 @@ def default_name(attribute: str) -> str:
 
 
 def profile_of(declaration: Declaration, imports: Collection[str]) -> str:
-    return "torch" if declaration.kind == "llm" or "torch" in imports else "python"
+    return "torch" if declaration.kind in ("llm", "layered") or "torch" in imports else "python"
 
 
 def build_spec(
@@ -77,11 +79,25 @@ def build_spec(
         fields["llm"] = llm = _checked(engine, LLMSettings)
         fields.setdefault("memory_bytes", LLM_MEMORY_BYTES)
         fields.setdefault("concurrency", llm.max_batch * LLM_QUEUE_FACTOR)
+    if declaration.kind == "layered":
+        fields["layered"] = True
+        fields.setdefault("concurrency", LAYERED_CONCURRENCY)
     return _checked(fields, FunctionSpec)
 
 
 def weights_of(declaration: Declaration) -> str | None:
     return _path(declaration, "weights")
+
+
+def layers_of(declaration: Declaration) -> str:
+    """How the names of layers begin; "" where they are usual ones. Errors: InvalidSpec."""
+    layers = declaration.settings.get("layers", "")
+    if not isinstance(layers, str) or ("layers" in declaration.settings and "{}" not in layers):
+        raise InvalidSpec(
+            f"layers={layers!r} does not say how the layers' tensors are named",
+            hint='write the beginning of their names, with {} for the number: layers="features.{}"',
+        )
+    return layers
 
 
 def adapter_of(declaration: Declaration) -> str | None:

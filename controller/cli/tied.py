@@ -27,9 +27,9 @@ READERS = 16
 Key = Callable[[StoredTensor], object]
 
 
-def find_tied(tensors: Sequence[StoredTensor], *, min_bytes: int = TIED_MIN_BYTES) -> dict[str, str]:
+def find_tied(tensors: Sequence[StoredTensor], *, layers: str = "", min_bytes: int = TIED_MIN_BYTES) -> dict[str, str]:
     """Names of tensors that need not be stored, each with the equal one that comes first in the order of use."""
-    large = [tensor for tensor in in_order(tensors) if tensor.size_bytes >= max(1, min_bytes)]
+    large = [tensor for tensor in in_order(tensors, layers) if tensor.size_bytes >= max(1, min_bytes)]
     groups = _split([large], lambda tensor: (tensor.dtype, tensor.shape))
     with ThreadPoolExecutor(READERS) as pool:
         alike = [tensor for group in groups for tensor in group]

@@ -92,6 +92,8 @@ class FunctionSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     adapter: CheckpointId | None = None
     """A LoRA adapter that is applied to the weights when they are loaded."""
     llm: LLMSettings | None = None
+    layered: bool = False
+    """Whether the entry is a `Layered` class: a model of the user's own that runs layer by layer."""
     memory_bytes: int = 512 * MIB
     """Limit on the worker's own memory; weights in the segment are shared and not counted."""
     concurrency: int = 1
@@ -124,6 +126,8 @@ class FunctionSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             raise InvalidSpec("timeout_s and start_timeout_s must be above 0 and at most 86400 seconds")
         if self.llm is not None and self.weights is None:
             raise InvalidSpec(f"function {self.name}: LLM needs weights")
+        if self.layered and (self.weights is None or self.llm is not None):
+            raise InvalidSpec(f"function {self.name}: a Layered model needs weights, and is no LLM")
         if self.adapter is not None and self.weights is None:
             raise InvalidSpec(
                 f"function {self.name}: an adapter needs the weights that it adapts",
@@ -131,6 +135,11 @@ class FunctionSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             )
         if self.adapter is not None and self.adapter == self.weights:
             raise InvalidSpec(f"function {self.name}: weights and adapter are one and the same checkpoint")
+
+    @property
+    def in_layers(self) -> bool:
+        """Whether its model can be cut into stages."""
+        return self.llm is not None or self.layered
 
 
 def spec_bytes(spec: FunctionSpec) -> bytes:

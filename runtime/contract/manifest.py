@@ -87,6 +87,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     files: dict[str, FileEntry] = {}
     aliases: dict[str, str] = {}
     """Further names of tensors, such as those of tied weights: each is read where the tensor that it names lies."""
+    layers: int | msgspec.UnsetType = msgspec.UNSET
+    """How many there are, if whoever made the checkpoint had to be told which names are layers (LAYER_NAME is not)."""
 
     @property
     def weight_bytes(self) -> int:
@@ -163,6 +165,8 @@ def read_manifest(data: bytes, expected: CheckpointId | None = None) -> Manifest
     _check_head(manifest)
     data_ranges = _check_parts(manifest)
     _check_entries(manifest, data_ranges)
+    if isinstance(manifest.layers, int) and not 0 <= manifest.layers <= len(manifest.tensors):
+        raise CheckpointInvalid(f"{manifest.layers} layers of {len(manifest.tensors)} tensors")
     for name, tensor in manifest.aliases.items():
         if tensor not in manifest.tensors or name in manifest.tensors or name in manifest.files:
             raise CheckpointInvalid(f"alias {name!r} of {tensor!r} is taken or leads nowhere")

@@ -92,6 +92,8 @@ def _ranges(chunks: set[int]) -> list[tuple[int, int]]:
 
 def layer_count(manifest: Manifest) -> int:
     """Layers of the model; what comes after the last has its number, but none in its name."""
+    if isinstance(manifest.layers, int):
+        return manifest.layers
     return max((entry.layer for name, entry in manifest.tensors.items() if LAYER_NAME.search(name)), default=-1) + 1
 
 

@@ -12,13 +12,11 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from fleetstart.runtime.asgi import Receive, Scope, Send, respond_error
 from fleetstart.runtime.contract.errors import FleetError, StartFailed, Unavailable
 from fleetstart.runtime.contract.function import LLMSettings
 from fleetstart.runtime.contract.messages import Speed
-from fleetstart.runtime.contract.stage import Stage
 from fleetstart.runtime.llm.app import LLMApp
 from fleetstart.runtime.llm.growth import Growth, Parts
 from fleetstart.runtime.llm.lending import Borrower, Lender
@@ -27,31 +25,14 @@ from fleetstart.runtime.llm.pipeline import Pipeline
 from fleetstart.runtime.llm.runner import Runner
 from fleetstart.runtime.llm.stage_worker import StageWorker
 from fleetstart.runtime.llm.weights import Weights
-from fleetstart.runtime.membership import Membership
 from fleetstart.runtime.pipeline.frames import Grown, LinkBroken
 from fleetstart.runtime.pipeline.links import Links
+from fleetstart.runtime.pipeline.part import StageOf
 
 log = logging.getLogger(__name__)
 
 FIRST_CALLS_S = 0.5
 """For calls that wait at the gateway: who has grown takes those first, and running requests only if there is room."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StageOf:
-    """What a stage needs to know, and whom to tell. The callbacks come from any thread."""
-
-    stage: Stage
-    secret: str
-    membership: Membership
-    deadline_ns: int
-    """Monotonic: until then it must be ready."""
-    hurry: Callable[[], object]
-    """Somebody waits for the rest of the checkpoint."""
-    whole: Callable[[], object]
-    """It has grown."""
-    end: Callable[[str], object]
-    """It cannot go on, and why; or, without a reason, it is needed no longer."""
 
 
 class FirstStage:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import socket
 import struct
+from typing import Literal
 
 import msgspec
 
+from fleetstart.runtime.contract.errors import ErrorInfo
 from fleetstart.runtime.contract.ids import PipelineId
 
 HEAD = struct.Struct("<2sHII")
@@ -118,8 +120,35 @@ class Ping(msgspec.Struct, frozen=True, tag="ping"):
     """Still there."""
 
 
+class ArrayForm(msgspec.Struct, frozen=True):
+    """One array: dtype by its safetensors name, and whose it is."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    library: Literal["torch", "numpy"]
+
+
+class Activations(msgspec.Struct, frozen=True, tag="activations"):
+    """Of one call of a model in layers: for the next stage, or, from the last to the first, what the layers gave.
+    Payload: the arrays, each from a multiple of ALIGNMENT_BYTES on."""
+
+    number: int
+    arrays: list[ArrayForm]
+    single: bool
+    """One array, and not a dict of one."""
+
+
+class CallFailed(msgspec.Struct, frozen=True, tag="call_failed"):
+    """To the first stage: a layer of the sender refused that call's activations."""
+
+    number: int
+    error: ErrorInfo
+
+
 OfLending = Grown | Lend | CaughtUp | Begin | Token | GiveBack
-Message = Hello | Loaded | Step | Result | KvWanted | Kv | Broken | Farewell | OfLending | Ping
+OfLayers = Activations | CallFailed
+Message = Hello | Loaded | Step | Result | KvWanted | Kv | Broken | Farewell | OfLending | OfLayers | Ping
 Buffer = bytes | bytearray | memoryview
 
 _decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import fleetstart.runtime
-from fleetstart.runtime import LLM, SLO, Scale, function
+from fleetstart.runtime import LLM, SLO, Layered, Scale, function
 from fleetstart.runtime.declare import ATTRIBUTE
 
 
@@ -18,7 +18,7 @@ def settings_of(target: Any) -> dict[str, Any]:
 
 
 def test_the_room_exports_what_it_says() -> None:
-    assert sorted(fleetstart.runtime.__all__) == ["LLM", "SLO", "Scale", "function"]
+    assert sorted(fleetstart.runtime.__all__) == ["LLM", "Layered", "SLO", "Scale", "function"]
 
 
 def test_a_declared_function_stays_itself() -> None:
@@ -34,6 +34,23 @@ def test_a_function_and_an_llm_take_an_slo() -> None:
     promised = SLO(ttft_s=2, tpot_s=0.2)
     assert settings_of(function(slo=promised)(lambda: None)) == {"slo": promised}
     assert dict(LLM(weights="./w", slo=promised).settings)["slo"] == promised
+
+
+def test_a_layered_class_says_how_its_layers_are_named() -> None:
+    @function(weights="./w", layers="features.{}")
+    class Model(Layered): ...
+
+    assert settings_of(Model) == {"weights": "./w", "layers": "features.{}"}
+    assert Model().after(3) == 3
+    Model().load({})
+    with pytest.raises(NotImplementedError, match="Model has no layer"):
+        Model().layer({}, 0)
+
+
+@pytest.mark.parametrize("target", [len, LLM, int])
+def test_what_is_not_layered_takes_no_layers(target: Any) -> None:
+    with pytest.raises(TypeError, match="is of a class that is Layered"):
+        function(layers="features.{}")(target)
 
 
 def test_a_bare_decorator_declares_with_no_settings() -> None:

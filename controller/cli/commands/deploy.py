@@ -15,10 +15,11 @@ from fleetstart.controller.cli.checkpoint import Published, publish_source
 from fleetstart.controller.cli.checkpoint_source import Source, read_source
 from fleetstart.controller.cli.client import Server, find_server
 from fleetstart.controller.cli.declarations import Declaration, read_declarations
+from fleetstart.controller.cli.layered import in_layers
 from fleetstart.controller.cli.layout import Layout
 from fleetstart.controller.cli.progress import Bar
 from fleetstart.controller.cli.root import verb
-from fleetstart.controller.cli.specs import adapter_of, build_spec, include_of, module_name, weights_of
+from fleetstart.controller.cli.specs import adapter_of, build_spec, include_of, layers_of, module_name, weights_of
 from fleetstart.controller.resources import Deployed
 from fleetstart.runtime.contract.errors import InvalidSpec, NoHandler
 
@@ -114,15 +115,18 @@ def _deploy(
 ) -> Deployed:
     started_s = time.monotonic()
     text = weights_of(declaration)
-    if declaration.kind == "llm" and not text:
-        raise InvalidSpec(
-            f"{path}:{declaration.line}: LLM needs weights", hint=f'write {declaration.attribute} = LLM(weights="...")'
-        )
+    if declaration.kind != "function" and not text:
+        how = f"{declaration.attribute} = LLM" if declaration.kind == "llm" else "@function"
+        what = "LLM" if declaration.kind == "llm" else f"{declaration.attribute} is Layered and"
+        raise InvalidSpec(f"{path}:{declaration.line}: {what} needs weights", hint=f'write {how}(weights="...")')
     published: Published | None = None
     adapter: Published | None = None
     if text:
         with Bar(declaration.attribute, live=output.is_terminal()) as bar:
-            published = publish_source(_source(path.parent, text), server, cache=cache, progress=bar)
+            source = _source(path.parent, text)
+            if declaration.kind == "layered":
+                source = in_layers(source, layers_of(declaration), f"{path}:{declaration.line}")
+            published = publish_source(source, server, cache=cache, progress=bar)
             if change := adapter_of(declaration):
                 adapter = publish_source(_source(path.parent, change), server, cache=cache, progress=bar)
     spec = build_spec(

@@ -17,8 +17,9 @@ from fleetstart.runtime.contract.ids import PipelineId
 from fleetstart.runtime.contract.stage import Stage
 from fleetstart.runtime.llm.answers import Delta, Request
 from fleetstart.runtime.llm.service import EngineService
-from fleetstart.runtime.llm.stages import FirstStage, LaterStage, StageOf
+from fleetstart.runtime.llm.stages import FirstStage, LaterStage
 from fleetstart.runtime.membership import Membership
+from fleetstart.runtime.pipeline.part import StageOf
 from tests.runtime.llm.models import Checkpoint
 
 START_S = 60.0

@@ -1,0 +1,107 @@
+"""A model in layers as an ASGI app: `before`, the layers wherever they are, `after`."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from fleetstart.runtime.asgi import Receive, Scope, Send
+from fleetstart.runtime.contract.errors import NoHandler, Unavailable
+from fleetstart.runtime.contract.messages import Speed
+from fleetstart.runtime.declare import Layered
+from fleetstart.runtime.handler import handler_app
+from fleetstart.runtime.layered.pipeline import StageLost
+from fleetstart.runtime.layered.row import without_gradients
+from fleetstart.runtime.meter import folded
+
+SYNCHRONOUS = ("load", "layer", "before", "after")
+
+
+class Runner(Protocol):
+    """All layers, in this process or along a pipeline. For several threads."""
+
+    def run(self, activations: Any) -> Any: ...
+
+
+class LayeredApp:
+    """An ASGI app without lifespan. Answers as a handler class does whose `__call__` has the parameters of `before`."""
+
+    def __init__(
+        self, model: Layered, runner: Runner, *, stages: int = 1, slots: int, timeout_s: float, bundle_dir: str
+    ) -> None:
+        """`stages` of a pipeline run the layers. Errors: NoHandler; those of `handler_app`."""
+        self._model = model
+        self._runner = runner
+        self._stages = stages
+        self._timeout_s = timeout_s
+        self._replaced = threading.Condition()
+        self._speed: Speed | None = None
+        self._app = handler_app(self._caller(), slots=slots, bundle_dir=bundle_dir)
+
+    def _caller(self) -> Callable[..., Any]:
+        @functools.wraps(self._model.before)
+        def call(*arguments: Any, **named: Any) -> Any:
+            return self._call(arguments, named)
+
+        return call
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._app(scope, receive, send)
+
+    def take_over(self, runner: Runner) -> None:
+        """It has the whole model: calls that lost their stage, and all that come, run there."""
+        with self._replaced:
+            self._runner, self._stages = runner, 1
+            self._replaced.notify_all()
+
+    def speed(self) -> Speed | None:
+        """Of the last calls; None until one has ended. From any thread."""
+        return self._speed
+
+    def _call(self, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        """In a thread of the call's own. A lost stage costs it time: it begins anew, because layers may write into
+        what they are given."""
+        ends_s = time.monotonic() + self._timeout_s
+        began_s, stages = time.monotonic(), self._stages
+        with without_gradients():
+            while True:
+                runner = self._runner
+                try:
+                    activations = runner.run(self._model.before(*arguments, **named))
+                    break
+                except StageLost as error:
+                    if not self._wait_for_other(runner, ends_s - time.monotonic()):
+                        text = f"{error}, and the rest of the model did not come"
+                        raise Unavailable(text, retry_after_s=1) from error
+            answer = self._model.after(activations)
+        self._note(time.monotonic() - began_s, stages)
+        return answer
+
+    def _wait_for_other(self, runner: Runner, timeout_s: float) -> bool:
+        with self._replaced:
+            return self._replaced.wait_for(lambda: self._runner is not runner, max(0.0, timeout_s))
+
+    def _note(self, call_s: float, stages: int) -> None:
+        with self._replaced:
+            self._speed = folded(self._speed, Speed(calls=1, call_s=call_s, prefill_s=call_s, stages=stages))
+
+
+def made(target: Any) -> Layered:
+    """The model of an entry. Errors: NoHandler for what a deploy could not see; what its `__init__` raises."""
+    if not (inspect.isclass(target) and issubclass(target, Layered)):
+        raise NoHandler(
+            f"the version was deployed as a Layered class, and its entry is {target!r}", hint="deploy it again"
+        )
+    model: Layered = target()
+    for part in SYNCHRONOUS:
+        method = getattr(model, part, None)
+        if method is None or (part == "layer" and target.layer is Layered.layer):
+            what = f"class {target.__name__} is Layered and has no {part}()"
+            raise NoHandler(what, hint=f"add `def {part}(self, ...)`")
+        if inspect.iscoroutinefunction(method) or inspect.isasyncgenfunction(method):
+            raise NoHandler(f"{part}() of class {target.__name__} is asynchronous", hint=f"write `def {part}`")
+    return model

@@ -1,0 +1,69 @@
+"""The other stages as the first one sees them: whether they have their layers, and whether one is lost."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from fleetstart.runtime.pipeline.frames import Broken, Buffer, Farewell, LinkBroken, Loaded, Message
+from fleetstart.runtime.pipeline.links import Links
+
+
+class Crew:
+    """Thread-safe. `on_broken` is called once, with the reason, from a thread of the links."""
+
+    def __init__(self, stages: int, on_broken: Callable[[str], None]) -> None:
+        self.stages = stages
+        self._on_broken = on_broken
+        self._links: Links | None = None
+        self._changed = threading.Condition()
+        self._loaded: set[int] = set()
+        self._dismissed = False
+        self.broken = ""
+        """Why it cannot go on; empty while it can."""
+
+    def wait_until_loaded(self, timeout_s: float) -> bool:
+        """True once every other stage has its layers; False if the time is up or one is lost."""
+        with self._changed:
+            self._changed.wait_for(lambda: len(self._loaded) == self.stages - 1 or bool(self.broken), timeout_s)
+            return not self.broken and len(self._loaded) == self.stages - 1
+
+    def missing(self) -> list[int]:
+        """Stages that have not said that they have their layers."""
+        with self._changed:
+            return [index for index in range(1, self.stages) if index not in self._loaded]
+
+    def dismiss(self) -> None:
+        """The other stages are needed no longer."""
+        self._dismissed = True
+        for stage in range(1, self.stages):
+            try:
+                self.send(stage, Farewell())
+            except LinkBroken:
+                continue  # gone by itself
+
+    def send(self, stage: int, message: Message, payload: Buffer = b"") -> None:
+        """Errors: LinkBroken."""
+        if self._links is None:
+            raise LinkBroken("no links yet")
+        self._links.send(stage, message, payload)
+
+    def heard(self, stage: int, message: Message) -> None:
+        """What every stage may say; of anything else, the pipeline breaks."""
+        match message:
+            case Loaded():
+                with self._changed:
+                    self._loaded.add(stage)
+                    self._changed.notify_all()
+            case Broken(why=why):
+                self.break_up(f"stage {stage}: {why}")
+            case _:
+                self.break_up(f"stage {stage} sent a {type(message).__name__}")
+
+    def break_up(self, why: str) -> None:
+        with self._changed:
+            if self.broken or self._dismissed:
+                return
+            self.broken = why
+            self._changed.notify_all()
+        self._on_broken(why)
