@@ -62,8 +62,12 @@ def _tend_one(
         helps = is_helper(order, statuses.get(order.worker))
         if helps and not needed and not _still_grows(order, now_unix_ns):
             changed.append(msgspec.structs.replace(order, wanted="drain", ordered_unix_ns=now_unix_ns))
-        elif needed and (peers := _merged(order.peers, links, here)) != order.peers:
-            changed.append(msgspec.structs.replace(order, peers=peers, ordered_unix_ns=now_unix_ns))
+        elif needed:
+            told = msgspec.structs.replace(
+                order, peers=_merged(order.peers, links, here), relayed=_relayed(order, stages, statuses)
+            )
+            if told != order:
+                changed.append(msgspec.structs.replace(told, ordered_unix_ns=now_unix_ns))
     return changed
 
 
@@ -100,6 +104,18 @@ def _links(stages: list[WorkerOrder], statuses: Mapping[WorkerId, WorkerStatus])
         if order.stage is not None and status is not None and status.link:
             found[order.stage.index] = status.link
     return found
+
+
+def _relayed(
+    order: WorkerOrder, stages: list[WorkerOrder], statuses: Mapping[WorkerId, WorkerStatus]
+) -> tuple[int, ...]:
+    """Stages that found no way to this one but the object store. What was told stays told."""
+    found = set(order.relayed)
+    for other in stages:
+        status = statuses.get(other.worker)
+        if other.stage is not None and order.stage is not None and status is not None:
+            found |= {other.stage.index} if order.stage.index in status.relayed else set()
+    return tuple(sorted(found))
 
 
 def _merged(peers: tuple[str, ...], links: Mapping[int, str], here: Set[int]) -> tuple[str, ...]:

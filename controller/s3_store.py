@@ -14,6 +14,8 @@ from fleetstart.runtime.contract.errors import StoreFailed, TooLarge
 PART_BYTES = 16 << 20
 """10,000 parts are allowed: 160 GB an object; S3 asks for 5 MiB at least."""
 READ_BYTES = 1 << 20
+RELAY = "relay/"
+"""As in `prefetcher.relay_objects`."""
 
 
 class S3Store:
@@ -100,7 +102,11 @@ class S3Store:
         await self._call(key, self._client.delete_object, absent=True)
 
     async def sweep(self, older_than_s: float) -> int:
-        """Parts of a multipart upload that nobody completed are paid for until somebody aborts it."""
+        """Parts of a multipart upload that nobody completed are paid for until somebody aborts it; what nodes say to
+        each other through the store (`relay/`) stays if both ends were killed. Neither lives for long."""
+        stale = [one for one in await self.list(RELAY) if time.time() - one.modified_unix_ms / 1000 > older_than_s]
+        for one in stale:
+            await self.delete(one.key)
 
         def abort() -> int:
             swept = 0
@@ -118,9 +124,9 @@ class S3Store:
             swept: int = await self._thread(self._prefix, abort)
         except StoreFailed as error:
             if "NotImplemented" in error.message:  # such servers forget their uploads themselves, or never
-                return 0
+                return len(stale)
             raise
-        return swept
+        return swept + len(stale)
 
     async def _call(self, key: str, method: Callable[..., Any], *, absent: bool = False, **arguments: Any) -> Any:
         """One request; with `absent`, None instead of an error where there is no such object."""

@@ -38,6 +38,7 @@ from fleetstart.prefetcher.reconcile import (
     act_on_order,
     reconcile,
 )
+from fleetstart.prefetcher.relay import open_relays
 from fleetstart.prefetcher.segments import Segments
 from fleetstart.prefetcher.sources import Source
 from fleetstart.prefetcher.spares import Spares
@@ -101,6 +102,7 @@ class Daemon:
             size=config.pool_size,
             starts_under_way=self._starts_under_way,
         )
+        self._relays = open_relays(config.store)
         self._host = Host(
             node=config.node,
             address=config.address,
@@ -111,6 +113,7 @@ class Daemon:
             logs=self._logs,
             rows=self._rows,
             speeds=self._speeds,
+            relays=self._relays,
             publish=self._publish,
         )
 
@@ -139,6 +142,8 @@ class Daemon:
             finally:
                 await end_tasks(tasks)
         finally:
+            if self._relays is not None:
+                await asyncio.to_thread(self._relays.close)
             await self._spares.close()
             await self._segments.close()
             for server in servers:

@@ -1,7 +1,8 @@
 """The node's part in a pipeline's links: a listener for its stage, and connections to the other stages.
 
 Workers have no network: their node opens the sockets, in its own, and hands them on. Which stage is where comes with
-the order, and again when that changes; what was connected stays so.
+the order, and again when that changes; what was connected stays so. A stage that cannot be reached is reached through
+the object store (`relay`), if there is one: its node hears of that from the controller, and listens there.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import socket
 from collections.abc import Callable, Sequence
 
 from fleetstart.prefetcher.forkserver import Process
+from fleetstart.prefetcher.relay import Relays
+from fleetstart.prefetcher.relay_objects import Link
 from fleetstart.prefetcher.segments import Segment, Segments
 from fleetstart.runtime.contract.channel import ChannelClosed
 from fleetstart.runtime.contract.errors import FleetError
@@ -22,28 +25,39 @@ from fleetstart.runtime.contract.stage import Stage
 log = logging.getLogger(__name__)
 
 BACKLOG = 16
-CONNECT_S = 1.0
+CONNECT_S = 0.5
+"""Hosts that cannot answer in that time are too far from each other for a pipeline."""
 RETRY_S = 0.1
-TRIES = 3
-"""Of one address: a stage that cannot be reached in some seconds is lost."""
+TRIES = 2
+"""Of one address: about a second, then another way is looked for."""
 
 
 class StageSockets:
-    """One stage's. `connected` gets each connection with the stage's index, and owns it from then on."""
+    """One stage's. `connected` gets each connection with the stage's index, and owns it from then on; `detour` has
+    another connection to a stage that cannot be reached, and why that is so, or None.
+    """
 
-    def __init__(self, stage: Stage, address: str, connected: Callable[[int, socket.socket], None]) -> None:
+    def __init__(
+        self,
+        stage: Stage,
+        address: str,
+        connected: Callable[[int, socket.socket], None],
+        detour: Callable[[int, str], socket.socket | None],
+    ) -> None:
         """Errors: OSError if nothing can listen there."""
         self._stage = stage
         self._connected = connected
+        self._detour = detour
         self._known: dict[int, str] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         self.listener = socket.create_server((address, 0), family=family, backlog=BACKLOG)
+        self._at: tuple[str, int] = self.listener.getsockname()[:2]
 
     @property
     def link(self) -> str:
         """host:port at which the other stages are to connect."""
-        host, port = self.listener.getsockname()[:2]
+        host, port = self._at
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
     def tell(self, peers: Sequence[str]) -> None:
@@ -60,16 +74,24 @@ class StageSockets:
             task.add_done_callback(self._tasks.discard)
 
     async def _connect(self, index: int, address: str) -> None:
+        why = ""
         for _ in range(TRIES):
             try:
                 link = await _connection(address)
             except (OSError, ValueError, OverflowError) as error:  # the others: no address at all
-                log.warning("a stage could not be reached", extra={"address": address, "error": str(error)})
+                why = f"{address}: {str(error) or f'no answer in {CONNECT_S:g} s'}"
+                log.warning("a stage could not be reached", extra={"stage": index, "why": why})
                 await asyncio.sleep(RETRY_S)
                 continue
             self._connected(index, link)
             return
-        self._connected(index, _dead())
+        self._connected(index, self._detour(index, why) or _dead())
+
+    def to_listener(self) -> socket.socket:
+        """A connection as another stage makes it, in any thread. Errors: OSError."""
+        link = socket.create_connection(self._at, timeout=CONNECT_S)
+        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return link
 
     def close(self) -> None:
         for task in self._tasks:
@@ -102,18 +124,37 @@ def _dead() -> socket.socket:
 class Role:
     """A worker's part in its pipeline; one with the whole model from the beginning has none."""
 
-    def __init__(self, order: WorkerOrder, address: str) -> None:
-        """Errors: OSError if nothing can listen at the address."""
+    def __init__(
+        self,
+        order: WorkerOrder,
+        address: str,
+        relays: Relays | None,
+        note: Callable[[str], object],
+        changed: Callable[[], object],
+    ) -> None:
+        """`note` gets what whoever reads the worker's log should know; `changed` is called after `relayed` has.
+
+        Errors: OSError if nothing can listen at the address.
+        """
         self._order = order
+        self._relays = relays
+        self._note = note
+        self._changed = changed
+        self._closed = False
+        self._received: dict[int, Callable[[], None]] = {}
+        """Ends what comes from these stages through the store."""
+        self.relayed: tuple[int, ...] = ()
+        """Stages that are reached through the object store."""
         self._process: Process | None = None
         self._early: list[tuple[int, socket.socket]] = []
         """Connected before the worker had its assignment."""
         self._growing: asyncio.Task[None] | None = None
         self.whole = order.stage is None
         """Whether it needs no other worker."""
-        self.sockets = StageSockets(order.stage, address, self._connected) if order.stage is not None else None
-        if self.sockets is not None:
-            self.sockets.tell(order.peers)
+        self.sockets: StageSockets | None = None
+        if order.stage is not None:
+            self.sockets = StageSockets(order.stage, address, self._connected, self._detour)
+            self.tell(order)
 
     @property
     def link(self) -> str:
@@ -142,10 +183,18 @@ class Role:
             self._connected(index, link)
 
     def tell(self, order: WorkerOrder) -> None:
-        """Where the other stages are by now, and whether it shall become a whole worker."""
+        """Where the other stages are by now, which of them come through the store, and whether it shall become a
+        whole worker."""
         self._order = order
-        if self.sockets is not None:
-            self.sockets.tell(order.peers)
+        if self.sockets is None:
+            return
+        self.sockets.tell(order.peers)
+        for sender in order.relayed:
+            if self._relays is not None and self._is_other(sender) and sender not in self._received:
+                log.info("a stage comes through the object store", extra={"worker": order.worker, "stage": sender})
+                self._received[sender] = self._relays.receive(
+                    self._link(sender, self._stage.index), self.sockets.to_listener, self._relay_failed()
+                )
 
     def grow(self, segments: Segments, segment: Segment) -> None:
         """If its order says so. Called once it serves: until then the link is for what its pipeline waits for."""
@@ -166,9 +215,56 @@ class Role:
             self._growing.cancel()
         if self.sockets is not None:
             self.sockets.close()
+        self._closed = True
+        for stop in self._received.values():
+            stop()
         for _, link in self._early:
             link.close()
         self._early.clear()
+
+    # ── through the store ──────────────────────────────────────────────────────────────────────────
+
+    @property
+    def _stage(self) -> Stage:
+        assert self._order.stage is not None
+        return self._order.stage
+
+    def _is_other(self, index: int) -> bool:
+        return 0 <= index < self._stage.count and index != self._stage.index
+
+    def _link(self, sender: int, receiver: int) -> Link:
+        order = self._order
+        return Link(pipeline=self._stage.pipeline, sender=sender, receiver=receiver, secret=order.secret)
+
+    def _detour(self, index: int, why: str) -> socket.socket | None:
+        if self._relays is None or not self._is_other(index):
+            return None
+        theirs, ours = socket.socketpair()
+        self._relays.send(self._link(self._stage.index, index), ours, self._relay_failed())
+        worker = self._order.worker
+        log.warning("a stage is reached through the object store", extra={"worker": worker, "stage": index, "why": why})
+        self._note(f"stage {index} cannot be reached directly ({why}): the object store is the way to it")
+        self.relayed = tuple(sorted({*self.relayed, index}))
+        self._changed()
+        return theirs
+
+    def _relay_failed(self) -> Callable[[str], None]:
+        """For threads of a relay, which may outlive the loop by a moment."""
+        loop = asyncio.get_running_loop()
+
+        def failed(why: str) -> None:
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(self._lost_relay, why)
+
+        return failed
+
+    def _lost_relay(self, why: str) -> None:
+        if self._closed or self.whole:  # its pipeline is over, and the others may have left without a word
+            return
+        log.warning("a link through the object store broke", extra={"worker": self._order.worker, "why": why})
+        self._note(f"a link through the object store broke: {why}")
+
+    # ── its worker ─────────────────────────────────────────────────────────────────────────────────
 
     def _connected(self, index: int, link: socket.socket) -> None:
         if self._process is None:

@@ -24,6 +24,7 @@ from fleetstart.prefetcher.forkserver import ChannelGone, Exit, Process
 from fleetstart.prefetcher.links import Role
 from fleetstart.prefetcher.logs import Logs, Stream
 from fleetstart.prefetcher.meter import Rows, WorkerMeter
+from fleetstart.prefetcher.relay import Relays
 from fleetstart.prefetcher.segments import Segment, Segments
 from fleetstart.prefetcher.spares import Spares
 from fleetstart.prefetcher.speeds import Speeds
@@ -67,6 +68,8 @@ class Host:
     logs: Logs
     rows: Rows
     speeds: Speeds
+    relays: Relays | None
+    """None where the store is none that nodes share over a network."""
     publish: Callable[[WorkerStatus], None]
 
 
@@ -80,7 +83,6 @@ class Worker:
         self.body = Body(order.worker, host.spares, lambda line: self._log("stdout", line))
         self._host = host
         self._spec = order.spec
-        self._role = Role(order, host.address)
         self._segments: list[Segment] = []
         """Of its weights, then of their adapter."""
         self._start_cold = False
@@ -93,6 +95,13 @@ class Worker:
         self._ending = False
         self.task: asyncio.Task[None] | None = None
         self._timeline = Timeline()
+        self._role = Role(
+            order,
+            host.address,
+            host.relays,
+            note=lambda text: self._log("system", text),
+            changed=lambda: self._publish(self.state),
+        )
         self._meter = WorkerMeter(
             worker=order.worker,
             node=host.node,
@@ -410,6 +419,7 @@ class Worker:
                 token=self._token if called else "",
                 link=self._role.link,
                 whole=self._role.whole,
+                relayed=self._role.relayed,
                 error=error,
                 timeline=self._timeline,
                 changed_unix_ns=time.time_ns(),

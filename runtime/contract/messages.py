@@ -20,7 +20,8 @@ answers `Ready` or `StartError`, sends `Usage` about once a second, and on `Drai
 The stages of a pipeline are workers with orders of their own, which name the pipeline. Each node opens its stage's
 listening socket at once and tells of it in the first status (`link`). The scheduler puts the links that it has heard
 of into the orders (`peers`), and each node connects to them and hands the connections on (`Peers`): workers need no
-network of their own. Only the first stage gets calls; it is ready when all are. A stage whose order says `grow` takes
+network of their own. A node that cannot connect to another says so (`relayed`), carries its worker's bytes through the
+object store, and the other one hears of that in its order. Only the first stage gets calls; it is ready when all are. A stage whose order says `grow` takes
 the rest of the checkpoint in behind its back, and says `Whole` when it needs the others no longer.
 """
 
@@ -56,6 +57,8 @@ class WorkerOrder(msgspec.Struct, frozen=True, kw_only=True):
     """Of the pipeline: the first words on each link between its stages."""
     peers: tuple[str, ...] = ()
     """host:port of each stage's links, by index; "" for one that is not known yet, NO_PEER for one that will not be."""
+    relayed: tuple[int, ...] = ()
+    """Stages whose nodes cannot reach this one: what they send comes through the object store."""
     grow: bool = False
     """Whether a stage shall become a whole worker."""
 
@@ -90,6 +93,8 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     """host:port where the other stages of its pipeline reach it."""
     whole: bool = True
     """Whether it needs no other worker: a stage that has grown does not."""
+    relayed: tuple[int, ...] = ()
+    """Stages of its pipeline that its node could not connect to: what it sends them goes through the object store."""
     error: ErrorInfo | None = None
     timeline: Timeline = msgspec.field(default_factory=Timeline)
     changed_unix_ns: int = 0

@@ -29,6 +29,8 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
     pipeline: PipelineId
     stage: int
     secret: str
+    relayed: bool = False
+    """What follows comes through the object store, and later than over a connection."""
 
 
 class Loaded(msgspec.Struct, frozen=True, tag="loaded"):

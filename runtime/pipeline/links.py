@@ -2,7 +2,8 @@
 
 The node connected the sockets and opened the listener; here each is proved, read by a thread of its own, and kept
 from falling silent. A process that dies closes its sockets, and the others know at once; a host or a cable that dies
-says nothing, and is noticed by its silence.
+says nothing, and is noticed by its silence. What goes through the object store (the node's affair) takes its time:
+on such a link the words come less often, and silence is waited for longer.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ log = logging.getLogger(__name__)
 PING_EVERY_S = 0.2
 SILENCE_S = 1.0
 """Without a frame, a stage counts as lost: five pings, so that a busy machine loses nobody."""
+RELAYED_FACTOR = 2.5
+"""Of both, on a link through the object store: nodes try a request that fails or is late again for two seconds."""
 HELLO_S = 2.0
 SEND_S = 5.0
 """For one frame to a stage that is alive but does not read."""
@@ -61,7 +64,7 @@ class Links:
                 return
             outlet = self._out[index] = _Outlet(link)
         try:
-            outlet.send(Hello(self.stage.pipeline, self.stage.index, self._secret))
+            outlet.send(Hello(self.stage.pipeline, self.stage.index, self._secret, relayed=outlet.relayed))
         except LinkBroken as error:
             self._lose(index, f"link to it: {error}")
         with self._changed:
@@ -117,13 +120,13 @@ class Links:
             self._start(functools.partial(self._read, link), "in")
 
     def _read(self, link: socket.socket) -> None:
-        index = self._greeted(link)
-        if index is None:
+        hello = self._greeted(link)
+        if hello is None:
             link.close()
             return
-        why = "closed"
+        index, why = hello.stage, "closed"
         try:
-            link.settimeout(SILENCE_S)
+            link.settimeout(SILENCE_S * (RELAYED_FACTOR if hello.relayed else 1))
             while True:
                 message, payload = receive_frame(link)
                 if not isinstance(message, Ping):
@@ -135,8 +138,8 @@ class Links:
             why = f"{type(error).__name__}: {error}"
         self._lose(index, f"link from it: {why}")
 
-    def _greeted(self, link: socket.socket) -> int | None:
-        """Which stage this is; None if it is none, or one that has a link already."""
+    def _greeted(self, link: socket.socket) -> Hello | None:
+        """Its first word; None if it is none, or one that has a link already."""
         try:
             link.settimeout(HELLO_S)
             link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -153,7 +156,7 @@ class Links:
                 return None
             self._in[hello.stage] = link
             self._changed.notify_all()
-        return hello.stage
+        return hello
 
     def _lose(self, index: int, why: str) -> None:
         with self._changed:
@@ -184,6 +187,9 @@ class _Outlet:
             # Pings that no host acknowledges: so a host is missed also before its stage has ever said a word.
             link.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(SILENCE_S * 1000))
         self.link = link
+        self.relayed = link.family == socket.AF_UNIX
+        """Its other end is the node, which carries what is said to the object store."""
+        self._ping_every_s = PING_EVERY_S * (RELAYED_FACTOR if self.relayed else 1)
         self._lock = threading.Lock()
         self._sent_s = time.monotonic()
 
@@ -194,7 +200,7 @@ class _Outlet:
 
     def ping(self, now_s: float) -> None:
         """Unless it has just sent something, or is about to: then the other end hears of it anyway."""
-        if now_s - self._sent_s >= PING_EVERY_S and self._lock.acquire(blocking=False):
+        if now_s - self._sent_s >= self._ping_every_s and self._lock.acquire(blocking=False):
             try:
                 send_frame(self.link, Ping())
                 self._sent_s = now_s

@@ -52,6 +52,18 @@ def said(*statuses: WorkerStatus) -> dict[WorkerId, WorkerStatus]:
 NOBODY: frozenset[WorkerId] = frozenset()
 
 
+def test_a_stage_hears_which_others_found_no_way_to_it_and_what_it_heard_stays() -> None:
+    three = orders()
+    cut_off = msgspec.structs.replace(status(three[2], link=""), relayed=(0, 1))
+    told = tend(three, said(cut_off), NOBODY, 2)
+    assert [(order.stage.index, order.relayed) for order in told if order.stage is not None] == [(0, (2,)), (1, (2,))]
+    now = [*told, three[2]]
+    assert not tend(now, said(cut_off), NOBODY, 3)
+    assert not tend(now, {}, NOBODY, 3)
+    both = said(cut_off, msgspec.structs.replace(status(three[0], link=""), relayed=(1,)))
+    assert [order.relayed for order in tend(now, both, NOBODY, 4)] == [(0, 2)]
+
+
 def test_stages_are_told_where_the_others_are_once_each() -> None:
     three = orders()
     first = tend(three, said(status(three[1])), NOBODY, 2)

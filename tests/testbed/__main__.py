@@ -17,6 +17,7 @@ COMMANDS = """commands, one a line; a HOST is a node's number, `store` or `contr
   status                   a line for each node
   cut HOST [HOST]          pull its cable; with two, part only these two
   mend HOST [HOST]         put it right again
+  part | join              no node reaches another one, or all do
   limit HOST MBIT          another rate for its link, 0 for none
   kill N | stop N | start N | pause N | resume N    its node daemon
   lose N                   all its processes at once, as without power
@@ -36,6 +37,8 @@ class Shell:
             "cut": lambda *hosts: self._link(bed.cut, bed.cut_between, hosts),
             "mend": lambda *hosts: self._link(bed.mend, bed.mend_between, hosts),
             "limit": lambda host, mbit: bed.limit(_place(host), float(mbit)),
+            "part": bed.part,
+            "join": bed.join,
             "stall": bed.stall_store,
             "unstall": bed.resume_store,
             "chill": bed.chill,

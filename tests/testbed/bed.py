@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from itertools import combinations
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -247,6 +248,15 @@ class Testbed:
 
     def mend_between(self, one: Place, other: Place) -> None:
         self.network.mend_between(self.host(one), self.host(other))
+
+    def part(self) -> None:
+        """No node reaches another one any more; all of them reach store, Redis and controller."""
+        for one, other in combinations(self.nodes, 2):
+            self.cut_between(one.name, other.name)
+
+    def join(self) -> None:
+        for one, other in combinations(self.nodes, 2):
+            self.mend_between(one.name, other.name)
 
     def stall_store(self) -> None:
         """It takes connections and requests, and answers none."""
