@@ -6,6 +6,7 @@ import msgspec
 
 from fleetstart.controller.planner import Plan
 from fleetstart.controller.planner.explain import Explanation, Outcome, explained
+from fleetstart.controller.planner.predict import cost_gib_s
 from fleetstart.controller.resources import Prediction
 from fleetstart.runtime.contract.ledger import InvocationRow, InvocationTrace
 from fleetstart.runtime.contract.timeline import PhaseName, Timeline
@@ -36,7 +37,9 @@ def invocation_plan(
     decided_s = (plan.decided_unix_ms - row.accepted_unix_ms) / 1000
     outcome = Outcome()
     if row.start != "hot" and first_s is not None and plan.decided_unix_ms:
-        outcome = Outcome(ttft_s=max(0.0, first_s - decided_s), tpot_s=_token_s(trace) if is_llm else None)
+        ttft_s = max(0.0, first_s - decided_s)
+        tpot_s = _token_s(trace) if is_llm else None
+        outcome = Outcome(ttft_s=ttft_s, tpot_s=tpot_s, cost_gib_s=_cost_gib_s(plan, ttft_s))
     return InvocationPlan(
         row=row, explanation=explained(plan, outcome), ttft_s=first_s, decided_s=decided_s, prediction=prediction
     )
@@ -54,6 +57,16 @@ def _token_s(trace: InvocationTrace) -> float | None:
     if begun_ns is None or ended_ns is None or trace.events < LEAST_EVENTS:
         return None
     return (ended_ns - begun_ns) / 1e9 / (trace.events - 3)
+
+
+def _cost_gib_s(plan: Plan, ttft_s: float) -> float | None:
+    """Memory held until the first token, or until a pipeline was one worker; None while it is not."""
+    reserved_bytes = sum(stage.reserved_bytes for stage in plan.stages)
+    if len(plan.stages) == 1:
+        return cost_gib_s(reserved_bytes, ttft_s, 0.0)
+    if not plan.whole_unix_ms:
+        return None
+    return cost_gib_s(reserved_bytes, ttft_s, max(0.0, (plan.whole_unix_ms - plan.decided_unix_ms) / 1000 - ttft_s))
 
 
 def _begin_ns(timeline: Timeline, name: PhaseName) -> int | None:

@@ -17,7 +17,7 @@ from fleetstart.controller.client_watch import ClientWatch
 from fleetstart.controller.headers import request_headers, sane_request_id, timeout_s
 from fleetstart.controller.invoke import Cut, Invoker, answer_error, cost, first_answer, open_session, start_kind
 from fleetstart.controller.ledger import LedgerWriter
-from fleetstart.controller.prospects import hopeless, start_failure
+from fleetstart.controller.prospects import Prospects, start_failure
 from fleetstart.controller.records import FunctionRecord, VersionKey, VersionRecord
 from fleetstart.controller.responses import Receive, Scope, Send
 from fleetstart.controller.routes import Call, Route
@@ -60,6 +60,7 @@ class Gateway:
         self._freed = freed
         self._state = state
         self._view = state.view
+        self._prospects = Prospects(state.view)
         self._ledger = ledger
         self._max_body_bytes = max_body_bytes
         self._body_bytes = 0
@@ -314,7 +315,7 @@ class Gateway:
             if route.queue:
                 route.pump(now_ns)  # another gateway's call may have ended
             if route.queue:
-                ended = hopeless(self._view, route, now_ns, time.time_ns() // 1_000_000)
+                ended = self._prospects.hopeless(route, now_ns, time.time_ns() // 1_000_000)
                 if ended is not None:
                     route.fail(*ended)
             elif route.idle and not route.workers:

@@ -16,6 +16,8 @@ from typing import Any, cast
 import msgspec
 
 from fleetstart.controller.learning import (
+    NOT_YET,
+    Readied,
     SpeedsSeen,
     learn_outcome,
     learn_speed,
@@ -58,8 +60,8 @@ class Learner:
         """That nobody may have learned from yet."""
         self._speeds = SpeedsSeen()
         self._led_with = 0
-        self._ready_s: OrderedDict[WorkerId | PipelineId, float] = OrderedDict()
-        """What the slowest stage of a start took, until the start's outcome is known."""
+        self._readied: OrderedDict[WorkerId | PipelineId, Readied] = OrderedDict()
+        """Until the start's outcome is known."""
         self._plans = msgspec.json.Decoder(Plan)
         self._wake = asyncio.Event()
         state.view.on_worker(self._heard)
@@ -120,12 +122,17 @@ class Learner:
             raw_plan, raw_report = await pipe.execute()
         plan = self._plan(raw_plan)
         stage = stage_of(plan, order) if plan is not None else None
-        if stage is None:
+        if plan is None or stage is None:
             return
-        self._note_ready(order, ready_s(status, version))
+        if order.stage is not None and status.whole:  # its start was learned from when it was ready
+            if _stands_for_its_start(order):
+                await self._note_whole(order, plan, status.changed_unix_ns // 1_000_000)
+            return
+        shared_by = sharers(self._view, order)
+        self._note_ready(order, ready_s(status, version), shared_by)
         report = msgspec.json.decode(raw_report, type=NodeReport) if raw_report else None
         node = self._view.node_measures.get(status.node) or node_prior(list(self._view.node_measures.values()))
-        node, version = learn_start((node, version), status, order, stage, report, sharers(self._view, order))
+        node, version = learn_start((node, version), status, order, stage, report, shared_by)
         measures: dict[str, NodeMeasures | VersionMeasures] = {
             keys.measures_of_node(status.node): node,
             keys.measures_of_version(*key): version,
@@ -142,15 +149,26 @@ class Learner:
                 continue
             plan = self._plan(await self._state.client.get(keys.plan(outcome.worker)))
             if plan is not None:
-                known = learn_outcome(version, plan, outcome, self._ready_s.pop(_start(order), None))
+                known = learn_outcome(version, plan, outcome, self._readied.pop(_start(order), None))
                 measures = {keys.measures_of_version(*key): known}
                 await self._keep(keys.learned(outcome.worker, "outcome"), measures)
 
-    def _note_ready(self, order: WorkerOrder, took_s: float) -> None:
+    def _note_ready(self, order: WorkerOrder, took_s: float, shared_by: int) -> None:
         start = _start(order)
-        self._ready_s[start] = max(took_s, self._ready_s.get(start, 0.0))
-        if len(self._ready_s) > STARTS_HELD:
-            self._ready_s.popitem(last=False)
+        self._readied[start] = self._readied.get(start, NOT_YET).with_stage(took_s, shared_by)
+        if len(self._readied) > STARTS_HELD:
+            self._readied.popitem(last=False)
+
+    async def _note_whole(self, order: WorkerOrder, plan: Plan, whole_unix_ms: int) -> None:
+        """In the plan, for each worker of the start: what it cost is known now."""
+        if plan.whole_unix_ms:
+            return
+        raw = msgspec.json.encode(msgspec.structs.replace(plan, whole_unix_ms=whole_unix_ms))
+        async with self._state.client.pipeline(transaction=False) as pipe:
+            for other in self._view.orders.values():
+                if _start(other) == _start(order):
+                    pipe.set(keys.plan(other.worker), raw, xx=True, keepttl=True)
+            await pipe.execute()
 
     def _version(self, key: VersionKey) -> VersionMeasures | None:
         """As known so far; None of a version that this controller does not know."""

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 
 from fleetstart.controller.planner import Plan, StagePlan
+from fleetstart.controller.planner.margins import Kind
 from fleetstart.controller.planner.measures import (
     NodeMeasures,
     Start,
@@ -96,20 +97,41 @@ def ready_s(status: WorkerStatus, version: VersionMeasures) -> float:
     return max(own_s, seen.fetch_s or 0.0)
 
 
+class Readied(NamedTuple):
+    """What getting ready took of a start, as its slowest stage has it."""
+
+    took_s: float
+    shared: bool
+    """Whether other starts fetched over a link of its meanwhile."""
+
+    def with_stage(self, took_s: float, sharers: int) -> Readied:
+        return Readied(max(self.took_s, took_s), self.shared or sharers > 1)
+
+
+NOT_YET = Readied(took_s=0.0, shared=False)
+
+
 def learn_outcome(
-    version: VersionMeasures, plan: Plan, outcome: StartOutcome, observed_ready_s: float | None
+    version: VersionMeasures, plan: Plan, outcome: StartOutcome, readied: Readied | None
 ) -> VersionMeasures:
-    """As much as clocks of two machines tell. `observed_ready_s` is the most of `ready_s` of the plan's stages."""
+    """As much as clocks of two machines tell."""
     observed_s = (outcome.first_byte_unix_ms - plan.decided_unix_ms) / 1000
     if observed_s <= 0 or not plan.decided_unix_ms or not plan.stages:
         return version
-    late_s = observed_ready_s - plan.ready_s if observed_ready_s is not None else None
     return observe_outcome(
         version,
+        kind=_kind(plan),
         predicted_s=plan.ttft_s,
         observed_s=observed_s,
-        hindsight_s=plan.ttft_s + late_s if late_s is not None else None,
+        hindsight_s=plan.ttft_s - plan.ready_s + readied.took_s if readied is not None else None,
+        shared=readied is not None and readied.shared,
     )
+
+
+def _kind(plan: Plan) -> Kind:
+    if not any(stage.fetch_s for stage in plan.stages):
+        return "warm"
+    return "group" if len(plan.stages) > 1 else "alone"
 
 
 def learn_speed(version: VersionMeasures, speed: Speed) -> VersionMeasures:

@@ -1,20 +1,26 @@
 """Whether calls that wait will ever get a worker, and the error for those that will not.
 
-Decided from the view, a route and `now`; all that is kept, on the route, is since when no node could take a worker.
-The gateway asks at the door, and at each change while calls wait.
+Decided from the view, a route and `now`. The planner says whether there is room, alone or as a pipeline; links that are
+promised to others are no lack of it, they will be free. What is kept is, on the route, since when there was none. The
+gateway asks at each change while calls wait.
 """
 
 from __future__ import annotations
 
-from fleetstart.controller.placement import never_fits, place
+from dataclasses import replace
+
+from fleetstart.controller.planner import Cluster, NodeState, PlanRequest, Shape, plan
 from fleetstart.controller.pool import broken
-from fleetstart.controller.reconcile import Room
 from fleetstart.controller.routes import Route
+from fleetstart.controller.starts import cluster_of, request_of
 from fleetstart.controller.view import View
 from fleetstart.runtime.contract.errors import ErrorInfo, FleetError, NotFound, error_from
+from fleetstart.runtime.contract.ids import CheckpointId
 
 UNPLACED_NS = 10_000_000_000
 """How long calls wait for a node to have room, or to come back: a restarted node needs a second or two."""
+ROOM_KEPT_NS = 250_000_000
+"""How long the nodes' states are good for: changes come in hundreds a second, and each may ask for each function."""
 
 
 def start_failure(view: View, route: Route, now_unix_ms: int) -> FleetError | None:
@@ -27,36 +33,61 @@ def start_failure(view: View, route: Route, now_unix_ms: int) -> FleetError | No
     return error
 
 
-def hopeless(view: View, route: Route, now_ns: int, now_unix_ms: int) -> tuple[FleetError, int] | None:
-    """The error for the calls of the route that were accepted until then, or None: they may wait on."""
-    if view.synced and route.key.name not in view.functions:
-        return NotFound(f"function {route.key.name} was deleted while the call waited"), now_ns
-    error = start_failure(view, route, now_unix_ms)
-    if error is not None:
-        return error, now_ns
-    reason, never = _unplaced(view, route, now_ns)
-    if reason is None:
-        route.unplaced_since_ns = None
+class Prospects:
+    """One a gateway."""
+
+    def __init__(self, view: View) -> None:
+        self._view = view
+        self._shapes: dict[CheckpointId, Shape] = {}
+        self._states: list[NodeState] = []
+        self._made_ns: int | None = None
+
+    def hopeless(self, route: Route, now_ns: int, now_unix_ms: int) -> tuple[FleetError, int] | None:
+        """The error for the calls of the route that were accepted until then, or None: they may wait on."""
+        if self._view.synced and route.key.name not in self._view.functions:
+            return NotFound(f"function {route.key.name} was deleted while the call waited"), now_ns
+        error = start_failure(self._view, route, now_unix_ms)
+        if error is not None:
+            return error, now_ns
+        reason, never = self._unplaced(route, now_ns, now_unix_ms)
+        if reason is None:
+            route.unplaced_since_ns = None
+            return None
+        if route.unplaced_since_ns is None:
+            route.unplaced_since_ns = now_ns
+        if never:
+            return error_from(reason), now_ns
+        if now_ns - route.unplaced_since_ns > UNPLACED_NS:
+            return error_from(reason), now_ns - UNPLACED_NS
         return None
-    if route.unplaced_since_ns is None:
-        route.unplaced_since_ns = now_ns
-    if never:
-        return error_from(reason), now_ns
-    if now_ns - route.unplaced_since_ns > UNPLACED_NS:
-        return error_from(reason), now_ns - UNPLACED_NS
-    return None
 
-
-def _unplaced(view: View, route: Route, now_ns: int) -> tuple[ErrorInfo | None, bool]:
-    """Why no node could take a worker now, if there is none to come; and whether none ever could."""
-    if route.workers or view.redis != "ok":
-        return None, False
-    for order in view.orders.values():
-        ours = order.version == route.key.version and order.spec.name == route.key.name
-        if ours and order.wanted == "run" and not view.worker_lost(order.worker, order.node, order.epoch, now_ns):
+    def _unplaced(self, route: Route, now_ns: int, now_unix_ms: int) -> tuple[ErrorInfo | None, bool]:
+        """Why no nodes could take its start now, if there is none to come; and whether none ever could."""
+        view = self._view
+        if route.workers or view.redis != "ok":
             return None, False
-    candidates = Room(view, now_ns).candidates()
-    placed = place(route.spec, route.record.segment_bytes, candidates)
-    if not isinstance(placed, ErrorInfo):
-        return None, False
-    return placed, never_fits(route.spec, route.record.segment_bytes, candidates)
+        for order in view.orders.values():
+            ours = order.version == route.key.version and order.spec.name == route.key.name
+            if ours and order.wanted == "run" and not view.worker_lost(order.worker, order.node, order.epoch, now_ns):
+                return None, False
+        request = replace(request_of(view, route.key, route.record, 1), slo=None)
+        states = self._nodes(now_ns, now_unix_ms)
+        reason = _lack(request, states)
+        if reason is None:
+            return None, False
+        return reason, bool(states) and _lack(request, [_emptied(state) for state in states]) is not None
+
+    def _nodes(self, now_ns: int, now_unix_ms: int) -> list[NodeState]:
+        if self._made_ns is None or now_ns - self._made_ns > ROOM_KEPT_NS:
+            self._made_ns = now_ns
+            self._states = list(cluster_of(self._view, self._shapes, now_ns, now_unix_ms * 1_000_000))
+        return self._states
+
+
+def _lack(request: PlanRequest, states: list[NodeState]) -> ErrorInfo | None:
+    """Why they have no room for it; None if they have."""
+    return plan(request, Cluster(replace(state, link=replace(state.link, fetches=())) for state in states), 0.0).error
+
+
+def _emptied(state: NodeState) -> NodeState:
+    return replace(state, free_bytes=state.memory_bytes, held={})

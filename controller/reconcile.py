@@ -16,9 +16,9 @@ import msgspec
 
 from fleetstart.controller.autoscale import Window
 from fleetstart.controller.pipelines import grown, is_helper, tend
-from fleetstart.controller.placement import Candidate
 from fleetstart.controller.planner import Cluster, Plan, Shape
 from fleetstart.controller.planner.choice import SIZE_USUAL
+from fleetstart.controller.planner.margins import Margins, common
 from fleetstart.controller.planner.window import Arrivals, growing, needed
 from fleetstart.controller.pool import Decision, Member, decide
 from fleetstart.controller.records import Failure, VersionKey, VersionRecord, parse_version_key
@@ -26,7 +26,7 @@ from fleetstart.controller.starts import NEW_IDS, NewIds, cluster_of, orders_of,
 from fleetstart.controller.view import View
 from fleetstart.runtime.contract.errors import ErrorInfo
 from fleetstart.runtime.contract.function import FunctionSpec
-from fleetstart.runtime.contract.ids import CheckpointId, NodeId, WorkerId
+from fleetstart.runtime.contract.ids import CheckpointId, WorkerId
 from fleetstart.runtime.contract.messages import FunctionLoad, WorkerOrder
 
 NO_LOAD = FunctionLoad(0, 0)
@@ -67,7 +67,7 @@ class Reconciler:
         orders: dict[VersionKey, list[WorkerOrder]] = defaultdict(list)
         for order in view.orders.values():
             orders[VersionKey(order.spec.name, order.version)].append(order)
-        room = _Cluster(lambda: cluster_of(view, self._shapes, now_ns, now_unix_ns))
+        room = _Room(view, lambda: cluster_of(view, self._shapes, now_ns, now_unix_ns))
         keys = {VersionKey(name, record.live) for name, record in view.functions.items()}
         called = {key for text in loads if (key := parse_version_key(text)) is not None}
         for key in sorted(keys | called | orders.keys()):
@@ -83,7 +83,7 @@ class Reconciler:
         self,
         step: Step,
         view: View,
-        room: _Cluster,
+        room: _Room,
         key: VersionKey,
         load: FunctionLoad,
         orders: list[WorkerOrder],
@@ -108,7 +108,7 @@ class Reconciler:
             step.soonest((now_unix_ns + falls_ns - now_ns) // 1_000_000 + 1)
         if record is not None and decision.start > helped:
             waited_s = _waited_s(load, members, now_unix_ns)
-            self._start(step, view, room.cluster, key, record, decision.start - helped, waited_s, now_ns, now_unix_ns)
+            self._start(step, view, room, key, record, decision.start - helped, waited_s, now_ns, now_unix_ns)
 
     def _desired(
         self,
@@ -210,7 +210,7 @@ class Reconciler:
         self,
         step: Step,
         view: View,
-        cluster: Cluster,
+        room: _Room,
         key: VersionKey,
         record: VersionRecord,
         count: int,
@@ -220,49 +220,35 @@ class Reconciler:
     ) -> None:
         """Alone, or in groups of which as many become whole workers as are wanted (HydraServe section 6.1)."""
         while count > 0:
-            request = request_of(view, key, record, min(count, SIZE_USUAL), waited_s)
-            chosen = planned(request, cluster, now_ns / 1e9)
+            request = request_of(view, key, record, min(count, SIZE_USUAL), others=room.margins, waited_s=waited_s)
+            chosen = planned(request, room.cluster, now_ns / 1e9)
             if chosen.error is not None:
                 step.unplaced[key] = chosen.error
                 return
             full = sum(stage.full for stage in chosen.stages)
             grow = growing(group=len(chosen.stages), full=full, needed=count, others=0)
             orders = orders_of(chosen, record, self._ids, grow=grow, now_unix_ns=now_unix_ns)
-            take(cluster, chosen, orders, request, now_ns)
+            take(room.cluster, chosen, orders, request, now_ns)
             step.orders.extend(orders)
             decided = msgspec.structs.replace(chosen, decided_unix_ms=now_unix_ns // 1_000_000)
             step.plans.update({order.worker: decided for order in orders})
             count -= grow
 
 
-class _Cluster:
-    """Made when the step's first start asks for it: most steps start nothing."""
+class _Room:
+    """What a step's starts are planned with; made when the first asks for it: most steps start nothing."""
 
-    def __init__(self, make: Callable[[], Cluster]) -> None:
+    def __init__(self, view: View, make: Callable[[], Cluster]) -> None:
+        self._view = view
         self._make = make
 
     @functools.cached_property
     def cluster(self) -> Cluster:
         return self._make()
 
-
-class Room:
-    """Free memory of the living nodes, less what has been ordered and is not yet in their reports."""
-
-    def __init__(self, view: View, now_ns: int) -> None:
-        self._reports = {node: seen.report for node, seen in view.nodes.items() if seen.absent_since_ns is None}
-        self._pending: dict[NodeId, int] = defaultdict(int)
-        self._workers: dict[NodeId, int] = defaultdict(int)
-        for order in view.orders.values():
-            self._workers[order.node] += 1
-            if order.worker not in view.statuses and order.worker not in view.ended:
-                self._pending[order.node] += order.spec.memory_bytes
-
-    def candidates(self) -> list[Candidate]:
-        return [
-            Candidate(report=report, pending_bytes=self._pending[node], workers=self._workers[node])
-            for node, report in self._reports.items()
-        ]
+    @functools.cached_property
+    def margins(self) -> Margins:
+        return common(known.ttft_ratios for known in self._view.version_measures.values())
 
 
 def _waited_s(load: FunctionLoad, members: list[Member], now_unix_ns: int) -> float:

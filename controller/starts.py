@@ -21,6 +21,7 @@ from fleetstart.controller.planner import (
     shape_of,
     with_stage,
 )
+from fleetstart.controller.planner.margins import UNKNOWN, Margins, margins
 from fleetstart.controller.planner.measures import NodeMeasures, VersionMeasures, node_prior, version_prior
 from fleetstart.controller.records import VersionKey, VersionRecord
 from fleetstart.controller.view import View
@@ -53,18 +54,29 @@ def measures_of(view: View, key: VersionKey, record: VersionRecord) -> VersionMe
     return view.version_measures.get(key) or version_prior(record.segment_bytes)
 
 
-def request_of(view: View, key: VersionKey, record: VersionRecord, workers: int, waited_s: float = 0.0) -> PlanRequest:
-    """For so many whole workers in the end, if it becomes a pipeline."""
+def request_of(
+    view: View,
+    key: VersionKey,
+    record: VersionRecord,
+    workers: int,
+    *,
+    others: Margins = UNKNOWN,
+    waited_s: float = 0.0,
+) -> PlanRequest:
+    """For so many whole workers in the end, if it becomes a pipeline. `others`: what all versions together err."""
     spec = record.spec
+    measures = measures_of(view, key, record)
     return PlanRequest(
         function=key.name,
         shape=shape_of(record.layout if spec.in_layers else None, record.segment_bytes),
         memory_bytes=spec.memory_bytes,
         checkpoint=spec.weights,
         kv_bytes=spec.llm.kv_memory_bytes if spec.llm is not None else 0,
-        measures=measures_of(view, key, record),
+        measures=measures,
+        margins=margins(measures.ttft_ratios, others),
         slo=spec.slo,
         workers=workers,
+        most=spec.scale.max,
         waited_s=waited_s,
     )
 
@@ -87,8 +99,7 @@ def cluster_of(view: View, shapes: dict[CheckpointId, Shape], now_ns: int, now_u
             continue
         shape = _shape(shapes, record)
         status = view.statuses.get(order.worker) or view.ended.get(order.worker)
-        measures = measures_of(view, key, record)
-        seen[order.node].append(OrderSeen(order=order, status=status, shape=shape, measures=measures))
+        seen[order.node].append(OrderSeen(order=order, status=status, shape=shape))
     for record in view.versions.values():
         _shape(shapes, record)
     prior = node_prior(list(view.node_measures.values()))
@@ -135,6 +146,8 @@ def orders_of(plan: Plan, record: VersionRecord, ids: NewIds, *, grow: int, now_
             version=record.version,
             spec=_with_memory(record.spec, stage.memory_bytes) if index and not stage.full else record.spec,
             ordered_unix_ns=now_unix_ns,
+            decided_unix_ns=now_unix_ns,
+            fetch_by_unix_ns=_unix_ns(stage.fetch_within_s, now_unix_ns),
             stage=Stage(pipeline=pipeline, index=index, cuts=cuts) if pipeline is not None else None,
             secret=secret,
             peers=("",) * count if count > 1 else (),
@@ -149,6 +162,10 @@ def take(cluster: Cluster, plan: Plan, orders: list[WorkerOrder], request: PlanR
     for stage, order in zip(plan.stages, orders, strict=True):
         state = cluster[stage.node]
         cluster.put(with_stage(state, stage, order.worker, request.checkpoint, now_ns / 1e9))
+
+
+def _unix_ns(within_s: float | None, now_unix_ns: int) -> int:
+    return now_unix_ns + round(within_s * 1e9) if within_s is not None else 0
 
 
 def _with_memory(spec: FunctionSpec, memory_bytes: int) -> FunctionSpec:

@@ -8,7 +8,7 @@ of plans onto workers are the reconciler's affair. Source: HydraServe sections 4
 from fleetstart.controller.planner.candidates import PlanRequest
 from fleetstart.controller.planner.choice import plan
 from fleetstart.controller.planner.cluster import Cluster
-from fleetstart.controller.planner.nodes import Held, NodeState, OrderSeen, node_state, orders_seen, with_stage
+from fleetstart.controller.planner.nodes import Held, NodeState, OrderSeen, node_state, with_stage
 from fleetstart.controller.planner.plans import Considered, Plan, StagePlan
 from fleetstart.controller.planner.shape import Shape, shape_of
 
@@ -23,7 +23,6 @@ __all__ = [
     "Shape",
     "StagePlan",
     "node_state",
-    "orders_seen",
     "plan",
     "shape_of",
     "with_stage",

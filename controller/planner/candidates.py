@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from fleetstart.controller.planner.cluster import Cluster, Now
+from fleetstart.controller.planner.margins import UNKNOWN, Margins
 from fleetstart.controller.planner.measures import VersionMeasures
 from fleetstart.controller.planner.nodes import Held
 from fleetstart.controller.planner.predict import (
@@ -45,11 +46,14 @@ class PlanRequest:
     kv_bytes: int = 0
     """Part of `memory_bytes` that goes with the layers."""
     measures: VersionMeasures
+    margins: Margins = UNKNOWN
     slo: SLO | None = None
     waited_s: float = 0.0
     """How long its oldest call has waited already."""
     workers: int = 1
     """Whole workers that are wanted of this start in the end."""
+    most: int = 1
+    """That its function may ever have: so many more calls may make of its helpers."""
 
     @property
     def segment_bytes(self) -> int:
@@ -100,6 +104,8 @@ class Candidate(NamedTuple):
     fetches: list[Fetch]
     reserved_bytes: list[int]
     ttft_s: float
+    margin: float
+    """What `ttft_s` is multiplied by before it is held to be within the SLO."""
     tpot_s: float
     whole_s: float
     ready_s: float
@@ -108,6 +114,12 @@ class Candidate(NamedTuple):
     cost_gib_s: float
     weight: float
     """Cost, with what it takes from others: what is compared."""
+
+
+def _margin(request: PlanRequest, stages: int, fetching: bool) -> float:
+    if not fetching:
+        return request.margins.warm
+    return request.margins.group if stages > 1 else request.margins.alone
 
 
 class Lack(NamedTuple):
@@ -270,28 +282,32 @@ class Search:
         fetches: list[Fetch] = []
         times: list[StageTimes] = []
         reserved: list[int] = []
-        weighted = whole_s = full_share = 0.0
+        weighted = whole_s = own_share = 0.0
+        own, fetching = 0, False
         for stage, (cut, seat) in enumerate(zip(cuts, seats, strict=True)):
             fetch = self._fetch(cut, seat)
             load_s = cut.size_bytes / seat.state.device_bytes_per_s if self._weigh else 0.0
+            fetching = fetching or fetch.seconds > 0
+            if stage < full or not seat.shared:
+                own, own_share = own + 1, own_share + cut.share
             fetches.append(fetch)
             times.append(StageTimes(seat.state.start_s, library_s, fetch.seconds, load_s))
-            if stage < full:
-                full_share += cut.share
-                size_bytes = request.memory_bytes + seat.missing_bytes
-            else:
-                size_bytes = request.own_bytes(cut, full=False) + fetch.missing_bytes
+            least_bytes = request.own_bytes(cut, full=False) + fetch.missing_bytes
+            size_bytes = request.memory_bytes + seat.missing_bytes if stage < full else least_bytes
             if stage < growing:
                 whole_s = max(whole_s, (seat.missing_bytes - fetch.missing_bytes) / seat.bytes_per_s)
             reserved.append(size_bytes)
-            weighted += size_bytes * SHARING if seat.shared else size_bytes
+            if seat.shared:
+                weighted += size_bytes * SHARING
+            else:
+                weighted += least_bytes if request.workers <= stage < request.most else size_bytes
         ready_s, unhidden_s = ready_overlapped_s(times), ready_sequential_s(times)
-        done = work(stages, full, full_share)
+        done = work(stages, own, own_share)
         first_s = ttft_s(
             ready_s + known.rest_s.value, prefill_s=known.prefill_s.value, hop_s=hop_s, stages=stages, work=done
         )
         return Candidate(
-            cuts, full, seats, fetches, reserved, first_s,
+            cuts, full, seats, fetches, reserved, first_s, _margin(request, stages, fetching),
             tpot_s(decode_s=known.decode_s.value, hop_s=hop_s, stages=stages, work=done), whole_s, ready_s,
             unhidden_s - ready_s,
             cost_gib_s(sum(reserved), first_s, whole_s), cost_gib_s(weighted, first_s, whole_s),

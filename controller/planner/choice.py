@@ -1,9 +1,11 @@
 """Which of the candidates is taken, and why each of the others is not.
 
-With an SLO, the cheapest that keeps it (HydraServe section 4.1 takes the one with the least sharing of devices: here
-memory on a shared node counts double); groups of more than four only if nothing smaller keeps it; if nothing does, a
-single worker on the best node, which is promised nothing. Without an SLO, the quickest, as long as each step to a
-dearer one is worth it. The group has room for as many whole workers as are wanted, if any does (section 6.1).
+With an SLO, the cheapest that keeps it with a margin for the predictor's own error (HydraServe section 4.1 takes the
+one with the least sharing of devices: here memory on a shared node counts double); groups of more than four only if
+nothing smaller keeps it so; then the quickest that keeps it if the prediction is right; if nothing does, a single
+worker on the best node, which is promised nothing. Without an SLO, the quickest, as long as each step to a dearer one
+is worth it. The group has room for as many whole workers as are wanted, if any does (section 6.1), and for those that
+may be wanted soon where that takes nothing from others: on free devices.
 """
 
 from __future__ import annotations
@@ -14,7 +16,6 @@ from typing import NamedTuple
 from fleetstart.controller.planner.candidates import Candidate, Lack, PlanRequest, Search, find_seats
 from fleetstart.controller.planner.cluster import Cluster
 from fleetstart.controller.planner.contention import NEVER
-from fleetstart.controller.planner.nodes import fetch_within_s
 from fleetstart.controller.planner.plans import Considered, Plan, StagePlan
 from fleetstart.runtime.contract.errors import Unavailable
 from fleetstart.runtime.contract.function import MIB
@@ -30,6 +31,8 @@ class Choice(NamedTuple):
     taken: Candidate
     reason: str
     meets_slo: bool
+    sure: bool = True
+    """With the margin of the prediction's error."""
 
 
 def plan(request: PlanRequest, cluster: Cluster, now_s: float) -> Plan:
@@ -42,7 +45,7 @@ def plan(request: PlanRequest, cluster: Cluster, now_s: float) -> Plan:
     if choice is None:
         found += search.candidates(usual[1:])
         choice = choose(request, [one for one in found if isinstance(one, Candidate)])
-    if choice is not None and not choice.meets_slo:
+    if choice is not None and not (choice.meets_slo and choice.sure):
         more = _wider(request, cluster, now_s)
         if more:
             found += more
@@ -63,7 +66,7 @@ def _settled(request: PlanRequest, single: Sequence[Candidate | Lack]) -> Choice
     ]
     if not hidden or request.workers > 1:
         return None
-    best = min(hidden, key=lambda one: (one.weight, one.ttft_s))
+    best = min(hidden, key=_cheapest)
     return Choice(best, "a single worker is started before its weights could be late", True)
 
 
@@ -75,7 +78,7 @@ def _wider(request: PlanRequest, cluster: Cluster, now_s: float) -> list[Candida
     slo_s = request.slo.ttft_s if request.slo is not None and request.slo.ttft_s is not None else NEVER
     seats, _ = find_seats(request, cluster, [1, *sizes], now_s)
     search = Search(request, seats)
-    hopeful = [size for size in sizes if search.least_ttft_s(size) + request.waited_s <= slo_s]
+    hopeful = [size for size in sizes if search.least_ttft_s(size) * request.margins.group + request.waited_s <= slo_s]
     found = list(search.candidates(hopeful))
     return found if any(isinstance(one, Candidate) and _meets(request, one) for one in found) else []
 
@@ -91,18 +94,27 @@ def choose(request: PlanRequest, found: Sequence[Candidate]) -> Choice | None:
     for lack in sorted(by_lack):
         keeping = [one for one in by_lack[lack] if _meets(request, one)]
         if keeping:
-            best = min(keeping, key=lambda one: (one.weight, one.ttft_s))
+            best = min(keeping, key=_cheapest)
             return Choice(best, f"the cheapest of {len(keeping)} that keep the SLO", True)
+    for lack in sorted(by_lack):
+        hopeful = [one for one in by_lack[lack] if _meets(request, one, bare=True)]
+        if hopeful:
+            best = min(hopeful, key=lambda one: (one.ttft_s, one.weight, -one.full))
+            return Choice(best, "the quickest: none keeps the SLO with its margin", True, sure=False)
     single = [one for one in found if len(one.cuts) == 1] or found
     best = min(single, key=lambda one: one.ttft_s)
     what = (
         "a single worker on the best node" if len(best.cuts) == 1 else f"{len(best.cuts)} stages: no node has more room"
     )
-    return Choice(best, f"no candidate keeps the SLO: {what}", False)
+    return Choice(best, f"no candidate keeps the SLO: {what}", False, sure=False)
+
+
+def _cheapest(one: Candidate) -> tuple[float, float, int]:
+    return (one.weight, one.ttft_s, -one.full)
 
 
 def _worthwhile(found: Sequence[Candidate]) -> Choice:
-    order = sorted(found, key=lambda one: (one.weight, one.ttft_s))
+    order = sorted(found, key=_cheapest)
     taken, reason = order[0], "the cheapest; none of the dearer is 15% quicker"
     for one in order[1:]:
         if one.ttft_s <= WORTH * taken.ttft_s:
@@ -117,11 +129,13 @@ def _lacking(request: PlanRequest, one: Candidate) -> int:
     return max(0, most - one.full)
 
 
-def _meets(request: PlanRequest, one: Candidate) -> bool:
+def _meets(request: PlanRequest, one: Candidate, *, bare: bool = False) -> bool:
+    """With its margin, or if the prediction is just right."""
     slo = request.slo
     if slo is None:
         return True
-    in_time = slo.ttft_s is None or one.ttft_s + request.waited_s <= slo.ttft_s
+    first_s = one.ttft_s if bare else one.ttft_s * one.margin
+    in_time = slo.ttft_s is None or first_s + request.waited_s <= slo.ttft_s
     return in_time and (slo.tpot_s is None or one.tpot_s <= slo.tpot_s)
 
 
@@ -130,6 +144,7 @@ def _plan(request: PlanRequest, choice: Choice, found: Sequence[Candidate | Lack
     return Plan(
         stages=_stages(request, choice),
         ttft_s=taken.ttft_s,
+        margin=taken.margin,
         ready_s=taken.ready_s,
         sequential_ttft_s=taken.ttft_s + taken.hidden_s,
         tpot_s=taken.tpot_s,
@@ -137,15 +152,13 @@ def _plan(request: PlanRequest, choice: Choice, found: Sequence[Candidate | Lack
         whole_s=taken.whole_s,
         meets_slo=choice.meets_slo,
         reason=choice.reason,
-        considered=[_considered(request, one, taken) for one in found],
+        considered=[_considered(request, one, choice) for one in found],
     )
 
 
 def _stages(request: PlanRequest, choice: Choice) -> list[StagePlan]:
     taken = choice.taken
-    within_s = NEVER
-    if choice.meets_slo:
-        within_s = fetch_within_s(request.slo, request.measures, taken.cuts, taken.full) - request.waited_s
+    within_s = _fetch_within_s(request, choice)
     return [
         StagePlan(
             node=seat.state.node,
@@ -166,7 +179,16 @@ def _stages(request: PlanRequest, choice: Choice) -> list[StagePlan]:
     ]
 
 
-def _considered(request: PlanRequest, one: Candidate | Lack, taken: Candidate) -> Considered:
+def _fetch_within_s(request: PlanRequest, choice: Choice) -> float:
+    """How long after its order a stage's bytes may take for the promise on TTFT to be kept (D_i of eq. 3)."""
+    slo, taken = request.slo, choice.taken
+    if slo is None or slo.ttft_s is None or not choice.meets_slo:
+        return NEVER
+    first_within_s = (slo.ttft_s - request.waited_s) / (taken.margin if choice.sure else 1.0)
+    return first_within_s - (taken.ttft_s - taken.ready_s)
+
+
+def _considered(request: PlanRequest, one: Candidate | Lack, choice: Choice) -> Considered:
     if isinstance(one, Lack):
         why = f"{one.stages} nodes with room are needed, there are {one.found}"
         return Considered(stages=one.stages, full=one.full, nodes=[], why_not=why)
@@ -175,23 +197,26 @@ def _considered(request: PlanRequest, one: Candidate | Lack, taken: Candidate) -
         full=one.full,
         nodes=[seat.state.node for seat in one.seats],
         ttft_s=one.ttft_s,
+        margin=one.margin,
         tpot_s=one.tpot_s,
         cost_gib_s=one.cost_gib_s,
-        why_not="" if one is taken else _why_not(request, one, taken),
+        why_not="" if one is choice.taken else _why_not(request, one, choice),
     )
 
 
-def _why_not(request: PlanRequest, one: Candidate, taken: Candidate) -> str:
-    slo = request.slo
-    if slo is not None and slo.ttft_s is not None and one.ttft_s + request.waited_s > slo.ttft_s:
+def _why_not(request: PlanRequest, one: Candidate, choice: Choice) -> str:
+    slo, taken = request.slo, choice.taken
+    margin = one.margin if choice.sure else 1.0
+    if slo is not None and slo.ttft_s is not None and one.ttft_s * margin + request.waited_s > slo.ttft_s:
+        times = f" × {margin:.2f}" if margin > 1 else ""
         waited = f" after {request.waited_s:.2f} s of waiting" if request.waited_s else ""
-        return f"TTFT {one.ttft_s:.2f} s{waited} is above {slo.ttft_s:g} s"
+        return f"TTFT {one.ttft_s:.2f} s{times}{waited} is above {slo.ttft_s:g} s"
     if slo is not None and slo.tpot_s is not None and one.tpot_s > slo.tpot_s:
         return f"TPOT {one.tpot_s:.3f} s is above {slo.tpot_s:g} s"
     lacking, wanted = _lacking(request, one), _lacking(request, taken)
     if lacking > wanted:
         return f"has memory for {one.full} whole workers, the one taken for {taken.full}"
-    if slo is not None or one.weight > taken.weight:
+    if one.weight > taken.weight or (slo is not None and choice.sure):
         quicker = "" if slo is not None else f", and not 15% quicker than {taken.ttft_s:.2f} s"
         return f"dearer: {one.weight:.1f} GiB·s against {taken.weight:.1f}{quicker}"
     return f"slower: {one.ttft_s:.2f} s against {taken.ttft_s:.2f} s"

@@ -91,9 +91,11 @@ def _outcome(compared: list[Compared]) -> list[list[str]]:
 
 
 def _candidates(considered: list[Considered]) -> list[list[str]]:
-    rows = [["stages", "whole", "TTFT, s", "TPOT, s", "GiB·s", "nodes", "why not"]]
+    rows = [["stages", "whole", "TTFT, s", "margin", "TPOT, s", "GiB·s", "nodes", "why not"]]
     for one in considered:
-        figures = [f"{one.ttft_s:.2f}", f"{one.tpot_s:.3f}", f"{one.cost_gib_s:.1f}"] if one.nodes else ["–"] * 3
+        figures = ["–"] * 4
+        if one.nodes:
+            figures = [f"{one.ttft_s:.2f}", f"× {one.margin:.2f}", f"{one.tpot_s:.3f}", f"{one.cost_gib_s:.1f}"]
         rows.append([str(one.stages), str(one.full), *figures, " ".join(one.nodes), one.why_not or "taken"])
     return rows
 

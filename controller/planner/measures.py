@@ -14,6 +14,7 @@ from typing import Literal
 
 import msgspec
 
+from fleetstart.controller.planner.margins import Kind, with_ratio
 from fleetstart.runtime.contract.timeline import Timeline
 
 SMOOTHING = 0.2
@@ -66,6 +67,8 @@ class VersionMeasures(msgspec.Struct, frozen=True, kw_only=True):
     """How long a call keeps its place on a worker."""
     ttft_error: Estimate = Estimate(0.0)
     """Of predictions: |observed - predicted| / observed."""
+    ttft_ratios: dict[Kind, list[float]] = {}
+    """Of its last starts: observed TTFT over predicted, for the margin."""
 
 
 def version_prior(weight_bytes: int) -> VersionMeasures:
@@ -175,15 +178,25 @@ def observe_generation(
 
 
 def observe_outcome(
-    version: VersionMeasures, *, predicted_s: float, observed_s: float, hindsight_s: float | None
+    version: VersionMeasures,
+    *,
+    kind: Kind,
+    predicted_s: float,
+    observed_s: float,
+    hindsight_s: float | None,
+    shared: bool = False,
 ) -> VersionMeasures:
-    """How a prediction of TTFT came out: its error is a metric, and its bias goes into `rest_s`.
+    """How a prediction of TTFT came out: its error is a metric, its ratio makes margins, its bias goes into `rest_s`.
 
     `hindsight_s` is the prediction with the start's own parts as they turned out to be: a link that was slower than
-    was known is no bias. None if that is not known; then only the error is learned.
+    was known is no bias. None if that is not known; then it is not learned. `shared`: later starts were let onto its
+    link, as its promise allowed; what that cost it is no error, or margins would feed on themselves.
     """
+    allowed_s = max(0.0, hindsight_s - predicted_s) if shared and hindsight_s is not None else 0.0
     known = msgspec.structs.replace(
-        version, ttft_error=version.ttft_error.fold(relative_error(predicted_s, observed_s))
+        version,
+        ttft_error=version.ttft_error.fold(relative_error(predicted_s, observed_s)),
+        ttft_ratios=with_ratio(version.ttft_ratios, kind, (observed_s - allowed_s) / max(predicted_s, 1e-9)),
     )
     if hindsight_s is None:
         return known

@@ -1,25 +1,19 @@
 """One node as the planner sees it: room, speed, what it holds, what it fetches; and how that follows from its report.
 
-Nothing is kept that orders and reports do not say, so a new scheduler sees what the old one saw. To build the states
-from a `View`: `orders_seen(view.orders.values(), view.statuses, view.versions, ...)`, then `node_state` with the report
-of each node that is not absent and what was seen of it. A state is good until the report, an order or a status of that
-node changes; time alone is accounted for (`Link.at`).
+Nothing is kept that orders and reports do not say, so a new scheduler sees what the old one saw. A state is good until
+the report, an order or a status of that node changes; time alone is accounted for (`Link.at`).
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fleetstart.controller.planner.contention import NEVER, Fetching, Link
-from fleetstart.controller.planner.measures import NodeMeasures, VersionMeasures, version_prior
+from fleetstart.controller.planner.measures import NodeMeasures
 from fleetstart.controller.planner.plans import StagePlan
-from fleetstart.controller.planner.predict import hops_s, work
-from fleetstart.controller.planner.shape import EVERY_LAYER, Cut, Shape, layer_set
-from fleetstart.controller.records import VersionKey, VersionRecord
-from fleetstart.runtime.contract.function import SLO
-from fleetstart.runtime.contract.ids import CheckpointId, NodeId, PipelineId, WorkerId
+from fleetstart.controller.planner.shape import EVERY_LAYER, Shape, layer_set
+from fleetstart.runtime.contract.ids import CheckpointId, NodeId, WorkerId
 from fleetstart.runtime.contract.messages import FINAL, NodeReport, SegmentReport, WorkerOrder, WorkerStatus
 
 
@@ -52,14 +46,11 @@ class NodeState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrderSeen:
-    """An order on the node, what is known of its worker, and of its version."""
+    """An order on the node, and what is known of its worker and its weights."""
 
     order: WorkerOrder
     status: WorkerStatus | None
     shape: Shape
-    measures: VersionMeasures
-    full: int = 1
-    """How many workers of its pipeline have a whole worker's memory."""
 
     @property
     def layers(self) -> int:
@@ -75,50 +66,6 @@ class OrderSeen:
     @property
     def starting(self) -> bool:
         return self.order.wanted == "run" and (self.status is None or self.status.state == "starting")
-
-
-def orders_seen(
-    orders: Iterable[WorkerOrder],
-    statuses: Mapping[WorkerId, WorkerStatus],
-    records: Mapping[VersionKey, VersionRecord],
-    shapes: Mapping[VersionKey, Shape],
-    measures: Mapping[VersionKey, VersionMeasures],
-) -> dict[NodeId, list[OrderSeen]]:
-    """By node. A version without measures has its prior's; orders of versions that are not known are left out."""
-    orders = list(orders)
-    full: Counter[PipelineId] = Counter()
-    for order in orders:
-        record = records.get(_key(order))
-        if order.stage is not None and record is not None:
-            full[order.stage.pipeline] += order.spec.memory_bytes >= record.spec.memory_bytes
-    found: dict[NodeId, list[OrderSeen]] = {}
-    for order in orders:
-        key = _key(order)
-        shape = shapes.get(key)
-        if shape is None:
-            continue
-        seen = OrderSeen(
-            order=order,
-            status=statuses.get(order.worker),
-            shape=shape,
-            measures=measures.get(key) or version_prior(shape.total_bytes),
-            full=full[order.stage.pipeline] if order.stage is not None else 1,
-        )
-        found.setdefault(order.node, []).append(seen)
-    return found
-
-
-def _key(order: WorkerOrder) -> VersionKey:
-    return VersionKey(order.spec.name, order.version)
-
-
-def fetch_within_s(slo: SLO | None, measures: VersionMeasures, cuts: Sequence[Cut], full: int) -> float:
-    """How long after its order a stage's bytes may take for the promise on TTFT to be kept (D_i of eq. 3)."""
-    if slo is None or slo.ttft_s is None:
-        return NEVER
-    done = work(len(cuts), full, sum(cut.share for cut in cuts[:full]))
-    after_s = measures.prefill_s.value * done + hops_s(len(cuts), measures.hop_s.value) + measures.rest_s.value
-    return slo.ttft_s - after_s
 
 
 def node_state(
@@ -187,7 +134,7 @@ def _promised_bytes(alive: Sequence[OrderSeen], segments: Mapping[CheckpointId, 
 def _fetches(
     alive: Sequence[OrderSeen], segments: Mapping[CheckpointId, SegmentReport], now_s: float, now_unix_ns: int
 ) -> tuple[Fetching, ...]:
-    """S_i from the segment's own report, D_i from the order and its function's SLO. One a checkpoint: it is shared."""
+    """S_i from the segment's own report, D_i from the order. One a checkpoint: it is shared."""
     found: dict[CheckpointId, Fetching] = {}
     for one in alive:
         order, checkpoint = one.order, one.order.spec.weights
@@ -196,10 +143,7 @@ def _fetches(
         pending_bytes = _pending_bytes(one, segments.get(checkpoint))
         if not pending_bytes:
             continue
-        ends = order.stage.cuts if order.stage is not None else ((0, one.shape.count),)
-        cuts = [one.shape.stage(*stage) for stage in ends]
-        ordered_s = now_s - (now_unix_ns - order.ordered_unix_ns) / 1e9
-        deadline_s = ordered_s + fetch_within_s(order.spec.slo, one.measures, cuts, one.full)
+        deadline_s = now_s + (order.fetch_by_unix_ns - now_unix_ns) / 1e9 if order.fetch_by_unix_ns else NEVER
         known = found.get(checkpoint)
         if known is not None:
             pending_bytes = max(pending_bytes, round(known.pending_bytes))

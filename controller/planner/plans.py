@@ -40,6 +40,8 @@ class Considered(msgspec.Struct, frozen=True, kw_only=True):
     nodes: list[NodeId]
     """Empty if there were not enough with room; the figures are then 0."""
     ttft_s: float = 0.0
+    margin: float = 1.0
+    """What it is multiplied by before it is held to be within the SLO."""
     tpot_s: float = 0.0
     cost_gib_s: float = 0.0
     why_not: str = ""
@@ -51,6 +53,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """None if no node can take a worker now; `error` says why."""
     ttft_s: float = 0.0
     """Predicted, from the decision."""
+    margin: float = 1.0
+    """Of the prediction: `margins`."""
     sequential_ttft_s: float = 0.0
     """The same start, if its parts did not overlap (eq. 1): for comparison."""
     ready_s: float = 0.0
@@ -65,4 +69,6 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     considered: list[Considered] = []
     decided_unix_ms: int = 0
     """By the clock of whoever ordered it; the planner has none."""
+    whole_unix_ms: int = 0
+    """When its pipeline was one whole worker; 0 of a single worker, and until then. Noted when it is observed."""
     error: ErrorInfo | None = None

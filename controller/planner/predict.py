@@ -1,8 +1,9 @@
 """HydraServe's formulas: time to first token without overlap (eq. 1) and with it (eq. 5), and per token (eq. 2).
 
 Generalised in two ways that give the paper's values back for equal stages: a stage has bytes of its own (M_i, not
-M / s), and a full-memory worker costs its own share of the layers (not 1 / s). Departure: one worker alone passes
-nothing on and pays no t_n. Everything is in seconds and bytes; nothing is looked up here.
+M / s), and a worker with a device's time costs its own share of the layers (not 1 / s). Departures: one worker alone
+passes nothing on and pays no t_n; a low-memory worker is slow only where it shares its device. Everything is in seconds
+and bytes; nothing is looked up here.
 """
 
 from __future__ import annotations
@@ -36,14 +37,14 @@ def ready_overlapped_s(stages: Sequence[StageTimes]) -> float:
     return max([max(stage.start_s + max(stage.load_s, stage.library_s), stage.fetch_s) for stage in stages])
 
 
-def work(stages: int, full: int, full_share: float) -> float:
+def work(stages: int, own: int, own_share: float) -> float:
     """s - w + w/s: what one token costs, in units of the whole model on a whole device.
 
-    The `full` full-memory workers together have `full_share` of the layers, and the device's time for them. A
-    low-memory worker reserves memory in proportion to its layers, and at worst gets no more of the device than that:
-    it takes as long as the whole model would.
+    `own` stages have a device's time for themselves, and `own_share` of the layers together. Any other, a low-memory
+    worker among others' workers, gets no more of the device than its part of the memory, and takes as long as the whole
+    model would. Departure: the paper counts every low-memory worker so, also on a device that nobody else uses.
     """
-    return stages - full + full_share
+    return stages - own + own_share
 
 
 def hops_s(stages: int, hop_s: float) -> float:

@@ -51,6 +51,10 @@ class WorkerOrder(msgspec.Struct, frozen=True, kw_only=True):
     wanted: Literal["run", "drain"] = "run"
     ordered_unix_ns: int
     """Of this order; an order that is changed has a later one."""
+    decided_unix_ns: int = 0
+    """Of the worker's first order, which decided its start; 0 of one that an older scheduler gave."""
+    fetch_by_unix_ns: int = 0
+    """Its weights shall be here by then for the promise with which it was planned; 0: there is none."""
     stage: Stage | None = None
     """None: the whole model."""
     secret: str = ""

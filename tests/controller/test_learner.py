@@ -12,15 +12,19 @@ import pytest
 
 from fleetstart.controller.learner import Learner
 from fleetstart.controller.learning import read_measures
+from fleetstart.controller.planner import Plan
 from fleetstart.controller.planner.measures import Estimate, NodeMeasures, VersionMeasures
 from fleetstart.controller.records import VersionKey
 from fleetstart.controller.state import State, connect
 from fleetstart.controller.view import View
 from fleetstart.runtime.contract import keys
-from fleetstart.runtime.contract.ids import FunctionName, NodeId, Version
-from fleetstart.runtime.contract.messages import Speed, WorkerOrder
+from fleetstart.runtime.contract.ids import FunctionName, NodeId, PipelineId, Version, WorkerId
+from fleetstart.runtime.contract.messages import Speed, WorkerOrder, WorkerStatus
+from fleetstart.runtime.contract.stage import Stage
 from fleetstart.runtime.contract.timeline import Timeline, machine_origin_ns
 from tests.controller.conftest import ControllerProcess, HandNode
+from tests.controller.test_autoscale import spec
+from tests.controller.test_learning import stage
 from tests.servers import RedisServer, wait_until
 
 F = VersionKey(FunctionName("f"), Version(1))
@@ -161,3 +165,42 @@ def test_what_nobody_needs_is_removed_by_the_scheduler_alone(redis_url: str, fen
         assert (NodeId("removed") in state.view.node_measures) is kept
 
     _with_learner(redis_url, act, fence)
+
+
+def test_when_a_pipeline_was_one_worker_is_noted_in_its_plan_once(redis_url: str) -> None:
+    cuts = ((0, 2), (2, 4))
+    orders = [
+        WorkerOrder(
+            worker=WorkerId(f"w{index}"), node=NodeId(f"n{index}"), epoch="e", version=F.version, ordered_unix_ns=1,
+            spec=spec(name=F.name), stage=Stage(pipeline=PipelineId("p"), index=index, cuts=cuts),
+        )
+        for index in range(2)
+    ]  # fmt: skip
+    plan = Plan(stages=[stage(), stage()], reason="", decided_unix_ms=1000)
+
+    def ready(whole: bool, changed_s: int, index: int = 0) -> WorkerStatus:
+        return WorkerStatus(
+            worker=WorkerId(f"w{index}"), node=NodeId(f"n{index}"), function=F.name, version=F.version, state="ready",
+            whole=whole, changed_unix_ns=changed_s * 1_000_000_000,
+        )  # fmt: skip
+
+    async def act(state: State, learner: Learner) -> None:
+        async def noted() -> list[int]:
+            raw = [await state.client.get(keys.plan(order.worker)) for order in orders]
+            return [msgspec.json.decode(one, type=Plan).whole_unix_ms for one in raw if one]
+
+        for order in orders:
+            state.view.put_order(order)
+            await state.client.set(keys.plan(order.worker), msgspec.json.encode(plan), ex=100)
+        state.view.version_measures[F] = VersionMeasures()
+        for status, expected in (
+            (ready(False, 2), 0), (ready(True, 3, index=1), 0), (ready(True, 5), 5000), (ready(True, 7), 5000)
+        ):  # fmt: skip
+            await learner._learn_start(status)
+            assert await noted() == [expected] * 2
+        assert 0 < await state.client.ttl(keys.plan(orders[0].worker)) <= 100, "it is kept no longer for it"
+        await state.client.delete(keys.plan(orders[1].worker))
+        await learner._note_whole(orders[0], plan, 9)
+        assert await noted() == [9], "a plan that nobody keeps any more is not written again"
+
+    _with_learner(redis_url, act, 7)

@@ -11,7 +11,7 @@ from fleetstart.controller.explain import InvocationPlan, invocation_plan
 from fleetstart.controller.planner import Cluster, plan
 from fleetstart.controller.planner.plans import Plan
 from fleetstart.controller.resources import Prediction
-from fleetstart.runtime.contract.function import SLO
+from fleetstart.runtime.contract.function import GIB, SLO
 from fleetstart.runtime.contract.ids import FunctionName, InvocationId, Version, WorkerId
 from fleetstart.runtime.contract.ledger import InvocationRow, InvocationTrace
 from fleetstart.runtime.contract.timeline import Timeline
@@ -21,17 +21,19 @@ MS = 1_000_000
 ACCEPTED_MS = 1_000_000
 
 
-def planned(decided_ms: int) -> Plan:
+def planned(decided_ms: int, nodes: int = 3, **fields: Any) -> Plan:
     wanted = request(slo=SLO(ttft_s=2.5), measures=measured(prefill_s=0.0))
-    found = plan(wanted, Cluster(node(f"n{index}") for index in range(3)), 0.0)
-    return Plan(**{**_fields(found), "decided_unix_ms": ACCEPTED_MS + decided_ms})
+    found = plan(wanted, Cluster(node(f"n{index}") for index in range(nodes)), 0.0)
+    return Plan(**{**_fields(found), "decided_unix_ms": ACCEPTED_MS + decided_ms, **fields})
 
 
 def _fields(found: Plan) -> dict[str, Any]:
     return {name: getattr(found, name) for name in found.__struct_fields__}
 
 
-def told(start: Any = "cold", *, decided_ms: int = 100, answered: bool = True, **rest: Any) -> InvocationPlan:
+def told(
+    start: Any = "cold", *, decided_ms: int = 100, answered: bool = True, by: Plan | None = None, **rest: Any
+) -> InvocationPlan:
     """2.6 s until the first of 41 tokens, which then come every 100 ms."""
     row = InvocationRow(
         id=InvocationId("inv-1"), function=FunctionName("chat"), version=Version(3), worker=WorkerId("w-1"),
@@ -44,7 +46,7 @@ def told(start: Any = "cold", *, decided_ms: int = 100, answered: bool = True, *
         timeline.add("respond", 2605 * MS, 6605 * MS)
     trace = InvocationTrace(row=row, timeline=timeline, events=43)
     values: dict[str, Any] = {"is_llm": True, "prediction": None, **rest}
-    return invocation_plan(trace, planned(decided_ms), **values)
+    return invocation_plan(trace, by or planned(decided_ms), **values)
 
 
 def test_a_cold_call_shows_what_was_predicted_and_what_came() -> None:
@@ -82,3 +84,18 @@ def test_what_was_not_observed_is_not_made_up() -> None:
     assert unanswered.explanation.compared[0].observed is None
     assert "it had no answer" in shown(unanswered)
     assert told(is_llm=False).explanation.compared[1].observed is None, "its events are no tokens"
+
+
+def test_the_cost_is_what_was_held_until_there_was_one_whole_worker() -> None:
+    """Its memory, 300 to 500 MB a worker, times seconds."""
+    alone = planned(100, nodes=1)
+    (cost,) = [one for one in told(by=alone).explanation.compared if one.what.startswith("cost")]
+    assert cost.observed == pytest.approx(alone.stages[0].reserved_bytes * 2.5 / GIB)
+
+    growing, held_bytes = planned(100), sum(stage.reserved_bytes for stage in planned(100).stages)
+    assert told(by=growing).explanation.compared[2].observed is None, "nobody knows yet how long"
+    whole = planned(100, whole_unix_ms=ACCEPTED_MS + 100 + 6000)
+    cost = told(by=whole).explanation.compared[2]
+    assert cost.observed == pytest.approx(held_bytes * 6.0 / GIB)
+    assert cost.predicted == pytest.approx(held_bytes * 4.0 / GIB), "2 s of fetching, and as long for the other half"
+    assert "cost, GiB·s" in shown(told(by=whole))

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgspec
 import pytest
 
 from fleetstart.controller.planner import Cluster, plan
 from fleetstart.controller.planner.explain import Explanation, Outcome, explained, text
+from fleetstart.controller.planner.margins import Margins
 from fleetstart.runtime.contract.function import SLO
 from tests.controller.planner.worlds import measured, node, request
 
@@ -15,12 +18,16 @@ def test_prediction_and_outcome_stand_side_by_side() -> None:
     wanted = request(slo=SLO(ttft_s=2.5), measures=measured(prefill_s=0.0))
     found = plan(wanted, Cluster(node(f"n{index}") for index in range(3)), 0.0)
     explanation = explained(found, Outcome(ttft_s=2.5, tpot_s=0.1))
-    assert [one.error for one in explanation.compared] == [pytest.approx(0.2), pytest.approx(0.25), None]
+    assert [one.error for one in explanation.compared] == [pytest.approx(0.2), pytest.approx(0.5), None]
     said = text(explanation)
     assert said.startswith("a pipeline of 2: the cheapest of")
     assert "TTFT, s      2.000      2.500     20%" in said
     assert "TTFT 4.00 s is above 2.5 s" in said
     assert "taken" in said
+    careful = explained(
+        plan(replace(wanted, margins=Margins(1.0, 1.0, 1.2)), Cluster([node("a"), node("b")]), 0.0), Outcome()
+    )
+    assert "× 1.20" in text(careful)
     assert msgspec.json.decode(msgspec.json.encode(explanation), type=Explanation) == explanation
 
 

@@ -84,20 +84,28 @@ def test_predictions_learn_their_bias_and_tell_their_error() -> None:
     known = VersionMeasures()
     for _ in range(20):
         predicted = 2.0 + known.rest_s.value
-        known = observe_outcome(known, predicted_s=predicted, observed_s=2.2, hindsight_s=predicted)
+        known = observe_outcome(known, kind="alone", predicted_s=predicted, observed_s=2.2, hindsight_s=predicted)
     assert known.rest_s.value == pytest.approx(0.2, abs=0.01)
     assert known.ttft_error.value < 0.02
-    stalled = observe_outcome(VersionMeasures(), predicted_s=1.0, observed_s=10.0, hindsight_s=1.0)
+    stalled = observe_outcome(VersionMeasures(), kind="alone", predicted_s=1.0, observed_s=10.0, hindsight_s=1.0)
     assert stalled.rest_s.value <= 2.5, "a stall is not a habit"
     assert stalled.ttft_error.value == pytest.approx(0.9)
 
 
 def test_a_link_that_was_slower_than_known_is_no_bias() -> None:
-    known = observe_outcome(VersionMeasures(), predicted_s=1.0, observed_s=4.0, hindsight_s=3.95)
+    known = observe_outcome(VersionMeasures(), kind="alone", predicted_s=1.0, observed_s=4.0, hindsight_s=3.95)
     assert known.ttft_error.value == pytest.approx(0.75)
     assert known.rest_s.value == pytest.approx(0.06)
-    unknown = observe_outcome(VersionMeasures(), predicted_s=1.0, observed_s=4.0, hindsight_s=None)
+    unknown = observe_outcome(VersionMeasures(), kind="alone", predicted_s=1.0, observed_s=4.0, hindsight_s=None)
     assert (unknown.rest_s, unknown.ttft_error) == (VersionMeasures().rest_s, known.ttft_error)
+
+
+def test_what_a_start_took_over_its_prediction_is_kept_for_margins_but_not_what_its_promise_allowed() -> None:
+    late = {"predicted_s": 1.0, "observed_s": 2.0, "hindsight_s": 1.8}
+    assert observe_outcome(VersionMeasures(), kind="group", **late).ttft_ratios == {"group": [2.0]}
+    shared = observe_outcome(VersionMeasures(), kind="group", shared=True, **late)
+    assert shared.ttft_ratios["group"] == [pytest.approx(1.2)]
+    assert shared.ttft_error.value == pytest.approx(0.5)
 
 
 def test_before_whole_workers_have_told_a_pipelines_calls_are_a_guess_at_the_model() -> None:

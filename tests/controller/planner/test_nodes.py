@@ -7,15 +7,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from fleetstart.controller.planner import Cluster, Held, NodeState, OrderSeen, Shape, node_state, orders_seen, plan
-from fleetstart.controller.planner.measures import Estimate, NodeMeasures, VersionMeasures
+from fleetstart.controller.planner import Cluster, Held, NodeState, OrderSeen, Shape, node_state, plan
+from fleetstart.controller.planner.contention import NEVER
+from fleetstart.controller.planner.measures import Estimate, NodeMeasures
 from fleetstart.controller.planner.shape import EVERY_LAYER, layer_set
-from fleetstart.controller.records import VersionKey, VersionRecord
 from fleetstart.runtime.contract.function import SLO, LLMSettings
 from fleetstart.runtime.contract.ids import CheckpointId, FunctionName, NodeId, PipelineId, Version, WorkerId
 from fleetstart.runtime.contract.messages import NodeReport, SegmentReport, WorkerOrder, WorkerState, WorkerStatus
 from fleetstart.runtime.contract.stage import Layout, Stage
-from tests.controller.planner.worlds import CHAT, MB, measured, request, taken
+from tests.controller.planner.worlds import CHAT, MB, request, taken
 from tests.controller.test_autoscale import spec
 
 SECOND = 1_000_000_000
@@ -24,7 +24,6 @@ SHAPE = Shape(LAYOUT)
 CHATTING = spec(
     name=FunctionName("chat"), weights=CHAT, llm=LLMSettings(), memory_bytes=100 * MB, slo=SLO(ttft_s=6)
 )  # fmt: skip
-KEY = VersionKey(FunctionName("chat"), Version(1))
 
 
 def report(**fields: Any) -> NodeReport:
@@ -35,10 +34,11 @@ def report(**fields: Any) -> NodeReport:
     return NodeReport(**values)
 
 
-def order(name: str = "w", *, stage: Stage | None = None, ordered_s: float = 0.0, **fields: Any) -> WorkerOrder:
+def order(name: str = "w", *, stage: Stage | None = None, fetch_by_s: float = 5.9, **fields: Any) -> WorkerOrder:
     return WorkerOrder(
         worker=WorkerId(name), node=NodeId("n"), epoch="e", version=Version(1), stage=stage,
-        spec=msgspec.structs.replace(CHATTING, **fields), ordered_unix_ns=round(ordered_s * SECOND),
+        spec=msgspec.structs.replace(CHATTING, **fields), ordered_unix_ns=0,
+        fetch_by_unix_ns=round(fetch_by_s * SECOND),
     )  # fmt: skip
 
 
@@ -51,13 +51,10 @@ def status(name: str, state: WorkerState) -> WorkerStatus:
 def state_of(
     orders: list[WorkerOrder], states: dict[str, WorkerState], *, now_s: float = 0.0, known: NodeReport | None = None
 ) -> NodeState:
-    record = VersionRecord(version=Version(1), digest="", spec=CHATTING, segment_bytes=400 * MB, created_unix_ms=0)
-    seen = orders_seen(
-        orders, {WorkerId(name): status(name, state) for name, state in states.items()},
-        {KEY: record}, {KEY: SHAPE}, {KEY: measured()},
-    )  # fmt: skip
+    statuses = {name: status(name, state) for name, state in states.items()}
+    seen = [OrderSeen(order=order, status=statuses.get(order.worker), shape=SHAPE) for order in orders]
     return node_state(
-        known or report(), seen.get(NodeId("n"), []), NodeMeasures(),
+        known or report(), seen, NodeMeasures(),
         shapes={CHAT: SHAPE}, now_s=1000 + now_s, now_unix_ns=round(now_s * SECOND),
     )  # fmt: skip
 
@@ -93,9 +90,9 @@ def test_an_order_that_is_not_answered_takes_memory_and_fetches_all() -> None:
     assert fetch.deadline_s == pytest.approx(1000 + 6 - 0.1)
 
 
-def test_what_came_is_pending_no_more_and_the_promise_counts_from_the_order() -> None:
+def test_what_came_is_pending_no_more_and_the_promise_stays_what_it_was() -> None:
     known = report(segments=[segment("filling", 300 * MB)], memory_used_bytes=500 * MB)
-    state = state_of([order(ordered_s=0)], {"w": "starting"}, now_s=3.0, known=known)
+    state = state_of([order()], {"w": "starting"}, now_s=3.0, known=known)
     assert state.free_bytes == 500 * MB, "the node has counted it itself"
     (fetch,) = state.link.fetches
     assert fetch.pending_bytes == 100 * MB
@@ -125,11 +122,9 @@ def test_a_stage_fetches_its_own_layers_only() -> None:
     assert [fetch.pending_bytes for fetch in state.link.fetches] == [50 * MB]
 
 
-def test_a_promise_knows_how_many_of_its_pipeline_are_whole() -> None:
-    """Prefill takes 0.1 s a low-memory stage, 0.025 s a whole one of four."""
-    low = [order(f"w{index}", stage=stage(index), memory_bytes=50 * MB) for index in range(1, 4)]
-    state = state_of([order("w0", stage=stage(0)), *low], {})
-    assert state.link.fetches[0].deadline_s == pytest.approx(1000 + 6 - 0.3 - 0.025)
+def test_a_start_that_was_promised_nothing_objects_to_nothing() -> None:
+    (fetch,) = state_of([order(fetch_by_s=0.0)], {}).link.fetches
+    assert fetch.deadline_s == NEVER
 
 
 @pytest.mark.parametrize("ended", ["ready", "draining", "failed", "gone"])
@@ -137,10 +132,6 @@ def test_who_is_ready_or_has_ended_fetches_nothing(ended: WorkerState) -> None:
     state = state_of([order()], {"w": ended})
     assert state.link.fetches == ()
     assert state.workers == (0 if ended in ("failed", "gone") else 1)
-
-
-def test_orders_of_unknown_versions_are_left_out() -> None:
-    assert orders_seen([order()], {}, {}, {}, {}) == {}
 
 
 def test_a_new_scheduler_refuses_what_the_old_one_would_have_refused() -> None:
@@ -151,11 +142,3 @@ def test_a_new_scheduler_refuses_what_the_old_one_would_have_refused() -> None:
     assert [fetch[1:3] for fetch in old.fetches] == [fetch[1:3] for fetch in new.fetches]
     for later_s in (0.0, 1.0, 2.0, 3.0, 3.9):
         assert old.accepts(1000 + later_s) == new.accepts(1000 + later_s)
-
-
-def test_a_version_without_measures_has_its_prior() -> None:
-    record = VersionRecord(version=Version(1), digest="", spec=CHATTING, segment_bytes=0, created_unix_ms=0)
-    (seen,) = orders_seen([order()], {}, {KEY: record}, {KEY: SHAPE}, {})[NodeId("n")]
-    assert isinstance(seen, OrderSeen)
-    assert seen.measures.decode_s.value == pytest.approx(0.008)
-    assert isinstance(seen.measures, VersionMeasures)

@@ -65,11 +65,18 @@ def test_waiting_leaves_less_of_the_slo() -> None:
     assert found.stages[0].fetch_within_s == pytest.approx(2.3)
 
 
-def test_a_tpot_slo_asks_for_whole_workers() -> None:
+def test_a_tpot_slo_asks_for_whole_workers_on_shared_devices() -> None:
     """Eq. 2: two low-memory stages cost 0.1 s a token, one whole and one low 0.075 s, two whole 0.05 s."""
     for tpot_s, full in ((0.08, 1), (0.06, 2)):
-        found = plan(request(slo=SLO(ttft_s=2.5, tpot_s=tpot_s)), four(), 0.0)
+        found = plan(request(slo=SLO(ttft_s=2.5, tpot_s=tpot_s)), four(workers=1), 0.0)
         assert [len(found.stages), sum(stage.full for stage in found.stages)] == [2, full]
+        assert found.tpot_s == pytest.approx({1: 0.075, 2: 0.05}[full])
+
+
+def test_on_free_devices_a_pipelines_tokens_take_what_the_models_take_and_the_hops() -> None:
+    found = plan(request(measures=measured(prefill_s=0.0, hop_s=0.001)), four(), 0.0)
+    assert [stage.full for stage in found.stages] == [True, False, False, False]
+    assert found.tpot_s == pytest.approx(0.05 + 4 * 0.001)
 
 
 def test_an_impossible_slo_gets_one_worker_that_is_promised_nothing() -> None:
@@ -170,6 +177,13 @@ def test_a_group_has_room_for_the_workers_that_are_wanted() -> None:
         assert len(found.stages) == workers
 
 
+def test_helpers_have_memory_for_what_may_be_wanted_of_them_where_it_takes_nothing_from_others() -> None:
+    wanted = request(slo=SLO(ttft_s=1.2), most=3, measures=measured(prefill_s=0.0))
+    for cluster, full in ((four(), 3), (four(workers=1), 1)):
+        found = plan(wanted, cluster, 0.0)
+        assert [stage.full for stage in found.stages] == [index < full for index in range(4)]
+
+
 def test_a_pipeline_goes_where_no_node_has_room_for_the_whole_model() -> None:
     found = plan(request(slo=SLO(ttft_s=60)), four(free_bytes=310 * MB), 0.0)
     assert len(found.stages) == 2
@@ -248,7 +262,9 @@ def test_only_what_no_candidate_keeps_is_given_up(cluster: Cluster, wanted: Plan
 def test_more_bandwidth_never_predicts_a_longer_first_token(
     cluster: Cluster, wanted: PlanRequest, which: int, times: int
 ) -> None:
-    """Of each way to start, and so of the quickest. Which of layers that lie about are used is a matter of greed."""
+    """Of each way to start, and so of the quickest. Which of layers that lie about are used is a matter of greed, and
+    so is whether a quicker link is taken although others are at its device."""
+    cluster = Cluster(replace(state, workers=0) for state in cluster)
     states = list(cluster)
     slow = states[which % len(states)]
     quick = replace(slow, link=replace(slow.link, bytes_per_s=slow.link.bytes_per_s * times))

@@ -47,7 +47,7 @@ def test_the_slowest_stage_counts() -> None:
 
 
 @pytest.mark.parametrize(("full", "expected"), [(0, 4.0), (1, 3.25), (2, 2.5), (4, 1.0)])
-def test_work_is_the_papers_for_equal_stages(full: int, expected: float) -> None:
+def test_work_is_the_papers_for_equal_stages_on_shared_devices(full: int, expected: float) -> None:
     assert work(4, full, full / 4) == pytest.approx(expected)
 
 

@@ -9,12 +9,15 @@ from hypothesis import strategies as st
 
 from fleetstart.controller.planner import Cluster, Held, NodeState, Plan, PlanRequest, Shape, with_stage
 from fleetstart.controller.planner.contention import Link
+from fleetstart.controller.planner.margins import Margins
 from fleetstart.controller.planner.measures import Estimate, VersionMeasures
 from fleetstart.runtime.contract.ids import CheckpointId, FunctionName, NodeId, WorkerId
 from fleetstart.runtime.contract.stage import Layout
 
 MB = 1_000_000
 CHAT = CheckpointId("c" * 64)
+EXACT = Margins(1.0, 1.0, 1.0)
+"""Predictions that never err."""
 
 
 def measured(**seconds: float) -> VersionMeasures:
@@ -38,7 +41,7 @@ def request(layers: int = 8, layer_bytes: int = 50 * MB, **fields: Any) -> PlanR
     """400 MB in 8 layers, with 100 MB of own memory."""
     values: dict[str, Any] = {
         "function": FunctionName("chat"), "shape": Shape(Layout(0, [layer_bytes] * layers)), "memory_bytes": 100 * MB,
-        "checkpoint": CHAT, "measures": measured(), **fields,
+        "checkpoint": CHAT, "measures": measured(), "margins": EXACT, **fields,
     }  # fmt: skip
     return PlanRequest(**values)
 
