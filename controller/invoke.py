@@ -121,7 +121,7 @@ def first_answer(route: Route, call: Call) -> StartOutcome | None:
 
 def join_start(call: Call, status: WorkerStatus, order: WorkerOrder | None, since_ns: int) -> None:
     """Puts the start that the call has waited for since then on its timeline, as far as it fell into that time."""
-    decided_unix_ns = order.ordered_unix_ns if order is not None else 0
+    decided_unix_ns = order.decided_unix_ns or order.ordered_unix_ns if order is not None else 0
     placed_ns = call.accepted_ns + decided_unix_ns - call.accepted_unix_ns
     if placed_ns > since_ns:
         call.timeline.add("place", since_ns, placed_ns)
