@@ -82,7 +82,10 @@ class Function:
 class Call:
     """A streamed answer, read by a thread of its own."""
 
-    def __init__(self, bed: Testbed, name: str, tokens: int, prompt: str = PROMPT, deadline_s: float = 30.0) -> None:
+    def __init__(
+        self, bed: Testbed, name: str, tokens: int, prompt: str = PROMPT, deadline_s: float = 30.0, **settings: Any
+    ) -> None:
+        self.id = ""
         self.status = 0
         self.start = ""
         self.pieces: list[tuple[float, str]] = []
@@ -94,6 +97,7 @@ class Call:
         self._began_s = time.monotonic()
         body = {
             "model": name, "prompt": prompt, "stream": True, "max_tokens": tokens, "temperature": 0, "ignore_eos": True,
+            **settings,
         }  # fmt: skip
         self._thread = threading.Thread(target=self._run, args=(bed.url, name, body, deadline_s), daemon=True)
         self._deadline_s = deadline_s
@@ -106,6 +110,7 @@ class Call:
                 client.stream("POST", f"/fn/{name}/v1/completions", json=body) as response,
             ):
                 self.status = response.status_code
+                self.id = response.headers.get("x-request-id", "")
                 self.start = response.headers.get("fs-start", "")
                 self._read(response)
         except httpx.HTTPError as error:
@@ -189,8 +194,10 @@ class Fleet:
             self.bed.fs("rm", function.name, "--yes")
         wait_until(lambda: not self.bed.workers(), SETTLED_S, what="end of the function's workers")
 
-    def call(self, function: Function, tokens: int, prompt: str = PROMPT, deadline_s: float = 30.0) -> Call:
-        return Call(self.bed, function.name, tokens, prompt, deadline_s)
+    def call(
+        self, function: Function, tokens: int, prompt: str = PROMPT, deadline_s: float = 30.0, **settings: Any
+    ) -> Call:
+        return Call(self.bed, function.name, tokens, prompt, deadline_s, **settings)
 
     # ── its stages ─────────────────────────────────────────────────────────────────────────────────
 
