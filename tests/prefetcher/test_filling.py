@@ -121,15 +121,18 @@ def test_all_threads_fetch_what_is_wanted_and_one_what_grows() -> None:
     assert [(run.chunks[0].index, run.wanted) for run in runs] == [(3, True), (4, True), (5, True)]
     assert fill.running == 3
 
-    while runs:
-        run = runs.pop(0)
+    for run in runs:
         fill.ready(run.chunks[0])
-        assert fill.took(run).filled == (run.chunks[0].index == 6)
-        if next_run := fill.next_run(0):
-            runs.append(next_run)
-    assert fill.is_filled
-    assert fill.running == 0
-    assert [run.wanted for run in all_runs(fill)] == [False]
+        assert not fill.took(run).filled
+    last = fill.next_run(0)
+    assert last is not None
+    assert [fill.next_run(0), fill.next_run(0)] == [None, None], "it is not there yet"
+    fill.ready(last.chunks[0])
+    assert fill.took(last).filled
+    grows = fill.next_run(0)
+    assert grows is not None
+    assert not grows.wanted
+    assert not fill.begin_thread(0)
 
 
 def test_that_all_has_come_is_told_once_and_again_when_more_was_wanted() -> None:
