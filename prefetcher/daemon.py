@@ -223,7 +223,7 @@ class Daemon:
 
     def _ended(self, worker: WorkerId) -> None:
         self._workers.pop(worker, None)
-        self._segments.memory.tend()
+        self._segments.room.memory.tend()
         self._lease_changed.set()
 
     # ── statuses and lease ─────────────────────────────────────────────────────────────────────────
@@ -262,14 +262,14 @@ class Daemon:
             epoch=self.epoch,
             address=self._config.address,
             memory_bytes=self._config.memory_bytes,
-            memory_used_bytes=self._workers_bytes() + self._segments.used_bytes,
+            memory_used_bytes=self._workers_bytes() + self._segments.room.used_bytes,
             cpus=self._config.cpus,
             segments=self._segments.reports(),
             isolation=next((said.isolation for said in warm.values()), ""),
             limits=self._groups.name if self._groups is not None else "watched",
             profiles=sorted(warm),
             pid=os.getpid(),
-            weights_memory=self._segments.memory.report(),
+            weights_memory=self._segments.room.memory.report(),
             bytes_per_s=self._segments.bandwidths.bytes_per_s(),
             disk_bytes=self._segments.disk_bytes,
             disk=self._segments.disk_ranges(),

@@ -12,7 +12,7 @@ from typing import Literal
 
 from fleetstart import native
 from fleetstart.prefetcher.fetch import Fetch
-from fleetstart.runtime.contract.errors import FleetError
+from fleetstart.runtime.contract.errors import FleetError, Unavailable
 from fleetstart.runtime.contract.ids import CheckpointId, WorkerId
 from fleetstart.runtime.contract.manifest import Manifest
 from fleetstart.runtime.contract.messages import SegmentReport
@@ -85,6 +85,26 @@ class Segment:
             return SegmentReport(self.checkpoint, self.state, size_bytes, 0)
         filling = self.fetch.filling
         return SegmentReport(self.checkpoint, self.state, size_bytes, filling.ready_bytes, filling.ranges())
+
+    # ── who waits for more of it ───────────────────────────────────────────────────────────────────
+
+    def living_fetch(self) -> Fetch:
+        """Errors: the segment's own, Unavailable if its memory was given to others."""
+        if self.error is not None:
+            raise self.error
+        if self.fetch is None:
+            raise Unavailable(f"checkpoint {self.checkpoint[:12]} was given up", retry_after_s=1.0)
+        return self.fetch
+
+    def end_growths(self, error: FleetError | None) -> None:
+        """Whoever waits for the rest has it, or will not have it."""
+        for growth in self.growths:
+            if growth.done():
+                continue
+            if error is None:
+                growth.set_result(None)
+            else:
+                growth.set_exception(error)
 
     # ── its time ───────────────────────────────────────────────────────────────────────────────────
 

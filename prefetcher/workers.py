@@ -185,9 +185,9 @@ class Worker:
     async def _prepare(self) -> str:
         """Bundle, segment and process, all at once; returns the bundle's folder."""
         spec, host = self._spec, self._host
-        host.segments.make_room(spec.memory_bytes, f"a worker of {spec.name}")
+        host.segments.room.make(spec.memory_bytes, f"a worker of {spec.name}")
         self.reserved_bytes = spec.memory_bytes
-        host.segments.memory.shrink()
+        host.segments.room.memory.shrink()
         checkpoints = [checkpoint for checkpoint in (spec.weights, spec.adapter) if checkpoint is not None]
         stages = [self._role.layers, None]
         self._start_cold = not all(map(host.segments.is_ready, checkpoints, stages))

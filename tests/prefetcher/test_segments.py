@@ -266,7 +266,7 @@ def test_after_a_failure_the_next_start_tries_again(source: Source, store: Store
 
     async def scenario(segments: Segments) -> None:
         await failure_of(segments, checkpoint)
-        assert segments.used_bytes == SLAB_BYTES, "who failed to start may still have it mapped"
+        assert segments.room.used_bytes == SLAB_BYTES, "who failed to start may still have it mapped"
         path.write_bytes(good)
         segment = await segments.acquire(checkpoint, TWO)
         await segment.filled.wait()
@@ -284,7 +284,7 @@ def test_memory_of_a_failed_segment_is_free_once_its_workers_are_gone(store: Sto
         segment = await segments.acquire(checkpoint, ONE)
         await segment.filled.wait()
         segments.release(segment, ONE)
-        assert segments.used_bytes == 0
+        assert segments.room.used_bytes == 0
 
     run(FileSource(store.folder), scenario)
 
@@ -361,7 +361,7 @@ def test_what_cannot_fit_is_refused_with_the_figures(store: Store) -> None:
             await segments.acquire(checkpoint, ONE)
         for figure in (2 * SLAB_BYTES, 3 * SLAB_BYTES, SLAB_BYTES + 1):
             assert f"{figure:,}" in caught.value.message
-        assert segments.used_bytes == segments.memory.used_bytes == 0
+        assert segments.room.used_bytes == segments.room.memory.used_bytes == 0
 
     run(FileSource(store.folder), scenario, memory_bytes=3 * SLAB_BYTES, workers_bytes=SLAB_BYTES + 1)
 
@@ -392,8 +392,8 @@ def test_an_unused_segment_gives_way_and_a_used_one_does_not(store: Store) -> No
         other = await segments.acquire(second, TWO)
         await other.filled.wait()
         assert not segments.is_ready(first)
-        assert segments.evictions == 1
-        assert segments.used_bytes == segments.memory.used_bytes == 2 * SLAB_BYTES
+        assert segments.room.evictions == 1
+        assert segments.room.used_bytes == segments.room.memory.used_bytes == 2 * SLAB_BYTES
         assert reading(other, len(data)) == data
         assert reading(other, 2 * SLAB_BYTES - CHUNK_BYTES)[len(data) :].count(0) == SLAB_BYTES - 3 * CHUNK_BYTES
 
