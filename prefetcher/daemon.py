@@ -16,47 +16,32 @@ from collections.abc import Awaitable
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import msgspec
-
 from fleetstart.prefetcher.bundles import Bundles
 from fleetstart.prefetcher.cgroups import Groups, epoch_is_alive, new_epoch, open_groups, read_hierarchies
 from fleetstart.prefetcher.config import Config
 from fleetstart.prefetcher.disk import DiskTier
 from fleetstart.prefetcher.forkserver import ForkServer
+from fleetstart.prefetcher.host import Host
+from fleetstart.prefetcher.lease import Lease, report_of
 from fleetstart.prefetcher.logs import Logs
 from fleetstart.prefetcher.meter import FLUSH_S, Rows
+from fleetstart.prefetcher.observed import Observed
+from fleetstart.prefetcher.orders import Orders
 from fleetstart.prefetcher.outbox import Outbox, attempts
-from fleetstart.prefetcher.reconcile import (
-    Action,
-    Drain,
-    Forget,
-    Kill,
-    Own,
-    Refuse,
-    Start,
-    Tell,
-    act_on_order,
-    reconcile,
-)
 from fleetstart.prefetcher.relay import open_relays
 from fleetstart.prefetcher.segments import Segments
 from fleetstart.prefetcher.sources import Source
 from fleetstart.prefetcher.spares import Spares
 from fleetstart.prefetcher.speeds import Speeds
-from fleetstart.prefetcher.state import LEASE_MS, NodeState, Unreachable
-from fleetstart.prefetcher.watched import INTERVAL_S, private_bytes
-from fleetstart.prefetcher.workers import Host, Worker
-from fleetstart.runtime.contract.errors import Unavailable
+from fleetstart.prefetcher.state import NodeState, Unreachable
+from fleetstart.prefetcher.watched import watch
+from fleetstart.prefetcher.worker import Worker
 from fleetstart.runtime.contract.ids import WorkerId
-from fleetstart.runtime.contract.messages import NodeReport, WorkerOrder, WorkerStatus
+from fleetstart.runtime.contract.messages import NodeReport, WorkerStatus
 from fleetstart.runtime.contract.tasks import end_tasks
 
 log = logging.getLogger(__name__)
 
-RENEW_S = LEASE_MS / 3000
-REREAD_S = 1.0
-AWAY_S = 0.2
-"""Between renewals that fail."""
 START_HURRY_S = 10.0
 LAST_WRITES_S = 2.0
 """At the end, for the last statuses, lines and rows."""
@@ -72,15 +57,13 @@ class Daemon:
         self.epoch = new_epoch(os.urandom(4).hex())
         self._state = NodeState(config.redis_url, config.node)
         self._groups: Groups | None = None if config.watch_only else _open_groups(self.epoch)
-        self._lease_changed = asyncio.Event()
-        self._reread = asyncio.Event()
-        self._statuses: dict[WorkerId, WorkerStatus] = {}
+        self._lease = Lease(self._state, self._report, lambda: self._orders.resync())
         self._workers: dict[WorkerId, Worker] = {}
-        self._seen_ns: dict[WorkerId, int] = {}
         self._rows = Rows()
         self._speeds = Speeds()
         self._logs = Logs()
         self._outbox = Outbox(self._state, self._logs, self._rows)
+        self._observed = Observed(self._outbox)
         self._servers = {
             profile: ForkServer(
                 profile=profile, hide=_hidden(config), env=config.worker_env, changed=self._server_changed
@@ -94,7 +77,7 @@ class Daemon:
             threads=config.fetch_threads,
             keep_bytes=config.keep_bytes,
             disk=_disk_tier(config),
-            changed=self._lease_changed.set,
+            changed=self._lease.changed,
         )
         self._spares = Spares(
             servers=self._servers,
@@ -103,7 +86,7 @@ class Daemon:
             starts_under_way=self._starts_under_way,
         )
         self._relays = open_relays(config.store)
-        self._host = Host(
+        host = Host(
             node=config.node,
             address=config.address,
             cpus=config.cpus,
@@ -116,6 +99,14 @@ class Daemon:
             relays=self._relays,
             publish=self._publish,
         )
+        self._orders = Orders(
+            state=self._state,
+            epoch=self.epoch,
+            host=host,
+            workers=self._workers,
+            observed=self._observed,
+            changed=self._lease.changed,
+        )
 
     async def run(self, stop: asyncio.Event) -> None:
         """Until `stop` is set; then ends everything in order. NodeTaken if the node's name is in use."""
@@ -123,15 +114,15 @@ class Daemon:
         try:
             await self._take_name(stop)
             loops = [
-                self._renew(),
-                self._listen(),
-                self._read_orders(),
+                self._lease.renew(),
+                self._orders.listen(),
+                self._orders.read(),
                 self._outbox.write_statuses(),
                 self._outbox.write_logs(),
                 self._outbox.write_rows(),
                 self._flush_meters(),
                 self._spares.run(),
-                self._watch_memory(),
+                watch(lambda: list(self._workers.values())),
             ]
             tasks = [asyncio.create_task(self._guarded(loop)) for loop in loops]
             try:
@@ -153,160 +144,42 @@ class Daemon:
                 self._groups.close()
             await self._state.close()
 
-    # ── orders ─────────────────────────────────────────────────────────────────────────────────────
-
-    async def _listen(self) -> None:
-        async for _ in attempts("listening for orders"):
-            with contextlib.suppress(*Unreachable):
-                async for order in self._state.orders():
-                    if order is None:
-                        self._resync()
-                    elif (action := act_on_order(order, self._own(), self.epoch)) is not None:
-                        self._do(action)
-
-    async def _read_orders(self) -> None:
-        """A full read a second, and at once after a new subscription."""
-        while True:
-            began_ns = time.monotonic_ns()
-            with contextlib.suppress(*Unreachable):
-                orders = await self._state.read_orders()
-                for action in reconcile(orders, self._own(), self.epoch, began_ns):
-                    self._do(action)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(REREAD_S):
-                    await self._reread.wait()
-            self._reread.clear()
-
-    def _resync(self) -> None:
-        """After a new subscription or an outage: both sides tell each other everything."""
-        self._outbox.put_again(self._statuses)
-        self._reread.set()
-
-    def _own(self) -> dict[WorkerId, Own]:
-        return {
-            worker: Own(state=status.state, seen_ns=self._seen_ns[worker]) for worker, status in self._statuses.items()
-        }
-
-    def _do(self, action: Action) -> None:
-        match action:
-            case Start(order):
-                self._start(order)
-            case Refuse(order, reason):
-                log.info("order refused", extra={"worker": order.worker, "reason": reason})
-                self._seen_ns[order.worker] = time.monotonic_ns()
-                self._publish(_gone(order))
-            case Tell(order):
-                if order.worker in self._workers:
-                    self._workers[order.worker].tell(order)
-            case Drain(worker):
-                if worker in self._workers:
-                    self._workers[worker].drain()
-            case Kill(worker):
-                if worker in self._workers:
-                    self._workers[worker].kill()
-            case Forget(worker):
-                self._statuses.pop(worker, None)
-                self._seen_ns.pop(worker, None)
-                self._outbox.put(worker, None)
-
-    def _start(self, order: WorkerOrder) -> None:
-        try:
-            worker = Worker(order, self._host)
-        except OSError as error:
-            reason = Unavailable(f"node {self._config.node} cannot open a port for a stage: {error}", retry_after_s=1.0)
-            self._publish(msgspec.structs.replace(_gone(order), state="failed", error=reason.info()))
-            return
-        self._workers[order.worker] = worker
-        self._seen_ns[order.worker] = worker.seen_ns
-        worker.start().add_done_callback(lambda _: self._ended(order.worker))
-        self._lease_changed.set()
-
-    def _ended(self, worker: WorkerId) -> None:
-        self._workers.pop(worker, None)
-        self._segments.room.memory.tend()
-        self._lease_changed.set()
-
-    # ── statuses and lease ─────────────────────────────────────────────────────────────────────────
+    # ── what it tells ──────────────────────────────────────────────────────────────────────────────
 
     def _publish(self, status: WorkerStatus) -> None:
-        self._seen_ns.setdefault(status.worker, time.monotonic_ns())
-        self._statuses[status.worker] = status
-        self._outbox.put(status.worker, status)
+        self._observed.publish(status)
         self._spares.wake()
 
-    async def _renew(self) -> None:
-        """The lease, each second and at changes."""
-        was_away = False
-        while True:
-            self._lease_changed.clear()
-            try:
-                await self._state.renew(self._report())
-                if was_away:
-                    log.warning("Redis is back, writing everything again")
-                    self._resync()
-                was_away = False
-            except Unreachable as error:
-                if not was_away:
-                    log.warning("Redis is away, workers run on", extra={"error": str(error)})
-                was_away = True
-                await asyncio.sleep(AWAY_S)
-                continue
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(RENEW_S):
-                    await self._lease_changed.wait()
-
     def _report(self) -> NodeReport:
-        warm = {name: server.warm for name, server in self._servers.items() if server.warm is not None}
-        return NodeReport(
-            node=self._config.node,
-            epoch=self.epoch,
-            address=self._config.address,
-            memory_bytes=self._config.memory_bytes,
-            memory_used_bytes=self._workers_bytes() + self._segments.room.used_bytes,
-            cpus=self._config.cpus,
-            segments=self._segments.reports(),
-            isolation=next((said.isolation for said in warm.values()), ""),
-            limits=self._groups.name if self._groups is not None else "watched",
-            profiles=sorted(warm),
-            pid=os.getpid(),
-            weights_memory=self._segments.room.memory.report(),
-            bytes_per_s=self._segments.bandwidths.bytes_per_s(),
-            disk_bytes=self._segments.disk_bytes,
-            disk=self._segments.disk_ranges(),
-            speeds=self._speeds.report(),
+        return report_of(
+            self._config,
+            self.epoch,
+            workers_bytes=self._workers_bytes(),
+            segments=self._segments,
+            servers=self._servers,
+            groups=self._groups,
+            speeds=self._speeds,
         )
 
     def _server_changed(self) -> None:
-        self._lease_changed.set()
+        self._lease.changed()
         self._spares.wake()
 
     def _starts_under_way(self) -> int:
         """Those that want the cores: what takes longer than `START_HURRY_S` waits for bytes, or for nothing."""
         since_ns = time.monotonic_ns() - int(START_HURRY_S * 1e9)
-        return sum(worker.state == "starting" and worker.seen_ns > since_ns for worker in self._workers.values())
+        return sum(worker.state == "starting" and worker.record.seen_ns > since_ns for worker in self._workers.values())
 
     def _workers_bytes(self) -> int:
-        return sum(worker.reserved_bytes for worker in self._workers.values())
+        return sum(worker.equipment.reserved_bytes for worker in self._workers.values())
 
-    # ── time and memory ────────────────────────────────────────────────────────────────────────────
+    # ── time ───────────────────────────────────────────────────────────────────────────────────────
 
     async def _flush_meters(self) -> None:
         while True:
             await asyncio.sleep(FLUSH_S)
             for worker in self._workers.values():
-                worker.flush()
-
-    async def _watch_memory(self) -> None:
-        """Only of workers that have no group to hold them."""
-        while True:
-            for worker in list(self._workers.values()):
-                process = worker.body.process
-                if process is None or process.group is not None or not process.pid:
-                    continue
-                if private_bytes(process.pid) > worker.order.spec.memory_bytes:
-                    worker.body.killed_for_memory = True
-                    process.kill()
-            await asyncio.sleep(INTERVAL_S)
+                worker.record.flush()
 
     # ── beginning and end ──────────────────────────────────────────────────────────────────────────
 
@@ -358,17 +231,6 @@ async def _first_of(stop: asyncio.Event, tasks: list[asyncio.Task[None]]) -> Non
     waiting.cancel()
     for task in done - {waiting}:
         task.result()
-
-
-def _gone(order: WorkerOrder) -> WorkerStatus:
-    return WorkerStatus(
-        worker=order.worker,
-        node=order.node,
-        function=order.spec.name,
-        version=order.version,
-        state="gone",
-        changed_unix_ns=time.time_ns(),
-    )
 
 
 def _disk_tier(config: Config) -> DiskTier | None:

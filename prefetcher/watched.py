@@ -7,9 +7,26 @@ which is not private.
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from fleetstart.prefetcher.worker import Worker
+
 INTERVAL_S = 0.25
+
+
+async def watch(workers: Callable[[], Sequence[Worker]]) -> None:
+    """Those that have no group to hold them, until cancelled."""
+    while True:
+        for worker in workers():
+            process = worker.body.process
+            if process is None or process.group is not None or not process.pid:
+                continue
+            if private_bytes(process.pid) > worker.order.spec.memory_bytes:
+                worker.body.killed_for_memory = True
+                process.kill()
+        await asyncio.sleep(INTERVAL_S)
 
 
 def private_bytes(pid: int, proc: Path = Path("/proc")) -> int:

@@ -1,0 +1,90 @@
+"""The node's lease in Redis, and what it reports of itself with it: each second, and at once when that changed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+from collections.abc import Callable, Mapping
+
+from fleetstart.prefetcher.cgroups import Groups
+from fleetstart.prefetcher.config import Config
+from fleetstart.prefetcher.forkserver import ForkServer
+from fleetstart.prefetcher.segments import Segments
+from fleetstart.prefetcher.speeds import Speeds
+from fleetstart.prefetcher.state import LEASE_MS, NodeState, Unreachable
+from fleetstart.runtime.contract.messages import NodeReport
+
+log = logging.getLogger(__name__)
+
+RENEW_S = LEASE_MS / 3000
+AWAY_S = 0.2
+"""Between renewals that fail."""
+
+
+class Lease:
+    """`back` is called when Redis is back after it was away."""
+
+    def __init__(self, state: NodeState, report: Callable[[], NodeReport], back: Callable[[], None]) -> None:
+        self._state = state
+        self._report = report
+        self._back = back
+        self._changed = asyncio.Event()
+
+    def changed(self) -> None:
+        """There is something new to report."""
+        self._changed.set()
+
+    async def renew(self) -> None:
+        """Until cancelled."""
+        was_away = False
+        while True:
+            self._changed.clear()
+            try:
+                await self._state.renew(self._report())
+                if was_away:
+                    log.warning("Redis is back, writing everything again")
+                    self._back()
+                was_away = False
+            except Unreachable as error:
+                if not was_away:
+                    log.warning("Redis is away, workers run on", extra={"error": str(error)})
+                was_away = True
+                await asyncio.sleep(AWAY_S)
+                continue
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(RENEW_S):
+                    await self._changed.wait()
+
+
+def report_of(
+    config: Config,
+    epoch: str,
+    *,
+    workers_bytes: int,
+    segments: Segments,
+    servers: Mapping[str, ForkServer],
+    groups: Groups | None,
+    speeds: Speeds,
+) -> NodeReport:
+    """What the scheduler learns of the node."""
+    warm = {name: server.warm for name, server in servers.items() if server.warm is not None}
+    return NodeReport(
+        node=config.node,
+        epoch=epoch,
+        address=config.address,
+        memory_bytes=config.memory_bytes,
+        memory_used_bytes=workers_bytes + segments.room.used_bytes,
+        cpus=config.cpus,
+        segments=segments.reports(),
+        isolation=next((said.isolation for said in warm.values()), ""),
+        limits=groups.name if groups is not None else "watched",
+        profiles=sorted(warm),
+        pid=os.getpid(),
+        weights_memory=segments.room.memory.report(),
+        bytes_per_s=segments.bandwidths.bytes_per_s(),
+        disk_bytes=segments.disk_bytes,
+        disk=segments.disk_ranges(),
+        speeds=speeds.report(),
+    )

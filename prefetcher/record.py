@@ -1,0 +1,88 @@
+"""What is kept of a worker's life: the phases of its start, its time in the ledger, and what is said of it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Literal
+
+from fleetstart.prefetcher.host import Host
+from fleetstart.prefetcher.logs import Stream
+from fleetstart.prefetcher.meter import WorkerMeter
+from fleetstart.runtime.contract.messages import Usage, WorkerOrder
+from fleetstart.runtime.contract.timeline import Timeline, machine_origin_ns
+
+log = logging.getLogger(__name__)
+
+
+class Record:
+    """Of one worker, from the moment at which its order was seen."""
+
+    def __init__(self, order: WorkerOrder, host: Host) -> None:
+        self.seen_ns = time.monotonic_ns()
+        self.timeline = Timeline()
+        self._order = order
+        self._host = host
+        self._meter = WorkerMeter(
+            worker=order.worker,
+            node=host.node,
+            function=order.spec.name,
+            version=order.version,
+            memory_bytes=order.spec.memory_bytes,
+            origin_unix_ns=machine_origin_ns(),
+        )
+
+    @property
+    def was_ready(self) -> bool:
+        return self._meter.is_running
+
+    def say(self, stream: Stream, text: str) -> None:
+        self._host.logs.write(self._order.spec.name, self._order.worker, self._order.version, stream, text)
+
+    def started(self, assigned_ns: int, fetched_ns: tuple[int, int] | None, own: Timeline) -> None:
+        """The node's phases, then the worker's own; and their rows, except for what comes after the start.
+
+        `fetched_ns` is (begin, end) of the fetch that the start had to wait for.
+        """
+        self._phase("start", self.seen_ns, assigned_ns)
+        if fetched_ns is not None:
+            self._phase("fetch", *fetched_ns)
+        self.timeline.join(own)
+
+    def ready(self, assigned_ns: int) -> None:
+        now_ns = time.monotonic_ns()
+        self._host.rows.add(self._meter.phase("load", assigned_ns, now_ns))
+        self._meter.ready(now_ns)
+        names = dict.fromkeys(phase.name for phase in self.timeline.phases)
+        phases = {name: round(self.timeline.total_ms(name), 1) for name in names}
+        self.say("system", f"worker ready after {(now_ns - self.seen_ns) / 1e6:.0f} ms")
+        log.info(
+            "worker ready",
+            extra={"worker": self._order.worker, "function": self._order.spec.name, "phases_ms": phases},
+        )
+
+    def whole(self) -> None:
+        took_ms = (time.monotonic_ns() - self.seen_ns) / 1e6
+        self.say("system", f"worker has the whole model {took_ms:.0f} ms after its order")
+
+    def used(self, usage: Usage) -> None:
+        self._meter.busy(usage.busy_ns)
+        if usage.speed is not None:
+            version = f"{self._order.spec.name}@{self._order.version}"
+            self._host.speeds.note(version, self._order.worker, usage.speed)
+
+    def flush(self) -> None:
+        """Its time until now, into the ledger."""
+        self._host.rows.add(*self._meter.flush(time.monotonic_ns()))
+
+    def ended(self, tried_ns: tuple[int, int], *, failed: bool) -> None:
+        """The rest of its time; of a failed attempt that never got ready, (begin, end) of the attempt."""
+        if self.was_ready:
+            self.flush()
+        elif failed:
+            self._host.rows.add(self._meter.phase("failed", *tried_ns))
+        self._host.speeds.forget(self._order.worker)
+
+    def _phase(self, name: Literal["start", "fetch"], begun_ns: int, ended_ns: int) -> None:
+        self.timeline.add(name, begun_ns, ended_ns)
+        self._host.rows.add(self._meter.phase(name, begun_ns, ended_ns))
