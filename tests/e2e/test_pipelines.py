@@ -102,17 +102,14 @@ def test_the_first_stage_is_killed_before_its_first_token_and_the_call_tried_aga
     check_after(fleet, function)
 
 
-def test_the_first_stage_is_killed_in_mid_stream_and_the_stream_ends_in_an_error(
+def test_the_first_stage_is_killed_in_mid_stream_and_the_stream_goes_on_elsewhere(
     fleet: Fleet, function: Function
 ) -> None:
     call = fleet.call(function, LONG)
     orders = fleet.pipeline(function)
     call.wait_for(5)
     fleet.kill(orders[0])
-    assert call.join().error["code"] == "worker_lost", call
-    assert function.answer(LONG).startswith(call.text)
-    again = fleet.call(function, SHORT).join()
-    assert again.text == function.answer(SHORT), again
+    assert call.join().text == function.answer(LONG), call
     check_after(fleet, function)
 
 
@@ -264,9 +261,7 @@ def test_the_node_of_a_later_stage_dies_and_then_that_of_a_first(fleet: Fleet) -
     call.wait_for(5)
     lost = fleet.node_of(orders[0])
     lost.kill()
-    assert call.join().error["code"] == "worker_lost", call
+    assert call.join().text == function.answer(LONG), call
     wait_until(lambda: not lost.processes(), LOST_S, what=f"end of {lost.name}'s processes")
-    again = fleet.call(function, SHORT).join()
-    assert again.text == function.answer(SHORT), again
     check_after(fleet, function)
     fleet.remove(function)
