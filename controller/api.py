@@ -19,6 +19,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
+from fleetstart.controller.billing.api import BillingApi
 from fleetstart.controller.checkpoints import Checkpoints
 from fleetstart.controller.config import Config
 from fleetstart.controller.explain import invocation_plan
@@ -53,6 +54,7 @@ class Services:
     store: ObjectStore
     checkpoints: Checkpoints
     history: History
+    billing: BillingApi
     stopping: asyncio.Event
 
 
@@ -73,7 +75,7 @@ class Api:
                 Route("/api/v1/invocations", self.invocations),
                 Route("/api/v1/invocations/{id}", self.invocation),
                 Route("/api/v1/invocations/{id}/plan", self.plan),
-                Route("/api/v1/usage", self.usage),
+                *services.billing.routes,
             ],
             exception_handlers={
                 FleetError: _fleet_error,
@@ -101,6 +103,7 @@ class Api:
                 store=services.config.store,
                 nodes=[seen.report for seen in view.nodes.values() if not seen.lost(now_ns)],
                 functions=[self._info(record) for record in view.functions.values()],
+                budgets=services.billing.shown(),
             )
         )
 
@@ -190,10 +193,6 @@ class Api:
         if measures is None or not measures.ttft_error.count:
             return None
         return Prediction(error=measures.ttft_error.value, starts=measures.ttft_error.count)
-
-    async def usage(self, request: Request) -> Response:
-        since_unix_ms = _number(request, "since_unix_ms", 0, 1 << 53)
-        return _json(await self._services.history.usage(_function(request), since_unix_ms, _now_unix_ms()))
 
 
 def _now_unix_ms() -> int:

@@ -15,6 +15,11 @@ from typing import Protocol
 import uvicorn
 
 from fleetstart.controller.api import Api, Services
+from fleetstart.controller.billing.api import BillingApi
+from fleetstart.controller.billing.archive import Archive
+from fleetstart.controller.billing.compactor import Compactor
+from fleetstart.controller.billing.reader import LedgerReader
+from fleetstart.controller.billing.watch import BillingWatch
 from fleetstart.controller.checkpoints import Checkpoints
 from fleetstart.controller.config import Config
 from fleetstart.controller.gateway import Gateway
@@ -74,10 +79,15 @@ class Controller:
         self.scheduler = Scheduler(self.gateway_id, self.state, self.ledger)
         self.learner = Learner(self.state, lambda: self.scheduler.fence)
         self.reporter = Reporter(self.state)
+        self.billing = BillingWatch(
+            self._client, self.view, unwritten=lambda: self.ledger.unwritten, fence=lambda: self.scheduler.fence
+        )
+        self.ledger.on_row(self.billing.note)
         self.gateway = Gateway(
             self.gateway_id,
             self.state,
             self.ledger,
+            self.billing,
             max_body_bytes=config.max_body_bytes,
             demand=self.reporter.demand,
             freed=self.reporter.freed,
@@ -87,7 +97,21 @@ class Controller:
         store = open_store(config.store)
         registry = Registry(self.state, store)
         self.checkpoints = Checkpoints(store, registry)
-        self._parts = (self.state, self.scheduler, self.learner, self.reporter, self.ledger, self.checkpoints)
+        archive = Archive(store)
+        reader = LedgerReader(self._client, archive)
+        self.compactor = Compactor(
+            self._client, archive, reader, lambda: self.scheduler.fence, segment_rows=config.segment_rows
+        )
+        self._parts: tuple[Part, ...] = (
+            self.state,
+            self.scheduler,
+            self.learner,
+            self.reporter,
+            self.ledger,
+            self.checkpoints,
+            self.billing,
+            self.compactor,
+        )
         services = Services(
             config=config,
             gateway=self.gateway_id,
@@ -95,7 +119,8 @@ class Controller:
             registry=registry,
             store=store,
             checkpoints=self.checkpoints,
-            history=History(self._client),
+            history=History(self._client, reader),
+            billing=BillingApi(self._client, reader, self.billing, self.view),
             stopping=self._stopping,
         )
         self._api = Api(services).app

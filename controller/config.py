@@ -28,6 +28,8 @@ class Config:
     """A socket that listens already: its owner keeps it over our restart, so that no connection is refused."""
     max_body_bytes: int = 64 * MIB
     parent_death: bool = False
+    segment_rows: int = 10_000
+    """Of the ledger, in one object of the store: with fewer, Redis holds less, and reading takes longer."""
     drain_s: float = 10.0
     """How long calls under way may go on after SIGTERM."""
 
@@ -49,6 +51,7 @@ def read_config(env: Mapping[str, str]) -> Config:
         listen_fd=listen_fd,
         max_body_bytes=_whole(env, "FS_MAX_BODY", 64 * MIB, 1, 1 << 40),
         parent_death=env.get("FS_PARENT_DEATH") == "1",
+        segment_rows=_whole(env, "FS_SEGMENT_ROWS", 10_000, 10, 100_000),
         drain_s=float(_whole(env, "FS_DRAIN_S", 10, 0, 3600)),
     )
 

@@ -36,6 +36,27 @@ class FolderStore:
         finally:
             incoming.unlink(missing_ok=True)
 
+    async def create(self, key: str, data: bytes) -> bool:
+        try:
+            return await asyncio.to_thread(self._create, self._incoming / secrets.token_hex(16), self._root / key, data)
+        except OSError as error:
+            raise StoreFailed(f"{key}: cannot be written to {self._root}: {error.strerror}") from error
+
+    def _create(self, incoming: Path, target: Path, data: bytes) -> bool:
+        """A link, because a rename would replace what is there."""
+        try:
+            with incoming.open("xb", buffering=0) as file:
+                _write(file.fileno(), data)
+                os.fsync(file.fileno())
+            target.parent.mkdir(parents=True, exist_ok=True)
+            os.link(incoming, target)
+            _sync_folder(target.parent)
+        except FileExistsError:
+            return False
+        finally:
+            incoming.unlink(missing_ok=True)
+        return True
+
     async def size(self, key: str) -> int | None:
         try:
             return (self._root / key).stat().st_size
@@ -123,8 +144,12 @@ def _publish(incoming: Path, target: Path) -> None:
         except FileNotFoundError:  # a removal of the last object took the folder with it
             if not incoming.exists():
                 raise
-    folder = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY)
+    _sync_folder(target.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        os.fsync(folder)
+        os.fsync(descriptor)
     finally:
-        os.close(folder)
+        os.close(descriptor)

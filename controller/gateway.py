@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 
 from fleetstart.controller.admission import BODY_BUDGET_FACTOR
+from fleetstart.controller.billing.watch import BillingWatch
 from fleetstart.controller.client_watch import ClientWatch
 from fleetstart.controller.headers import request_headers, sane_request_id, timeout_s
 from fleetstart.controller.invoke import Cut, Invoker, answer_error, cost, first_answer, open_session, start_kind
@@ -50,6 +51,7 @@ class Gateway:
         gateway: str,
         state: State,
         ledger: LedgerWriter,
+        billing: BillingWatch,
         *,
         max_body_bytes: int,
         demand: Callable[[], None],
@@ -62,6 +64,7 @@ class Gateway:
         self._view = state.view
         self._prospects = Prospects(state.view)
         self._ledger = ledger
+        self._billing = billing
         self._max_body_bytes = max_body_bytes
         self._body_bytes = 0
         self._routes: dict[VersionKey, Route] = {}
@@ -90,6 +93,7 @@ class Gateway:
             target = parse_target(scope["path"], scope.get("raw_path") or b"", scope["query_string"])
             route = await self._route(target)
             self._admit(route, declared_bytes(scope))
+            price = self._billing.price(accepted_unix_ns // 1_000_000)
             limit_s = timeout_s(header(scope, b"fs-timeout-s"), route.spec.timeout_s)
             async with asyncio.timeout(limit_s):
                 body = await read_body(scope, receive, self._max_body_bytes)
@@ -111,6 +115,7 @@ class Gateway:
             accepted_ns=accepted_ns,
             accepted_unix_ns=accepted_unix_ns,
             deadline_ns=accepted_ns + round(limit_s * 1e9),
+            price=price,
         )
         held_bytes = len(body)
         self._body_bytes += held_bytes
@@ -225,17 +230,15 @@ class Gateway:
             queue_ms=queue_ns // 1_000_000,
             billed_ms=call.billed_ms,
             memory_bytes=route.spec.memory_bytes,
+            rate_nusd_per_gib_s=call.price.execute_nusd_per_gib_s,
+            price=call.price.version,
+            tags=route.spec.tags,
             cost_nusd=cost(route, call),
             attempts=call.attempts,
         )
-        status = worker.status if worker is not None else None
+        isolation, pooled = (worker.status.isolation, worker.status.pooled) if worker is not None else ("", False)
         trace = InvocationTrace(
-            row=row,
-            timeline=call.timeline,
-            isolation=status.isolation if status is not None else "",
-            pooled=status.pooled if status is not None else False,
-            events=call.event_count,
-            relayed=status.relayed if status is not None and row.start != "hot" else (),
+            row=row, timeline=call.timeline, isolation=isolation, pooled=pooled, events=call.event_count
         )
         self._ledger.ended(trace, first_answer(route, call))
 
@@ -289,7 +292,8 @@ class Gateway:
     def _admit(self, route: Route, body_bytes: int) -> None:
         if body_bytes > self._max_body_bytes:
             raise too_large(self._max_body_bytes)
-        error = start_failure(self._view, route, time.time_ns() // 1_000_000)
+        now_unix_ms = time.time_ns() // 1_000_000
+        error = self._billing.refusal(route.key.name, now_unix_ms) or start_failure(self._view, route, now_unix_ms)
         if error is not None:
             raise error
         if route.queue.full:

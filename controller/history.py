@@ -1,22 +1,22 @@
-"""Reads what was recorded: invocations, traces, plans, usage, logs. Only reads, only Redis."""
+"""Reads what was recorded: invocations, traces, plans, logs. Only reads; sums of money are `billing`'s affair."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable
+from contextlib import aclosing
 from typing import Any, cast
 
 import msgspec
 import redis.asyncio as redis
 
+from fleetstart.controller.billing.reader import LedgerReader
 from fleetstart.controller.planner import Plan
-from fleetstart.controller.resources import Usage, UsageLine
 from fleetstart.runtime.contract import keys
 from fleetstart.runtime.contract.errors import NotFound
-from fleetstart.runtime.contract.ids import FunctionName, InvocationId, Version
-from fleetstart.runtime.contract.ledger import InvocationRow, InvocationTrace, LedgerRow
+from fleetstart.runtime.contract.ids import FunctionName, InvocationId
+from fleetstart.runtime.contract.ledger import InvocationRow, InvocationTrace
 
-PAGE_ROWS = 1000
 SEARCHED_ROWS = 100_000
 """How far back a listing looks for a function's calls before it gives up."""
 FOLLOW_BLOCK_MS = 1_000
@@ -26,23 +26,21 @@ Entries = list[tuple[bytes, dict[bytes, bytes]]]
 
 
 class History:
-    def __init__(self, client: redis.Redis) -> None:
+    def __init__(self, client: redis.Redis, reader: LedgerReader) -> None:
         self._client = client
-        self._rows: msgspec.json.Decoder[LedgerRow] = msgspec.json.Decoder(LedgerRow)
+        self._reader = reader
 
     async def invocations(self, function: FunctionName | None, limit: int) -> list[InvocationRow]:
         """The newest first."""
         found: list[InvocationRow] = []
-        end, searched = "+", 0
-        while len(found) < limit and searched < SEARCHED_ROWS:
-            page: Entries = await cast(Awaitable[Any], self._client.xrevrange(keys.LEDGER, end, "-", PAGE_ROWS))
-            for _, fields in page:
-                row = self._rows.decode(fields[b"row"])
-                if isinstance(row, InvocationRow) and function in (None, row.function):
-                    found.append(row)
-            if len(page) < PAGE_ROWS:
-                break
-            end, searched = "(" + page[-1][0].decode(), searched + len(page)
+        searched = 0
+        async with aclosing(self._reader.newest()) as pages:
+            async for page in pages:
+                rows = [entry.row for entry in page]
+                found += [row for row in rows if isinstance(row, InvocationRow) and function in (None, row.function)]
+                searched += len(page)
+                if len(found) >= limit or searched >= SEARCHED_ROWS:
+                    break
         return found[:limit]
 
     async def trace(self, invocation: InvocationId) -> InvocationTrace:
@@ -68,26 +66,6 @@ class History:
             )
         return msgspec.json.decode(raw, type=Plan)
 
-    async def usage(self, function: FunctionName | None, since_unix_ms: int, until_unix_ms: int) -> Usage:
-        """Sums of the rows that were written since; a row is written when its call or phase has ended."""
-        sums: dict[tuple[FunctionName, Version, str], list[int]] = {}
-        start = str(since_unix_ms)
-        while True:
-            page: Entries = await cast(Awaitable[Any], self._client.xrange(keys.LEDGER, start, "+", PAGE_ROWS))
-            for _, fields in page:
-                row = self._rows.decode(fields[b"row"])
-                if function in (None, row.function):
-                    _add(sums, row)
-            if len(page) < PAGE_ROWS:
-                break
-            start = "(" + page[-1][0].decode()
-        lines = [
-            UsageLine(function=name, version=version, kind=kind, rows=rows, duration_ms=duration_ms, cost_nusd=cost)
-            for (name, version, kind), (rows, duration_ms, cost) in sorted(sums.items())
-        ]
-        total = sum(line.cost_nusd for line in lines)
-        return Usage(since_unix_ms=since_unix_ms, until_unix_ms=until_unix_ms, lines=lines, total_nusd=total)
-
     async def logs(
         self, function: FunctionName, tail: int, *, follow: bool, stopping: asyncio.Event
     ) -> AsyncIterator[bytes]:
@@ -108,12 +86,3 @@ class History:
     async def _last(self, key: str) -> bytes:
         newest: Entries = await cast(Awaitable[Any], self._client.xrevrange(key, "+", "-", 1))
         return newest[0][0] if newest else b"0"
-
-
-def _add(sums: dict[tuple[FunctionName, Version, str], list[int]], row: LedgerRow) -> None:
-    kind = "invocation" if isinstance(row, InvocationRow) else row.phase
-    duration_ms = row.billed_ms if isinstance(row, InvocationRow) else row.duration_ms
-    total = sums.setdefault((row.function, row.version, kind), [0, 0, 0])
-    total[0] += 1
-    total[1] += duration_ms
-    total[2] += row.cost_nusd

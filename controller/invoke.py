@@ -33,7 +33,7 @@ from fleetstart.controller.responses import (
 from fleetstart.controller.routes import BUSY_NS, SUSPECT_NS, Call, Route, Worker
 from fleetstart.runtime.contract.errors import FleetError, OutOfMemory, WorkerLost
 from fleetstart.runtime.contract.ids import WorkerId
-from fleetstart.runtime.contract.ledger import PRICE_NUSD_PER_GIB_S, StartKind, cost_nusd, dollars
+from fleetstart.runtime.contract.ledger import StartKind, cost_nusd, dollars
 from fleetstart.runtime.contract.messages import (
     BUSY_HEADER,
     CONTINUE_HEADER,
@@ -396,7 +396,7 @@ def own_headers(route: Route, call: Call, worker: Worker | None) -> RawHeaders:
 
 
 def cost(route: Route, call: Call) -> int:
-    return cost_nusd(call.billed_ms, route.spec.memory_bytes, PRICE_NUSD_PER_GIB_S)
+    return cost_nusd(call.billed_ms, route.spec.memory_bytes, call.price.execute_nusd_per_gib_s)
 
 
 def bill(route: Route, call: Call, worker: Worker) -> Bill:

@@ -13,7 +13,7 @@ import contextlib
 import logging
 import secrets
 from collections import deque
-from collections.abc import Awaitable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from itertools import islice
 from typing import Any, cast
 
@@ -64,11 +64,16 @@ class LedgerWriter:
         self._ended: dict[InvocationId, InvocationTrace] = {}
         self._outcomes: deque[StartOutcome] = deque(maxlen=OUTCOMES_KEPT)
         self._wake = asyncio.Event()
+        self._listeners: list[Callable[[InvocationRow], None]] = []
         self._written: dict[InvocationId, InvocationTrace] = {}
         """Redis has them, its disk perhaps not."""
         self._redis_run = ""
         """Which Redis process it was that was last seen to have everything on its disk."""
         self._mark = keys.durable(secrets.token_hex(6))
+
+    def on_row(self, listener: Callable[[InvocationRow], None]) -> None:
+        """Called for each call that ends here, once."""
+        self._listeners.append(listener)
 
     def opened(self, invocation: OpenInvocation) -> None:
         self._open[invocation.id] = invocation
@@ -91,7 +96,10 @@ class LedgerWriter:
             trace = InvocationTrace(row=trace.row, timeline=Timeline())
         if self._journal is not None:
             self._journal.append(trace.row)
-        self._ended.setdefault(trace.row.id, trace)
+        if trace.row.id not in self._ended:
+            self._ended[trace.row.id] = trace
+            for listener in self._listeners:
+                listener(trace.row)
         self._wake.set()
 
     @property
@@ -120,11 +128,9 @@ class LedgerWriter:
                 await asyncio.sleep(0.2)
 
     async def flush(self) -> None:
-        """Writes all that is pending; what fails stays pending, and what may not be on the disk in the journal."""
+        """Writes all that is pending; what fails stays pending, and what may not be on the disk yet in the journal."""
         while self.pending:
             await self._write_batch()
-            if not self.pending and self._written:
-                await self.confirm()
 
     async def _confirm_batches(self) -> None:
         while True:
@@ -198,7 +204,9 @@ class LedgerWriter:
                 pipe.hset(keys.OPEN, mapping={call.id: msgspec.json.encode(call) for call in opened})
             for trace in ended:
                 self._append(pipe, trace.row)
-                pipe.set(keys.trace(trace.row.id), msgspec.json.encode(trace), ex=TRACE_KEPT_S)
+                # Of a row from a journal only the row is left: its trace may have been written before.
+                only_new = not trace.timeline.phases
+                pipe.set(keys.trace(trace.row.id), msgspec.json.encode(trace), ex=TRACE_KEPT_S, nx=only_new)
             if outcomes:
                 pipe.rpush(keys.OUTCOMES, *map(msgspec.json.encode, outcomes))
                 pipe.ltrim(keys.OUTCOMES, -OUTCOMES_KEPT, -1)

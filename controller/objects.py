@@ -1,9 +1,9 @@
 """The object store as the control plane uses it: uploads of a deploy, and a look at what is there.
 
-Keys are `bundles/{sha256}` and `checkpoints/{id}/{object}` and nothing else, checked by strict patterns: no key
-leads out of the store. A bundle's and a manifest's digest is checked before anybody can see the object; parts are
-checked checked chunk by chunk by the node that fetches them. Whether a checkpoint is whole is decided here, too; which
-checkpoints there are is `checkpoints`' affair.
+Keys that others may name are `bundles/{sha256}` and `checkpoints/{id}/{object}` and nothing else, checked by strict
+patterns: no key leads out of the store, or to the `ledger/` in it. A bundle's and a manifest's digest is checked before
+anybody can see the object; parts are checked chunk by chunk by the node that fetches them. Whether a checkpoint is
+whole is decided here, too; which checkpoints there are is `checkpoints`' affair.
 """
 
 from __future__ import annotations
@@ -50,6 +50,10 @@ class ObjectStore(Protocol):
 
     async def put(self, key: str, upload: Upload) -> None:
         """Stores all bytes of the upload, published only after `upload.check()` has passed."""
+        ...
+
+    async def create(self, key: str, data: bytes) -> bool:
+        """Publishes a small object as a whole; False, and nothing is changed, if there is one of that name."""
         ...
 
     async def size(self, key: str) -> int | None:

@@ -7,11 +7,23 @@ from typing import Any
 import msgspec
 
 from fleetstart.controller.explain import InvocationPlan
-from fleetstart.controller.resources import CheckpointInfo, Deployed, FunctionInfo, SystemStatus, Usage
+from fleetstart.controller.resources import (
+    BudgetInfo,
+    BudgetTerms,
+    CheckpointInfo,
+    Deployed,
+    FunctionInfo,
+    Invoice,
+    LedgerLine,
+    NewPrices,
+    SystemStatus,
+    Usage,
+)
 from fleetstart.runtime.contract.errors import ErrorBody
 from fleetstart.runtime.contract.function import FunctionSpec
 from fleetstart.runtime.contract.ledger import InvocationRow, InvocationTrace, LogLine
 from fleetstart.runtime.contract.manifest import Manifest
+from fleetstart.runtime.contract.prices import PriceSheet
 
 _STRUCTS = (
     CheckpointInfo,
@@ -19,6 +31,12 @@ _STRUCTS = (
     FunctionInfo,
     SystemStatus,
     Usage,
+    Invoice,
+    LedgerLine,
+    PriceSheet,
+    NewPrices,
+    BudgetInfo,
+    BudgetTerms,
     FunctionSpec,
     InvocationRow,
     InvocationTrace,
@@ -99,10 +117,41 @@ def _paths() -> dict[str, Any]:
                 [_parameter("id", "path")],
             )
         },
+        **_billing_paths(),
+    }
+
+
+def _billing_paths() -> dict[str, Any]:
+    function = _parameter("function", "query")
+    span = [_parameter(name, "query", "integer") for name in ("since_unix_ms", "until_unix_ms")]
+    return {
         "/api/v1/usage": {
+            "get": _operation("Sums of the ledger", _ref(Usage), [function, _parameter("by", "query"), *span])
+        },
+        "/api/v1/invoices/{month}": {
             "get": _operation(
-                "Sums of the ledger", _ref(Usage), [function, _parameter("since_unix_ms", "query", "integer")]
+                "All rows of a month, by what determines their price",
+                _ref(Invoice),
+                [_parameter("month", "path"), function],
             )
+        },
+        "/api/v1/ledger": {
+            "get": _operation(
+                "The rows, a line of JSON each", _ref(LedgerLine), [function, *span], media="application/x-ndjson"
+            )
+        },
+        "/api/v1/prices": {
+            "get": _operation("All price sheets, the first one first", _list(PriceSheet)),
+            "post": _operation(
+                "Rates from a moment that is still to come", _ref(PriceSheet), status="201", body=_ref(NewPrices)
+            ),
+        },
+        "/api/v1/budgets": {"get": _operation("All budgets", _list(BudgetInfo))},
+        "/api/v1/budgets/{function}": {
+            "put": _operation(
+                "What a function may cost", _ref(BudgetInfo), [_parameter("function", "path")], body=_ref(BudgetTerms)
+            ),
+            "delete": _operation("Take the budget away", _ref(BudgetInfo), [_parameter("function", "path")]),
         },
     }
 

@@ -18,7 +18,14 @@
 | GET /api/v1/invocations?function=&limit=20 | | [InvocationRow], newest first |
 | GET /api/v1/invocations/{id} | | InvocationTrace |
 | GET /api/v1/invocations/{id}/plan | | InvocationPlan (`explain`): why its worker was started so, and what came of it |
-| GET /api/v1/usage?function=&since_unix_ms= | | Usage |
+| GET /api/v1/usage?function=&by=function,version,phase&since_unix_ms=&until_unix_ms= | | Usage |
+| GET /api/v1/invoices/{month}?function= | | Invoice; of the month that is under way, what it has so far |
+| GET /api/v1/ledger?since_unix_ms=&until_unix_ms= | | LedgerLine a line (NDJSON): the rows themselves |
+| GET /api/v1/prices | | [PriceSheet] |
+| POST /api/v1/prices | NewPrices | PriceSheet; 400 if it would change what is past |
+| GET /api/v1/budgets | | [BudgetInfo] |
+| PUT /api/v1/budgets/{function} | BudgetTerms | BudgetInfo |
+| DELETE /api/v1/budgets/{function} | | BudgetInfo as it was |
 | GET /openapi.json | | description of the above |
 
 Errors are ErrorBody with the status of the error's class.
@@ -26,11 +33,14 @@ Errors are ErrorBody with the status of the error's class.
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 from fleetstart.runtime.contract.errors import ErrorInfo
 from fleetstart.runtime.contract.function import FunctionSpec
 from fleetstart.runtime.contract.ids import CheckpointId, FunctionName, Version
+from fleetstart.runtime.contract.ledger import LedgerRow
 from fleetstart.runtime.contract.messages import NodeReport, WorkerStatus
 
 
@@ -96,23 +106,92 @@ class SystemStatus(msgspec.Struct, frozen=True, kw_only=True):
     store: str
     nodes: list[NodeReport]
     functions: list[FunctionInfo]
+    budgets: list[BudgetInfo] = []
 
 
 class UsageLine(msgspec.Struct, frozen=True, kw_only=True):
-    """Sum of the ledger's rows for one function and version and kind of row."""
+    """Sum of the ledger's rows that agree in what usage is shown by; what it is not shown by is empty, or 0."""
 
     function: FunctionName
     version: Version
     kind: str
     """"invocation", or the worker phase."""
+    key: str = ""
+    """Name of the API key."""
+    tag: str = ""
+    """Value of the one tag, or all tags as "name=value,name=value"."""
+    day: str = ""
+    """2026-11-22, UTC: when the row was booked."""
     rows: int
     duration_ms: int
     """Billed milliseconds of invocations, length of phases."""
+    waived_ms: int = 0
+    """Of them, what nobody pays for: starts, fetches, idle time that was not asked for."""
     cost_nusd: int
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
     since_unix_ms: int
     until_unix_ms: int
+    by: list[str] = []
     lines: list[UsageLine]
     total_nusd: int
+
+
+class InvoiceLine(msgspec.Struct, frozen=True, kw_only=True):
+    function: FunctionName
+    version: Version
+    kind: str
+    """"invocation", or the worker phase."""
+    price: int
+    """Version of the price sheet."""
+    rate_nusd_per_gib_s: int
+    """0: waived."""
+    rows: int
+    duration_ms: int
+    cost_nusd: int
+    """The sum of the rows' costs, each of which was rounded to a nano-dollar."""
+
+
+class Invoice(msgspec.Struct, frozen=True, kw_only=True):
+    month: str
+    complete: bool
+    """Whether the month is over. Then this never changes: rows count to the month in which they were booked."""
+    lines: list[InvoiceLine]
+    rows: int
+    total_nusd: int
+    segments: int
+    """How many segments of the ledger were published when it was made."""
+    checksum: str
+    """Of the last of them, which names the one before, and so on."""
+
+
+class LedgerLine(msgspec.Struct, frozen=True, kw_only=True):
+    entry: str
+    """Unix ms at which it was booked, and which one of that millisecond."""
+    row: LedgerRow
+
+
+class NewPrices(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    from_unix_ms: int
+    execute_nusd_per_gib_s: int
+    idle_nusd_per_gib_s: int
+
+
+class BudgetTerms(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    limit_nusd: int
+    per: Literal["day", "month"]
+    """Of the calendar, UTC."""
+    alert_percent: int = 80
+
+
+class BudgetInfo(msgspec.Struct, frozen=True, kw_only=True):
+    function: FunctionName
+    limit_nusd: int
+    per: Literal["day", "month"]
+    alert_percent: int
+    spent_nusd: int
+    stage: Literal["ok", "alert", "spent"]
+    period: str
+    """2026-11-22 or 2026-11."""
+    renews_unix_ms: int

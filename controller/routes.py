@@ -20,6 +20,7 @@ from fleetstart.runtime.contract.errors import FleetError, QueueFull
 from fleetstart.runtime.contract.ids import InvocationId, WorkerId
 from fleetstart.runtime.contract.ledger import StartKind
 from fleetstart.runtime.contract.messages import FunctionLoad, WorkerStatus
+from fleetstart.runtime.contract.prices import FIRST, PriceSheet
 from fleetstart.runtime.contract.timeline import Timeline
 
 BUSY_NS = 20_000_000
@@ -41,6 +42,8 @@ class Call:
     accepted_ns: int
     accepted_unix_ns: int
     deadline_ns: int
+    price: PriceSheet = FIRST
+    """In force when it was accepted."""
     timeline: Timeline = field(default_factory=Timeline)
     worker: Worker | None = None
     """Where it runs, or ran last."""

@@ -55,6 +55,20 @@ class S3Store:
         answer = await self._call(key, self._client.upload_part, UploadId=upload_id, PartNumber=number, Body=block)
         return {"PartNumber": number, "ETag": answer["ETag"]}
 
+    async def create(self, key: str, data: bytes) -> bool:
+        """By `If-None-Match: *`. A server that does not know it overwrites: who relies on it should try first."""
+        from botocore.exceptions import ClientError
+
+        try:
+            await self._call(key, self._client.put_object, Body=data, IfNoneMatch="*")
+        except StoreFailed as error:
+            cause = error.__cause__
+            code = cause.response.get("Error", {}).get("Code", "") if isinstance(cause, ClientError) else ""
+            if code in ("PreconditionFailed", "412"):
+                return False
+            raise
+        return True
+
     async def size(self, key: str) -> int | None:
         answer = await self._call(key, self._client.head_object, absent=True)
         return int(answer["ContentLength"]) if answer is not None else None

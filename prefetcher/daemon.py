@@ -42,6 +42,7 @@ from fleetstart.runtime.contract.tasks import end_tasks
 
 log = logging.getLogger(__name__)
 
+RATES_S = 1.0
 START_HURRY_S = 10.0
 LAST_WRITES_S = 2.0
 """At the end, for the last statuses, lines and rows."""
@@ -121,6 +122,7 @@ class Daemon:
                 self._outbox.write_logs(),
                 self._outbox.write_rows(),
                 self._flush_meters(),
+                self._rate_idle_time(),
                 self._spares.run(),
                 watch(lambda: list(self._workers.values())),
             ]
@@ -180,6 +182,15 @@ class Daemon:
             await asyncio.sleep(FLUSH_S)
             for worker in self._workers.values():
                 worker.record.flush()
+
+    async def _rate_idle_time(self) -> None:
+        async for _ in attempts("reading rates"):
+            with contextlib.suppress(*Unreachable):
+                while True:
+                    sheet, kept = await self._state.read_rates(time.time_ns() // 1_000_000)
+                    for worker in self._workers.values():
+                        worker.record.rate(sheet, kept=worker.order.worker in kept)
+                    await asyncio.sleep(RATES_S)
 
     # ── beginning and end ──────────────────────────────────────────────────────────────────────────
 

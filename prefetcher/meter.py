@@ -2,8 +2,9 @@
 
 `start` is from the order until the process has its assignment, `load` from there until it is ready, then
 `execute` and `idle` take turns in rows of up to `FLUSH_S`; an attempt that never got ready ends in `failed`.
-`fetch` stands beside them: it overlaps with start and load, which is what it is for. Nothing here is
-billed: calls are, by the gateway. Rows are cut so that rounding never loses or doubles a millisecond.
+`fetch` stands beside them: it overlaps with start and load, which is what it is for. Only the idle time of workers
+that are kept because of `min` is billed here; calls are, by the gateway. Rows are cut so that rounding never loses or
+doubles a millisecond.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from __future__ import annotations
 from collections import Counter, deque
 
 from fleetstart.runtime.contract.ids import FunctionName, NodeId, Version, WorkerId
-from fleetstart.runtime.contract.ledger import PhaseRow, WorkerPhase
+from fleetstart.runtime.contract.ledger import PhaseRow, WorkerPhase, cost_nusd
+from fleetstart.runtime.contract.prices import FIRST, PriceSheet
 
 FLUSH_S = 10.0
 """A daemon that is killed loses at most this much of the record."""
@@ -31,6 +33,7 @@ class WorkerMeter:
         version: Version,
         memory_bytes: int,
         origin_unix_ns: int,
+        tags: dict[str, str] | None = None,
     ) -> None:
         self._worker = worker
         self._node = node
@@ -38,6 +41,9 @@ class WorkerMeter:
         self._version = version
         self._memory_bytes = memory_bytes
         self._origin_unix_ns = origin_unix_ns
+        self._tags = tags or {}
+        self._kept = False
+        self._sheet = FIRST
         self._numbers: Counter[WorkerPhase] = Counter()
         self._ready_ns = 0
         self._busy_ns = 0
@@ -59,6 +65,17 @@ class WorkerMeter:
         """Total since ready, as the worker counts it; a message out of order changes nothing."""
         self._busy_ns = max(self._busy_ns, busy_ns)
 
+    def rate(self, sheet: PriceSheet, now_ns: int, *, kept: bool) -> list[PhaseRow]:
+        """From now on its idle time costs what the sheet says, if it is kept because of `min`; rows of the time before.
+
+        A second or so after either has changed: what is billed too late is waived.
+        """
+        if (kept, sheet) == (self._kept, self._sheet):
+            return []
+        rows = self.flush(now_ns)
+        self._kept, self._sheet = kept, sheet
+        return rows
+
     def flush(self, now_ns: int) -> list[PhaseRow]:
         """Rows for the time since the last flush: busy first, then idle; they add up to it exactly."""
         if not self._ready_ns:
@@ -78,6 +95,7 @@ class WorkerMeter:
 
     def _row(self, name: WorkerPhase, started_ms: int, duration_ms: int) -> PhaseRow:
         self._numbers[name] += 1
+        rate = self._sheet.idle_nusd_per_gib_s if self._kept and name == "idle" else 0
         return PhaseRow(
             id=f"{self._worker}/{name}/{self._numbers[name]}",
             worker=self._worker,
@@ -88,6 +106,10 @@ class WorkerMeter:
             started_unix_ms=self._origin_unix_ns // 1_000_000 + started_ms,
             duration_ms=duration_ms,
             memory_bytes=self._memory_bytes,
+            rate_nusd_per_gib_s=rate,
+            cost_nusd=cost_nusd(duration_ms, self._memory_bytes, rate),
+            price=self._sheet.version,
+            tags=self._tags,
         )
 
 

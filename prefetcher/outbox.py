@@ -80,7 +80,7 @@ class Outbox:
         """Everything that waits, once. Errors: those of Unreachable."""
         await self._write_changes()
         await self._write_lines()
-        await self._write_waiting_rows()
+        await self._write_waiting_rows(durably=False)  # a daemon that ends does not wait for a disk
 
     async def _write_changes(self) -> None:
         changes = dict(self._unwritten)
@@ -102,7 +102,7 @@ class Outbox:
                 self._logs.give_back(batch)
                 raise
 
-    async def _write_waiting_rows(self) -> None:
+    async def _write_waiting_rows(self, *, durably: bool = True) -> None:
         while batch := self._rows.peek():
-            await self._state.write_rows(batch)
+            await self._state.write_rows(batch, durably=durably)
             self._rows.drop(batch)

@@ -10,6 +10,7 @@ from fleetstart.prefetcher.host import Host
 from fleetstart.prefetcher.logs import Stream
 from fleetstart.prefetcher.meter import WorkerMeter
 from fleetstart.runtime.contract.messages import Usage, WorkerOrder
+from fleetstart.runtime.contract.prices import PriceSheet
 from fleetstart.runtime.contract.timeline import Timeline, machine_origin_ns
 
 log = logging.getLogger(__name__)
@@ -30,6 +31,7 @@ class Record:
             version=order.version,
             memory_bytes=order.spec.memory_bytes,
             origin_unix_ns=machine_origin_ns(),
+            tags=order.spec.tags,
         )
 
     @property
@@ -70,6 +72,10 @@ class Record:
         if usage.speed is not None:
             version = f"{self._order.spec.name}@{self._order.version}"
             self._host.speeds.note(version, self._order.worker, usage.speed)
+
+    def rate(self, sheet: PriceSheet, *, kept: bool) -> None:
+        """What its idle time costs from now on: nothing, unless it is kept because of `min`."""
+        self._host.rows.add(*self._meter.rate(sheet, time.monotonic_ns(), kept=kept))
 
     def flush(self) -> None:
         """Its time until now, into the ledger."""

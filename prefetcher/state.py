@@ -20,6 +20,7 @@ from fleetstart.runtime.contract import keys
 from fleetstart.runtime.contract.ids import FunctionName, NodeId, WorkerId
 from fleetstart.runtime.contract.ledger import APPEND_KEYS, LogLine, PhaseRow, append_args, append_script
 from fleetstart.runtime.contract.messages import NodeReport, WorkerOrder, WorkerStatus
+from fleetstart.runtime.contract.prices import PriceSheet, in_force, read_sheets
 
 log = logging.getLogger(__name__)
 
@@ -111,12 +112,12 @@ class NodeState:
                 )
             await pipe.execute()
 
-    async def write_rows(self, rows: Sequence[PhaseRow]) -> None:
+    async def write_rows(self, rows: Sequence[PhaseRow], *, durably: bool = True) -> None:
         """Returns when they are on Redis' disk: a Redis that is killed before may have lost them."""
         async with self._redis.pipeline(transaction=False) as pipe:
             for row in rows:
                 pipe.eval(self._append, len(APPEND_KEYS), *APPEND_KEYS, *append_args(row))
-            pipe.execute_command("WAITAOF", 1, 0, DISK_MS)
+            pipe.execute_command("WAITAOF", 1 if durably else 0, 0, DISK_MS)
             *answers, on_disk = await pipe.execute(raise_on_error=False)
         for answer in answers:
             if isinstance(answer, Exception):
@@ -125,8 +126,21 @@ class NodeState:
             return  # a Redis without a log (appendonly no) keeps nothing anyway, and waiting would not change that
         if isinstance(on_disk, Exception):
             raise on_disk
-        if not on_disk[0]:
+        if durably and not on_disk[0]:
             raise TimeoutError(f"{len(rows)} rows are not on Redis' disk after {DISK_MS} ms")
+
+    async def read_rates(self, now_unix_ms: int) -> tuple[PriceSheet, frozenset[WorkerId]]:
+        """The price sheet in force, and the workers (of all nodes) whose idle time is billed by it."""
+        async with self._redis.pipeline(transaction=False) as pipe:
+            pipe.hvals(keys.PRICES)
+            pipe.hkeys(keys.KEPT)
+            raw, kept = await pipe.execute()
+        try:
+            sheets = read_sheets(raw)
+        except msgspec.DecodeError as error:
+            log.error("a price sheet that is not understood", extra={"error": str(error)})
+            sheets = []
+        return in_force(sheets, now_unix_ms), frozenset(WorkerId(name.decode(errors="replace")) for name in kept)
 
     async def leave(self, epoch: str) -> None:
         """Gives the lease back, unless a successor has it by now."""

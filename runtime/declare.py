@@ -18,7 +18,7 @@ Target = TypeVar("Target")
 
 GENERAL = (
     "name", "weights", "adapter", "memory", "scale", "concurrency", "timeout_s", "start_timeout_s", "slo", "network",
-    "env", "include",
+    "env", "tags", "include",
 )  # fmt: skip
 """Settings that every declaration takes."""
 OF_LAYERED = ("layers",)
@@ -51,6 +51,7 @@ def function(
     start_timeout_s: float = ...,
     network: bool = ...,
     env: Mapping[str, str] = ...,
+    tags: Mapping[str, str] = ...,
     include: Iterable[str] = ...,
     layers: str = ...,
 ) -> Callable[[Target], Target]: ...

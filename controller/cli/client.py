@@ -80,6 +80,10 @@ class Server:
         # Deploying the same spec twice gives the same version, so it may be repeated.
         return self._decoded(self._repeated("POST", path, content=msgspec.json.encode(body), headers=headers), kind)
 
+    def put(self, path: str, body: Any, kind: type[Answer]) -> Answer:
+        headers = {"content-type": "application/json"}
+        return self._decoded(self._repeated("PUT", path, content=msgspec.json.encode(body), headers=headers), kind)
+
     def delete(self, path: str, kind: type[Answer]) -> Answer:
         with self.reached():
             return self._decoded(self.http.request("DELETE", path), kind)

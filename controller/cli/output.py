@@ -96,6 +96,16 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[str]], *, right: froz
     return "\n".join(out)
 
 
+def csv(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Comma-separated values as RFC 4180 quotes them, without the last line's end."""
+    from csv import writer
+    from io import StringIO
+
+    out = StringIO()
+    writer(out, lineterminator="\n").writerows([headings, *rows])
+    return out.getvalue().rstrip("\n")
+
+
 def size(count: int) -> str:
     """1536 → "1.5 KiB"."""
     amount = float(count)

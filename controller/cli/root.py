@@ -29,7 +29,10 @@ VERBS = {
     "trace": "Show where the time of an invocation went.",
     "explain": "Show why a call's worker was started as it was, and what came of it.",
     "weights": "Send, list, check, export and remove checkpoints.",
-    "usage": "Show the bill.",
+    "usage": "Show the bill, by function, version, phase, key, tag or day.",
+    "invoice": "Show the bill of a month, line by line as it was priced.",
+    "budget": "Set, list and remove what functions may cost.",
+    "price": "Show the price sheets, and set rates for what is to come.",
     "rm": "Remove a function.",
     "doctor": "Check what this machine offers, and say what to do about the rest.",
 }

@@ -9,6 +9,7 @@ FleetError
 │   ├── WeightsMissing           400  weights_missing
 │   ├── PickleRefused            400  pickle_refused
 │   ├── CheckpointInvalid        400  checkpoint_invalid     truncated, overlapping, unreadable
+│   ├── BudgetSpent              402  budget_spent           carries retry_after_s: when the budget renews
 │   ├── NotFound                 404  not_found
 │   ├── TooLarge                 413  too_large
 │   └── QueueFull                429  queue_full             carries retry_after_s
@@ -94,6 +95,12 @@ class PickleRefused(Refused):
 
 class CheckpointInvalid(Refused):
     code = "checkpoint_invalid"
+
+
+class BudgetSpent(Refused):
+    code = "budget_spent"
+    status = 402
+    retryable = True
 
 
 class NotFound(Refused):

@@ -18,6 +18,9 @@ _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]i?B?|B)?\s*", re.IGNORECASE)
 _UNIT = {"": 1, "b": 1, "k": 1024, "m": MIB, "g": GIB, "t": 1024 * GIB}
 
+_TAG = re.compile(r"[A-Za-z0-9._/-]{1,63}")
+TAGS_MAX = 8
+"""They stand in every row."""
 SPEC_MAX_BYTES = 64 * 1024
 """A spec crosses a SEQPACKET socket in one message and lies in Redis; the limit keeps both comfortable."""
 
@@ -108,6 +111,8 @@ class FunctionSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     network: bool = False
     """Whether the worker sees the node's network; without it, it has a loopback of its own only."""
     env: dict[str, str] = {}
+    tags: dict[str, str] = {}
+    """Whom or what it is for; each row of the ledger carries them, so usage can be summed by them."""
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
@@ -128,6 +133,7 @@ class FunctionSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             raise InvalidSpec(f"function {self.name}: LLM needs weights")
         if self.layered and (self.weights is None or self.llm is not None):
             raise InvalidSpec(f"function {self.name}: a Layered model needs weights, and is no LLM")
+        _check_tags(self.tags)
         if self.adapter is not None and self.weights is None:
             raise InvalidSpec(
                 f"function {self.name}: an adapter needs the weights that it adapts",
@@ -140,6 +146,17 @@ class FunctionSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     def in_layers(self) -> bool:
         """Whether its model can be cut into stages."""
         return self.llm is not None or self.layered
+
+
+def _check_tags(tags: dict[str, str]) -> None:
+    if len(tags) > TAGS_MAX:
+        raise InvalidSpec(f"a function has {TAGS_MAX} tags at most, got {len(tags)}")
+    for name, value in tags.items():
+        if not _TAG.fullmatch(name) or not _TAG.fullmatch(value):
+            raise InvalidSpec(
+                f"tag {name[:80]!r}: {value[:80]!r} is not allowed",
+                hint="names and values are 1 to 63 of a-z, A-Z, 0-9, . _ / and -",
+            )
 
 
 def spec_bytes(spec: FunctionSpec) -> bytes:

@@ -24,7 +24,7 @@
 | fs:kept | hash | worker → 1: it is kept because of `min`, so its idle time is billed | scheduler |
 | fs:budgets | hash | function → Budget | controller |
 | fs:alerts | stream, capped | BudgetEvent: each threshold of each period once | scheduler |
-| fs:alerted | hash | {function}:{period}:{threshold} → unix ms | scheduler |
+| fs:alerted:{what} | string, expiring | 1: that event is in fs:alerts | scheduler |
 | fs:removals | hash | checkpoint → "removing:{unix ms}:{token}" or "removed:{unix ms}:{token}" | controller |
 | fs:trace:{invocation} | string, expiring | InvocationTrace | gateway |
 | fs:plan:{worker} | string, expiring | Plan: why it was started there; one for a whole pipeline | scheduler |
@@ -58,7 +58,6 @@ PRICES = "fs:prices"
 KEPT = "fs:kept"
 BUDGETS = "fs:budgets"
 ALERTS = "fs:alerts"
-ALERTED = "fs:alerted"
 REMOVALS = "fs:removals"
 MEASURES = "fs:measures"
 OUTCOMES = "fs:outcomes"
@@ -96,6 +95,10 @@ def gateway(gateway: str) -> str:
 
 def failures(name: FunctionName, version: Version) -> str:
     return f"fs:failures:{name}:{version}"
+
+
+def alerted(what: str) -> str:
+    return f"fs:alerted:{what}"
 
 
 def durable(writer: str) -> str:

@@ -10,8 +10,9 @@
 --
 -- Returns 1 if the row was new, 0 if it is known, 2 if it was put aside until that is known.
 --
--- An id's score is the later of the row's booking and its own time, so all rows that began at or after a moment keep
--- their ids as long as only lower scores are removed: the horizon. No clock needs to agree with another for that.
+-- An id's score is the later of the row's booking (its entry's own time) and the row's time, so all rows that began at
+-- or after a moment keep their ids as long as only lower scores are removed: the horizon. And what has a lower score
+-- than the last entry that was compacted is in a segment. No clock needs to agree with another for either.
 redis.call('HDEL', KEYS[3], ARGV[1])
 local horizon = redis.call('GET', KEYS[4])
 if horizon and tonumber(ARGV[3]) < tonumber(horizon) then
@@ -21,14 +22,13 @@ if horizon and tonumber(ARGV[3]) < tonumber(horizon) then
   redis.call('XADD', KEYS[5], '*', 'row', ARGV[2])
   return 2
 end
-local now = redis.call('TIME')
-local now_ms = now[1] * 1000 + math.floor(now[2] / 1000)
-if redis.call('ZADD', KEYS[2], 'NX', math.max(now_ms, tonumber(ARGV[3])), ARGV[1]) == 0 then
+if redis.call('ZSCORE', KEYS[2], ARGV[1]) then
   return 0
 end
 local entry = redis.call('XADD', KEYS[1], '*', 'row', ARGV[2])
+local booked_ms = tonumber(string.match(entry, '^%d+'))
+redis.call('ZADD', KEYS[2], math.max(booked_ms, tonumber(ARGV[3])), ARGV[1])
 if ARGV[5] ~= '0' then
-  local day = math.floor(tonumber(string.match(entry, '^%d+')) / 86400000)
-  redis.call('HINCRBY', KEYS[6], string.format('%d', day) .. ':' .. ARGV[4], ARGV[5])
+  redis.call('HINCRBY', KEYS[6], string.format('%d', math.floor(booked_ms / 86400000)) .. ':' .. ARGV[4], ARGV[5])
 end
 return 1

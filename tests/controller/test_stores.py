@@ -116,6 +116,17 @@ def test_what_was_put_is_there(store: ObjectStore, size_bytes: int) -> None:
     asyncio.run(scenario())
 
 
+def test_an_object_is_created_once(store: ObjectStore) -> None:
+    async def scenario() -> None:
+        answers = await asyncio.gather(*(store.create("ledger/1", f"by {i}".encode()) for i in range(8)))
+        assert sorted(answers) == [False] * 7 + [True]
+        assert await store.read("ledger/1", 10) == f"by {answers.index(True)}".encode()
+        assert not await store.create("ledger/1", b"later")
+        assert [stored.key for stored in await store.list("ledger/")] == ["ledger/1"]
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.parametrize("size_bytes", [10, 2 * PART_BYTES])
 def test_wrong_bytes_are_never_published(store: ObjectStore, size_bytes: int) -> None:
     async def scenario() -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fleetstart.prefetcher.meter import Rows, WorkerMeter
 from fleetstart.runtime.contract.ids import FunctionName, NodeId, Version, WorkerId
+from fleetstart.runtime.contract.ledger import cost_nusd
+from fleetstart.runtime.contract.prices import FIRST
 
 ORIGIN_NS = 1_700_000_000_000_000_000
 
@@ -42,6 +45,44 @@ def test_execute_and_idle_add_up_to_the_time_since_ready(steps: list[tuple[int, 
     ends = [row.started_unix_ms + row.duration_ms for row in rows]
     assert [row.started_unix_ms for row in rows[1:]] == ends[:-1]
     assert all(row.cost_nusd == 0 and row.duration_ms > 0 for row in rows)
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 5_000_000_000), st.floats(0, 1), st.booleans(), st.integers(0, 3)),
+        min_size=1,
+        max_size=20,
+    )
+)
+def test_idle_time_is_billed_while_it_is_kept_and_only_then(steps: list[tuple[int, float, bool, int]]) -> None:
+    """Whenever keeping or prices change, rows still tile the time, and each has the rate of its own time."""
+    subject = meter()
+    now_ns = ready_ns = 5_000_000_000
+    busy_ns, kept_ms = 0, 0
+    subject.ready(now_ns)
+    rows, before = [], (False, FIRST)
+    for step_ns, share, kept, sheet in steps:
+        now_ns += step_ns
+        busy_ns += int(step_ns * share)
+        subject.busy(busy_ns)
+        after = (kept, msgspec.structs.replace(FIRST, version=sheet + 1, idle_nusd_per_gib_s=1000 * sheet))
+        new = subject.rate(after[1], now_ns, kept=kept) + subject.flush(now_ns)
+        for row in new:
+            expected = before[1].idle_nusd_per_gib_s if before[0] and row.phase == "idle" else 0
+            assert (row.rate_nusd_per_gib_s, row.price) == (expected, before[1].version)
+            assert row.cost_nusd == cost_nusd(row.duration_ms, row.memory_bytes, expected)
+            kept_ms += row.duration_ms if expected else 0
+        rows += new
+        before = after
+    assert sum(row.duration_ms for row in rows) == (now_ns - ready_ns) // 1_000_000
+    assert kept_ms <= sum(row.duration_ms for row in rows if row.phase == "idle")
+    assert len({row.id for row in rows}) == len(rows)
+
+
+def test_what_comes_before_ready_is_waived_also_of_a_kept_worker() -> None:
+    subject = meter()
+    assert subject.rate(FIRST, 0, kept=True) == []
+    assert subject.phase("load", 0, 10**9).rate_nusd_per_gib_s == 0
 
 
 def test_a_worker_that_never_got_ready_has_no_serving_time() -> None:

@@ -34,6 +34,7 @@ S3 = "s3://"
 @click.option("--timeout", "timeout_s", type=float, metavar="SECONDS", help="Longest that one call may take.")
 @click.option("--max", "max_workers", type=int, help="Most workers at a time.")
 @click.option("--keep-alive", "keep_alive_s", type=float, metavar="SECONDS", help="How long an idle worker stays.")
+@click.option("--tag", "tags", multiple=True, metavar="KEY=VALUE", help="For the bill; may be repeated.")
 @click.option("--env", "env", multiple=True, metavar="KEY=VALUE", help="Environment of the worker; may be repeated.")
 @verb()
 @click.pass_obj
@@ -85,21 +86,27 @@ def _overrides(
     max_workers: int | None,
     keep_alive_s: float | None,
     env: Sequence[str],
+    tags: Sequence[str],
 ) -> dict[str, Any]:
     scale = {"max": max_workers, "keep_alive_s": keep_alive_s}
-    pairs = [pair.partition("=") for pair in env]
-    for pair in pairs:
-        if not pair[0] or not pair[1]:
-            raise click.UsageError(f"--env {pair[0]!r} is not KEY=VALUE")
     given: dict[str, Any] = {
         "name": name,
         "memory": memory,
         "concurrency": concurrency,
         "timeout_s": timeout_s,
         "scale": {key: value for key, value in scale.items() if value is not None} or None,
-        "env": {key: value for key, _, value in pairs} or None,
+        "env": _pairs("--env", env) or None,
+        "tags": _pairs("--tag", tags) or None,
     }
     return {key: value for key, value in given.items() if value is not None}
+
+
+def _pairs(option: str, given: Sequence[str]) -> dict[str, str]:
+    pairs = [pair.partition("=") for pair in given]
+    for pair in pairs:
+        if not pair[0] or not pair[1]:
+            raise click.UsageError(f"{option} {pair[0]!r} is not KEY=VALUE")
+    return {key: value for key, _, value in pairs}
 
 
 def _bundle(path: Path, declarations: Sequence[Declaration]) -> Bundle:

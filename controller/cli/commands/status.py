@@ -1,4 +1,4 @@
-"""`fs status`: the server, its nodes, its functions."""
+"""`fs status`: the server, its nodes, budgets that are about to be spent, its functions."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ import click
 from fleetstart.controller.cli import output
 from fleetstart.controller.cli.client import Server, find_server
 from fleetstart.controller.cli.commands.ls import functions_table
+from fleetstart.controller.cli.moments import utc
 from fleetstart.controller.cli.root import verb
-from fleetstart.controller.resources import SystemStatus
+from fleetstart.controller.resources import BudgetInfo, SystemStatus
+from fleetstart.runtime.contract.ledger import dollars
 from fleetstart.runtime.contract.messages import NodeReport
 
 
@@ -30,8 +32,17 @@ def command(home: Path, *, url: str | None, as_json: bool) -> None:
         output.data(_node(node))
     if not status.nodes:
         output.data("no node is registered: nothing can run")
+    for budget in status.budgets:
+        if budget.stage != "ok":
+            output.data(_budget(budget))
     if status.functions:
         output.data("\n" + functions_table(status.functions, now_s=time.time()))
+
+
+def _budget(budget: BudgetInfo) -> str:
+    share = f"{100 * budget.spent_nusd // budget.limit_nusd}% of ${dollars(budget.limit_nusd)} for {budget.period}"
+    ending = ": calls are refused" if budget.stage == "spent" else ""
+    return f"budget   {budget.function}   {share} is spent{ending}, it renews {utc(budget.renews_unix_ms)}"
 
 
 def _node(node: NodeReport) -> str:

@@ -1,34 +1,59 @@
-"""`fs usage`: the bill, as the sum of the ledger's rows."""
+"""`fs usage`: sums of the ledger's rows, by whatever they are asked for."""
 
 from __future__ import annotations
 
-import re
 import time
-from datetime import datetime
 from pathlib import Path
 
 import click
 
 from fleetstart.controller.cli import output
 from fleetstart.controller.cli.client import Server, find_server, suggesting
+from fleetstart.controller.cli.moments import unix_ms
 from fleetstart.controller.cli.root import verb
 from fleetstart.controller.resources import FunctionInfo, Usage, UsageLine
 from fleetstart.runtime.contract.ledger import dollars
 
-_LENGTH = re.compile(r"(\d+(?:\.\d+)?)([smhdw])")
-_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+_HEADINGS = {"function": "FUNCTION", "version": "VERSION", "phase": "PHASE", "key": "KEY", "day": "DAY"}
 
 
 @click.command
 @click.argument("name", required=False)
+@click.option(
+    "--by",
+    default="function,version,phase",
+    show_default=True,
+    metavar="LIST",
+    help="Any of function, version, phase, key, tag, tag:NAME, day.",
+)
 @click.option("--since", default="24h", show_default=True, metavar="AGE|DATE", help="90s, 15m, 24h, 7d or 2026-01-31.")
+@click.option("--until", metavar="AGE|DATE", help="Until just before; without it, now.")
+@click.option("--csv", "as_csv", is_flag=True, help="Comma-separated values; money in nano-dollars and in dollars.")
 @verb()
 @click.pass_obj
-def command(home: Path, *, name: str | None, since: str, url: str | None, as_json: bool) -> None:
-    """Show the bill: by function, version and kind. Calls are billed; starting and fetching is waived."""
-    since_unix_ms = _since(since, now_s=time.time())
-    with Server(find_server(url, home)) as server:
-        query: dict[str, str | int] = {"since_unix_ms": since_unix_ms, **({"function": name} if name else {})}
+def command(
+    home: Path,
+    *,
+    name: str | None,
+    by: str,
+    since: str,
+    until: str | None,
+    as_csv: bool,
+    url: str | None,
+    as_json: bool,
+) -> None:
+    """Show the bill, by function, version, phase, key, tag or day (UTC).
+
+    Calls are billed, and the idle time of workers that are kept because of `min`. Everything else is shown and waived:
+    starting, fetching, loading, other idle time, starts that failed. A row counts to the moment at which it was booked.
+    """
+    now_s = time.time()
+    query: dict[str, str | int] = {"by": by, "since_unix_ms": max(0, unix_ms(since, now_s=now_s, option="--since"))}
+    if until is not None:
+        query["until_unix_ms"] = max(0, unix_ms(until, now_s=now_s, option="--until"))
+    if name:
+        query["function"] = name
+    with Server(find_server(url, home), timeout_s=120.0) as server:
         usage = server.get("/api/v1/usage", Usage, **query)
         if name and not usage.lines:
             # No rows: either it was not called, or there is no such function.
@@ -36,6 +61,8 @@ def command(home: Path, *, name: str | None, since: str, url: str | None, as_jso
                 server.get(f"/api/v1/functions/{name}", FunctionInfo)
     if as_json:
         output.json_data(usage)
+    elif as_csv:
+        output.data(output.csv(_csv_headings(usage), [_csv_row(usage, line) for line in usage.lines]))
     else:
         output.data(shown(usage))
 
@@ -43,31 +70,52 @@ def command(home: Path, *, name: str | None, since: str, url: str | None, as_jso
 def shown(usage: Usage) -> str:
     rows = [
         (
-            line.function,
-            str(line.version),
-            line.kind,
+            *_group(usage, line),
             str(line.rows),
             f"{line.duration_ms / 1000:.3f}",
-            _cost(line),
+            f"{line.waived_ms / 1000:.3f}" if line.waived_ms else "",
+            _cost(usage, line),
         )
         for line in usage.lines
     ]
-    headings = ("FUNCTION", "VERSION", "KIND", "ROWS", "SECONDS", "COST")
-    total = ("total", "", "", "", "", f"${dollars(usage.total_nusd)}")
-    return output.table(headings, [*rows, total], right=frozenset({1, 3, 4, 5}))
+    groups = [_HEADINGS.get(name, name.upper()) for name in usage.by]
+    headings = (*groups, "ROWS", "SECONDS", "WAIVED", "COST")
+    waived_ms = sum(line.waived_ms for line in usage.lines)
+    count = str(sum(line.rows for line in usage.lines))
+    total = (
+        "total",
+        *("" for _ in groups[1:]),
+        count,
+        "",
+        f"{waived_ms / 1000:.3f}" if waived_ms else "",
+        f"${dollars(usage.total_nusd)}",
+    )
+    numbers = {at for at, name in enumerate(usage.by) if name == "version"} | {len(groups) + i for i in range(4)}
+    return output.table(headings, [*rows, total], right=frozenset(numbers))
 
 
-def _cost(line: UsageLine) -> str:
+def _group(usage: Usage, line: UsageLine) -> list[str]:
+    values = {
+        "function": line.function,
+        "version": str(line.version),
+        "phase": line.kind,
+        "key": line.key,
+        "day": line.day,
+    }
+    return [values.get(name, line.tag) for name in usage.by]
+
+
+def _cost(usage: Usage, line: UsageLine) -> str:
     """Busy time is billed through the calls that share it; what costs nothing is said to be waived."""
-    if line.kind == "invocation" or line.cost_nusd:
-        return f"${dollars(line.cost_nusd)}"
-    return "by call" if line.kind == "execute" else "waived"
+    if line.cost_nusd or not line.waived_ms:
+        return "by call" if line.kind == "execute" else f"${dollars(line.cost_nusd)}"
+    return "waived"
 
 
-def _since(text: str, *, now_s: float) -> int:
-    if match := _LENGTH.fullmatch(text.strip()):
-        return round((now_s - float(match[1]) * _SECONDS[match[2]]) * 1000)
-    try:
-        return round(datetime.fromisoformat(text).timestamp() * 1000)
-    except ValueError as error:
-        raise click.BadParameter(f"{text!r} is neither an age such as 24h nor a date", param_hint="--since") from error
+def _csv_headings(usage: Usage) -> list[str]:
+    return [*usage.by, "rows", "duration_ms", "waived_ms", "cost_nusd", "cost_usd"]
+
+
+def _csv_row(usage: Usage, line: UsageLine) -> list[str]:
+    numbers = [str(number) for number in (line.rows, line.duration_ms, line.waived_ms, line.cost_nusd)]
+    return [*_group(usage, line), *numbers, dollars(line.cost_nusd)]

@@ -1,0 +1,154 @@
+"""What a gateway must know of money without asking for it: the prices, and how far each budget is spent.
+
+Read from Redis once a second. In between, what this gateway's own calls cost counts at once; what other gateways'
+calls cost is known a second later. While Redis is away the last sums stay and our own calls go on counting.
+The scheduler's watch also tells people (log, fs:alerts), and says which workers are kept because of `min` (fs:kept).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import msgspec
+import redis.asyncio as redis
+
+from fleetstart.controller.billing.budgets import Budget, BudgetEvent, BudgetState, fields_of, period_at
+from fleetstart.controller.billing.kept import kept_workers
+from fleetstart.controller.state import REDIS_DOWN, Script
+from fleetstart.controller.view import View
+from fleetstart.runtime.contract import keys
+from fleetstart.runtime.contract.errors import BudgetSpent, Unavailable
+from fleetstart.runtime.contract.ids import FunctionName, WorkerId
+from fleetstart.runtime.contract.ledger import InvocationRow, dollars
+from fleetstart.runtime.contract.prices import PriceSheet, in_force, read_sheets
+
+log = logging.getLogger(__name__)
+
+READ_S = 1.0
+ALERTED_KEPT_S = 62 * 86_400
+ALERTS_KEPT = 1000
+
+
+class BillingWatch:
+    def __init__(
+        self,
+        client: redis.Redis,
+        view: View,
+        *,
+        unwritten: Callable[[], Iterable[InvocationRow]],
+        fence: Callable[[], int],
+    ) -> None:
+        """`unwritten`: rows of our calls that Redis does not have; `fence` is 0 while another one schedules."""
+        self._client = client
+        self._view = view
+        self._unwritten = unwritten
+        self._fence = fence
+        self._alert = Script(client, "alert")
+        self._states: dict[FunctionName, BudgetState] = {}
+        self._sheets: list[PriceSheet] = []
+        self._told: set[tuple[FunctionName, str, str, int]] = set()
+        self.told = 0
+        """How often the scheduler's watch has told what there was to tell."""
+        self._kept: frozenset[WorkerId] | None = None
+
+    async def run(self) -> None:
+        while True:
+            try:
+                await self.read()
+                if self._fence():
+                    await self._tell()
+                    await self._say_kept()
+                    self.told += 1
+                else:
+                    self._kept = None
+            except (*REDIS_DOWN, msgspec.DecodeError) as error:
+                log.warning("prices and budgets were not read", extra={"error": str(error)})
+            await asyncio.sleep(READ_S)
+
+    # ── what others ask ────────────────────────────────────────────────────────────────────────────
+
+    def price(self, unix_ms: int) -> PriceSheet:
+        """Errors: Unavailable while no price is known, as just after the start."""
+        if not self._sheets:
+            raise Unavailable("prices are not known yet: Redis was not read", retry_after_s=1)
+        return in_force(self._sheets, unix_ms)
+
+    def refusal(self, function: FunctionName, now_unix_ms: int) -> BudgetSpent | None:
+        state = self._states.get(function)
+        return state.refusal(now_unix_ms) if state is not None else None
+
+    def note(self, row: InvocationRow) -> None:
+        """One of our calls has ended."""
+        state = self._states.get(row.function)
+        if state is not None:
+            state.spent_nusd += row.cost_nusd
+
+    @property
+    def states(self) -> list[BudgetState]:
+        return [self._states[name] for name in sorted(self._states)]
+
+    @property
+    def sheets(self) -> list[PriceSheet]:
+        return list(self._sheets)
+
+    # ── reading ────────────────────────────────────────────────────────────────────────────────────
+
+    async def read(self) -> None:
+        """Errors: REDIS_DOWN, msgspec.DecodeError."""
+        now_unix_ms = time.time_ns() // 1_000_000
+        async with self._client.pipeline(transaction=False) as pipe:
+            pipe.hvals(keys.PRICES)
+            pipe.hvals(keys.BUDGETS)
+            prices, raw = await pipe.execute()
+        self._sheets = read_sheets(prices)
+        budgets = [msgspec.json.decode(data, type=Budget) for data in raw]
+        states = {b.function: BudgetState(b, period_at(b.per, now_unix_ms), 0) for b in budgets}
+        wanted = [(s, name) for s in states.values() for name in fields_of(s.budget, s.period, now_unix_ms)]
+        if wanted:
+            sums: Any = await self._client.hmget(keys.LEDGER_SPENT, [name for _, name in wanted])
+            for (state, _), cost in zip(wanted, sums, strict=True):
+                state.spent_nusd += int(cost or 0)
+            for row in self._unwritten():
+                if row.function in states:
+                    states[row.function].spent_nusd += row.cost_nusd
+        self._states = states
+
+    # ── the scheduler's ────────────────────────────────────────────────────────────────────────────
+
+    async def _tell(self) -> None:
+        now_unix_ms = time.time_ns() // 1_000_000
+        for state in self._states.values():
+            for event in state.events(now_unix_ms):
+                what = (event.function, event.period, event.stage, event.limit_nusd)
+                if what not in self._told:
+                    await self._tell_once(event)
+                    self._told.add(what)
+
+    async def _tell_once(self, event: BudgetEvent) -> None:
+        name = keys.alerted(f"{event.function}:{event.period}:{event.limit_nusd}:{event.stage}")
+        if await self._alert([name, keys.ALERTS], [msgspec.json.encode(event), ALERTED_KEPT_S, ALERTS_KEPT]):
+            log.warning(
+                "a budget is spent: calls are refused" if event.stage == "spent" else "a budget will be spent soon",
+                extra={
+                    "function": event.function,
+                    "period": event.period,
+                    "spent_usd": dollars(event.spent_nusd),
+                    "limit_usd": dollars(event.limit_nusd),
+                },
+            )
+
+    async def _say_kept(self) -> None:
+        spent = frozenset(state.budget.function for state in self._states.values() if state.stage == "spent")
+        kept = kept_workers(self._view, spent)
+        if kept == self._kept or not self._view.synced:
+            return
+        async with self._client.pipeline(transaction=True) as pipe:
+            pipe.delete(keys.KEPT)
+            if kept:
+                pipe.hset(keys.KEPT, mapping=dict.fromkeys(kept, "1"))
+            await pipe.execute()
+        self._kept = kept

@@ -1,0 +1,96 @@
+"""`fs budget`: what functions may cost in a day or a month."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal, cast
+
+import click
+
+from fleetstart.controller.cli import output
+from fleetstart.controller.cli.client import Server, find_server, suggesting
+from fleetstart.controller.cli.moments import nano_dollars, utc
+from fleetstart.controller.cli.root import verb
+from fleetstart.controller.cli.subverbs import Subverbs
+from fleetstart.controller.resources import BudgetInfo, BudgetTerms
+from fleetstart.runtime.contract.ledger import dollars
+
+
+@click.group(cls=Subverbs, context_settings={"max_content_width": 100})
+def command() -> None:
+    """What functions may cost. When a budget is spent, calls are refused with 402 until it renews. Each has --json."""
+
+
+@command.command("set")
+@click.argument("name")
+@click.option("--usd", required=True, metavar="AMOUNT", help="5, 0.25, or as little as 0.000000001.")
+@click.option("--per", type=click.Choice(["day", "month"]), required=True, help="Of the calendar, UTC.")
+@click.option("--alert", type=click.IntRange(1, 100), default=80, show_default=True, metavar="PERCENT")
+@verb()
+@click.pass_obj
+def set_(home: Path, *, name: str, usd: str, per: str, alert: int, url: str | None, as_json: bool) -> None:
+    """Give a function a budget, in place of the one it has.
+
+    What it has cost in the period so far counts. Calls that are under way when it is spent are served and billed.
+    """
+    terms = BudgetTerms(
+        limit_nusd=nano_dollars(usd, option="--usd"), per=cast(Literal["day", "month"], per), alert_percent=alert
+    )
+    with Server(find_server(url, home)) as server, suggesting(server, name):
+        info = server.put(f"/api/v1/budgets/{name}", terms, BudgetInfo)
+    _show(info, as_json=as_json)
+
+
+@command.command
+@verb()
+@click.pass_obj
+def ls(home: Path, *, url: str | None, as_json: bool) -> None:
+    """List budgets, and how far they are spent."""
+    with Server(find_server(url, home)) as server:
+        budgets = server.get("/api/v1/budgets", list[BudgetInfo])
+    if as_json:
+        output.json_data(budgets)
+    elif budgets:
+        output.data(table(budgets))
+    else:
+        output.say("no function has a budget")
+
+
+@command.command
+@click.argument("name")
+@verb()
+@click.pass_obj
+def rm(home: Path, *, name: str, url: str | None, as_json: bool) -> None:
+    """Take a function's budget away: it may cost what it costs."""
+    with Server(find_server(url, home)) as server, suggesting(server, name):
+        info = server.delete(f"/api/v1/budgets/{name}", BudgetInfo)
+    if as_json:
+        output.json_data(info)
+    else:
+        output.say(f"{info.function} has no budget any more; ${dollars(info.spent_nusd)} of {_limit(info)} were spent")
+
+
+def table(budgets: list[BudgetInfo]) -> str:
+    rows = [
+        (
+            info.function,
+            _limit(info),
+            f"${dollars(info.spent_nusd)}",
+            f"{100 * info.spent_nusd // info.limit_nusd}%",
+            info.stage if info.stage != "alert" else f"over {info.alert_percent}%",
+            utc(info.renews_unix_ms),
+        )
+        for info in budgets
+    ]
+    return output.table(("FUNCTION", "BUDGET", "SPENT", "", "STATE", "RENEWS"), rows, right=frozenset({1, 2, 3}))
+
+
+def _limit(info: BudgetInfo) -> str:
+    return f"${dollars(info.limit_nusd).rstrip('0').rstrip('.')} a {info.per}"
+
+
+def _show(info: BudgetInfo, *, as_json: bool) -> None:
+    if as_json:
+        output.json_data(info)
+    else:
+        output.data(table([info]))

@@ -1,0 +1,76 @@
+"""`fs invoice`: a month's rows, added up by what determines their price."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from fleetstart.controller.cli import output
+from fleetstart.controller.cli.client import Server, find_server
+from fleetstart.controller.cli.root import verb
+from fleetstart.controller.resources import Invoice, InvoiceLine
+from fleetstart.runtime.contract.ledger import dollars
+
+
+@click.command
+@click.argument("month")
+@click.option("--function", "name", metavar="NAME", help="Of one function only.")
+@click.option("--csv", "as_csv", is_flag=True, help="Comma-separated values; money in nano-dollars and in dollars.")
+@verb()
+@click.pass_obj
+def command(home: Path, *, month: str, name: str | None, as_csv: bool, url: str | None, as_json: bool) -> None:
+    """Show the bill of a MONTH such as 2026-11 (UTC), line by line as it was priced.
+
+    It is the sum of the ledger's rows, to the last nano-dollar, and of a month that is over it never changes: a row
+    counts to the month in which it was booked.
+    """
+    query: dict[str, str | int] = {"function": name} if name else {}
+    with Server(find_server(url, home), timeout_s=300.0) as server:
+        invoice = server.get(f"/api/v1/invoices/{month}", Invoice, **query)
+    if as_json:
+        output.json_data(invoice)
+    elif as_csv:
+        headings = ("function", "version", "phase", "price", "rate_nusd_per_gib_s")
+        counts = ("rows", "duration_ms", "cost_nusd", "cost_usd")
+        output.data(output.csv((*headings, *counts), [_csv_row(line) for line in invoice.lines]))
+    else:
+        output.data(shown(invoice))
+
+
+def shown(invoice: Invoice) -> str:
+    rows = [
+        (
+            line.function,
+            str(line.version),
+            line.kind,
+            str(line.price),
+            _rate(line),
+            str(line.rows),
+            f"{line.duration_ms / 1000:.3f}",
+            _cost(line),
+        )
+        for line in invoice.lines
+    ]
+    headings = ("FUNCTION", "VERSION", "PHASE", "PRICES", "$/GiB-s", "ROWS", "SECONDS", "COST")
+    total = ("total", "", "", "", "", str(invoice.rows), "", f"${dollars(invoice.total_nusd)}")
+    title = f"invoice of {invoice.month}" + ("" if invoice.complete else ", so far")
+    text = f"{title}\n\n" + output.table(headings, [*rows, total], right=frozenset({1, 3, 4, 5, 6, 7}))
+    if invoice.segments:
+        text += f"\n\nledger: {invoice.segments} segments so far, checksum of the last {invoice.checksum[:16]}…"
+    return text
+
+
+def _rate(line: InvoiceLine) -> str:
+    return dollars(line.rate_nusd_per_gib_s) if line.rate_nusd_per_gib_s else ""
+
+
+def _cost(line: InvoiceLine) -> str:
+    if line.rate_nusd_per_gib_s or line.cost_nusd:
+        return f"${dollars(line.cost_nusd)}"
+    return "by call" if line.kind == "execute" else "waived"
+
+
+def _csv_row(line: InvoiceLine) -> list[str]:
+    numbers = (line.price, line.rate_nusd_per_gib_s, line.rows, line.duration_ms, line.cost_nusd)
+    return [line.function, str(line.version), line.kind, *map(str, numbers), dollars(line.cost_nusd)]

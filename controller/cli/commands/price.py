@@ -1,0 +1,74 @@
+"""`fs price`: the rates of the rows, and from when each applies."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import click
+
+from fleetstart.controller.cli import output
+from fleetstart.controller.cli.client import Server, find_server
+from fleetstart.controller.cli.moments import nano_dollars, unix_ms, utc
+from fleetstart.controller.cli.root import verb
+from fleetstart.controller.cli.subverbs import Subverbs
+from fleetstart.controller.resources import NewPrices
+from fleetstart.runtime.contract.ledger import dollars
+from fleetstart.runtime.contract.prices import LEAD_MS, PriceSheet
+
+
+@click.group(cls=Subverbs, context_settings={"max_content_width": 100})
+def command() -> None:
+    """Rates, in dollars for a GiB of a worker's memory during a second. What is past is never priced again.
+
+    Each has --json.
+    """
+
+
+@command.command
+@verb()
+@click.pass_obj
+def ls(home: Path, *, url: str | None, as_json: bool) -> None:
+    """List the price sheets, each with the moment from which it applies."""
+    with Server(find_server(url, home)) as server:
+        sheets = server.get("/api/v1/prices", list[PriceSheet])
+    if as_json:
+        output.json_data(sheets)
+    else:
+        output.data(table(sheets))
+
+
+@command.command("set")
+@click.option("--execute", required=True, metavar="USD", help="While calls run.")
+@click.option("--idle", required=True, metavar="USD", help="Idle time of workers that are kept because of `min`.")
+@click.option("--from", "begins", metavar="DATE", help="UTC unless it says otherwise; without it, as soon as may be.")
+@verb()
+@click.pass_obj
+def set_(home: Path, *, execute: str, idle: str, begins: str | None, url: str | None, as_json: bool) -> None:
+    """Set rates from a moment that is still to come, a minute ahead at least."""
+    now_s = time.time()
+    soon_unix_ms = round(now_s * 1000) + LEAD_MS + 5_000
+    new = NewPrices(
+        from_unix_ms=unix_ms(begins, now_s=now_s, option="--from") if begins else soon_unix_ms,
+        execute_nusd_per_gib_s=nano_dollars(execute, option="--execute"),
+        idle_nusd_per_gib_s=nano_dollars(idle, option="--idle"),
+    )
+    with Server(find_server(url, home)) as server:
+        sheet = server.post("/api/v1/prices", new, PriceSheet)
+    if as_json:
+        output.json_data(sheet)
+    else:
+        output.data(table([sheet]))
+
+
+def table(sheets: list[PriceSheet]) -> str:
+    rows = [
+        (
+            str(sheet.version),
+            utc(sheet.from_unix_ms) if sheet.from_unix_ms else "the beginning",
+            dollars(sheet.execute_nusd_per_gib_s),
+            dollars(sheet.idle_nusd_per_gib_s),
+        )
+        for sheet in sheets
+    ]
+    return output.table(("SHEET", "FROM", "EXECUTE $/GiB-s", "IDLE $/GiB-s"), rows, right=frozenset({0, 2, 3}))

@@ -1,0 +1,38 @@
+"""Moments and amounts of money as people write them."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+from decimal import Decimal, InvalidOperation
+
+import click
+
+_LENGTH = re.compile(r"(\d+(?:\.\d+)?)([smhdw])")
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+
+
+def unix_ms(text: str, *, now_s: float, option: str) -> int:
+    """Of an age ("24h" ago) or a date, which is UTC unless it says otherwise. Errors: click.BadParameter."""
+    if match := _LENGTH.fullmatch(text.strip()):
+        return round((now_s - float(match[1]) * _SECONDS[match[2]]) * 1000)
+    try:
+        moment = datetime.fromisoformat(text.strip())
+    except ValueError as error:
+        raise click.BadParameter(f"{text!r} is neither an age such as 24h nor a date", param_hint=option) from error
+    return round((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
+
+
+def nano_dollars(text: str, *, option: str) -> int:
+    """ "0.05" → 50,000,000. Errors: click.BadParameter."""
+    try:
+        amount = Decimal(text.strip().removeprefix("$")) * 10**9
+    except InvalidOperation as error:
+        raise click.BadParameter(f"{text!r} is no amount such as 5 or 0.25", param_hint=option) from error
+    if not amount.is_finite() or amount < 0 or amount != int(amount):
+        raise click.BadParameter(f"{text!r} is no amount of 0 or more with up to nine decimals", param_hint=option)
+    return int(amount)
+
+
+def utc(moment_unix_ms: int) -> str:
+    return datetime.fromtimestamp(moment_unix_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

@@ -1,0 +1,19 @@
+"""A group of verbs under one of `fs`, which suggests the nearest name as `fs` itself does."""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+
+import click
+
+
+class Subverbs(click.Group):
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in self.commands and not args[0].startswith("-"):
+            near = get_close_matches(args[0], self.commands, n=1)
+            name = ctx.command_path
+            advice = f"did you mean `{name} {near[0]}`?" if near else f"see `{name} --help`"
+            ctx.fail(f"no command {args[0]!r}; {advice}")
+        return super().resolve_command(ctx, args)

@@ -1,0 +1,59 @@
+"""The price sheet: which rate applies from when. Gateways rate calls by it, nodes the idle time of kept workers.
+
+Sheets are numbered, and never changed or taken back: a new one applies from a moment that is still to come, so that
+everybody knows it before, and each row names the sheet that its rate is from.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+
+import msgspec
+
+from fleetstart.runtime.contract.errors import InvalidInput
+from fleetstart.runtime.contract.ledger import KEPT_NUSD_PER_GIB_S, PRICE_NUSD_PER_GIB_S
+
+LEAD_MS = 60_000
+"""How long before its moment a sheet must be known: everybody reads once a second, and may be cut off for a while."""
+
+
+class PriceSheet(msgspec.Struct, frozen=True, kw_only=True):
+    """Nano-dollars for a GiB of worker memory during a second."""
+
+    version: int
+    from_unix_ms: int
+    execute_nusd_per_gib_s: int
+    idle_nusd_per_gib_s: int
+    """Of workers that are kept because of `min`."""
+
+
+FIRST = PriceSheet(
+    version=1,
+    from_unix_ms=0,
+    execute_nusd_per_gib_s=PRICE_NUSD_PER_GIB_S,
+    idle_nusd_per_gib_s=KEPT_NUSD_PER_GIB_S,
+)
+
+
+def in_force(sheets: Sequence[PriceSheet], unix_ms: int) -> PriceSheet:
+    """The last sheet whose moment has come; `sheets` by version, which is the order of their moments."""
+    at = bisect_right(sheets, unix_ms, key=lambda sheet: sheet.from_unix_ms)
+    return sheets[at - 1] if at else FIRST
+
+
+def check_next(sheets: Sequence[PriceSheet], sheet: PriceSheet, now_unix_ms: int) -> None:
+    """Whether a sheet may follow those. Errors: InvalidInput."""
+    if min(sheet.execute_nusd_per_gib_s, sheet.idle_nusd_per_gib_s) < 0:
+        raise InvalidInput("a rate is 0 or more")
+    earliest_unix_ms = max(now_unix_ms + LEAD_MS, *(known.from_unix_ms + 1 for known in sheets), 0)
+    if sheet.from_unix_ms < earliest_unix_ms:
+        raise InvalidInput(
+            f"price sheet {sheet.version} would apply from {sheet.from_unix_ms} ms, {earliest_unix_ms} is the earliest",
+            hint=f"rates change for what is to come: at least {LEAD_MS // 1000} s ahead, and after the last change",
+        )
+
+
+def read_sheets(raw: Sequence[bytes]) -> list[PriceSheet]:
+    """By version, the first one included. Errors: msgspec.DecodeError."""
+    return sorted([FIRST, *(msgspec.json.decode(data, type=PriceSheet) for data in raw)], key=lambda s: s.version)

@@ -1,0 +1,106 @@
+"""What a gateway knows of money: kept current with a real Redis, and without it."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+import pytest
+
+from fleetstart.controller.billing.budgets import BudgetEvent, budget_of
+from fleetstart.controller.billing.watch import BillingWatch
+from fleetstart.controller.resources import BudgetTerms
+from fleetstart.controller.state import REDIS_DOWN, connect
+from fleetstart.controller.view import View
+from fleetstart.runtime.contract import keys
+from fleetstart.runtime.contract.errors import Unavailable
+from fleetstart.runtime.contract.ids import FunctionName
+from fleetstart.runtime.contract.ledger import APPEND_KEYS, InvocationRow, append_args, append_script
+from fleetstart.runtime.contract.prices import FIRST
+from tests.controller.billing.rows import call
+from tests.servers import RedisServer
+
+F = FunctionName("f")
+
+
+async def write(client: object, *rows: InvocationRow) -> None:
+    for row in rows:
+        await client.eval(append_script(), len(APPEND_KEYS), *APPEND_KEYS, *append_args(row))  # type: ignore[attr-defined]
+
+
+def test_what_was_spent_is_known_from_redis_and_from_our_own_calls(redis_server: RedisServer) -> None:
+    async def scenario() -> None:
+        client = connect(redis_server.url)
+        unwritten: list[InvocationRow] = []
+        watch = BillingWatch(client, View(), unwritten=lambda: unwritten, fence=lambda: 1)
+        budget = budget_of(F, BudgetTerms(limit_nusd=100, per="day"))
+        await client.hset(keys.BUDGETS, F, msgspec.json.encode(budget))
+        await write(client, call("a", cost=40), call("other", cost=999, function="g"))
+        await watch.read()
+        [state] = watch.states
+        now = state.period.renews_unix_ms - 1
+        assert state.spent_nusd == 40
+
+        watch.note(call("b", cost=59))
+        assert watch.refusal(F, now) is None
+        watch.note(call("c", cost=1))
+        assert watch.refusal(F, now) is not None
+        assert watch.refusal(FunctionName("g"), now) is None
+
+        unwritten[:] = [call("b", cost=59)]
+        await write(client, call("c", cost=1))
+        await watch.read()
+        assert watch.states[0].spent_nusd == 100, "each once, wherever it is now"
+
+        redis_server.kill()
+        with suppress(*REDIS_DOWN):
+            await watch.read()
+        assert watch.refusal(F, now) is not None, "known without Redis"
+        await client.aclose()
+
+    asyncio.run(scenario())
+
+
+def test_people_are_told_once_whoever_schedules(redis_url: str) -> None:
+    async def scenario() -> None:
+        client = connect(redis_url)
+        budget = budget_of(F, BudgetTerms(limit_nusd=100, per="month", alert_percent=50))
+        await client.hset(keys.BUDGETS, F, msgspec.json.encode(budget))
+        stages = []
+        for cost in (49, 1, 10, 90):
+            await write(client, call(f"c{cost}", cost=cost))
+            for _ in range(2):  # the second one schedules after the first has died
+                await _runs_until_read(BillingWatch(client, View(), unwritten=list, fence=lambda: 1))
+            written: Any = await client.xrange(keys.ALERTS)
+            events = [msgspec.json.decode(fields[b"event"], type=BudgetEvent) for _, fields in written]
+            stages.append([event.stage for event in events])
+        assert stages == [[], ["alert"], ["alert"], ["alert", "spent"]]
+        await client.aclose()
+
+    asyncio.run(scenario())
+
+
+async def _runs_until_read(watch: BillingWatch) -> None:
+    running = asyncio.create_task(watch.run())
+    async with asyncio.timeout(10):
+        while not watch.told:
+            await asyncio.sleep(0.005)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+def test_no_price_is_made_up(redis_url: str) -> None:
+    async def scenario() -> None:
+        client = connect(redis_url)
+        watch = BillingWatch(client, View(), unwritten=list, fence=lambda: 0)
+        with pytest.raises(Unavailable, match="prices are not known yet"):
+            watch.price(5)
+        later = msgspec.structs.replace(FIRST, version=2, from_unix_ms=1000, execute_nusd_per_gib_s=5)
+        await client.hset(keys.PRICES, "2", msgspec.json.encode(later))
+        await watch.read()
+        assert (watch.price(999), watch.price(1000)) == (FIRST, later)
+        await client.aclose()
+
+    asyncio.run(scenario())
