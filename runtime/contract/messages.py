@@ -325,4 +325,4 @@ CONTINUE_HEADER = "fs-continue"
 end; with 0, the call begins. On a response: this stream has marks."""
 MARK = b": fs-mark "
 """Begins a comment of an event stream, which the gateway keeps and takes out: with all marks so far, any worker of the
-version can go on after the events before this one. What it says is the worker's own matter; it ends with a blank line."""
+version can go on after the events before this one. What it says is the worker's own matter; a blank line ends it."""
