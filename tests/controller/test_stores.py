@@ -216,6 +216,24 @@ def test_what_an_upload_left_in_s3_is_swept_when_it_is_old(weed: str) -> None:
     asyncio.run(scenario())
 
 
+def test_what_stages_said_to_each_other_through_the_store_is_swept_when_it_is_old(weed: str) -> None:
+    async def scenario() -> None:
+        import boto3
+
+        client = boto3.client("s3")
+        client.create_bucket(Bucket="bucket")
+        left = "some/prefix/relay/p-1/0-1/0000000007"
+        others = ["relay/p-1/0-1/0000000000", "some/prefix/bundles/relay", "some/prefix/relayed"]
+        for key in (left, *others):
+            client.put_object(Bucket="bucket", Key=key, Body=b"hello")
+        store = S3Store("bucket", "some/prefix")
+        assert await store.sweep(3600) == 0
+        assert await store.sweep(-3600) == 1
+        assert [row["Key"] for row in client.list_objects_v2(Bucket="bucket")["Contents"]] == others
+
+    asyncio.run(scenario())
+
+
 def test_a_store_that_cannot_list_its_uploads_is_left_alone(store: ObjectStore) -> None:
     assert asyncio.run(store.sweep(-3600)) == 0
 
