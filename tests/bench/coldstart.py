@@ -35,7 +35,7 @@ from tests.bench.samples import Report, parse_options, progress
 from tests.testbed import Testbed, why_not
 
 PARTS = ("ttft", "down", "up")
-HOSTS = 4
+HOSTS, QUICK_HOSTS = 4, 2
 MBIT, QUICK_MBIT = 200.0, 400.0
 
 
@@ -63,16 +63,17 @@ def main() -> None:
         sys.exit(f"no test bed here: {reason}")
     signal.signal(signal.SIGTERM, _end)
     mbit = extra["mbit"] or (QUICK_MBIT if options.quick else MBIT)
+    hosts = QUICK_HOSTS if options.quick else HOSTS
     names = (extra["models"] or ("chat" if options.quick else "chat,noise")).split(",")
     report = Report("the first token of a cold start comes from four hosts 3.4 times as soon as from one")
-    report.setup = {"hosts": HOSTS, "mbit": mbit, "cores": os.cpu_count(), "node": NODE}
+    report.setup = {"hosts": hosts, "mbit": mbit, "cores": os.cpu_count(), "node": NODE}
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fs-bench-", dir=disk_folder())))
-        fleet = Fleet(stack.enter_context(Testbed(nodes=HOSTS, mbit=mbit, env=NODE)))
+        fleet = Fleet(stack.enter_context(Testbed(nodes=hosts, mbit=mbit, env=NODE)))
         models = [coldstart_models.example()]
         if "ttft" in chosen and "noise" in names:
             models.append(coldstart_models.noise(folder, coldstart_models.NOISE))
-        crowd = coldstart_up.crowded(models[0])
+        crowd = coldstart_up.crowded(models[0], hosts)
         for model in [*models, crowd] if "up" in chosen else models:
             progress(f"deploying {model.title}")
             fleet.deploy(model)

@@ -1,4 +1,4 @@
-"""A long generation that begins on a pipeline of four and is consolidated into one worker, against one that stays one.
+"""A long generation that begins on a pipeline over all hosts and is consolidated, against one that stays a pipeline.
 
 Both begin cold. Staying is ordered by a controller in which that one decision is changed (`coldstart_controller`); all
 else is the same. Alone, and four at once. The rates on each side of the change, and the largest gap between two pieces
@@ -21,7 +21,6 @@ from tests.bench.samples import Options, Report, fine, median, progress, spread
 
 TOKENS, QUICK_TOKENS = 600, 120
 STREAMS = (1, 4)
-STAGES = 4
 AROUND_S = 1.5
 """Before and after the first stage says that it is whole."""
 SIDES = {"consolidated": "", "stays a pipeline": "stay"}
@@ -44,13 +43,14 @@ def run(report: Report, options: Options, fleet: Fleet, model: Model) -> None:
 
 def _sample(fleet: Fleet, model: Model, found: Found, side: str, streams: int, quick: bool) -> None:
     tokens = QUICK_TOKENS if quick else TOKENS
-    fleet.chill(STAGES, change=SIDES[side])
+    stages = len(fleet.bed.nodes)
+    fleet.chill(stages, change=SIDES[side])
     watch = Watch(fleet, model)
     with ThreadPoolExecutor(streams) as callers:
         watch.start()
         generated = list(callers.map(lambda _: fleet.ask(model, tokens=tokens), range(streams)))
     whole_ns = next((one.at_ns for one in watch.end() if one.staged and one.index == 0), None)
-    ran_on(watch.hosts, STAGES, model)
+    ran_on(watch.hosts, stages, model)
     total_s = max(one.total_s for one in generated)
     found.note(_row(side, streams), total_s, _about(generated, whole_ns))
 
@@ -93,7 +93,7 @@ def _tell(report: Report, found: Found, several: list[int]) -> None:
             cells = [_milliseconds(details, name) for name in ("tpot_s", "tpot_before_s", "tpot_after_s")]
             gaps = [one["largest_gap_in_usual"] for one in details if one.get("largest_gap_in_usual")]
             rows.append([row, spread(found.seconds[row]), *cells, f"{fine(max(gaps))}×" if gaps else "–"])
-    report.tell("A generation that begins on four hosts", rows)
+    report.tell("A generation that begins on all hosts", rows)
     texts = {text for details in found.details.values() for one in details for text in one["texts"]}
     print(f"\nAll said the same: {'yes' if len(texts) == 1 else f'no, there are {len(texts)} texts'}.")
     for streams in several:

@@ -1,7 +1,7 @@
 """A burst of calls at a function that sleeps: pipelines of which as many stages become whole workers as the burst
 needs, against as many workers that each start alone.
 
-Both sides may take four workers; alone they are planned by a controller in which that one decision is changed
+Both sides may take a worker a host; alone they are planned by a controller in which that one decision is changed
 (`coldstart_controller`). Every call has a prompt of its own, and what it is told must be the same whoever tells it.
 """
 
@@ -24,15 +24,14 @@ from tests.bench.samples import Options, Report, fine, median, percentile, progr
 
 BURSTS, QUICK_BURSTS = (8, 16, 32), (8,)
 TOKENS, QUICK_TOKENS = 48, 16
-HOSTS = 4
 OURS, SINGLE = "pipelines", "single starts"
 SIDES = {OURS: "", SINGLE: "single"}
 SLOWEST = 0.9
 
 
-def crowded(model: Model) -> Model:
+def crowded(model: Model, hosts: int) -> Model:
     """The same, under a name of its own, with a worker a host."""
-    return replace(model, name="crowd", options=("--name", "crowd", "--max", str(HOSTS)))
+    return replace(model, name="crowd", options=("--name", "crowd", "--max", str(hosts)))
 
 
 def run(report: Report, options: Options, fleet: Fleet, model: Model) -> None:
@@ -60,7 +59,7 @@ def _prompt(number: int) -> str:
 
 
 def _sample(fleet: Fleet, model: Model, found: Found, side: str, burst: int, tokens: int) -> None:
-    fleet.chill(HOSTS, change=SIDES[side])
+    fleet.chill(len(fleet.bed.nodes), change=SIDES[side])
     watch = Watch(fleet, model)
     with ThreadPoolExecutor(burst) as callers:
         watch.start()
