@@ -8,8 +8,9 @@ writes out.
 from __future__ import annotations
 
 import functools
+import math
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import msgspec
@@ -18,7 +19,7 @@ from fleetstart.controller.autoscale import Window
 from fleetstart.controller.pipelines import grown, is_helper, tend
 from fleetstart.controller.planner import Cluster, Plan, Shape
 from fleetstart.controller.planner.choice import SIZE_USUAL
-from fleetstart.controller.planner.margins import Margins, common
+from fleetstart.controller.planner.measures import Others, others_of
 from fleetstart.controller.planner.window import Arrivals, growing, needed
 from fleetstart.controller.pool import Decision, Member, decide
 from fleetstart.controller.records import Failure, VersionKey, VersionRecord, parse_version_key
@@ -70,7 +71,7 @@ class Reconciler:
         room = _Room(view, lambda: cluster_of(view, self._shapes, now_ns, now_unix_ns))
         keys = {VersionKey(name, record.live) for name, record in view.functions.items()}
         called = {key for text in loads if (key := parse_version_key(text)) is not None}
-        for key in sorted(keys | called | orders.keys()):
+        for key in sorted(keys | called | orders.keys(), key=lambda key: _turn(key, loads)):
             load = loads.get(str(key), NO_LOAD)
             self._version(step, view, room, key, load, orders.get(key, []), now_ns, now_unix_ns)
         for gone in self._windows.keys() - keys - called - orders.keys():
@@ -220,10 +221,12 @@ class Reconciler:
     ) -> None:
         """Alone, or in groups of which as many become whole workers as are wanted (HydraServe section 6.1)."""
         while count > 0:
-            request = request_of(view, key, record, min(count, SIZE_USUAL), others=room.margins, waited_s=waited_s)
+            request = request_of(view, key, record, min(count, SIZE_USUAL), others=room.others, waited_s=waited_s)
             chosen = planned(request, room.cluster, now_ns / 1e9)
             if chosen.error is not None:
                 step.unplaced[key] = chosen.error
+                if chosen.wait_s:
+                    step.soonest(math.ceil(now_unix_ns / 1e6 + chosen.wait_s * 1000))
                 return
             full = sum(stage.full for stage in chosen.stages)
             grow = growing(group=len(chosen.stages), full=full, needed=count, others=0)
@@ -247,8 +250,13 @@ class _Room:
         return self._make()
 
     @functools.cached_property
-    def margins(self) -> Margins:
-        return common(known.ttft_ratios for known in self._view.version_measures.values())
+    def others(self) -> Others:
+        return others_of(self._view.version_measures.values())
+
+
+def _turn(key: VersionKey, loads: Mapping[str, FunctionLoad]) -> tuple[float, VersionKey]:
+    """Those whose calls came first are started first."""
+    return loads.get(str(key), NO_LOAD).oldest_unix_ms or math.inf, key
 
 
 def _waited_s(load: FunctionLoad, members: list[Member], now_unix_ns: int) -> float:

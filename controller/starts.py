@@ -21,8 +21,15 @@ from fleetstart.controller.planner import (
     shape_of,
     with_stage,
 )
-from fleetstart.controller.planner.margins import UNKNOWN, Margins, margins
-from fleetstart.controller.planner.measures import NodeMeasures, VersionMeasures, node_prior, version_prior
+from fleetstart.controller.planner.margins import margins
+from fleetstart.controller.planner.measures import (
+    NodeMeasures,
+    Others,
+    VersionMeasures,
+    informed,
+    node_prior,
+    version_prior,
+)
 from fleetstart.controller.records import VersionKey, VersionRecord
 from fleetstart.controller.view import View
 from fleetstart.runtime.contract.function import FunctionSpec
@@ -47,6 +54,7 @@ class NewIds:
     secret: Callable[[], str]
 
 
+NO_OTHERS = Others()
 NEW_IDS = NewIds(worker=new_worker_id, pipeline=new_pipeline_id, secret=lambda: secrets.token_urlsafe(24))
 
 
@@ -60,12 +68,12 @@ def request_of(
     record: VersionRecord,
     workers: int,
     *,
-    others: Margins = UNKNOWN,
+    others: Others = NO_OTHERS,
     waited_s: float = 0.0,
 ) -> PlanRequest:
-    """For so many whole workers in the end, if it becomes a pipeline. `others`: what all versions together err."""
+    """For so many whole workers in the end, if it becomes a pipeline. `others`: what all versions together show."""
     spec = record.spec
-    measures = measures_of(view, key, record)
+    measures = informed(measures_of(view, key, record), others)
     return PlanRequest(
         function=key.name,
         shape=shape_of(record.layout if spec.in_layers else None, record.segment_bytes),
@@ -73,7 +81,7 @@ def request_of(
         checkpoint=spec.weights,
         kv_bytes=spec.llm.kv_memory_bytes if spec.llm is not None else 0,
         measures=measures,
-        margins=margins(measures.ttft_ratios, others),
+        margins=margins(measures.ttft_ratios, others.margins),
         slo=spec.slo,
         workers=workers,
         most=spec.scale.max,
@@ -85,7 +93,7 @@ def planned(request: PlanRequest, cluster: Cluster, now_s: float) -> Plan:
     """If what was promised to a call that has waited cannot be kept any more, what those after it are promised can."""
     chosen = plan(request, cluster, now_s)
     if request.waited_s and not chosen.meets_slo and chosen.error is None:
-        return plan(dataclasses.replace(request, waited_s=0.0), cluster, now_s)
+        return plan(dataclasses.replace(request, waited_s=0.0, patient=False), cluster, now_s)
     return chosen
 
 

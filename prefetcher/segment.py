@@ -84,7 +84,9 @@ class Segment:
         if self.fetch is None:
             return SegmentReport(self.checkpoint, self.state, size_bytes, 0)
         filling = self.fetch.filling
-        return SegmentReport(self.checkpoint, self.state, size_bytes, filling.ready_bytes, filling.ranges())
+        counted_unix_ns = 0 if self.filled.is_set() else time.time_ns()
+        ready_bytes, ranges = filling.ready_bytes, filling.ranges()
+        return SegmentReport(self.checkpoint, self.state, size_bytes, ready_bytes, ranges, counted_unix_ns)
 
     # ── who waits for more of it ───────────────────────────────────────────────────────────────────
 

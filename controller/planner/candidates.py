@@ -50,6 +50,8 @@ class PlanRequest:
     slo: SLO | None = None
     waited_s: float = 0.0
     """How long its oldest call has waited already."""
+    patient: bool = True
+    """Whether it may wait for links to be free, if that keeps its SLO."""
     workers: int = 1
     """Whole workers that are wanted of this start in the end."""
     most: int = 1
@@ -68,16 +70,15 @@ class Seat:
     """A node as this request meets it now."""
 
     __slots__ = (
-        "bytes_per_s", "coming_s", "fetches", "fits_whole", "held", "missing_bytes", "opened", "ratio", "shared",
-        "state",
+        "bytes_per_s", "coming_s", "fetches", "fits_whole", "held", "link", "missing_bytes", "ratio", "shared", "state",
     )  # fmt: skip
 
     def __init__(self, now: Now, request: PlanRequest, now_s: float) -> None:
         state, link = now
         self.state = state
-        self.bytes_per_s = link.share(now_s) if link.fetches else link.bytes_per_s
-        self.ratio = 1 / self.bytes_per_s + 1 / state.device_bytes_per_s
-        self.opened = not link.fetches or link.accepts(now_s)
+        self.link = link
+        self.bytes_per_s = link.bytes_per_s
+        self.ratio = (len(link.fetches) + 1) / link.bytes_per_s + 1 / state.device_bytes_per_s
         self.shared = state.workers > 0
         self.held = state.held.get(request.checkpoint) if request.checkpoint is not None else None
         self.coming_s = 0.0
@@ -135,13 +136,17 @@ def missing_bytes(held: Held | None, layers: int, size_bytes: int, shape: Shape)
     return size_bytes if held is None or not size_bytes else shape.size_bytes(layers & ~(held.host | held.coming))
 
 
-def find_seats(request: PlanRequest, cluster: Cluster, sizes: Sequence[int], now_s: float) -> tuple[list[Seat], int]:
-    """The nodes that these sizes could want, quickest first; and how many more were bound by their promises."""
+def find_seats(
+    request: PlanRequest, cluster: Cluster, sizes: Sequence[int], now_s: float
+) -> tuple[list[Seat], list[Now]]:
+    """The nodes that these sizes could want, quickest first; and those that are bound by their promises."""
     weigh = request.segment_bytes > 0
     needs = {request.memory_bytes + request.segment_bytes}
     for size in sizes:
         needs.update(request.own_bytes(cut, full=False) + cut.size_bytes * weigh for cut in request.shape.cuts(size))
-    states, refused = cluster.quickest(sorted(needs, reverse=True), max(sizes), now_s)
+    least_fetch = min(cut.size_bytes for cut in request.shape.cuts(max(sizes))) if weigh else 0
+    fetch_bytes = (least_fetch, request.segment_bytes)
+    states, refused = cluster.quickest(sorted(needs, reverse=True), fetch_bytes, max(sizes), now_s)
     known = {now.state.node for now in states}
     least_bytes = min(request.own_bytes(cut, full=False) for size in sizes for cut in request.shape.cuts(size))
     holders = cluster.holders(request.checkpoint, least_bytes, now_s)
@@ -154,8 +159,9 @@ def find_seats(request: PlanRequest, cluster: Cluster, sizes: Sequence[int], now
 class Search:
     """One request among its seats at one moment. Most of a decision's time is spent here, in small loops."""
 
-    def __init__(self, request: PlanRequest, seats: Sequence[Seat]) -> None:
+    def __init__(self, request: PlanRequest, seats: Sequence[Seat], now_s: float) -> None:
         self._request = request
+        self._now_s = now_s
         self._weigh = request.segment_bytes > 0
         free = [seat for seat in seats if not seat.shared]
         self._variants = [free, list(seats)] if free and len(free) < len(seats) else [list(seats)]
@@ -218,7 +224,11 @@ class Search:
                 continue
             cut = cuts[stage]
             for place, seat in enumerate(seats):
-                if place not in used and seat.opened and (seat.fits_whole or self._fits(cut, seat, stage < full)):
+                if (
+                    place not in used
+                    and self._opens(cut, seat)
+                    and (seat.fits_whole or self._fits(cut, seat, stage < full))
+                ):
                     chosen[stage] = seat
                     used.add(place)
                     break
@@ -243,13 +253,13 @@ class Search:
         pairs: list[tuple[float, int, int]] = []
         uses: Counter[int] = Counter()
         for stage, cut in enumerate(cuts):
-            quickest = next((seat for seat in seats if seat.opened and self._fits(cut, seat, False)), None)
-            elsewhere_s = cut.size_bytes / quickest.bytes_per_s if quickest is not None else float("inf")
+            quickest = next((seat for seat in seats if self._opens(cut, seat) and self._fits(cut, seat, False)), None)
+            elsewhere_s = quickest.link.fetch_s(cut.size_bytes, self._now_s) if quickest is not None else float("inf")
             for place, seat in enumerate(seats):
                 if seat.held is None:
                     continue
                 fetch = self._fetch(cut, seat)
-                if fetch.seconds < elsewhere_s and (seat.opened or not fetch.store_bytes):
+                if fetch.seconds < elsewhere_s and self._opens(cut, seat):
                     pairs.append((fetch.seconds, stage, place))
                     uses[place] += 1
         return sorted((seconds, uses[place], stage, place) for seconds, stage, place in pairs)
@@ -266,14 +276,23 @@ class Search:
         if not self._weigh:
             return Fetch(0, 0, 0.0)
         if held is None:
-            return Fetch(size_bytes, size_bytes, size_bytes / seat.bytes_per_s)
+            return Fetch(size_bytes, size_bytes, self._from_store_s(size_bytes, seat))
         missing = cut.layers & ~(held.host | held.coming)
         store_bytes = self._request.shape.size_bytes(missing & ~held.disk)
         lacking_bytes = self._request.shape.size_bytes(missing)
-        seconds = max(store_bytes / seat.bytes_per_s, (lacking_bytes - store_bytes) / seat.state.disk_bytes_per_s)
+        seconds = max(
+            self._from_store_s(store_bytes, seat), (lacking_bytes - store_bytes) / seat.state.disk_bytes_per_s
+        )
         if cut.layers & held.coming & ~held.host:
             seconds = max(seconds, seat.coming_s)
         return Fetch(lacking_bytes, store_bytes, seconds)
+
+    def _from_store_s(self, size_bytes: int, seat: Seat) -> float:
+        return seat.link.fetch_s(size_bytes, self._now_s) if seat.link.fetches else size_bytes / seat.bytes_per_s
+
+    def _opens(self, cut: Cut, seat: Seat) -> bool:
+        """Whether its link takes the stage: whether what it must fetch breaks no promise."""
+        return not seat.link.fetches or seat.link.accepts(self._fetch(cut, seat).store_bytes, self._now_s)
 
     def _predicted(self, cuts: tuple[Cut, ...], full: int, seats: list[Seat]) -> Candidate:
         request, known, stages = self._request, self._request.measures, len(cuts)

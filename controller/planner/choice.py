@@ -2,20 +2,22 @@
 
 With an SLO, the cheapest that keeps it with a margin for the predictor's own error (HydraServe section 4.1 takes the
 one with the least sharing of devices: here memory on a shared node counts double); groups of more than four only if
-nothing smaller keeps it so; then the quickest that keeps it if the prediction is right; if nothing does, a single
-worker on the best node, which is promised nothing. Without an SLO, the quickest, as long as each step to a dearer one
-is worth it. The group has room for as many whole workers as are wanted, if any does (section 6.1), and for those that
-may be wanted soon where that takes nothing from others: on free devices.
+nothing smaller keeps it so; then the quickest that keeps it if the prediction is right; then waiting until others have
+fetched, if that keeps it or is much quicker. If nothing does, it is chosen as if there were no SLO, and promised
+nothing. Without an SLO, the quickest, as long as each step to a dearer one is worth it. The group has room for as many
+whole workers as are wanted, if any does (section 6.1), and for those that may be wanted soon where that takes nothing
+from others: on free devices.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from fleetstart.controller.planner.candidates import Candidate, Lack, PlanRequest, Search, find_seats
 from fleetstart.controller.planner.cluster import Cluster
-from fleetstart.controller.planner.contention import NEVER
+from fleetstart.controller.planner.contention import NEVER, Link
 from fleetstart.controller.planner.plans import Considered, Plan, StagePlan
 from fleetstart.runtime.contract.errors import Unavailable
 from fleetstart.runtime.contract.function import MIB
@@ -23,6 +25,9 @@ from fleetstart.runtime.contract.function import MIB
 SIZE_USUAL = 4
 """Beyond it a group gains little and takes many devices (HydraServe section 4.1)."""
 SIZE_MOST = 8
+WAITS = (0, 1, 3, 7)
+"""Of the fetches under way, in the order of their ends, those after which starting is thought of: in a crowd many end
+at about the same time."""
 WORTH = 0.85
 """Without an SLO: a dearer candidate must reach the first token in this share of the cheaper one's time."""
 
@@ -35,11 +40,31 @@ class Choice(NamedTuple):
     """With the margin of the prediction's error."""
 
 
+class Looked(NamedTuple):
+    choice: Choice | None
+    found: list[Candidate | Lack]
+    links: list[Link]
+    """Of the nodes that were looked at."""
+    refused: int
+    """Of them, those that had room and had promised their links to others."""
+
+
 def plan(request: PlanRequest, cluster: Cluster, now_s: float) -> Plan:
     """Decides one start. Changes nothing: what is ordered is told to the cluster with `nodes.with_stage` and `put`."""
+    looked = _looked(request, cluster, now_s)
+    if request.patient and not (looked.choice is not None and looked.choice.meets_slo):
+        wait_s = _worth_waiting_s(request, cluster, looked, now_s)
+        if wait_s is not None:
+            return _later(request, wait_s)
+    if looked.choice is None:
+        return _none(request, cluster, looked.found, looked.refused)
+    return _plan(request, looked.choice, looked.found)
+
+
+def _looked(request: PlanRequest, cluster: Cluster, now_s: float) -> Looked:
     usual = range(1, min(SIZE_USUAL, request.shape.count) + 1)
     seats, refused = find_seats(request, cluster, usual, now_s)
-    search = Search(request, seats)
+    search = Search(request, seats, now_s)
     found = list(search.candidates(usual[:1]))
     choice = _settled(request, found)
     if choice is None:
@@ -50,9 +75,34 @@ def plan(request: PlanRequest, cluster: Cluster, now_s: float) -> Plan:
         if more:
             found += more
             choice = choose(request, [one for one in found if isinstance(one, Candidate)])
-    if choice is None:
-        return _none(request, cluster, found, refused)
-    return _plan(request, choice, found)
+    links = [seat.link for seat in seats] + [now.link for now in refused]
+    bound = sum(not seat.link.accepts(request.segment_bytes, now_s) for seat in seats)
+    return Looked(choice, found, links, len(refused) + bound)
+
+
+def _worth_waiting_s(request: PlanRequest, cluster: Cluster, looked: Looked, now_s: float) -> float | None:
+    """Until a start would keep the SLO because fetches of others have ended, or else would be done that much sooner;
+    None if it had better begin now.
+
+    Departure: the paper starts a single worker at once, which is late. It then holds a link for long, and makes those
+    late that come after it.
+    """
+    if request.slo is None or request.slo.ttft_s is None:
+        return None
+    ends_s = sorted({end_s for link in looked.links for end_s in link.ends_s(now_s)})
+    best_s, found_s = looked.choice.taken.ttft_s * WORTH if looked.choice is not None else NEVER, None
+    for place in WAITS:
+        if place >= len(ends_s):
+            break
+        wait_s = ends_s[place] - now_s
+        then = _looked(replace(request, waited_s=request.waited_s + wait_s), cluster, ends_s[place]).choice
+        if then is None:
+            continue
+        if then.meets_slo:
+            return wait_s
+        if wait_s + then.taken.ttft_s < best_s:
+            best_s, found_s = wait_s + then.taken.ttft_s, wait_s
+    return found_s
 
 
 def _settled(request: PlanRequest, single: Sequence[Candidate | Lack]) -> Choice | None:
@@ -77,7 +127,7 @@ def _wider(request: PlanRequest, cluster: Cluster, now_s: float) -> list[Candida
         return []
     slo_s = request.slo.ttft_s if request.slo is not None and request.slo.ttft_s is not None else NEVER
     seats, _ = find_seats(request, cluster, [1, *sizes], now_s)
-    search = Search(request, seats)
+    search = Search(request, seats, now_s)
     hopeful = [size for size in sizes if search.least_ttft_s(size) * request.margins.group + request.waited_s <= slo_s]
     found = list(search.candidates(hopeful))
     return found if any(isinstance(one, Candidate) and _meets(request, one) for one in found) else []
@@ -101,12 +151,8 @@ def choose(request: PlanRequest, found: Sequence[Candidate]) -> Choice | None:
         if hopeful:
             best = min(hopeful, key=lambda one: (one.ttft_s, one.weight, -one.full))
             return Choice(best, "the quickest: none keeps the SLO with its margin", True, sure=False)
-    single = [one for one in found if len(one.cuts) == 1] or found
-    best = min(single, key=lambda one: one.ttft_s)
-    what = (
-        "a single worker on the best node" if len(best.cuts) == 1 else f"{len(best.cuts)} stages: no node has more room"
-    )
-    return Choice(best, f"no candidate keeps the SLO: {what}", False, sure=False)
+    best = _worthwhile(by_lack[min(by_lack)])
+    return Choice(best.taken, f"no candidate keeps the SLO: {best.reason}", False, sure=False)
 
 
 def _cheapest(one: Candidate) -> tuple[float, float, int]:
@@ -220,6 +266,14 @@ def _why_not(request: PlanRequest, one: Candidate, choice: Choice) -> str:
         quicker = "" if slo is not None else f", and not 15% quicker than {taken.ttft_s:.2f} s"
         return f"dearer: {one.weight:.1f} GiB·s against {taken.weight:.1f}{quicker}"
     return f"slower: {one.ttft_s:.2f} s against {taken.ttft_s:.2f} s"
+
+
+def _later(request: PlanRequest, wait_s: float) -> Plan:
+    error = Unavailable(
+        f"function {request.function}: better started when other cold starts have fetched, in {wait_s:.2f} s",
+        retry_after_s=1,
+    )
+    return Plan(stages=[], meets_slo=False, reason=error.message, wait_s=wait_s, error=error.info())
 
 
 def _none(request: PlanRequest, cluster: Cluster, found: Sequence[Candidate | Lack], refused: int) -> Plan:

@@ -84,17 +84,21 @@ class Cluster:
         roomy = (Now(state, state.link.at(now_s)) for state in states if state.free_bytes >= least_bytes)
         return list(islice(roomy, HOLDERS))
 
-    def quickest(self, needs_bytes: Sequence[int], enough: int, now_s: float) -> tuple[list[Now], int]:
-        """Of each list, the first `enough` that have room for each of these needs and take one more fetch.
+    def quickest(
+        self, needs_bytes: Sequence[int], fetch_bytes: tuple[int, int], enough: int, now_s: float
+    ) -> tuple[list[Now], list[Now]]:
+        """Of each list, the first `enough` that have room for each of these needs and take the fetches.
 
-        `needs_bytes` falls from left to right: room for one is room for all that follow. Also how many had room but
-        refused, because of what they had promised to others.
+        `needs_bytes` falls from left to right: room for one is room for all that follow. `fetch_bytes` are the least
+        and the most to be fetched: who takes the most takes all. Who takes only less is looked at too, but not relied
+        on. Also those that had room but refused even the least, because of what they had promised to others.
         """
         found: list[Now] = []
-        refused = 0
+        refused: list[Now] = []
+        least_fetch, most_fetch = fetch_bytes
         states, least_bytes = self._states, needs_bytes[-1]
         for ranks in (self._free, self._shared):
-            counts = [0] * len(needs_bytes)
+            counts, partial = [0] * len(needs_bytes), 0
             for _, node in ranks:
                 state = states[node]
                 if state.free_bytes < least_bytes:
@@ -103,8 +107,12 @@ class Cluster:
                 if counts[kind] >= enough:
                     continue
                 link = state.link.at(now_s)
-                if link.fetches and not link.accepts(now_s):
-                    refused += 1
+                if link.fetches and not link.accepts(most_fetch, now_s):
+                    if not link.accepts(least_fetch, now_s):
+                        refused.append(Now(state, link))
+                    elif partial < enough:
+                        partial += 1
+                        found.append(Now(state, link))
                     continue
                 found.append(Now(state, link))
                 for index in range(kind, len(counts)):

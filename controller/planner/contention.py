@@ -2,8 +2,10 @@
 
 HydraServe section 4.2, eq. 3 and 4. All fetches on a link get equal shares. What is pending of each is known from the
 node's report, and between reports from eq. 4; when it is through, the others get its share. Bytes are those of the
-stage, not of the model. Departures: a fetch without a promise has no deadline and never objects; a promise that
-cannot be kept any more even without the newcomer objects to nobody, or a stalled store would close the node for good.
+stage, not of the model. Departures: eq. 3 gives every fetch B / (N + 1) to its end, ours the shares of those that have
+ended too, so that a small fetch is not refused because of a large one, nor a large one because of many small ones; a
+fetch without a promise has no deadline and never objects; a promise that cannot be kept any more even without the
+newcomer objects to nobody, or a stalled store would close the node for good.
 """
 
 from __future__ import annotations
@@ -52,30 +54,36 @@ class Link:
         fetches = tuple([fetch for fetch in left if fetch.pending_bytes > 0])
         return Link(bytes_per_s=self.bytes_per_s, at_s=now_s, fetches=fetches)
 
-    def accepts(self, now_s: float) -> bool:
-        """Eq. 3: whether every promise that can be kept now can be kept with one fetch more."""
+    def accepts(self, size_bytes: float, now_s: float) -> bool:
+        """Eq. 3: whether every promise that can be kept now can be kept beside a fetch of so many bytes more."""
         link = self.at(now_s)
-        count = len(link.fetches)
         return not any(
-            link._keeps(fetch, count) and not link._keeps(fetch, count + 1)
+            link._keeps(fetch, 0.0) and not link._keeps(fetch, size_bytes)
             for fetch in link.fetches
             if fetch.deadline_s < NEVER
         )
 
-    def share(self, now_s: float) -> float:
-        """Bytes a second that one fetch more would get: B / (N + 1)."""
-        return self.bytes_per_s / (len(self.at(now_s).fetches) + 1)
+    def fetch_s(self, size_bytes: float, now_s: float) -> float:
+        """What one fetch more of so many bytes would take beside the others, each with an equal share."""
+        before_bytes = sum([min(fetch.pending_bytes, size_bytes) for fetch in self.at(now_s).fetches])
+        return (size_bytes + before_bytes) / self.bytes_per_s
 
     def pending_s(self, checkpoint: CheckpointId, now_s: float) -> float:
         """Until what is on its way of that checkpoint is here, if nothing else changes."""
         link = self.at(now_s)
-        waits = [fetch.pending_bytes for fetch in link.fetches if fetch.checkpoint == checkpoint]
-        return max(waits, default=0.0) * len(link.fetches) / link.bytes_per_s
+        return max(
+            [link._left_s(one.pending_bytes) for one in link.fetches if one.checkpoint == checkpoint], default=0.0
+        )
+
+    def ends_s(self, now_s: float) -> list[float]:
+        """When each fetch will have ended, if nothing else changes."""
+        link = self.at(now_s)
+        return [now_s + link._left_s(fetch.pending_bytes) for fetch in link.fetches]
 
     def broken(self, now_s: float) -> tuple[WorkerId, ...]:
         """Whose promises will not be kept as things stand."""
         link = self.at(now_s)
-        return tuple(fetch.worker for fetch in link.fetches if not link._keeps(fetch, len(link.fetches)))
+        return tuple(fetch.worker for fetch in link.fetches if not link._keeps(fetch, 0.0))
 
     def with_fetch(self, fetch: Fetching, now_s: float) -> Link:
         link = self.at(now_s)
@@ -86,5 +94,10 @@ class Link:
         gone, link = set(workers), self.at(now_s)
         return replace(link, at_s=now_s, fetches=tuple(fetch for fetch in link.fetches if fetch.worker not in gone))
 
-    def _keeps(self, fetch: Fetching, sharers: int) -> bool:
-        return fetch.pending_bytes <= self.bytes_per_s / sharers * (fetch.deadline_s - self.at_s) * ROUNDING
+    def _left_s(self, pending_bytes: float) -> float:
+        """With equal shares a fetch ends when each other has had as much, or has ended."""
+        return sum([min(fetch.pending_bytes, pending_bytes) for fetch in self.fetches]) / self.bytes_per_s
+
+    def _keeps(self, fetch: Fetching, newcomer_bytes: float) -> bool:
+        more_s = min(newcomer_bytes, fetch.pending_bytes) / self.bytes_per_s
+        return self._left_s(fetch.pending_bytes) + more_s <= (fetch.deadline_s - self.at_s) * ROUNDING

@@ -9,12 +9,13 @@ version's, because a handler without imports and one with three frameworks share
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 
-from fleetstart.controller.planner.margins import Kind, with_ratio
+from fleetstart.controller.planner.margins import UNKNOWN, Kind, Margins, common, with_ratio
 from fleetstart.runtime.contract.timeline import Timeline
 
 SMOOTHING = 0.2
@@ -75,6 +76,31 @@ def version_prior(weight_bytes: int) -> VersionMeasures:
     """Before its first call. A token reads every weight once; 50 GB/s lies between a CPU's memory and a GPU's."""
     decode_s = max(0.002, weight_bytes / 50e9)
     return VersionMeasures(decode_s=Estimate(decode_s), prefill_s=Estimate(0.05 + 5 * decode_s))
+
+
+class Others(NamedTuple):
+    """What all versions together show, for those that have shown little: it is the cluster's more than theirs."""
+
+    margins: Margins = UNKNOWN
+    hop_s: Estimate | None = None
+    rest_s: Estimate | None = None
+
+
+def others_of(versions: Collection[VersionMeasures]) -> Others:
+    hops_s = sorted(known.hop_s.value for known in versions if known.hop_s.count)
+    rests_s = sorted(known.rest_s.value for known in versions if known.rest_s.count)
+    return Others(
+        margins=common(known.ttft_ratios for known in versions),
+        hop_s=Estimate(hops_s[len(hops_s) // 2]) if hops_s else None,
+        rest_s=Estimate(rests_s[len(rests_s) // 2]) if rests_s else None,
+    )
+
+
+def informed(version: VersionMeasures, others: Others) -> VersionMeasures:
+    """With the others' where it has only priors."""
+    hop_s = version.hop_s if version.hop_s.count else others.hop_s or version.hop_s
+    rest_s = version.rest_s if version.rest_s.count else others.rest_s or version.rest_s
+    return msgspec.structs.replace(version, hop_s=hop_s, rest_s=rest_s)
 
 
 def node_prior(known: list[NodeMeasures]) -> NodeMeasures:

@@ -82,6 +82,7 @@ def node_state(
     store = measures.store_bytes_per_s
     disk = measures.disk_bytes_per_s
     segments = {segment.checkpoint: segment for segment in report.segments if segment.state != "failed"}
+    bytes_per_s = max(1.0, store.value if store.count else report.bytes_per_s.get("store", store.value))
     return NodeState(
         node=report.node,
         epoch=report.epoch,
@@ -89,9 +90,9 @@ def node_state(
         free_bytes=report.memory_bytes - report.memory_used_bytes - _promised_bytes(alive, segments),
         workers=len(alive),
         link=Link(
-            bytes_per_s=max(1.0, store.value if store.count else report.bytes_per_s.get("store", store.value)),
+            bytes_per_s=bytes_per_s,
             at_s=now_s,
-            fetches=_fetches(alive, segments, now_s, now_unix_ns),
+            fetches=_fetches(alive, segments, bytes_per_s, now_s, now_unix_ns),
         ),
         disk_bytes_per_s=max(1.0, disk.value if disk.count else report.bytes_per_s.get("disk", disk.value)),
         device_bytes_per_s=measures.device_bytes_per_s.value,
@@ -132,24 +133,41 @@ def _promised_bytes(alive: Sequence[OrderSeen], segments: Mapping[CheckpointId, 
 
 
 def _fetches(
-    alive: Sequence[OrderSeen], segments: Mapping[CheckpointId, SegmentReport], now_s: float, now_unix_ns: int
+    alive: Sequence[OrderSeen],
+    segments: Mapping[CheckpointId, SegmentReport],
+    bytes_per_s: float,
+    now_s: float,
+    now_unix_ns: int,
 ) -> tuple[Fetching, ...]:
-    """S_i from the segment's own report, D_i from the order. One a checkpoint: it is shared."""
+    """S_i from the segment's own report, D_i from the order. One a checkpoint: it is shared.
+
+    A report is a second old or two, as long as a stage may take to fetch: eq. 4 tells what has come since.
+    """
     found: dict[CheckpointId, Fetching] = {}
+    counted_unix_ns: dict[CheckpointId, int] = {}
     for one in alive:
         order, checkpoint = one.order, one.order.spec.weights
         if checkpoint is None or not one.starting:
             continue
-        pending_bytes = _pending_bytes(one, segments.get(checkpoint))
+        segment = segments.get(checkpoint)
+        pending_bytes = _pending_bytes(one, segment)
         if not pending_bytes:
             continue
+        since_unix_ns = max(order.decided_unix_ns, segment.counted_unix_ns if segment is not None else 0)
         deadline_s = now_s + (order.fetch_by_unix_ns - now_unix_ns) / 1e9 if order.fetch_by_unix_ns else NEVER
         known = found.get(checkpoint)
         if known is not None:
             pending_bytes = max(pending_bytes, round(known.pending_bytes))
             deadline_s = min(deadline_s, known.deadline_s)
+            since_unix_ns = max(since_unix_ns, counted_unix_ns[checkpoint])
         found[checkpoint] = Fetching(order.worker, checkpoint, pending_bytes, deadline_s)
-    return tuple(found.values())
+        counted_unix_ns[checkpoint] = since_unix_ns or now_unix_ns
+    share = bytes_per_s / max(1, len(found))
+    left = [
+        fetch._replace(pending_bytes=fetch.pending_bytes - share * (now_unix_ns - counted_unix_ns[checkpoint]) / 1e9)
+        for checkpoint, fetch in found.items()
+    ]
+    return tuple(fetch for fetch in left if fetch.pending_bytes > 0)
 
 
 def _pending_bytes(one: OrderSeen, segment: SegmentReport | None) -> int:

@@ -71,4 +71,6 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """By the clock of whoever ordered it; the planner has none."""
     whole_unix_ms: int = 0
     """When its pipeline was one whole worker; 0 of a single worker, and until then. Noted when it is observed."""
+    wait_s: float = 0.0
+    """After which a start could keep its SLO, if it is worth waiting for."""
     error: ErrorInfo | None = None

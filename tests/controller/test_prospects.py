@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from fleetstart.controller.prospects import UNPLACED_NS, Prospects, start_failure
@@ -22,9 +24,9 @@ BAD = Failure(count=3, last_unix_ms=0, error=ErrorInfo(code="start_failed", mess
 DAY = 24 * 3600 * 1_000_000_000
 
 
-def deployed(cluster: Cluster, memory_mib: int = 64, layer_mib: int = 0, **fields: object) -> Route:
+def deployed(cluster: Cluster, memory_mib: int = 64, layer_mib: int = 0, **fields: Any) -> Route:
     """With weights of eight layers, if they weigh anything."""
-    weights = {"weights": CHAT, "llm": LLMSettings()} if layer_mib else {}
+    weights: dict[str, Any] = {"weights": CHAT, "llm": LLMSettings()} if layer_mib else {}
     spec = cluster.deploy(memory_bytes=memory_mib * MIB, **weights, **fields)
     layout = Layout(0, [layer_mib * MIB] * 8, [(layer, layer + 1) for layer in range(8)]) if layer_mib else None
     record = VersionRecord(
@@ -103,7 +105,7 @@ def test_links_that_are_promised_to_others_are_no_lack_of_room() -> None:
         )
     )  # fmt: skip
     cluster.load(1)
-    assert "promised their links" in cluster.step().unplaced[KEY].message
+    assert "when other cold starts have fetched" in cluster.step().unplaced[KEY].message
     for now_ns in (0, UNPLACED_NS + 1):
         assert prospects.hopeless(route, now_ns, 0) is None
 

@@ -243,6 +243,29 @@ def test_a_cold_start_is_a_pipeline_that_becomes_one_worker() -> None:
     assert not cluster.step().orders, "a pipeline is one worker"
 
 
+def test_orders_that_are_written_again_keep_the_time_of_their_decision_and_their_deadline() -> None:
+    cluster = Cluster(nodes=4)
+    pipelined(cluster, slo=SLO(ttft_s=3.0))
+    cluster.load(1)
+    decided_unix_ns = cluster.clock.unix_ns()
+    before = {order.worker: order for order in cluster.step().orders}
+    assert all(order.fetch_by_unix_ns > decided_unix_ns for order in before.values())
+    cluster.clock.advance(0.3)
+    for order in before.values():
+        cluster.view.put_status(
+            WorkerStatus(
+                worker=order.worker, node=order.node, function=F, version=order.version, state="starting",
+                link=f"{order.node}:1", whole=False, changed_unix_ns=cluster.clock.unix_ns(),
+            )
+        )  # fmt: skip
+    again = cluster.step().orders
+    assert {order.worker for order in again} == before.keys()
+    for order in again:
+        assert order.ordered_unix_ns == cluster.clock.unix_ns()
+        assert order.decided_unix_ns == decided_unix_ns
+        assert order.fetch_by_unix_ns == before[order.worker].fetch_by_unix_ns
+
+
 def test_more_demand_makes_workers_of_the_helpers_before_it_starts_others() -> None:
     cluster = Cluster(nodes=4)
     pipelined(cluster, concurrency=1, scale=Scale(max=6))

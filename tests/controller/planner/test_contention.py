@@ -25,10 +25,20 @@ def pending(of: Link) -> dict[str, float]:
 
 
 def test_eq_3_refuses_what_would_make_another_late() -> None:
-    # 400 bytes at 100/s alone take 4 s, with one more 8 s.
-    assert link(fetch("a", 400, 8.0)).accepts(0.0)
-    assert not link(fetch("a", 400, 7.9)).accepts(0.0)
-    assert not link(fetch("a", 400, 8.0)).with_fetch(fetch("b", 1), 0.0).accepts(0.0), "a third one is too many"
+    # 400 bytes at 100/s alone take 4 s, beside as many 8 s, beside 100 bytes 5 s.
+    assert link(fetch("a", 400, 8.0)).accepts(400, 0.0)
+    assert not link(fetch("a", 400, 7.9)).accepts(400, 0.0)
+    assert link(fetch("a", 400, 5.0)).accepts(100, 0.0)
+    assert not link(fetch("a", 400, 4.9)).accepts(100, 0.0)
+    assert link(fetch("a", 100, 2.0)).accepts(1e9, 0.0), "it has half of the link until it ends"
+    assert not link(fetch("a", 400, 8.0)).with_fetch(fetch("b", 1), 0.0).accepts(400, 0.0), "a third one is too many"
+
+
+def test_a_newcomer_gets_the_shares_of_those_that_end_before_it() -> None:
+    shared = link(fetch("a", 400), fetch("b", 100))
+    assert shared.fetch_s(100, 0.0) == pytest.approx(3.0), "a third of the link"
+    assert shared.fetch_s(200, 0.0) == pytest.approx(5.0), "and half of it from then on"
+    assert shared.ends_s(1.0) == pytest.approx([5.0, 2.0])
 
 
 def test_eq_4_takes_off_what_came_meanwhile() -> None:
@@ -40,21 +50,21 @@ def test_eq_4_takes_off_what_came_meanwhile() -> None:
 
 
 def test_who_promised_nothing_objects_to_nothing() -> None:
-    assert link(fetch("a", 1e12)).accepts(0.0)
+    assert link(fetch("a", 1e12)).accepts(1e12, 0.0)
 
 
 def test_a_promise_that_is_broken_already_closes_the_node_to_nobody() -> None:
     late = link(fetch("a", 400, 1.0))
     assert late.broken(0.0) == ("a",)
-    assert late.accepts(0.0)
+    assert late.accepts(1e12, 0.0)
 
 
 def test_a_worker_that_joins_a_fetch_waits_for_it_only() -> None:
     shared = link(fetch("a", 400), fetch("b", 100))
-    assert shared.pending_s(CheckpointId("a"), 0.0) == pytest.approx(8.0)
+    assert shared.pending_s(CheckpointId("a"), 0.0) == pytest.approx(5.0)
+    assert shared.pending_s(CheckpointId("b"), 0.0) == pytest.approx(2.0)
     assert shared.pending_s(CheckpointId("z"), 0.0) == 0
-    assert shared.share(0.0) == pytest.approx(100 / 3)
-    assert shared.without([WorkerId("b")], 0.0).share(0.0) == 50
+    assert shared.without([WorkerId("b")], 0.0).pending_s(CheckpointId("a"), 0.0) == pytest.approx(4.0)
 
 
 fetches = st.lists(st.tuples(st.integers(1, 1000), st.floats(0, 20)), min_size=1, max_size=6)
@@ -69,12 +79,21 @@ def test_time_passes_the_same_in_one_step_or_two(of: list[tuple[int, float]], fi
     assert moved == pytest.approx(min(sum(size for size, _ in of), 100 * (first_s + more_s)), abs=1e-6)
 
 
+@given(fetches, st.integers(1, 1000))
+def test_a_fetch_takes_as_long_as_was_said(of: list[tuple[int, float]], size: int) -> None:
+    before = link(*(fetch(str(i), pending) for i, (pending, _) in enumerate(of)))
+    took_s = before.fetch_s(size, 0.0)
+    with_it = before.with_fetch(fetch("new", size), 0.0)
+    assert "new" in pending(with_it.at(took_s * 0.999 - 1e-6))
+    assert "new" not in pending(with_it.at(took_s * 1.001 + 1e-6))
+
+
 @given(st.lists(st.tuples(st.integers(1, 1000), st.floats(0.1, 60), st.floats(0, 5)), min_size=1, max_size=8))
 def test_every_promise_kept_at_acceptance_stays_kept(arrivals: list[tuple[int, float, float]]) -> None:
     now_s, current, promised = 0.0, link(), set()
     for index, (size, within_s, wait_s) in enumerate(arrivals):
         now_s += wait_s
-        if current.accepts(now_s):
+        if current.accepts(size, now_s):
             newcomer = fetch(str(index), size, now_s + within_s)
             current = current.with_fetch(newcomer, now_s)
             if newcomer.worker not in current.broken(now_s):

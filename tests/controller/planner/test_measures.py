@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 from hypothesis import given
@@ -12,11 +14,13 @@ from fleetstart.controller.planner.measures import (
     NodeMeasures,
     Start,
     VersionMeasures,
+    informed,
     node_prior,
     observe_generation,
     observe_outcome,
     observe_start_of_version,
     observe_start_on_node,
+    others_of,
     start_of,
     version_prior,
 )
@@ -101,7 +105,7 @@ def test_a_link_that_was_slower_than_known_is_no_bias() -> None:
 
 
 def test_what_a_start_took_over_its_prediction_is_kept_for_margins_but_not_what_its_promise_allowed() -> None:
-    late = {"predicted_s": 1.0, "observed_s": 2.0, "hindsight_s": 1.8}
+    late: dict[str, Any] = {"predicted_s": 1.0, "observed_s": 2.0, "hindsight_s": 1.8}
     assert observe_outcome(VersionMeasures(), kind="group", **late).ttft_ratios == {"group": [2.0]}
     shared = observe_outcome(VersionMeasures(), kind="group", shared=True, **late)
     assert shared.ttft_ratios["group"] == [pytest.approx(1.2)]
@@ -114,6 +118,15 @@ def test_before_whole_workers_have_told_a_pipelines_calls_are_a_guess_at_the_mod
     assert (guess.decode_s.count, guess.hop_s.count) == (0, 0)
     known = observe_generation(guess, prefill_s=0.4, decode_s=0.05, call_s=3)
     assert known.decode_s == Estimate(0.05, 1), "a guess is replaced"
+
+
+def test_a_version_without_measures_has_the_clusters_hops_and_rest() -> None:
+    known = [VersionMeasures(hop_s=Estimate(hop_s, 1), rest_s=Estimate(0.3, 1)) for hop_s in (0.01, 0.02, 0.9)]
+    others = others_of([*known, VersionMeasures()])
+    new = informed(VersionMeasures(), others)
+    assert (new.hop_s, new.rest_s) == (Estimate(0.02), Estimate(0.3))
+    assert informed(known[0], others) == known[0]
+    assert informed(VersionMeasures(), others_of([])) == VersionMeasures()
 
 
 def test_priors_come_from_neighbours_and_from_size() -> None:

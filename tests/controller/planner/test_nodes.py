@@ -34,11 +34,13 @@ def report(**fields: Any) -> NodeReport:
     return NodeReport(**values)
 
 
-def order(name: str = "w", *, stage: Stage | None = None, fetch_by_s: float = 5.9, **fields: Any) -> WorkerOrder:
+def order(
+    name: str = "w", *, stage: Stage | None = None, fetch_by_s: float = 5.9, decided_s: float = 0.0, **fields: Any
+) -> WorkerOrder:
     return WorkerOrder(
         worker=WorkerId(name), node=NodeId("n"), epoch="e", version=Version(1), stage=stage,
         spec=msgspec.structs.replace(CHATTING, **fields), ordered_unix_ns=0,
-        fetch_by_unix_ns=round(fetch_by_s * SECOND),
+        fetch_by_unix_ns=round(fetch_by_s * SECOND), decided_unix_ns=round(decided_s * SECOND),
     )  # fmt: skip
 
 
@@ -59,8 +61,10 @@ def state_of(
     )  # fmt: skip
 
 
-def segment(state: Any, ready_bytes: int, ranges: list[tuple[int, int]] | None = None) -> SegmentReport:
-    return SegmentReport(CHAT, state, 400 * MB, ready_bytes, ranges or [])
+def segment(
+    state: Any, ready_bytes: int, ranges: list[tuple[int, int]] | None = None, counted_s: float = 0.0
+) -> SegmentReport:
+    return SegmentReport(CHAT, state, 400 * MB, ready_bytes, ranges or [], round(counted_s * SECOND))
 
 
 def stage(index: int, count: int = 4) -> Stage:
@@ -97,6 +101,19 @@ def test_what_came_is_pending_no_more_and_the_promise_stays_what_it_was() -> Non
     (fetch,) = state.link.fetches
     assert fetch.pending_bytes == 100 * MB
     assert fetch.deadline_s == pytest.approx(1000 + 5.9)
+
+
+def test_what_must_have_come_since_the_report_or_the_order_is_pending_no_more() -> None:
+    """Eq. 4, at 100 MB/s."""
+    (fetch,) = state_of([order(decided_s=1.0)], {}, now_s=3.0).link.fetches
+    assert fetch.pending_bytes == pytest.approx(200 * MB), "no report of it yet"
+    known = report(segments=[segment("filling", 250 * MB, counted_s=2.5)])
+    (fetch,) = state_of([order(decided_s=1.0)], {"w": "starting"}, now_s=3.0, known=known).link.fetches
+    assert fetch.pending_bytes == pytest.approx(100 * MB)
+    assert state_of([order(decided_s=1.0)], {"w": "starting"}, now_s=4.5, known=known).link.fetches == ()
+    stalled = report(segments=[segment("filling", 250 * MB, counted_s=4.5)])
+    (fetch,) = state_of([order(decided_s=1.0)], {"w": "starting"}, now_s=4.5, known=stalled).link.fetches
+    assert fetch.pending_bytes == pytest.approx(150 * MB), "the next report tells that it has not come"
 
 
 def test_a_whole_segment_is_held_and_fetched_by_nobody() -> None:
@@ -141,4 +158,4 @@ def test_a_new_scheduler_refuses_what_the_old_one_would_have_refused() -> None:
     old, new = cluster[NodeId("n")].link, state_of([order()], {}).link
     assert [fetch[1:3] for fetch in old.fetches] == [fetch[1:3] for fetch in new.fetches]
     for later_s in (0.0, 1.0, 2.0, 3.0, 3.9):
-        assert old.accepts(1000 + later_s) == new.accepts(1000 + later_s)
+        assert old.accepts(100 * MB, 1000 + later_s) == new.accepts(100 * MB, 1000 + later_s)

@@ -23,7 +23,8 @@ EXACT = Margins(1.0, 1.0, 1.0)
 def measured(**seconds: float) -> VersionMeasures:
     """No library, no rest, no hops, unless it is said."""
     values = {"library_s": 0.0, "prefill_s": 0.1, "decode_s": 0.05, "hop_s": 0.0, "rest_s": 0.0, **seconds}
-    return VersionMeasures(**{name: Estimate(value, 1) for name, value in values.items()})
+    estimates: dict[str, Any] = {name: Estimate(value, 1) for name, value in values.items()}
+    return VersionMeasures(**estimates)
 
 
 def node(name: str, **fields: Any) -> NodeState:
