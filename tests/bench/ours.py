@@ -28,7 +28,7 @@ import msgspec
 
 from fleetstart import native
 from fleetstart.controller.cli.checkpoint import publish as publish_checkpoint
-from fleetstart.prefetcher import segments as segments_module
+from fleetstart.prefetcher import opening
 from fleetstart.prefetcher.config import default_fetch_threads
 from fleetstart.prefetcher.memory import slab_size
 from fleetstart.prefetcher.segments import Segment, Segments
@@ -273,7 +273,7 @@ def _leave_out_checksums() -> None:
     patched.read_direct = patched.read_checksum = read
     patched.Checksum = Nothing
     patched.xxh3 = lambda data: 0
-    patched = segments_module
+    patched = opening
     patched.chunk_ranges = ranges
 
 
