@@ -113,6 +113,8 @@ class SegmentReport(msgspec.Struct, frozen=True):
     ready_bytes: int
     ranges: list[tuple[int, int]] = []
     """(begin, end) of the chunks that are there."""
+    counted_unix_ns: int = 0
+    """When they were counted, if somebody waits for more; else 0, so that reports stay the same while nothing comes."""
 
 
 class MemoryReport(msgspec.Struct, frozen=True, kw_only=True):
