@@ -178,6 +178,7 @@ class Controller:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(FIRST_READ_S):
                 await read.wait()
+                await self.billing.known.wait()
 
     async def _close(self) -> None:
         try:

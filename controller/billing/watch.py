@@ -48,6 +48,8 @@ class BillingWatch:
         self._unwritten = unwritten
         self._fence = fence
         self._alert = Script(client, "alert")
+        self.known = asyncio.Event()
+        """Set when prices and budgets were read once."""
         self._states: dict[FunctionName, BudgetState] = {}
         self._sheets: list[PriceSheet] = []
         self._told: set[tuple[FunctionName, str, str, int]] = set()
@@ -116,6 +118,7 @@ class BillingWatch:
                 if row.function in states:
                     states[row.function].spent_nusd += row.cost_nusd
         self._states = states
+        self.known.set()
 
     # ── the scheduler's ────────────────────────────────────────────────────────────────────────────
 

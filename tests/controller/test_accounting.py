@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -59,3 +61,33 @@ def test_the_sum_of_the_bills_is_the_busy_time_to_the_last_millisecond(steps: li
     for call in sorted(running):
         billed_ms += meter.end(call, now_ns)
     assert billed_ms == busy_ns // MS
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 5), st.integers(0, 3_000_000_000), st.booleans()),
+        max_size=60,
+    )
+)
+def test_each_call_pays_its_share_and_nobody_pays_for_a_waived_one(steps: list[tuple[int, int, bool]]) -> None:
+    """Against a model in fractions: what a waived call would have paid is paid by nobody."""
+    meter, now_ns, billed_ms = Meter(), 0, 0
+    shares: dict[int, Fraction] = {}
+    owed_ns = Fraction(0)
+    for call, wait_ns, waived in [*steps, *((call, 0, False) for call in range(6))]:
+        now_ns += wait_ns
+        for other in shares:
+            shares[other] += Fraction(wait_ns, len(shares))
+        if call not in shares:
+            if wait_ns or waived:
+                shares[call] = Fraction(0)
+                meter.begin(call, now_ns)
+        elif waived:
+            del shares[call]
+            meter.waive(call, now_ns)
+        else:
+            owed_ns += shares.pop(call)
+            billed_ms += meter.end(call, now_ns)
+    # Less than a millisecond is carried on; of each stretch of time a call is charged less than a nanosecond too many.
+    assert -len(steps) * 6 <= owed_ns - billed_ms * MS < MS + len(steps) * 6
+    assert meter.end("nobody", now_ns) == 0

@@ -1,0 +1,85 @@
+"""Whose idle time is billed: as many workers as were asked for, the ones that are ready for longest."""
+
+from __future__ import annotations
+
+import msgspec
+
+from fleetstart.controller.billing.kept import kept_workers
+from fleetstart.controller.records import FunctionRecord, VersionKey, VersionRecord
+from fleetstart.controller.view import View
+from fleetstart.runtime.contract.function import FunctionSpec, Scale
+from fleetstart.runtime.contract.ids import BundleId, FunctionName, NodeId, PipelineId, Version, WorkerId
+from fleetstart.runtime.contract.messages import WorkerOrder, WorkerState, WorkerStatus
+from fleetstart.runtime.contract.stage import Stage
+
+F = FunctionName("f")
+READY: WorkerState = "ready"
+
+
+def view(least: int, *workers: tuple[str, int, WorkerState, int], live: int = 1) -> View:
+    """Workers as (name, version, state, ready since)."""
+    found = View()
+    spec = FunctionSpec(name=F, bundle=BundleId("b"), entry="handler:run", scale=Scale(min=least, max=9))
+    found.functions[F] = FunctionRecord(name=F, live=Version(live), deployed_unix_ms=0)
+    found.versions[VersionKey(F, Version(live))] = VersionRecord(
+        version=Version(live), digest="", spec=spec, segment_bytes=0, created_unix_ms=0
+    )
+    for name, version, state, since in workers:
+        found.put_order(
+            WorkerOrder(
+                worker=WorkerId(name),
+                node=NodeId("n"),
+                epoch="e",
+                version=Version(version),
+                spec=spec,
+                wanted="drain" if state == "draining" else "run",
+                ordered_unix_ns=1,
+            )
+        )
+        found.put_status(
+            WorkerStatus(
+                worker=WorkerId(name),
+                node=NodeId("n"),
+                function=F,
+                version=Version(version),
+                state=state,
+                changed_unix_ns=since,
+            )
+        )
+    return found
+
+
+def test_as_many_as_were_asked_for_the_oldest_first() -> None:
+    workers: list[tuple[str, int, WorkerState, int]] = [
+        ("c", 1, "ready", 3),
+        ("a", 1, "ready", 2),
+        ("b", 1, "ready", 9),
+    ]
+    assert kept_workers(view(0, *workers), frozenset()) == frozenset()
+    assert kept_workers(view(2, *workers), frozenset()) == {"a", "c"}
+    assert kept_workers(view(9, *workers), frozenset()) == {"a", "b", "c"}
+
+
+def test_only_those_that_can_serve_the_live_version() -> None:
+    it = view(
+        5,
+        ("old", 1, "ready", 1),
+        ("starting", 2, "starting", 1),
+        ("draining", 2, "draining", 1),
+        ("ok", 2, "ready", 1),
+        live=2,
+    )
+    assert kept_workers(it, frozenset()) == {"ok"}
+
+
+def test_none_of_a_function_whose_budget_is_spent() -> None:
+    assert kept_workers(view(1, ("a", 1, "ready", 1)), frozenset({F})) == frozenset()
+
+
+def test_no_stage_that_only_helps_another_worker() -> None:
+    it = view(5, ("a", 1, "ready", 1))
+    [order] = it.orders.values()
+    helper = Stage(pipeline=PipelineId("p"), index=1, cuts=((0, 1), (1, 2)))
+    it.put_order(msgspec.structs.replace(order, stage=helper))
+    it.statuses[order.worker] = msgspec.structs.replace(it.statuses[order.worker], whole=False)
+    assert kept_workers(it, frozenset()) == frozenset()
