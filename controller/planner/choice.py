@@ -28,6 +28,8 @@ SIZE_MOST = 8
 WAITS = (0, 1, 3, 7)
 """Of the fetches under way, in the order of their ends, those after which starting is thought of: in a crowd many end
 at about the same time."""
+PATIENCE = 2.0
+"""Times the SLO. Who has waited for longer has waited for fetches that do not end as predicted: a store may stall."""
 WORTH = 0.85
 """Without an SLO: a dearer candidate must reach the first token in this share of the cheaper one's time."""
 
@@ -89,8 +91,10 @@ def _worth_waiting_s(request: PlanRequest, cluster: Cluster, looked: Looked, now
     """
     if request.slo is None or request.slo.ttft_s is None:
         return None
-    ends_s = sorted({end_s for link in looked.links for end_s in link.ends_s(now_s)})
-    best_s, found_s = looked.choice.taken.ttft_s * WORTH if looked.choice is not None else NEVER, None
+    until_s = now_s + PATIENCE * request.slo.ttft_s - request.waited_s
+    ends_s = sorted({end_s for link in looked.links for end_s in link.ends_s(now_s) if end_s <= until_s})
+    best_s = looked.choice.taken.ttft_s * WORTH if looked.choice is not None else NEVER
+    found_s: float | None = None
     for place in WAITS:
         if place >= len(ends_s):
             break

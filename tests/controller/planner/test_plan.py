@@ -117,6 +117,11 @@ def test_a_start_waits_for_links_if_it_is_late_anyway_and_waiting_is_quicker() -
         assert names(found) == ([] if wait_s else ["slow"])
 
 
+def test_nobody_waits_for_ever_for_a_link_that_stalls() -> None:
+    found = plan(second(0.5, waited_s=1.01), Cluster([*promised(), node("slow", bytes_per_s=50 * MB)]), 0.2)
+    assert names(found) == ["slow"]
+
+
 def test_more_than_four_only_if_nothing_smaller_keeps_the_slo() -> None:
     many = Cluster(node(f"n{index}") for index in range(10))
     wanted = request(measures=measured(prefill_s=0.0))
