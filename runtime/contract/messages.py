@@ -21,8 +21,9 @@ The stages of a pipeline are workers with orders of their own, which name the pi
 listening socket at once and tells of it in the first status (`link`). The scheduler puts the links that it has heard
 of into the orders (`peers`), and each node connects to them and hands the connections on (`Peers`): workers need no
 network of their own. A node that cannot connect to another says so (`relayed`), carries its worker's bytes through the
-object store, and the other one hears of that in its order. Only the first stage gets calls; it is ready when all are. A stage whose order says `grow` takes
-the rest of the checkpoint in behind its back, and says `Whole` when it needs the others no longer.
+object store, and the other one hears of that in its order. Only the first stage gets calls; it is ready when all are. A
+stage whose order says `grow` takes the rest of the checkpoint in behind its back, and says `Whole` when it needs the
+others no longer.
 """
 
 from __future__ import annotations
