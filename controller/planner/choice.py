@@ -155,8 +155,8 @@ def choose(request: PlanRequest, found: Sequence[Candidate]) -> Choice | None:
         if hopeful:
             best = min(hopeful, key=lambda one: (one.ttft_s, one.weight, -one.full))
             return Choice(best, "the quickest: none keeps the SLO with its margin", True, sure=False)
-    best = _worthwhile(by_lack[min(by_lack)])
-    return Choice(best.taken, f"no candidate keeps the SLO: {best.reason}", False, sure=False)
+    without = _worthwhile(by_lack[min(by_lack)])
+    return Choice(without.taken, f"no candidate keeps the SLO: {without.reason}", False, sure=False)
 
 
 def _cheapest(one: Candidate) -> tuple[float, float, int]:

@@ -220,7 +220,9 @@ def _check_segments(system: System, lines: list[LedgerLine]) -> None:
     """They name each other, count their rows on, and hold the rows that were read, in their order."""
 
     async def read() -> list[str]:
-        archive, after, found = Archive(FolderStore(system.home / "store")), None, []
+        archive = Archive(FolderStore(system.home / "store"))
+        after: SegmentHeader | None = None
+        found: list[str] = []
         sequence = 1
         while (segment := await archive.find(sequence, after)) is not None:
             header: SegmentHeader = segment[0]

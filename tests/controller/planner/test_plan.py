@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import msgspec
 import pytest
@@ -87,7 +88,7 @@ def test_an_impossible_slo_is_planned_as_none_and_promised_nothing() -> None:
     assert "no candidate keeps the SLO" in hasty.reason
 
 
-def second(slo_s: float, **fields: object) -> PlanRequest:
+def second(slo_s: float, **fields: Any) -> PlanRequest:
     """Of another function, while a first one has promised the links of all nodes for 1.1 s."""
     return request(slo=SLO(ttft_s=slo_s), checkpoint=type(CHAT)("d" * 64), measures=measured(prefill_s=0.0), **fields)
 
@@ -101,7 +102,7 @@ def promised() -> Cluster:
 
 def test_a_start_waits_for_links_if_that_keeps_its_slo() -> None:
     found = plan(second(2.2), promised(), 0.2)
-    assert (found.stages, found.wait_s) == ([], pytest.approx(0.8))
+    assert (names(found), found.wait_s) == ([], pytest.approx(0.8))
     assert found.error is not None
     assert "in 0.80 s" in found.error.message
     later = plan(second(2.2, waited_s=0.8), promised(), 1.0)
@@ -204,7 +205,7 @@ def test_two_starts_whose_promises_would_break_each_other_are_not_put_on_one_nod
     assert names(plan(small, cluster, 0.0)) == ["a"], "80 MB more take the first no more than 0.8 s"
     loose = replace(other, slo=SLO(ttft_s=9), patient=True)
     waiting = plan(loose, cluster, 0.0)
-    assert (waiting.stages, waiting.wait_s) == ([], pytest.approx(4.0)), "it could share, the first could not"
+    assert (names(waiting), waiting.wait_s) == ([], pytest.approx(4.0)), "it could share, the first could not"
     assert names(plan(replace(loose, waited_s=2.5), cluster, 2.5)) == ["a"], "once 250 of its 400 MB are there, it can"
 
 
