@@ -27,12 +27,14 @@ from fleetstart.controller.history import History
 from fleetstart.controller.objects import ObjectStore
 from fleetstart.controller.openapi import document
 from fleetstart.controller.pool import broken
-from fleetstart.controller.records import FunctionRecord, VersionKey
+from fleetstart.controller.records import LIVE, FunctionRecord, VersionKey
 from fleetstart.controller.registry import Registry
 from fleetstart.controller.resources import Deployed, FunctionInfo, Prediction, SystemStatus
 from fleetstart.controller.responses import error_headers, error_json
 from fleetstart.controller.state import REDIS_DOWN
 from fleetstart.controller.store_api import StoreApi
+from fleetstart.controller.versions import scale_of
+from fleetstart.controller.versions_api import VersionsApi
 from fleetstart.controller.view import View
 from fleetstart.runtime.contract.errors import FleetError, InvalidInput, InvalidSpec, NotFound, TooLarge, Unavailable
 from fleetstart.runtime.contract.function import SPEC_MAX_BYTES, FunctionSpec
@@ -71,6 +73,7 @@ class Api:
                 Route("/api/v1/functions", self.functions),
                 Route("/api/v1/functions/{name}", self.delete, methods=["DELETE"]),
                 Route("/api/v1/functions/{name}", self.function),
+                *VersionsApi(services.view, services.registry).routes,
                 Route("/api/v1/functions/{name}/logs", self.logs),
                 Route("/api/v1/invocations", self.invocations),
                 Route("/api/v1/invocations/{id}", self.invocation),
@@ -111,9 +114,24 @@ class Api:
 
     async def deploy(self, request: Request) -> Response:
         spec = _spec(await _small_body(request))
-        record, created = await self._services.registry.deploy(spec, _now_unix_ms())
-        url = self._url(spec.name)
-        return _json(Deployed(name=spec.name, version=record.version, url=url, created=created))
+        record, created = await self._services.registry.deploy(
+            spec,
+            _now_unix_ms(),
+            alias=request.query_params.get("alias", LIVE),
+            percent=_number(request, "percent", 100, 1000),
+            probe=_flag(request, "probe"),
+        )
+        function = self._services.view.functions.get(spec.name)
+        rollout = function.rollout if function is not None else None
+        return _json(
+            Deployed(
+                name=spec.name,
+                version=record.version,
+                url=self._url(spec.name),
+                created=created,
+                trying=rollout is not None and rollout.version == record.version,
+            )
+        )
 
     async def functions(self, request: Request) -> Response:
         return _json([self._info(record) for record in self._known().values()])
@@ -132,7 +150,7 @@ class Api:
         name = FunctionName(request.path_params["name"])
         self._record(name)
         tail = _number(request, "tail", 100, TAIL_MAX)
-        follow = request.query_params.get("follow", "0") not in ("", "0", "false")
+        follow = _flag(request, "follow")
         lines = self._services.history.logs(name, tail, follow=follow, stopping=self._services.stopping)
         return StreamingResponse(_ending_quietly(lines), media_type="application/x-ndjson")
 
@@ -165,6 +183,7 @@ class Api:
             running=load.running,
             broken=failure.error if failure is not None and broken(failure, _now_unix_ms()) else None,
             prediction=self._prediction(key),
+            scale=scale_of(record, view.versions[key].spec),
         )
 
     def _url(self, name: FunctionName) -> str:
@@ -213,6 +232,10 @@ def _number(request: Request, name: str, default: int, most: int) -> int:
     if not text.isdecimal() or len(text) > 18:
         raise InvalidInput(f"{name}={text[:40]!r} must be a whole number, 0 or more")
     return min(int(text), most)
+
+
+def _flag(request: Request, name: str) -> bool:
+    return request.query_params.get(name, "0") not in ("", "0", "false")
 
 
 async def _small_body(request: Request) -> bytes:

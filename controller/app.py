@@ -31,6 +31,7 @@ from fleetstart.controller.objects import ObjectStore
 from fleetstart.controller.registry import Registry
 from fleetstart.controller.reporter import Reporter
 from fleetstart.controller.responses import Receive, Scope, Send
+from fleetstart.controller.rollouts import Rollouts
 from fleetstart.controller.scheduler import Scheduler
 from fleetstart.controller.state import REDIS_DOWN, State, connect
 from fleetstart.controller.target import PREFIX
@@ -102,9 +103,11 @@ class Controller:
         self.compactor = Compactor(
             self._client, archive, reader, lambda: self.scheduler.fence, segment_rows=config.segment_rows
         )
+        rollouts = Rollouts(self.state, registry, self.scheduler)
         self._parts: tuple[Part, ...] = (
             self.state,
             self.scheduler,
+            rollouts,
             self.learner,
             self.reporter,
             self.ledger,

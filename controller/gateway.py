@@ -18,6 +18,7 @@ from fleetstart.controller.client_watch import ClientWatch
 from fleetstart.controller.headers import request_headers, sane_request_id, timeout_s
 from fleetstart.controller.invoke import Cut, Invoker, answer_error, cost, first_answer, open_session, start_kind
 from fleetstart.controller.ledger import LedgerWriter
+from fleetstart.controller.pool import broken
 from fleetstart.controller.prospects import Prospects, start_failure
 from fleetstart.controller.records import FunctionRecord, VersionKey, VersionRecord
 from fleetstart.controller.responses import Receive, Scope, Send
@@ -25,6 +26,7 @@ from fleetstart.controller.routes import Call, Route
 from fleetstart.controller.state import REDIS_DOWN, State
 from fleetstart.controller.target import Target, parse_target
 from fleetstart.controller.uploads import ClientGone, declared_bytes, header, read_body, refuse_unread, too_large
+from fleetstart.controller.versions import chosen
 from fleetstart.runtime.contract.errors import (
     DeadlineExceeded,
     FleetError,
@@ -32,7 +34,7 @@ from fleetstart.runtime.contract.errors import (
     QueueFull,
     Unavailable,
 )
-from fleetstart.runtime.contract.ids import FunctionName, InvocationId, WorkerId, new_invocation_id
+from fleetstart.runtime.contract.ids import FunctionName, InvocationId, Version, WorkerId, new_invocation_id
 from fleetstart.runtime.contract.ledger import InvocationRow, InvocationTrace, OpenInvocation
 from fleetstart.runtime.contract.messages import FINAL, GatewayReport, WorkerStatus
 
@@ -91,7 +93,7 @@ class Gateway:
         held_bytes = 0
         try:
             target = parse_target(scope["path"], scope.get("raw_path") or b"", scope["query_string"])
-            route = await self._route(target)
+            route = await self._route(target, request_id)
             self._admit(route, declared_bytes(scope))
             price = self._billing.price(accepted_unix_ns // 1_000_000)
             limit_s = timeout_s(header(scope, b"fs-timeout-s"), route.spec.timeout_s)
@@ -244,11 +246,14 @@ class Gateway:
 
     # ── admission ──────────────────────────────────────────────────────────────────────────────────
 
-    async def _route(self, target: Target) -> Route:
+    async def _route(self, target: Target, request_id: str) -> Route:
         record = self._view.functions.get(target.name)
         if record is None:
             record = await self._ask(target.name)
-        key = VersionKey(target.name, record.live if target.version is None else target.version)
+        number = target.version
+        if number is None:
+            number = chosen(record, target.alias, request_id, lambda version: self._is_broken(target.name, version))
+        key = VersionKey(target.name, number)
         route = self._routes.get(key)
         if route is not None:
             return route
@@ -261,6 +266,13 @@ class Gateway:
                 f"function {key.name} has no version {key.version}", hint=f"version {record.live} is its live one"
             )
         return self._open_route(key, version)
+
+    def _is_broken(self, name: FunctionName, version: Version) -> bool:
+        """Whether its starts are given up, and no worker is left from before."""
+        key = VersionKey(name, version)
+        route = self._routes.get(key)
+        failure = self._view.failures.get(key)
+        return not (route and route.workers) and broken(failure, time.time_ns() // 1_000_000)
 
     async def _ask(self, name: FunctionName) -> FunctionRecord:
         """A name that the view does not have: deployed a moment ago, or never."""

@@ -25,6 +25,7 @@ from fleetstart.controller.planner.measures import (
     start_of,
 )
 from fleetstart.controller.records import StartOutcome, VersionKey, parse_version_key
+from fleetstart.controller.versions import needed
 from fleetstart.controller.view import View
 from fleetstart.runtime.contract import keys
 from fleetstart.runtime.contract.ids import NodeId
@@ -170,8 +171,8 @@ class SpeedsSeen:
 
 def outdated(view: View) -> list[str]:
     """Fields of the measures that nobody will plan with: of nodes that were removed, of versions that are neither
-    live nor called nor ordered."""
-    live = {VersionKey(record.name, record.live) for record in view.functions.values()}
+    in service nor called nor ordered."""
+    live = {VersionKey(record.name, version) for record in view.functions.values() for version in needed(record)}
     ordered = {VersionKey(order.spec.name, order.version) for order in view.orders.values()}
     called = {key for text in view.loads() if (key := parse_version_key(text)) is not None}
     gone = [keys.measures_of_node(node) for node in view.node_measures.keys() - view.nodes.keys()]

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from fleetstart.controller.explain import InvocationPlan
+from fleetstart.controller.records import Scaled
 from fleetstart.controller.resources import (
     BudgetInfo,
     BudgetTerms,
@@ -16,8 +17,12 @@ from fleetstart.controller.resources import (
     Invoice,
     LedgerLine,
     NewPrices,
+    Share,
     SystemStatus,
+    Traffic,
     Usage,
+    VersionInfo,
+    VersionRef,
 )
 from fleetstart.runtime.contract.errors import ErrorBody
 from fleetstart.runtime.contract.function import FunctionSpec
@@ -37,6 +42,11 @@ _STRUCTS = (
     NewPrices,
     BudgetInfo,
     BudgetTerms,
+    VersionInfo,
+    VersionRef,
+    Share,
+    Traffic,
+    Scaled,
     FunctionSpec,
     InvocationRow,
     InvocationTrace,
@@ -60,7 +70,7 @@ def document(url: str) -> dict[str, Any]:
 
 
 def _paths() -> dict[str, Any]:
-    name, key = _parameter("name", "path"), _parameter("key", "path")
+    name, key, alias = _parameter("name", "path"), _parameter("key", "path"), _parameter("alias", "path")
     function, limit = _parameter("function", "query"), _parameter("limit", "query", "integer")
     return {
         "/healthz": {"get": _operation("Whether this process serves; wakes and bills nothing", {"type": "object"})},
@@ -92,11 +102,44 @@ def _paths() -> dict[str, Any]:
         },
         "/api/v1/functions": {
             "get": _operation("All functions", _list(FunctionInfo)),
-            "post": _operation("Deploy", _ref(Deployed), body=_ref(FunctionSpec)),
+            "post": _operation(
+                "Deploy",
+                _ref(Deployed),
+                [
+                    _parameter("alias", "query"),
+                    _parameter("percent", "query", "integer"),
+                    _parameter("probe", "query", "integer"),
+                ],
+                body=_ref(FunctionSpec),
+            ),
         },
         "/api/v1/functions/{name}": {
             "get": _operation("One function", _ref(FunctionInfo), [name]),
             "delete": _operation("Delete it and drain its workers", _ref(FunctionInfo), [name]),
+        },
+        "/api/v1/functions/{name}/versions": {
+            "get": _operation("All its versions, newest first", _list(VersionInfo), [name])
+        },
+        "/api/v1/functions/{name}/traffic": {"get": _operation("Which versions calls go to", _ref(Traffic), [name])},
+        "/api/v1/functions/{name}/aliases/{alias}": {
+            "put": _operation("Point an alias at a version", _ref(Traffic), [name, alias], body=_ref(VersionRef)),
+            "delete": _operation("Remove an alias", _ref(Traffic), [name, alias]),
+        },
+        "/api/v1/functions/{name}/split": {
+            "put": _operation("Split the calls of live", _ref(Traffic), [name], body=_list(Share))
+        },
+        "/api/v1/functions/{name}/rollback": {
+            "post": _operation(
+                "Go back to a version, or undo the last change",
+                _ref(Traffic),
+                [name],
+                body={"anyOf": [_ref(VersionRef), {"type": "null"}]},
+            )
+        },
+        "/api/v1/functions/{name}/scale": {
+            "put": _operation(
+                "Scale without a deploy", _ref(Traffic), [name], body={"anyOf": [_ref(Scaled), {"type": "null"}]}
+            )
         },
         "/api/v1/functions/{name}/logs": {
             "get": _operation(

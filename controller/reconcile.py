@@ -24,6 +24,8 @@ from fleetstart.controller.planner.window import Arrivals, growing, needed
 from fleetstart.controller.pool import Decision, Member, decide
 from fleetstart.controller.records import Failure, VersionKey, VersionRecord, parse_version_key
 from fleetstart.controller.starts import NEW_IDS, NewIds, cluster_of, orders_of, planned, request_of, take
+from fleetstart.controller.versions import in_service, scale_of
+from fleetstart.controller.versions import needed as needed_of
 from fleetstart.controller.view import View
 from fleetstart.runtime.contract.errors import ErrorInfo
 from fleetstart.runtime.contract.function import FunctionSpec
@@ -69,7 +71,7 @@ class Reconciler:
         for order in view.orders.values():
             orders[VersionKey(order.spec.name, order.version)].append(order)
         room = _Room(view, lambda: cluster_of(view, self._shapes, now_ns, now_unix_ns))
-        keys = {VersionKey(name, record.live) for name, record in view.functions.items()}
+        keys = {VersionKey(name, version) for name, record in view.functions.items() for version in needed_of(record)}
         called = {key for text in loads if (key := parse_version_key(text)) is not None}
         for key in sorted(keys | called | orders.keys(), key=lambda key: _turn(key, loads)):
             load = loads.get(str(key), NO_LOAD)
@@ -95,6 +97,9 @@ class Reconciler:
         spec = record.spec if record else (orders[0].spec if orders else None)
         if spec is None:
             return
+        function = view.functions.get(key.name)
+        if function is not None and function.scaled is not None:
+            spec = msgspec.structs.replace(spec, scale=scale_of(function, spec))
         members = [self._member(view, order, load, now_ns) for order in orders]
         failure = view.failures.get(key)
         desired = self._desired(view, key, spec, load, members, failure, now_ns)
@@ -121,10 +126,13 @@ class Reconciler:
         failure: Failure | None,
         now_ns: int,
     ) -> int:
-        """An old version gets what its calls need and no keep-alive; a failing one no more than calls ask for now."""
+        """An old version gets what its calls need and no keep-alive; a failing one no more than calls ask for now;
+        one that is being tried a worker to be tried on."""
         function = view.functions.get(key.name)
         need = self._needed(key, load, spec, now_ns / 1e9) if function is not None else 0
-        if function is None or function.live != key.version:
+        if function is not None and function.rollout is not None and function.rollout.version == key.version:
+            need = max(need, 1)
+        if function is None or key.version not in in_service(function):
             self._windows.pop(key, None)
             return need
         window = self._windows.get(key)

@@ -27,10 +27,53 @@ def parse_version_key(text: str) -> VersionKey | None:
     return VersionKey(FunctionName(name), Version(int(version))) if name and version.isdecimal() else None
 
 
+LIVE = "live"
+"""The alias that every function has; `@live` is the same as to name no version."""
+
+
+class Rollout(msgspec.Struct, frozen=True, kw_only=True):
+    """A version that is tried before calls go to it, and what becomes of it then."""
+
+    version: Version
+    alias: str = LIVE
+    """That points at it afterwards."""
+    percent: int = 100
+    """Of the calls of `live` that it gets; less than all is a canary."""
+    begun_unix_ms: int
+
+
+class Rejection(msgspec.Struct, frozen=True, kw_only=True):
+    """A version that was tried and did not get any calls."""
+
+    version: Version
+    error: ErrorInfo
+    unix_ms: int
+
+
+class Scaled(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What `fs scale` has set over what the versions say; None leaves a version's own."""
+
+    min: int | None = None
+    max: int | None = None
+    keep_alive_s: float | None = None
+
+
 class FunctionRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """Which versions a function's calls go to. `versions` decides how it changes."""
+
     name: FunctionName
     live: Version
     deployed_unix_ms: int
+    aliases: dict[str, Version] = {}
+    """Besides `live`."""
+    split: dict[Version, int] = {}
+    """Percent of the calls that name no version; empty: all go to `live`."""
+    past: list[Version] = []
+    """Versions that were live, the last one last: where `fs rollback` goes."""
+    rollout: Rollout | None = None
+    rejected: Rejection | None = None
+    """The last one, until the next deploy."""
+    scaled: Scaled | None = None
 
 
 class VersionRecord(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,21 +1,23 @@
 """Functions and their versions: immutable, numbered for ever, one of them live.
 
-A deploy is refused unless all that the version needs is whole in the store and fits together; the same spec as the
-live one makes no new version, but gives a broken one another chance. Every change is compare-and-set in one script,
-which also sees to it that nobody removes the weights meanwhile (`removals`).
+A deploy is refused unless all that the version needs is whole in the store and fits together; the same spec as one
+that is in service makes no new version, but gives a broken one another chance. Which version calls go to is for
+`versions` to decide. Every change is compare-and-set in one script, which also sees to it that nobody removes the
+weights meanwhile (`removals`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from itertools import chain
 from typing import cast
 
 import msgspec
 
+from fleetstart.controller import versions
 from fleetstart.controller.adapters import is_adapter, require_fit
 from fleetstart.controller.objects import ObjectStore, read_file, require_bundle, require_checkpoint
-from fleetstart.controller.records import FunctionRecord, VersionKey, VersionRecord
+from fleetstart.controller.records import LIVE, FunctionRecord, Rollout, VersionKey, VersionRecord
 from fleetstart.controller.removals import Removals
 from fleetstart.controller.state import Script, State
 from fleetstart.runtime.contract import keys
@@ -27,6 +29,8 @@ from fleetstart.runtime.contract.stage import Layout, layout_of
 
 TRIES = 20
 """Deploys of one function at the same moment, each losing to another: more is a bug."""
+NO_VERSION = Version(0)
+"""Numbers begin with 1."""
 
 
 class Registry:
@@ -37,43 +41,78 @@ class Registry:
         self._decoder = msgspec.json.Decoder(VersionRecord)
         self.removals = Removals(state.client)
 
-    async def deploy(self, spec: FunctionSpec, now_unix_ms: int) -> tuple[VersionRecord, bool]:
-        """The live version, and whether it is new. Errors: InvalidSpec, WeightsMissing, CheckpointInvalid."""
+    async def deploy(
+        self, spec: FunctionSpec, now_unix_ms: int, *, alias: str = LIVE, percent: int = 100, probe: bool = False
+    ) -> tuple[VersionRecord, bool]:
+        """The version, and whether it is new. The alias points at it, or with `probe` will when it has answered.
+
+        Errors: InvalidSpec, InvalidInput, WeightsMissing, CheckpointInvalid.
+        """
         digest = spec_digest(spec)
         await require_bundle(self._store, spec.name, spec.bundle)
         needed = checkpoints_of(spec)
         for _ in range(TRIES):
             marks = await self.removals.marks(needed, now_unix_ms)  # before the look into the store
             segment_bytes, layout = await self._require_weights(spec)
-            raw = await self._raw(spec.name)
-            live = await self._live(raw)
-            created = live is None or live.digest != digest
-            record = live
-            if record is None or created:
-                record = VersionRecord(
-                    version=await self._next_version(spec.name),
-                    digest=digest,
-                    spec=spec,
-                    segment_bytes=segment_bytes,
-                    created_unix_ms=now_unix_ms,
-                    layout=layout,
-                )
-            if await self._change(spec.name, raw, record, created, now_unix_ms, list(zip(needed, marks, strict=True))):
+            raw, function = await self._function(spec.name)
+            known = await self._same(function, digest)
+            record = known or VersionRecord(
+                version=await self._next_version(spec.name),
+                digest=digest,
+                spec=spec,
+                segment_bytes=segment_bytes,
+                created_unix_ms=now_unix_ms,
+                layout=layout,
+            )
+            plan = Rollout(version=record.version, alias=alias, percent=percent, begun_unix_ms=now_unix_ms)
+            new = _after(function, spec.name, plan, probe=probe)
+            data = msgspec.json.encode(record) if known is None else b""
+            if await self._run(spec.name, raw, new, record.version, data, list(zip(needed, marks, strict=True))):
                 await self._state.resync()
-                return record, created
-        raise Unavailable(f"function {spec.name}: somebody else deploys it again and again", retry_after_s=1)
+                return record, known is None
+        raise _busy(spec.name)
+
+    async def change(
+        self, name: FunctionName, change: Callable[[FunctionRecord], FunctionRecord], *, fresh: Version = NO_VERSION
+    ) -> FunctionRecord:
+        """The record as changed. `fresh` names a version whose failed starts are forgotten with it.
+
+        Errors: NotFound; those of `change`.
+        """
+        for _ in range(TRIES):
+            raw, function = await self._function(name)
+            if function is None:
+                raise NotFound(f"function {name[:80]} does not exist", hint="`fs ls` lists what does")
+            new = change(function)
+            if await self._run(name, raw, msgspec.json.encode(new), fresh, b""):
+                await self._state.resync()
+                return new
+        raise _busy(name)
+
+    async def version(self, name: FunctionName, version: Version) -> VersionRecord:
+        """Errors: NotFound."""
+        record = await self._state.version(VersionKey(name, version))
+        if record is None:
+            raise NotFound(
+                f"function {name[:80]} has no version {version}", hint=f"`fs versions {name[:80]}` lists them"
+            )
+        return record
+
+    async def versions(self, name: FunctionName) -> list[VersionRecord]:
+        """All there ever were, the newest first."""
+        raw = await cast(Awaitable[list[bytes]], self._state.client.hvals(keys.versions(name)))
+        return sorted((self._decoder.decode(record) for record in raw), key=lambda record: -record.version)
 
     async def delete(self, name: FunctionName) -> None:
         """The name is free at once; its workers are drained by the scheduler. Versions keep their numbers."""
         for _ in range(TRIES):
-            raw = await self._raw(name)
-            live = await self._live(raw)
-            if live is None:
+            raw, function = await self._function(name)
+            if function is None:
                 raise NotFound(f"function {name} does not exist", hint="`fs ls` lists what does")
-            if await self._run(name, raw, b"", live.version, b""):
+            if await self._run(name, raw, b"", function.live, b""):
                 await self._state.resync()
                 return
-        raise Unavailable(f"function {name}: somebody else deploys it again and again", retry_after_s=1)
+        raise _busy(name)
 
     async def uses(self) -> dict[CheckpointId, list[str]]:
         """Which versions (`name@version`) of functions that are deployed need each checkpoint, old versions too."""
@@ -113,20 +152,6 @@ class Registry:
         require_fit(spec.name, base, read_adapter(config, adapter.tensors.items(), patterns=False))
         return base.total_bytes + adapter.total_bytes, layout
 
-    async def _change(
-        self,
-        name: FunctionName,
-        raw: bytes,
-        record: VersionRecord,
-        created: bool,
-        now_unix_ms: int,
-        marks: Sequence[tuple[CheckpointId, str]],
-    ) -> bool:
-        new = raw
-        if created:
-            new = msgspec.json.encode(FunctionRecord(name=name, live=record.version, deployed_unix_ms=now_unix_ms))
-        return await self._run(name, raw, new, record.version, msgspec.json.encode(record) if created else b"", marks)
-
     async def _run(
         self,
         name: FunctionName,
@@ -143,18 +168,35 @@ class Registry:
             )
         )
 
-    async def _raw(self, name: FunctionName) -> bytes:
-        return await cast(Awaitable[bytes | None], self._state.client.hget(keys.FUNCTIONS, name)) or b""
+    async def _function(self, name: FunctionName) -> tuple[bytes, FunctionRecord | None]:
+        """As it lies there, and what it says."""
+        raw = await cast(Awaitable[bytes | None], self._state.client.hget(keys.FUNCTIONS, name)) or b""
+        return raw, msgspec.json.decode(raw, type=FunctionRecord) if raw else None
 
-    async def _live(self, raw: bytes) -> VersionRecord | None:
-        if not raw:
-            return None
-        record = msgspec.json.decode(raw, type=FunctionRecord)
-        return await self._state.version(VersionKey(record.name, record.live))
+    async def _same(self, function: FunctionRecord | None, digest: str) -> VersionRecord | None:
+        """The newest version in service, or on the way to it, that is this very spec."""
+        for version in sorted(versions.needed(function), reverse=True) if function is not None else ():
+            record = await self._state.version(VersionKey(function.name, version)) if function is not None else None
+            if record is not None and record.digest == digest:
+                return record
+        return None
 
     async def _next_version(self, name: FunctionName) -> Version:
         taken = await cast(Awaitable[list[bytes]], self._state.client.hkeys(keys.versions(name)))
         return Version(max((int(number) for number in taken), default=0) + 1)
+
+
+def _after(function: FunctionRecord | None, name: FunctionName, plan: Rollout, *, probe: bool) -> bytes:
+    """A function's first version is its live one, whatever else it is: there is nothing that it could replace."""
+    if function is None:
+        versions.check_rollout(plan)
+        function = FunctionRecord(name=name, live=plan.version, deployed_unix_ms=plan.begun_unix_ms)
+        plan, probe = msgspec.structs.replace(plan, percent=100), False
+    return msgspec.json.encode(versions.deployed(function, plan, probe=probe))
+
+
+def _busy(name: FunctionName) -> Unavailable:
+    return Unavailable(f"function {name}: somebody else changes it again and again", retry_after_s=1)
 
 
 def checkpoints_of(spec: FunctionSpec) -> list[CheckpointId]:

@@ -10,10 +10,17 @@
 | GET /api/v1/checkpoints?unfinished=0 | | [CheckpointInfo], newest first; with unfinished, also uploads without a manifest |
 | GET /api/v1/checkpoints/{id} | | its manifest: the very bytes whose sha256 is the id |
 | DELETE /api/v1/checkpoints/{id} | | CheckpointInfo as it was; 400 while a version of a deployed function uses it |
-| POST /api/v1/functions | FunctionSpec | Deployed; 400 if bundle or checkpoint is not whole in the store |
+| POST /api/v1/functions?alias=live&percent=100&probe=0 | FunctionSpec | Deployed; 400 if bundle or checkpoint is not whole in the store |
 | GET /api/v1/functions | | [FunctionInfo] |
 | GET /api/v1/functions/{name} | | FunctionInfo |
 | DELETE /api/v1/functions/{name} | | FunctionInfo as it was; its workers are drained |
+| GET /api/v1/functions/{name}/versions | | [VersionInfo], newest first |
+| GET /api/v1/functions/{name}/traffic | | Traffic: which versions calls go to, and what became of the last deploy |
+| PUT /api/v1/functions/{name}/aliases/{alias} | VersionRef | Traffic; `live` is an alias, too |
+| DELETE /api/v1/functions/{name}/aliases/{alias} | | Traffic |
+| PUT /api/v1/functions/{name}/split | [Share] | Traffic; the shares come to 100 |
+| POST /api/v1/functions/{name}/rollback | VersionRef or nothing | Traffic; without a body the last change is undone |
+| PUT /api/v1/functions/{name}/scale | Scaled or null | Traffic; until another version is live |
 | GET /api/v1/functions/{name}/logs?tail=100&follow=0 | | LogLine a line (NDJSON); with follow, until the client leaves |
 | GET /api/v1/invocations?function=&limit=20 | | [InvocationRow], newest first |
 | GET /api/v1/invocations/{id} | | InvocationTrace |
@@ -37,8 +44,9 @@ from typing import Literal
 
 import msgspec
 
+from fleetstart.controller.records import Scaled
 from fleetstart.runtime.contract.errors import ErrorInfo
-from fleetstart.runtime.contract.function import FunctionSpec
+from fleetstart.runtime.contract.function import FunctionSpec, Scale
 from fleetstart.runtime.contract.ids import CheckpointId, FunctionName, Version
 from fleetstart.runtime.contract.ledger import LedgerRow
 from fleetstart.runtime.contract.messages import NodeReport, WorkerStatus
@@ -49,7 +57,9 @@ class Deployed(msgspec.Struct, frozen=True, kw_only=True):
     version: Version
     url: str
     created: bool
-    """False if the very same spec was the live version already."""
+    """False if the very same spec was in service already."""
+    trying: bool = False
+    """Whether its calls wait for it to be tried: `traffic` tells what comes of that."""
 
 
 class Prediction(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,6 +85,50 @@ class FunctionInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Why its starts are given up for now, if they are."""
     prediction: Prediction | None = None
     """Of its starts so far."""
+    scale: Scale = Scale()
+    """In effect: what its live version says, and what `fs scale` has set over it."""
+
+
+class VersionInfo(msgspec.Struct, frozen=True, kw_only=True):
+    version: Version
+    roles: list[str]
+    """`live`, its share of a split, aliases, `being tried`, `rejected`; none for one that only its number reaches."""
+    workers: int
+    deployed_unix_ms: int
+    spec: FunctionSpec
+    error: str = ""
+    """Of its last starts, if they failed."""
+
+
+class VersionRef(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    version: int | str
+    """A number or an alias."""
+
+
+class Share(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    version: int | str
+    """A number or an alias; answers have numbers."""
+    percent: int
+
+
+class Traffic(msgspec.Struct, frozen=True, kw_only=True):
+    """Which versions a function's calls go to."""
+
+    name: FunctionName
+    live: Version
+    aliases: dict[str, Version]
+    split: list[Share]
+    """Of the calls that name no version; empty: all go to `live`."""
+    past: list[Version]
+    """Versions that were live, the last one last."""
+    trying: Version | None = None
+    """The version that gets its calls once a worker of it has answered."""
+    rejected: Version | None = None
+    """The version that did not, of the last deploy."""
+    error: ErrorInfo | None = None
+    """Why it was rejected."""
+    scaled: Scaled | None = None
+    """What `fs scale` has set."""
 
 
 class CheckpointInfo(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,7 +13,9 @@ import time
 
 from fleetstart.controller.ledger import LedgerWriter
 from fleetstart.controller.reconcile import Reconciler, Step
+from fleetstart.controller.records import VersionKey
 from fleetstart.controller.state import REDIS_DOWN, State
+from fleetstart.runtime.contract.errors import ErrorInfo
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +33,8 @@ class Scheduler:
         self._reconciler = Reconciler()
         self.fence = 0
         """0: another one schedules, or nobody knows."""
+        self.unplaced: dict[VersionKey, ErrorInfo] = {}
+        """Versions for whose workers the last step found no room, and why."""
         state.view.on_change(self._wake.set)
 
     def wake(self) -> None:
@@ -94,6 +98,7 @@ class Scheduler:
             log.warning("a stale scheduler's orders were refused", extra={"fence": self.fence})
             self.fence = 0
             return None
+        self.unplaced = step.unplaced
         _tell(step)
         return step.again_unix_ms
 

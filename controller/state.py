@@ -24,6 +24,7 @@ from redis.exceptions import NoScriptError, RedisError
 from fleetstart.controller.learning import read_measures
 from fleetstart.controller.reconcile import Step
 from fleetstart.controller.records import Failure, FunctionRecord, VersionKey, VersionRecord
+from fleetstart.controller.versions import needed
 from fleetstart.controller.view import NodeSeen, View
 from fleetstart.runtime.contract import keys
 from fleetstart.runtime.contract.errors import ErrorInfo
@@ -162,7 +163,7 @@ class State:
                 answers = await pipe.execute()
             by_node = {node: answers[3 * i : 3 * i + 3] for i, node in enumerate(nodes)}
             records = {record.name: record for raw in functions.values() if (record := self._functions.read(raw))}
-            await self._load_versions([VersionKey(record.name, record.live) for record in records.values()])
+            await self._load_versions([key for record in records.values() for key in _needed(record)])
             view.functions = records
             self._apply(by_node)
             await self._load_failures()
@@ -222,7 +223,7 @@ class State:
     async def _load_failures(self) -> None:
         view = self.view
         wanted = sorted(
-            {VersionKey(name, record.live) for name, record in view.functions.items()}
+            {key for record in view.functions.values() for key in _needed(record)}
             | {VersionKey(order.spec.name, order.version) for order in view.orders.values()}
             | view.failures.keys()
         )
@@ -252,7 +253,7 @@ class State:
         if raw is None:
             return None
         record = msgspec.json.decode(raw, type=FunctionRecord)
-        await self._load_versions([VersionKey(name, record.live)])
+        await self._load_versions(_needed(record))
         self.view.functions[name] = record
         return record
 
@@ -359,3 +360,7 @@ class State:
             view.drop_order(order.worker)
         if step.failures:
             view.changed()
+
+
+def _needed(record: FunctionRecord) -> list[VersionKey]:
+    return [VersionKey(record.name, version) for version in sorted(needed(record))]

@@ -1,11 +1,11 @@
-"""The invoke URL: `/fn/{name}[@{version}][/path...]`."""
+"""The invoke URL: `/fn/{name}[@{version|alias}][/path...]`."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 from urllib.parse import unquote
 
-from fleetstart.runtime.contract.errors import NotFound
+from fleetstart.controller.records import LIVE
 from fleetstart.runtime.contract.ids import FunctionName, Version
 
 PREFIX = "/fn/"
@@ -14,9 +14,10 @@ PREFIX = "/fn/"
 class Target(NamedTuple):
     name: FunctionName
     version: Version | None
-    """None: the live one."""
+    """None: the one that the alias points at, and for `live` one of the split."""
     rest: str
     """Path and query for the worker."""
+    alias: str = LIVE
 
 
 def parse_target(path: str, raw_path: bytes, query: bytes) -> Target:
@@ -27,8 +28,8 @@ def parse_target(path: str, raw_path: bytes, query: bytes) -> Target:
     if query:
         rest += "?" + query.decode("latin-1")
     name, at, version = unquote(name).partition("@")
-    if not at or version == "live":
+    if not at:
         return Target(FunctionName(name), None, rest)
-    if not version.isdecimal() or len(version) > 9:
-        raise NotFound(f"{name}@{version[:50]}: a version is a number, or live", hint=f"`fs status {name}` tells it")
-    return Target(FunctionName(name), Version(int(version)), rest)
+    if version.isascii() and version.isdecimal() and len(version) <= 9:
+        return Target(FunctionName(name), Version(int(version)), rest)
+    return Target(FunctionName(name), None, rest, version)

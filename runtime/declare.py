@@ -18,7 +18,7 @@ Target = TypeVar("Target")
 
 GENERAL = (
     "name", "weights", "adapter", "memory", "scale", "concurrency", "timeout_s", "start_timeout_s", "slo", "network",
-    "env", "tags", "include",
+    "env", "tags", "include", "probe",
 )  # fmt: skip
 """Settings that every declaration takes."""
 OF_LAYERED = ("layers",)
@@ -54,6 +54,7 @@ def function(
     tags: Mapping[str, str] = ...,
     include: Iterable[str] = ...,
     layers: str = ...,
+    probe: str = ...,
 ) -> Callable[[Target], Target]: ...
 
 

@@ -53,6 +53,10 @@ def find_server(url: str | None, home: Path) -> str:
         ) from error
 
 
+def function_path(name: str) -> str:
+    return f"/api/v1/functions/{quote(name, safe='')}"
+
+
 class Server:
     """One server. Also the ObjectStore that a deploy writes to."""
 
@@ -75,10 +79,19 @@ class Server:
     def get(self, path: str, kind: type[Answer], **query: str | int) -> Answer:
         return self._decoded(self._repeated("GET", path, params=query), kind)
 
-    def post(self, path: str, body: Any, kind: type[Answer]) -> Answer:
+    def post(self, path: str, body: Any, kind: type[Answer], **query: str | int) -> Answer:
         headers = {"content-type": "application/json"}
         # Deploying the same spec twice gives the same version, so it may be repeated.
-        return self._decoded(self._repeated("POST", path, content=msgspec.json.encode(body), headers=headers), kind)
+        response = self._repeated("POST", path, params=query, content=msgspec.json.encode(body), headers=headers)
+        return self._decoded(response, kind)
+
+    def change(self, method: str, path: str, body: Any, kind: type[Answer]) -> Answer:
+        """Once: two rollbacks are not one."""
+        headers = {"content-type": "application/json"}
+        with self.reached():
+            return self._decoded(
+                self.http.request(method, path, content=msgspec.json.encode(body), headers=headers), kind
+            )
 
     def put(self, path: str, body: Any, kind: type[Answer]) -> Answer:
         headers = {"content-type": "application/json"}

@@ -27,7 +27,7 @@ LLM_QUEUE_FACTOR = 2
 
 Spec = TypeVar("Spec", FunctionSpec, LLMSettings)
 
-_SAME = ("concurrency", "timeout_s", "start_timeout_s", "scale", "slo", "network", "env", "tags")
+_SAME = ("concurrency", "timeout_s", "start_timeout_s", "scale", "slo", "network", "env", "tags", "probe")
 _ENGINE = {
     "dtype": "dtype",
     "max_batch": "max_batch",

@@ -113,6 +113,9 @@ class FunctionSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     env: dict[str, str] = {}
     tags: dict[str, str] = {}
     """Whom or what it is for; each row of the ledger carries them, so usage can be summed by them."""
+    probe: str = ""
+    """Path that a new version's worker must answer well (2xx) before calls go to it, for example "/healthz";
+    empty: it is enough that the worker is ready, and for an LLM that it names its model."""
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
@@ -129,6 +132,8 @@ class FunctionSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             raise InvalidSpec(f"concurrency must be 1 to 1000, got {self.concurrency}")
         if not 0 < self.timeout_s <= 86_400 or not 0 < self.start_timeout_s <= 86_400:
             raise InvalidSpec("timeout_s and start_timeout_s must be above 0 and at most 86400 seconds")
+        if self.probe and (not self.probe.startswith("/") or not self.probe.isascii() or not self.probe.isprintable()):
+            raise InvalidSpec(f"probe {self.probe[:80]!r} must be a path", hint='write a path such as "/healthz"')
         if self.llm is not None and self.weights is None:
             raise InvalidSpec(f"function {self.name}: LLM needs weights")
         if self.layered and (self.weights is None or self.llm is not None):

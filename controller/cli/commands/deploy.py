@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
@@ -14,99 +14,105 @@ from fleetstart.controller.cli.bundle import Bundle, make_bundle
 from fleetstart.controller.cli.checkpoint import Published, publish_source
 from fleetstart.controller.cli.checkpoint_source import Source, read_source
 from fleetstart.controller.cli.client import Server, find_server
-from fleetstart.controller.cli.declarations import Declaration, read_declarations
+from fleetstart.controller.cli.declarations import Declaration
+from fleetstart.controller.cli.handlers import flags_of, select
 from fleetstart.controller.cli.layered import in_layers
 from fleetstart.controller.cli.layout import Layout
 from fleetstart.controller.cli.progress import Bar
 from fleetstart.controller.cli.root import verb
 from fleetstart.controller.cli.specs import adapter_of, build_spec, include_of, layers_of, module_name, weights_of
+from fleetstart.controller.cli.trials import wait
+from fleetstart.controller.records import LIVE
 from fleetstart.controller.resources import Deployed
-from fleetstart.runtime.contract.errors import InvalidSpec, NoHandler
+from fleetstart.runtime.contract.errors import InvalidSpec
 
 S3 = "s3://"
+Decorated = TypeVar("Decorated", bound=Callable[..., Any])
+
+
+class Percent(click.ParamType[int]):
+    """ "10%" or "10"."""
+
+    name = "percent"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        text = str(value).removesuffix("%")
+        if not (text.isascii() and text.isdecimal() and len(text) <= 3) or not 1 <= int(text) <= 100:
+            self.fail(f"{value!r} is not 1% to 99% of the calls", param, ctx)
+        return int(text)
+
+
+def setting_flags(function: Decorated) -> Decorated:
+    """The options that are settings: those of `flags_of`."""
+    for option in reversed(
+        (
+            click.option("--name", help="Name of the function; default: the handler's own, in kebab-case."),
+            click.option("--memory", metavar="SIZE", help="Limit on a worker's own memory, such as 512MiB."),
+            click.option("--concurrency", type=int, help="Calls that one worker serves at a time."),
+            click.option(
+                "--timeout", "timeout_s", type=float, metavar="SECONDS", help="Longest that one call may take."
+            ),
+            click.option("--min", "min_workers", type=int, help="Workers that are there without a call, and billed."),
+            click.option("--max", "max_workers", type=int, help="Most workers at a time."),
+            click.option(
+                "--keep-alive", "keep_alive_s", type=float, metavar="SECONDS", help="How long an idle worker stays."
+            ),
+            click.option("--tag", "tags", multiple=True, metavar="KEY=VALUE", help="For the bill; may be repeated."),
+            click.option(
+                "--env", multiple=True, metavar="KEY=VALUE", help="Environment of the worker; may be repeated."
+            ),
+        )
+    ):
+        function = option(function)
+    return function
 
 
 @click.command
 @click.argument("handler", metavar="HANDLER.PY[:NAME]")
-@click.option("--name", help="Name of the function; default: the handler's own, in kebab-case.")
-@click.option("--memory", metavar="SIZE", help="Limit on a worker's own memory, such as 512MiB.")
-@click.option("--concurrency", type=int, help="Calls that one worker serves at a time.")
-@click.option("--timeout", "timeout_s", type=float, metavar="SECONDS", help="Longest that one call may take.")
-@click.option("--max", "max_workers", type=int, help="Most workers at a time.")
-@click.option("--keep-alive", "keep_alive_s", type=float, metavar="SECONDS", help="How long an idle worker stays.")
-@click.option("--tag", "tags", multiple=True, metavar="KEY=VALUE", help="For the bill; may be repeated.")
-@click.option("--env", "env", multiple=True, metavar="KEY=VALUE", help="Environment of the worker; may be repeated.")
+@setting_flags
+@click.option("--alias", default=LIVE, help="Point this alias at it, and leave live where it is.")
+@click.option(
+    "--canary", type=Percent(), default=100, metavar="PERCENT", help="Give it so much of the calls, as in 10%."
+)
+@click.option("--probe/--no-probe", default=True, help="Try a worker of it before calls go to it; the default.")
 @verb()
 @click.pass_obj
-def command(home: Path, /, *, handler: str, url: str | None, as_json: bool, **flags: Any) -> None:
+def command(
+    home: Path,
+    /,
+    *,
+    handler: str,
+    alias: str,
+    canary: int,
+    probe: bool,
+    url: str | None,
+    as_json: bool,
+    **flags: Any,
+) -> None:
     """Deploy the functions in a handler file, or the one that is NAMEd.
 
-    The file is read, not run. Flags win over what it declares. Prints one URL a function.
+    The file is read, not run. Flags win over fs.toml beside it, that over what the file declares; `fs config show`
+    tells which did. Calls go to the new version once a worker of it has started and, where there is something to ask
+    for (`probe="/healthz"`; a language model's name), answered; if it does not, the old one keeps them. Prints one URL
+    a function.
     """
-    path, declarations = _selected(handler, flags["name"])
-    overrides = _overrides(**flags)
+    if canary < 100 and alias != LIVE:
+        raise click.UsageError("--canary gives a part of live's calls, --alias none of them: give one")
+    path, handlers = select(handler, flags_of(**flags))
+    declarations = [one.declaration for one in handlers]
     bundle = _bundle(path, declarations)
+    target: dict[str, str | int] = {"alias": alias, "percent": canary, "probe": int(probe)}
     with Server(find_server(url, home)) as server:
         if server.object_size(bundle.key) != len(bundle.data):
             server.put_object(bundle.key, bundle.data, len(bundle.data))
         deployed = [
-            _deploy(server, declaration, path, bundle, overrides, Layout(home).cache) for declaration in declarations
+            _deploy(server, declaration, path, bundle, target, Layout(home).cache) for declaration in declarations
         ]
     if as_json:
         output.json_data(deployed)
     else:
         for one in deployed:
             output.data(one.url)
-
-
-def _selected(handler: str, name: str | None) -> tuple[Path, list[Declaration]]:
-    """The file, and those of its functions that are to be deployed."""
-    file, _, wanted = handler.rpartition(":") if ":" in handler and not Path(handler).exists() else (handler, "", "")
-    path = Path(file)
-    declarations = read_declarations(path)
-    module_name(path)
-    if wanted:
-        chosen = [declaration for declaration in declarations if declaration.attribute == wanted]
-        if not chosen:
-            names = ", ".join(declaration.attribute for declaration in declarations)
-            raise NoHandler(f"{path} declares no function {wanted!r}", hint=f"it declares {names}")
-        declarations = chosen
-    if name and len(declarations) > 1:
-        names = ", ".join(f"{file}:{declaration.attribute}" for declaration in declarations)
-        raise click.UsageError(f"--name fits one function, {path} declares {len(declarations)}: choose one of {names}")
-    return path, declarations
-
-
-def _overrides(
-    *,
-    name: str | None,
-    memory: str | None,
-    concurrency: int | None,
-    timeout_s: float | None,
-    max_workers: int | None,
-    keep_alive_s: float | None,
-    env: Sequence[str],
-    tags: Sequence[str],
-) -> dict[str, Any]:
-    scale = {"max": max_workers, "keep_alive_s": keep_alive_s}
-    given: dict[str, Any] = {
-        "name": name,
-        "memory": memory,
-        "concurrency": concurrency,
-        "timeout_s": timeout_s,
-        "scale": {key: value for key, value in scale.items() if value is not None} or None,
-        "env": _pairs("--env", env) or None,
-        "tags": _pairs("--tag", tags) or None,
-    }
-    return {key: value for key, value in given.items() if value is not None}
-
-
-def _pairs(option: str, given: Sequence[str]) -> dict[str, str]:
-    pairs = [pair.partition("=") for pair in given]
-    for pair in pairs:
-        if not pair[0] or not pair[1]:
-            raise click.UsageError(f"{option} {pair[0]!r} is not KEY=VALUE")
-    return {key: value for key, _, value in pairs}
 
 
 def _bundle(path: Path, declarations: Sequence[Declaration]) -> Bundle:
@@ -118,7 +124,7 @@ def _bundle(path: Path, declarations: Sequence[Declaration]) -> Bundle:
 
 
 def _deploy(
-    server: Server, declaration: Declaration, path: Path, bundle: Bundle, overrides: dict[str, Any], cache: Path
+    server: Server, declaration: Declaration, path: Path, bundle: Bundle, target: dict[str, str | int], cache: Path
 ) -> Deployed:
     started_s = time.monotonic()
     text = weights_of(declaration)
@@ -143,9 +149,11 @@ def _deploy(
         weights=published.id if published else None,
         adapter=adapter.id if adapter else None,
         imports=bundle.imports,
-        overrides=overrides,
+        overrides={},
     )
-    deployed = server.post("/api/v1/functions", spec, Deployed)
+    deployed = server.post("/api/v1/functions", spec, Deployed, **target)
+    if deployed.trying:
+        wait(server, deployed)
     output.say(_told(deployed, [one for one in (published, adapter) if one], time.monotonic() - started_s))
     return deployed
 

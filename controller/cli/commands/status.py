@@ -29,7 +29,7 @@ def command(home: Path, *, url: str | None, as_json: bool) -> None:
         return
     output.data(f"server   {status.url}   fleetstart {status.version}   Redis {status.redis}   store {status.store}")
     for node in status.nodes:
-        output.data(_node(node))
+        output.data(node_lines(node))
     if not status.nodes:
         output.data("no node is registered: nothing can run")
     for budget in status.budgets:
@@ -45,7 +45,7 @@ def _budget(budget: BudgetInfo) -> str:
     return f"budget   {budget.function}   {share} is spent{ending}, it renews {utc(budget.renews_unix_ms)}"
 
 
-def _node(node: NodeReport) -> str:
+def node_lines(node: NodeReport) -> str:
     used = f"{output.size(node.memory_used_bytes)} of {output.size(node.memory_bytes)}"
     line = f"node     {node.node}   {node.cpus} cores   memory {used}"
     isolation = node.isolation or "none (plain processes)"

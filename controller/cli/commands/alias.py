@@ -1,0 +1,52 @@
+"""`fs alias`: names for versions, such as prod and staging."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from urllib.parse import quote
+
+import click
+
+from fleetstart.controller.cli import output
+from fleetstart.controller.cli.client import Server, find_server, function_path, suggesting
+from fleetstart.controller.cli.root import verb
+from fleetstart.controller.cli.traffic import reference, shown
+from fleetstart.controller.resources import Traffic
+
+
+@click.command
+@click.argument("name")
+@click.argument("alias", required=False)
+@click.argument("version", required=False, metavar="[VERSION|ALIAS]")
+@click.option("--rm", "remove", is_flag=True, help="Remove the alias; its version stays.")
+@verb()
+@click.pass_obj
+def command(
+    home: Path, *, name: str, alias: str | None, version: str | None, remove: bool, url: str | None, as_json: bool
+) -> None:
+    """Show a function's aliases, or point one at a version: /fn/NAME@ALIAS then calls that one.
+
+    \b
+    fs alias hello                 # all of them
+    fs alias hello prod 3          # set or move one; `live` is one, too
+    fs alias hello prod --rm
+    """
+    if remove == (version is not None) and alias is not None:
+        raise click.UsageError(f"give a version for {alias}, or --rm" if not remove else "--rm takes no version")
+    if remove and alias is None:
+        raise click.UsageError("--rm which? fs alias NAME ALIAS --rm")
+    with Server(find_server(url, home)) as server, suggesting(server, name):
+        path = f"{function_path(name)}/aliases/{quote(alias or '', safe='')}"
+        if alias is None:
+            traffic = server.get(f"{function_path(name)}/traffic", Traffic)
+        elif remove:
+            traffic = server.change("DELETE", path, None, Traffic)
+        else:
+            traffic = server.change("PUT", path, {"version": reference(version or "")}, Traffic)
+    if as_json:
+        output.json_data({"live": traffic.live, **traffic.aliases})
+    elif alias is None:
+        rows = [(name, str(version)) for name, version in {"live": traffic.live, **traffic.aliases}.items()]
+        output.data(output.table(("ALIAS", "VERSION"), rows, right=frozenset({1})))
+    if alias is not None:
+        output.say(shown(traffic))

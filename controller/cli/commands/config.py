@@ -1,0 +1,95 @@
+"""`fs config`: what a handler's settings are, and who made each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import click
+import msgspec
+
+from fleetstart.controller.cli import output
+from fleetstart.controller.cli.commands.deploy import setting_flags
+from fleetstart.controller.cli.declarations import SETTINGS
+from fleetstart.controller.cli.handlers import Handler, flags_of, select
+from fleetstart.controller.cli.root import verb
+from fleetstart.controller.cli.settings import DECORATOR, Key, Setting, flat
+from fleetstart.controller.cli.specs import adapter_of, build_spec, include_of, module_name, weights_of
+from fleetstart.runtime.contract.function import FunctionSpec
+from fleetstart.runtime.contract.ids import BundleId, CheckpointId
+
+DEFAULT = "default"
+_FIELDS = {"memory": "memory_bytes"}
+_OF_ENGINE = {"max_context": "max_context_tokens", "kv_memory": "kv_memory_bytes"}
+_SIZES = ("memory", "kv_memory")
+
+
+@click.group(context_settings={"max_content_width": 100})
+def command() -> None:
+    """The settings of a handler's functions. Flags win over fs.toml, fs.toml over the decorator; takes --json."""
+
+
+@command.command
+@click.argument("handler", metavar="HANDLER.PY[:NAME]")
+@setting_flags
+@verb(server=False)
+def show(*, handler: str, as_json: bool, **flags: Any) -> None:
+    """Print each setting, its value, and where it was made; takes the flags of `fs deploy`, and needs no server."""
+    path, handlers = select(handler, flags_of(**flags))
+    found = {}
+    for one in handlers:
+        spec = _checked(one, module_name(path))
+        found[str(spec.name)] = shown_settings(one, spec)
+    if as_json:
+        output.json_data({name: _as_data(settings) for name, settings in found.items()})
+        return
+    for name, settings in found.items():
+        rows = [(".".join(key), _text(setting.value), _origin(setting, path.name)) for key, setting in settings.items()]
+        output.data(output.table((name.upper() if len(found) == 1 else name, "VALUE", "FROM"), rows))
+
+
+def _checked(handler: Handler, module: str) -> FunctionSpec:
+    """As `fs deploy` would send it, had it packed and uploaded everything. Errors: InvalidSpec."""
+    declaration = handler.declaration
+    include_of(declaration)
+    adapter = adapter_of(declaration)
+    return build_spec(
+        declaration,
+        module=module,
+        bundle=BundleId("0" * 64),
+        weights=CheckpointId("0" * 64) if weights_of(declaration) else None,
+        adapter=CheckpointId("1" * 64) if adapter else None,
+        imports=(),
+        overrides={},
+    )
+
+
+def shown_settings(handler: Handler, spec: FunctionSpec) -> dict[Key, Setting]:
+    """All there are, in the order of the documentation; what nobody made has its default."""
+    defaults = flat({name: value for name in SETTINGS[handler.declaration.kind] for value in [_default(name, spec)]})
+    order = {name: number for number, name in enumerate(SETTINGS[handler.declaration.kind])}
+    found = {key: Setting(value, DEFAULT) for key, value in defaults.items()} | dict(handler.settings)
+    return {key: found[key] for key in sorted(found, key=lambda key: (order[key[0]], key[1:]))}
+
+
+def _default(name: str, spec: FunctionSpec) -> Any:
+    """As the spec has it, in the words of the settings."""
+    holder = spec.llm if spec.llm is not None and hasattr(spec.llm, _OF_ENGINE.get(name, name)) else spec
+    value = getattr(holder, _OF_ENGINE.get(name, _FIELDS.get(name, name)), None)
+    if name in ("weights", "adapter", "include", "layers"):
+        return None
+    if name in _SIZES and isinstance(value, int):
+        return output.size(value).replace(" ", "").replace(".0", "")
+    return msgspec.to_builtins(value)
+
+
+def _as_data(settings: Mapping[Key, Setting]) -> dict[str, dict[str, Any]]:
+    return {".".join(key): {"value": setting.value, "from": setting.origin} for key, setting in settings.items()}
+
+
+def _origin(setting: Setting, file: str) -> str:
+    return f"{DECORATOR} in {file}" if setting.origin == DECORATOR else setting.origin
+
+
+def _text(value: Any) -> str:
+    return "-" if value is None or value == [] or value == {} else value if isinstance(value, str) else repr(value)

@@ -1,0 +1,39 @@
+"""`fs nodes`: the machines, their memory, their weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from fleetstart.controller.cli import output
+from fleetstart.controller.cli.client import Server, find_server
+from fleetstart.controller.cli.commands.status import node_lines
+from fleetstart.controller.cli.root import verb
+from fleetstart.controller.resources import SystemStatus
+from fleetstart.runtime.contract.errors import NotFound
+
+
+@click.command
+@click.argument("node", required=False)
+@verb()
+@click.pass_obj
+def command(home: Path, *, node: str | None, url: str | None, as_json: bool) -> None:
+    """Show the nodes that are alive: memory, isolation, weights in memory and on disk, workers."""
+    with Server(find_server(url, home)) as server:
+        status = server.get("/api/v1/status", SystemStatus)
+    nodes = [report for report in status.nodes if node in (None, report.node)]
+    if node is not None and not nodes:
+        alive = ", ".join(report.node for report in status.nodes) or "none"
+        raise NotFound(f"node {node[:80]} is not alive", hint=f"these are: {alive}")
+    workers = [worker for info in status.functions for worker in info.workers]
+    if as_json:
+        output.json_data(nodes)
+        return
+    if not nodes:
+        output.say("no node is registered: nothing can run")
+    for report in nodes:
+        output.data(node_lines(report))
+        for worker in workers:
+            if worker.node == report.node:
+                output.data(f"         worker  {worker.worker}   {worker.function}@{worker.version}   {worker.state}")

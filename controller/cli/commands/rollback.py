@@ -1,0 +1,31 @@
+"""`fs rollback`: back to a version that was live, at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from fleetstart.controller.cli import output
+from fleetstart.controller.cli.client import Server, find_server, function_path, suggesting
+from fleetstart.controller.cli.root import verb
+from fleetstart.controller.cli.traffic import reference, shown
+from fleetstart.controller.resources import Traffic
+
+
+@click.command
+@click.argument("name")
+@click.argument("version", required=False, metavar="[VERSION|ALIAS]")
+@verb()
+@click.pass_obj
+def command(home: Path, *, name: str, version: str | None, url: str | None, as_json: bool) -> None:
+    """Go back to a version that was live before, at once: it is not tried first.
+
+    Without a VERSION the last change is undone: a deploy that is still being tried, a canary, or the last deploy.
+    """
+    body = {"version": reference(version)} if version is not None else None
+    with Server(find_server(url, home)) as server, suggesting(server, name):
+        traffic = server.change("POST", f"{function_path(name)}/rollback", body, Traffic)
+    output.say(shown(traffic))
+    if as_json:
+        output.json_data(traffic)

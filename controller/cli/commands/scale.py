@@ -1,0 +1,52 @@
+"""`fs scale`: how many workers, without a deploy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from fleetstart.controller.cli import output
+from fleetstart.controller.cli.client import Server, find_server, function_path, suggesting
+from fleetstart.controller.cli.root import verb
+from fleetstart.controller.records import Scaled
+from fleetstart.controller.resources import FunctionInfo, Traffic
+from fleetstart.runtime.contract.function import Scale
+
+
+@click.command
+@click.argument("name")
+@click.option("--min", "min_workers", type=click.IntRange(0), help="Workers that are there without a call, and billed.")
+@click.option("--max", "max_workers", type=click.IntRange(1), help="Most workers at a time.")
+@click.option("--keep-alive", "keep_alive_s", type=float, metavar="SECONDS", help="How long an idle worker stays.")
+@click.option("--reset", is_flag=True, help="Back to what its versions say themselves.")
+@verb()
+@click.pass_obj
+def command(
+    home: Path,
+    *,
+    name: str,
+    min_workers: int | None,
+    max_workers: int | None,
+    keep_alive_s: float | None,
+    reset: bool,
+    url: str | None,
+    as_json: bool,
+) -> None:
+    """Show how a function is scaled, or change it at once, until another version is live."""
+    change = Scaled(min=min_workers, max=max_workers, keep_alive_s=keep_alive_s)
+    if reset and change != Scaled():
+        raise click.UsageError("--reset takes everything back; give it alone")
+    path = function_path(name)
+    with Server(find_server(url, home)) as server, suggesting(server, name):
+        if reset or change != Scaled():
+            server.change("PUT", f"{path}/scale", None if reset else change, Traffic)
+        info = server.get(path, FunctionInfo)
+    if as_json:
+        output.json_data(info.scale)
+    else:
+        output.data(shown(info.scale))
+
+
+def shown(scale: Scale) -> str:
+    return f"min {scale.min}, max {scale.max}, keep-alive {scale.keep_alive_s:g} s"

@@ -1,0 +1,51 @@
+"""`fs split`: part of the calls to one version, part to another."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from fleetstart.controller.cli import output
+from fleetstart.controller.cli.client import Server, find_server, function_path, suggesting
+from fleetstart.controller.cli.root import verb
+from fleetstart.controller.cli.traffic import reference, shown
+from fleetstart.controller.resources import Share, Traffic
+
+
+@click.command
+@click.argument("name")
+@click.argument("shares", nargs=-1, metavar="[VERSION=PERCENT]...")
+@verb()
+@click.pass_obj
+def command(home: Path, *, name: str, shares: Sequence[str], url: str | None, as_json: bool) -> None:
+    """Show how a function's calls are split over versions, or split them; the shares come to 100.
+
+    \b
+    fs split hello 3=90 4=10       # a tenth of the calls to version 4
+    fs split hello 4=100           # all of them: 4 is live
+
+    Calls that name a version or an alias go there as before.
+    """
+    wanted = [_share(text) for text in shares]
+    with Server(find_server(url, home)) as server, suggesting(server, name):
+        if wanted:
+            traffic = server.change("PUT", f"{function_path(name)}/split", wanted, Traffic)
+            output.say(shown(traffic))
+        else:
+            traffic = server.get(f"{function_path(name)}/traffic", Traffic)
+    split = traffic.split or [Share(version=traffic.live, percent=100)]
+    if as_json:
+        output.json_data(split)
+    elif not wanted:
+        rows = [(str(share.version), f"{share.percent}%") for share in split]
+        output.data(output.table(("VERSION", "CALLS"), rows, right=frozenset({0, 1})))
+
+
+def _share(text: str) -> Share:
+    version, equals, percent = text.rpartition("=")
+    number = percent.removesuffix("%")
+    if not equals or not version or not (number.isascii() and number.isdecimal() and len(number) <= 3):
+        raise click.UsageError(f"{text!r} is not VERSION=PERCENT, for example 3=90")
+    return Share(version=reference(version), percent=int(number))

@@ -1,0 +1,49 @@
+"""`fs versions`: all versions of a function, and which of them calls go to."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+import click
+
+from fleetstart.controller.cli import output
+from fleetstart.controller.cli.client import Server, find_server, function_path, suggesting
+from fleetstart.controller.cli.root import verb
+from fleetstart.controller.resources import VersionInfo
+
+ID_SHOWN = 12
+ERROR_SHOWN = 60
+
+
+@click.command
+@click.argument("name")
+@verb()
+@click.pass_obj
+def command(home: Path, *, name: str, url: str | None, as_json: bool) -> None:
+    """List a function's versions, newest first, and what each is: live, its share of the calls, its aliases."""
+    with Server(find_server(url, home)) as server, suggesting(server, name):
+        versions = server.get(f"{function_path(name)}/versions", list[VersionInfo])
+    if as_json:
+        output.json_data(versions)
+    else:
+        output.data(versions_table(versions, now_s=time.time()))
+
+
+def versions_table(versions: Iterable[VersionInfo], *, now_s: float) -> str:
+    rows = [
+        (
+            str(info.version),
+            ", ".join(info.roles) or "-",
+            str(info.workers),
+            output.age(max(0.0, now_s - info.deployed_unix_ms / 1000)),
+            info.spec.bundle[:ID_SHOWN],
+            info.spec.weights[:ID_SHOWN] if info.spec.weights else "-",
+            info.error if len(info.error) <= ERROR_SHOWN else info.error[: ERROR_SHOWN - 1] + "…",
+        )
+        for info in versions
+    ]
+    return output.table(
+        ("VERSION", "IS", "WORKERS", "AGE", "BUNDLE", "WEIGHTS", "ERROR"), rows, right=frozenset({0, 2, 3})
+    )

@@ -1,0 +1,71 @@
+"""Waits for what becomes of a version that is tried before calls go to it, and says why if they do not."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from urllib.parse import quote
+
+import msgspec
+
+from fleetstart.controller.cli import output
+from fleetstart.controller.cli.client import Server
+from fleetstart.controller.resources import Deployed, Traffic
+from fleetstart.runtime.contract.errors import FleetError, Unavailable, error_from
+from fleetstart.runtime.contract.ids import Version
+from fleetstart.runtime.contract.ledger import LogLine
+
+POLL_S = 0.1
+TELL_S = 1.0
+"""A trial that takes longer is told of."""
+LOGS_TAIL = 1000
+LOGS_SHOWN = 20
+
+
+def outcome(traffic: Traffic, version: Version) -> bool:
+    """Whether it has its calls; not yet while it is tried. Errors: why it was rejected; Unavailable if replaced."""
+    if traffic.trying == version:
+        return False
+    if traffic.rejected == version and traffic.error is not None:
+        raise _rejection(traffic, version)
+    if version in {traffic.live, *traffic.aliases.values(), *(share.version for share in traffic.split)}:
+        return True
+    raise Unavailable(
+        f"{traffic.name}@{version} was being tried when somebody changed what calls go to",
+        hint=f"`fs versions {traffic.name}` lists them; `fs alias {traffic.name} live {version}` takes this one",
+    )
+
+
+def _rejection(traffic: Traffic, version: Version) -> FleetError:
+    info = traffic.error
+    assert info is not None
+    keeps = f"{traffic.name}@{traffic.live} keeps serving"
+    return error_from(
+        msgspec.structs.replace(
+            info,
+            message=f"{traffic.name}@{version} gets no calls: {info.message}",
+            hint=f"{keeps}; {info.hint}" if info.hint else keeps,
+        )
+    )
+
+
+def wait(server: Server, deployed: Deployed, *, sleep: Callable[[float], None] = time.sleep) -> None:
+    """Returns when it has its calls. Errors: those of `outcome`, after the last lines of its workers."""
+    path = f"/api/v1/functions/{quote(deployed.name, safe='')}/traffic"
+    began_s = time.monotonic()
+    told = False
+    try:
+        while not outcome(server.get(path, Traffic), deployed.version):
+            if not told and time.monotonic() - began_s > TELL_S:
+                told = True
+                output.say(f"trying {deployed.name}@{deployed.version} before calls go to it")
+            sleep(POLL_S)
+    except FleetError:
+        for line in _last_lines(server, deployed):
+            output.say(f"    {line.text}")
+        raise
+
+
+def _last_lines(server: Server, deployed: Deployed) -> Iterator[LogLine]:
+    lines = server.log_lines(deployed.name, tail=LOGS_TAIL, follow=False)
+    yield from [line for line in lines if line.version == deployed.version and line.stream != "system"][-LOGS_SHOWN:]

@@ -1,0 +1,155 @@
+"""The management API's part that deals with versions: which there are, and which of them calls go to."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from fleetstart.controller import versions
+from fleetstart.controller.records import FunctionRecord, Scaled, VersionKey
+from fleetstart.controller.registry import NO_VERSION, Registry
+from fleetstart.controller.resources import Share, Traffic, VersionInfo, VersionRef
+from fleetstart.controller.view import View
+from fleetstart.runtime.contract.errors import InvalidInput, NotFound, TooLarge
+from fleetstart.runtime.contract.ids import FunctionName, Version
+from fleetstart.runtime.contract.messages import FINAL
+
+BODY_MAX_BYTES = 64 * 1024
+
+
+class VersionsApi:
+    def __init__(self, view: View, registry: Registry) -> None:
+        self._view = view
+        self._registry = registry
+        at = "/api/v1/functions/{name}"
+        self.routes = [
+            Route(f"{at}/versions", self.versions),
+            Route(f"{at}/traffic", self.traffic),
+            Route(f"{at}/aliases/{{alias}}", self.set_alias, methods=["PUT"]),
+            Route(f"{at}/aliases/{{alias}}", self.delete_alias, methods=["DELETE"]),
+            Route(f"{at}/split", self.split, methods=["PUT"]),
+            Route(f"{at}/rollback", self.rollback, methods=["POST"]),
+            Route(f"{at}/scale", self.scale, methods=["PUT"]),
+        ]
+
+    async def versions(self, request: Request) -> Response:
+        record = self._record(request)
+        workers = Counter(
+            status.version
+            for status in self._view.statuses.values()
+            if status.function == record.name and status.state not in FINAL
+        )
+        return _json(
+            [
+                VersionInfo(
+                    version=one.version,
+                    roles=versions.roles(record, one.version),
+                    workers=workers[one.version],
+                    deployed_unix_ms=one.created_unix_ms,
+                    spec=one.spec,
+                    error=self._error(record, one.version),
+                )
+                for one in await self._registry.versions(record.name)
+            ]
+        )
+
+    async def traffic(self, request: Request) -> Response:
+        return _json(traffic_of(self._record(request)))
+
+    async def set_alias(self, request: Request) -> Response:
+        alias, record = request.path_params["alias"], self._record(request)
+        version = await self._version(record, (await _body(request, VersionRef)).version)
+        return await self._change(
+            record.name, lambda now: versions.with_alias(now, alias, version, _now_unix_ms()), fresh=version
+        )
+
+    async def delete_alias(self, request: Request) -> Response:
+        alias = request.path_params["alias"]
+        return await self._change(self._record(request).name, lambda now: versions.without_alias(now, alias))
+
+    async def split(self, request: Request) -> Response:
+        record = self._record(request)
+        weights: dict[Version, int] = {}
+        for share in await _body(request, list[Share]):
+            version = await self._version(record, share.version)
+            if version in weights:
+                raise InvalidInput(f"version {version} is named twice", hint="give each version one share")
+            weights[version] = share.percent
+        return await self._change(record.name, lambda now: versions.with_split(now, weights, _now_unix_ms()))
+
+    async def rollback(self, request: Request) -> Response:
+        record = self._record(request)
+        wanted = await _body(request, VersionRef | None)
+        to = await self._version(record, wanted.version) if wanted is not None else None
+        fresh = versions.rolled_back(record, to, 0).live
+        return await self._change(record.name, lambda now: versions.rolled_back(now, to, _now_unix_ms()), fresh=fresh)
+
+    async def scale(self, request: Request) -> Response:
+        wanted = await _body(request, Scaled | None)
+        return await self._change(self._record(request).name, lambda now: versions.scaled(now, wanted))
+
+    async def _change(
+        self, name: FunctionName, change: Callable[[FunctionRecord], FunctionRecord], *, fresh: Version = NO_VERSION
+    ) -> Response:
+        return _json(traffic_of(await self._registry.change(name, change, fresh=fresh)))
+
+    async def _version(self, record: FunctionRecord, ref: int | str) -> Version:
+        """A number that exists, or what an alias points at. Errors: NotFound."""
+        if isinstance(ref, str) and not (ref.isascii() and ref.isdecimal() and len(ref) <= 9):
+            return versions.pointed(record, ref)
+        return (await self._registry.version(record.name, Version(int(ref)))).version
+
+    def _record(self, request: Request) -> FunctionRecord:
+        name = request.path_params["name"]
+        record = self._view.functions.get(FunctionName(name))
+        if record is None:
+            raise NotFound(f"function {name[:80]} does not exist", hint="`fs ls` lists what does")
+        return record
+
+    def _error(self, record: FunctionRecord, version: Version) -> str:
+        """Why it has no workers, if that is so."""
+        failure = self._view.failures.get(VersionKey(record.name, version))
+        if record.rejected is not None and record.rejected.version == version:
+            return record.rejected.error.message
+        return failure.error.message if failure is not None else ""
+
+
+def traffic_of(record: FunctionRecord) -> Traffic:
+    return Traffic(
+        name=record.name,
+        live=record.live,
+        aliases=record.aliases,
+        split=[Share(version=version, percent=percent) for version, percent in sorted(record.split.items())],
+        past=record.past,
+        trying=record.rollout.version if record.rollout is not None else None,
+        rejected=record.rejected.version if record.rejected is not None else None,
+        error=record.rejected.error if record.rejected is not None else None,
+        scaled=record.scaled,
+    )
+
+
+def _now_unix_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+async def _body(request: Request, kind: Any) -> Any:
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > BODY_MAX_BYTES:
+            raise TooLarge(f"{request.url.path} takes {BODY_MAX_BYTES} bytes at most")
+    try:
+        return msgspec.json.decode(bytes(body or b"null"), type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidInput(f"{request.url.path}: the body is not understood: {error}") from error
+
+
+def _json(value: object) -> Response:
+    return Response(msgspec.json.encode(value), media_type="application/json")

@@ -1,0 +1,107 @@
+"""Deploys that go wrong spoil nobody's calls; canaries, aliases and rollbacks move them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.e2e.load import loaded
+from tests.e2e.systems import System, running
+from tests.servers import wait_until
+
+GOOD = """
+from fleetstart.runtime import Scale, function
+
+@function(memory="64MiB", concurrency=2, scale=Scale(max=2, keep_alive_s=600))
+def steady():
+    return NUMBER
+"""
+BROKEN = """
+from fleetstart.runtime import function
+
+@function(memory="64MiB")
+class Steady:
+    def load(self, weights):
+        print("looking for the table")
+        raise RuntimeError("the table is not there")
+
+    def __call__(self):
+        return 2
+"""
+UNWELL = """
+from fleetstart.runtime import function
+
+async def app(scope, receive, send):
+    status = 200 if scope["path"] == "/" else CODE
+    await send({"type": "http.response.start", "status": status, "headers": []})
+    await send({"type": "http.response.body", "body": b"STATE"})
+
+steady = function(memory="64MiB", probe="/ready", start_timeout_s=4)(app)
+"""
+
+
+@pytest.fixture(scope="module")
+def versioned() -> Iterator[System]:
+    with running(env={"FS_PROFILES": "python"}) as system:
+        yield system
+
+
+def good(number: int) -> str:
+    return GOOD.replace("NUMBER", str(number))
+
+
+def test_a_deploy_that_cannot_start_says_why_and_spoils_no_call(versioned: System) -> None:
+    versioned.deploy(good(1), name="steady")
+    with loaded(versioned, "steady") as load:
+        load.wait_for(5)
+        broken = versioned.source(BROKEN, folder="broken")
+        ran = versioned.fs("deploy", str(broken), "--name", "steady", code=1)
+        load.wait_for(5)
+    assert {(answer.status, answer.text) for answer in load.answers} == {(200, "1")}
+    assert "steady@2 gets no calls" in ran.err
+    assert "the table is not there" in ran.err
+    assert "looking for the table" in ran.err, "what its worker printed"
+    assert "steady@1 keeps serving" in ran.err
+    assert ran.out == ""
+    listed = versioned.fs("versions", "steady").out
+    assert "rejected" in listed
+    assert "live" in listed
+    # It stops costing: nobody tries it any more.
+    wait_until(lambda: {worker.version for worker in versioned.info("steady").workers} == {1}, what="the end of it")
+
+
+def test_an_app_that_is_not_well_gets_no_calls_until_it_is(versioned: System) -> None:
+    versioned.deploy(good(1), name="app")
+    assert versioned.ok("app") == 1
+    unwell = versioned.source(UNWELL.replace("CODE", "503").replace("STATE", "no database"), folder="unwell")
+    refused = versioned.refused(unwell, "--name", "app")
+    assert "GET /ready answered 503: no database" in refused.message
+    assert versioned.ok("app") == 1
+    well = versioned.source(UNWELL.replace("CODE", "204").replace("STATE", ""), folder="well")
+    versioned.deploy_file(well, "--name", "app")
+    assert versioned.call("app").headers["fs-version"] == "3"
+
+
+def test_canary_alias_and_rollback_move_calls(versioned: System) -> None:
+    versioned.deploy(good(1), name="moving")
+    assert versioned.ok("moving") == 1
+    versioned.deploy(good(2), name="moving", options=("--canary", "50%"))
+    assert {versioned.ok("moving") for _ in range(40)} == {1, 2}
+    versioned.fs("split", "moving", "2=100")
+    assert {versioned.ok("moving") for _ in range(10)} == {2}
+    versioned.deploy(good(3), name="moving", options=("--alias", "staging"))
+    assert (versioned.ok("moving"), versioned.ok("moving@staging"), versioned.ok("moving@1")) == (2, 3, 1)
+    assert "to version 1" in versioned.fs("rollback", "moving").err
+    assert versioned.ok("moving") == 1
+    versioned.fs("alias", "moving", "live", "staging")
+    assert versioned.ok("moving") == 3
+    assert versioned.fs("alias", "moving", "prod", "9", code=3).err.count("no version 9") == 1
+
+
+def test_scale_changes_workers_without_a_deploy(versioned: System) -> None:
+    versioned.deploy(good(1), name="scaled")
+    assert "min 2, max 2" in versioned.fs("scale", "scaled", "--min", "2").out
+    wait_until(lambda: len(versioned.info("scaled").workers) == 2, what="workers that nobody called")
+    versioned.fs("scale", "scaled", "--reset")
+    assert versioned.info("scaled").version == 1
