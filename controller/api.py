@@ -23,6 +23,7 @@ from fleetstart.controller.billing.api import BillingApi
 from fleetstart.controller.checkpoints import Checkpoints
 from fleetstart.controller.config import Config
 from fleetstart.controller.explain import invocation_plan
+from fleetstart.controller.forecast import Proposal, forecast
 from fleetstart.controller.history import History
 from fleetstart.controller.objects import ObjectStore
 from fleetstart.controller.openapi import document
@@ -71,6 +72,7 @@ class Api:
                 *StoreApi(services.store, services.checkpoints).routes,
                 Route("/api/v1/functions", self.deploy, methods=["POST"]),
                 Route("/api/v1/functions", self.functions),
+                Route("/api/v1/forecast", self.forecast, methods=["POST"]),
                 Route("/api/v1/functions/{name}", self.delete, methods=["DELETE"]),
                 Route("/api/v1/functions/{name}", self.function),
                 *VersionsApi(services.view, services.registry).routes,
@@ -132,6 +134,15 @@ class Api:
                 trying=rollout is not None and rollout.version == record.version,
             )
         )
+
+    async def forecast(self, request: Request) -> Response:
+        try:
+            proposal = msgspec.json.decode(await _small_body(request), type=Proposal)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise InvalidSpec(f"the proposal is not understood: {error}") from error
+        self._known()
+        view = self._services.view
+        return _json(forecast(view, proposal, now_ns=time.monotonic_ns(), now_unix_ns=time.time_ns()))
 
     async def functions(self, request: Request) -> Response:
         return _json([self._info(record) for record in self._known().values()])

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from fleetstart.controller.explain import InvocationPlan
+from fleetstart.controller.forecast import Forecast, Proposal
 from fleetstart.controller.records import Scaled
 from fleetstart.controller.resources import (
     BudgetInfo,
@@ -44,6 +45,8 @@ _STRUCTS = (
     BudgetTerms,
     VersionInfo,
     VersionRef,
+    Proposal,
+    Forecast,
     Share,
     Traffic,
     Scaled,
@@ -113,6 +116,7 @@ def _paths() -> dict[str, Any]:
                 body=_ref(FunctionSpec),
             ),
         },
+        "/api/v1/forecast": {"post": _operation("What a deploy would come to", _ref(Forecast), body=_ref(Proposal))},
         "/api/v1/functions/{name}": {
             "get": _operation("One function", _ref(FunctionInfo), [name]),
             "delete": _operation("Delete it and drain its workers", _ref(FunctionInfo), [name]),

@@ -11,6 +11,7 @@
 | GET /api/v1/checkpoints/{id} | | its manifest: the very bytes whose sha256 is the id |
 | DELETE /api/v1/checkpoints/{id} | | CheckpointInfo as it was; 400 while a version of a deployed function uses it |
 | POST /api/v1/functions?alias=live&percent=100&probe=0 | FunctionSpec | Deployed; 400 if bundle or checkpoint is not whole in the store |
+| POST /api/v1/forecast | Proposal (`forecast`) | Forecast: where it could run now, and what a cold start would take |
 | GET /api/v1/functions | | [FunctionInfo] |
 | GET /api/v1/functions/{name} | | FunctionInfo |
 | DELETE /api/v1/functions/{name} | | FunctionInfo as it was; its workers are drained |

@@ -33,6 +33,7 @@ from fleetstart.runtime.contract.manifest import (
     manifest_bytes,
     read_manifest,
 )
+from fleetstart.runtime.contract.stage import Layout, layout_of
 
 Progress = Callable[[str, int, int], None]
 """Called with what is being done, bytes done and bytes in all."""
@@ -46,6 +47,10 @@ class Published:
     weight_bytes: int
     uploaded_bytes: int
     """0 if the store had everything."""
+    segment_bytes: int
+    """What it takes of a node's memory."""
+    layout: Layout
+    """What its layers weigh."""
 
 
 def publish(weights: Path, store: ObjectStore, *, cache: Path, progress: Progress) -> Published:
@@ -62,7 +67,8 @@ def publish_source(
     memory = cache / f"{_fingerprint(source)}.manifest"
     plan, data = _remembered(memory, source, part_max_bytes) or _made(memory, source, part_max_bytes, progress)
     checkpoint = checkpoint_id(data)
-    chunks = read_manifest(data).chunks
+    read = read_manifest(data)
+    chunks = read.chunks
 
     def part_item(part: PartPlan) -> Item:
         expected = chunks[part.segment_offset // plan.chunk_bytes :]
@@ -76,7 +82,13 @@ def publish_source(
         items.append(Item.of(checkpoint_key(checkpoint, LAYOUT_OBJECT), layout))
     manifest = Item.of(checkpoint_key(checkpoint, MANIFEST_OBJECT), data)
     sent = upload(items, manifest, store, progress)
-    return Published(id=checkpoint, weight_bytes=plan.weight_bytes, uploaded_bytes=sent)
+    return Published(
+        id=checkpoint,
+        weight_bytes=plan.weight_bytes,
+        uploaded_bytes=sent,
+        segment_bytes=read.total_bytes,
+        layout=layout_of(read),
+    )
 
 
 def _made(memory: Path, source: Source, part_max_bytes: int, progress: Progress) -> tuple[Plan, bytes]:

@@ -23,6 +23,7 @@ VERBS = {
     "down": "Stop everything that `fs up` started.",
     "status": "Show the server, its nodes and its functions.",
     "deploy": "Deploy the functions in a handler file.",
+    "dev": "Serve a handler on this machine while you work on it, anew at each save.",
     "config": "Show each setting of a handler, and where it was made.",
     "ls": "List functions.",
     "invoke": "Call a function.",
@@ -41,6 +42,7 @@ VERBS = {
     "budget": "Set, list and remove what functions may cost.",
     "price": "Show the price sheets, and set rates for what is to come.",
     "rm": "Remove a function.",
+    "completion": "Print the script for completion in bash, zsh or fish.",
     "doctor": "Check what this machine offers, and say what to do about the rest.",
 }
 

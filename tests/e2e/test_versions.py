@@ -1,7 +1,8 @@
-"""Deploys that go wrong spoil nobody's calls; canaries, aliases and rollbacks move them."""
+"""Deploys that go wrong spoil nobody's calls; canaries, aliases and rollbacks move them; rehearsals change nothing."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 
 import pytest
@@ -38,6 +39,15 @@ async def app(scope, receive, send):
     await send({"type": "http.response.body", "body": b"STATE"})
 
 steady = function(memory="64MiB", probe="/ready", start_timeout_s=4)(app)
+"""
+TALKS = """
+import time
+from fleetstart.runtime import function
+
+@function(memory="64MiB")
+def talks(word: str):
+    print(word, flush=True)
+    time.sleep(0.2)
 """
 
 
@@ -105,3 +115,29 @@ def test_scale_changes_workers_without_a_deploy(versioned: System) -> None:
     wait_until(lambda: len(versioned.info("scaled").workers) == 2, what="workers that nobody called")
     versioned.fs("scale", "scaled", "--reset")
     assert versioned.info("scaled").version == 1
+
+
+def test_a_rehearsal_says_what_would_be_sent_and_sends_nothing(versioned: System) -> None:
+    source = versioned.source(good(7), folder="rehearsed")
+    ran = versioned.fs("deploy", str(source), "--name", "rehearsed", "--dry-run")
+    assert "of it to send" in ran.out
+    assert "would be version 1" in ran.out
+    assert "a single worker" in ran.out
+    assert "a second of a call" in ran.out
+    assert versioned.call("rehearsed").status_code == 404
+    versioned.deploy_file(source, "--name", "rehearsed")
+    ran = versioned.fs("deploy", str(source), "--name", "rehearsed", "--dry-run", "--json")
+    (found,) = json.loads(ran.out)
+    assert (found["new_bundle_bytes"], found["forecast"]["live"], found["forecast"]["changes"]) == (0, 1, False)
+    huge = versioned.fs("deploy", str(source), "--name", "rehearsed", "--memory", "900GiB", "--dry-run", code=1)
+    assert "nothing was started" in huge.out
+
+
+def test_logs_are_found_by_pattern_age_and_request(versioned: System) -> None:
+    versioned.deploy(TALKS, name="talks")
+    ids = [versioned.call("talks", {"word": word}).headers["x-request-id"] for word in ("apple", "pear")]
+    wait_until(lambda: "pear" in versioned.fs("logs", "talks").out, what="its lines")
+    assert "apple" not in versioned.fs("logs", "talks", "--grep", "^pea").out
+    assert "apple" in versioned.fs("logs", "talks", "--request", ids[0]).out
+    assert "apple" not in versioned.fs("logs", "talks", "--request", ids[1]).out
+    assert versioned.fs("logs", "talks", "--since", "2100-01-01").out == ""

@@ -45,7 +45,7 @@ def command(
             traffic = server.change("PUT", path, {"version": reference(version or "")}, Traffic)
     if as_json:
         output.json_data({"live": traffic.live, **traffic.aliases})
-    elif alias is None:
+    else:
         rows = [(name, str(version)) for name, version in {"live": traffic.live, **traffic.aliases}.items()]
         output.data(output.table(("ALIAS", "VERSION"), rows, right=frozenset({1})))
     if alias is not None:

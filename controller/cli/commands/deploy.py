@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,12 +20,16 @@ from fleetstart.controller.cli.handlers import flags_of, select
 from fleetstart.controller.cli.layered import in_layers
 from fleetstart.controller.cli.layout import Layout
 from fleetstart.controller.cli.progress import Bar
+from fleetstart.controller.cli.rehearsal import Foreseen, rehearsal
 from fleetstart.controller.cli.root import verb
 from fleetstart.controller.cli.specs import adapter_of, build_spec, include_of, layers_of, module_name, weights_of
 from fleetstart.controller.cli.trials import wait
+from fleetstart.controller.cli.upload import ObjectStore
+from fleetstart.controller.forecast import Forecast, Proposal
 from fleetstart.controller.records import LIVE
 from fleetstart.controller.resources import Deployed
 from fleetstart.runtime.contract.errors import InvalidSpec
+from fleetstart.runtime.contract.function import FunctionSpec
 
 S3 = "s3://"
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
@@ -75,6 +80,9 @@ def setting_flags(function: Decorated) -> Decorated:
     "--canary", type=Percent(), default=100, metavar="PERCENT", help="Give it so much of the calls, as in 10%."
 )
 @click.option("--probe/--no-probe", default=True, help="Try a worker of it before calls go to it; the default.")
+@click.option(
+    "--dry-run", is_flag=True, help="Change nothing; show what would be sent, and what a cold start would take."
+)
 @verb()
 @click.pass_obj
 def command(
@@ -85,10 +93,11 @@ def command(
     alias: str,
     canary: int,
     probe: bool,
+    dry_run: bool,
     url: str | None,
     as_json: bool,
     **flags: Any,
-) -> None:
+) -> int:
     """Deploy the functions in a handler file, or the one that is NAMEd.
 
     The file is read, not run. Flags win over fs.toml beside it, that over what the file declares; `fs config show`
@@ -100,22 +109,36 @@ def command(
         raise click.UsageError("--canary gives a part of live's calls, --alias none of them: give one")
     path, handlers = select(handler, flags_of(**flags))
     declarations = [one.declaration for one in handlers]
-    bundle = _bundle(path, declarations)
+    bundle = bundle_of(path, declarations)
     target: dict[str, str | int] = {"alias": alias, "percent": canary, "probe": int(probe)}
     with Server(find_server(url, home)) as server:
-        if server.object_size(bundle.key) != len(bundle.data):
-            server.put_object(bundle.key, bundle.data, len(bundle.data))
-        deployed = [
-            _deploy(server, declaration, path, bundle, target, Layout(home).cache) for declaration in declarations
-        ]
+        if dry_run:
+            cache = Layout(home).cache
+            return _rehearse([_foreseen(server, one, path, bundle, cache) for one in declarations], as_json)
+        deployed = deploy_all(server, declarations, path, bundle, target, Layout(home).cache)
     if as_json:
         output.json_data(deployed)
     else:
         for one in deployed:
             output.data(one.url)
+    return output.OK
 
 
-def _bundle(path: Path, declarations: Sequence[Declaration]) -> Bundle:
+def deploy_all(
+    server: Server,
+    declarations: Sequence[Declaration],
+    path: Path,
+    bundle: Bundle,
+    target: dict[str, str | int],
+    cache: Path,
+) -> list[Deployed]:
+    """Each, when the one before it has its calls. `target`: the query of the deploy."""
+    if server.object_size(bundle.key) != len(bundle.data):
+        server.put_object(bundle.key, bundle.data, len(bundle.data))
+    return [_deploy(server, declaration, path, bundle, target, cache) for declaration in declarations]
+
+
+def bundle_of(path: Path, declarations: Sequence[Declaration]) -> Bundle:
     folder = path.parent
     include = sorted({pattern for declaration in declarations for pattern in include_of(declaration)})
     texts = [text for declaration in declarations for text in (weights_of(declaration), adapter_of(declaration))]
@@ -127,6 +150,23 @@ def _deploy(
     server: Server, declaration: Declaration, path: Path, bundle: Bundle, target: dict[str, str | int], cache: Path
 ) -> Deployed:
     started_s = time.monotonic()
+    packed = _packed(server, declaration, path, bundle, cache)
+    deployed = server.post("/api/v1/functions", packed.spec, Deployed, **target)
+    if deployed.trying:
+        wait(server, deployed)
+    output.say(_told(deployed, packed.checkpoints, time.monotonic() - started_s))
+    return deployed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Packed:
+    spec: FunctionSpec
+    checkpoints: list[Published]
+    """Its weights and their adapter, as far as it has them."""
+
+
+def _packed(store: ObjectStore, declaration: Declaration, path: Path, bundle: Bundle, cache: Path) -> Packed:
+    """The spec, with its weights in the store."""
     text = weights_of(declaration)
     if declaration.kind != "function" and not text:
         how = f"{declaration.attribute} = LLM" if declaration.kind == "llm" else "@function"
@@ -139,9 +179,9 @@ def _deploy(
             source = _source(path.parent, text)
             if declaration.kind == "layered":
                 source = in_layers(source, layers_of(declaration), f"{path}:{declaration.line}")
-            published = publish_source(source, server, cache=cache, progress=bar)
+            published = publish_source(source, store, cache=cache, progress=bar)
             if change := adapter_of(declaration):
-                adapter = publish_source(_source(path.parent, change), server, cache=cache, progress=bar)
+                adapter = publish_source(_source(path.parent, change), store, cache=cache, progress=bar)
     spec = build_spec(
         declaration,
         module=module_name(path),
@@ -151,11 +191,46 @@ def _deploy(
         imports=bundle.imports,
         overrides={},
     )
-    deployed = server.post("/api/v1/functions", spec, Deployed, **target)
-    if deployed.trying:
-        wait(server, deployed)
-    output.say(_told(deployed, [one for one in (published, adapter) if one], time.monotonic() - started_s))
-    return deployed
+    return Packed(spec=spec, checkpoints=[one for one in (published, adapter) if one])
+
+
+class _Unsent:
+    """Stands for the store in a rehearsal: knows what it has, and takes nothing."""
+
+    def __init__(self, server: Server) -> None:
+        self.object_size = server.object_size
+
+    def put_object(self, key: str, content: Iterator[bytes] | bytes, size_bytes: int) -> None:
+        return
+
+
+def _foreseen(server: Server, declaration: Declaration, path: Path, bundle: Bundle, cache: Path) -> Foreseen:
+    packed = _packed(_Unsent(server), declaration, path, bundle, cache)
+    base = packed.checkpoints[0] if packed.checkpoints else None
+    proposal = Proposal(
+        spec=packed.spec,
+        segment_bytes=sum(one.segment_bytes for one in packed.checkpoints),
+        layout=base.layout if base is not None and packed.spec.in_layers else None,
+    )
+    return Foreseen(
+        name=packed.spec.name,
+        bundle_bytes=len(bundle.data),
+        new_bundle_bytes=0 if server.object_size(bundle.key) == len(bundle.data) else len(bundle.data),
+        weight_bytes=sum(one.weight_bytes for one in packed.checkpoints),
+        new_weight_bytes=sum(one.uploaded_bytes for one in packed.checkpoints),
+        memory_bytes=packed.spec.memory_bytes,
+        forecast=server.post("/api/v1/forecast", proposal, Forecast),
+    )
+
+
+def _rehearse(foreseen: Sequence[Foreseen], as_json: bool) -> int:
+    if as_json:
+        output.json_data(foreseen)
+    else:
+        for one in foreseen:
+            output.data(rehearsal(one))
+    stuck = any(not one.forecast.explanation.plan.stages for one in foreseen)
+    return output.FAILED if stuck else output.OK
 
 
 def _source(folder: Path, text: str) -> Source:

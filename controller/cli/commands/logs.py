@@ -2,41 +2,110 @@
 
 from __future__ import annotations
 
+import re
 import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from urllib.parse import quote
 
 import click
 
-from fleetstart.controller.cli import output
+from fleetstart.controller.cli import moments, output
 from fleetstart.controller.cli.client import Server, find_server, suggesting
 from fleetstart.controller.cli.root import verb
 from fleetstart.runtime.contract.errors import NotFound, Unavailable
-from fleetstart.runtime.contract.ledger import LogLine
+from fleetstart.runtime.contract.ledger import InvocationTrace, LogLine
 
 RECONNECT_S = 10.0
 """How long a followed log may be without its server: a controller is back within 5 s."""
 PAUSE_S = 0.2
+SEARCHED = 10_000
+"""Lines that a filter goes through: as many as the server gives."""
+PIPE_MS = 50
+"""What a line takes from its worker to the node, which writes its time down."""
 
 
 @click.command
 @click.argument("name")
 @click.option("-f", "--follow", is_flag=True, help="Go on with what comes, until ctrl-C.")
 @click.option("--tail", default=100, show_default=True, type=click.IntRange(0, 100_000), help="Lines to begin with.")
+@click.option("--since", metavar="AGE|DATE", help="Only what is younger: 90s, 15m, 24h, 7d or 2026-01-31.")
+@click.option("--grep", "pattern", metavar="REGEX", help="Only lines that match.")
+@click.option("--request", "invocation", metavar="INVOCATION", help="Only what its worker printed while it ran.")
 @verb()
 @click.pass_obj
-def command(home: Path, *, name: str, follow: bool, tail: int, url: str | None, as_json: bool) -> None:
-    """Show what a function's workers printed, oldest first."""
+def command(
+    home: Path,
+    *,
+    name: str,
+    follow: bool,
+    tail: int,
+    since: str | None,
+    pattern: str | None,
+    invocation: str | None,
+    url: str | None,
+    as_json: bool,
+) -> None:
+    """Show what a function's workers printed, oldest first.
+
+    With a filter, --tail counts the lines that pass it, of the last 10,000. Of calls that one worker served at the same
+    time, --request shows the lines of all: a line does not tell which of them printed it.
+    """
+    if follow and invocation:
+        raise click.UsageError("an invocation that can be named has ended: give --follow or --request")
+    since_unix_ms = moments.unix_ms(since, now_s=time.time(), option="--since") if since else 0
     with Server(find_server(url, home)) as server, suggesting(server, name):
-        lines = _followed(server, name, tail) if follow else server.log_lines(name, tail=tail, follow=False)
+        of = server.get(f"/api/v1/invocations/{quote(invocation, safe='')}", InvocationTrace) if invocation else None
+        wanted = Filter(pattern=_compiled(pattern), since_unix_ms=since_unix_ms, trace=of)
+        fetched = tail if wanted == Filter() else SEARCHED
+        lines: Iterator[LogLine]
+        if follow:
+            lines = (line for line in _followed(server, name, min(tail, fetched)) if wanted.passes(line))
+        else:
+            found = (line for line in server.log_lines(name, tail=fetched, follow=False) if wanted.passes(line))
+            lines = iter(deque(found, maxlen=tail))
         with suppress(KeyboardInterrupt):
             for line in lines:
                 if as_json:
                     output.json_line(line)
                 else:
                     output.data(shown(line))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Filter:
+    pattern: re.Pattern[str] | None = None
+    since_unix_ms: int = 0
+    trace: InvocationTrace | None = None
+
+    def passes(self, line: LogLine) -> bool:
+        if line.unix_ms < self.since_unix_ms or (self.pattern and not self.pattern.search(line.text)):
+            return False
+        return self.trace is None or _printed_during(line, self.trace)
+
+
+def _printed_during(line: LogLine, trace: InvocationTrace) -> bool:
+    """By its worker, from when that had the call until the answer was out."""
+    ran = [phase for phase in trace.timeline.phases if phase.name in ("execute", "respond")]
+    if not ran or line.worker != trace.row.worker:
+        return False
+    origin_ns = trace.timeline.origin_unix_ns
+    begun_ms = (origin_ns + min(phase.started_ns for phase in ran)) // 1_000_000
+    ended_ms = (origin_ns + max(phase.ended_ns for phase in ran)) // 1_000_000
+    return begun_ms <= line.unix_ms <= ended_ms + PIPE_MS
+
+
+def _compiled(pattern: str | None) -> re.Pattern[str] | None:
+    try:
+        return re.compile(pattern) if pattern is not None else None
+    except (re.error, RecursionError, OverflowError) as error:
+        raise click.BadParameter(
+            f"{(pattern or '')[:80]!r} is no regular expression: {error}", param_hint="--grep"
+        ) from error
 
 
 def shown(line: LogLine) -> str:

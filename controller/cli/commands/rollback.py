@@ -22,6 +22,7 @@ def command(home: Path, *, name: str, version: str | None, url: str | None, as_j
     """Go back to a version that was live before, at once: it is not tried first.
 
     Without a VERSION the last change is undone: a deploy that is still being tried, a canary, or the last deploy.
+    Prints the version that is live then.
     """
     body = {"version": reference(version)} if version is not None else None
     with Server(find_server(url, home)) as server, suggesting(server, name):
@@ -29,3 +30,5 @@ def command(home: Path, *, name: str, version: str | None, url: str | None, as_j
     output.say(shown(traffic))
     if as_json:
         output.json_data(traffic)
+    else:
+        output.data(str(traffic.live))

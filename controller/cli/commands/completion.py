@@ -1,0 +1,32 @@
+"""`fs completion`: the script that makes a shell complete verbs, options and function names."""
+
+from __future__ import annotations
+
+import click
+from click.shell_completion import get_completion_class
+
+from fleetstart.controller.cli import output
+from fleetstart.controller.cli.root import root, verb
+
+VARIABLE = "_FS_COMPLETE"
+"""Under which click is asked for completions."""
+
+
+@click.command
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@verb(server=False)
+def command(*, shell: str, as_json: bool) -> None:
+    """Print a script that completes verbs and options in your shell.
+
+    \b
+    eval "$(fs completion bash)"                 # in ~/.bashrc
+    eval "$(fs completion zsh)"                  # in ~/.zshrc
+    fs completion fish > ~/.config/fish/completions/fs.fish
+    """
+    found = get_completion_class(shell)
+    assert found is not None
+    script = found(root, {}, "fs", VARIABLE).source()
+    if as_json:
+        output.json_data({"shell": shell, "script": script})
+    else:
+        output.data(script)

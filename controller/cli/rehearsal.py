@@ -1,0 +1,50 @@
+"""What `fs deploy --dry-run` says of one function."""
+
+from __future__ import annotations
+
+import msgspec
+
+from fleetstart.controller.cli import output
+from fleetstart.controller.forecast import Forecast
+from fleetstart.controller.planner.explain import text
+from fleetstart.runtime.contract.ids import FunctionName
+from fleetstart.runtime.contract.ledger import PRICE_NUSD_PER_GIB_S, cost_nusd, dollars
+
+
+class Foreseen(msgspec.Struct, frozen=True, kw_only=True):
+    name: FunctionName
+    bundle_bytes: int
+    new_bundle_bytes: int
+    """Of the bundle, what the store lacks: all of it, or nothing."""
+    weight_bytes: int
+    new_weight_bytes: int
+    """What would be sent for them; 0 if the store has them."""
+    memory_bytes: int
+    forecast: Forecast
+
+
+def rehearsal(one: Foreseen) -> str:
+    forecast = one.forecast
+    lines = [f"{one.name}: {_version(forecast)}; nothing was sent or changed"]
+    lines.append(f"bundle   {_sent(one.bundle_bytes, one.new_bundle_bytes)}")
+    if one.weight_bytes:
+        lines.append(f"weights  {_sent(one.weight_bytes, one.new_weight_bytes)}")
+    second = dollars(cost_nusd(1000, one.memory_bytes, PRICE_NUSD_PER_GIB_S))
+    lines.append(f"cost     ${second} a second of a call, at the list price; its start is waived")
+    basis = "by what its live version was seen to take" if forecast.learned else "before anything is known of it"
+    lines.append(f"a cold start now, {basis}:\n")
+    return "\n".join(lines) + "\n" + text(forecast.explanation)
+
+
+def _version(forecast: Forecast) -> str:
+    if forecast.live is None:
+        return "would be version 1, or the next number that it had"
+    return (
+        f"would be a new version after {forecast.live}" if forecast.changes else f"is live as version {forecast.live}"
+    )
+
+
+def _sent(size_bytes: int, new_bytes: int) -> str:
+    if not new_bytes:
+        return f"{output.size(size_bytes)}, in the store already"
+    return f"{output.size(size_bytes)}, {output.size(new_bytes)} of it to send"

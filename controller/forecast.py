@@ -1,0 +1,58 @@
+"""What a deploy would come to before anything is sent: where it can run, how quickly it would wake, what a call costs.
+
+The planner's own answer for a cold start now, with what was learned of the function's live version, if it has one.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from fleetstart.controller.planner.explain import Explanation, Outcome, explained
+from fleetstart.controller.records import VersionKey, VersionRecord
+from fleetstart.controller.starts import cluster_of, planned, request_of
+from fleetstart.controller.view import View
+from fleetstart.runtime.contract.function import FunctionSpec
+from fleetstart.runtime.contract.ids import Version
+from fleetstart.runtime.contract.stage import Layout
+
+
+class Proposal(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A version that is not there yet; its weights need not be in the store."""
+
+    spec: FunctionSpec
+    segment_bytes: int = 0
+    layout: Layout | None = None
+
+
+class Forecast(msgspec.Struct, frozen=True, kw_only=True):
+    """What `fs deploy --dry-run` prints of one function, besides what would be sent."""
+
+    live: Version | None
+    """The version that is live now; None if there is none."""
+    changes: bool
+    """Whether the deploy would make a new version."""
+    learned: bool
+    """Whether the figures rest on starts and calls of the live version, or on none."""
+    explanation: Explanation
+    """Of a cold start now, for one call."""
+
+
+def forecast(view: View, proposal: Proposal, *, now_ns: int, now_unix_ns: int) -> Forecast:
+    spec = proposal.spec
+    live = view.live(spec.name)
+    key = VersionKey(spec.name, live.version if live is not None else Version(1))
+    record = VersionRecord(
+        version=key.version,
+        digest="",
+        spec=spec,
+        segment_bytes=proposal.segment_bytes,
+        created_unix_ms=now_unix_ns // 1_000_000,
+        layout=proposal.layout,
+    )
+    plan = planned(request_of(view, key, record, 1), cluster_of(view, {}, now_ns, now_unix_ns), now_ns / 1e9)
+    return Forecast(
+        live=live.version if live is not None else None,
+        changes=live is None or live.spec != spec,
+        learned=key in view.version_measures,
+        explanation=explained(plan, Outcome()),
+    )

@@ -1,0 +1,118 @@
+"""`fs dev`: the contract of a server, each save live, and nothing left of it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.e2e.systems import FS
+from tests.servers import wait_until
+
+HANDLER = """
+from fleetstart.runtime import function
+
+@function(memory="64MiB")
+def work(word: str = "you"):
+    print("worked on", word, flush=True)
+    return ANSWER
+"""
+
+
+class Dev:
+    def __init__(self, folder: Path) -> None:
+        self.handler = folder / "src" / "handler.py"
+        self.handler.parent.mkdir()
+        self.save("1")
+        self.tmp = folder / "t"
+        self.tmp.mkdir()
+        env = {name: value for name, value in os.environ.items() if not name.startswith("FS_")}
+        self.env = {**env, "FS_HOME": str(folder / "home"), "TMPDIR": str(self.tmp), "FS_POOL_MEMORY": "32MiB"}
+        self.process = subprocess.Popen(
+            [*FS, "dev", str(self.handler)], env={**self.env, "FS_PROFILES": "python"}, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+        self.lines: list[str] = []
+        self.reader = threading.Thread(target=self._read, daemon=True)
+        self.reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.append(line.strip())
+
+    @property
+    def text(self) -> str:
+        return "\n".join(self.lines)
+
+    @property
+    def url(self) -> str:
+        return next((line for line in self.lines if line.startswith("http://")), "")
+
+    def save(self, answer: str) -> None:
+        self.handler.write_text(HANDLER.replace("ANSWER", answer))
+
+    def answer(self) -> str:
+        return httpx.post(self.url, json={"word": "it"}, trust_env=False, timeout=30).text
+
+    def processes(self) -> list[int]:
+        mark = str(self.tmp).encode()
+        found = []
+        for entry in filter(str.isdecimal, os.listdir("/proc")):
+            try:
+                command, environ = (Path(f"/proc/{entry}/{name}").read_bytes() for name in ("cmdline", "environ"))
+            except OSError:
+                continue
+            if int(entry) != os.getpid() and (mark in command or mark in environ):
+                found.append(int(entry))
+        return found
+
+    def end(self, number: signal.Signals) -> int:
+        self.process.send_signal(number)
+        code = self.process.wait(60)
+        self.reader.join(10)
+        return code
+
+
+@pytest.fixture
+def dev(tmp_path: Path) -> Iterator[Dev]:
+    dev = Dev(tmp_path)
+    try:
+        wait_until(lambda: dev.url or dev.process.poll() is not None, 60, what="its URL")
+        yield dev
+    finally:
+        if dev.process.poll() is None:
+            dev.end(signal.SIGINT)
+        assert dev.process.stdout is not None
+        dev.process.stdout.close()
+
+
+def test_each_save_is_live_a_broken_one_is_told_of_and_nothing_is_left(dev: Dev) -> None:
+    assert dev.answer() == "1"
+    wait_until(lambda: "worked on it" in dev.text, what="what the worker printed")
+    dev.save("2")
+    wait_until(lambda: dev.answer() == "2", 30, what="the second version")
+    dev.save("(")
+    wait_until(lambda: "handler.py:9" in dev.text or "was never closed" in dev.text, 30, what="the error")
+    assert dev.answer() == "2"
+    dev.save("3")
+    wait_until(lambda: dev.answer() == "3", 30, what="the third version")
+    assert dev.end(signal.SIGINT) == 0
+    wait_until(lambda: not dev.processes(), what="the end of its processes")
+    assert list(dev.tmp.iterdir()) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_its_processes_end_with_it_however_it_ends(dev: Dev, number: signal.Signals) -> None:
+    assert dev.answer() == "1"
+    code = dev.end(number)
+    wait_until(lambda: not dev.processes(), 30, what="the end of its processes")
+    if number == signal.SIGTERM:
+        assert code == 0
+        assert list(dev.tmp.iterdir()) == []
