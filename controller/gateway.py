@@ -16,8 +16,9 @@ from fleetstart.controller.admission import BODY_BUDGET_FACTOR
 from fleetstart.controller.billing.watch import BillingWatch
 from fleetstart.controller.client_watch import ClientWatch
 from fleetstart.controller.headers import request_headers, sane_request_id, timeout_s
-from fleetstart.controller.invoke import Cut, Invoker, answer_error, cost, first_answer, open_session, start_kind
+from fleetstart.controller.invoke import Cut, Invoker, open_session
 from fleetstart.controller.ledger import LedgerWriter
+from fleetstart.controller.outcomes import answer_error, cost, first_answer, start_kind
 from fleetstart.controller.pool import broken
 from fleetstart.controller.prospects import Prospects, start_failure
 from fleetstart.controller.records import FunctionRecord, VersionKey, VersionRecord
