@@ -25,6 +25,8 @@ class InvocationPlan(msgspec.Struct, frozen=True, kw_only=True):
     """From the call's acceptance to the first byte of its answer: what the caller waited, however the start went."""
     decided_s: float
     """When the plan was made, after the call was accepted; negative if before."""
+    relayed: tuple[int, ...] = ()
+    """Stages that the first one reached through the object store only."""
     prediction: Prediction | None
     """How far predictions for this version were off so far; None if none was ever compared."""
 
@@ -41,7 +43,12 @@ def invocation_plan(
         tpot_s = _token_s(trace) if is_llm else None
         outcome = Outcome(ttft_s=ttft_s, tpot_s=tpot_s, cost_gib_s=_cost_gib_s(plan, ttft_s))
     return InvocationPlan(
-        row=row, explanation=explained(plan, outcome), ttft_s=first_s, decided_s=decided_s, prediction=prediction
+        row=row,
+        explanation=explained(plan, outcome),
+        ttft_s=first_s,
+        decided_s=decided_s,
+        prediction=prediction,
+        relayed=trace.relayed,
     )
 
 

@@ -239,9 +239,14 @@ class Gateway:
             cost_nusd=cost(route, call),
             attempts=call.attempts,
         )
-        isolation, pooled = (worker.status.isolation, worker.status.pooled) if worker is not None else ("", False)
+        status = worker.status if worker is not None else None
         trace = InvocationTrace(
-            row=row, timeline=call.timeline, isolation=isolation, pooled=pooled, events=call.event_count
+            row=row,
+            timeline=call.timeline,
+            isolation=status.isolation if status is not None else "",
+            pooled=status.pooled if status is not None else False,
+            events=call.event_count,
+            relayed=status.relayed if status is not None and row.start != "hot" else (),
         )
         self._ledger.ended(trace, first_answer(route, call))
 

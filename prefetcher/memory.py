@@ -30,6 +30,9 @@ HUGETLB_LEAST_BYTES = GIB
 SLABS_MOST = 512
 """Each is one descriptor here, and one mapping in the workers that attach it: some 4 µs of their start."""
 LOWEST_PRIORITY = 19
+CALM_S = 0.5
+"""From the moment there is something to do: who has just got his weights answers his first call within it, and on busy
+cores priorities count among the threads of one process or group only."""
 CLOSE_S = 2.0
 
 
@@ -161,9 +164,12 @@ class SegmentMemory:
 
     def _tend(self) -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOWEST_PRIORITY)
+        calm_s = 0.0
         while not self._stop.is_set():
             self._work.wait()
+            self._stop.wait(calm_s)
             self._work.clear()
+            calm_s = CALM_S
             try:
                 while not self._stop.is_set() and self._pool.prepare(self._wanted()):
                     pass

@@ -27,7 +27,11 @@ import uvicorn
 
 Value = TypeVar("Value")
 
-_DIE_WITH_PARENT = "import ctypes,os,sys; ctypes.CDLL(None).prctl(1, 9); os.execvp(sys.argv[1], sys.argv[1:])"
+_DIE_WITH_PARENT = (
+    "import ctypes,os,signal,sys; ctypes.CDLL(None).prctl(1, 9); signal.signal(signal.SIGINT, signal.SIG_DFL); "
+    "os.execvp(sys.argv[1], sys.argv[1:])"
+)
+"""Interrupts reach it too where whoever runs the tests ignores them."""
 
 
 def wait_until(predicate: Callable[[], Value], deadline_s: float = 10.0, *, what: str = "") -> Value:

@@ -115,6 +115,8 @@ class InvocationTrace(msgspec.Struct, frozen=True, kw_only=True):
     pooled: bool = False
     events: int = 0
     """Of an event stream, those that the worker sent."""
+    relayed: tuple[int, ...] = ()
+    """Stages that the first one's node could not connect to, and reached through the object store."""
 
 
 class LogLine(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,7 +6,6 @@ Whoever calls gets the right tokens, or the right error, in time; and afterwards
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -163,10 +162,14 @@ def test_the_store_stalls_before_the_first_token(fleet: Fleet, function: Functio
     orders = fleet.pipeline(function)
     fleet.reached(orders[0], "starting")
     fleet.bed.stall_store()
-    time.sleep(1.0)  # the fault itself: nothing happens that could be waited for
-    assert not call.pieces
-    fleet.bed.resume_store()
-    assert call.join().text == function.answer(SHORT), call
+    try:
+        during = fleet.call(function, SHORT)
+        wait_until(lambda: fleet.bed.info(function.name).queued == 2, what="a call that comes meanwhile")
+        assert not call.pieces
+    finally:
+        fleet.bed.resume_store()
+    for each in (call, during):
+        assert each.join().text == function.answer(SHORT), each
     check_after(fleet, function)
 
 

@@ -25,7 +25,7 @@ def test_the_demo_deploys_wakes_answers_and_bills(tmp_path: Path) -> None:
     for phase in ("queue", "fetch", "load", "execute"):
         assert re.search(rf"^{phase}\s.*[▏▎▍▌▋▊▉█].* ms", out, re.MULTILINE), phase
     assert re.search(r"^chat +1 +invocation +2 .*\$0\.\d{9}$", out, re.MULTILINE)
-    assert re.search(r"^total +\$0\.\d{9}$", out, re.MULTILINE)
+    assert re.search(r"^total +\d+ .*\$0\.\d{9}$", out, re.MULTILINE)
     assert "cold start" in result.stderr
     assert "hot start" in result.stderr
     assert not (tmp_path / "home").exists()

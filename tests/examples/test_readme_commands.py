@@ -25,7 +25,7 @@ RUN = [line for line in LINES if line.startswith(("fs ", "curl ")) and line.spli
 
 @pytest.fixture(scope="module")
 def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
-    system = System(tmp_path_factory.mktemp("readme") / "home")
+    system = System(tmp_path_factory.mktemp("readme") / "home", profiles="python,torch")
     system.up()
     try:
         yield system

@@ -9,7 +9,7 @@ import click
 
 from fleetstart.controller.cli import output
 from fleetstart.controller.cli.client import Server, find_server
-from fleetstart.controller.cli.commands.trace import find
+from fleetstart.controller.cli.commands.trace import find, stages
 from fleetstart.controller.cli.root import verb
 from fleetstart.controller.explain import InvocationPlan
 from fleetstart.controller.planner.explain import text
@@ -38,7 +38,7 @@ def command(home: Path, *, which: str, url: str | None, as_json: bool) -> None:
 def shown(plan: InvocationPlan) -> str:
     row = plan.row
     head = f"{row.id}   {row.function}@{row.version}, {row.start} start, HTTP {row.status}, worker {row.worker}"
-    return "\n\n".join([f"{head}\n{_met(plan)}", text(plan.explanation), _so_far(plan)])
+    return "\n\n".join([f"{head}\n{_met(plan)}{_way(plan)}", text(plan.explanation), _so_far(plan)])
 
 
 def _met(plan: InvocationPlan) -> str:
@@ -49,6 +49,13 @@ def _met(plan: InvocationPlan) -> str:
     if plan.decided_s < 0:
         return f"{waited}; its worker had been ordered {-plan.decided_s:.3f} s before it came"
     return f"{waited}, {plan.decided_s:.3f} s of it before its worker was ordered"
+
+
+def _way(plan: InvocationPlan) -> str:
+    """Between the stages of its pipeline, if it was not the direct one."""
+    if not plan.relayed:
+        return ""
+    return f"\nits node could not connect to {stages(plan.relayed)}: what they said went through the object store"
 
 
 def _so_far(plan: InvocationPlan) -> str:

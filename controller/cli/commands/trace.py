@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import quote
 
@@ -36,12 +37,18 @@ def shown(trace: InvocationTrace, *, width: int) -> str:
     outcome = f"HTTP {row.status}" + (f" {row.error}" if row.error else "")
     worker = f"worker {row.worker or 'none'}{', pooled' if trace.pooled else ''}"
     facts = [f"{row.function}@{row.version}", f"{row.start} start", outcome, worker]
+    if trace.relayed:
+        facts.append(f"{stages(trace.relayed)} reached through the object store")
     if row.attempts > 1:
         facts.append(f"{row.attempts} attempts")
     bill = f"billed {row.billed_ms} ms of {output.size(row.memory_bytes)} = ${dollars(row.cost_nusd)}"
     waived = f"waited {row.queue_ms} ms, not billed"
     chart = waterfall(trace.timeline.phases, width=width)
     return f"{row.id}   {', '.join(facts)}\n\n{chart}\n\n{bill}; {waived}"
+
+
+def stages(indices: Sequence[int]) -> str:
+    return f"stage{'s' if len(indices) > 1 else ''} {', '.join(map(str, indices))}"
 
 
 def find(server: Server, which: str) -> InvocationTrace:

@@ -16,8 +16,10 @@ FS = Path(sys.executable).with_name("fs")
 
 
 class System:
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path, *, profiles: str = "python") -> None:
+        """The profiles are those that functions are called in: importing torch takes seconds, for nothing elsewhere."""
         self.home = home
+        self.profiles = profiles
         self.layout = Layout(home)
         self.url = ""
 
@@ -26,7 +28,7 @@ class System:
         env = {key: value for key, value in os.environ.items() if not key.startswith("FS_")}
         result = subprocess.run(
             [FS, *arguments],
-            env={**env, "FS_HOME": str(self.home), "FS_POOL_MEMORY": "32MiB"},
+            env={**env, "FS_HOME": str(self.home), "FS_POOL_MEMORY": "32MiB", "FS_PROFILES": self.profiles},
             input=stdin,
             capture_output=True,
             text=True,

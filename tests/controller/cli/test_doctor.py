@@ -102,7 +102,7 @@ def test_speeds_say_what_is_wrong_with_them() -> None:
 
 @pytest.fixture
 def system(tmp_path: Path) -> Iterator[System]:
-    system = System(tmp_path / "home")
+    system = System(tmp_path / "home", profiles="python,torch")
     yield system
     system.down()
     system.assert_gone()

@@ -32,7 +32,13 @@ def _fields(found: Plan) -> dict[str, Any]:
 
 
 def told(
-    start: Any = "cold", *, decided_ms: int = 100, answered: bool = True, by: Plan | None = None, **rest: Any
+    start: Any = "cold",
+    *,
+    decided_ms: int = 100,
+    answered: bool = True,
+    by: Plan | None = None,
+    relayed: tuple[int, ...] = (),
+    **rest: Any,
 ) -> InvocationPlan:
     """2.6 s until the first of 41 tokens, which then come every 100 ms."""
     row = InvocationRow(
@@ -44,7 +50,7 @@ def told(
     if answered:
         timeline.add("execute", 2405 * MS, 2605 * MS)
         timeline.add("respond", 2605 * MS, 6605 * MS)
-    trace = InvocationTrace(row=row, timeline=timeline, events=43)
+    trace = InvocationTrace(row=row, timeline=timeline, events=43, relayed=relayed)
     values: dict[str, Any] = {"is_llm": True, "prediction": None, **rest}
     return invocation_plan(trace, by or planned(decided_ms), **values)
 
@@ -84,6 +90,12 @@ def test_what_was_not_observed_is_not_made_up() -> None:
     assert unanswered.explanation.compared[0].observed is None
     assert "it had no answer" in shown(unanswered)
     assert told(is_llm=False).explanation.compared[1].observed is None, "its events are no tokens"
+
+
+def test_stages_that_were_reached_through_the_store_are_named() -> None:
+    found = told(relayed=(1, 3))
+    assert "could not connect to stages 1, 3: what they said went through the object store" in shown(found)
+    assert "object store" not in shown(told())
 
 
 def test_the_cost_is_what_was_held_until_there_was_one_whole_worker() -> None:

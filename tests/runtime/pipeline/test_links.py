@@ -26,7 +26,7 @@ from fleetstart.runtime.pipeline.frames import (
     receive_frame,
     send_frame,
 )
-from fleetstart.runtime.pipeline.links import SILENCE_S, Links
+from fleetstart.runtime.pipeline.links import RELAYED_FACTOR, SILENCE_S, Links
 from tests.servers import wait_until
 
 PIPELINE = PipelineId("p")
@@ -85,6 +85,24 @@ def test_a_quiet_link_stands() -> None:
         wait_until(lambda: time.monotonic() > ends_s, 5, what="silence")
         assert not first.lost
         assert not second.lost
+
+
+def test_a_link_through_the_store_may_be_silent_for_longer_but_not_for_ever() -> None:
+    end = End(0)
+    with contextlib.closing(end.links), socket.create_connection(end.address) as link:
+        send_frame(link, Hello(PIPELINE, 1, "word", relayed=True))
+        ends_s = time.monotonic() + 1.5 * SILENCE_S
+        wait_until(lambda: time.monotonic() > ends_s, 5, what="silence")
+        assert not end.lost
+        wait_until(lambda: end.lost, RELAYED_FACTOR * SILENCE_S, what="the loss")
+        assert end.lost == [(1, "link from it: silent for too long")]
+
+
+def test_a_stage_whose_node_carries_its_words_says_so_first() -> None:
+    end, (ours, theirs) = End(0), socket.socketpair()
+    with contextlib.closing(end.links), ours:
+        end.links.connect(1, theirs)
+        assert receive_frame(ours)[0] == Hello(PIPELINE, 0, "word", relayed=True)
 
 
 def test_a_closed_link_is_noticed_at_once_and_told_once() -> None:
