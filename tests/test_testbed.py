@@ -21,7 +21,11 @@ from tests.testbed import Testbed, guard, why_not
 from tests.testbed.network import QUEUE_S, bucket
 
 WHY_NOT = why_not()
-pytestmark = [pytest.mark.e2e, pytest.mark.skipif(bool(WHY_NOT), reason=f"no test bed: {WHY_NOT}")]
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.bed,
+    pytest.mark.skipif(bool(WHY_NOT), reason=f"no test bed: {WHY_NOT}"),
+]
 
 ROOT = Path(__file__).parents[1]
 MBIT = 200

@@ -19,6 +19,7 @@ from tests.testbed import Testbed, why_not
 WHY_NOT = why_not()
 pytestmark = [
     pytest.mark.e2e,
+    pytest.mark.bed,
     pytest.mark.timeout(120),
     pytest.mark.skipif(bool(WHY_NOT), reason=f"no test bed: {WHY_NOT}"),
 ]

@@ -141,9 +141,10 @@ def test_a_module_that_raises_is_given_up_after_three_tries_and_healed_by_a_depl
 def test_a_bad_version_does_not_hurt_the_calls_of_the_good_one_before_it(system: System) -> None:
     system.deploy(HEAD + f"@function({ONE})\ndef shaky():\n    return 1\n", name="shaky")
     assert system.ok("shaky", {}) == 1
-    system.deploy(HEAD + f"raise OSError('bad day')\n@function({ONE})\ndef shaky():\n    return 2\n", name="shaky")
-    assert system.failed("shaky", {}, timeout_s=30)[1].code == "start_failed"
-    assert system.ok("shaky@1", {}, timeout_s=20) == 1
+    with pytest.raises(AssertionError, match=r"shaky@2 gets no calls: OSError: bad day \(handler.py:5\)"):
+        system.deploy(HEAD + f"raise OSError('bad day')\n@function({ONE})\ndef shaky():\n    return 2\n", name="shaky")
+    assert system.ok("shaky", {}, timeout_s=20) == 1
+    assert system.failed("shaky@2", {}, timeout_s=30)[1].code == "start_failed"
 
 
 def test_a_start_that_never_ends(system: System) -> None:
