@@ -71,12 +71,13 @@ def epoch_is_alive(epoch: str) -> bool:
 
 
 def _started_ticks(pid: int) -> str:
-    """Start time of the process in clock ticks: with the pid it names a process for good. Empty if there is none."""
+    """Start time of the process in clock ticks: with the pid it names a process for good. Empty if none runs."""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return ""
-    return stat.rpartition(")")[2].split()[19]
+    # Nobody may ever wait for an orphan where process 1 does not: its corpse holds nothing any more.
+    return "" if fields[0] in "ZX" else fields[19]
 
 
 # ── version 1 ──────────────────────────────────────────────────────────────────────────────────────

@@ -41,6 +41,20 @@ def test_an_epoch_knows_whether_its_daemon_lives() -> None:
     assert not epoch_is_alive("nonsense")
 
 
+def test_a_daemon_that_nobody_waited_for_is_dead() -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", "from fleetstart.prefetcher.cgroups import new_epoch; print(new_epoch('x'))"],
+        stdout=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    theirs = process.stdout.read().decode().strip()
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+
+    assert Path(f"/proc/{process.pid}/stat").exists()
+    assert not epoch_is_alive(theirs)
+    process.communicate()
+
+
 def test_hierarchies_are_read_as_the_kernel_writes_them() -> None:
     mountinfo = (
         "31 23 0:28 / /sys/fs/cgroup rw - tmpfs tmpfs rw\n"
