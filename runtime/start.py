@@ -116,7 +116,7 @@ def _start_llm(starting: Starting, device: _Device, attached: list[Weights]) -> 
     if starting.assign.stage is not None:
         return _start_stage(starting, _stage_of(starting, starting.assign.stage, attached[0]), spec.llm, weights)
     app = create_app(weights, spec.llm, name=spec.name, threads=threads)
-    return Started(app, False, app.close, app.service.speed)
+    return Started(app, False, app.close, app.speed)
 
 
 def _stage_of(starting: Starting, stage: Stage, weights: Weights) -> StageOf:

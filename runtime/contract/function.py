@@ -138,6 +138,11 @@ class FunctionSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             raise InvalidSpec(f"function {self.name}: LLM needs weights")
         if self.layered and (self.weights is None or self.llm is not None):
             raise InvalidSpec(f"function {self.name}: a Layered model needs weights, and is no LLM")
+        if self.slo is not None and self.slo.tpot_s is not None and self.llm is None:
+            raise InvalidSpec(
+                f"function {self.name}: slo: tpot_s is the time between an LLM's tokens, and this is no LLM",
+                hint="promise ttft_s alone: the time to the first byte",
+            )
         _check_tags(self.tags)
         if self.adapter is not None and self.weights is None:
             raise InvalidSpec(

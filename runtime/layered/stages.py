@@ -10,13 +10,11 @@ from __future__ import annotations
 import logging
 import socket
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from fleetstart.runtime.asgi import Receive, Scope, Send, respond_error
-from fleetstart.runtime.contract.errors import FleetError, StartFailed, Unavailable
+from fleetstart.runtime.contract.errors import FleetError
 from fleetstart.runtime.contract.function import FunctionSpec
 from fleetstart.runtime.contract.messages import Speed
 from fleetstart.runtime.declare import Layered
@@ -24,6 +22,7 @@ from fleetstart.runtime.layered.app import LayeredApp, Runner
 from fleetstart.runtime.layered.pipeline import Pipeline
 from fleetstart.runtime.layered.row import Row, build
 from fleetstart.runtime.layered.stage_worker import StageWorker
+from fleetstart.runtime.pipeline.later import Later
 from fleetstart.runtime.pipeline.lead import Lead
 from fleetstart.runtime.pipeline.links import Links
 from fleetstart.runtime.pipeline.part import StageOf
@@ -120,74 +119,21 @@ class FirstStage:
             on_end(None)
 
 
-class LaterStage:
-    """Computes for its pipeline, and serves callers once it has grown: then it is a whole worker (scale up)."""
-
+class LaterStage(Later[LayeredApp]):
     def __init__(self, parts: Parts, of: StageOf) -> None:
         """Returns when its layers are there. Errors: what the model raises."""
         self._parts = parts
-        self._of = of
-        self._lock = threading.Lock()
-        self._growing = False
-        self._whole: LayeredApp | None = None
-        self._worker = StageWorker(self._on_end, bundle_dir=parts.bundle_dir)
-        self.links = Links(of.stage, of.secret, of.membership.listener, self._worker.on_frame, self._worker.on_lost)
-        of.membership.adopt(self)
+        self._worker = StageWorker(self.on_end, bundle_dir=parts.bundle_dir)
+        super().__init__(of, self._worker)
         self._row = parts.row(of.stage.first, of.stage.end)
 
-    def connect(self, index: int, link: socket.socket) -> None:
-        self.links.connect(index, link)
-
-    def wait_until_ready(self) -> None:
-        """Errors: StartFailed if its links do not stand in time."""
-        left_s = (self._of.deadline_ns - time.monotonic_ns()) / 1e9
-        if not self.links.wait(max(0.0, left_s)):
-            raise StartFailed(f"stage {self._of.stage.index}: no links to the other stages of its pipeline in time")
+    def _run(self) -> None:
         self._worker.run(self.links, self._row)
 
-    def grow(self) -> None:
-        """Takes the whole model in beside what it does for its pipeline. Once; again only after it failed."""
-        with self._lock:
-            if self._growing:
-                return
-            self._growing = True
-        threading.Thread(target=self._grow, name="layered-growth", daemon=True).start()
-
-    def speed(self) -> Speed | None:
-        """Once it has grown."""
-        return self._whole.speed() if self._whole is not None else None
-
-    def close(self) -> None:
-        self._worker.close()
-        self.links.close()
-
-    async def app(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if self._whole is not None:
-            await self._whole(scope, receive, send)
-        else:
-            error = Unavailable("this worker has a stage and takes no calls", retry_after_s=0)
-            await respond_error(send, error, "")
-
-    def _grow(self) -> None:
+    def _load(self) -> LayeredApp:
         parts, stage = self._parts, self._of.stage
-        try:
-            app = parts.app(_Nothing())
-            before = build(parts.model, parts.weights, 0, stage.first)
-            after = build(parts.model, parts.weights, stage.end, parts.layers)
-            app.take_over(self._row.within(before, after))
-        except Exception as error:
-            log.exception("the stage could not grow")
-            with self._lock:
-                self._growing = False
-            if self._worker.ended:
-                self._of.end(f"it could not grow: {error}")
-            return
-        self._whole = app
-        self._of.whole()
-
-    def _on_end(self, why: str) -> None:
-        """Its pipeline is no more. Who grows meanwhile goes on without it."""
-        if self._growing:
-            log.info("the pipeline ended, the stage grows on", extra={"why": why})
-        else:
-            self._of.end(why)
+        app = parts.app(_Nothing())
+        before = build(parts.model, parts.weights, 0, stage.first)
+        after = build(parts.model, parts.weights, stage.end, parts.layers)
+        app.take_over(self._row.within(before, after))
+        return app

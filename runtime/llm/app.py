@@ -14,7 +14,7 @@ import torch
 from fleetstart.runtime.asgi import JSON, CutOff, Disconnected, Receive, Scope, Send, respond
 from fleetstart.runtime.contract.errors import FleetError, InvalidInput, NotFound, TooLarge, Unavailable
 from fleetstart.runtime.contract.function import LLMSettings
-from fleetstart.runtime.contract.messages import CONTINUE_HEADER, DEADLINE_HEADER
+from fleetstart.runtime.contract.messages import CONTINUE_HEADER, DEADLINE_HEADER, Speed
 from fleetstart.runtime.llm import openai
 from fleetstart.runtime.llm.answers import FinishReason, Request
 from fleetstart.runtime.llm.calls import (
@@ -81,6 +81,10 @@ class LLMApp:
             "/v1/completions": ("POST", self._complete),
             "/v1/models": ("GET", self._models),
         }
+
+    def speed(self) -> Speed | None:
+        """From any thread; None until one request has ended."""
+        return self.service.speed()
 
     def close(self) -> None:
         """Ends what runs with 503 and the engine's thread; returns when it has ended."""

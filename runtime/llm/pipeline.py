@@ -19,17 +19,14 @@ from torch import Tensor
 from fleetstart.runtime.llm.batch import Batch
 from fleetstart.runtime.llm.runner import RunnerLost
 from fleetstart.runtime.llm.stage_worker import bytes_of, rows_of
+from fleetstart.runtime.pipeline.crew import Crew
 from fleetstart.runtime.pipeline.frames import (
-    Broken,
-    Buffer,
     CaughtUp,
-    Farewell,
     GiveBack,
     Grown,
     Kv,
     KvWanted,
     LinkBroken,
-    Loaded,
     Message,
     OfLending,
     Result,
@@ -52,27 +49,25 @@ class Front(Protocol):
     def read_kv(self, table: list[int], begin: int, end: int) -> bytes: ...
 
 
-class Pipeline:
+class Pipeline(Crew):
     """A `Runner`. `links` must call `on_frame` and `on_lost` of this object; `on_broken` is called once, with the
     reason, from one of their threads."""
 
     def __init__(self, stages: int, on_broken: Callable[[str], None]) -> None:
-        self.stages = stages
-        self._on_broken = on_broken
-        self._links: Links | None = None
+        def told(why: str) -> None:
+            self._results.put(None)
+            on_broken(why)
+
+        super().__init__(stages, told)
         self._front: Front | None = None
         self._hidden_size = 0
         self._numbers = itertools.count()
         self._under_way: deque[int] = deque()
         self._results: queue.SimpleQueue[tuple[int, bytearray] | None] = queue.SimpleQueue()
-        self._changed = threading.Condition()
-        self._loaded: set[int] = set()
+        self._lock = threading.Lock()
         self._kv: dict[int, Callable[[bytearray], None]] = {}
-        self._dismissed = False
         self.on_lending: Callable[[int, OfLending | None], None] = lambda stage, message: None
         """Gets what stages say of requests that were lent to them, and None when one is lost."""
-        self.broken = ""
-        """Why it cannot go on; empty while it can."""
 
     # ── as a runner ────────────────────────────────────────────────────────────────────────────────
 
@@ -96,7 +91,7 @@ class Pipeline:
             logits_rows=batch.logits_rows,
         )
         try:
-            self._send(1, step, bytes_of(hidden))
+            self.send(1, step, bytes_of(hidden))
         except LinkBroken as error:
             raise self._lost() from error
 
@@ -105,12 +100,12 @@ class Pipeline:
         try:
             result = self._results.get(timeout=RESULT_S)
         except queue.Empty:
-            self._break(f"no stage answered in {RESULT_S:g} s")
+            self.break_up(f"no stage answered in {RESULT_S:g} s")
             result = None
         if result is None or self.broken:
             raise self._lost()
         if result[0] != number:
-            self._break(f"step {result[0]} came back, expected {number}")
+            self.break_up(f"step {result[0]} came back, expected {number}")
             raise self._lost()
         return self.front.logits(rows_of(result[1], self._hidden_size))
 
@@ -129,74 +124,30 @@ class Pipeline:
         assert self._front is not None
         return self._front
 
-    def wait_until_loaded(self, timeout_s: float) -> bool:
-        """True once every other stage has its layers; False if the time is up or one is lost."""
-        with self._changed:
-            self._changed.wait_for(lambda: len(self._loaded) == self.stages - 1 or bool(self.broken), timeout_s)
-            return not self.broken and len(self._loaded) == self.stages - 1
-
-    def missing(self) -> list[int]:
-        """Stages that have not said that they have their layers."""
-        with self._changed:
-            return [index for index in range(1, self.stages) if index not in self._loaded]
-
     def read_kv(self, stage: int, table: list[int], begin: int, end: int, take: Callable[[bytearray], None]) -> None:
         """Asks for what the stage keeps of those tokens; `take` gets it, in a thread of the links.
 
         Errors: LinkBroken.
         """
         number = next(self._numbers)
-        with self._changed:
+        with self._lock:
             self._kv[number] = take
-        self._send(stage, KvWanted(number, table, begin, end))
-
-    def dismiss(self) -> None:
-        """The other stages are needed no longer, unless one has been lent a request."""
-        self._dismissed = True
-        for stage in range(1, self.stages):
-            try:
-                self._send(stage, Farewell())
-            except LinkBroken:
-                continue  # gone by itself
+        self.send(stage, KvWanted(number, table, begin, end))
 
     def on_frame(self, stage: int, message: Message, payload: bytearray) -> None:
         match message:
-            case Loaded():
-                with self._changed:
-                    self._loaded.add(stage)
-                    self._changed.notify_all()
             case Result(number=number):
                 self._results.put((number, payload))
             case Kv(number=number):
-                with self._changed:
+                with self._lock:
                     take = self._kv.pop(number, None)
                 if take is not None:
                     take(payload)
-            case Broken(why=why):
-                self._break(f"stage {stage}: {why}")
             case Grown() | CaughtUp() | Token() | GiveBack():
                 self.on_lending(stage, message)
             case _:
-                self._break(f"stage {stage} sent a {type(message).__name__}")
+                self.heard(stage, message)
 
     def on_lost(self, stage: int, why: str) -> None:
         self.on_lending(stage, None)
-        self._break(f"stage {stage} is lost: {why}")
-
-    def send(self, stage: int, message: Message) -> None:
-        """Errors: LinkBroken."""
-        self._send(stage, message)
-
-    def _break(self, why: str) -> None:
-        with self._changed:
-            if self.broken or self._dismissed:
-                return
-            self.broken = why
-            self._changed.notify_all()
-        self._results.put(None)
-        self._on_broken(why)
-
-    def _send(self, stage: int, message: Message, payload: Buffer = b"") -> None:
-        if self._links is None:
-            raise LinkBroken("no links yet")
-        self._links.send(stage, message, payload)
+        self.break_up(f"stage {stage} is lost: {why}")

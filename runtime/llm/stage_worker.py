@@ -15,23 +15,22 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from fleetstart.runtime.contract.stage import Stage
 from fleetstart.runtime.llm.batch import Batch
 from fleetstart.runtime.pipeline.frames import (
     Begin,
     Broken,
-    Buffer,
     Farewell,
     GiveBack,
     Kv,
     KvWanted,
     Lend,
-    LinkBroken,
-    Loaded,
     Message,
     OfLending,
     Result,
     Step,
 )
+from fleetstart.runtime.pipeline.helper import Helper
 from fleetstart.runtime.pipeline.links import Links
 
 log = logging.getLogger(__name__)
@@ -45,85 +44,56 @@ class StageDecoder(Protocol):
     def read_kv(self, table: list[int], begin: int, end: int) -> bytes: ...
 
 
-class StageWorker:
-    """`links` must call `on_frame` and `on_lost` of this object. `on_end` is called once, when the pipeline needs this
-    stage no longer (no reason given) or cannot go on with it."""
+class StageWorker(Helper):
+    """Computes once `run` was called."""
 
     def __init__(self, on_end: Callable[[str], object]) -> None:
-        self._on_end = on_end
+        super().__init__(on_end)
         self.on_lending: Callable[[OfLending | None], object] = lambda message: None
         """Gets what the first stage says of requests that it lends, and None when it is lost."""
-        self._links: Links | None = None
-        self._early = ""
-        """What was lost before it was at work."""
         self._decoder: StageDecoder | None = None
         self._hidden_size = 0
         self._work: queue.SimpleQueue[tuple[Step, bytearray] | None] = queue.SimpleQueue()
         self._reads: queue.SimpleQueue[KvWanted | None] = queue.SimpleQueue()
-        self._ended = threading.Event()
 
     def run(self, links: Links, decoder: StageDecoder, hidden_size: int) -> None:
         """Its layers and its links are there: it tells the first stage, and works from now on."""
-        self._links, self._decoder, self._hidden_size = links, decoder, hidden_size
-        for name, body in (("stage", self._compute), ("stage-kv", self._read)):
+        self._decoder, self._hidden_size = decoder, hidden_size
+        for name, body in (("stage", lambda: self._compute(links.stage)), ("stage-kv", self._read)):
             threading.Thread(target=self._guarded, args=(body,), name=name, daemon=True).start()
-        self._send(0, Broken(self._early) if self._early else Loaded())
+        self.begin(links)
 
-    def on_frame(self, _: int, message: Message, payload: bytearray) -> None:
+    def on_frame(self, index: int, message: Message, payload: bytearray) -> None:
         match message:
             case Step():
                 self._work.put((message, payload))
             case KvWanted():
                 self._reads.put(message)
             case Farewell():
-                self._end("")
+                self.end("")
             case Lend() | Begin() | GiveBack():
                 self.on_lending(message)
             case _:
                 log.warning("a frame that no stage sends to this one", extra={"frame": type(message).__name__})
 
     def on_lost(self, index: int, why: str) -> None:
-        """Without the first there is no pipeline. Any other loss is the first's to deal with, if it knows."""
         if index == 0:
             self.on_lending(None)
-            self._end(f"the first stage is lost: {why}")
-        else:
-            self._early = f"stage {index} is lost: {why}"
-            self._send(0, Broken(self._early))
-
-    @property
-    def ended(self) -> bool:
-        return self._ended.is_set()
+        super().on_lost(index, why)
 
     def close(self) -> None:
         self._work.put(None)
         self._reads.put(None)
-
-    def _end(self, why: str) -> None:
-        if not self._ended.is_set():
-            self._ended.set()
-            self.close()
-            self._on_end(why)
-
-    def _send(self, index: int, message: Message, payload: Buffer = b"") -> None:
-        if self._links is None:
-            return  # not at work yet: its first word to the first stage will be this
-        try:
-            self._links.send(index, message, payload)
-        except LinkBroken as error:
-            log.warning("a frame could not be sent", extra={"stage": index, "error": str(error)})
 
     def _guarded(self, body: Callable[[], None]) -> None:
         try:
             body()
         except Exception as error:
             log.exception("the stage failed")
-            self._send(0, Broken(f"{type(error).__name__}: {error}"))
+            self.send(0, Broken(f"{type(error).__name__}: {error}"))
 
-    def _compute(self) -> None:
-        assert self._links is not None
+    def _compute(self, stage: Stage) -> None:
         assert self._decoder is not None
-        stage = self._links.stage
         torch.set_num_threads(1)
         while (work := self._work.get()) is not None:
             step, payload = work
@@ -136,14 +106,14 @@ class StageWorker:
             )
             hidden = self._decoder.forward(batch, rows_of(payload, self._hidden_size))
             if stage.index + 1 < stage.count:
-                self._send(stage.index + 1, step, bytes_of(hidden))
+                self.send(stage.index + 1, step, bytes_of(hidden))
             else:
-                self._send(0, Result(step.number), bytes_of(hidden[step.logits_rows]))
+                self.send(0, Result(step.number), bytes_of(hidden[step.logits_rows]))
 
     def _read(self) -> None:
         assert self._decoder is not None
         while (wanted := self._reads.get()) is not None:
-            self._send(0, Kv(wanted.number), self._decoder.read_kv(wanted.table, wanted.begin, wanted.end))
+            self.send(0, Kv(wanted.number), self._decoder.read_kv(wanted.table, wanted.begin, wanted.end))
 
 
 def bytes_of(hidden: Tensor) -> memoryview:

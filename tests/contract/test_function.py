@@ -65,6 +65,8 @@ def test_what_is_no_size_is_refused(text: Any) -> None:
         ({"concurrency": 0}, "concurrency"),
         ({"timeout_s": 0}, "timeout_s"),
         ({"llm": LLMSettings()}, "needs weights"),
+        ({"layered": True}, "needs weights"),
+        ({"layered": True, "weights": "1" * 64, "slo": SLO(tpot_s=0.1)}, "no LLM"),
     ],
 )
 def test_a_spec_that_cannot_work_is_refused(changes: dict[str, Any], says: str) -> None:
