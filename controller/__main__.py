@@ -12,7 +12,8 @@ import sys
 import uvloop
 
 from fleetstart.controller.config import Config, ConfigError, read_config
-from fleetstart.controller.logformat import LineFormatter
+from fleetstart.controller.seeing.context import log_fields
+from fleetstart.runtime.contract.logformat import configure
 
 PR_SET_PDEATHSIG = 1
 
@@ -36,12 +37,13 @@ def main() -> int:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
             return 1  # it died before the kernel knew
-    handler = logging.StreamHandler()
-    handler.setFormatter(LineFormatter())
-    logging.basicConfig(level=logging.INFO, handlers=[handler])
+    configure(config.log_format, "controller", log_fields)
     logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # a stream that is cut on purpose is no news
     try:
         uvloop.run(_run(config))
+    except ConfigError as error:
+        print(f"fleetstart.controller: {error}", file=sys.stderr)
+        return 2
     except OSError as error:
         print(f"fleetstart.controller: cannot serve on {config.host}:{config.port}: {error}", file=sys.stderr)
         return 1

@@ -32,6 +32,8 @@ from fleetstart.controller.records import LIVE, FunctionRecord, VersionKey
 from fleetstart.controller.registry import Registry
 from fleetstart.controller.resources import Deployed, FunctionInfo, Prediction, SystemStatus
 from fleetstart.controller.responses import error_headers, error_json
+from fleetstart.controller.seeing.api import SeeingApi
+from fleetstart.controller.seeing.context import REQUEST
 from fleetstart.controller.state import REDIS_DOWN
 from fleetstart.controller.store_api import StoreApi
 from fleetstart.controller.versions import scale_of
@@ -58,6 +60,7 @@ class Services:
     checkpoints: Checkpoints
     history: History
     billing: BillingApi
+    seeing: SeeingApi
     stopping: asyncio.Event
 
 
@@ -81,6 +84,7 @@ class Api:
                 Route("/api/v1/invocations/{id}", self.invocation),
                 Route("/api/v1/invocations/{id}/plan", self.plan),
                 *services.billing.routes,
+                *services.seeing.routes,
             ],
             exception_handlers={
                 FleetError: _fleet_error,
@@ -276,8 +280,9 @@ async def _ending_quietly(lines: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
 
 async def _fleet_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, FleetError)
-    headers = {name.decode(): value.decode() for name, value in error_headers(error, "")}
-    return Response(error_json(error, ""), status_code=error.status, headers=headers)
+    request_id = REQUEST.get()
+    headers = {name.decode(): value.decode() for name, value in error_headers(error, request_id)}
+    return Response(error_json(error, request_id), status_code=error.status, headers=headers)
 
 
 async def _http_error(request: Request, error: Exception) -> Response:

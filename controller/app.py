@@ -10,7 +10,7 @@ import signal
 import socket
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import uvicorn
 
@@ -21,7 +21,7 @@ from fleetstart.controller.billing.compactor import Compactor
 from fleetstart.controller.billing.reader import LedgerReader
 from fleetstart.controller.billing.watch import BillingWatch
 from fleetstart.controller.checkpoints import Checkpoints
-from fleetstart.controller.config import Config
+from fleetstart.controller.config import Config, ConfigError
 from fleetstart.controller.gateway import Gateway
 from fleetstart.controller.history import History
 from fleetstart.controller.journal import Journal
@@ -33,10 +33,17 @@ from fleetstart.controller.reporter import Reporter
 from fleetstart.controller.responses import Receive, Scope, Send
 from fleetstart.controller.rollouts import Rollouts
 from fleetstart.controller.scheduler import Scheduler
+from fleetstart.controller.seeing.api import SeeingApi
+from fleetstart.controller.seeing.calls import Calls
+from fleetstart.controller.seeing.entrance import Entrance
+from fleetstart.controller.seeing.process import LoopLag, Self
 from fleetstart.controller.state import REDIS_DOWN, State, connect
 from fleetstart.controller.target import PREFIX
 from fleetstart.controller.view import View
 from fleetstart.runtime.contract.tasks import end_tasks
+
+if TYPE_CHECKING:
+    from fleetstart.controller.seeing.otlp import TraceExport
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +65,19 @@ def open_store(where: str) -> ObjectStore:
     from fleetstart.controller.folder_store import FolderStore
 
     return FolderStore(Path(where))
+
+
+def _trace_export(endpoint: str) -> TraceExport | None:
+    """Errors: ConfigError if it cannot be had."""
+    if not endpoint:
+        return None
+    try:
+        from fleetstart.controller.seeing.otlp import TraceExport  # late: nobody else pays for it
+    except ImportError as error:
+        raise ConfigError(
+            f"spans shall go to {endpoint}, and {error.name} is not installed: pip install 'fleetstart[otel]'"
+        ) from error
+    return TraceExport(endpoint)
 
 
 class Server(uvicorn.Server):
@@ -104,6 +124,24 @@ class Controller:
             self._client, archive, reader, lambda: self.scheduler.fence, segment_rows=config.segment_rows
         )
         rollouts = Rollouts(self.state, registry, self.scheduler)
+        billing = BillingApi(self._client, reader, self.billing, self.view)
+        self.calls = Calls()
+        lag = LoopLag()
+        self._traces = _trace_export(config.otlp_endpoint)
+        seeing = SeeingApi(
+            self._client,
+            reader,
+            self.view,
+            calls=self.calls,
+            lag=lag,
+            process=Self(
+                unwritten=lambda: self.ledger.pending,
+                leads=lambda: bool(self.scheduler.fence),
+                redis=lambda: self.view.redis,
+            ),
+            budgets=billing.shown,
+            extra=self._traces.families if self._traces is not None else lambda: (),
+        )
         self._parts: tuple[Part, ...] = (
             self.state,
             self.scheduler,
@@ -114,6 +152,7 @@ class Controller:
             self.checkpoints,
             self.billing,
             self.compactor,
+            lag,
         )
         services = Services(
             config=config,
@@ -123,13 +162,14 @@ class Controller:
             store=store,
             checkpoints=self.checkpoints,
             history=History(self._client, reader),
-            billing=BillingApi(self._client, reader, self.billing, self.view),
+            billing=billing,
+            seeing=seeing,
             stopping=self._stopping,
         )
         self._api = Api(services).app
         self._server = Server(
             uvicorn.Config(
-                self.asgi,
+                Entrance(self.asgi, refused=self.calls.refused, sample=self._traces is not None),
                 http="httptools",
                 ws="none",
                 lifespan="off",
@@ -160,6 +200,9 @@ class Controller:
             with contextlib.suppress(ValueError, RuntimeError):  # in a thread, for tests: signals are the main's
                 loop.add_signal_handler(number, self.stop)
         self.ledger.recover()
+        self.ledger.on_trace(self.calls.ended)  # from now on: what others had answered, they had counted
+        if self._traces is not None:
+            self.ledger.on_trace(self._traces.ended)
         listener = _listener(self.config)
         log.info("controller serves", extra={"url": self.config.url, "gateway": self.gateway_id})
         try:
@@ -173,6 +216,8 @@ class Controller:
             await self.gateway.close()
             await self._client.aclose()
             self._journal.close()
+            if self._traces is not None:
+                await asyncio.to_thread(self._traces.close)
 
     async def _first_read(self) -> None:
         """Callers wait in the socket's backlog meanwhile: better than an answer from a view that knows nothing."""

@@ -7,7 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from fleetstart.runtime.contract.logformat import LogFormat, read_format
+
 MIB = 1024 * 1024
+OTLP_PATH = "/v1/traces"
 
 
 class ConfigError(ValueError):
@@ -30,6 +33,9 @@ class Config:
     parent_death: bool = False
     segment_rows: int = 10_000
     """Of the ledger, in one object of the store: with fewer, Redis holds less, and reading takes longer."""
+    log_format: LogFormat = "text"
+    otlp_endpoint: str = ""
+    """Where spans are posted; empty: nowhere."""
     drain_s: float = 10.0
     """How long calls under way may go on after SIGTERM."""
 
@@ -52,8 +58,28 @@ def read_config(env: Mapping[str, str]) -> Config:
         max_body_bytes=_whole(env, "FS_MAX_BODY", 64 * MIB, 1, 1 << 40),
         parent_death=env.get("FS_PARENT_DEATH") == "1",
         segment_rows=_whole(env, "FS_SEGMENT_ROWS", 10_000, 10, 100_000),
+        log_format=_log_format(env.get("FS_LOG_FORMAT", "")),
+        otlp_endpoint=_otlp_endpoint(env),
         drain_s=float(_whole(env, "FS_DRAIN_S", 10, 0, 3600)),
     )
+
+
+def _log_format(text: str) -> LogFormat:
+    try:
+        return read_format(text)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+
+
+def _otlp_endpoint(env: Mapping[str, str]) -> str:
+    """Ours, or OpenTelemetry's own variables: one names the URL itself, the other what it begins with."""
+    url = env.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "")
+    base = env.get("FS_OTLP_ENDPOINT") or ("" if url else env.get("OTEL_EXPORTER_OTLP_ENDPOINT", ""))
+    if base:
+        url = base if base.rstrip("/").endswith(OTLP_PATH) else base.rstrip("/") + OTLP_PATH
+    if url and not url.startswith(("http://", "https://")):
+        raise ConfigError(f"the OTLP endpoint {url[:80]!r} must begin with http:// or https://")
+    return url
 
 
 def _whole(env: Mapping[str, str], name: str, default: int, least: int, most: int) -> int:

@@ -18,12 +18,13 @@ from fleetstart.controller.client_watch import ClientWatch
 from fleetstart.controller.headers import request_headers, sane_request_id, timeout_s
 from fleetstart.controller.invoke import Cut, Invoker, open_session
 from fleetstart.controller.ledger import LedgerWriter
-from fleetstart.controller.outcomes import answer_error, cost, first_answer, start_kind
+from fleetstart.controller.outcomes import answer_error, cost, first_answer, first_byte_ms, start_kind
 from fleetstart.controller.pool import broken
 from fleetstart.controller.prospects import Prospects, start_failure
 from fleetstart.controller.records import FunctionRecord, VersionKey, VersionRecord
 from fleetstart.controller.responses import Receive, Scope, Send
 from fleetstart.controller.routes import Call, Route
+from fleetstart.controller.seeing.context import TRACE
 from fleetstart.controller.state import REDIS_DOWN, State
 from fleetstart.controller.target import Target, parse_target
 from fleetstart.controller.uploads import ClientGone, declared_bytes, header, read_body, refuse_unread, too_large
@@ -220,7 +221,8 @@ class Gateway:
             return
         call.finished = True
         worker = call.worker
-        queue_ns = call.queue_ns if call.attempts else time.monotonic_ns() - call.accepted_ns
+        now_ns = time.monotonic_ns()
+        queue_ns = call.queue_ns if call.attempts else now_ns - call.accepted_ns
         row = InvocationRow(
             id=call.id,
             function=route.key.name,
@@ -238,6 +240,8 @@ class Gateway:
             tags=route.spec.tags,
             cost_nusd=cost(route, call),
             attempts=call.attempts,
+            total_ms=(now_ns - call.accepted_ns) // 1_000_000,
+            first_byte_ms=first_byte_ms(call),
         )
         status = worker.status if worker is not None else None
         trace = InvocationTrace(
@@ -247,6 +251,9 @@ class Gateway:
             pooled=status.pooled if status is not None else False,
             events=call.event_count,
             relayed=status.relayed if status is not None and row.start != "hot" else (),
+            node=status.node if status is not None else "",
+            fetched=status.fetched if status is not None and row.start != "hot" else {},
+            context=TRACE.get(),
         )
         self._ledger.ended(trace, first_answer(route, call))
 

@@ -65,6 +65,7 @@ class LedgerWriter:
         self._outcomes: deque[StartOutcome] = deque(maxlen=OUTCOMES_KEPT)
         self._wake = asyncio.Event()
         self._listeners: list[Callable[[InvocationRow], None]] = []
+        self._trace_listeners: list[Callable[[InvocationTrace], None]] = []
         self._written: dict[InvocationId, InvocationTrace] = {}
         """Redis has them, its disk perhaps not."""
         self._redis_run = ""
@@ -74,6 +75,10 @@ class LedgerWriter:
     def on_row(self, listener: Callable[[InvocationRow], None]) -> None:
         """Called for each call that ends here, once."""
         self._listeners.append(listener)
+
+    def on_trace(self, listener: Callable[[InvocationTrace], None]) -> None:
+        """The same, with its timeline."""
+        self._trace_listeners.append(listener)
 
     def opened(self, invocation: OpenInvocation) -> None:
         self._open[invocation.id] = invocation
@@ -100,6 +105,8 @@ class LedgerWriter:
             self._ended[trace.row.id] = trace
             for listener in self._listeners:
                 listener(trace.row)
+            for told in self._trace_listeners:
+                told(trace)
         self._wake.set()
 
     @property

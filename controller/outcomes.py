@@ -46,6 +46,12 @@ def first_answer(route: Route, call: Call) -> StartOutcome | None:
     )
 
 
+def first_byte_ms(call: Call) -> int | None:
+    """From acceptance until a worker began to answer, whatever it answered; None if none did."""
+    answered_ns = next((phase.ended_ns for phase in call.timeline.phases if phase.name == "execute"), 0)
+    return (answered_ns - call.accepted_ns) // 1_000_000 if answered_ns else None
+
+
 def join_start(call: Call, status: WorkerStatus, order: WorkerOrder | None, since_ns: int) -> None:
     """Puts the start that the call has waited for since then on its timeline, as far as it fell into that time."""
     decided_unix_ns = order.decided_unix_ns or order.ordered_unix_ns if order is not None else 0

@@ -8,49 +8,32 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import faulthandler
-import json
-import logging
 import os
 import resource
 import signal
 import sys
-import time
 
 from fleetstart.prefetcher.config import Config, ConfigError, config_from
 from fleetstart.prefetcher.daemon import Daemon, NodeTaken
 from fleetstart.prefetcher.sources import open_source
+from fleetstart.runtime.contract.logformat import configure
 
 END_LIMIT_S = 9.0
 """An end in order takes far less. After it the process says where it hangs and goes, before `fs down` loses patience
 after 10 s and kills it without a word; the kernel frees the rest."""
 DESCRIPTORS_MOST = 65_536
 _PR_SET_PDEATHSIG = 1
-_STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
-
-
-class _OneLine(logging.Formatter):
-    """`time level module: sentence {fields}`; a traceback follows on its own lines."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        fields = {key: value for key, value in record.__dict__.items() if key not in _STANDARD}
-        stamp = time.strftime("%H:%M:%S", time.localtime(record.created)) + f".{int(record.msecs):03d}"
-        line = f"{stamp} {record.levelname.lower()} {record.name.removeprefix('fleetstart.')}: {record.getMessage()}"
-        if fields:
-            line += " " + json.dumps(fields, default=str)
-        return line + (f"\n{self.formatException(record.exc_info)}" if record.exc_info else "")
 
 
 def main() -> int:
     parent = os.getppid()
     _allow_descriptors()
-    handler = logging.StreamHandler()
-    handler.setFormatter(_OneLine())
-    logging.basicConfig(level=logging.INFO, handlers=[handler])
     try:
         config = config_from(os.environ)
     except ConfigError as error:
         print(f"fleetstart node: {error}", file=sys.stderr)
         return 2
+    configure(config.log_format, "node")
     if config.parent_death:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL), 0, 0, 0)
         if os.getppid() != parent:

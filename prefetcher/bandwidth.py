@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 
 SMOOTHING = 0.3
 """Of a new measurement; a handful of fetches outweigh what was before."""
@@ -37,6 +38,22 @@ class Stopwatch:
             self.size_bytes += size_bytes
             if self._under_way == 0:
                 self.busy_s += time.monotonic() - self._since_s
+
+
+class Fetched:
+    """Bytes by source, ever. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._sums: Counter[str] = Counter()
+
+    def note(self, source: str, size_bytes: int) -> None:
+        with self._lock:
+            self._sums[source] += size_bytes
+
+    def sums(self) -> dict[str, int]:
+        with self._lock:
+            return dict(self._sums)
 
 
 class Bandwidths:

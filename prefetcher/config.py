@@ -12,6 +12,7 @@ from pathlib import Path
 from fleetstart.runtime.contract.errors import InvalidSpec
 from fleetstart.runtime.contract.function import GIB, parse_size
 from fleetstart.runtime.contract.ids import NodeId
+from fleetstart.runtime.contract.logformat import LogFormat, read_format
 
 PROFILES = {"python": None, "torch": "torch"}
 """Profile → module that must be installed for it; looked for, never imported here."""
@@ -67,6 +68,7 @@ class Config:
     """Checkpoints kept on this node's disk; none where the store is a folder, which is a disk itself."""
     fetch_threads: int = FETCH_THREADS
     """Connections to the object store."""
+    log_format: LogFormat = "text"
     shutdown_grace_s: float = 2.0
     """For calls under way when the daemon is told to end: `fs down` should feel immediate."""
 
@@ -94,8 +96,16 @@ def config_from(env: Mapping[str, str]) -> Config:
         worker_env={name: value for name, value in env.items() if name.startswith(WORKER_ENV)},
         watch_only=env.get("FS_LIMITS", "") == "watched",
         parent_death=env.get("FS_PARENT_DEATH", "") == "1",
+        log_format=_log_format(env.get("FS_LOG_FORMAT", "")),
         fetch_threads=_whole(env, "FS_FETCH_THREADS", default=default_fetch_threads(cpus), least=1, most=64),
     )
+
+
+def _log_format(text: str) -> LogFormat:
+    try:
+        return read_format(text)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
 
 
 def _required(env: Mapping[str, str], name: str) -> str:

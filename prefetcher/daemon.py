@@ -161,6 +161,7 @@ class Daemon:
             servers=self._servers,
             groups=self._groups,
             speeds=self._speeds,
+            rows=self._rows,
         )
 
     def _server_changed(self) -> None:

@@ -11,6 +11,7 @@ import logging
 import secrets
 import socket
 import time
+from collections import Counter
 from itertools import chain
 
 from fleetstart.prefetcher.body import Body
@@ -43,6 +44,7 @@ class Equipment:
         """Of its weights, then of their adapter."""
         self.cold = False
         """Whether something of its weights had to be fetched."""
+        self._traffic_before: Counter[str] = Counter()
         self.pooled = False
         """Whether its process had waited for it."""
         self.endpoint = ""
@@ -58,6 +60,7 @@ class Equipment:
         checkpoints = [checkpoint for checkpoint in (spec.weights, spec.adapter) if checkpoint is not None]
         stages = [self._role.layers, None]
         self.cold = not all(map(host.segments.is_ready, checkpoints, stages))
+        self._traffic_before = self._traffic()
         fresh = spec.network or not host.spares.has(spec.profile)
         fork = asyncio.ensure_future(host.spares.fork(spec.profile, network=spec.network)) if fresh else None
         weights = asyncio.ensure_future(host.segments.acquire_all(checkpoints, self._order.worker, self._role.layers))
@@ -153,6 +156,18 @@ class Equipment:
         ends_ns = [segment.fetch_span_ns[1] for segment in self.segments]
         ended_ns = max(ends_ns) if all(ends_ns) else time.monotonic_ns()
         return max(begun_ns, since_ns), ended_ns
+
+    @property
+    def fetched(self) -> dict[str, int]:
+        """Bytes of its weights by source, since it asked for them."""
+        return dict(self._traffic() - self._traffic_before) if self.cold else {}
+
+    def _traffic(self) -> Counter[str]:
+        found: Counter[str] = Counter()
+        for checkpoint in (self._spec.weights, self._spec.adapter):
+            if checkpoint is not None:
+                found.update(self._host.segments.traffic(checkpoint))
+        return found
 
     @property
     def segment_error(self) -> FleetError | None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from fleetstart.prefetcher.cgroups import Groups
 from fleetstart.prefetcher.config import Config
 from fleetstart.prefetcher.forkserver import ForkServer
+from fleetstart.prefetcher.meter import Rows
 from fleetstart.prefetcher.segments import Segments
 from fleetstart.prefetcher.speeds import Speeds
 from fleetstart.prefetcher.state import LEASE_MS, NodeState, Unreachable
@@ -67,6 +68,7 @@ def report_of(
     servers: Mapping[str, ForkServer],
     groups: Groups | None,
     speeds: Speeds,
+    rows: Rows,
 ) -> NodeReport:
     """What the scheduler learns of the node."""
     warm = {name: server.warm for name, server in servers.items() if server.warm is not None}
@@ -84,6 +86,9 @@ def report_of(
         pid=os.getpid(),
         weights_memory=segments.room.memory.report(),
         bytes_per_s=segments.bandwidths.bytes_per_s(),
+        fetched_bytes=segments.fetched_bytes,
+        waived_ms=rows.waived_ms,
+        kept_nusd=rows.kept_nusd,
         disk_bytes=segments.disk_bytes,
         disk=segments.disk_ranges(),
         speeds=speeds.report(),

@@ -92,8 +92,24 @@ class Logs:
         self._waiting: deque[tuple[FunctionName, LogLine]] = deque(maxlen=WAITING_LINES)
         self.arrived = asyncio.Event()
 
-    def write(self, function: FunctionName, worker: WorkerId, version: Version, stream: Stream, text: str) -> None:
-        line = LogLine(unix_ms=time.time_ns() // 1_000_000, worker=worker, version=version, stream=stream, text=text)
+    def write(
+        self,
+        function: FunctionName,
+        worker: WorkerId,
+        version: Version,
+        stream: Stream,
+        text: str,
+        invocation: str = "",
+    ) -> None:
+        """`invocation` is whose call printed it, if that is known."""
+        line = LogLine(
+            unix_ms=time.time_ns() // 1_000_000,
+            worker=worker,
+            version=version,
+            stream=stream,
+            text=text,
+            invocation=invocation,
+        )
         self._waiting.append((function, line))
         self.arrived.set()
 

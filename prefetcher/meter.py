@@ -118,9 +118,21 @@ class Rows:
 
     def __init__(self) -> None:
         self._waiting: deque[PhaseRow] = deque(maxlen=WAITING_ROWS)
+        self._waived_ms: Counter[str] = Counter()
+        self.kept_nusd = 0
+        """What the idle time of kept workers cost, ever."""
 
     def add(self, *rows: PhaseRow) -> None:
         self._waiting.extend(rows)
+        for row in rows:
+            self.kept_nusd += row.cost_nusd
+            if not row.rate_nusd_per_gib_s and row.phase != "execute":  # that is billed, by call
+                self._waived_ms[row.phase] += row.duration_ms
+
+    @property
+    def waived_ms(self) -> dict[str, int]:
+        """By phase, ever."""
+        return dict(self._waived_ms)
 
     def peek(self, most: int = 500) -> list[PhaseRow]:
         return [self._waiting[index] for index in range(min(most, len(self._waiting)))]

@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Callable, Collection
 
 from fleetstart import native
+from fleetstart.prefetcher.bandwidth import Fetched
 from fleetstart.prefetcher.disk import DiskImage, DiskTier
 from fleetstart.prefetcher.fetch import Fetch
 from fleetstart.prefetcher.lanes import Lane, StoreChunks
@@ -43,6 +44,7 @@ class Opener:
         self._disk = disk
         self._threads = threads
         self._pace = pace
+        self.fetched = Fetched()
         self._generation = 0
 
     async def read_manifest(self, checkpoint: CheckpointId) -> tuple[Manifest, bytes]:
@@ -111,9 +113,10 @@ class Opener:
         return lanes
 
     def _write_behind(self, image: DiskImage | None, region: native.Region) -> Callable[[ChunkRange, str], None]:
-        disk, memory = self._disk, weakref.ref(region)
+        disk, memory, fetched = self._disk, weakref.ref(region), self.fetched
 
         def keep(chunk: ChunkRange, source: str) -> None:
+            fetched.note(source, chunk.size_bytes)
             held = memory()
             if disk is not None and image is not None and held is not None and source != image.name:
                 disk.write_behind(image, chunk, held)

@@ -9,6 +9,7 @@ from typing import Literal
 from fleetstart.prefetcher.host import Host
 from fleetstart.prefetcher.logs import Stream
 from fleetstart.prefetcher.meter import WorkerMeter
+from fleetstart.prefetcher.printed import read_line
 from fleetstart.runtime.contract.messages import Usage, WorkerOrder
 from fleetstart.runtime.contract.prices import PriceSheet
 from fleetstart.runtime.contract.timeline import Timeline, machine_origin_ns
@@ -40,6 +41,12 @@ class Record:
 
     def say(self, stream: Stream, text: str) -> None:
         self._host.logs.write(self._order.spec.name, self._order.worker, self._order.version, stream, text)
+
+    def printed(self, line: str) -> None:
+        """By the worker's process."""
+        stream, invocation, text = read_line(line)
+        order = self._order
+        self._host.logs.write(order.spec.name, order.worker, order.version, stream, text, invocation)
 
     def started(self, assigned_ns: int, fetched_ns: tuple[int, int] | None, own: Timeline) -> None:
         """The node's phases, then the worker's own; and their rows, except for what comes after the start.

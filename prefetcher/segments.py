@@ -64,6 +64,18 @@ class Segments:
     def disk_bytes(self) -> int:
         return self._disk.used_bytes if self._disk is not None else 0
 
+    @property
+    def fetched_bytes(self) -> dict[str, int]:
+        """By source, since the daemon began."""
+        return self._opener.fetched.sums()
+
+    def traffic(self, checkpoint: CheckpointId) -> dict[str, int]:
+        """Bytes that each source gave so far to those who waited for the checkpoint, as long as it is here."""
+        segment = self.room.segments.get(checkpoint)
+        if segment is None or segment.fetch is None:
+            return {}
+        return {source: size_bytes for source, (size_bytes, _) in segment.fetch.traffic().items()}
+
     def reports(self) -> list[SegmentReport]:
         return [segment.report() for segment in self.room.segments.values()]
 

@@ -48,7 +48,7 @@ class Worker:
         self.state: WorkerState = "starting"
         self.task: asyncio.Task[None] | None = None
         self.record = Record(order, host)
-        self.body = Body(order.worker, host.spares, lambda line: self.record.say("stdout", line))
+        self.body = Body(order.worker, host.spares, self.record.printed)
         self._host = host
         self._spec = order.spec
         self._role = Role(
@@ -62,6 +62,7 @@ class Worker:
         self._drain_until_s: float | None = None
         self._begun = False
         self._ending = False
+        self._fetched: dict[str, int] = {}
 
     # ── what others ask of it ──────────────────────────────────────────────────────────────────────
 
@@ -155,6 +156,7 @@ class Worker:
 
     def _started(self, timeline: Timeline) -> None:
         """Whether it is ready or has failed: its start is over."""
+        self._fetched = self.equipment.fetched
         self.record.started(self.equipment.assigned_ns, self.equipment.fetched_ns(self.record.seen_ns), timeline)
 
     def _became_ready(self, timeline: Timeline) -> None:
@@ -248,6 +250,7 @@ class Worker:
                 link=self._role.link,
                 whole=self._role.whole,
                 relayed=self._role.relayed,
+                fetched=self._fetched,
                 error=error,
                 timeline=self.record.timeline,
                 changed_unix_ns=time.time_ns(),

@@ -21,7 +21,7 @@ import socket
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NoReturn, TextIO
+from typing import NoReturn
 
 from fleetstart.runtime import isolation, kernel
 from fleetstart.runtime.contract import exits
@@ -29,6 +29,7 @@ from fleetstart.runtime.contract.channel import Channel, ChannelClosed
 from fleetstart.runtime.contract.ids import WorkerId
 from fleetstart.runtime.contract.messages import Exited, Fork, Forked, ForkFailed, Warm
 from fleetstart.runtime.isolation import Isolation
+from fleetstart.runtime.output import Lines
 
 INHERITED = (
     "PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONHOME", "CUDA_VISIBLE_DEVICES",
@@ -156,13 +157,8 @@ def _arrange_descriptors(control_fd: int, log_fd: int) -> None:
     os.dup2(control_fd, CONTROL_FD, inheritable=False)
     kernel.close_from(CONTROL_FD + 1)
     sys.stdin = open(0, closefd=False)  # noqa: SIM115
-    sys.stdout = sys.__stdout__ = _log_stream(1)  # type: ignore[misc, assignment]
-    sys.stderr = sys.__stderr__ = _log_stream(2)  # type: ignore[misc, assignment]
-
-
-def _log_stream(fd: int) -> TextIO:
-    """Line-buffered, so that a line is in the log when it is written, also if the process is killed next."""
-    return open(fd, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
+    sys.stdout = sys.__stdout__ = Lines(1)  # type: ignore[misc]
+    sys.stderr = sys.__stderr__ = Lines(2)  # type: ignore[misc]
 
 
 def _reseed() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import inspect
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -153,7 +154,7 @@ async def _run_async(handler: Callable[..., Any], arguments: Any, named: Any, re
 async def _run_in_thread(pool: ThreadPoolExecutor, work: Callable[[], Any], receive: Receive, reply: _Reply) -> None:
     """A thread cannot be cancelled: the call lasts, and keeps its slot, until the thread is done with it."""
     job = _Job(asyncio.get_running_loop())
-    pool.submit(job.run, work)
+    pool.submit(contextvars.copy_context().run, job.run, work)
     try:
         result = await job.result
         if result is not _Job.STREAMS:

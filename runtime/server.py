@@ -31,6 +31,7 @@ from fleetstart.runtime.contract.messages import (
     TOKEN_HEADER,
 )
 from fleetstart.runtime.meter import Meter
+from fleetstart.runtime.output import CALL
 
 KEEP_ALIVE_S = 3600
 """The gateway decides when its connections end; a worker that closed one first would race with a call on it."""
@@ -79,6 +80,7 @@ class Door:
             await respond_error(send, *self._refusal(number, request))
             return
         self._changed()
+        CALL.set(request)
         try:
             await self._call(scope, receive, send, request, timeout_s)
         finally:

@@ -30,6 +30,7 @@ VERBS = {
     "logs": "Show what a function's workers printed.",
     "trace": "Show where the time of an invocation went.",
     "explain": "Show why a call's worker was started as it was, and what came of it.",
+    "dashboard": "Print the URL of the dashboard, or open it.",
     "weights": "Send, list, check, export and remove checkpoints.",
     "versions": "List a function's versions, and what calls go to.",
     "rollback": "Go back to a version that was live before.",

@@ -35,6 +35,7 @@ from fleetstart.controller.cli.layout import (
 )
 from fleetstart.controller.cli.restarts import RestartPolicy
 from fleetstart.controller.cli.services import REDIS, Service, find_redis, python_services, redis_service
+from fleetstart.runtime.contract.logformat import configure
 
 log = logging.getLogger(__name__)
 
@@ -285,7 +286,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--store", default="")
     parser.add_argument("--node-memory", default="")
     options = parser.parse_args(arguments)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    configure("json" if os.environ.get("FS_LOG_FORMAT") == "json" else "text", "supervisor")
     layout = Layout(options.home.absolute())
     with try_lock(layout.lock) as mine:
         if not mine:

@@ -57,6 +57,10 @@ class InvocationRow(msgspec.Struct, frozen=True, kw_only=True, tag="invocation")
     rate_nusd_per_gib_s: int = PRICE_NUSD_PER_GIB_S
     cost_nusd: int
     attempts: int = 1
+    total_ms: int = 0
+    """From acceptance until the answer was complete; 0 in rows of earlier releases, and of calls that were lost."""
+    first_byte_ms: int | None = None
+    """From acceptance until a worker began to answer; None if none did."""
     price: int = 1
     """Version of the price sheet that the rate is from: the one in force when the call was accepted."""
     key: str = ""
@@ -106,6 +110,20 @@ class OpenInvocation(msgspec.Struct, frozen=True, kw_only=True):
     accepted_unix_ms: int
 
 
+class TraceContext(msgspec.Struct, frozen=True):
+    """An invocation's place in a trace (W3C Trace Context); ids in hex."""
+
+    trace_id: str = ""
+    span_id: str = ""
+    """Of the attempt: what spans that the handler makes have as their parent."""
+    parent_id: str = ""
+    """The caller's span; empty if the trace begins here."""
+    sampled: bool = False
+    """Whether its spans are recorded, as whoever began the trace has decided."""
+    state: str = ""
+    """What other systems have to say of it, passed on."""
+
+
 class InvocationTrace(msgspec.Struct, frozen=True, kw_only=True):
     """What `fs trace` prints."""
 
@@ -117,6 +135,11 @@ class InvocationTrace(msgspec.Struct, frozen=True, kw_only=True):
     """Of an event stream, those that the worker sent."""
     relayed: tuple[int, ...] = ()
     """Stages that the first one's node could not connect to, and reached through the object store."""
+    node: str = ""
+    """Of its worker."""
+    fetched: dict[str, int] = {}
+    """Bytes of weights by where they came from, of the start that it waited for."""
+    context: TraceContext = TraceContext()
 
 
 class LogLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -125,6 +148,8 @@ class LogLine(msgspec.Struct, frozen=True, kw_only=True):
     version: Version
     stream: Literal["stdout", "stderr", "system"]
     text: str
+    invocation: str = ""
+    """Whose call printed it, if it is known."""
 
 
 APPEND_KEYS = (

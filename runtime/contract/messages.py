@@ -100,6 +100,8 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Whether it needs no other worker: a stage that has grown does not."""
     relayed: tuple[int, ...] = ()
     """Stages of its pipeline that its node could not connect to: what it sends them goes through the object store."""
+    fetched: dict[str, int] = {}
+    """Bytes of its weights by where they came from ("store", "disk"), once its start is over."""
     error: ErrorInfo | None = None
     timeline: Timeline = msgspec.field(default_factory=Timeline)
     changed_unix_ns: int = 0
@@ -166,6 +168,12 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     weights_memory: MemoryReport = MemoryReport()
     bytes_per_s: dict[str, float] = {}
     """How fast each source of weights was when it was last used: "store", "disk"."""
+    fetched_bytes: dict[str, int] = {}
+    """What each gave since the daemon began."""
+    waived_ms: dict[str, int] = {}
+    """Of its workers' time since then, what nobody pays for, by phase."""
+    kept_nusd: int = 0
+    """What the idle time of workers cost since then that were kept because of `min`."""
     disk_bytes: int = 0
     """Of checkpoints that are kept on the node's disk."""
     disk: dict[CheckpointId, list[tuple[int, int]]] = {}
@@ -315,6 +323,8 @@ DaemonMessage = Assign | Peers | Grow | Drain
 
 TOKEN_HEADER = "fs-worker-token"
 REQUEST_HEADER = "x-request-id"
+TRACEPARENT_HEADER = "traceparent"
+TRACESTATE_HEADER = "tracestate"
 DEADLINE_HEADER = "fs-deadline-ms"
 """Milliseconds that the call may still take, from when the worker reads it."""
 DRAINING_HEADER = "fs-draining"

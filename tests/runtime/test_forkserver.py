@@ -169,7 +169,8 @@ def test_the_log_carries_both_streams_line_by_line(functions: Functions) -> None
         """
     )
     worker.post()
-    assert worker.log() == "to stdout\nto stderr\nas it is: ä\n"
+    log = "\x1e1inv-test\x1fto stdout\n\x1e2inv-test\x1fto stderr\nas it is: ä\n"
+    assert worker.log() == log
 
 
 UNSHARE = {"x86_64": 272, "aarch64": 97}

@@ -52,8 +52,14 @@ def command(
 ) -> None:
     """Show what a function's workers printed, oldest first.
 
-    With a filter, --tail counts the lines that pass it, of the last 10,000. Of calls that one worker served at the same
-    time, --request shows the lines of all: a line does not tell which of them printed it.
+    Lines of workers that never got ready are there, too, and why they did not. With a filter, --tail counts the lines
+    that pass it, of the last 10,000. Each line that Python code printed names its invocation; of others (libraries that
+    write by themselves), --request shows what its worker printed while the invocation ran.
+
+    \b
+    fs logs hello -f
+    fs logs hello --since 15m --grep Traceback
+    fs logs hello --request inv-8b8a53c0e4b14c9f7a6d
     """
     if follow and invocation:
         raise click.UsageError("an invocation that can be named has ended: give --follow or --request")
@@ -85,11 +91,14 @@ class Filter:
     def passes(self, line: LogLine) -> bool:
         if line.unix_ms < self.since_unix_ms or (self.pattern and not self.pattern.search(line.text)):
             return False
-        return self.trace is None or _printed_during(line, self.trace)
+        return self.trace is None or is_of(line, self.trace)
 
 
-def _printed_during(line: LogLine, trace: InvocationTrace) -> bool:
-    """By its worker, from when that had the call until the answer was out."""
+def is_of(line: LogLine, trace: InvocationTrace) -> bool:
+    """Printed for the invocation, as far as the line knows; else by its worker, from when that had the call until the
+    answer was out."""
+    if line.invocation:
+        return line.invocation == trace.row.id
     ran = [phase for phase in trace.timeline.phases if phase.name in ("execute", "respond")]
     if not ran or line.worker != trace.row.worker:
         return False

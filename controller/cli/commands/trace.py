@@ -39,12 +39,15 @@ def shown(trace: InvocationTrace, *, width: int) -> str:
     facts = [f"{row.function}@{row.version}", f"{row.start} start", outcome, worker]
     if trace.relayed:
         facts.append(f"{stages(trace.relayed)} reached through the object store")
+    if trace.fetched:
+        facts.append(", ".join(f"{output.size(count)} from the {source}" for source, count in trace.fetched.items()))
     if row.attempts > 1:
         facts.append(f"{row.attempts} attempts")
     bill = f"billed {row.billed_ms} ms of {output.size(row.memory_bytes)} = ${dollars(row.cost_nusd)}"
     waived = f"waited {row.queue_ms} ms, not billed"
     chart = waterfall(trace.timeline.phases, width=width)
-    return f"{row.id}   {', '.join(facts)}\n\n{chart}\n\n{bill}; {waived}"
+    spans = f"\ntrace {trace.context.trace_id}" if trace.context.trace_id else ""
+    return f"{row.id}   {', '.join(facts)}\n\n{chart}\n\n{bill}; {waived}{spans}"
 
 
 def stages(indices: Sequence[int]) -> str:

@@ -34,11 +34,27 @@ POLL_S = 0.05
 @click.option("--redis", default="", metavar="URL", help="Use this Redis instead of a private one.")
 @click.option("--store", default="", metavar="PATH|s3://…", help="Where bundles and checkpoints are kept.")
 @click.option("--node-memory", default="", metavar="SIZE", help="What workers and weights may use, such as 8GiB.")
+@click.option(
+    "--log-format",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
+    envvar="FS_LOG_FORMAT",
+    help="How all parts write their logs.",
+)
 @click.option("--foreground", is_flag=True, help="Stay in this terminal; ctrl-C stops everything.")
 @verb(server=False)
 @click.pass_obj
 def command(
-    home: Path, *, port: int, redis: str, store: str, node_memory: str, foreground: bool, as_json: bool
+    home: Path,
+    *,
+    port: int,
+    redis: str,
+    store: str,
+    node_memory: str,
+    log_format: str,
+    foreground: bool,
+    as_json: bool,
 ) -> None:
     """Start everything on this machine: Redis, controller, node.
 
@@ -58,10 +74,10 @@ def command(
     if foreground:
         if is_locked(layout.lock):
             raise StartFailed(f"a server runs in {home} already", hint="stop it with `fs down` first")
-        os.execv(sys.executable, argv)
+        os.execve(sys.executable, argv, {**os.environ, "FS_LOG_FORMAT": log_format})
     already = is_locked(layout.lock)
     started_s = time.monotonic()
-    process = None if already else _spawn(argv, layout)
+    process = None if already else _spawn(argv, layout, log_format)
     status = wait_ready(layout, process)
     if already:
         output.say(f"already up, in {home}")
@@ -78,11 +94,17 @@ def supervisor_argv(home: Path, *, port: int, redis: str = "", store: str = "", 
     return [sys.executable, "-P", "-m", "fleetstart.controller.cli.supervisor", *options, "--node-memory", node_memory]
 
 
-def _spawn(argv: list[str], layout: Layout) -> subprocess.Popen[bytes]:
+def _spawn(argv: list[str], layout: Layout, log_format: str) -> subprocess.Popen[bytes]:
     layout.create()
     with layout.log("supervisor").open("ab") as log:
         return subprocess.Popen(
-            argv, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, cwd="/", start_new_session=True
+            argv,
+            env={**os.environ, "FS_LOG_FORMAT": log_format},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            cwd="/",
+            start_new_session=True,
         )
 
 

@@ -1,0 +1,118 @@
+// Which page is shown, and keeping it true: asks again every two seconds while somebody looks.
+
+import { Refused, useKey } from "./client.js";
+import { h, morph } from "./dom.js";
+import * as functions from "./functions.js";
+import * as one from "./function.js";
+import * as invocation from "./invocation.js";
+import * as nodes from "./nodes.js";
+import * as usage from "./usage.js";
+
+const EVERY_MS = 2000;
+const NAV = [["Functions", "#/", functions], ["Nodes", "#/nodes", nodes], ["Usage", "#/usage", usage]];
+const ROUTES = [
+  [/^$/, functions],
+  [/^f\/([^/]+)$/, one],
+  [/^i\/([^/]+)$/, invocation],
+  [/^nodes$/, nodes],
+  [/^usage$/, usage],
+];
+
+const page = document.getElementById("page");
+const state = document.getElementById("state");
+const notice = document.getElementById("notice");
+let asking = new AbortController();
+let timer = 0;
+
+function route() {
+  const [path, query] = location.hash.replace(/^#\/?/, "").split("?");
+  for (const [pattern, module] of ROUTES) {
+    const found = pattern.exec(path);
+    if (found) return { module, parts: found.slice(1).map(decodeURIComponent), query: new URLSearchParams(query) };
+  }
+  return { module: functions, parts: [], query: new URLSearchParams() };
+}
+
+function drawNav(shown) {
+  const links = NAV.map(([text, href, module]) =>
+    h("a", { href, "aria-current": module === shown || (module === functions && shown === one) ? "page" : null }, text));
+  document.getElementById("nav").replaceChildren(...links);
+}
+
+async function show(fresh) {
+  clearTimeout(timer);
+  asking.abort();
+  const mine = (asking = new AbortController());
+  const { module, parts, query } = route();
+  drawNav(module);
+  document.title = `${parts[0] ?? NAV.find((item) => item[2] === module)?.[0] ?? ""} · fleetstart`;
+  try {
+    const found = await module.load(parts, query, mine.signal);
+    if (mine.signal.aborted) return;
+    const wanted = h("main", { id: "page" }, module.view(found, Date.now(), query));
+    const read = fresh ? [] : [...page.querySelectorAll(".lines")].filter((pane) => !atEnd(pane));
+    if (fresh) page.replaceChildren(...wanted.childNodes);
+    else morph(page, wanted);
+    for (const pane of page.querySelectorAll(".lines")) if (!read.includes(pane)) pane.scrollTop = pane.scrollHeight;
+    tell("live", "live");
+    notice.hidden = true;
+  } catch (error) {
+    if (mine.signal.aborted) return;
+    trouble(error, fresh);
+  }
+  timer = setTimeout(again, EVERY_MS);
+}
+
+// A log follows its end, unless somebody reads further up.
+function atEnd(pane) {
+  return pane.scrollTop + pane.clientHeight > pane.scrollHeight - 8;
+}
+
+function again() {
+  if (document.hidden) timer = setTimeout(again, EVERY_MS);
+  else show(false);
+}
+
+function tell(kind, text) {
+  state.className = kind;
+  if (state.textContent !== text) state.textContent = text;
+}
+
+function trouble(error, fresh) {
+  if (!(error instanceof Refused)) {
+    tell("gone", "no answer: trying again");
+    if (!(error instanceof TypeError)) console.error(error);
+    return;
+  }
+  if (error.status === 401 || error.status === 403) {
+    askForKey(error);
+    return;
+  }
+  tell("gone", `HTTP ${error.status}`);
+  if (fresh || error.status === 404) {
+    page.replaceChildren(h("p", { class: "trouble" }, error.message), error.hint && h("p", { class: "empty" }, error.hint));
+  }
+}
+
+function askForKey(error) {
+  tell("gone", "a key is needed");
+  if (!notice.hidden) return;
+  const field = h("input", { type: "password", autocomplete: "off", "aria-label": "API key", placeholder: "API key" });
+  const taken = (event) => {
+    event.preventDefault();
+    useKey(field.value);
+    notice.hidden = true;
+    show(true);
+  };
+  notice.replaceChildren(`${error.message} It is kept until this page is closed or loaded anew.`,
+    h("form", { onsubmit: taken }, field, h("button", { type: "submit" }, "Use key")));
+  notice.hidden = false;
+  field.focus();
+}
+
+addEventListener("hashchange", () => {
+  scrollTo(0, 0);
+  show(true);
+});
+document.addEventListener("visibilitychange", () => document.hidden || show(false));
+show(true);

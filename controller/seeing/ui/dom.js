@@ -1,0 +1,84 @@
+// Elements out of text. Text is never read as markup, and links go nowhere but where pages of ours or http go.
+
+const SVG = "http://www.w3.org/2000/svg";
+const SAFE_LINK = /^(#|https?:\/\/)/;
+
+export function h(tag, properties, ...children) {
+  return fill(document.createElement(tag), properties, children);
+}
+
+export function s(tag, properties, ...children) {
+  return fill(document.createElementNS(SVG, tag), properties, children);
+}
+
+function fill(node, properties, children) {
+  for (const [name, value] of Object.entries(properties ?? {})) {
+    if (value === null || value === undefined || value === false) continue;
+    if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
+    else if (name === "href" && !SAFE_LINK.test(value)) continue;
+    else node.setAttribute(name, value === true ? "" : String(value));
+  }
+  append(node, children);
+  return node;
+}
+
+function append(node, children) {
+  for (const child of children.flat(Infinity)) {
+    if (child === null || child === undefined || child === false) continue;
+    node.append(child instanceof Node ? child : document.createTextNode(String(child)));
+  }
+}
+
+// Changes `old` into `wanted` where they differ, so that focus, selection and scrolling outlive an update.
+export function morph(old, wanted) {
+  for (const { name } of [...old.attributes]) if (!wanted.hasAttribute(name)) old.removeAttribute(name);
+  for (const { name, value } of wanted.attributes) if (old.getAttribute(name) !== value) old.setAttribute(name, value);
+  const before = [...old.childNodes];
+  const after = [...wanted.childNodes];
+  after.forEach((node, index) => {
+    const known = before[index];
+    if (!known) old.append(node);
+    else if (known.nodeType !== node.nodeType || known.nodeName !== node.nodeName) known.replaceWith(node);
+    else if (node.nodeType === Node.TEXT_NODE) {
+      if (known.data !== node.data) known.data = node.data;
+    } else morph(known, node);
+  });
+  before.slice(after.length).forEach((node) => node.remove());
+}
+
+export function table(headings, rows, foot) {
+  const cell = (kind) => (value, index) => {
+    const heading = headings[index];
+    return h(kind, { class: heading.num ? "num" : heading.wide ? "wide" : heading.tight ? "tight" : heading.grow ? "grow" : null }, value);
+  };
+  return h("div", { class: "scroll" }, h("table", null,
+    h("thead", null, h("tr", null, headings.map((heading, index) => cell("th")(heading.name, index)))),
+    h("tbody", null, rows.map((row) => h("tr", null, row.map(cell("td"))))),
+    foot && h("tfoot", null, h("tr", null, foot.map(cell("td"))))));
+}
+
+export function card(title, ...children) {
+  return h("section", { class: "card" }, title && h("h2", null, title), children);
+}
+
+export function empty(text, command) {
+  return h("p", { class: "empty" }, text, command && [" ", h("code", null, command)]);
+}
+
+export function facts(pairs) {
+  const shown = pairs.filter(([, value]) => value !== null && value !== undefined && value !== "");
+  return h("dl", { class: "facts" }, shown.map(([name, value]) => [h("dt", null, name), h("dd", null, value)]));
+}
+
+export function tag(text, kind) {
+  return h("span", { class: kind ? `tag ${kind}` : "tag" }, text);
+}
+
+export function figure(value, label) {
+  return h("div", { class: "figure" }, h("b", null, value), h("span", null, label));
+}
+
+export function choices(options) {
+  return h("span", { class: "choices" }, options.map(([text, href, chosen]) =>
+    h("a", { href, "aria-current": chosen ? "true" : null }, text)));
+}

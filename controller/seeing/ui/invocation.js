@@ -1,0 +1,158 @@
+// One invocation: its phases on one axis, why it took so long, what was predicted, what it cost, what it printed.
+
+import { find, get, lines, name } from "./client.js";
+import { card, empty, facts, figure, h, table } from "./dom.js";
+import { about, bytes, clock, dollars, ms, percent } from "./format.js";
+import { waterfall } from "./chart.js";
+import { functionLink, logLines, startTag, statusTag } from "./shown.js";
+
+const MEANING = {
+  queue: "waiting at the gateway", place: "choosing a node", start: "starting a process", fetch: "weights on their way",
+  device: "device", import: "libraries and handler", load: "weights bound, load()", execute: "the call itself",
+  respond: "sending the answer", move: "to another worker",
+};
+const GIB = 1024 ** 3;
+const MIB = 1024 ** 2;
+const PIPE_MS = 50;
+const START = ["place", "start", "fetch", "device", "import", "load"];
+
+export async function load([id], query, signal) {
+  const trace = await get(`invocations/${name(id)}`, signal);
+  const [plan, log] = await Promise.all([
+    find(`invocations/${name(id)}/plan`, signal),
+    lines(`functions/${name(trace.row.function)}/logs?tail=2000`, signal).catch(() => [])]);
+  return { trace, plan, log: log.filter((line) => isOf(line, trace)) };
+}
+
+export function view({ trace, plan, log }) {
+  const { row, timeline } = trace;
+  const rows = phases(timeline.phases);
+  return [
+    h("div", { class: "title" }, h("h1", { class: "mono" }, row.id), statusTag(row.status), row.worker ? startTag(row.start) : null,
+      h("span", { class: "sub" }, functionLink(row.function), ` version ${row.version}, ${clock(row.accepted_unix_ms)}`)),
+    row.error ? h("p", { class: "trouble" }, row.error) : null,
+    h("div", { class: "figures" },
+      figure(ms(row.total_ms), "until the answer was whole"), figure(ms(row.first_byte_ms), "until its first byte"),
+      figure(ms(row.queue_ms), "waited, not billed"), figure(ms(row.billed_ms), "billed"), figure(about(row.cost_nusd), "cost")),
+    card("Where the time went", rows.length ? [h("p", { class: "why" }, why(rows, trace)), chart(rows)]
+      : empty("No phases were recorded: its gateway ended before it did.")),
+    h("div", { class: "columns" }, card("What it met", met(trace)), card("What it cost", cost(row))),
+    plan ? prediction(plan) : null,
+    card("What was printed for it", log.length ? logLines(log) : empty("Nothing, or it is not kept any more.")),
+  ];
+}
+
+// [name, meaning, bars], by when each began.
+function phases(found) {
+  if (!found.length) return [];
+  const begin = Math.min(...found.map((phase) => phase.started_ns));
+  const rows = new Map();
+  for (const phase of [...found].sort((one, other) => one.started_ns - other.started_ns || other.ended_ns - one.ended_ns)) {
+    const bars = rows.get(phase.name) ?? [];
+    bars.push({ kind: phase.name, from: (phase.started_ns - begin) / 1e6, to: (phase.ended_ns - begin) / 1e6 });
+    rows.set(phase.name, bars);
+  }
+  return [...rows].map(([phase, bars]) => [phase, MEANING[phase] ?? "", bars]);
+}
+
+function chart(rows) {
+  return waterfall(rows, Math.max(...rows.flatMap(([, , bars]) => bars.map((bar) => bar.to))));
+}
+
+function total(bars) {
+  return bars.reduce((sum, bar) => sum + bar.to - bar.from, 0);
+}
+
+function why(rows, trace) {
+  const spanMs = Math.max(...rows.flatMap(([, , bars]) => bars.map((bar) => bar.to)));
+  const parts = rows.filter(([phase]) => phase !== "queue" || trace.row.start === "hot" || rows.length < 3);
+  const [phase, , bars] = parts.reduce((most, one) => (total(one[2]) > total(most[2]) ? one : most), parts[0]);
+  const share = percent(total(bars), spanMs);
+  const came = Object.entries(trace.fetched ?? {}).map(([source, size]) => `${bytes(size)} from the ${source}`).join(", ");
+  const meaning = {
+    queue: "it waited for a free slot: all workers were busy. More workers (scale.max) or more concurrency help",
+    place: "a node had to be chosen, or had no room",
+    start: "a process was started for it",
+    fetch: `weights were fetched${came ? `: ${came}` : ""}`,
+    device: "the device was brought up",
+    import: "libraries and the handler were imported",
+    load: `the handler's load() ran${came ? `, while weights came: ${came}` : ""}`,
+    execute: "the handler worked on it",
+    respond: "the answer was sent, as fast as it was made and read",
+    move: "its worker was lost and another one took over",
+  }[phase];
+  return [`${share} of ${ms(spanMs)} went to `, h("b", null, phase), `: ${meaning}.`, begin(rows, trace, came)];
+}
+
+// Of a call that waited for a start: what its first byte waited for.
+function begin(rows, { row }, came) {
+  const parts = rows.filter(([phase]) => START.includes(phase));
+  if (row.start === "hot" || row.first_byte_ms === null || !parts.length) return null;
+  const [phase, , bars] = parts.reduce((most, one) => (total(one[2]) > total(most[2]) ? one : most));
+  return [` Its first byte waited ${ms(row.queue_ms)} for a ${row.start} start, longest for `, h("b", null, phase),
+    ` (${ms(total(bars))}${phase === "fetch" && came ? `, ${came}` : ""}).`];
+}
+
+function met(trace) {
+  const { row, context } = trace;
+  return facts([
+    ["worker", row.worker ? h("span", { class: "mono" }, row.worker) : "none"],
+    ["node", trace.node],
+    ["start", row.worker ? { hot: "hot: the worker was ready", warm: "warm: weights lay in memory, if it has any",
+      cold: "cold: weights had to be fetched" }[row.start] : null],
+    ["process", row.worker && row.start !== "hot" ? (trace.pooled ? "taken from the pool" : "forked for it") : null],
+    ["weights", Object.entries(trace.fetched ?? {}).map(([source, size]) => `${bytes(size)} from the ${source}`).join(", ")],
+    ["attempts", row.attempts],
+    ["isolation", trace.isolation],
+    ["events", trace.events || null],
+    ["relayed", trace.relayed?.length ? `stages ${trace.relayed.join(", ")} through the object store` : null],
+    ["key", row.key],
+    ["trace", context?.trace_id && h("span", { class: "mono" }, context.trace_id)],
+  ]);
+}
+
+function cost(row) {
+  const perGib = row.rate_nusd_per_gib_s;
+  return table([{ name: "" }, { name: "time", num: true }, { name: "memory", num: true }, { name: "rate, GiB·s", num: true }, { name: "cost", num: true }], [
+    ["execution", ms(row.billed_ms), row.memory_bytes < GIB ? bytes(Math.round(row.memory_bytes / MIB) * MIB) : bytes(row.memory_bytes),
+      dollars(perGib), dollars(row.cost_nusd)],
+    ["waiting and start", ms(row.queue_ms), "", "waived", "$0"],
+  ], ["", "", "", `price sheet ${row.price}`, dollars(row.cost_nusd)]);
+}
+
+function prediction(plan) {
+  const { plan: chosen, compared } = plan.explanation;
+  const when = plan.row.start === "hot" ? "This worker had been ready before; this is how it was started. " : "";
+  const shown = (value) => (value === null || value === undefined ? "–" : value.toFixed(3));
+  return card("Why it was started so",
+    h("p", { class: "why" }, when, chosen.stages.length ? chosen.reason : `Nothing was started: ${chosen.reason}`),
+    compared.length ? table(
+      [{ name: "" }, { name: "predicted", num: true }, { name: "observed", num: true }, { name: "off by", num: true }],
+      compared.map((one) => [one.what, shown(one.predicted), shown(one.observed), one.error == null ? "–" : percent(one.error, 1)])) : null,
+    chosen.considered.length ? [h("h2", null, "Candidates"), table(
+      [{ name: "stages" }, { name: "nodes", wide: true }, { name: "TTFT, s", num: true }, { name: "TPOT, s", num: true },
+        { name: "GiB·s", num: true }, { name: "why not", wide: true }],
+      chosen.considered.filter(isNew()).map((one) => [one.stages, one.nodes.join(" ") || "–", one.nodes.length ? one.ttft_s.toFixed(2) : "–",
+        one.nodes.length ? one.tpot_s.toFixed(3) : "–", one.nodes.length ? one.cost_gib_s.toFixed(1) : "–",
+        one.why_not || h("b", null, "taken")]))] : null);
+}
+
+// Of those that could not be, one of each kind.
+function isNew() {
+  const known = new Set();
+  return (one) => {
+    const what = JSON.stringify([one.stages, one.why_not]);
+    return one.nodes.length > 0 || (!known.has(what) && known.add(what));
+  };
+}
+
+// Lines that say so, and those of its worker while it ran that no other invocation has.
+function isOf(line, { row, timeline }) {
+  if (line.invocation) return line.invocation === row.id;
+  const ran = timeline.phases.filter((phase) => phase.name === "execute" || phase.name === "respond");
+  if (!ran.length || line.worker !== row.worker) return false;
+  const origin = timeline.origin_unix_ns / 1e6;
+  const begun = origin + Math.min(...ran.map((phase) => phase.started_ns)) / 1e6;
+  const ended = origin + Math.max(...ran.map((phase) => phase.ended_ns)) / 1e6;
+  return line.unix_ms >= Math.floor(begun) && line.unix_ms <= ended + PIPE_MS;
+}

@@ -1,0 +1,67 @@
+// What several pages say in the same way.
+
+import { h, table, tag } from "./dom.js";
+import { age, clock, dollars, ms } from "./format.js";
+import { name } from "./client.js";
+
+const LIVE = ["ready", "starting", "draining"];
+
+export function functionLink(function_) {
+  return h("a", { href: `#/f/${name(function_)}` }, function_);
+}
+
+export function invocationLink(id, text = id) {
+  return h("a", { href: `#/i/${name(id)}`, class: "mono" }, text);
+}
+
+export function workersOf(info) {
+  return info.workers.filter((worker) => LIVE.includes(worker.state));
+}
+
+export function functionState(info) {
+  if (info.broken) return tag("broken", "bad");
+  const workers = workersOf(info);
+  if (workers.some((worker) => worker.state === "ready")) return tag(info.running ? "running" : "ready", "good");
+  if (workers.some((worker) => worker.state === "starting")) return tag("starting", "busy");
+  return info.queued ? tag("waiting", "warn") : tag("asleep");
+}
+
+export function workerState(state) {
+  return tag(state, { ready: "good", starting: "busy", draining: "warn", failed: "bad" }[state]);
+}
+
+export function startTag(start) {
+  return tag(start, { hot: "good", warm: "warn", cold: "busy" }[start]);
+}
+
+export function statusTag(status) {
+  return tag(status, status >= 500 || status === 499 ? "bad" : status >= 400 ? "warn" : "good");
+}
+
+export function invocations(rows, nowMs, { withFunction = false } = {}) {
+  const headings = [
+    { name: "when", tight: true }, { name: "invocation", tight: true }, ...(withFunction ? [{ name: "function" }] : []),
+    { name: "status" }, { name: "start" }, { name: "waited", num: true }, { name: "first byte", num: true },
+    { name: "whole", num: true }, { name: "billed", num: true }, { name: "cost", num: true }, { name: "error", wide: true },
+  ];
+  return table(headings, rows.map((row) => [
+    h("span", { title: clock(row.accepted_unix_ms) }, `${age(row.accepted_unix_ms, nowMs)} ago`),
+    invocationLink(row.id, row.id.length > 26 ? `${row.id.slice(0, 25)}…` : row.id),
+    ...(withFunction ? [functionLink(row.function)] : []),
+    statusTag(row.status), row.worker ? startTag(row.start) : tag("none"), ms(row.queue_ms), ms(row.first_byte_ms),
+    row.total_ms || row.error !== "gateway_lost" ? ms(row.total_ms) : "–", ms(row.billed_ms), dollars(row.cost_nusd),
+    row.error,
+  ]));
+}
+
+export function logLines(lines) {
+  return h("div", { class: "lines", tabindex: 0 }, lines.map((line) =>
+    h("div", { class: line.stream }, h("span", { class: "dim" }, clock(line.unix_ms)),
+      h("span", { class: "from dim" }, line.invocation
+        ? h("a", { href: `#/i/${name(line.invocation)}`, title: line.invocation }, line.worker) : line.worker),
+      h("span", { class: "text" }, line.text))));
+}
+
+export function trouble(error) {
+  return h("p", { class: "trouble" }, error.message, error.hint ? h("span", { class: "dim" }, ` ${error.hint}`) : null);
+}

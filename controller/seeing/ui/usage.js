@@ -1,0 +1,61 @@
+// The bill so far: by function and phase, by day, and how far budgets are spent.
+
+import { get } from "./client.js";
+import { card, choices, empty, h, table, tag } from "./dom.js";
+import { about, count, dollars, ms, percent } from "./format.js";
+import { meter } from "./chart.js";
+import { functionLink } from "./shown.js";
+
+const DAY_MS = 86_400_000;
+const RANGES = [["today", 1], ["7 days", 7], ["30 days", 30]];
+
+function range(query) {
+  const days = Number(query.get("days"));
+  return RANGES.some(([, known]) => known === days) ? days : 1;
+}
+
+export async function load(parts, query, signal) {
+  const days = range(query);
+  const since = (Math.floor(Date.now() / DAY_MS) - days + 1) * DAY_MS;
+  const [byPhase, byDay, budgets] = await Promise.all([
+    get(`usage?by=function,phase&since_unix_ms=${since}`, signal), get(`usage?by=day&since_unix_ms=${since}`, signal), get("budgets", signal)]);
+  return { days, byPhase, byDay, budgets };
+}
+
+export function view({ days, byPhase, byDay, budgets }) {
+  return [
+    h("div", { class: "title" }, h("h1", null, about(byPhase.total_nusd)), h("span", { class: "sub" }, "to the last unit what the ledger's rows come to (days are UTC)"),
+      choices(RANGES.map(([text, known]) => [text, `#/usage?days=${known}`, known === days]))),
+    card("By function", byPhase.lines.length ? byFunction(byPhase) : empty("Nothing was booked in this time.", "fs invoke hello")),
+    card("By function and phase", byPhase.lines.length ? phases(byPhase) : empty("Nothing.")),
+    days > 1 && byDay.lines.length ? card("By day", bars(byDay.lines.map((line) => [line.day, line.cost_nusd]))) : null,
+    card("Budgets", budgets.length ? budgetsTable(budgets) : empty("No function has one.", "fs budget set hello --usd 5 --per month")),
+    h("p", { class: "empty" }, "Rows, invoices and other groupings: ", h("code", null, "fs usage --by function,day,key --csv"), " ", h("code", null, "fs invoice 2026-11")),
+  ];
+}
+
+function bars(pairs) {
+  const most = Math.max(1, ...pairs.map(([, cost]) => cost));
+  return table([{ name: "", tight: true }, { name: "", grow: true }, { name: "cost", num: true }],
+    pairs.map(([label, cost]) => [label, meter([["used", cost / most, dollars(cost)]], dollars(cost)), dollars(cost)]));
+}
+
+function byFunction(usage) {
+  const sums = new Map();
+  for (const line of usage.lines) sums.set(line.function, (sums.get(line.function) ?? 0) + line.cost_nusd);
+  return bars([...sums].sort((one, other) => other[1] - one[1]).map(([name, cost]) => [functionLink(name), cost]));
+}
+
+function phases(usage) {
+  const rows = usage.lines.map((line) => [functionLink(line.function), line.kind, count(line.rows), ms(line.duration_ms),
+    line.waived_ms ? ms(line.waived_ms) : "–", line.kind === "execute" ? h("span", { class: "dim" }, "by invocation") : dollars(line.cost_nusd)]);
+  return table([{ name: "function" }, { name: "what" }, { name: "rows", num: true }, { name: "time", num: true }, { name: "waived", num: true }, { name: "cost", num: true }],
+    rows, ["all", "", count(usage.lines.reduce((sum, line) => sum + line.rows, 0)), "", ms(usage.lines.reduce((sum, line) => sum + line.waived_ms, 0)), dollars(usage.total_nusd)]);
+}
+
+function budgetsTable(budgets) {
+  return table([{ name: "function" }, { name: "period" }, { name: "state" }, { name: "" }, { name: "spent", num: true }, { name: "of", num: true }, { name: "share", num: true }],
+    budgets.map((one) => [functionLink(one.function), one.period, tag({ ok: "ok", alert: "alert", spent: "spent: refused" }[one.stage], { ok: "good", alert: "warn", spent: "bad" }[one.stage]),
+      meter([[{ ok: "used", alert: "warn", spent: "bad" }[one.stage], one.spent_nusd / one.limit_nusd, dollars(one.spent_nusd)]], "spent"),
+      dollars(one.spent_nusd), dollars(one.limit_nusd), percent(one.spent_nusd, one.limit_nusd)]));
+}
