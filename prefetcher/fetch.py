@@ -18,6 +18,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 
 from fleetstart import native
 from fleetstart.prefetcher.bandwidth import Stopwatch
@@ -194,16 +195,18 @@ class Fetch:
         done_bytes = 0
         if run.wanted:
             stopwatch.begin()
+        urgent = self._pace.urgent() if run.wanted and self._pace is not None else nullcontext()
         try:
             pieces = self._pieces(run.chunks)
-            pace, stopped = (None, self._stop.is_set) if run.wanted else (self._pace, self._grows_no_more)
-            for found in source.read(run.chunks, pieces, stopped, pace):
-                chunk = missing.pop(0)
-                if found == chunk.checksum:
-                    done_bytes += chunk.size_bytes
-                    self._ready(chunk, source.name)
-                else:
-                    failed.append(self._failed(run.lane, chunk, Damaged(found)))
+            pace, stopped = (None, self._stop.is_set) if run.wanted else (self._pace, lambda: self._is_moot(run))
+            with urgent:
+                for found in source.read(run.chunks, pieces, stopped, pace):
+                    chunk = missing.pop(0)
+                    if found == chunk.checksum:
+                        done_bytes += chunk.size_bytes
+                        self._ready(chunk, source.name)
+                    else:
+                        failed.append(self._failed(run.lane, chunk, Damaged(found)))
         except Abandoned:
             pass
         except (SourceError, ObjectMissing, ObjectSize) as error:
@@ -252,8 +255,9 @@ class Fetch:
             log.warning("a segment grows no further", extra={"checkpoint": self._checkpoint, "error": error.message})
             self._on_grown(error)
 
-    def _grows_no_more(self) -> bool:
-        return not self.filling.is_growing
+    def _is_moot(self, run: Run) -> bool:
+        """Whether what streams in behind everybody's back shall do so no longer, or somebody waits for it now."""
+        return not self.filling.is_growing or self.filling.wants(run.chunks)
 
     def _put_back(self, lane: int, missing: list[ChunkRange], failed: list[Again]) -> None:
         self.filling.put_back(lane, missing)

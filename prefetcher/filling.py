@@ -100,6 +100,11 @@ class Filling:
         with self._lock:
             return [chunk for chunk in chunks if chunk not in self._wanted and chunk not in self._there]
 
+    def wants(self, chunks: Iterable[ChunkRange]) -> bool:
+        """Whether somebody waits for one of them."""
+        with self._lock:
+            return any(chunk.index in self._missing for chunk in chunks)
+
     def ranges(self) -> list[tuple[int, int]]:
         """(begin, end) of the chunks that are there."""
         with self._lock:

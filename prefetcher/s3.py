@@ -123,9 +123,12 @@ class S3Source:
             while not progress.whole:
                 if stopped():
                     raise Abandoned(asked.key)
+                before = progress.offset
                 checksum = progress.fill(body)
                 if checksum is not None:
                     yield checksum
+                if asked.pace is not None:
+                    asked.pace.wait(progress.offset - before, stopped)
                 if not patient:
                     self._check_pace(progress.offset - begin, time.monotonic() - began_s)
             if asked.pace is None:
@@ -279,8 +282,6 @@ class _Body:
         else:
             filled = checksum.receive(self._socket.fileno(), begin, SLICE_S)
         self._left_bytes -= filled - begin
-        if self._pace is not None:
-            self._pace.wait(filled - begin)
         return filled
 
     def _receive(self, room: memoryview) -> int:

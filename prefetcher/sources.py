@@ -195,7 +195,7 @@ class FileSource:
             if found_bytes != asked.object_bytes:
                 raise ObjectSize(asked.key, expected_bytes=asked.object_bytes, found_bytes=found_bytes)
             if asked.pace is not None:
-                asked.pace.wait(sum(piece.size_bytes for piece in asked.pieces))
+                asked.pace.wait(sum(piece.size_bytes for piece in asked.pieces), stopped)
             if stopped():
                 raise Abandoned(asked.key)
             yield from reader.read_run(asked.offset, asked.pieces)

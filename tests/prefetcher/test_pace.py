@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,33 @@ def test_nothing_is_held_back_before_the_source_was_measured() -> None:
     assert [Pace().delay_s(1 << 30, 1.0) for _ in range(3)] == [0.0, 0.0, 0.0]
 
 
+def test_while_others_wait_for_theirs_it_holds_still_until_they_have_it() -> None:
+    pace, holds_still, events = Pace(), threading.Event(), list[str]()
+
+    def stopped() -> bool:
+        holds_still.set()
+        return False
+
+    def read() -> None:
+        pace.wait(1, stopped)
+        events.append("reads on")
+
+    reader = threading.Thread(target=read)
+    with pace.urgent():
+        reader.start()
+        assert holds_still.wait(5)
+        events.append("others have theirs")
+    reader.join(5)
+    assert events == ["others have theirs", "reads on"]
+
+
+def test_it_holds_still_no_longer_than_a_store_keeps_a_connection_or_once_it_is_stopped() -> None:
+    pace = Pace()
+    with pace.urgent():
+        pace.wait(1, lambda: False)
+        pace.wait(1, lambda: True)
+
+
 def test_paced_reads_have_connections_with_small_buffers_of_their_own(
     tmp_path: Path, aws: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -68,7 +96,7 @@ def test_paced_reads_have_connections_with_small_buffers_of_their_own(
     server = FaultyS3(tmp_path)
     monkeypatch.setenv("AWS_ENDPOINT_URL", server.url)
     waited: list[int] = []
-    monkeypatch.setattr(pacing.Pace, "wait", lambda self, size_bytes: waited.append(size_bytes))
+    monkeypatch.setattr(pacing.Pace, "wait", lambda self, size_bytes, stopped: waited.append(size_bytes))
     source, pace = S3Source(bucket="weights"), Pace()
     pace.measured(MBIT_200)
 
