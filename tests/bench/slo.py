@@ -14,7 +14,10 @@ fetch its model: so a cold start by a single worker is late, and all else need n
 Before the first side a few calls tell the planner what links and starts are like, as a cluster in service knows.
 A call that fails is late. The trace is not ours to copy: without `--trace` or that folder there is nothing to run.
 
-Run: python -m tests.bench.slo [--trace FILE] [--begin S] [--rate R] [--calls N] [--json FILE]
+All of it at several rates: with more calls a second there is less to share, until every link is always busy. Four
+hosts on one machine also share its cores, which a pipeline's starts want more of than single ones.
+
+Run: python -m tests.bench.slo [--trace FILE] [--begin S] [--rates R ...] [--calls N] [--json FILE]
 """
 
 from __future__ import annotations
@@ -54,6 +57,7 @@ CV = 1.86
 """Of the times between the trace's calls."""
 PROMISE_SHARE = 0.7
 """Of the time that one host takes to fetch a model."""
+RATES = [0.25, 0.5, 1.0]
 LINK_SHARE = 0.95
 """Of a link's rate, what TCP gets."""
 SHAPE = llama.Shape(hidden=512, ffn=1408, vocab=258, layers=13, heads=8)
@@ -74,11 +78,11 @@ model = LLM(
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--trace", type=Path, default=TRACE, metavar="FILE", help="CSV with arrival_s,function")
-    parser.add_argument("--calls", type=int, help="default 64, 8 with --quick")
+    parser.add_argument("--calls", type=int, help="default 40, 8 with --quick")
     parser.add_argument(
         "--begin", type=float, default=60.0, metavar="S", help="of the trace; default 60, after all began at once"
     )
-    parser.add_argument("--rate", type=float, default=1.0, metavar="R", help="calls a second; default 1")
+    parser.add_argument("--rates", type=float, nargs="+", default=RATES, metavar="R", help="calls a second")
     parser.add_argument("--seed", type=int, default=1, help="of the times between calls; default 1")
     parser.add_argument("--mbit", type=float, default=150.0, help="of each host's link; default 150")
 
@@ -90,9 +94,12 @@ def main() -> None:
         sys.exit(f"no trace: {extra['trace']} does not exist; give one with --trace")
     if reason := why_not():
         sys.exit(f"no test bed here: {reason}")
-    calls = extra["calls"] or (8 if options.quick else 64)
-    arrivals = slice_of(extra["trace"], extra["begin"], calls, extra["rate"], extra["seed"])
-    count = len({function for _, function in arrivals})
+    calls = extra["calls"] or (8 if options.quick else 40)
+    replayed = {
+        rate: slice_of(extra["trace"], extra["begin"], calls, rate, extra["seed"])
+        for rate in (extra["rates"][-1:] if options.quick else extra["rates"])
+    }
+    count = len({function for arrivals in replayed.values() for _, function in arrivals})
     promise_s = round(PROMISE_SHARE * SHAPE.size_bytes / (LINK_SHARE * extra["mbit"] * 1e6 / 8), 2)
     report = Report("more calls of a trace get their first token in time than with single-worker starts")
     report.setup = {
@@ -101,10 +108,10 @@ def main() -> None:
         "functions": count,
         "promise_s": promise_s,
         "model_bytes": SHAPE.size_bytes,
-        "trace": {"name": extra["trace"].name, "cv": CV, **{name: extra[name] for name in ("begin", "rate", "seed")}},
+        "trace": {"name": extra["trace"].name, "cv": CV, **{name: extra[name] for name in ("begin", "seed")}},
         "node": NODE,
     }
-    found: dict[str, list[Any]] = {side: [] for side in SIDES}
+    found: dict[str, dict[str, list[Any]]] = {str(rate): {side: [] for side in SIDES} for rate in replayed}
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fs-bench-", dir=disk_folder())))
         fleet = Fleet(stack.enter_context(Testbed(nodes=HOSTS, mbit=extra["mbit"], env=NODE)))
@@ -112,9 +119,10 @@ def main() -> None:
             models = list(team.map(lambda number: _deployed(fleet, folder, number, promise_s), range(count)))
         _learn(fleet, models)
         for number in range(options.rounds):
-            for side in SIDES:
-                progress(f"round {number + 1} of {options.rounds}: {side}, {len(arrivals)} calls")
-                found[side] += _run(fleet, models, arrivals, *SIDES[side])
+            for rate, arrivals in replayed.items():
+                for side in SIDES:
+                    progress(f"round {number + 1} of {options.rounds}: {rate:g} a second, {side}, {calls} calls")
+                    found[str(rate)][side] += _run(fleet, models, arrivals, *SIDES[side])
     report.samples = found
     _tell(report, options, found, promise_s)
     report.save(options.json)
@@ -187,19 +195,22 @@ def _run(fleet: Fleet, models: list[Model], arrivals: list[tuple[float, int]], c
     return found
 
 
-def _tell(report: Report, options: Options, found: dict[str, list[Any]], promise_s: float) -> None:
-    rows = [["side", "first token in time", "median, s", "slowest tenth, s", "cold", "warm", "hot", "failed"]]
-    shares: dict[str, float] = {}
-    for side, calls in found.items():
-        seconds = [ttft_s for _, ttft_s, *_ in calls if ttft_s is not None]
-        starts = Counter(start for _, ttft_s, start, *_ in calls if ttft_s is not None)
-        shares[side] = sum(ttft_s <= promise_s for ttft_s in seconds) / len(calls)
-        figures = [fine(median(seconds)), fine(percentile(seconds, 0.9))] if seconds else ["–", "–"]
-        kinds = [str(starts[kind]) for kind in ("cold", "warm", "hot")]
-        rows.append([side, f"{shares[side]:.0%}", *figures, *kinds, str(len(calls) - len(seconds))])
-    report.tell(f"First tokens within {promise_s:g} s, of {len(found['ours'])} calls on {os.cpu_count()} cores", rows)
-    better = [side for side, share in shares.items() if share > shares["ours"]]
-    print(f"\nThe claim {'does not hold' if better else 'holds'}: ours keeps {shares['ours']:.0%} of its promises.")
+def _tell(report: Report, options: Options, found: dict[str, dict[str, list[Any]]], promise_s: float) -> None:
+    rows = [["calls a second", "side", "in time", "median, s", "slowest tenth, s", "cold", "warm", "hot", "failed"]]
+    holds = 0
+    for rate, sides in found.items():
+        shares: dict[str, float] = {}
+        for side, calls in sides.items():
+            seconds = [ttft_s for _, ttft_s, *_ in calls if ttft_s is not None]
+            starts = Counter(start for _, ttft_s, start, *_ in calls if ttft_s is not None)
+            shares[side] = sum(ttft_s <= promise_s for ttft_s in seconds) / len(calls)
+            figures = [fine(median(seconds)), fine(percentile(seconds, 0.9))] if seconds else ["–", "–"]
+            kinds = [str(starts[kind]) for kind in ("cold", "warm", "hot")]
+            rows.append([rate, side, f"{shares[side]:.0%}", *figures, *kinds, str(len(calls) - len(seconds))])
+        holds += shares["ours"] >= max(shares.values())
+    count = len(next(iter(found.values()))["ours"])
+    report.tell(f"First tokens within {promise_s:g} s, of {count} calls on {os.cpu_count()} cores", rows)
+    print(f"\nThe claim holds at {holds} of {len(found)} rates.")
 
 
 if __name__ == "__main__":
