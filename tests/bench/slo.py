@@ -123,7 +123,10 @@ def main() -> None:
                 for side in SIDES:
                     progress(f"round {number + 1} of {options.rounds}: {rate:g} a second, {side}, {calls} calls")
                     found[str(rate)][side] += _run(fleet, models, arrivals, *SIDES[side])
-    report.samples = found
+    report.samples = {
+        rate: {side: [(ttft_s, start) for _, ttft_s, start, *_ in calls] for side, calls in sides.items()}
+        for rate, sides in found.items()
+    }
     _tell(report, options, found, promise_s)
     report.save(options.json)
 
