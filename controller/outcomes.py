@@ -16,8 +16,10 @@ from fleetstart.controller.responses import (
     respond_error,
 )
 from fleetstart.controller.routes import Call, Route, Worker
+from fleetstart.controller.seeing.context import TRACE
 from fleetstart.runtime.contract.errors import FleetError
-from fleetstart.runtime.contract.ledger import StartKind, cost_nusd, dollars
+from fleetstart.runtime.contract.ids import WorkerId
+from fleetstart.runtime.contract.ledger import InvocationRow, InvocationTrace, StartKind, cost_nusd, dollars
 from fleetstart.runtime.contract.messages import WorkerOrder, WorkerStatus
 from fleetstart.runtime.contract.timeline import Timeline
 
@@ -83,6 +85,43 @@ def bill(route: Route, call: Call, worker: Worker) -> Bill:
         cost=dollars(cost(route, call)),
         start=start_kind(call, worker),
         server_timing=call.timeline.server_timing(),
+    )
+
+
+def trace_of(route: Route, call: Call, now_ns: int) -> InvocationTrace:
+    """What the ledger keeps of a call that has ended, and `fs trace` shows."""
+    worker = call.worker
+    row = InvocationRow(
+        id=call.id,
+        function=route.key.name,
+        version=route.key.version,
+        worker=worker.id if worker is not None else WorkerId(""),
+        status=call.status,
+        error=call.error,
+        start=start_kind(call, worker) if worker is not None else "cold",
+        accepted_unix_ms=call.accepted_unix_ns // 1_000_000,
+        queue_ms=(call.queue_ns if call.attempts else now_ns - call.accepted_ns) // 1_000_000,
+        billed_ms=call.billed_ms,
+        memory_bytes=route.spec.memory_bytes,
+        rate_nusd_per_gib_s=call.price.execute_nusd_per_gib_s,
+        price=call.price.version,
+        tags=route.spec.tags,
+        cost_nusd=cost(route, call),
+        attempts=call.attempts,
+        total_ms=(now_ns - call.accepted_ns) // 1_000_000,
+        first_byte_ms=first_byte_ms(call),
+    )
+    status = worker.status if worker is not None else None
+    return InvocationTrace(
+        row=row,
+        timeline=call.timeline,
+        isolation=status.isolation if status is not None else "",
+        pooled=status.pooled if status is not None else False,
+        events=call.event_count,
+        relayed=status.relayed if status is not None and row.start != "hot" else (),
+        node=status.node if status is not None else "",
+        fetched=status.fetched if status is not None and row.start != "hot" else {},
+        context=TRACE.get(),
     )
 
 
