@@ -1,22 +1,22 @@
 """Who waits for a worker, in what order, and who is sent away: a bounded queue for each version.
 
 First come, first served. A call that a worker handed back (it was full, draining, or died) goes to the front:
-it has waited longest. Those past their deadline are passed over. A full queue sheds at once, and says when to
-come back from how long calls really take.
+it has waited longest. Those past their deadline are passed over. A full queue sheds at once; what it says then is for
+`refusals`, from how long calls really take.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator
-from math import ceil
 from typing import Generic, Protocol, TypeVar
 
 QUEUE_LIMIT = 1000
 """Calls that wait for one version. Far more than any worker clears within a usual timeout."""
 BODY_BUDGET_FACTOR = 8
 """Bodies held by one gateway, in multiples of the largest allowed: what bounds its memory under overload."""
-RETRY_AFTER_MAX_S = 60
+SERVICE_CALLS = 25
+"""That the mean of service times counts: fewer, and a wait that is predicted from it is off by chance alone."""
 
 
 class Waiting(Protocol):
@@ -67,16 +67,12 @@ class Queue(Generic[Entry]):
 
 
 class ServiceTime:
-    """How long calls of a version take: a moving average in which the last ten or so count."""
+    """How long calls of a version keep their slot: a moving average in which the last SERVICE_CALLS or so count."""
 
     def __init__(self) -> None:
         self.mean_s = 0.0
-        self._seen = 0
+        self.seen = 0
 
     def observe(self, took_s: float) -> None:
-        self._seen += 1
-        self.mean_s += (took_s - self.mean_s) / min(self._seen, 10)
-
-    def retry_after_s(self, queued: int, slots: int) -> int:
-        """Whole seconds until a call that came now would have its turn; 1 at least, as the header asks."""
-        return max(1, min(RETRY_AFTER_MAX_S, ceil(self.mean_s * queued / max(1, slots))))
+        self.seen += 1
+        self.mean_s += (took_s - self.mean_s) / min(self.seen, SERVICE_CALLS)

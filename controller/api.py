@@ -36,7 +36,7 @@ from fleetstart.controller.seeing.api import SeeingApi
 from fleetstart.controller.seeing.context import REQUEST
 from fleetstart.controller.state import REDIS_DOWN
 from fleetstart.controller.store_api import StoreApi
-from fleetstart.controller.versions import scale_of
+from fleetstart.controller.versions import limits_of, scale_of
 from fleetstart.controller.versions_api import VersionsApi
 from fleetstart.controller.view import View
 from fleetstart.runtime.contract.errors import FleetError, InvalidInput, InvalidSpec, NotFound, TooLarge, Unavailable
@@ -199,6 +199,7 @@ class Api:
             broken=failure.error if failure is not None and broken(failure, _now_unix_ms()) else None,
             prediction=self._prediction(key),
             scale=scale_of(record, view.versions[key].spec),
+            limits=limits_of(record, view.versions[key].spec),
         )
 
     def _url(self, name: FunctionName) -> str:

@@ -22,6 +22,7 @@ from fleetstart.controller.billing.reader import LedgerReader
 from fleetstart.controller.billing.watch import BillingWatch
 from fleetstart.controller.checkpoints import Checkpoints
 from fleetstart.controller.config import Config, ConfigError
+from fleetstart.controller.cors import Cors
 from fleetstart.controller.gateway import Gateway
 from fleetstart.controller.history import History
 from fleetstart.controller.journal import Journal
@@ -114,6 +115,7 @@ class Controller:
             freed=self.reporter.freed,
         )
         self.reporter.gateway = self.gateway
+        self._functions = Cors(self.view, self.gateway)
         self._stopping = asyncio.Event()
         store = open_store(config.store)
         registry = Registry(self.state, store)
@@ -171,7 +173,9 @@ class Controller:
             uvicorn.Config(
                 Entrance(self.asgi, refused=self.calls.refused, sample=self._traces is not None),
                 http="httptools",
-                ws="none",
+                ws="websockets-sansio",
+                ws_max_size=config.max_body_bytes,
+                ws_per_message_deflate=False,
                 lifespan="off",
                 interface="asgi3",
                 log_config=None,
@@ -184,10 +188,10 @@ class Controller:
         )
 
     async def asgi(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"].startswith(PREFIX):
-            await self.gateway(scope, receive, send)
+        if scope["type"] in ("http", "websocket") and scope["path"].startswith(PREFIX):
+            await self._functions(scope, receive, send)
         else:
-            await self._api(scope, receive, send)
+            await self._api(scope, receive, send)  # starlette refuses WebSockets that have no route
 
     def stop(self) -> None:
         """Stops accepting; `run` returns when calls have ended, or had their time."""

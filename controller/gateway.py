@@ -15,7 +15,7 @@ from fleetstart.controller.billing.watch import BillingWatch
 from fleetstart.controller.books import Books
 from fleetstart.controller.client_watch import ClientWatch
 from fleetstart.controller.doorkeeper import Doorkeeper
-from fleetstart.controller.headers import request_headers, sane_request_id, timeout_s
+from fleetstart.controller.headers import request_headers, sane_request_id
 from fleetstart.controller.invoke import Cut, Invoker, open_session
 from fleetstart.controller.ledger import LedgerWriter
 from fleetstart.controller.outcomes import answer_error
@@ -23,9 +23,11 @@ from fleetstart.controller.prospects import Prospects
 from fleetstart.controller.responses import Receive, Scope, Send
 from fleetstart.controller.route_table import RouteTable
 from fleetstart.controller.routes import Call, Route
+from fleetstart.controller.sockets import Sockets
 from fleetstart.controller.state import State
 from fleetstart.controller.target import parse_target
-from fleetstart.controller.uploads import ClientGone, declared_bytes, header, read_body, refuse_unread
+from fleetstart.controller.uploads import ClientGone, header, read_body, refuse_unread
+from fleetstart.controller.waiting import Waits
 from fleetstart.runtime.contract.errors import DeadlineExceeded, FleetError, Unavailable
 from fleetstart.runtime.contract.ids import InvocationId, new_invocation_id
 from fleetstart.runtime.contract.messages import GatewayReport
@@ -51,17 +53,22 @@ class Gateway:
         self.id = gateway
         self._view = state.view
         self._billing = billing
-        self._table = RouteTable(gateway, state, Prospects(state.view))
+        prospects = Prospects(state.view)
+        waits = Waits(gateway, state.view, prospects)
+        self._table = RouteTable(gateway, state, prospects, waits)
         self._books = Books(gateway, state.view, ledger, freed=freed)
-        self._doorkeeper = Doorkeeper(state.view, billing, max_body_bytes=max_body_bytes)
+        self._doorkeeper = Doorkeeper(gateway, state.view, billing, waits, max_body_bytes=max_body_bytes, demand=demand)
         self._session = open_session()
         self._invoker = Invoker(
             self._session,
             demand=demand,
+            turned_away=self._doorkeeper.turned_away,
+            waited_out=self._doorkeeper.waited_out,
             book=self._books.book,
             order_of=self._view.orders.get,
             final_status=self._table.final_status,
         )
+        self._sockets = Sockets(self._table, self._books, self._doorkeeper, self._invoker, self._session, billing)
 
     async def close(self) -> None:
         await self._session.close()
@@ -73,43 +80,50 @@ class Gateway:
         self._table.published()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":
+            await self._sockets(scope, receive, send)
+        else:
+            await self._answer(scope, receive, send)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         accepted_ns, accepted_unix_ns = time.monotonic_ns(), time.time_ns()
         request_id = sane_request_id(header(scope, b"x-request-id")) or new_invocation_id()
         try:
             target = parse_target(scope["path"], scope.get("raw_path") or b"", scope["query_string"])
             route = await self._table.find(target, request_id)
-            self._doorkeeper.admit(route, declared_bytes(scope))
-            price = self._billing.price(accepted_unix_ns // 1_000_000)
-            limit_s = timeout_s(header(scope, b"fs-timeout-s"), route.spec.timeout_s)
-            async with asyncio.timeout(limit_s):
-                body = await read_body(scope, receive, self._doorkeeper.max_body_bytes)
-        except ClientGone:
-            return
-        except TimeoutError:
-            error: FleetError = DeadlineExceeded("the request's body did not arrive within the call's time")
-            await refuse_unread(scope, receive, send, error, request_id)
-            return
+            terms = self._doorkeeper.admit(route, scope)
         except FleetError as refusal:
             await refuse_unread(scope, receive, send, refusal, request_id)
             return
-        call = Call(
-            id=InvocationId(request_id),
-            method=scope["method"],
-            target=target.rest,
-            headers=request_headers(scope["headers"]),
-            body=body,
-            accepted_ns=accepted_ns,
-            accepted_unix_ns=accepted_unix_ns,
-            deadline_ns=accepted_ns + round(limit_s * 1e9),
-            price=price,
-        )
-        # While the body came, a route that nobody seemed to need may have been forgotten.
-        route = self._table.open(route.key, route.record)
-        self._doorkeeper.body_bytes += len(body)
+        body = b""
         try:
-            await self._serve(route, call, receive, send)
+            price = self._billing.price(accepted_unix_ns // 1_000_000)
+            async with asyncio.timeout(terms.timeout_s):
+                body = await read_body(scope, receive, terms.max_body_bytes, own=bool(route.spec.max_body_bytes))
+            self._doorkeeper.took(len(body))
+            call = Call(
+                id=InvocationId(request_id),
+                method=scope["method"],
+                target=target.rest,
+                headers=request_headers(scope["headers"]),
+                body=body,
+                accepted_ns=accepted_ns,
+                accepted_unix_ns=accepted_unix_ns,
+                deadline_ns=accepted_ns + round(terms.timeout_s * 1e9),
+                queue_ends_ns=accepted_ns + round(terms.queue_s * 1e9) if terms.queue_s is not None else 0,
+                price=price,
+            )
+            # While the body came, a route that nobody seemed to need may have been forgotten.
+            await self._serve(self._table.open(route.key, route.record), call, receive, send)
+        except ClientGone:
+            return
+        except TimeoutError:
+            error = DeadlineExceeded("the request's body did not arrive within the call's time")
+            await refuse_unread(scope, receive, send, error, request_id)
+        except FleetError as refusal:
+            await refuse_unread(scope, receive, send, refusal, request_id)
         finally:
-            self._doorkeeper.body_bytes -= len(body)
+            self._doorkeeper.leave(terms, len(body))
 
     async def _serve(self, route: Route, call: Call, receive: Receive, send: Send) -> None:
         self._books.open(route, call)

@@ -18,7 +18,16 @@ HOP_BY_HOP = frozenset(
      "te", "trailer", "transfer-encoding", "upgrade")
 )  # fmt: skip
 OWN_REQUEST = frozenset(
-    (TOKEN_HEADER, DEADLINE_HEADER, CONTINUE_HEADER, "x-request-id", "fs-timeout-s", "content-length", "expect")
+    (
+        TOKEN_HEADER,
+        DEADLINE_HEADER,
+        CONTINUE_HEADER,
+        "x-request-id",
+        "fs-timeout-s",
+        "fs-queue-timeout-s",
+        "content-length",
+        "expect",
+    )
 )
 """Replaced or consumed by the gateway on the way in."""
 OWN_RESPONSE = frozenset(
@@ -53,6 +62,17 @@ def sane_request_id(value: bytes | None) -> str | None:
     """The client's own id if it can stand in keys, logs and headers."""
     text = value.decode("latin-1") if value else ""
     return text if _REQUEST_ID.fullmatch(text) else None
+
+
+def queue_timeout_s(value: bytes | None, limit_s: float | None) -> float | None:
+    """How long the call may wait for a worker: 0 is not at all, None as long as its deadline allows."""
+    try:
+        asked_s = float(value) if value else None
+    except ValueError:
+        return limit_s
+    if asked_s is None or not asked_s >= 0:
+        return limit_s
+    return asked_s if limit_s is None else min(asked_s, limit_s)
 
 
 def timeout_s(value: bytes | None, limit_s: float) -> float:

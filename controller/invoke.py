@@ -8,6 +8,7 @@ headers; everything else passes through as it comes.
 
 from __future__ import annotations
 
+import asyncio
 import io
 import logging
 import time
@@ -91,12 +92,16 @@ class Invoker:
         session: aiohttp.ClientSession,
         *,
         demand: Callable[[], None],
+        turned_away: Callable[[Route], FleetError],
+        waited_out: Callable[[Route, Call], FleetError],
         book: Callable[[Route, Call], None],
         order_of: Callable[[WorkerId], WorkerOrder | None],
         final_status: Callable[[WorkerId], Awaitable[WorkerStatus | None]],
     ) -> None:
         self._session = session
         self._demand = demand
+        self._turned_away = turned_away
+        self._waited_out = waited_out
         self._book = book
         self._order_of = order_of
         self._final_status = final_status
@@ -105,34 +110,49 @@ class Invoker:
         """Answers the call. Errors: FleetError if nothing was sent yet, Cut if something was."""
         again = False
         while True:
-            worker = route.take(call, time.monotonic_ns(), first=again)
-            if worker is None:
-                turn = route.wait_again(call) if again else route.wait(call)
-                self._demand()
-                worker = await turn
-            self._seated(call, worker)
+            worker = await self.seat(route, call, again=again)
             try:
                 await self._attempt(route, call, worker, send)
                 return
             except HandedBack:
-                self._hand_back(route, call, worker, BUSY_NS)
+                self.hand_back(route, call, worker, BUSY_NS)
             except Unreached:
-                self._hand_back(route, call, worker, SUSPECT_NS)
+                self.hand_back(route, call, worker, SUSPECT_NS)
             except HostSilent:
-                self._hand_back(route, call, worker, AWAY_NS)
+                self.hand_back(route, call, worker, AWAY_NS)
             except Died:
-                self._hand_back(route, call, worker, SUSPECT_NS)
+                self.hand_back(route, call, worker, SUSPECT_NS)
                 call.deaths += 1
                 if call.deaths >= DEATHS_ALLOWED:
                     await self._give_up(route, call, worker)
             again = True
 
-    def _seated(self, call: Call, worker: Worker) -> None:
+    async def seat(self, route: Route, call: Call, *, again: bool) -> Worker:
+        """A slot, now or in turn; `again` for a call that was handed back. Errors: as of `_turn`."""
+        worker = route.take(call, time.monotonic_ns(), first=again)
+        if worker is None:
+            worker = await self._turn(route, call, again=again)
         call.attempts += 1
         if not call.begun:
             call.queue_ns = call.dispatched_ns - call.accepted_ns
+        return worker
 
-    def _hand_back(self, route: Route, call: Call, worker: Worker, avoid_ns: int) -> None:
+    async def _turn(self, route: Route, call: Call, *, again: bool) -> Worker:
+        """Errors: QueueFull, Overloaded, QueueTimeout."""
+        turn = route.wait_again(call) if again else route.wait(call)
+        if turn is None:
+            raise self._turned_away(route)
+        self._demand()
+        if again or not call.queue_ends_ns:
+            return await turn
+        try:
+            async with asyncio.timeout((call.queue_ends_ns - time.monotonic_ns()) / 1e9):
+                return await turn
+        except TimeoutError:
+            raise self._waited_out(route, call) from None
+
+    def hand_back(self, route: Route, call: Call, worker: Worker, avoid_ns: int) -> None:
+        """The call leaves its slot; the worker is passed over for a while."""
         now_ns = time.monotonic_ns()
         route.avoid(worker, now_ns, avoid_ns)
         route.leave(call, now_ns, waive=True)
@@ -235,7 +255,7 @@ class Invoker:
         self, route: Route, call: Call, worker: Worker, response: aiohttp.ClientResponse, body: bytes, send: Send
     ) -> None:
         now_ns = time.monotonic_ns()
-        self._close_queue(call, worker)
+        self.close_queue(call, worker)
         call.timeline.add("execute", call.dispatched_ns, now_ns)
         call.billed_ms = route.leave(call, now_ns, waive=False)
         headers = self._head(route, call, worker, response, keep_length=True)
@@ -280,7 +300,7 @@ class Invoker:
     async def _begin_stream(
         self, route: Route, call: Call, worker: Worker, response: aiohttp.ClientResponse, head_ns: int, send: Send
     ) -> None:
-        self._close_queue(call, worker)
+        self.close_queue(call, worker)
         call.timeline.add("execute", call.dispatched_ns, head_ns)
         raw_type = response.headers.get("Content-Type", "").encode()
         call.events = raw_type.startswith(_EVENT_STREAM) and "Content-Encoding" not in response.headers
@@ -322,7 +342,8 @@ class Invoker:
         call.timeline.add("respond", head_ns, now_ns)
         call.billed_ms = route.leave(call, now_ns, waive=False)
 
-    def _close_queue(self, call: Call, worker: Worker) -> None:
+    def close_queue(self, call: Call, worker: Worker) -> None:
+        """Its worker begins to answer: what it waited for goes on its timeline."""
         call.start = start_kind(call, worker)
         call.timeline.add("queue", call.accepted_ns, call.dispatched_ns)
         if call.start != "hot":

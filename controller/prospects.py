@@ -71,13 +71,14 @@ class Prospects:
             if ours and order.wanted == "run" and not view.worker_lost(order.worker, order.node, order.epoch, now_ns):
                 return None, False
         request = replace(request_of(view, route.key, route.record, 1), slo=None)
-        states = self._nodes(now_ns, now_unix_ms)
+        states = self.nodes(now_ns, now_unix_ms)
         reason = _lack(request, states)
         if reason is None:
             return None, False
         return reason, bool(states) and _lack(request, [_emptied(state) for state in states]) is not None
 
-    def _nodes(self, now_ns: int, now_unix_ms: int) -> list[NodeState]:
+    def nodes(self, now_ns: int, now_unix_ms: int) -> list[NodeState]:
+        """As the planner sees them, a moment ago at most."""
         if self._made_ns is None or now_ns - self._made_ns > ROOM_KEPT_NS:
             self._made_ns = now_ns
             self._states = list(cluster_of(self._view, self._shapes, now_ns, now_unix_ms * 1_000_000))

@@ -56,6 +56,9 @@ class Scaled(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     min: int | None = None
     max: int | None = None
     keep_alive_s: float | None = None
+    rate: float | None = None
+    burst: int | None = None
+    concurrent: int | None = None
 
 
 class FunctionRecord(msgspec.Struct, frozen=True, kw_only=True):

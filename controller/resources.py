@@ -47,7 +47,7 @@ import msgspec
 
 from fleetstart.controller.records import Scaled
 from fleetstart.runtime.contract.errors import ErrorInfo
-from fleetstart.runtime.contract.function import FunctionSpec, Scale
+from fleetstart.runtime.contract.function import FunctionSpec, Limits, Scale
 from fleetstart.runtime.contract.ids import CheckpointId, FunctionName, Version
 from fleetstart.runtime.contract.ledger import LedgerRow
 from fleetstart.runtime.contract.messages import NodeReport, WorkerStatus
@@ -88,6 +88,8 @@ class FunctionInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Of its starts so far."""
     scale: Scale = Scale()
     """In effect: what its live version says, and what `fs scale` has set over it."""
+    limits: Limits = Limits()
+    """In effect, too."""
 
 
 class VersionInfo(msgspec.Struct, frozen=True, kw_only=True):

@@ -55,7 +55,9 @@ def error_headers(error: FleetError, request_id: str) -> RawHeaders:
     if request_id:
         headers.append((b"x-request-id", request_id.encode()))
     if error.retry_after_s is not None:
-        headers.append((b"retry-after", b"%d" % max(0, ceil(error.retry_after_s))))
+        after_s = max(0.0, error.retry_after_s)
+        headers.append((b"retry-after", b"%d" % ceil(after_s)))
+        headers.append((b"retry-after-ms", b"%d" % ceil(after_s * 1000)))  # which OpenAI's clients prefer
     return headers
 
 

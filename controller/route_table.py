@@ -18,6 +18,7 @@ from fleetstart.controller.routes import Route
 from fleetstart.controller.state import REDIS_DOWN, State
 from fleetstart.controller.target import Target
 from fleetstart.controller.versions import chosen
+from fleetstart.controller.waiting import Waits
 from fleetstart.runtime.contract.errors import NotFound, Unavailable
 from fleetstart.runtime.contract.ids import FunctionName, Version, WorkerId
 from fleetstart.runtime.contract.messages import FINAL, GatewayReport, WorkerStatus
@@ -27,11 +28,12 @@ LAST_WORDS_S = 1.0
 
 
 class RouteTable:
-    def __init__(self, gateway: str, state: State, prospects: Prospects) -> None:
+    def __init__(self, gateway: str, state: State, prospects: Prospects, waits: Waits) -> None:
         self._gateway = gateway
         self._state = state
         self._view = state.view
         self._prospects = prospects
+        self._waits = waits
         self._routes: dict[VersionKey, Route] = {}
         self._obituaries: dict[WorkerId, list[asyncio.Future[WorkerStatus]]] = {}
         self._view.on_worker(self._heard)
@@ -118,13 +120,16 @@ class RouteTable:
             if route.queue:
                 route.pump(now_ns)  # another gateway's call may have ended
             if route.queue:
-                ended = self._prospects.hopeless(route, now_ns, time.time_ns() // 1_000_000)
+                now_unix_ns = time.time_ns()
+                self._waits.look(route, now_ns, now_unix_ns)  # how its weights come in shows from one look to the next
+                ended = self._prospects.hopeless(route, now_ns, now_unix_ns // 1_000_000)
                 if ended is not None:
                     route.fail(*ended)
             elif route.idle and not route.workers:
                 record = self._view.functions.get(key.name)
                 if record is None or record.live != key.version:
                     del self._routes[key]
+                    self._waits.forget(key)
 
     async def final_status(self, worker: WorkerId) -> WorkerStatus | None:
         """What its node says of its end, if it says so soon."""

@@ -16,7 +16,7 @@ from fleetstart.controller.accounting import Meter
 from fleetstart.controller.admission import Queue, ServiceTime
 from fleetstart.controller.marks import Marks
 from fleetstart.controller.records import VersionKey, VersionRecord
-from fleetstart.runtime.contract.errors import FleetError, QueueFull
+from fleetstart.runtime.contract.errors import FleetError
 from fleetstart.runtime.contract.ids import InvocationId, WorkerId
 from fleetstart.runtime.contract.ledger import StartKind
 from fleetstart.runtime.contract.messages import FunctionLoad, WorkerStatus
@@ -42,6 +42,8 @@ class Call:
     accepted_ns: int
     accepted_unix_ns: int
     deadline_ns: int
+    queue_ends_ns: int = 0
+    """Until when it waits for a worker; 0: as long as it has time at all."""
     price: PriceSheet = FIRST
     """In force when it was accepted."""
     timeline: Timeline = field(default_factory=Timeline)
@@ -68,6 +70,8 @@ class Call:
     events: bool = False
     """Whether the response is an event stream, which can tell its own end."""
     event_count: int = 0
+    leaving: Callable[[], None] | None = None
+    """Of a socket, which has no end of its own: told when its worker is drained."""
     finished: bool = False
     """Whether its end is certain: its row is written, and all that is left is to hand the last bytes over."""
     status: int = 0
@@ -125,6 +129,25 @@ class Route:
         return sum(len(worker.calls) for worker in (*self.workers.values(), *self._leaving.values()))
 
     @property
+    def slots(self) -> int:
+        """Of the workers that are ready."""
+        return len(self.workers) * self.spec.concurrency
+
+    def has_room(self, now_ns: int) -> bool:
+        """Whether a call that came now would have a slot at once."""
+        return not self.queue and self._best(now_ns) is not None
+
+    def taken(self, now_ns: int) -> tuple[int, float]:
+        """Slots that are taken, also by other gateways' calls, and how long these calls have run together, in s."""
+        count, elapsed_ns, elsewhere = 0, 0, 0
+        for worker in self.workers.values():
+            count += len(worker.calls)
+            elapsed_ns += sum(now_ns - call.dispatched_ns for call in worker.calls)
+            elsewhere += self._elsewhere(worker.id)
+        # How long the others' have run is not known: half of it.
+        return count + elsewhere, elapsed_ns / 1e9 + elsewhere * self.service_time.mean_s / 2
+
+    @property
     def idle(self) -> bool:
         return not self.queue and not self.running
 
@@ -134,11 +157,9 @@ class Route:
             return None
         return self._seat(call, now_ns)
 
-    def wait(self, call: Call) -> asyncio.Future[Worker]:
-        """The call's turn, later. Errors: QueueFull."""
-        if not self.queue.offer(call):
-            raise self.full()
-        return self._turn(call)
+    def wait(self, call: Call) -> asyncio.Future[Worker] | None:
+        """The call's turn, later; None if as many wait as may."""
+        return self._turn(call) if self.queue.offer(call) else None
 
     def wait_again(self, call: Call) -> asyncio.Future[Worker]:
         """As the first in line: for one that was handed back."""
@@ -150,13 +171,10 @@ class Route:
         self.peak = max(self.peak, self.running + len(self.queue))
         return call.turn
 
-    def full(self) -> QueueFull:
-        slots = len(self.workers) * self.spec.concurrency
-        return QueueFull(
-            f"function {self.key.name}: {len(self.queue)} calls wait already",
-            hint="try again after Retry-After seconds, or raise `scale.max`",
-            retry_after_s=self.service_time.retry_after_s(len(self.queue), slots),
-        )
+    def missed(self) -> None:
+        """A call was turned away for want of a worker: the schedulers shall hear of it as of one that waits."""
+        self.peak = max(self.peak, self.running + len(self.queue) + 1)
+        self.arrived += 1
 
     def pump(self, now_ns: int) -> None:
         """Gives free slots to those who wait."""
@@ -244,6 +262,9 @@ class Route:
             del self.workers[status.worker]
             if known.calls:
                 self._leaving[status.worker] = known
+                for call in known.calls if status.state == "draining" else ():
+                    if call.leaving is not None:
+                        call.leaving()
 
     def load(self) -> FunctionLoad:
         """For the report; what was at its peak since the last published one counts as running."""

@@ -105,11 +105,11 @@ def cluster_of(view: View, shapes: dict[CheckpointId, Shape], now_ns: int, now_u
         record = view.versions.get(key)
         if record is None:
             continue
-        shape = _shape(shapes, record)
+        shape = shape_in(shapes, record)
         status = view.statuses.get(order.worker) or view.ended.get(order.worker)
         seen[order.node].append(OrderSeen(order=order, status=status, shape=shape))
     for record in view.versions.values():
-        _shape(shapes, record)
+        shape_in(shapes, record)
     prior = node_prior(list(view.node_measures.values()))
     return Cluster(
         node_state(
@@ -129,7 +129,7 @@ def _known(own: NodeMeasures | None, prior: NodeMeasures) -> NodeMeasures:
     return prior if own is None else own
 
 
-def _shape(shapes: dict[CheckpointId, Shape], record: VersionRecord) -> Shape:
+def shape_in(shapes: dict[CheckpointId, Shape], record: VersionRecord) -> Shape:
     checkpoint = record.spec.weights
     if checkpoint is None:
         return shape_of(None, 0)

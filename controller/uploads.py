@@ -16,6 +16,8 @@ from fleetstart.runtime.contract.errors import FleetError, TooLarge
 MIB = 1024 * 1024
 LINGER_S = 2.0
 LINGER_BYTES = 64 * MIB
+SMALL_BYTES = 64 * 1024
+"""A body that is here with its head, or nearly: a client that is refused often need not connect anew each time."""
 
 
 class ClientGone(Exception):
@@ -34,29 +36,30 @@ def declared_bytes(scope: Scope) -> int:
     return int(text) if text.isdigit() else 0
 
 
-def too_large(limit_bytes: int) -> TooLarge:
+def too_large(limit_bytes: int, *, own: bool = False) -> TooLarge:
+    """`own`: whether the limit is the function's and not the gateway's."""
     return TooLarge(
         f"the request's body has more than the {limit_bytes} bytes that are allowed",
-        hint="send a reference to the data instead, or raise FS_MAX_BODY",
+        hint=f"send a reference to the data instead, or raise {'`max_body` of the function' if own else 'FS_MAX_BODY'}",
     )
 
 
-async def read_body(scope: Scope, receive: Receive, limit_bytes: int) -> bytes:
+async def read_body(scope: Scope, receive: Receive, limit_bytes: int, *, own: bool = False) -> bytes:
     """Errors: TooLarge, ClientGone."""
     if declared_bytes(scope) > limit_bytes:
-        raise too_large(limit_bytes)
+        raise too_large(limit_bytes, own=own)
     message = await receive()
     if message["type"] == "http.disconnect":
         raise ClientGone
     first: bytes = message.get("body", b"")
     if not message.get("more_body", False):
         if len(first) > limit_bytes:
-            raise too_large(limit_bytes)
+            raise too_large(limit_bytes, own=own)
         return first
     body = bytearray(first)
     while True:
         if len(body) > limit_bytes:
-            raise too_large(limit_bytes)
+            raise too_large(limit_bytes, own=own)
         message = await receive()
         if message["type"] == "http.disconnect":
             raise ClientGone
@@ -64,13 +67,14 @@ async def read_body(scope: Scope, receive: Receive, limit_bytes: int) -> bytes:
         if not message.get("more_body", False):
             break
     if len(body) > limit_bytes:
-        raise too_large(limit_bytes)
+        raise too_large(limit_bytes, own=own)
     return bytes(body)
 
 
 async def refuse_unread(scope: Scope, receive: Receive, send: Send, error: FleetError, request_id: str) -> None:
-    """Answers a request whose body was not read to its end, and ends its connection."""
-    await respond_error(send, error, request_id, [(b"connection", b"close")], more=True)
+    """Answers a request whose body was not read to its end. Its connection ends, unless what is left of it is small."""
+    small = header(scope, b"transfer-encoding") is None and declared_bytes(scope) <= SMALL_BYTES
+    await respond_error(send, error, request_id, [] if small else [(b"connection", b"close")], more=True)
     if header(scope, b"expect") is None:  # one who asks first has not begun to send
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LINGER_S):

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from fleetstart.controller.records import LIVE, FunctionRecord, Rejection, Rollout, Scaled
 from fleetstart.runtime.contract.errors import ErrorInfo, InvalidInput, NotFound
-from fleetstart.runtime.contract.function import FunctionSpec, Scale
+from fleetstart.runtime.contract.function import FunctionSpec, Limits, Scale
 from fleetstart.runtime.contract.ids import Version
 
 ALIASES_MAX = 20
@@ -134,6 +134,9 @@ def scaled(record: FunctionRecord, change: Scaled | None) -> FunctionRecord:
         max=max(1, merged.min or 1) if merged.max is None else merged.max,
         keep_alive_s=merged.keep_alive_s or 0.0,
     )  # says what is wrong with it
+    if merged.rate is not None or merged.concurrent is not None:
+        Limits(rate=merged.rate or 0.0, concurrent=merged.concurrent or 0)
+    Limits(rate=1.0, burst=merged.burst or 0)
     return replace(record, scaled=merged)
 
 
@@ -148,6 +151,17 @@ def scale_of(record: FunctionRecord | None, spec: FunctionSpec) -> Scale:
         least, most = (least, least) if change.max is None else (most, most)
     keep_alive_s = spec.scale.keep_alive_s if change.keep_alive_s is None else change.keep_alive_s
     return Scale(min=least, max=most, keep_alive_s=keep_alive_s)
+
+
+def limits_of(record: FunctionRecord | None, spec: FunctionSpec) -> Limits:
+    """Of one version, as they are in effect."""
+    change = record.scaled if record is not None else None
+    if change is None:
+        return spec.limits
+    rate = spec.limits.rate if change.rate is None else change.rate
+    burst = spec.limits.burst if change.burst is None else change.burst
+    concurrent = spec.limits.concurrent if change.concurrent is None else change.concurrent
+    return Limits(rate=rate, burst=burst if rate else 0, concurrent=concurrent)
 
 
 def rolled_back(record: FunctionRecord, to: Version | None, now_unix_ms: int) -> FunctionRecord:

@@ -3,7 +3,7 @@
 Importing this loads neither torch nor a server: user code, the command line and the contract all pass here.
 """
 
-from fleetstart.runtime.contract.function import SLO, Scale
+from fleetstart.runtime.contract.function import SLO, Limits, Scale
 from fleetstart.runtime.declare import LLM, Layered, function
 
-__all__ = ["LLM", "SLO", "Layered", "Scale", "function"]
+__all__ = ["LLM", "SLO", "Layered", "Limits", "Scale", "function"]

@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from fleetstart.runtime.contract.function import SLO, Scale
+from fleetstart.runtime.contract.function import SLO, Limits, Scale
 
 Target = TypeVar("Target")
 
 GENERAL = (
-    "name", "weights", "adapter", "memory", "scale", "concurrency", "timeout_s", "start_timeout_s", "slo", "network",
-    "env", "tags", "include", "probe",
+    "name", "weights", "adapter", "memory", "scale", "concurrency", "timeout_s", "queue_timeout_s", "start_timeout_s",
+    "slo", "limits", "max_body", "cors", "network", "env", "tags", "include", "probe",
 )  # fmt: skip
 """Settings that every declaration takes."""
 OF_LAYERED = ("layers",)
@@ -48,6 +48,10 @@ def function(
     slo: SLO = ...,
     concurrency: int = ...,
     timeout_s: float = ...,
+    queue_timeout_s: float = ...,
+    limits: Limits = ...,
+    max_body: str | int = ...,
+    cors: str | Iterable[str] = ...,
     start_timeout_s: float = ...,
     network: bool = ...,
     env: Mapping[str, str] = ...,

@@ -19,8 +19,9 @@ from socket import socket
 from typing import Any
 
 import uvicorn
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
-from fleetstart.runtime import blame
+from fleetstart.runtime import blame, sockets
 from fleetstart.runtime.asgi import App, CutOff, Headers, Message, Receive, Scope, Send, respond_error
 from fleetstart.runtime.contract.errors import DeadlineExceeded, FleetError, HandlerFailed, Refused, Unavailable
 from fleetstart.runtime.contract.messages import (
@@ -53,11 +54,22 @@ class Unauthorized(FleetError):
 class Door:
     """An ASGI app around the function's app.
 
-    `changed` is called when a call begins or ends: the shell reports usage and notices the end of a drain.
+    `changed` is called when a call begins or ends: the shell reports usage and notices the end of a drain. `sockets`
+    says whether the app may know what a WebSocket is: the user's own does.
     """
 
-    def __init__(self, app: App, *, token: str, meter: Meter, bundle_dir: str, changed: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        app: App,
+        *,
+        token: str,
+        meter: Meter,
+        bundle_dir: str,
+        changed: Callable[[], None],
+        sockets: bool = False,
+    ) -> None:
         self._app = app
+        self._sockets = sockets
         self._token = token.encode()
         self._meter = meter
         self._bundle_dir = bundle_dir
@@ -67,11 +79,14 @@ class Door:
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
-        if scope["type"] != "http":
-            raise NotImplementedError(f"{scope['type']} connections are not served")
+        if scope["type"] == "websocket":
+            send = sockets.denying(send)
         token, request, deadline = _headers(scope)
         if not hmac.compare_digest(token, self._token):
             await respond_error(send, Unauthorized("this worker answers its gateway only"), request)
+            return
+        if scope["type"] == "websocket" and not self._sockets:
+            await respond_error(send, sockets.NOT_TAKEN, request)
             return
         now_ns = time.monotonic_ns()
         timeout_s = _seconds(deadline)
@@ -82,7 +97,10 @@ class Door:
         self._changed()
         CALL.set(request)
         try:
-            await self._call(scope, receive, send, request, timeout_s)
+            if scope["type"] == "websocket":
+                await sockets.serve(self._app, scope, receive, send, timeout_s, request)
+            else:
+                await self._call(scope, receive, send, request, timeout_s)
         finally:
             self._meter.end(number, time.monotonic_ns())
             self._changed()
@@ -162,7 +180,10 @@ class Listener:
         config = uvicorn.Config(
             _typed(app),
             http="httptools",
-            ws="none",
+            ws=WebSocketsSansIOProtocol,
+            ws_max_size=sockets.MESSAGE_MAX_BYTES,
+            ws_ping_interval=None,
+            ws_per_message_deflate=False,
             lifespan="auto" if lifespan else "off",
             interface="asgi3",
             log_config=None,

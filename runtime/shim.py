@@ -169,6 +169,7 @@ class Life:
             meter=self._meter,
             bundle_dir=bundle_dir,
             changed=self._changed,
+            sockets=started.lifespan,
         )
         listener = Listener(door, lifespan=started.lifespan)
         try:

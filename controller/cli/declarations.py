@@ -20,14 +20,14 @@ from typing import Any, Literal
 from fleetstart.controller.cli.constants import Computed, NotConstant, dotted, evaluate
 from fleetstart.controller.cli.layered import LAYERED, LayeredClasses
 from fleetstart.runtime.contract.errors import HandlerSyntax, InvalidSpec, NoHandler, NotFound
-from fleetstart.runtime.contract.function import SLO, Scale
+from fleetstart.runtime.contract.function import SLO, Limits, Scale
 
 API = "fleetstart.runtime"
 SOURCE_MAX_BYTES = 4 * 1024 * 1024
 
 FUNCTION_SETTINGS = (
-    "name", "weights", "adapter", "memory", "concurrency", "timeout_s", "start_timeout_s", "scale", "slo", "network",
-    "env", "tags", "include", "probe",
+    "name", "weights", "adapter", "memory", "concurrency", "timeout_s", "queue_timeout_s", "start_timeout_s", "scale",
+    "slo", "limits", "max_body", "cors", "network", "env", "tags", "include", "probe",
 )  # fmt: skip
 LLM_SETTINGS = (*FUNCTION_SETTINGS, "dtype", "max_batch", "max_context", "kv_memory", "threads")
 LAYERED_SETTINGS = (*FUNCTION_SETTINGS, "layers")
@@ -61,7 +61,17 @@ def _slo(**arguments: Any) -> SLO:
     return SLO(**arguments)
 
 
-_VALUES: dict[str, Callable[..., Any]] = {"Scale": _scale, "SLO": _slo}
+def _limits(**arguments: Any) -> Limits:
+    unknown = set(arguments) - {"rate", "burst", "concurrent"}
+    if unknown:
+        raise InvalidSpec(f"Limits() has no setting {sorted(unknown)[0]!r}", hint="it has rate, burst and concurrent")
+    for name, value in arguments.items():
+        if isinstance(value, bool) or not isinstance(value, int | float if name == "rate" else int):
+            raise InvalidSpec(f"Limits({name}=...) must be a number, got {value!r}")
+    return Limits(**arguments)
+
+
+_VALUES: dict[str, Callable[..., Any]] = {"Scale": _scale, "SLO": _slo, "Limits": _limits}
 """What a setting may be built with."""
 
 

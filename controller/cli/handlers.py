@@ -61,6 +61,12 @@ def flags_of(
     memory: str | None,
     concurrency: int | None,
     timeout_s: float | None,
+    queue_timeout_s: float | None,
+    rate: float | None,
+    burst: int | None,
+    concurrent: int | None,
+    max_body: str | None,
+    cors: Sequence[str],
     min_workers: int | None,
     max_workers: int | None,
     keep_alive_s: float | None,
@@ -69,11 +75,16 @@ def flags_of(
 ) -> dict[str, Any]:
     """What was given, as the settings that it stands for."""
     scale = {"min": min_workers, "max": max_workers, "keep_alive_s": keep_alive_s}
+    limits = {"rate": rate, "burst": burst, "concurrent": concurrent}
     given: dict[str, Any] = {
         "name": name,
         "memory": memory,
         "concurrency": concurrency,
         "timeout_s": timeout_s,
+        "queue_timeout_s": queue_timeout_s,
+        "limits": {key: value for key, value in limits.items() if value is not None} or None,
+        "max_body": max_body,
+        "cors": list(cors) or None,
         "scale": {key: value for key, value in scale.items() if value is not None} or None,
         "env": _pairs("--env", env) or None,
         "tags": _pairs("--tag", tags) or None,

@@ -1,7 +1,8 @@
 """A function's settings from three places: what its file declares, `fs.toml` beside it, and flags. The later wins.
 
 `fs.toml` has settings for all functions of its folder at the top, and for one under `[function.NAME]`, NAME being the
-function's or the handler's own. Tables (`scale`, `slo`, `env`, `tags`) are merged key by key, all else is replaced.
+function's or the handler's own. Tables (`scale`, `slo`, `limits`, `env`, `tags`) are merged key by key, all else is
+replaced.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ import msgspec
 from fleetstart.controller.cli.declarations import SETTINGS, Declaration
 from fleetstart.controller.cli.specs import default_name
 from fleetstart.runtime.contract.errors import InvalidSpec
-from fleetstart.runtime.contract.function import SLO, Scale
+from fleetstart.runtime.contract.function import SLO, Limits, Scale
 
 FILE = "fs.toml"
 FILE_MAX_BYTES = 64 * 1024
 DECORATOR, FLAG = "decorator", "flag"
-TABLES = ("scale", "slo", "env", "tags")
+TABLES = ("scale", "slo", "limits", "env", "tags")
 GENERAL = tuple(dict.fromkeys(name for names in SETTINGS.values() for name in names if name != "name"))
 """What may stand at the top: those that a function does not have are for the others."""
 
@@ -95,11 +96,11 @@ def _check_known(where: str, key: str, known: Sequence[str]) -> None:
 
 
 def flat(values: Mapping[str, Any]) -> dict[Key, Any]:
-    """Tables opened; what a `Scale` or an `SLO` of a decorator leaves at its default was not said there."""
+    """Tables opened; what a `Scale`, `SLO` or `Limits` of a decorator leaves at its default was not said there."""
     found: dict[Key, Any] = {}
     for name, value in values.items():
-        if isinstance(value, Scale | SLO):
-            plain = type(value)() if isinstance(value, Scale) else None
+        if isinstance(value, Scale | SLO | Limits):
+            plain = None if isinstance(value, SLO) else type(value)()
             value = {
                 part: getattr(value, part)
                 for part in value.__struct_fields__

@@ -27,7 +27,10 @@ LLM_QUEUE_FACTOR = 2
 
 Spec = TypeVar("Spec", FunctionSpec, LLMSettings)
 
-_SAME = ("concurrency", "timeout_s", "start_timeout_s", "scale", "slo", "network", "env", "tags", "probe")
+_SAME = (
+    "concurrency", "timeout_s", "queue_timeout_s", "start_timeout_s", "scale", "slo", "limits", "network", "env",
+    "tags", "probe",
+)  # fmt: skip
 _ENGINE = {
     "dtype": "dtype",
     "max_batch": "max_batch",
@@ -72,6 +75,10 @@ def build_spec(
         fields["scale"] = {**msgspec.to_builtins(declaration.settings["scale"]), **overrides["scale"]}
     if "memory" in settings:
         fields["memory_bytes"] = parse_size(settings["memory"])
+    if "max_body" in settings:
+        fields["max_body_bytes"] = parse_size(settings["max_body"])
+    if "cors" in settings:
+        fields["cors"] = ["*"] if settings["cors"] == "*" else settings["cors"]
     if declaration.kind == "llm":
         engine = {field: settings[key] for key, field in _ENGINE.items() if key in settings}
         if "kv_memory" in settings:
@@ -148,6 +155,7 @@ def _checked(fields: dict[str, Any], kind: type[Spec]) -> Spec:
             str(error)
             .replace("`$.", "`")
             .replace("memory_bytes", "memory")
+            .replace("max_body_bytes", "max_body")
             .replace("max_context_tokens", "max_context")
         )
         raise InvalidSpec(f"{fields.get('name', 'llm')}: {message[0].lower()}{message[1:]}") from error

@@ -150,17 +150,17 @@ def _fetches(
         if checkpoint is None or not one.starting:
             continue
         segment = segments.get(checkpoint)
-        pending_bytes = _pending_bytes(one, segment)
-        if not pending_bytes:
+        missing_bytes = pending_bytes(one, segment)
+        if not missing_bytes:
             continue
         since_unix_ns = max(order.decided_unix_ns, segment.counted_unix_ns if segment is not None else 0)
         deadline_s = now_s + (order.fetch_by_unix_ns - now_unix_ns) / 1e9 if order.fetch_by_unix_ns else NEVER
         known = found.get(checkpoint)
         if known is not None:
-            pending_bytes = max(pending_bytes, round(known.pending_bytes))
+            missing_bytes = max(missing_bytes, round(known.pending_bytes))
             deadline_s = min(deadline_s, known.deadline_s)
             since_unix_ns = max(since_unix_ns, counted_unix_ns[checkpoint])
-        found[checkpoint] = Fetching(order.worker, checkpoint, pending_bytes, deadline_s)
+        found[checkpoint] = Fetching(order.worker, checkpoint, missing_bytes, deadline_s)
         counted_unix_ns[checkpoint] = since_unix_ns or now_unix_ns
     share = bytes_per_s / max(1, len(found))
     left = [
@@ -170,7 +170,8 @@ def _fetches(
     return tuple(fetch for fetch in left if fetch.pending_bytes > 0)
 
 
-def _pending_bytes(one: OrderSeen, segment: SegmentReport | None) -> int:
+def pending_bytes(one: OrderSeen, segment: SegmentReport | None) -> int:
+    """Of what it needs before it is ready, as the node last counted."""
     if segment is None:
         return one.size_bytes
     if segment.state == "ready":

@@ -12,7 +12,8 @@ FleetError
 │   ├── BudgetSpent              402  budget_spent           carries retry_after_s: when the budget renews
 │   ├── NotFound                 404  not_found
 │   ├── TooLarge                 413  too_large
-│   └── QueueFull                429  queue_full             carries retry_after_s
+│   ├── QueueFull                429  queue_full             its workers are all there are to be; carries retry_after_s
+│   └── RateLimited              429  rate_limited           the function's own limits; carries retry_after_s
 ├── HandlerFailed                500  handler_error          the user's code raised
 ├── StartFailed                  500  start_failed           the user's module or load() raised, or never got ready
 ├── OutOfMemory                  500  out_of_memory          the worker passed its memory limit
@@ -33,6 +34,35 @@ from typing import ClassVar
 import msgspec
 
 
+class Coming(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A worker that starts, or the stages of one that start together."""
+
+    ready_s: float
+    """When it is expected to be ready, from now."""
+    slots: int = 1
+    """Calls that it will serve at a time."""
+    fetched_bytes: int = 0
+    """Of its weights, of those that it must have before it is ready."""
+    weight_bytes: int = 0
+    bytes_per_s: float = 0.0
+    """At which they were seen to arrive, or, before two reports tell, as the planner predicts; 0 if none is missing."""
+
+
+class Wait(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """When a call that came now would have its turn, and what that follows from."""
+
+    seconds: float
+    queued: int = 0
+    """Calls ahead of it, at all gateways."""
+    slots: int = 0
+    """Calls that the workers that are ready serve at a time."""
+    running: int = 0
+    """Of the slots, those that are taken."""
+    call_s: float = 0.0
+    """How long a call keeps its slot, as measured."""
+    coming: list[Coming] = []
+
+
 class ErrorInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """An error as it travels between processes and in the JSON body of a response."""
 
@@ -40,6 +70,8 @@ class ErrorInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     message: str
     hint: str = ""
     retry_after_s: float | None = None
+    wait: Wait | None = None
+    """How `retry_after_s` was computed, if it was."""
 
 
 class ErrorBody(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -54,14 +86,19 @@ class FleetError(Exception):
     status: ClassVar[int] = 500
     retryable: ClassVar[bool] = False
 
-    def __init__(self, message: str, *, hint: str = "", retry_after_s: float | None = None) -> None:
+    def __init__(
+        self, message: str, *, hint: str = "", retry_after_s: float | None = None, wait: Wait | None = None
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.hint = hint
         self.retry_after_s = retry_after_s
+        self.wait = wait
 
     def info(self) -> ErrorInfo:
-        return ErrorInfo(code=self.code, message=self.message, hint=self.hint, retry_after_s=self.retry_after_s)
+        return ErrorInfo(
+            code=self.code, message=self.message, hint=self.hint, retry_after_s=self.retry_after_s, wait=self.wait
+        )
 
 
 class Refused(FleetError):
@@ -119,6 +156,12 @@ class QueueFull(Refused):
     retryable = True
 
 
+class RateLimited(Refused):
+    code = "rate_limited"
+    status = 429
+    retryable = True
+
+
 class HandlerFailed(FleetError):
     code = "handler_error"
 
@@ -154,6 +197,14 @@ class Unavailable(FleetError):
     retryable = True
 
 
+class Overloaded(Unavailable):
+    code = "overloaded"
+
+
+class QueueTimeout(Unavailable):
+    code = "queue_timeout"
+
+
 class DeadlineExceeded(FleetError):
     code = "deadline_exceeded"
     status = 504
@@ -171,4 +222,4 @@ _BY_CODE = {error.code: error for error in _leaves(FleetError)}
 def error_from(info: ErrorInfo) -> FleetError:
     """The exception that an `ErrorInfo` from another process stands for; an unknown code stays a FleetError."""
     kind = _BY_CODE.get(info.code, FleetError)
-    return kind(info.message, hint=info.hint, retry_after_s=info.retry_after_s)
+    return kind(info.message, hint=info.hint, retry_after_s=info.retry_after_s, wait=info.wait)

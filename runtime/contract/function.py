@@ -19,6 +19,8 @@ _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]i?B?|B)?\s*", re.IGNORECASE)
 _UNIT = {"": 1, "b": 1, "k": 1024, "m": MIB, "g": GIB, "t": 1024 * GIB}
 
 _TAG = re.compile(r"[A-Za-z0-9._/-]{1,63}")
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[A-Za-z0-9._~\[\]:-]{1,253}")
+ORIGINS_MAX = 100
 TAGS_MAX = 8
 """They stand in every row."""
 SPEC_MAX_BYTES = 64 * 1024
@@ -63,6 +65,25 @@ class SLO(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
                 raise InvalidSpec(f"slo: {name} must be above 0 and at most 86400 seconds, got {value}")
 
 
+class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What callers may ask of a function, all gateways together; beyond it they get 429. 0 is no limit."""
+
+    rate: float = 0.0
+    """Calls a second."""
+    burst: int = 0
+    """Calls that may come at once after a pause; 0: as many as a second brings."""
+    concurrent: int = 0
+    """Calls under way, those that wait for a worker included."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rate <= 1_000_000:
+            raise InvalidSpec(f"limits: rate must be 0 (no limit) to 1000000 calls a second, got {self.rate}")
+        if not 0 <= self.burst <= 1_000_000 or (self.burst and not self.rate):
+            raise InvalidSpec(f"limits: burst must be 0 to 1000000 calls beside a rate, got {self.burst}")
+        if not 0 <= self.concurrent <= 1_000_000:
+            raise InvalidSpec(f"limits: concurrent must be 0 (no limit) to 1000000 calls, got {self.concurrent}")
+
+
 class LLMSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How our engine runs a model. `dtype` is that of the arithmetic; the weights stay as they are stored."""
 
@@ -103,6 +124,13 @@ class FunctionSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Calls that one worker serves at a time."""
     timeout_s: float = 300.0
     """Longest that one call may take, waiting for a worker included."""
+    queue_timeout_s: float | None = None
+    """Of it, the longest that it may wait for a worker; 0: it does not wait. None: as long as it has time."""
+    limits: Limits = Limits()
+    max_body_bytes: int = 0
+    """Largest body of a call; 0: as large as the gateway takes."""
+    cors: list[str] = []
+    """Origins whose pages may call it from a browser, or "*" for all; empty: none."""
     start_timeout_s: float = 120.0
     """Longest that a worker may take from order to ready; its own limit, apart from the call's."""
     scale: Scale = Scale()
@@ -143,6 +171,11 @@ class FunctionSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 f"function {self.name}: slo: tpot_s is the time between an LLM's tokens, and this is no LLM",
                 hint="promise ttft_s alone: the time to the first byte",
             )
+        if self.queue_timeout_s is not None and not 0 <= self.queue_timeout_s <= 86_400:
+            raise InvalidSpec(f"queue_timeout_s must be 0 to 86400 seconds, got {self.queue_timeout_s}")
+        if not 0 <= self.max_body_bytes <= 1024 * GIB:
+            raise InvalidSpec(f"max_body must be 0 (as large as the gateway takes) to 1 TiB, got {self.max_body_bytes}")
+        _check_origins(self.cors)
         _check_tags(self.tags)
         if self.adapter is not None and self.weights is None:
             raise InvalidSpec(
@@ -156,6 +189,17 @@ class FunctionSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     def in_layers(self) -> bool:
         """Whether its model can be cut into stages."""
         return self.llm is not None or self.layered
+
+
+def _check_origins(origins: list[str]) -> None:
+    if len(origins) > ORIGINS_MAX:
+        raise InvalidSpec(f"cors has {ORIGINS_MAX} origins at most, got {len(origins)}")
+    for origin in origins:
+        if origin != "*" and not _ORIGIN.fullmatch(origin):
+            raise InvalidSpec(
+                f"cors: {origin[:100]!r} is no origin",
+                hint='write scheme and host, no path: cors=["https://app.example.com"]; or cors="*" for all',
+            )
 
 
 def _check_tags(tags: dict[str, str]) -> None:

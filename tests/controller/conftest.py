@@ -190,7 +190,7 @@ class HandNode:
         self.servers: dict[WorkerId, AppServer] = {}
         self.statuses: dict[WorkerId, WorkerStatus] = {}
         self._server = redis_server
-        self._client = redis_server.client()
+        self.client = self._client = redis_server.client()
         self._seen: dict[WorkerId, str] = {}
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)

@@ -41,16 +41,6 @@ def test_those_past_their_deadline_are_passed_over() -> None:
     assert queue.take(10) is well
 
 
-def test_retry_after_comes_from_measured_service_time() -> None:
-    service = ServiceTime()
-    assert service.retry_after_s(1000, 1) == 1
-    for _ in range(5):
-        service.observe(2.0)
-    assert service.retry_after_s(10, 4) == 5
-    assert service.retry_after_s(10, 0) == 20
-    assert service.retry_after_s(10_000, 1) == 60
-
-
 @given(st.lists(st.floats(0.001, 10), min_size=1, max_size=50))
 def test_the_mean_lies_within_what_was_seen(seen: list[float]) -> None:
     service = ServiceTime()

@@ -218,7 +218,7 @@ def test_aliases_splits_and_rollbacks_move_calls(controller: ControllerProcess, 
 
 def test_a_function_is_scaled_without_a_deploy(controller: ControllerProcess, node: HandNode) -> None:
     deploy(controller, 1, query="")
-    assert change(controller, "PUT", "scale", {"min": 2})["scaled"] == {"min": 2, "max": None, "keep_alive_s": None}
+    assert change(controller, "PUT", "scale", {"min": 2})["scaled"]["min"] == 2
     wait_until(lambda: len(node.statuses) == 2, what="two workers that nobody called")
     assert change(controller, "PUT", "scale", {"min": 0, "keep_alive_s": 0})["scaled"]["min"] == 0
     wait_until(lambda: len(node.ordered("drain")) == 2, what="their end")

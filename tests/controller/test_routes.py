@@ -12,7 +12,7 @@ import pytest
 from fleetstart.controller.admission import Queue
 from fleetstart.controller.records import VersionKey, VersionRecord
 from fleetstart.controller.routes import Call, Route
-from fleetstart.runtime.contract.errors import QueueFull, Unavailable
+from fleetstart.runtime.contract.errors import Unavailable
 from fleetstart.runtime.contract.ids import FunctionName, InvocationId, NodeId, Version, WorkerId
 from fleetstart.runtime.contract.messages import WorkerState, WorkerStatus
 from tests.controller.test_autoscale import spec
@@ -67,7 +67,7 @@ def test_a_slot_goes_to_the_one_who_waits_longest() -> None:
         r.heard(status("a"), 0)
         first, second, third = call("1"), call("2"), call("3")
         assert r.take(first, 0)
-        turns = [r.wait(second), r.wait(third)]
+        turns: list[Any] = [r.wait(second), r.wait(third)]
         assert r.take(call("4"), 0) is None, "nobody passes the queue"
         assert r.leave(first, 5 * MS, waive=False) == 5
         assert [turn.done() for turn in turns] == [True, False]
@@ -101,20 +101,37 @@ def test_one_that_is_avoided_comes_back() -> None:
     assert r.take(call("2"), 10 * MS) is worker
 
 
-def test_a_full_queue_says_when_to_come_back() -> None:
+def test_a_full_queue_takes_no_more() -> None:
     def test() -> None:
         r = route()
         r.queue = Queue(limit=2)
         r.heard(status("a"), 0)
-        r.service_time.observe(3.0)
+        assert r.has_room(0)
         assert r.take(call("0"), 0)
-        r.wait(call("1"))
-        r.wait(call("2"))
-        with pytest.raises(QueueFull) as refusal:
-            r.wait(call("3"))
-        assert refusal.value.retry_after_s == 6
+        assert not r.has_room(0)
+        assert r.wait(call("1"))
+        assert r.wait(call("2"))
+        assert r.wait(call("3")) is None
 
     in_loop(test)
+
+
+def test_slots_that_are_taken_are_counted_with_the_others_calls() -> None:
+    r = route(concurrency=4, elsewhere=lambda _: 1)
+    r.heard(status("a"), 0)
+    r.service_time.observe(0.5)
+    r.take(call("1"), 0)
+    r.take(call("2"), 100 * MS)
+    assert r.slots == 4
+    count, elapsed_s = r.taken(200 * MS)
+    assert count == 3
+    assert elapsed_s == pytest.approx(0.2 + 0.1 + 0.25)
+
+
+def test_who_was_turned_away_counts_as_demand_until_it_is_told() -> None:
+    r = route()
+    r.missed()
+    assert (r.load().running, r.load().arrived, r.running) == (1, 1, 0)
 
 
 def test_failing_ends_the_waiting_of_the_older_only() -> None:

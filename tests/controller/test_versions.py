@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from fleetstart.controller import versions
 from fleetstart.controller.records import FunctionRecord, Rollout, Scaled
 from fleetstart.runtime.contract.errors import ErrorInfo, InvalidInput, InvalidSpec, NotFound
-from fleetstart.runtime.contract.function import Scale
+from fleetstart.runtime.contract.function import Limits, Scale
 from fleetstart.runtime.contract.ids import FunctionName, Version
 from tests.controller.test_autoscale import spec
 
@@ -147,6 +147,20 @@ def test_scaling_lasts_until_another_version_is_live() -> None:
         versions.scaled(record, Scaled(max=1))
     with pytest.raises(InvalidSpec):
         versions.scaled(ONE, Scaled(min=-1))
+
+
+def test_limits_are_the_versions_unless_they_were_set() -> None:
+    own = spec(limits=Limits(rate=5, burst=9))
+    assert versions.limits_of(None, own) == versions.limits_of(ONE, own) == own.limits
+    record = versions.scaled(ONE, Scaled(concurrent=3))
+    assert versions.limits_of(record, own) == Limits(rate=5, burst=9, concurrent=3)
+    assert versions.scale_of(record, own) == own.scale
+    record = versions.scaled(record, Scaled(rate=0))
+    assert versions.limits_of(record, own) == Limits(concurrent=3)
+    with pytest.raises(InvalidSpec, match="rate"):
+        versions.scaled(ONE, Scaled(rate=-1))
+    with pytest.raises(InvalidSpec, match="burst"):
+        versions.scaled(ONE, Scaled(burst=-1))
 
 
 @given(

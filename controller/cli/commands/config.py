@@ -19,9 +19,9 @@ from fleetstart.runtime.contract.function import FunctionSpec
 from fleetstart.runtime.contract.ids import BundleId, CheckpointId
 
 DEFAULT = "default"
-_FIELDS = {"memory": "memory_bytes"}
+_FIELDS = {"memory": "memory_bytes", "max_body": "max_body_bytes"}
 _OF_ENGINE = {"max_context": "max_context_tokens", "kv_memory": "kv_memory_bytes"}
-_SIZES = ("memory", "kv_memory")
+_SIZES = ("memory", "kv_memory", "max_body")
 
 
 @click.group(context_settings={"max_content_width": 100})
@@ -78,6 +78,8 @@ def _default(name: str, spec: FunctionSpec) -> Any:
     value = getattr(holder, _OF_ENGINE.get(name, _FIELDS.get(name, name)), None)
     if name in ("weights", "adapter", "include", "layers"):
         return None
+    if name == "max_body" and not value:
+        return None  # as large as the gateway takes
     if name in _SIZES and isinstance(value, int):
         return output.size(value).replace(" ", "").replace(".0", "")
     return msgspec.to_builtins(value)

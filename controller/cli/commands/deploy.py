@@ -57,6 +57,20 @@ def setting_flags(function: Decorated) -> Decorated:
             click.option(
                 "--timeout", "timeout_s", type=float, metavar="SECONDS", help="Longest that one call may take."
             ),
+            click.option(
+                "--queue-timeout",
+                "queue_timeout_s",
+                type=float,
+                metavar="SECONDS",
+                help="Of it, longest that a call may wait for a worker.",
+            ),
+            click.option("--rate", type=float, metavar="PER_SECOND", help="Calls a second; beyond, they get 429."),
+            click.option("--burst", type=int, help="Calls that may come at once after a pause, beside --rate."),
+            click.option("--concurrent", type=int, help="Calls under way at a time; beyond, they get 429."),
+            click.option("--max-body", metavar="SIZE", help="Largest body of a call, such as 10MiB."),
+            click.option(
+                "--cors", multiple=True, metavar="ORIGIN", help="Whose pages may call it, or *; may be repeated."
+            ),
             click.option("--min", "min_workers", type=int, help="Workers that are there without a call, and billed."),
             click.option("--max", "max_workers", type=int, help="Most workers at a time."),
             click.option(

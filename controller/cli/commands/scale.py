@@ -5,13 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
+import msgspec
 
 from fleetstart.controller.cli import output
 from fleetstart.controller.cli.client import Server, find_server, function_path, suggesting
 from fleetstart.controller.cli.root import verb
 from fleetstart.controller.records import Scaled
 from fleetstart.controller.resources import FunctionInfo, Traffic
-from fleetstart.runtime.contract.function import Scale
+from fleetstart.runtime.contract.function import Limits, Scale
 
 
 @click.command
@@ -19,6 +20,9 @@ from fleetstart.runtime.contract.function import Scale
 @click.option("--min", "min_workers", type=click.IntRange(0), help="Workers that are there without a call, and billed.")
 @click.option("--max", "max_workers", type=click.IntRange(1), help="Most workers at a time.")
 @click.option("--keep-alive", "keep_alive_s", type=float, metavar="SECONDS", help="How long an idle worker stays.")
+@click.option("--rate", type=click.FloatRange(0), metavar="PER_SECOND", help="Calls a second; 0: no limit.")
+@click.option("--burst", type=click.IntRange(0), help="Calls that may come at once after a pause.")
+@click.option("--concurrent", type=click.IntRange(0), help="Calls under way at a time; 0: no limit.")
 @click.option("--reset", is_flag=True, help="Back to what its versions say themselves.")
 @verb()
 @click.pass_obj
@@ -29,12 +33,22 @@ def command(
     min_workers: int | None,
     max_workers: int | None,
     keep_alive_s: float | None,
+    rate: float | None,
+    burst: int | None,
+    concurrent: int | None,
     reset: bool,
     url: str | None,
     as_json: bool,
 ) -> None:
     """Show how a function is scaled, or change it at once, until another version is live."""
-    change = Scaled(min=min_workers, max=max_workers, keep_alive_s=keep_alive_s)
+    change = Scaled(
+        min=min_workers,
+        max=max_workers,
+        keep_alive_s=keep_alive_s,
+        rate=rate,
+        burst=burst,
+        concurrent=concurrent,
+    )
     if reset and change != Scaled():
         raise click.UsageError("--reset takes everything back; give it alone")
     path = function_path(name)
@@ -43,10 +57,16 @@ def command(
             server.change("PUT", f"{path}/scale", None if reset else change, Traffic)
         info = server.get(path, FunctionInfo)
     if as_json:
-        output.json_data(info.scale)
+        output.json_data({**msgspec.to_builtins(info.scale), **msgspec.to_builtins(info.limits)})
     else:
-        output.data(shown(info.scale))
+        output.data(shown(info.scale, info.limits))
 
 
-def shown(scale: Scale) -> str:
-    return f"min {scale.min}, max {scale.max}, keep-alive {scale.keep_alive_s:g} s"
+def shown(scale: Scale, limits: Limits) -> str:
+    text = f"min {scale.min}, max {scale.max}, keep-alive {scale.keep_alive_s:g} s"
+    if limits.rate:
+        burst = f" (at once: {limits.burst})" if limits.burst else ""
+        text += f", {limits.rate:g} calls a second at most{burst}"
+    if limits.concurrent:
+        text += f", {limits.concurrent} calls at a time at most"
+    return text

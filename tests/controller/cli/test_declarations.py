@@ -19,9 +19,9 @@ from fleetstart.controller.cli.declarations import (
 )
 from fleetstart.runtime import declare
 from fleetstart.runtime.contract.errors import FleetError, HandlerSyntax, InvalidSpec, NoHandler, NotFound
-from fleetstart.runtime.contract.function import SLO, Scale
+from fleetstart.runtime.contract.function import SLO, Limits, Scale
 
-HEAD = "from fleetstart.runtime import function, LLM, SLO, Scale\n"
+HEAD = "from fleetstart.runtime import function, LLM, SLO, Limits, Scale\n"
 
 
 def read(tmp_path: Path, source: str | bytes) -> list[Declaration]:
@@ -78,6 +78,12 @@ def test_settings_are_those_of_the_runtime() -> None:
             "f",
             "function",
             {"memory": 4 * 1024 * 1024, "timeout_s": 2.5},
+        ),
+        (
+            HEAD + "@function(limits=Limits(rate=0.5), cors=['https://a.b'], max_body='1MiB')\ndef f(): ...",
+            "f",
+            "function",
+            {"limits": Limits(rate=0.5), "cors": ["https://a.b"], "max_body": "1MiB"},
         ),
         (HEAD + "D = 'a' + '/b'\n@function(weights=D)\ndef f(): ...", "f", "function", {"weights": "a/b"}),
         (

@@ -1,0 +1,72 @@
+"""What one who is turned away is told: why, when to come back, and how that was computed."""
+
+from __future__ import annotations
+
+import math
+
+from fleetstart.runtime.contract.errors import Coming, FleetError, Overloaded, QueueFull, QueueTimeout, Wait
+from fleetstart.runtime.contract.function import MIB
+from fleetstart.runtime.contract.ids import FunctionName
+
+RETRY_LEAST_S = 0.05
+RETRY_MOST_S = 3600.0
+RETRY_UNKNOWN_S = 5.0
+"""Where nothing is known of a start: soon enough to be there when it is."""
+
+
+def retry_after_s(wait: Wait) -> float:
+    if not math.isfinite(wait.seconds):
+        return RETRY_UNKNOWN_S
+    return min(max(wait.seconds, RETRY_LEAST_S), RETRY_MOST_S)
+
+
+def turned_away(name: FunctionName, wait: Wait, *, allowed_s: float | None, at_most: bool) -> FleetError:
+    """`allowed_s`: how long it would have waited; None if the queue is full. `at_most`: whether the function has all
+    the workers that it may have, so that only its owner can change that."""
+    told = _told(wait)
+    if allowed_s is None:
+        why = f"{wait.queued} calls wait already, as many as may"
+    elif allowed_s == 0:
+        why = "no worker is free now, and the call is not to wait"
+    else:
+        why = f"its turn would come in {_seconds(wait.seconds)}, and it waits {_seconds(allowed_s)} at most"
+    kind = QueueFull if at_most else Overloaded
+    hint = "try again after Retry-After seconds"
+    hint += ", or raise `scale.max`" if at_most else ""
+    return kind(f"function {name}: {why}: {told}", hint=hint, retry_after_s=retry_after_s(wait), wait=_finite(wait))
+
+
+def waited_out(name: FunctionName, wait: Wait, *, waited_s: float) -> QueueTimeout:
+    return QueueTimeout(
+        f"function {name}: no worker took the call within the {_seconds(waited_s)} that it was to wait: {_told(wait)}",
+        hint="try again after Retry-After seconds, or let it wait longer: `Fs-Queue-Timeout-S`, queue_timeout_s",
+        retry_after_s=retry_after_s(wait),
+        wait=_finite(wait),
+    )
+
+
+def _finite(wait: Wait) -> Wait | None:
+    return wait if math.isfinite(wait.seconds) else None
+
+
+def _told(wait: Wait) -> str:
+    parts = []
+    if wait.slots:
+        place = "place" if wait.slots == 1 else "places"
+        parts.append(f"{wait.queued} wait for {wait.slots} {place}, each taken for {_seconds(wait.call_s)} a call")
+    elif wait.queued:
+        parts.append(f"{wait.queued} wait for a worker")
+    parts += [_start(worker) for worker in sorted(wait.coming, key=lambda one: one.ready_s)[:2]]
+    return "; ".join(parts) or "no worker is ready, and none starts yet"
+
+
+def _start(worker: Coming) -> str:
+    text = f"a worker is expected in {_seconds(worker.ready_s)}"
+    if worker.weight_bytes > worker.fetched_bytes and worker.bytes_per_s > 0:
+        had, of = worker.fetched_bytes / MIB, worker.weight_bytes / MIB
+        text += f", with {had:.0f} of {of:.0f} MiB of its weights here and more at {worker.bytes_per_s / MIB:.0f} MiB/s"
+    return text
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.3g} s" if math.isfinite(seconds) else "nobody knows how long"

@@ -1,0 +1,105 @@
+"""When a call that comes now will have its turn: from the line ahead, measured service times, and starts under way.
+
+Pure: values and `now` in, seconds out. Where they come from is `waiting`'s affair, what is told of them `refusals`'.
+
+A start is predicted as the planner predicts it (HydraServe eq. 5), with what has passed taken off: its own steps and
+the bytes that are missing go on side by side. Bytes are expected at the rate at which they were seen to arrive; before
+two reports have told, at the planner's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fleetstart.runtime.contract.errors import Coming
+
+UNKNOWN_S = math.inf
+LATE_SHARE = 0.1
+"""A start that is later than was predicted is expected to take this part of the time so far longer: it may end at any
+moment, but one that is a minute late is rarely ready in the next millisecond."""
+SAMPLES = 8
+"""Reports of a segment, about one a second, that its rate is taken from: quick enough for a store that stalls."""
+LEAST_CALL_S = 0.001
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """What is ahead of a call that comes now."""
+
+    queued: int
+    slots: int
+    """Of workers that are ready."""
+    running: int
+    """Of the slots, those that are taken."""
+    elapsed_s: float
+    """How long the running calls have run, together."""
+    call_s: float
+    """How long a call keeps its slot."""
+    coming: Sequence[Coming] = ()
+
+
+def turn_s(line: Line) -> float:
+    """Until a call that comes now has a slot; UNKNOWN_S if there is nothing that it could wait for.
+
+    Slots that are taken come free at a rate of slots / call_s, the first of them as much sooner as the calls on them
+    have run; each worker that comes brings its slots at once, and its share of the rate from then on.
+    """
+    call_s = max(line.call_s, LEAST_CALL_S)
+    free = max(0, line.slots - line.running)
+    ahead = line.queued + 1 - free
+    if ahead <= 0:
+        return 0.0
+    need = ahead - 0.5
+    turns, rate, at_s = 0.0, line.slots / call_s, 0.0
+    if line.slots:
+        left_s = min(max(line.slots * call_s - line.elapsed_s, 0.0), line.slots * call_s)
+        turns = line.slots / 2 - left_s / call_s
+    for worker in sorted(line.coming, key=lambda one: one.ready_s):
+        if rate and at_s + (need - turns) / rate <= worker.ready_s:
+            break
+        turns += rate * (worker.ready_s - at_s) + worker.slots
+        at_s = worker.ready_s
+        if turns >= need:
+            return at_s
+        rate += worker.slots / call_s
+    return max(at_s, at_s + (need - turns) / rate) if rate else UNKNOWN_S
+
+
+def start_left_s(*, own_s: float, since_s: float, fetch_s: float) -> float:
+    """Until a worker is ready whose order was given `since_s` ago: `own_s` is what all its own steps were predicted to
+    take, `fetch_s` what its missing bytes still will."""
+    left_s = max(own_s - since_s, fetch_s)
+    return left_s if left_s > 0 else LATE_SHARE * max(0.0, since_s)
+
+
+class Arrival:
+    """At which rate the bytes of one segment come in, by the reports of its node."""
+
+    def __init__(self) -> None:
+        self._seen: deque[tuple[int, int]] = deque(maxlen=SAMPLES)
+
+    def note(self, counted_unix_ns: int, ready_bytes: int) -> None:
+        """The same report again changes nothing; one with fewer bytes than before begins anew: they were evicted."""
+        if self._seen:
+            last_unix_ns, last_bytes = self._seen[-1]
+            if counted_unix_ns <= last_unix_ns:
+                return
+            if ready_bytes < last_bytes:
+                self._seen.clear()
+        self._seen.append((counted_unix_ns, ready_bytes))
+
+    @property
+    def bytes_per_s(self) -> float | None:
+        """None before two reports, and while nothing comes."""
+        if len(self._seen) < 2:
+            return None
+        (first_unix_ns, first_bytes), (last_unix_ns, last_bytes) = self._seen[0], self._seen[-1]
+        return (last_bytes - first_bytes) * 1e9 / (last_unix_ns - first_unix_ns) or None
+
+
+def missing_s(pending_bytes: int, bytes_per_s: float, since_counted_s: float) -> float:
+    """Until bytes are here that were missing `since_counted_s` ago."""
+    return max(0.0, pending_bytes / bytes_per_s - max(0.0, since_counted_s))

@@ -1,0 +1,112 @@
+"""When a call will have its turn, against a line that is walked through call by call."""
+
+from __future__ import annotations
+
+import heapq
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fleetstart.controller.waits import UNKNOWN_S, Arrival, Line, missing_s, start_left_s, turn_s
+from fleetstart.runtime.contract.errors import Coming
+
+SECOND = 1_000_000_000
+
+
+def line(queued: int = 0, slots: int = 1, running: int = 1, elapsed_s: float = 0.0, **more: object) -> Line:
+    fields = {"call_s": 2.0, **more}
+    return Line(queued=queued, slots=slots, running=running, elapsed_s=elapsed_s, **fields)  # type: ignore[arg-type]
+
+
+def walked(queued: int, left_s: list[float], call_s: float, coming: list[Coming]) -> float:
+    """The turn of the call behind `queued` others, if each takes exactly `call_s`."""
+    free_s = [*left_s, *(worker.ready_s for worker in coming for _ in range(worker.slots))]
+    heapq.heapify(free_s)
+    for _ in range(queued):
+        heapq.heapreplace(free_s, free_s[0] + call_s)
+    return free_s[0]
+
+
+@pytest.mark.parametrize(
+    ("given", "expected_s"),
+    [
+        (line(slots=2, running=1), 0.0),
+        (line(elapsed_s=0.5), 1.5),
+        (line(queued=3, elapsed_s=0.5), 7.5),
+        (line(queued=3, slots=2, running=2, elapsed_s=2.0), 3.5),
+        (line(slots=0, running=0), UNKNOWN_S),
+        (line(slots=0, running=0, coming=[Coming(ready_s=4.0)]), 4.0),
+        (line(slots=0, running=0, queued=1, coming=[Coming(ready_s=4.0, slots=2)]), 4.0),
+        (line(queued=9, elapsed_s=0.0, coming=[Coming(ready_s=1.0, slots=100)]), 1.0),
+        (line(elapsed_s=99.0), 0.0),
+    ],
+)
+def test_turns(given: Line, expected_s: float) -> None:
+    assert turn_s(given) == pytest.approx(expected_s)
+
+
+@given(
+    st.integers(0, 200),
+    st.lists(st.floats(0, 1), max_size=12),
+    st.floats(0.01, 10),
+    st.lists(st.builds(Coming, ready_s=st.floats(0, 30), slots=st.integers(1, 8)), max_size=4),
+)
+def test_a_turn_comes_within_two_calls_of_when_it_was_told(
+    queued: int, left: list[float], call_s: float, coming: list[Coming]
+) -> None:
+    """A fluid of calls is never further than a round of the slots from the calls themselves."""
+    told_s = turn_s(
+        line(
+            queued,
+            slots=len(left),
+            running=len(left),
+            elapsed_s=sum(1 - share for share in left) * call_s,
+            call_s=call_s,
+            coming=coming,
+        )
+    )
+    if not left and not coming:
+        assert math.isinf(told_s)
+        return
+    walked_s = walked(queued, [share * call_s for share in left], call_s, coming)
+    assert abs(told_s - walked_s) <= 2 * call_s + 1e-6
+
+
+@given(st.integers(0, 100), st.integers(1, 20), st.floats(0, 5), st.floats(0.01, 5))
+def test_more_in_front_is_never_quicker(queued: int, slots: int, ready_s: float, call_s: float) -> None:
+    coming = [Coming(ready_s=ready_s, slots=3)]
+    fields = {"slots": slots, "running": slots, "call_s": call_s, "coming": coming}
+    assert turn_s(line(queued, **fields)) <= turn_s(line(queued + 1, **fields)) + 1e-9  # type: ignore[arg-type]
+
+
+def test_a_start_is_as_late_as_its_slower_half() -> None:
+    assert start_left_s(own_s=2.0, since_s=0.5, fetch_s=0.3) == 1.5
+    assert start_left_s(own_s=2.0, since_s=0.5, fetch_s=9.0) == 9.0
+    assert start_left_s(own_s=2.0, since_s=5.0, fetch_s=0.0) == pytest.approx(0.5), "late, and likely soon"
+
+
+def test_bytes_come_at_the_rate_at_which_they_were_seen_to_come() -> None:
+    seen = Arrival()
+    assert seen.bytes_per_s is None
+    seen.note(10 * SECOND, 1000)
+    seen.note(10 * SECOND, 1000)
+    assert seen.bytes_per_s is None, "one report, told twice"
+    seen.note(12 * SECOND, 5000)
+    assert seen.bytes_per_s == 2000
+    assert missing_s(6000, 2000, since_counted_s=0.5) == 2.5
+    assert missing_s(6000, 2000, since_counted_s=60) == 0.0
+    seen.note(13 * SECOND, 10)
+    assert seen.bytes_per_s is None, "evicted, and begun anew"
+    seen.note(14 * SECOND, 10)
+    assert seen.bytes_per_s is None, "nothing comes"
+
+
+def test_a_store_that_slows_down_is_believed_after_a_few_reports() -> None:
+    seen = Arrival()
+    for second in range(10):
+        seen.note(second * SECOND, second * 1000)
+    for second in range(10, 20):
+        seen.note(second * SECOND, 9000 + (second - 9) * 10)
+    assert seen.bytes_per_s == pytest.approx(10)

@@ -1,0 +1,318 @@
+"""What passes between a client and an app of its own while a connection is open, and what follows when it ends."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.sync.client import ClientConnection, connect
+
+from fleetstart.runtime.contract.ledger import InvocationRow
+from tests.e2e.systems import System, error_in, running
+from tests.servers import wait_until
+
+APP = """
+import asyncio, json, os
+from fleetstart.runtime import Scale, function
+
+async def app(scope, receive, send):
+    if scope["type"] == "websocket":
+        await socket(scope, receive, send)
+    elif scope["type"] == "http":
+        await http(scope, receive, send)
+
+async def http(scope, receive, send):
+    body, more = b"", True
+    while more:
+        message = await receive()
+        body += message.get("body", b"")
+        more = message.get("more_body", False)
+    if scope["path"] == "/wait":
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"begun", "more_body": True})
+        message = await receive()
+        print("app heard", message["type"])
+        return
+    told = [scope["method"].encode(), scope["raw_path"], scope["query_string"], body[::-1]]
+    head = [(b"content-type", b"application/octet-stream"), (b"set-cookie", b"a=1"), (b"set-cookie", b"b=2")]
+    await send({"type": "http.response.start", "status": 207, "headers": head})
+    await send({"type": "http.response.body", "body": b"\\n".join(told)})
+
+async def socket(scope, receive, send):
+    await receive()
+    if scope["path"] == "/refuse":
+        await send({"type": "websocket.close"})
+        return
+    protocol = (scope["subprotocols"] or [None])[-1]
+    await send({"type": "websocket.accept", "subprotocol": protocol})
+    while True:
+        message = await receive()
+        if message["type"] == "websocket.disconnect":
+            print("socket heard", message["code"])
+            return
+        text = message.get("text")
+        if text == "where":
+            told = [scope["raw_path"].decode(), scope["query_string"].decode(), os.environ.get("RELEASE")]
+            await send({"type": "websocket.send", "text": json.dumps(told)})
+        elif text == "close":
+            await send({"type": "websocket.close", "code": 4001, "reason": "as asked"})
+            return
+        elif text == "return":
+            return
+        elif text == "raise":
+            raise ValueError("no")
+        elif text == "die":
+            os._exit(3)
+        elif text == "large":
+            await send({"type": "websocket.send", "bytes": bytes(70_000)})
+        elif text is not None:
+            await send({"type": "websocket.send", "text": text})
+        else:
+            await send({"type": "websocket.send", "bytes": message["bytes"]})
+
+app = function(memory="64MiB", concurrency=4, max_body="64KiB", scale=Scale(max=1, keep_alive_s=0.3))(app)
+"""
+
+HANDLERS = """
+import asyncio, time
+from fleetstart.runtime import Scale, function
+
+ONE = Scale(max=1, keep_alive_s=600)
+
+@function(memory="64MiB", scale=ONE)
+async def awaits(nap_s: float = 0.0):
+    try:
+        await asyncio.sleep(nap_s)
+    except asyncio.CancelledError:
+        print("awaits was cancelled")
+        raise
+    return "free"
+
+@function(memory="64MiB", scale=ONE)
+def yields(endless: bool = False):
+    try:
+        yield "first"
+        while endless:
+            time.sleep(0.01)
+            yield "more"
+    finally:
+        print("yields was closed")
+
+@function(memory="64MiB", scale=ONE)
+async def ayields(endless: bool = False):
+    try:
+        yield "first"
+        while endless:
+            await asyncio.sleep(0.01)
+            yield "more"
+    finally:
+        print("ayields was closed")
+"""
+
+
+@pytest.fixture(scope="module")
+def system() -> Iterator[System]:
+    with running(env={"FS_PROFILES": "python"}) as system:
+        system.deploy(APP, name="app")
+        system.deploy_file(system.source(HANDLERS, folder="handlers"))
+        yield system
+
+
+def opened(system: System, path: str = "/fn/app", **options: Any) -> ClientConnection:
+    socket: ClientConnection = connect(system.url.replace("http://", "ws://") + path, proxy=None, **options)
+    return socket
+
+
+def row_of(system: System, request: str) -> InvocationRow:
+    return wait_until(lambda: [row for row in system.invocations() if row.id == request], what=f"row of {request}")[0]
+
+
+def ended(socket: ClientConnection) -> tuple[int | None, str]:
+    """How it was closed from the other side, after whatever else it says."""
+    try:
+        while True:
+            socket.recv(timeout=10)
+    except ConnectionClosed as closed:
+        return (closed.rcvd.code, closed.rcvd.reason) if closed.rcvd is not None else (None, "")
+
+
+def logged(system: System, name: str, text: str) -> None:
+    wait_until(lambda: any(text in line.text for line in system.logs(name)), what=f"{text!r} in the log of {name}")
+
+
+# ── WebSockets ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_text_and_bytes_pass_both_ways_and_are_billed_for_the_time(system: System) -> None:
+    with opened(system, "/fn/app/a%20b/c?x=1", additional_headers={"x-request-id": "both"}) as socket:
+        assert socket.response is not None
+        assert socket.response.headers["x-request-id"] == "both"
+        assert socket.response.headers["fs-start"] in ("warm", "cold")
+        for message in ("grüße", "", b"\x00\xff" * 500, "x" * 60_000):
+            socket.send(message)
+            assert socket.recv(timeout=10) == message
+        socket.send("where")
+        assert json.loads(socket.recv(timeout=10))[:2] == ["/a%20b/c", "x=1"]
+        wait_until(lambda: system.info("app").running == 1, what="word of a socket that is open")
+        # Four keep-alives long nobody says anything, and the worker is still there.
+        with pytest.raises(TimeoutError):
+            socket.recv(timeout=1.2)
+        assert len(system.info("app").workers) == 1
+        socket.send("still there")
+        assert socket.recv(timeout=10) == "still there"
+    row = row_of(system, "both")
+    assert (row.status, row.error) == (101, "")
+    assert row.billed_ms >= 1200
+    assert row.cost_nusd > 0
+    logged(system, "app", "socket heard 1000")
+
+
+def test_subprotocols_are_the_apps_choice(system: System) -> None:
+    with opened(system, subprotocols=["one", "two"]) as socket:
+        assert socket.subprotocol == "two"
+    with opened(system) as socket:
+        assert socket.subprotocol is None
+
+
+@pytest.mark.parametrize(
+    ("message", "code", "reason"),
+    [("close", 4001, "as asked"), ("return", 1000, ""), ("raise", 1011, "the handler raised")],
+)
+def test_the_app_ends_it(system: System, message: str, code: int, reason: str) -> None:
+    with opened(system, additional_headers={"x-request-id": f"by-{message}"}) as socket:
+        socket.send(message)
+        told = ended(socket)
+    assert told[0] == code
+    assert reason in told[1]
+    row = row_of(system, f"by-{message}")
+    assert (row.status, row.error) == (101, "")
+    wait_until(lambda: system.info("app").running == 0, what="word of its end")
+
+
+def test_a_worker_that_dies_ends_it_with_a_code_and_bills_nothing(system: System) -> None:
+    with opened(system, additional_headers={"x-request-id": "died"}) as socket:
+        socket.send("die")
+        assert ended(socket) == (1011, "its worker was lost")
+    row = row_of(system, "died")
+    assert (row.status, row.error, row.billed_ms) == (101, "worker_lost", 0)
+    with opened(system) as socket:
+        socket.send("again")
+        assert socket.recv(timeout=10) == "again"
+
+
+def test_messages_that_are_too_large_end_it(system: System) -> None:
+    with opened(system) as socket:
+        socket.send(bytes(65_537))
+        assert ended(socket)[0] == 1009
+    with opened(system) as socket:
+        socket.send("large")
+        assert ended(socket)[0] == 1009
+
+
+def test_a_deadline_ends_it(system: System) -> None:
+    with opened(system, additional_headers={"fs-timeout-s": "0.4", "x-request-id": "late"}) as socket:
+        assert ended(socket) == (1008, "open for the 0.4 s that it may be")
+    assert row_of(system, "late").error == "deadline_exceeded"
+
+
+def test_who_is_refused_hears_it_in_the_handshake(system: System) -> None:
+    for path, status, code in (
+        ("/fn/app/refuse", 403, "socket_refused"),
+        ("/fn/nothing", 404, "not_found"),
+        ("/fn/awaits", 400, "socket_refused"),
+    ):
+        with pytest.raises(InvalidStatus) as refused:
+            opened(system, path)
+        assert refused.value.response.status_code == status
+        assert json.loads(refused.value.response.body)["error"]["code"] == code
+    with pytest.raises(InvalidStatus):
+        opened(system, "/api/v1/status")
+    assert system.ok("awaits", {}) == "free"
+
+
+def release(socket: ClientConnection) -> str | None:
+    socket.send("where")
+    told: str | None = json.loads(socket.recv(timeout=10))[2]
+    return told
+
+
+def test_a_socket_stays_with_its_version_until_its_worker_is_drained(system: System) -> None:
+    system.deploy(APP, name="drained")
+    with opened(system, "/fn/drained") as old:
+        system.deploy(APP, name="drained", options=("--env", "RELEASE=2"))
+        with opened(system, "/fn/drained") as new:
+            assert (release(old), release(new)) == (None, "2")
+            system.fs("rm", "drained", "--yes")
+            assert ended(new) == (1012, "its worker is drained: connect again")
+            assert ended(old)[0] == 1012
+
+
+# ── everything else of an app ──────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("method", ["GET", "PUT", "DELETE", "PATCH", "PROPFIND", "OPTIONS"])
+def test_any_method_path_query_and_body_reach_the_app_as_they_are(system: System, method: str) -> None:
+    body = bytes(range(256)) * 20
+    path = "/a%2Fb//c;d=%E2%82%AC/?q=%20+&q=&=x"
+    answer = system.http.request(method, f"/fn/app{path}", content=body)
+    assert answer.status_code == 207
+    raw_path, _, query = path.partition("?")
+    assert answer.content.split(b"\n", 3) == [method.encode(), raw_path.encode(), query.encode(), body[::-1]]
+    assert answer.headers.get_list("set-cookie") == ["a=1", "b=2"]
+
+
+# ── clients that leave ─────────────────────────────────────────────────────────────────────────────
+
+
+def leave(system: System, name: str, body: Any) -> str:
+    """After the first bytes of a stream, or a moment of waiting for them; returns the request's id."""
+    request = f"left-{name.replace('/', '-')}-{time.monotonic_ns()}"
+    limit = httpx.Timeout(20, read=1.0)
+    try:
+        with system.http.stream(
+            "POST", f"/fn/{name}", json=body, headers={"x-request-id": request}, timeout=limit
+        ) as answer:
+            next(answer.iter_raw())
+    except httpx.ReadTimeout:
+        pass
+    return request
+
+
+@pytest.mark.parametrize(
+    ("name", "body", "word"),
+    [
+        ("awaits", {"nap_s": 60}, "awaits was cancelled"),
+        ("yields", {"endless": True}, "yields was closed"),
+        ("ayields", {"endless": True}, "ayields was closed"),
+        ("app/wait", {}, "app heard http.disconnect"),
+    ],
+)
+def test_a_client_that_leaves_ends_its_work_on_the_worker(
+    system: System, name: str, body: dict[str, Any], word: str
+) -> None:
+    function = name.partition("/")[0]
+    request = leave(system, name, body)
+    logged(system, function, word)
+    row = row_of(system, request)
+    assert (row.status, row.error) == (499, "client_gone")
+    assert row.billed_ms < 5000
+    assert system.http.post(f"/fn/{function}", json={}, timeout=10).status_code in (200, 207), "its slot is free"
+
+
+def test_a_socket_that_is_left_unopened_gives_its_turn_back(system: System) -> None:
+    with opened(system) as one, opened(system) as two, opened(system) as three, opened(system) as four:
+        with pytest.raises(TimeoutError):
+            opened(system, open_timeout=0.5, additional_headers={"x-request-id": "unopened"})
+        for socket in (one, two, three, four):
+            socket.send("here")
+            assert socket.recv(timeout=10) == "here"
+        row = row_of(system, "unopened")
+        assert (row.status, row.error, row.billed_ms) == (499, "client_gone", 0)
+        answer = system.http.get("/fn/app", headers={"fs-queue-timeout-s": "0"})
+        assert answer.status_code == 429
+        assert error_in(answer).wait is not None
