@@ -21,6 +21,8 @@ FleetError
 ├── StoreFailed                  502  store_error            the object store did not answer as it must
 ├── ChecksumMismatch             502  checksum_mismatch      bytes came, but not the right ones
 ├── Unavailable                  503  unavailable            no node, no room, going down; carries retry_after_s
+│   ├── Overloaded               503  overloaded             its turn would come too late; carries retry_after_s
+│   └── QueueTimeout             503  queue_timeout          its turn did come too late; carries retry_after_s
 └── DeadlineExceeded             504  deadline_exceeded
 
 Say what, which and how much, and in `hint` what to do next. `retryable` says whether the same call may
