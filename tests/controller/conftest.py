@@ -33,6 +33,7 @@ from fleetstart.runtime.contract.messages import (
     MARK,
     TOKEN_HEADER,
     NodeReport,
+    SegmentReport,
     Speed,
     WorkerOrder,
     WorkerState,
@@ -184,6 +185,7 @@ class HandNode:
         self.epoch = "e1"
         self.memory_bytes = memory_bytes
         self.speeds: dict[str, Speed] = {}
+        self.segments: Callable[[], list[SegmentReport]] = list
         self.answer: Callable[[HandNode, WorkerOrder], None] = HandNode.serve
         self.orders: list[WorkerOrder] = []
         self.apps: dict[WorkerId, WorkerApp] = {}
@@ -239,7 +241,7 @@ class HandNode:
     def _renew(self) -> None:
         report = NodeReport(
             node=self.name, epoch=self.epoch, address="127.0.0.1", memory_bytes=self.memory_bytes,
-            memory_used_bytes=0, cpus=2, speeds=self.speeds,
+            memory_used_bytes=0, cpus=2, speeds=self.speeds, segments=self.segments(),
         )  # fmt: skip
         self._client.hset(keys.NODES, self.name, "1")
         self._client.set(keys.node(self.name), msgspec.json.encode(report), px=2000)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -11,7 +12,9 @@ import httpx
 import pytest
 
 from fleetstart.runtime.contract.function import MIB
+from fleetstart.runtime.contract.messages import SegmentReport, WorkerOrder
 from tests.controller.conftest import ControllerProcess, HandNode, WorkerApp
+from tests.controller.test_api import CHECKPOINT, PART, manifest, put
 from tests.servers import wait_until
 
 ONE = {"scale": {"max": 1}, "concurrency": 1}
@@ -102,6 +105,44 @@ def test_a_function_that_may_grow_is_our_lack_and_not_its_own(controller: Contro
         answer = controller.http.get("/fn/f", headers={"fs-queue-timeout-s": "0"})
         assert (answer.status_code, error_of(answer)["code"]) == (503, "overloaded")
         wait_until(lambda: len(node.ordered()) == 2, what="the refused call is demand")
+
+
+def test_a_load_under_way_is_told_from_its_own_progress(controller: ControllerProcess, node: HandNode) -> None:
+    """200 bytes a second of 4096: nobody could know that before the node has told twice how far it is."""
+    begun_s: list[float] = []
+
+    def start(node: HandNode, order: WorkerOrder) -> None:
+        begun_s.append(time.time())
+        node.say(order, "starting", start="cold")
+
+    def segments() -> list[SegmentReport]:
+        if not begun_s:
+            return []
+        ready_bytes = min(4000, round((time.time() - begun_s[0]) * 200))
+        return [SegmentReport(CHECKPOINT, "filling", 4096, ready_bytes, [], time.time_ns())]
+
+    def told() -> httpx.Response | None:
+        answer = controller.http.get("/fn/f", headers={"fs-queue-timeout-s": "0"})
+        coming = error_of(answer)["wait"].get("coming", [])
+        return answer if coming and 0 < coming[0].get("bytes_per_s", 0) < 1000 else None
+
+    node.answer, node.segments = start, segments
+    publish_checkpoint(controller)
+    controller.deploy("f", weights=CHECKPOINT)
+    answer = wait_until(told, what="a rate that was seen")
+    left_s = begun_s[0] + 4096 / 200 - time.time()
+    assert answer.status_code == 503
+    assert abs(error_of(answer)["retry_after_s"] - left_s) < 0.3 * left_s
+    assert abs(int(answer.headers["retry-after"]) - left_s) < 0.3 * left_s + 1
+    (worker,) = error_of(answer)["wait"]["coming"]
+    assert worker["weight_bytes"] == 4096
+    assert 0 < worker["fetched_bytes"] < 4096
+    assert "of its weights here" in error_of(answer)["message"]
+
+
+def publish_checkpoint(controller: ControllerProcess) -> None:
+    put(controller, f"checkpoints/{CHECKPOINT}/part-0", PART).raise_for_status()
+    put(controller, f"checkpoints/{CHECKPOINT}/manifest.json", manifest()).raise_for_status()
 
 
 # ── the function's own limits ──────────────────────────────────────────────────────────────────────
