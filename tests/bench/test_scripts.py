@@ -23,7 +23,6 @@ def test_it_runs(name: str, tmp_path: Path) -> None:
     run(name, tmp_path / "found.json", timeout_s=110)
 
 
-@pytest.mark.bed
 @pytest.mark.skipif(bool(why_not()), reason=f"no test bed: {why_not()}")
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", ON_A_BED)
