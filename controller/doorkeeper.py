@@ -26,7 +26,7 @@ from fleetstart.runtime.contract.errors import FleetError, QueueFull, RateLimite
 from fleetstart.runtime.contract.function import Limits
 from fleetstart.runtime.contract.ids import FunctionName
 
-SURE_SHARE = 0.8
+SURE_SHARE = 0.7
 """Of the time that a call may wait, what its predicted wait may take: service times vary, and who is let in and then
 does not make it has had the worst of both."""
 
