@@ -13,7 +13,7 @@ from fleetstart.controller.invocations.records import Envelope
 from fleetstart.controller.invocations.vault import HEAD_MAX_BYTES, REQUEST_MAX_BYTES, Vault
 from fleetstart.controller.state import REDIS_DOWN
 from fleetstart.controller.target import Target, parse_target
-from fleetstart.runtime.contract.errors import Refused, TooLarge, Unavailable
+from fleetstart.runtime.contract.errors import QueueFull, Refused, TooLarge, Unavailable
 
 Check = Callable[[Target, str, int], Awaitable[None]]
 """Whether a call of that target, request id and size would be served at all; raises what the caller would be told."""
@@ -49,13 +49,7 @@ class Acceptance:
             )
         try:
             known = await self._book.get(envelope.id)
-            if known is None:
-                kept = await self._vault.keep_request(envelope, body)
-                if kept.fingerprint == envelope.fingerprint:
-                    await self._book.create(kept, lifecycle.accepted(kept))
-                    return kept
-            else:
-                kept = known.envelope
+            kept = known.envelope if known is not None else await self._keep(envelope, body)
         except REDIS_DOWN as error:
             raise Unavailable("Redis does not answer, so nothing can be accepted", retry_after_s=1) from error
         if kept.fingerprint != envelope.fingerprint:
@@ -63,4 +57,16 @@ class Acceptance:
                 f"invocation {envelope.id} is another call already",
                 hint="leave X-Request-Id out, or give each call its own",
             )
+        return kept
+
+    async def _keep(self, envelope: Envelope, body: bytes) -> Envelope:
+        """What lies there afterwards. What is refused after all must not be taken up from the store later."""
+        kept = await self._vault.keep_request(envelope, body)
+        if kept.fingerprint == envelope.fingerprint:
+            try:
+                await self._book.create(kept, lifecycle.accepted(kept))
+            except (QueueFull, *REDIS_DOWN):
+                if kept is envelope:
+                    await self._vault.drop(envelope.id)
+                raise
         return kept

@@ -80,6 +80,9 @@ class Execution:
         except asyncio.CancelledError:
             self._back = True
             raise
+        except Exception as error:
+            log.exception("an invocation failed in the gateway", extra={"invocation": envelope.id})
+            outcome = Outcome(error=FleetError(f"{type(error).__name__} in the gateway").info())
         finally:
             keeper.cancel()
             with contextlib.suppress(asyncio.CancelledError):

@@ -13,6 +13,7 @@ import hashlib
 import hmac
 import ipaddress
 import secrets
+import socket
 from collections.abc import Sequence
 from urllib.parse import urlsplit
 
@@ -79,11 +80,14 @@ def check_url(url: str, allowed: Sequence[Network]) -> str:
 
 
 def literal(host: str) -> Address | None:
-    """The address that the host of a URL is, if it is one rather than a name."""
+    """The address that the host of a URL is, if it is one rather than a name; also one such as 2130706433 or 127.1."""
     try:
         return ipaddress.ip_address(host.partition("%")[0])
     except ValueError:
-        return None
+        try:
+            return ipaddress.IPv4Address(socket.inet_aton(host))
+        except OSError:
+            return None
 
 
 def check_address(host: str, address: Address, allowed: Sequence[Network]) -> None:

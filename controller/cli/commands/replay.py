@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 from pathlib import Path
 
@@ -83,8 +84,6 @@ def _difference(before: bytes, after: bytes) -> list[str]:
 
 
 def _lines(data: bytes) -> list[str]:
-    try:
+    with contextlib.suppress(msgspec.DecodeError):
         data = msgspec.json.format(data, indent=2)
-    except msgspec.DecodeError:
-        pass
     return data.decode(errors="replace").splitlines()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleetstart.controller.invocations import webhooks
+from fleetstart.controller.invocations.posting import Poster
 from fleetstart.controller.invocations.webhooks import WebhookRefused
 from fleetstart.runtime.contract.errors import InvalidInput, Refused
 from tests.controller.conftest import ControllerProcess, HandNode
@@ -29,8 +32,6 @@ def test_the_signature_is_the_one_of_standard_webhooks() -> None:
     theirs = pytest.importorskip("standardwebhooks")
     secret = webhooks.new_secret()
     body = b'{"type":"invocation.succeeded"}'
-    import time
-
     headers = webhooks.headers(secret, "inv-1", int(time.time()), body)
     assert theirs.Webhook(secret).verify(body, headers) == {"type": "invocation.succeeded"}
     with pytest.raises(theirs.WebhookVerificationError):
@@ -91,6 +92,20 @@ def test_any_text_is_a_url_or_refused(text: str) -> None:
         webhooks.check_url(text, ())
     except Refused:
         return
+
+
+@pytest.mark.parametrize("host", ["localhost", "2130706433", "127.1", "0x7f.0.0.1", "127.0.0.1", "[::1]"])
+def test_however_an_address_is_written_it_is_not_connected_to(host: str) -> None:
+    async def post() -> tuple[int, str]:
+        poster = Poster(())
+        try:
+            return await poster.post(f"http://{host}:9/", {}, b"{}")
+        finally:
+            await poster.close()
+
+    status, error = asyncio.run(post())
+    assert status == 0
+    assert "no public address" in error
 
 
 # ── that it arrives ────────────────────────────────────────────────────────────────────────────────
