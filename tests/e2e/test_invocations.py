@@ -73,6 +73,9 @@ def test_an_async_call_from_the_command_line(live: System) -> None:
     assert json.loads(waited.out) == {"word": "Bob"}
     assert "succeeded" in waited.err
     assert live.fs("invocations", "get", "inv-none", code=3).err
+    plain = live.call("work", {"word": "plain"}).headers["x-request-id"]
+    wait_until(lambda: live.http.get(f"/api/v1/invocations/{plain}").status_code == 200)
+    assert "keep_requests" in live.fs("replay", plain, code=3).err
     assert "did you mean" in live.fs("invoke", "wurk", "--async", code=3).err
     again = live.fs("replay", invocation)
     assert again.out.strip() == "the answers are the same"

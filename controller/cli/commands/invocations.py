@@ -10,11 +10,12 @@ import click
 import msgspec
 
 from fleetstart.controller.cli import output
-from fleetstart.controller.cli.client import Server, find_server, suggesting
+from fleetstart.controller.cli.client import Server, error_of, find_server, suggesting
 from fleetstart.controller.cli.moments import utc
 from fleetstart.controller.cli.root import verb
 from fleetstart.controller.cli.subverbs import Subverbs
 from fleetstart.controller.invocations.resources import InvocationInfo
+from fleetstart.runtime.contract.errors import NotFound
 
 STATUSES = ("queued", "running", "succeeded", "failed", "cancelled", "expired")
 
@@ -64,7 +65,7 @@ def get(home: Path, *, invocation: str, result_only: bool, url: str | None, as_j
     with Server(find_server(url, home)) as server:
         if result_only:
             return write_result(server, invocation)
-        show(server.get(path(invocation), InvocationInfo), as_json=as_json)
+        show(kept(server, invocation), as_json=as_json)
     return output.OK
 
 
@@ -107,13 +108,22 @@ def path(invocation: str) -> str:
     return f"/api/v1/invocations/{quote(invocation, safe='')}"
 
 
+def kept(server: Server, invocation: str) -> InvocationInfo:
+    """Errors: NotFound, also for a synchronous call of which only the trace is left."""
+    found = server.get(path(invocation), dict[str, msgspec.Raw])
+    if "status" not in found:
+        raise NotFound(
+            f"{invocation} was a synchronous call, and its request is not kept",
+            hint="`fs trace` shows its timeline; functions with keep_requests=True have their calls kept",
+        )
+    return msgspec.json.decode(msgspec.json.encode(found), type=InvocationInfo)
+
+
 def write_result(server: Server, invocation: str) -> int:
     """The kept answer on stdout; a line on stderr if there is none yet."""
     with server.reached():
         response = server.http.get(f"{path(invocation)}/result")
     if response.headers.get("fs-error") or response.status_code == 404:
-        from fleetstart.controller.cli.client import error_of
-
         raise error_of(response.status_code, response.content)
     if response.status_code == 202 and response.headers.get("location"):
         output.say(f"{invocation} has not ended yet")

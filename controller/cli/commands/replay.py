@@ -11,7 +11,7 @@ import msgspec
 
 from fleetstart.controller.cli import output
 from fleetstart.controller.cli.client import Server, find_server
-from fleetstart.controller.cli.commands.invocations import path
+from fleetstart.controller.cli.commands.invocations import kept, path
 from fleetstart.controller.cli.root import verb
 from fleetstart.controller.cli.traffic import reference
 from fleetstart.controller.cli.waiting import ended
@@ -47,7 +47,7 @@ def command(home: Path, *, invocation: str, at: str | None, timeout_s: float, ur
     fs replay inv-0123456789abcdef0123 --version 3
     """
     with Server(find_server(url, home)) as server:
-        past = server.get(path(invocation), InvocationInfo)
+        past = kept(server, invocation)
         terms = ReplayTerms(version=reference(at) if at else None)
         begun = server.change("POST", f"{path(invocation)}/replay", terms, InvocationInfo)
         now = ended(server, begun.id, timeout_s=timeout_s)

@@ -19,7 +19,7 @@ def command() -> None:
     """Webhooks tell a URL of yours that an async call has ended: fs invoke NAME --async --webhook URL.
 
     They are signed as Standard Webhooks says (HMAC-SHA256 over webhook-id.webhook-timestamp.body), so that any of its
-    libraries can verify them with the secret.
+    libraries can verify them with the secret. Each has --json.
     """
 
 
