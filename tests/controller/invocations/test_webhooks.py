@@ -116,12 +116,12 @@ class Receiver:
 
     def __init__(self) -> None:
         self.answers: list[int] = []
-        self.got: list[tuple[dict[str, str], dict[str, Any], str]] = []
+        self.got: list[tuple[dict[str, str], bytes, str]] = []
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         message = await receive()
         headers = {name.decode(): value.decode() for name, value in scope["headers"]}
-        self.got.append((headers, msgspec.json.decode(message["body"]), scope["path"]))
+        self.got.append((headers, message["body"], scope["path"]))
         status = self.answers.pop(0) if self.answers else 200
         location = [(b"location", b"/elsewhere")] if status == 302 else []
         await send({"type": "http.response.start", "status": status, "headers": location})
@@ -163,14 +163,14 @@ def test_a_webhook_is_delivered_again_after_errors_and_redirects(
     assert taken is not None
     assert taken["delivery"]["tries"] == 3
     assert [path for _, _, path in receiver.got] == ["/hook"] * 3, "redirects are not followed"
-    headers, body, _ = receiver.got[-1]
+    headers, raw, _ = receiver.got[-1]
+    body = msgspec.json.decode(raw)
     assert headers["webhook-id"] == invocation
     assert body["type"] == "invocation.succeeded"
     assert body["data"]["id"] == invocation
     assert body["data"]["result"]["body"] == "payload"
     assert len({one["webhook-id"] for one, _, _ in receiver.got}) == 1
     secret = allowing.http.get("/api/v1/webhooks/secret").json()["secret"]
-    raw = msgspec.json.encode(body)
     expected = webhooks.signature(secret, invocation, int(headers["webhook-timestamp"]), raw)
     assert headers["webhook-signature"] == expected
     again = allowing.http.post(f"/api/v1/invocations/{invocation}/redeliver")
