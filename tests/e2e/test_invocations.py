@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+import httpx
 import pytest
 
 from tests.e2e.systems import System, running
@@ -121,12 +122,16 @@ def test_events_are_numbered_and_kept(live: System) -> None:
     assert "event: invocation" in text
 
 
+def keyed(system: System, body: Any) -> httpx.Response:
+    return system.http.post("/fn/work", json=body, headers={"idempotency-key": "k-1"})
+
+
 def test_a_call_with_a_key_runs_once(live: System) -> None:
-    first = live.call("work", {"word": "key"}, **{"idempotency-key": "k-1"})
-    again = live.call("work", {"word": "key"}, **{"idempotency-key": "k-1"})
+    first = keyed(live, {"word": "key"})
+    again = keyed(live, {"word": "key"})
     assert again.content == first.content
     assert again.headers["idempotent-replayed"] == "true"
-    assert live.call("work", {"word": "other"}, **{"idempotency-key": "k-1"}).status_code == 409
+    assert keyed(live, {"word": "other"}).status_code == 409
     wait_until(lambda: printed(live, "ended key"))
     assert [line.text for line in live.logs("work")].count("begun key") == 1
 

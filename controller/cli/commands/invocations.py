@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from pathlib import Path
 from urllib.parse import quote
@@ -128,7 +129,8 @@ def write_result(server: Server, invocation: str) -> int:
     if response.status_code == 202 and response.headers.get("location"):
         output.say(f"{invocation} has not ended yet")
         return output.FAILED
-    click.get_binary_stream("stdout").write(response.content)
+    sys.stdout.buffer.write(response.content)
+    sys.stdout.buffer.flush()
     return output.FAILED if response.is_error else output.OK
 
 

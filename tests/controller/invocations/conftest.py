@@ -48,6 +48,11 @@ class Client:
         assert answer.status_code == 200, answer.text
         return list(answer.json())
 
+    def rows_of(self, function: str) -> list[dict[str, Any]]:
+        """Of the ledger."""
+        answer = self.http.get("/api/v1/invocations", params={"function": function, "limit": 1000})
+        return list(answer.json())
+
 
 def _named(headers: dict[str, str]) -> dict[str, str]:
     return {name.replace("_", "-"): value for name, value in headers.items()}

@@ -192,8 +192,10 @@ def test_a_killed_gateways_call_is_taken_over_and_billed_once(
     ended = survivor.until(invocation, "succeeded", deadline_s=20)
     assert "taken over from a gateway that is gone" in [moment["what"] for moment in ended["history"]]
     assert info["id"] == ended["id"]
-    rows = survivor.http.get("/api/v1/invocations", params={"function": "hello"}).json()
-    assert [row["id"] for row in rows if row["status"] == 200] == [invocation]
+    served = wait_until(
+        lambda: [row["id"] for row in survivor.rows_of("hello") if row["status"] == 200], what="its row"
+    )
+    assert served == [invocation]
 
 
 def test_a_gateway_that_goes_down_hands_its_calls_over(
