@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable
 
 from fleetstart.runtime.contract.messages import (
+    ATTEMPT_HEADER,
     BUSY_HEADER,
     CONTINUE_HEADER,
     DEADLINE_HEADER,
@@ -22,6 +23,7 @@ OWN_REQUEST = frozenset(
         TOKEN_HEADER,
         DEADLINE_HEADER,
         CONTINUE_HEADER,
+        ATTEMPT_HEADER,
         "x-request-id",
         "fs-timeout-s",
         "fs-queue-timeout-s",

@@ -27,6 +27,7 @@ from fleetstart.controller.routes import BUSY_NS, SUSPECT_NS, Call, Route, Worke
 from fleetstart.runtime.contract.errors import FleetError, OutOfMemory, WorkerLost
 from fleetstart.runtime.contract.ids import WorkerId
 from fleetstart.runtime.contract.messages import (
+    ATTEMPT_HEADER,
     BUSY_HEADER,
     CONTINUE_HEADER,
     DEADLINE_HEADER,
@@ -188,6 +189,7 @@ class Invoker:
             (TOKEN_HEADER, worker.status.token),
             (REQUEST_HEADER, call.id),
             (DEADLINE_HEADER, str(left_ms)),
+            (ATTEMPT_HEADER, str(call.attempts)),
             (CONTINUE_HEADER, str(len(carried))),
         ]
         content = call.body + carried

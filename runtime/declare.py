@@ -19,7 +19,6 @@ Target = TypeVar("Target")
 GENERAL = (
     "name", "weights", "adapter", "memory", "scale", "concurrency", "timeout_s", "queue_timeout_s", "start_timeout_s",
     "slo", "limits", "max_body", "cors", "network", "env", "tags", "include", "probe",
-    "schedule", "timezone", "keep_requests",
 )  # fmt: skip
 """Settings that every declaration takes."""
 OF_LAYERED = ("layers",)
@@ -60,9 +59,6 @@ def function(
     include: Iterable[str] = ...,
     layers: str = ...,
     probe: str = ...,
-    schedule: str = ...,
-    timezone: str = ...,
-    keep_requests: bool = ...,
 ) -> Callable[[Target], Target]: ...
 
 

@@ -3,6 +3,7 @@
 Synchronous code runs in a pool of as many threads as the worker has slots; asynchronous code runs on the
 loop and is cancelled when its client goes away. A generator, of either kind, becomes a stream of
 server-sent events; the response begins with the first item, so that a failure before it is a plain 500.
+A batched handler is called by `batching`, for many calls at once.
 """
 
 from __future__ import annotations
@@ -11,25 +12,22 @@ import asyncio
 import contextlib
 import contextvars
 import inspect
-import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import msgspec
+from fleetstart.runtime.asgi import App, Disconnected, Receive, Scope, Send, read_body
+from fleetstart.runtime.batching import Batcher
+from fleetstart.runtime.calls import Call, call_of
+from fleetstart.runtime.forms import MULTIPART, Form, media_type, read_form
+from fleetstart.runtime.inputs import Arguments, Inputs, inputs_of
+from fleetstart.runtime.jobs import Job, as_exception, wait_for_end
+from fleetstart.runtime.marks import batching_of
+from fleetstart.runtime.outputs import outputs_of
+from fleetstart.runtime.reply import Reply, takes_events
+from fleetstart.runtime.responses import Response
 
-from fleetstart.runtime import blame
-from fleetstart.runtime.asgi import JSON, App, Disconnected, Receive, Scope, Send, read_body, respond
-from fleetstart.runtime.contract.errors import ErrorBody, FleetError, HandlerFailed
-from fleetstart.runtime.contract.messages import REQUEST_HEADER
-from fleetstart.runtime.inputs import inputs_of
-
-EVENTS_AHEAD = 16
-"""How many items a synchronous generator may be ahead of its reader."""
-
-_REQUEST = REQUEST_HEADER.encode()
-_OCTETS = b"application/octet-stream"
-_EVENT_HEADERS = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-store")]
+Run = Callable[[Arguments, Call, Reply], Awaitable[None]]
 
 
 def is_asgi(target: Any) -> bool:
@@ -41,230 +39,122 @@ def is_asgi(target: Any) -> bool:
     return names[:3] == ["scope", "receive", "send"]
 
 
-def handler_app(handler: Callable[..., Any], *, slots: int, bundle_dir: str) -> App:
-    """Errors: those of `inputs_of`."""
-    inputs = inputs_of(handler)
+def handler_app(
+    handler: Callable[..., Any], *, slots: int, bundle_dir: str, answers: Callable[..., Any] | None = None
+) -> App:
+    """`answers` is what gives the answer, where that is not the handler itself. Errors: TypeError for a signature that
+    cannot be served, NameError for an annotation that names nothing."""
+    batching = batching_of(handler)
+    inputs = inputs_of(handler, batched=batching is not None)
+    outputs = outputs_of(answers or handler, batched=batching is not None)
     called = handler if inspect.isroutine(handler) else type(handler).__call__
-    asynchronous = inspect.iscoroutinefunction(called) or inspect.isasyncgenfunction(called)
-    pool = None if asynchronous else ThreadPoolExecutor(slots, thread_name_prefix="handler")
+    run: Run
+    if batching is not None:
+        run = _in_batches(Batcher(handler, batching, inputs, slots=slots))
+    elif inspect.iscoroutinefunction(called) or inspect.isasyncgenfunction(called):
+        run = _on_loop(handler)
+    else:
+        run = _in_threads(handler, ThreadPoolExecutor(slots, thread_name_prefix="handler"))
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        form: Form | None = None
         try:
-            body = await read_body(receive)
+            arguments, form = await _read(inputs, scope, receive)
         except Disconnected:
             return
-        arguments, named = inputs.read(body, scope["query_string"])
-        reply = _Reply(send, _request(scope), bundle_dir)
-        if pool is None:
-            await _run_async(handler, arguments, named, receive, reply)
-        else:
-            await _run_in_thread(pool, lambda: handler(*arguments, **named), receive, reply)
+        call = call_of(scope)
+        call.body_was_read(receive)
+        reply = Reply(send, call, outputs, bundle_dir, progress=takes_events(scope))
+        try:
+            await run(arguments, call, reply)
+        except Exception as error:
+            await reply.failed(error)
+        finally:
+            reply.close()
+            call.ended()
+            if form is not None:
+                form.close()
 
     return app
 
 
-def _request(scope: Scope) -> str:
-    return next((value.decode("latin-1") for name, value in scope["headers"] if name == _REQUEST), "")
-
-
-class _Reply:
-    """Sends what a handler gives, in the form that its type asks for."""
-
-    def __init__(self, send: Send, request: str, bundle_dir: str) -> None:
-        self._send = send
-        self._request = request
-        self._bundle_dir = bundle_dir
-        self.complete = False
-
-    async def value(self, result: Any) -> None:
-        if isinstance(result, bytes | bytearray | memoryview):
-            await respond(self._send, 200, bytes(result), _OCTETS)
-        else:
-            await respond(self._send, 200, encode(result), JSON)
-        self.complete = True
-
-    async def events(self, items: AsyncIterator[Any]) -> None:
-        """Errors: what the items raise before the first of them; later, it becomes an `error` event."""
-        count = 0
-        try:
-            async for item in items:
-                data = encode(item)
-                if count == 0:
-                    await self._begin_events()
-                count += 1
-                await self._body(b"id: %d\ndata: %b\n\n" % (count, data))
-        except Exception as error:
-            if count == 0:
-                raise
-            await self._body(self._failure(error))
-        if count == 0:
-            await self._begin_events()
-        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
-        self.complete = True
-
-    async def _begin_events(self) -> None:
-        await self._send({"type": "http.response.start", "status": 200, "headers": _EVENT_HEADERS})
-
-    async def _body(self, body: bytes) -> None:
-        await self._send({"type": "http.response.body", "body": body, "more_body": True})
-
-    def _failure(self, error: Exception) -> bytes:
-        blame.log(error, f"call {self._request or '-'} failed in its stream:")
-        if isinstance(error, FleetError):
-            info = error.info()
-        else:
-            info = HandlerFailed(blame.describe(error, self._bundle_dir)).info()
-        return b"event: error\ndata: %b\n\n" % msgspec.json.encode(ErrorBody(error=info, request_id=self._request))
-
-
-async def _run_async(handler: Callable[..., Any], arguments: Any, named: Any, receive: Receive, reply: _Reply) -> None:
-    """On the loop, in the call's own task, which a watching task cancels when the client goes away."""
-    task = asyncio.current_task()
-    gone = False
-
-    async def watch() -> None:
-        nonlocal gone
-        await _until_gone(receive)
-        if task is not None and not reply.complete:
-            gone = True
-            task.cancel()
-
-    watcher = asyncio.create_task(watch())
+async def _read(inputs: Inputs, scope: Scope, receive: Receive) -> tuple[Arguments, Form | None]:
+    """Errors: InvalidInput, TooLarge, Disconnected."""
+    media, content_type = media_type(scope["headers"])
+    if media != MULTIPART:
+        return inputs.read(await read_body(receive), scope["query_string"], media, content_type), None
+    form = await read_form(receive, content_type)
     try:
-        result = handler(*arguments, **named)
+        return inputs.read_form(form), form
+    except BaseException:
+        form.close()
+        raise
+
+
+# ── on the loop ────────────────────────────────────────────────────────────────────────────────────
+
+
+def _on_loop(handler: Callable[..., Any]) -> Run:
+    async def work(arguments: Arguments, reply: Reply) -> None:
+        result = handler(*arguments[0], **arguments[1])
         if inspect.isawaitable(result):
             result = await result
-        if inspect.isasyncgen(result):
-            async with contextlib.aclosing(result):
-                await reply.events(result)
-        elif inspect.isgenerator(result):
-            await reply.events(_each(result))
-        else:
-            await reply.value(result)
+        await _send(result, reply)
+
+    async def run(arguments: Arguments, call: Call, reply: Reply) -> None:
+        await _cancellable(work(arguments, reply), call, reply)
+
+    return run
+
+
+def _in_batches(batcher: Batcher) -> Run:
+    async def work(arguments: Arguments, reply: Reply) -> None:
+        await reply.value(await batcher.call(arguments))
+
+    async def run(arguments: Arguments, call: Call, reply: Reply) -> None:
+        await _cancellable(work(arguments, reply), call, reply)
+
+    return run
+
+
+async def _cancellable(work: Awaitable[None], call: Call, reply: Reply) -> None:
+    """In the call's own task, which is cancelled when its client goes away."""
+    task = asyncio.current_task()
+    assert task is not None
+    left = False
+
+    def leave(watcher: asyncio.Task[None]) -> None:
+        nonlocal left
+        if not watcher.cancelled() and not reply.complete:
+            left = True
+            task.cancel()
+
+    watcher = call.watch()
+    watcher.add_done_callback(leave)
+    try:
+        await work
     except asyncio.CancelledError:
-        if not gone or task is None:
+        if not left:
             raise
         task.uncancel()
     except (SystemExit, KeyboardInterrupt) as error:
-        raise _as_exception(error) from error
+        raise as_exception(error) from error
     finally:
-        watcher.cancel()
+        watcher.remove_done_callback(leave)
 
 
-async def _run_in_thread(pool: ThreadPoolExecutor, work: Callable[[], Any], receive: Receive, reply: _Reply) -> None:
-    """A thread cannot be cancelled: the call lasts, and keeps its slot, until the thread is done with it."""
-    job = _Job(asyncio.get_running_loop())
-    pool.submit(contextvars.copy_context().run, job.run, work)
-    try:
-        result = await job.result
-        if result is not _Job.STREAMS:
-            await reply.value(result)
-            return
-        watcher = asyncio.create_task(_until_gone(receive))
-        watcher.add_done_callback(lambda _: job.stop())
-        try:
-            await reply.events(job.items())
-        finally:
-            watcher.cancel()
-    finally:
-        job.stop()
-        await _ended(job.ended)
-
-
-class _Job:
-    """Joins one call in a pool thread to the loop: its plain result, or the items of its generator.
-
-    The whole generator runs in one thread, because code between two yields may rely on the thread that it
-    is in (torch.inference_mode does). `ended` is set when the thread is done with the call, always last.
-    """
-
-    STREAMS = object()
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-        self._stopped = False
-        self._room = threading.Semaphore(EVENTS_AHEAD)
-        self._queue: asyncio.Queue[tuple[Any, BaseException | None, bool]] = asyncio.Queue()
-        self.result: asyncio.Future[Any] = loop.create_future()
-        self.ended: asyncio.Future[None] = loop.create_future()
-
-    def run(self, work: Callable[[], Any]) -> None:
-        """In the pool thread. Raises nothing: what the work raises goes to whom waits for it."""
-        try:
-            result = work()
-        except BaseException as error:
-            self._loop.call_soon_threadsafe(self._settle, None, error, True)
-            return
-        if not inspect.isgenerator(result):
-            self._loop.call_soon_threadsafe(self._settle, result, None, True)
-            return
-        self._loop.call_soon_threadsafe(self._settle, self.STREAMS, None, False)
-        failure: BaseException | None = None
-        try:
-            with contextlib.closing(result):
-                for item in result:
-                    self._room.acquire()
-                    if self._stopped:
-                        break
-                    self._loop.call_soon_threadsafe(self._queue.put_nowait, (item, None, True))
-        except BaseException as error:
-            failure = error
-        self._loop.call_soon_threadsafe(self._finish, failure)
-
-    def _settle(self, result: Any, error: BaseException | None, ended: bool) -> None:
-        # A call that was cancelled in the meantime has cancelled the future: its result is dropped.
-        if not self.result.done():
-            if error is None:
-                self.result.set_result(result)
-            else:
-                self.result.set_exception(_as_exception(error))
-        if ended:
-            self.ended.set_result(None)
-
-    def _finish(self, failure: BaseException | None) -> None:
-        self._queue.put_nowait((None, failure, False))
-        self.ended.set_result(None)
-
-    async def items(self) -> AsyncIterator[Any]:
-        while True:
-            item, failure, more = await self._queue.get()
-            self._room.release()
-            if failure is not None:
-                raise _as_exception(failure)
-            if not more or self._stopped:
-                return
-            yield item
-
-    def stop(self) -> None:
-        """The generator ends at its next item."""
-        self._stopped = True
-        self._room.release()
-
-
-def _as_exception(error: BaseException) -> Exception:
-    """SystemExit and the like end a call, not the worker; StopIteration cannot pass through a future."""
-    if isinstance(error, Exception) and not isinstance(error, StopIteration | StopAsyncIteration):
-        return error
-    wrapped = RuntimeError(f"the handler raised {type(error).__name__}: {error}")
-    wrapped.__traceback__ = error.__traceback__
-    return wrapped
-
-
-async def _ended(ended: asyncio.Future[None]) -> None:
-    """Waits for the thread even when cancelled, and passes the cancellation on afterwards."""
-    cancelled: asyncio.CancelledError | None = None
-    while not ended.done():
-        try:
-            await asyncio.shield(ended)
-        except asyncio.CancelledError as error:
-            cancelled = error
-    if cancelled is not None:
-        raise cancelled
-
-
-async def _until_gone(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+async def _send(result: Any, reply: Reply) -> None:
+    items = result.body if isinstance(result, Response) else result
+    if inspect.isgenerator(items):
+        items = _each(items)
+    if not inspect.isasyncgen(items):
+        await reply.value(result)
+        return
+    async with contextlib.aclosing(items):
+        if isinstance(result, Response):
+            await reply.pieces(result, items)
+        else:
+            await reply.events(items)
 
 
 async def _each(items: Iterator[Any]) -> AsyncIterator[Any]:
@@ -273,13 +163,27 @@ async def _each(items: Iterator[Any]) -> AsyncIterator[Any]:
         await asyncio.sleep(0)
 
 
-def encode(value: Any) -> bytes:
-    """JSON of what a handler gave. Errors: TypeError that names the type which has no JSON form."""
-    return msgspec.json.encode(value, enc_hook=_plain)
+# ── in threads ─────────────────────────────────────────────────────────────────────────────────────
 
 
-def _plain(value: Any) -> Any:
-    # numpy and torch arrays and scalars: one rule, and neither has to be imported for it.
-    if hasattr(value, "tolist"):
-        return value.tolist()
-    raise TypeError(f"the handler returned a {type(value).__name__}, which has no JSON form")
+def _in_threads(handler: Callable[..., Any], pool: ThreadPoolExecutor) -> Run:
+    """A thread cannot be cancelled: the call lasts, and keeps its slot, until the thread is done with it."""
+
+    async def run(arguments: Arguments, call: Call, reply: Reply) -> None:
+        job = Job(asyncio.get_running_loop())
+        pool.submit(contextvars.copy_context().run, job.run, lambda: handler(*arguments[0], **arguments[1]))
+        try:
+            result = await job.result
+            if not job.streams:
+                await reply.value(result)
+                return
+            call.watch().add_done_callback(lambda _: job.stop())
+            if isinstance(result, Response):
+                await reply.pieces(result, job.items())
+            else:
+                await reply.events(job.items())
+        finally:
+            job.stop()
+            await wait_for_end(job.ended)
+
+    return run

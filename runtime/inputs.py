@@ -1,24 +1,27 @@
-"""From a request's body or query to the arguments of a handler, by the handler's signature.
+"""From a request to the arguments of a handler, by the handler's signature.
 
-One parameter that has no annotation, or one of a struct-like type (dataclass, TypedDict, msgspec.Struct,
-dict), takes the whole JSON body. Otherwise the parameters are the fields of a JSON object. A single
-parameter annotated `bytes` takes the raw body. A request without a body gives its query parameters as
-that object, and there "3" may stand for 3. msgspec checks the types; an error names the field.
+One parameter that has no annotation, or one of a struct-like type (dataclass, TypedDict, msgspec.Struct, a pydantic
+model, dict), takes the whole JSON body. Otherwise the parameters are the fields of a JSON object. A single parameter
+annotated `bytes` or `File` takes the raw body. A form (multipart or urlencoded) gives its parts as that object, and a
+request without a body its query parameters; there "3" may stand for 3. msgspec checks the types; an error names the
+field, what was expected, and what came.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import typing
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
-from urllib.parse import parse_qsl
 
 import msgspec
 
 from fleetstart.runtime.contract.errors import InvalidInput
+from fleetstart.runtime.files import File
+from fleetstart.runtime.forms import URLENCODED, Form, form_object, text_object
+from fleetstart.runtime.misfits import misfit, type_name
+from fleetstart.runtime.shapes import bare, checkable, fields_of, hints_of, is_list, is_struct_like, made
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 _NOTHING: Arguments = ((), {})
@@ -41,31 +44,73 @@ class Inputs:
     parameters: tuple[Parameter, ...]
     decoder: msgspec.json.Decoder[Any] | None
     fields: type[msgspec.Struct] | None = None
+    kinds: Mapping[str, Any] = field(default_factory=dict)
+    """Types by name of what a form or a query may hold."""
 
-    def read(self, body: bytes, query: bytes) -> Arguments:
-        """Errors: InvalidInput, which names the field."""
+    def read(self, body: bytes, query: bytes, media: bytes = b"", content_type: bytes = b"") -> Arguments:
+        """Of a body that is whole; `media` is its content type without parameters.
+
+        Errors: InvalidInput, which names the field.
+        """
         if self.form == "raw":
-            return self._give(body)
-        try:
-            value = self._decode(body) if body else self._convert(_query_object(query, self._is_list))
-        except msgspec.ValidationError as error:
-            raise InvalidInput(f"the input does not fit: {error}", hint=self.hint()) from None
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise InvalidInput(f"the body is not JSON: {error}", hint="send a JSON document as the body") from None
-        return value
-
-    def _decode(self, body: bytes) -> Arguments:
+            return self._raw(body, content_type)
+        if not body:
+            return self._convert(text_object(query, self.kinds))
         if self.decoder is None:
             raise AssertionError("a raw form has no decoder")
-        return self._arrange(self.decoder.decode(body))
+        try:
+            return self._arrange(self.decoder.decode(body))
+        except msgspec.ValidationError as error:
+            raise self._refusal(error, _parsed(body)) from None
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            # curl calls JSON a form unless it is told otherwise, so what it is is seen by trying.
+            if media == URLENCODED:
+                return self._convert(text_object(body, self.kinds))
+            raise InvalidInput(f"the body is not JSON: {error}", hint="send a JSON document as the body") from None
 
-    def _convert(self, query: dict[str, Any]) -> Arguments:
-        if self.form == "fields":
-            return self._arrange(msgspec.convert(query, self.fields, strict=False))
-        (parameter,) = self.parameters
-        if not query and not parameter.required:
-            return _NOTHING
-        return self._give(msgspec.convert(query, parameter.type, strict=False))
+    def read_form(self, form: Form) -> Arguments:
+        """Of a multipart body. Errors: InvalidInput."""
+        if self.form != "raw":
+            return self._convert(form_object(form, self.kinds))
+        if len(form.parts) != 1:
+            text = f"the handler takes one file, and the form has {len(form.parts)} parts"
+            raise InvalidInput(text, hint=self.hint(), expected="one part", got=f"{len(form.parts)} parts")
+        (part,) = form.parts
+        part.body.seek(0)
+        return self._give(part.body if self._takes_file() else part.body.content())
+
+    def _takes_file(self) -> bool:
+        return self.parameters[0].type is File
+
+    def _raw(self, body: bytes, content_type: bytes) -> Arguments:
+        if not self._takes_file():
+            return self._give(body)
+        file = File("", content_type.decode("latin-1") or "application/octet-stream")
+        file.write(body)
+        file.seek(0)
+        return self._give(file)
+
+    def _convert(self, values: dict[str, Any]) -> Arguments:
+        kind = self.fields
+        if kind is None:
+            (parameter,) = self.parameters
+            if not values and not parameter.required:
+                return _NOTHING
+            kind = parameter.type
+        try:
+            return self._arrange(msgspec.convert(values, kind, strict=False, dec_hook=made))
+        except msgspec.ValidationError as error:
+            raise self._refusal(error, values) from None
+
+    def _refusal(self, error: msgspec.ValidationError, value: Any) -> InvalidInput:
+        found = misfit(error, value, self.fields if self.fields is not None else self.parameters[0].type)
+        return InvalidInput(
+            f"the input does not fit: {found.sentence()}",
+            hint=self.hint(),
+            field=found.field,
+            expected=found.expected,
+            got=found.got,
+        )
 
     def _arrange(self, value: Any) -> Arguments:
         if self.form == "whole":
@@ -85,36 +130,52 @@ class Inputs:
     def _give(self, value: Any) -> Arguments:
         return (value,), {}
 
-    def _is_list(self, name: str) -> bool:
-        kinds = {parameter.name: parameter.type for parameter in self.parameters}
-        return self.form == "fields" and typing.get_origin(kinds.get(name)) in (list, tuple, set, frozenset)
-
     def hint(self) -> str:
         """What the handler takes, in one line."""
-        if self.form != "fields":
-            return f"the body is one JSON value: {_type_name(self.parameters[0].type)}"
+        if self.form == "raw":
+            return "the body is the bytes themselves, or a form with one file in it"
+        if self.form == "whole":
+            return f"the body is one JSON value: {type_name(self.parameters[0].type)}"
         if not self.parameters:
             return "the handler takes no input: send no body, or {}"
-        names = [f"{p.name}: {_type_name(p.type)}" + ("" if p.required else " (optional)") for p in self.parameters]
-        return f"the body is a JSON object with {', '.join(names)}"
+        names = [f"{p.name}: {type_name(p.type)}" + ("" if p.required else " (optional)") for p in self.parameters]
+        form = "a form" if any(_holds_file(p.type) for p in self.parameters) else "a JSON object"
+        return f"the body is {form} with {', '.join(names)}"
 
 
-def inputs_of(handler: Callable[..., Any]) -> Inputs:
-    """Reads the signature once, when the worker starts.
+def inputs_of(handler: Callable[..., Any], *, batched: bool = False) -> Inputs:
+    """Reads the signature once, when the worker starts; of a batched handler, as each caller sees it.
 
-    Errors: TypeError for a signature that no JSON body can fill; NameError for an annotation that names nothing.
+    Errors: TypeError for a signature that no request can fill; NameError for an annotation that names nothing.
     """
     parameters = tuple(_parameters(handler))
-    if len(parameters) == 1 and parameters[0].type is bytes:
+    if batched:
+        parameters = tuple(_one_of(parameter) for parameter in parameters)
+    if len(parameters) == 1 and parameters[0].type in (bytes, File):
         return Inputs(form="raw", parameters=parameters, decoder=None)
-    if len(parameters) == 1 and (parameters[0].type is Any or _is_struct_like(parameters[0].type)):
-        return Inputs(form="whole", parameters=parameters, decoder=msgspec.json.Decoder(parameters[0].type))
+    if len(parameters) == 1 and (parameters[0].type is Any or is_struct_like(parameters[0].type)):
+        (whole,) = parameters
+        kinds = fields_of(whole.type)
+        return Inputs(form="whole", parameters=parameters, decoder=_decoder(whole.type), kinds=kinds)
     specs: list[Any] = [
         (parameter.name, parameter.type) if parameter.required else _optional_field(parameter)
         for parameter in parameters
     ]
     fields = msgspec.defstruct("Input", specs, kw_only=True, forbid_unknown_fields=True)
-    return Inputs(form="fields", parameters=parameters, decoder=msgspec.json.Decoder(fields), fields=fields)
+    kinds = {parameter.name: parameter.type for parameter in parameters}
+    return Inputs(form="fields", parameters=parameters, decoder=_decoder(fields), fields=fields, kinds=kinds)
+
+
+def _parsed(body: bytes) -> Any:
+    """The value that did not fit; what comes after its first misfit need not be JSON."""
+    try:
+        return msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(kind, dec_hook=made)
 
 
 def _optional_field(parameter: Parameter) -> tuple[str, Any, Any]:
@@ -123,8 +184,7 @@ def _optional_field(parameter: Parameter) -> tuple[str, Any, Any]:
 
 
 def _parameters(handler: Callable[..., Any]) -> list[Parameter]:
-    called = handler if inspect.isroutine(handler) else type(handler).__call__
-    hints = typing.get_type_hints(called, include_extras=True)
+    hints = hints_of(handler)
     found = []
     for parameter in inspect.signature(handler).parameters.values():
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
@@ -133,10 +193,15 @@ def _parameters(handler: Callable[..., Any]) -> list[Parameter]:
                 "or take the whole body as one"
             )
         required = parameter.default is parameter.empty
+        try:
+            kind = checkable(hints.get(parameter.name, Any))
+        except TypeError as error:
+            text = f"parameter {parameter.name!r}: {error}"
+            raise TypeError(f"{text}; take bytes, a File, or what JSON can say") from None
         found.append(
             Parameter(
                 name=parameter.name,
-                type=hints.get(parameter.name, Any),
+                type=kind,
                 positional_only=parameter.kind is parameter.POSITIONAL_ONLY,
                 required=required,
                 default=None if required else parameter.default,
@@ -145,27 +210,17 @@ def _parameters(handler: Callable[..., Any]) -> list[Parameter]:
     return found
 
 
-def _is_struct_like(kind: Any) -> bool:
-    origin = typing.get_origin(kind) or kind
-    if not isinstance(origin, type):
-        return False
-    return (
-        issubclass(origin, msgspec.Struct | dict)
-        or origin in (Mapping, typing.Mapping)
-        or dataclasses.is_dataclass(origin)
-        or typing.is_typeddict(origin)
-    )
+def _one_of(parameter: Parameter) -> Parameter:
+    """A batched handler's parameter, as one of its callers fills it."""
+    if not parameter.required:
+        raise TypeError(f"parameter {parameter.name!r} of a batched handler has a default: give each item its own")
+    kind = bare(parameter.type)
+    if kind is not Any and not is_list(kind):
+        raise TypeError(f"parameter {parameter.name!r} of a batched handler must be a list of what each caller sends")
+    item = (*typing.get_args(kind), Any)[0]
+    return Parameter(name=parameter.name, type=item, positional_only=parameter.positional_only, required=True)
 
 
-def _query_object(query: bytes, is_list: Callable[[str], bool]) -> dict[str, Any]:
-    """Query parameters as an object; a name that stands twice, or is a list by its type, gives a list."""
-    gathered: dict[str, list[str]] = {}
-    for name, value in parse_qsl(query.decode("latin-1"), keep_blank_values=True):
-        gathered.setdefault(name, []).append(value)
-    return {name: values if len(values) > 1 or is_list(name) else values[0] for name, values in gathered.items()}
-
-
-def _type_name(kind: Any) -> str:
-    if kind is Any:
-        return "anything"
-    return kind.__name__ if isinstance(kind, type) and typing.get_origin(kind) is None else str(kind)
+def _holds_file(kind: Any) -> bool:
+    kind = bare(kind)
+    return kind is File or (is_list(kind) and File in typing.get_args(kind))

@@ -8,7 +8,6 @@ done before that (imports, the event loop), so that `Assign` to `Ready` is short
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import select
 import sys
@@ -48,7 +47,7 @@ USAGE_EVERY_S = 1.0
 SPARE_AFTER_S = 0.05
 """A worker that was forked for a call has its assignment by then."""
 CLOSE_S = 2.0
-"""What an engine gets to end its thread, after its calls have ended. The process ends anyway."""
+"""What closing gets at least, after the calls have ended: an engine ends its thread. The process ends anyway."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +94,7 @@ class Life:
         self._meter = Meter(assign.spec.concurrency)
         self._timeline = Timeline()
         self._leave = asyncio.Event()
+        self._grace_ends_s = 0.0
         self._membership: Membership | None = None
         self._reporter = Reporter(loop, self._meter, self._send)
 
@@ -183,12 +183,18 @@ class Life:
             self._loop.add_reader(self._channel.fileno(), self._listen)
         await self._leave.wait()
         if started.close is not None:
-            # Beside the loop, which must still carry what the engine says to calls that it cuts off.
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._loop.run_in_executor(None, started.close), CLOSE_S)
+            await self._close(started.close, started.close_s)
         await listener.stop()
         self._reporter.report()
         self._send(Drained())
+
+    async def _close(self, close: Callable[[], None], most_s: float) -> None:
+        """Beside the loop, which must still carry what is said to calls that are cut off."""
+        limit_s = max(CLOSE_S, min(most_s, self._grace_ends_s - self._loop.time()))
+        try:
+            await asyncio.wait_for(self._loop.run_in_executor(None, close), limit_s)
+        except TimeoutError:
+            print(f"closing took longer than the {limit_s:.3g} s that it had", file=sys.stderr, flush=True)
 
     def _listen(self) -> None:
         try:
@@ -204,6 +210,7 @@ class Life:
     def _obey(self, message: DaemonMessage) -> None:
         if isinstance(message, Drain):
             self._meter.draining = True
+            self._grace_ends_s = self._loop.time() + message.grace_s
             self._loop.call_later(message.grace_s, self._leave.set)
             self._changed()
 

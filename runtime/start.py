@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from fleetstart.runtime import blame
 from fleetstart.runtime.asgi import App
+from fleetstart.runtime.calls import with_context
 from fleetstart.runtime.contract.errors import (
     ErrorInfo,
     FleetError,
@@ -35,6 +36,7 @@ from fleetstart.runtime.contract.messages import Assign, Speed
 from fleetstart.runtime.contract.timeline import Timeline
 from fleetstart.runtime.declare import LLM, Layered
 from fleetstart.runtime.handler import handler_app, is_asgi
+from fleetstart.runtime.hooks import closer, prepare
 
 if TYPE_CHECKING:
     from fleetstart.runtime.contract.function import LLMSettings
@@ -45,14 +47,22 @@ if TYPE_CHECKING:
     from fleetstart.runtime.weights import Weights
 
 
+CLOSE_S = 10.0
+"""Of what a drain leaves of its grace, for a handler to close what it has open."""
+
+
 @dataclass(frozen=True, slots=True)
 class Started:
-    """An app ready to be served, whether it may know ASGI's lifespan, how to close it, and how quick its engine is."""
+    """An app ready to be served, whether it may know ASGI's lifespan, how to close it, and how quick its engine is.
+
+    `close_s`: what closing gets of a drain's time, once the calls have ended.
+    """
 
     app: App
     lifespan: bool
     close: Callable[[], None] | None
     speed: Callable[[], Speed | None] | None = None
+    close_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,10 +109,15 @@ def _start(starting: Starting, timeline: Timeline) -> Started:
         if spec.layered:
             return _start_layered(starting, device, target, attached)
         handler = _build(target, device, _weights(attached), starting.loop)
+        close = closer(handler, spec.entry, starting.loop)
         if is_asgi(handler):
-            return Started(handler, True, None)
+            return Started(_in_context(handler, starting), True, close, close_s=CLOSE_S)
         app = handler_app(handler, slots=spec.concurrency, bundle_dir=starting.bundle_dir)
-        return Started(app, False, None)
+        return Started(_in_context(app, starting), False, close, close_s=CLOSE_S)
+
+
+def _in_context(app: App, starting: Starting) -> App:
+    return with_context(app, starting.assign.spec.name, starting.assign.version)
 
 
 def _start_llm(starting: Starting, device: _Device, attached: list[Weights]) -> Started:
@@ -167,11 +182,11 @@ def _start_layered(starting: Starting, device: _Device, target: Any, attached: l
     )
     if starting.assign.stage is None:
         app = whole_app(parts)
-        return Started(app, False, None, app.speed)
+        return Started(_in_context(app, starting), False, None, app.speed)
     of = _stage_of(starting, starting.assign.stage, attached[0])
     loaded: FirstStage | LaterStage = FirstStage(parts, of) if of.stage.index == 0 else LaterStage(parts, of)
     loaded.wait_until_ready()
-    return Started(loaded.app, False, loaded.close, loaded.speed)
+    return Started(_in_context(loaded.app, starting), False, loaded.close, loaded.speed)
 
 
 def _attach(starting: Starting) -> list[Weights]:
@@ -258,17 +273,8 @@ def _build(target: Any, device: _Device, weights: Any, loop: asyncio.AbstractEve
     handler = target()
     if not callable(handler):
         raise NoHandler(f"class {target.__name__} has no __call__", hint="add def __call__(self, request): ...")
-    load = getattr(handler, "load", None)
-    if load is not None:
-        takes_weights = bool(inspect.signature(load).parameters)
-        loaded = load(weights if weights is not None else {}) if takes_weights else load()
-        if inspect.isawaitable(loaded):
-            loop.run_until_complete(_awaited(loaded))
+    prepare(handler, weights if weights is not None else {}, loop)
     return handler
-
-
-async def _awaited(loading: Any) -> None:
-    await loading
 
 
 class _Device:

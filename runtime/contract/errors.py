@@ -15,6 +15,7 @@ FleetError
 │   ├── QueueFull                429  queue_full             its workers are all there are to be; carries retry_after_s
 │   └── RateLimited              429  rate_limited           the function's own limits; carries retry_after_s
 ├── HandlerFailed                500  handler_error          the user's code raised
+│   └── InvalidOutput            500  invalid_output         its answer is not what its signature says
 ├── StartFailed                  500  start_failed           the user's module or load() raised, or never got ready
 ├── OutOfMemory                  500  out_of_memory          the worker passed its memory limit
 ├── WorkerLost                   502  worker_lost            the worker died under the call
@@ -26,7 +27,8 @@ FleetError
 └── DeadlineExceeded             504  deadline_exceeded
 
 Say what, which and how much, and in `hint` what to do next. `retryable` says whether the same call may
-succeed later without anybody changing anything.
+succeed later without anybody changing anything. What does not fit its type also carries the path of the
+field (`items[2].price`), what was expected there and what came.
 """
 
 from __future__ import annotations
@@ -74,6 +76,10 @@ class ErrorInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     retry_after_s: float | None = None
     wait: Wait | None = None
     """How `retry_after_s` was computed, if it was."""
+    field: str = ""
+    """Path inside the JSON value that does not fit; empty also for the whole of it."""
+    expected: str = ""
+    got: str = ""
 
 
 class ErrorBody(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -89,17 +95,35 @@ class FleetError(Exception):
     retryable: ClassVar[bool] = False
 
     def __init__(
-        self, message: str, *, hint: str = "", retry_after_s: float | None = None, wait: Wait | None = None
+        self,
+        message: str,
+        *,
+        hint: str = "",
+        retry_after_s: float | None = None,
+        wait: Wait | None = None,
+        field: str = "",
+        expected: str = "",
+        got: str = "",
     ) -> None:
         super().__init__(message)
         self.message = message
         self.hint = hint
         self.retry_after_s = retry_after_s
         self.wait = wait
+        self.field = field
+        self.expected = expected
+        self.got = got
 
     def info(self) -> ErrorInfo:
         return ErrorInfo(
-            code=self.code, message=self.message, hint=self.hint, retry_after_s=self.retry_after_s, wait=self.wait
+            code=self.code,
+            message=self.message,
+            hint=self.hint,
+            retry_after_s=self.retry_after_s,
+            wait=self.wait,
+            field=self.field,
+            expected=self.expected,
+            got=self.got,
         )
 
 
@@ -168,6 +192,10 @@ class HandlerFailed(FleetError):
     code = "handler_error"
 
 
+class InvalidOutput(HandlerFailed):
+    code = "invalid_output"
+
+
 class StartFailed(FleetError):
     code = "start_failed"
 
@@ -224,4 +252,12 @@ _BY_CODE = {error.code: error for error in _leaves(FleetError)}
 def error_from(info: ErrorInfo) -> FleetError:
     """The exception that an `ErrorInfo` from another process stands for; an unknown code stays a FleetError."""
     kind = _BY_CODE.get(info.code, FleetError)
-    return kind(info.message, hint=info.hint, retry_after_s=info.retry_after_s, wait=info.wait)
+    return kind(
+        info.message,
+        hint=info.hint,
+        retry_after_s=info.retry_after_s,
+        wait=info.wait,
+        field=info.field,
+        expected=info.expected,
+        got=info.got,
+    )

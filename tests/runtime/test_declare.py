@@ -18,7 +18,22 @@ def settings_of(target: Any) -> dict[str, Any]:
 
 
 def test_the_room_exports_what_it_says() -> None:
-    assert sorted(fleetstart.runtime.__all__) == ["LLM", "Layered", "SLO", "Scale", "function"]
+    names = [
+        "LLM",
+        "SLO",
+        "File",
+        "InvalidInput",
+        "Layered",
+        "Limits",
+        "Response",
+        "Scale",
+        "batched",
+        "context",
+        "function",
+    ]
+    assert sorted(fleetstart.runtime.__all__) == sorted([*names, "on_exit"])
+    for name in fleetstart.runtime.__all__:
+        assert getattr(fleetstart.runtime, name) is not None
 
 
 def test_a_declared_function_stays_itself() -> None:

@@ -66,7 +66,7 @@ def test_defaults_are_the_functions_own() -> None:
 
 def test_constraints_of_an_annotation_hold() -> None:
     assert inputs_of(bounded).read(b'{"a": 3}', b"") == ((), {"a": 3})
-    with pytest.raises(InvalidInput, match=r"<= 3.*\$\.a"):
+    with pytest.raises(InvalidInput, match=r"<= 3 at `a`, got 4"):
         inputs_of(bounded).read(b'{"a": 4}', b"")
 
 
