@@ -24,9 +24,8 @@ from fleetstart.controller.checkpoints import Checkpoints
 from fleetstart.controller.config import Config
 from fleetstart.controller.explain import invocation_plan
 from fleetstart.controller.forecast import Proposal, forecast
+from fleetstart.controller.function_openapi import function_document
 from fleetstart.controller.history import History
-from fleetstart.controller.invocations.api import InvocationsApi
-from fleetstart.controller.invocations.schedules import check_schedule
 from fleetstart.controller.objects import ObjectStore
 from fleetstart.controller.openapi import document
 from fleetstart.controller.pool import broken
@@ -38,12 +37,12 @@ from fleetstart.controller.seeing.api import SeeingApi
 from fleetstart.controller.seeing.context import REQUEST
 from fleetstart.controller.state import REDIS_DOWN
 from fleetstart.controller.store_api import StoreApi
-from fleetstart.controller.versions import limits_of, scale_of
+from fleetstart.controller.versions import limits_of, pointed, scale_of
 from fleetstart.controller.versions_api import VersionsApi
 from fleetstart.controller.view import View
 from fleetstart.runtime.contract.errors import FleetError, InvalidInput, InvalidSpec, NotFound, TooLarge, Unavailable
 from fleetstart.runtime.contract.function import SPEC_MAX_BYTES, FunctionSpec
-from fleetstart.runtime.contract.ids import FunctionName, InvocationId
+from fleetstart.runtime.contract.ids import FunctionName, InvocationId, Version
 from fleetstart.runtime.contract.messages import FINAL, FunctionLoad
 
 LIMIT_MAX = 1000
@@ -63,7 +62,6 @@ class Services:
     history: History
     billing: BillingApi
     seeing: SeeingApi
-    invocations: InvocationsApi
     stopping: asyncio.Event
 
 
@@ -83,8 +81,8 @@ class Api:
                 Route("/api/v1/functions/{name}", self.function),
                 *VersionsApi(services.view, services.registry).routes,
                 Route("/api/v1/functions/{name}/logs", self.logs),
+                Route("/api/v1/functions/{name}/openapi.json", self.interface),
                 Route("/api/v1/invocations", self.invocations),
-                *services.invocations.routes,
                 Route("/api/v1/invocations/{id}", self.invocation),
                 Route("/api/v1/invocations/{id}/plan", self.plan),
                 *services.billing.routes,
@@ -124,7 +122,6 @@ class Api:
 
     async def deploy(self, request: Request) -> Response:
         spec = _spec(await _small_body(request))
-        check_schedule(spec)
         record, created = await self._services.registry.deploy(
             spec,
             _now_unix_ms(),
@@ -174,6 +171,18 @@ class Api:
         lines = self._services.history.logs(name, tail, follow=follow, stopping=self._services.stopping)
         return StreamingResponse(_ending_quietly(lines), media_type="application/x-ndjson")
 
+    async def interface(self, request: Request) -> Response:
+        """Of one version; it wakes nothing."""
+        record = self._record(request.path_params["name"])
+        wanted = request.query_params.get("version") or LIVE
+        if wanted.isascii() and wanted.isdecimal() and len(wanted) < 10:
+            number = Version(int(wanted))
+        else:
+            number = pointed(record, wanted)
+        version = await self._services.registry.version(record.name, number)
+        reference = f"@{wanted}" if wanted != LIVE else ""
+        return _json(function_document(version.spec, number, self._url(record.name) + reference))
+
     def _known(self) -> dict[FunctionName, FunctionRecord]:
         view = self._services.view
         if not view.synced:
@@ -217,8 +226,7 @@ class Api:
         return _json(await self._services.history.invocations(_function(request), limit))
 
     async def invocation(self, request: Request) -> Response:
-        kept = await self._services.invocations.one(request)
-        return _json(kept or await self._services.history.trace(InvocationId(request.path_params["id"])))
+        return _json(await self._services.history.trace(InvocationId(request.path_params["id"])))
 
     async def plan(self, request: Request) -> Response:
         services = self._services

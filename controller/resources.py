@@ -23,6 +23,7 @@
 | POST /api/v1/functions/{name}/rollback | VersionRef or nothing | Traffic; without a body the last change is undone |
 | PUT /api/v1/functions/{name}/scale | Scaled or null | Traffic; until another version is live |
 | GET /api/v1/functions/{name}/logs?tail=100&follow=0 | | LogLine a line (NDJSON); with follow, until the client leaves |
+| GET /api/v1/functions/{name}/openapi.json?version=live | | OpenAPI description of a function's calls, from its types |
 | GET /api/v1/invocations?function=&limit=20 | | [InvocationRow], newest first |
 | GET /api/v1/invocations/{id} | | InvocationTrace |
 | GET /api/v1/invocations/{id}/plan | | InvocationPlan (`explain`): why its worker was started so, and what came of it |
@@ -36,7 +37,6 @@
 | DELETE /api/v1/budgets/{function} | | BudgetInfo as it was |
 | GET /openapi.json | | description of the above |
 
-Async invocations, webhooks and schedules are in `invocations.resources`.
 Errors are ErrorBody with the status of the error's class.
 """  # noqa: E501
 

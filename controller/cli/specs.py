@@ -17,11 +17,15 @@ from fleetstart.controller.cli.declarations import Declaration
 from fleetstart.runtime.contract.errors import InvalidSpec
 from fleetstart.runtime.contract.function import GIB, FunctionSpec, LLMSettings, Scale, parse_size
 from fleetstart.runtime.contract.ids import BundleId, CheckpointId, FunctionName
+from fleetstart.runtime.contract.interface import Interface
 
 LLM_MEMORY_BYTES = 2 * GIB
 """KV cache, activations and torch itself; the weights are in the segment and not counted."""
 LAYERED_CONCURRENCY = 8
 """Calls given to a model in layers: enough that each of four stages has one while others are read and answered."""
+BATCH_QUEUE_FACTOR = 2
+"""Calls given to a batched handler for each place in its batch: while one is computed, the next one gathers."""
+CONCURRENCY_MAX = 1000
 LLM_QUEUE_FACTOR = 2
 """Calls given to an engine for each place in its batch: when one ends, the next is there already."""
 
@@ -29,7 +33,7 @@ Spec = TypeVar("Spec", FunctionSpec, LLMSettings)
 
 _SAME = (
     "concurrency", "timeout_s", "queue_timeout_s", "start_timeout_s", "scale", "slo", "limits", "network", "env",
-    "tags", "probe", "schedule", "timezone", "keep_requests",
+    "tags", "probe",
 )  # fmt: skip
 _ENGINE = {
     "dtype": "dtype",
@@ -59,8 +63,10 @@ def build_spec(
     imports: Collection[str],
     overrides: Mapping[str, Any],
     adapter: CheckpointId | None = None,
+    interface: Interface | None = None,
+    batch: int = 0,
 ) -> FunctionSpec:
-    """Errors: InvalidSpec, naming the setting."""
+    """`batch`: how many calls the handler computes as one, if it does. Errors: InvalidSpec, naming the setting."""
     settings = {**declaration.settings, **overrides}
     fields: dict[str, Any] = {
         "name": FunctionName(settings.get("name") or default_name(declaration.attribute)),
@@ -69,6 +75,7 @@ def build_spec(
         "profile": profile_of(declaration, imports),
         "weights": weights,
         "adapter": adapter,
+        "interface": interface,
         **{key: settings[key] for key in _SAME if key in settings},
     }
     if isinstance(declaration.settings.get("scale"), Scale) and isinstance(overrides.get("scale"), Mapping):
@@ -86,6 +93,8 @@ def build_spec(
         fields["llm"] = llm = _checked(engine, LLMSettings)
         fields.setdefault("memory_bytes", LLM_MEMORY_BYTES)
         fields.setdefault("concurrency", llm.max_batch * LLM_QUEUE_FACTOR)
+    if batch:
+        fields.setdefault("concurrency", min(CONCURRENCY_MAX, batch * BATCH_QUEUE_FACTOR))
     if declaration.kind == "layered":
         fields["layered"] = True
         fields.setdefault("concurrency", LAYERED_CONCURRENCY)

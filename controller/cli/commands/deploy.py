@@ -17,6 +17,7 @@ from fleetstart.controller.cli.checkpoint_source import Source, read_source
 from fleetstart.controller.cli.client import Server, find_server
 from fleetstart.controller.cli.declarations import Declaration
 from fleetstart.controller.cli.handlers import flags_of, select
+from fleetstart.controller.cli.interface import batch_size, interface_of
 from fleetstart.controller.cli.layered import in_layers
 from fleetstart.controller.cli.layout import Layout
 from fleetstart.controller.cli.progress import Bar
@@ -204,6 +205,8 @@ def _packed(store: ObjectStore, declaration: Declaration, path: Path, bundle: Bu
         adapter=adapter.id if adapter else None,
         imports=bundle.imports,
         overrides={},
+        interface=interface_of(path, declaration),
+        batch=batch_size(path, declaration),
     )
     return Packed(spec=spec, checkpoints=[one for one in (published, adapter) if one])
 

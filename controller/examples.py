@@ -1,0 +1,78 @@
+"""An example of a value, out of its JSON schema: its own if it has one, else the plainest that fits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+Schema = dict[str, Any]
+DEPTH_MAX = 6
+"""Of objects in objects: a schema may hold itself."""
+ITEMS_MAX = 3
+
+_TEXTS = {
+    "date": "2026-01-02",
+    "duration": "PT1S",
+    "uuid": "00000000-0000-4000-8000-000000000000",
+    "decimal": "1.5",
+    "binary": "",
+}
+
+
+def example(schema: Schema, schemas: Mapping[str, Schema], depth: int = 0) -> Any:
+    """Fits the schema as far as it is one of ours: a pattern is not looked at."""
+    if "$ref" in schema:
+        schema = schemas.get(str(schema["$ref"]).rpartition("/")[2], {})
+    given = schema.get("examples")
+    if isinstance(given, list) and given:
+        return given[0]
+    for name in ("default", "const"):
+        if name in schema:
+            return schema[name]
+    if schema.get("enum"):
+        return schema["enum"][0]
+    if depth >= DEPTH_MAX:
+        return None
+    if schema.get("anyOf"):
+        return example(schema["anyOf"][0], schemas, depth)
+    kind = schema.get("type")
+    if kind == "object":
+        properties = schema.get("properties", {})
+        return {name: example(value, schemas, depth + 1) for name, value in properties.items()}
+    if kind == "array":
+        return _array(schema, schemas, depth)
+    if kind == "string":
+        return _text(schema)
+    if kind in ("integer", "number"):
+        return _number(schema, whole=kind == "integer")
+    return {"boolean": True, "null": None}.get(str(kind))
+
+
+def _array(schema: Schema, schemas: Mapping[str, Schema], depth: int) -> list[Any]:
+    if "prefixItems" in schema:
+        return [example(item, schemas, depth + 1) for item in schema["prefixItems"]]
+    count = min(ITEMS_MAX, max(1, int(schema.get("minItems", 1))), int(schema.get("maxItems", ITEMS_MAX)))
+    return [example(schema.get("items") or {}, schemas, depth + 1)] * count
+
+
+def _text(schema: Schema) -> str:
+    if schema.get("contentEncoding") == "base64":
+        return "AAAA"
+    text = _TEXTS.get(str(schema.get("format")), "text")
+    least, most = int(schema.get("minLength", 0)), int(schema.get("maxLength", 1000))
+    return (text + "." * min(1000, max(0, least - len(text))))[:most]
+
+
+def _number(schema: Schema, *, whole: bool) -> int | float:
+    least, most = schema.get("minimum"), schema.get("maximum")
+    value: int | float = 1 if whole else 1.5
+    step = schema.get("multipleOf", 0)
+    if "exclusiveMinimum" in schema:
+        value = max(value, schema["exclusiveMinimum"] + (1 if whole else 0.5))
+    if "exclusiveMaximum" in schema:
+        value = min(value, schema["exclusiveMaximum"] - (1 if whole else 0.5))
+    if least is not None:
+        value = max(value, least)
+    if most is not None:
+        value = min(value, most)
+    return -(-value // step) * step if step else value
