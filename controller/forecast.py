@@ -11,9 +11,12 @@ from fleetstart.controller.planner.explain import Explanation, Outcome, explaine
 from fleetstart.controller.records import VersionKey, VersionRecord
 from fleetstart.controller.starts import cluster_of, planned, request_of
 from fleetstart.controller.view import View
+from fleetstart.runtime.contract.errors import InvalidSpec
 from fleetstart.runtime.contract.function import FunctionSpec
 from fleetstart.runtime.contract.ids import Version
 from fleetstart.runtime.contract.stage import Layout
+
+SIZE_MAX_BYTES = 1 << 50
 
 
 class Proposal(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -22,6 +25,13 @@ class Proposal(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     spec: FunctionSpec
     segment_bytes: int = 0
     layout: Layout | None = None
+
+    def __post_init__(self) -> None:
+        sizes = [self.segment_bytes]
+        if self.layout is not None:
+            sizes += [self.layout.ends_bytes, *self.layout.layer_bytes]
+        if not all(0 <= size_bytes <= SIZE_MAX_BYTES for size_bytes in sizes):
+            raise InvalidSpec(f"forecast: sizes are 0 to {SIZE_MAX_BYTES} bytes")
 
 
 class Forecast(msgspec.Struct, frozen=True, kw_only=True):
