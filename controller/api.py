@@ -26,6 +26,8 @@ from fleetstart.controller.explain import invocation_plan
 from fleetstart.controller.forecast import Proposal, forecast
 from fleetstart.controller.function_openapi import function_document
 from fleetstart.controller.history import History
+from fleetstart.controller.invocations.api import InvocationsApi
+from fleetstart.controller.invocations.schedules import check_schedule
 from fleetstart.controller.objects import ObjectStore
 from fleetstart.controller.openapi import document
 from fleetstart.controller.pool import broken
@@ -62,6 +64,7 @@ class Services:
     history: History
     billing: BillingApi
     seeing: SeeingApi
+    invocations: InvocationsApi
     stopping: asyncio.Event
 
 
@@ -83,6 +86,7 @@ class Api:
                 Route("/api/v1/functions/{name}/logs", self.logs),
                 Route("/api/v1/functions/{name}/openapi.json", self.interface),
                 Route("/api/v1/invocations", self.invocations),
+                *services.invocations.routes,
                 Route("/api/v1/invocations/{id}", self.invocation),
                 Route("/api/v1/invocations/{id}/plan", self.plan),
                 *services.billing.routes,
@@ -122,6 +126,7 @@ class Api:
 
     async def deploy(self, request: Request) -> Response:
         spec = _spec(await _small_body(request))
+        check_schedule(spec)
         record, created = await self._services.registry.deploy(
             spec,
             _now_unix_ms(),
@@ -226,7 +231,8 @@ class Api:
         return _json(await self._services.history.invocations(_function(request), limit))
 
     async def invocation(self, request: Request) -> Response:
-        return _json(await self._services.history.trace(InvocationId(request.path_params["id"])))
+        kept = await self._services.invocations.one(request)
+        return _json(kept or await self._services.history.trace(InvocationId(request.path_params["id"])))
 
     async def plan(self, request: Request) -> Response:
         services = self._services

@@ -25,6 +25,7 @@ from fleetstart.controller.config import Config, ConfigError
 from fleetstart.controller.cors import Cors
 from fleetstart.controller.gateway import Gateway
 from fleetstart.controller.history import History
+from fleetstart.controller.invocations.assembly import InvocationParts, assemble
 from fleetstart.controller.journal import Journal
 from fleetstart.controller.learner import Learner
 from fleetstart.controller.ledger import LedgerWriter
@@ -115,7 +116,6 @@ class Controller:
             freed=self.reporter.freed,
         )
         self.reporter.gateway = self.gateway
-        self._functions = Cors(self.view, self.gateway)
         self._stopping = asyncio.Event()
         store = open_store(config.store)
         registry = Registry(self.state, store)
@@ -156,6 +156,13 @@ class Controller:
             self.compactor,
             lag,
         )
+        history = History(self._client, reader)
+        self.invocations: InvocationParts = assemble(
+            config, self.gateway_id, self._client, self.view, store, self.gateway, history, self._stopping,
+            fence=lambda: self.scheduler.fence,
+        )  # fmt: skip
+        self._parts += self.invocations.parts
+        self._functions = Cors(self.view, self.invocations.layer)
         services = Services(
             config=config,
             gateway=self.gateway_id,
@@ -163,9 +170,10 @@ class Controller:
             registry=registry,
             store=store,
             checkpoints=self.checkpoints,
-            history=History(self._client, reader),
+            history=history,
             billing=billing,
             seeing=seeing,
+            invocations=self.invocations.api,
             stopping=self._stopping,
         )
         self._api = Api(services).app
@@ -214,9 +222,11 @@ class Controller:
                 background = [group.create_task(_keep_running(part)) for part in self._parts]
                 await self._first_read()
                 await self._server.serve(sockets=[listener])
+                await self.invocations.hand_back()
                 await self._close()
                 await end_tasks(background)
         finally:
+            await self.invocations.close()
             await self.gateway.close()
             await self._client.aclose()
             self._journal.close()

@@ -36,6 +36,8 @@ class Config:
     log_format: LogFormat = "text"
     otlp_endpoint: str = ""
     """Where spans are posted; empty: nowhere."""
+    webhook_allow: tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...] = ()
+    """Networks that webhooks may go to although they are not public."""
     drain_s: float = 10.0
     """How long calls under way may go on after SIGTERM."""
 
@@ -60,6 +62,7 @@ def read_config(env: Mapping[str, str]) -> Config:
         segment_rows=_whole(env, "FS_SEGMENT_ROWS", 10_000, 10, 100_000),
         log_format=_log_format(env.get("FS_LOG_FORMAT", "")),
         otlp_endpoint=_otlp_endpoint(env),
+        webhook_allow=_networks(env, "FS_WEBHOOK_ALLOW"),
         drain_s=float(_whole(env, "FS_DRAIN_S", 10, 0, 3600)),
     )
 
@@ -87,6 +90,14 @@ def _whole(env: Mapping[str, str], name: str, default: int, least: int, most: in
     if not text.isdecimal() or not least <= int(text) <= most:
         raise ConfigError(f"{name}={text!r} must be a whole number from {least} to {most}")
     return int(text)
+
+
+def _networks(env: Mapping[str, str], name: str) -> tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...]:
+    text = env.get(name) or ""
+    try:
+        return tuple(ipaddress.ip_network(part.strip()) for part in text.split(",") if part.strip())
+    except ValueError as error:
+        raise ConfigError(f"{name}={text!r} must be networks such as 10.0.0.0/8,127.0.0.1: {error}") from error
 
 
 def _loopback(host: str) -> bool:

@@ -26,7 +26,7 @@ from fleetstart.runtime.contract.errors import FleetError, QueueFull, RateLimite
 from fleetstart.runtime.contract.function import Limits
 from fleetstart.runtime.contract.ids import FunctionName
 
-SURE_SHARE = 0.8
+SURE_SHARE = 0.7
 """Of the time that a call may wait, what its predicted wait may take: service times vary, and who is let in and then
 does not make it has had the worst of both."""
 
@@ -85,12 +85,7 @@ class Doorkeeper:
             max_body_bytes=min(spec.max_body_bytes or self._max_body_bytes, self._max_body_bytes),
         )
         body_bytes = declared_bytes(scope)
-        if body_bytes > terms.max_body_bytes:
-            raise too_large(terms.max_body_bytes, own=bool(spec.max_body_bytes))
-        now_unix_ms = time.time_ns() // 1_000_000
-        error = self._billing.refusal(route.key.name, now_unix_ms) or start_failure(self._view, route, now_unix_ms)
-        if error is not None:
-            raise error
+        self.check(route, body_bytes, terms.max_body_bytes)
         now_ns = time.monotonic_ns()
         if not route.has_room(now_ns):
             self._check_turn(route, terms, now_ns)
@@ -104,6 +99,17 @@ class Doorkeeper:
         if limits is not NO_LIMITS:
             return terms._replace(used=self._enter(route, limits, now_ns))
         return terms
+
+    def check(self, route: Route, body_bytes: int, max_body_bytes: int | None = None) -> None:
+        """What has nothing to do with whose turn it is. Errors: FleetError, for one who is turned away."""
+        own = route.spec.max_body_bytes
+        limit_bytes = max_body_bytes or min(own or self._max_body_bytes, self._max_body_bytes)
+        if body_bytes > limit_bytes:
+            raise too_large(limit_bytes, own=bool(own))
+        now_unix_ms = time.time_ns() // 1_000_000
+        error = self._billing.refusal(route.key.name, now_unix_ms) or start_failure(self._view, route, now_unix_ms)
+        if error is not None:
+            raise error
 
     def took(self, body_bytes: int) -> None:
         """The body of a call that was let in is here."""

@@ -25,7 +25,7 @@ from fleetstart.controller.route_table import RouteTable
 from fleetstart.controller.routes import Call, Route
 from fleetstart.controller.sockets import Sockets
 from fleetstart.controller.state import State
-from fleetstart.controller.target import parse_target
+from fleetstart.controller.target import Target, parse_target
 from fleetstart.controller.uploads import ClientGone, header, read_body, refuse_unread
 from fleetstart.controller.waiting import Waits
 from fleetstart.runtime.contract.errors import DeadlineExceeded, FleetError, Unavailable
@@ -84,6 +84,10 @@ class Gateway:
             await self._sockets(scope, receive, send)
         else:
             await self._answer(scope, receive, send)
+
+    async def check(self, target: Target, request_id: str, body_bytes: int) -> None:
+        """Errors: what a call would be refused with whenever its turn came, for one that is to be run later."""
+        self._doorkeeper.check(await self._table.find(target, request_id), body_bytes)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         accepted_ns, accepted_unix_ns = time.monotonic_ns(), time.time_ns()

@@ -8,6 +8,7 @@ import msgspec
 
 from fleetstart.controller.explain import InvocationPlan
 from fleetstart.controller.forecast import Forecast, Proposal
+from fleetstart.controller.invocations import description
 from fleetstart.controller.records import Scaled
 from fleetstart.controller.resources import (
     BudgetInfo,
@@ -57,6 +58,7 @@ _STRUCTS = (
     LogLine,
     Manifest,
     ErrorBody,
+    *description.STRUCTS,
 )
 _REF = "#/components/schemas/{name}"
 
@@ -160,7 +162,12 @@ def _paths() -> dict[str, Any]:
         },
         "/api/v1/invocations": {"get": _operation("Newest first", _list(InvocationRow), [function, limit])},
         "/api/v1/invocations/{id}": {
-            "get": _operation("One invocation and its timeline", _ref(InvocationTrace), [_parameter("id", "path")])
+            "get": _operation(
+                "One invocation and its timeline",
+                {"anyOf": [_ref(InvocationTrace), _ref(description.InvocationInfo)]},
+                [_parameter("id", "path")],
+            ),
+            **_invocation_paths().pop("/api/v1/invocations/{id}"),
         },
         "/api/v1/invocations/{id}/plan": {
             "get": _operation(
@@ -169,8 +176,24 @@ def _paths() -> dict[str, Any]:
                 [_parameter("id", "path")],
             )
         },
+        **{path: item for path, item in _invocation_paths().items() if path != "/api/v1/invocations/{id}"},
         **_billing_paths(),
     }
+
+
+def _invocation_paths() -> dict[str, Any]:
+    paths: dict[str, Any] = {}
+    for route in description.ROUTES:
+        answer = _ref(route.answer) if route.answer is not None else {"type": "string"}
+        paths.setdefault(route.path, {})[route.method] = _operation(
+            route.summary,
+            {"type": "array", "items": answer} if route.listed else answer,
+            [_parameter("id", "path")] * ("{id}" in route.path) + [_parameter(n, "query", k) for n, k in route.query],
+            status=route.status,
+            media=route.media,
+            body={"anyOf": [_ref(route.body), {"type": "null"}]} if route.body is not None else None,
+        )
+    return paths
 
 
 def _billing_paths() -> dict[str, Any]:

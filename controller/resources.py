@@ -37,6 +37,7 @@
 | DELETE /api/v1/budgets/{function} | | BudgetInfo as it was |
 | GET /openapi.json | | description of the above |
 
+Async invocations, webhooks and schedules are in `invocations.resources`.
 Errors are ErrorBody with the status of the error's class.
 """  # noqa: E501
 

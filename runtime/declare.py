@@ -19,6 +19,7 @@ Target = TypeVar("Target")
 GENERAL = (
     "name", "weights", "adapter", "memory", "scale", "concurrency", "timeout_s", "queue_timeout_s", "start_timeout_s",
     "slo", "limits", "max_body", "cors", "network", "env", "tags", "include", "probe",
+    "schedule", "timezone", "keep_requests",
 )  # fmt: skip
 """Settings that every declaration takes."""
 OF_LAYERED = ("layers",)
@@ -59,6 +60,9 @@ def function(
     include: Iterable[str] = ...,
     layers: str = ...,
     probe: str = ...,
+    schedule: str = ...,
+    timezone: str = ...,
+    keep_requests: bool = ...,
 ) -> Callable[[Target], Target]: ...
 
 

@@ -77,12 +77,12 @@ class Server:
         self.http.close()
 
     def get(self, path: str, kind: type[Answer], **query: str | int) -> Answer:
-        return self._decoded(self._repeated("GET", path, params=query), kind)
+        return self._decoded(self.repeated("GET", path, params=query), kind)
 
     def post(self, path: str, body: Any, kind: type[Answer], **query: str | int) -> Answer:
         headers = {"content-type": "application/json"}
         # Deploying the same spec twice gives the same version, so it may be repeated.
-        response = self._repeated("POST", path, params=query, content=msgspec.json.encode(body), headers=headers)
+        response = self.repeated("POST", path, params=query, content=msgspec.json.encode(body), headers=headers)
         return self._decoded(response, kind)
 
     def change(self, method: str, path: str, body: Any, kind: type[Answer]) -> Answer:
@@ -95,14 +95,14 @@ class Server:
 
     def put(self, path: str, body: Any, kind: type[Answer]) -> Answer:
         headers = {"content-type": "application/json"}
-        return self._decoded(self._repeated("PUT", path, content=msgspec.json.encode(body), headers=headers), kind)
+        return self._decoded(self.repeated("PUT", path, content=msgspec.json.encode(body), headers=headers), kind)
 
     def delete(self, path: str, kind: type[Answer]) -> Answer:
         with self.reached():
             return self._decoded(self.http.request("DELETE", path), kind)
 
     def object_size(self, key: str) -> int | None:
-        response = self._repeated("HEAD", f"/api/v1/objects/{key}")
+        response = self.repeated("HEAD", f"/api/v1/objects/{key}")
         if response.status_code == 404:
             return None
         if response.is_error:
@@ -118,7 +118,7 @@ class Server:
 
     def read_object(self, key: str, limit_bytes: int) -> bytes | None:
         """A small object; None if it is not there."""
-        response = self._repeated("GET", f"/api/v1/objects/{key}", headers={"range": f"bytes=0-{limit_bytes}"})
+        response = self.repeated("GET", f"/api/v1/objects/{key}", headers={"range": f"bytes=0-{limit_bytes}"})
         if response.status_code in (404, 416):  # 416: an empty one has no range
             return None if response.status_code == 404 else b""
         if response.is_error:
@@ -177,7 +177,7 @@ class Server:
                 hint="is it running? `fs up` starts a server on this machine, `fs doctor` looks for problems",
             ) from error
 
-    def _repeated(self, method: str, path: str, **request: Any) -> httpx.Response:
+    def repeated(self, method: str, path: str, **request: Any) -> httpx.Response:
         """A request that may be made twice; a refused connection is final, a cut one is not."""
         ends = time.monotonic() + RETRY_S
         with self.reached():

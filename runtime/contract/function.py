@@ -148,6 +148,13 @@ class FunctionSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     interface: Interface | None = None
     """What it takes and gives; None if its deploy did not say."""
 
+    schedule: str = ""
+    """When the live version is called by itself: a cron expression, five fields; empty: never."""
+    timezone: str = ""
+    """Of the schedule, such as "Europe/Berlin"; empty: UTC."""
+    keep_requests: bool = False
+    """Whether requests and answers of synchronous calls are kept for a day, so that they can be replayed."""
+
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
             raise InvalidSpec(
@@ -165,6 +172,11 @@ class FunctionSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             raise InvalidSpec("timeout_s and start_timeout_s must be above 0 and at most 86400 seconds")
         if self.probe and (not self.probe.startswith("/") or not self.probe.isascii() or not self.probe.isprintable()):
             raise InvalidSpec(f"probe {self.probe[:80]!r} must be a path", hint='write a path such as "/healthz"')
+        if self.schedule and len(self.schedule.split()) != 5:
+            raise InvalidSpec(
+                f"schedule {self.schedule[:80]!r} must be five fields: minute hour day month weekday",
+                hint='"*/5 * * * *" is every five minutes',
+            )
         if self.llm is not None and self.weights is None:
             raise InvalidSpec(f"function {self.name}: LLM needs weights")
         if self.layered and (self.weights is None or self.llm is not None):

@@ -32,9 +32,21 @@
 | fs:learned:{worker}:{what} | string, expiring | 1: its start, or what came of it, is in the measures | scheduler |
 | fs:outcomes | list, capped | StartOutcome: a first answer that nobody has learnt from yet | gateway, scheduler |
 | fs:logs:{function} | stream, capped | LogLine | node |
+| fs:invocation:{invocation} | hash | `call`: Envelope, `state`: Progress; outlives its connection | gateway |
+| fs:invocations:due:{function} | sorted set | invocation → unix ms: when somebody must see to its run | gateway |
+| fs:invocations:timers | sorted set | invocation → unix ms: when it expires, or its webhook is due | gateway |
+| fs:invocations:functions | set | functions that have any of these | gateway |
+| fs:invocations:index | sorted set | invocation → unix ms of its acceptance | gateway |
+| fs:invocations:kept | sorted set | invocation → unix ms until which it is kept | gateway |
+| fs:invocations:adopted | string | run id of the Redis that was compared with the object store | scheduler |
+| fs:invocation:events:{invocation} | stream, capped | events of its answer, ids claim-number: field `e` | gateway |
+| fs:idempotency:{digest} | string, expiring | Claim: who runs the call with that key, or its answer | gateway |
+| fs:idempotency:kept | sorted set | object of an answer → unix ms until which it is kept | gateway |
+| fs:webhooks:secrets | hash | project → secret that its webhooks are signed with | controller |
+| fs:schedules | hash | function → ScheduleMark: up to when its schedule was looked at | scheduler |
 
 Channels: fs:events:desired:{node} carries WorkerOrder, fs:events:observed WorkerStatus,
-fs:events:gateways GatewayReport, fs:events:functions a function's name.
+fs:events:gateways GatewayReport, fs:events:functions a function's name, fs:events:invocations "STATUS INVOCATION".
 """
 
 from __future__ import annotations
@@ -65,6 +77,16 @@ OUTCOMES = "fs:outcomes"
 EVENTS_OBSERVED = "fs:events:observed"
 EVENTS_GATEWAYS = "fs:events:gateways"
 EVENTS_FUNCTIONS = "fs:events:functions"
+EVENTS_INVOCATIONS = "fs:events:invocations"
+
+INVOCATIONS_FUNCTIONS = "fs:invocations:functions"
+INVOCATIONS_TIMERS = "fs:invocations:timers"
+INVOCATIONS_INDEX = "fs:invocations:index"
+INVOCATIONS_KEPT = "fs:invocations:kept"
+INVOCATIONS_ADOPTED = "fs:invocations:adopted"
+IDEMPOTENCY_KEPT = "fs:idempotency:kept"
+WEBHOOK_SECRETS = "fs:webhooks:secrets"
+SCHEDULES = "fs:schedules"
 
 GATEWAY_PREFIX = "fs:gateway:"
 
@@ -129,3 +151,19 @@ def learned(worker: WorkerId, what: Literal["start", "outcome"]) -> str:
 
 def logs(name: FunctionName) -> str:
     return f"fs:logs:{name}"
+
+
+def invocation(invocation: InvocationId) -> str:
+    return f"fs:invocation:{invocation}"
+
+
+def invocation_events(invocation: InvocationId) -> str:
+    return f"fs:invocation:events:{invocation}"
+
+
+def invocations_due(name: FunctionName) -> str:
+    return f"fs:invocations:due:{name}"
+
+
+def idempotency(digest: str) -> str:
+    return f"fs:idempotency:{digest}"

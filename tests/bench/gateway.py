@@ -3,8 +3,9 @@
 One warm worker of `hello` is called through the gateway and straight at its own endpoint (its secret read from the
 observed state), in turn, by the same client over kept connections; then both again with 1 and 8 callers at once. Ray
 Serve follows in the same run with its own warm call: there, too, a request goes through a proxy to a worker's process.
-It comes after and not in turn, because it is never idle: what it does between calls would be added to ours. The client
-runs on the same cores as everything else, so calls a second are those of the whole machine, client included.
+BentoML and LitServe come after it, one worker each. They come after and not in turn, because they are never idle: what
+they do between calls would be added to ours. The client runs on the same cores as everything else, so calls a second
+are those of the whole machine, client included.
 
 Run: python -m tests.bench.gateway [--json FILE] [--quick] [--peer-python PATH | --no-peer]
 """
@@ -14,9 +15,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
-from tests.bench.peer import ray_serve
+from tests.bench.peer import ray_serve, server
 from tests.bench.samples import Options, Report, fine, median, parse_options, percentile, progress, spread
 from tests.bench.system import running
 from tests.bench.wire import Connection, parse_head, request
@@ -80,17 +84,36 @@ def main() -> None:
             "worker": Target(host, int(port), request("POST", "/", "fs", BODY, secret)),
         }
         latencies, bursts = measure(targets, options)
-    about = None
-    if options.peer_python:
-        with ray_serve(options.peer_python) as peer:
-            about = peer.about
-            theirs = {"ray_serve": Target("127.0.0.1", peer.port, request("POST", "/hello", "fs", BODY))}
+    about: dict[str, Any] = {}
+    for name, peer in peers(options):
+        progress(name)
+        with peer as (its_port, said):
+            about |= said
+            theirs = {name: Target("127.0.0.1", its_port, request("POST", "/hello", "fs", BODY))}
             more = measure(theirs, options)
         latencies, bursts = latencies | more[0], bursts | more[1]
-    report.setup = {"calls_a_turn": CALLS_A_TURN, "burst_s": BURST_S, "peer": about}
+    report.setup = {"calls_a_turn": CALLS_A_TURN, "burst_s": BURST_S, "peer": about or None}
     report.samples = {"latency_ms": latencies, "bursts": bursts}
     tell(report, latencies, bursts)
     report.save(options.json)
+
+
+Peer = contextlib.AbstractContextManager[tuple[int, dict[str, Any]]]
+"""Its port, and what it says of itself."""
+
+
+def peers(options: Options) -> Iterator[tuple[str, Peer]]:
+    """One after the other, each made when the one before has ended."""
+    if options.peer_python:
+        yield "ray_serve", _ray(options.peer_python)
+        yield "bentoml", server(options.peer_python, "bentoml")
+        yield "litserve", server(options.peer_python, "litserve")
+
+
+@contextlib.contextmanager
+def _ray(python: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    with ray_serve(python) as peer:
+        yield peer.port, peer.about
 
 
 Latencies = dict[str, list[float]]
@@ -131,7 +154,13 @@ def many(targets: dict[str, Target], rounds: int) -> Bursts:
 
 
 def tell(report: Report, latencies: Latencies, bursts: Bursts) -> None:
-    shown = {"worker": "straight", "gateway": "gateway", "ray_serve": "Ray Serve"}
+    shown = {
+        "worker": "straight",
+        "gateway": "gateway",
+        "ray_serve": "Ray Serve",
+        "bentoml": "BentoML",
+        "litserve": "LitServe",
+    }
     names = [name for name in shown if name in latencies]
     straight = median(latencies["worker"])
     rows = [["warm call of `hello`", *(shown[name] for name in names)]]

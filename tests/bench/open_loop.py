@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from tests.bench.wire import parse_head
@@ -50,8 +50,8 @@ class OpenLoop:
         self._raw = raw
         self._idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
 
-    async def run(self, due_s: Iterable[float]) -> list[Sent]:
-        """A call at each of these times; returns when all have their answer."""
+    async def run(self, due_s: Iterable[float], heard: Callable[[Sent], None] = lambda _: None) -> list[Sent]:
+        """A call at each of these times; returns when all have their answer. `heard` is told of each at once."""
         loop = asyncio.get_running_loop()
         calls: list[Sent] = []
         async with asyncio.TaskGroup() as group:
@@ -61,7 +61,7 @@ class OpenLoop:
                     await asyncio.sleep(wait_s)
                 call = Sent(at_s)
                 calls.append(call)
-                group.create_task(self._call(call))
+                group.create_task(self._call(call, heard))
         return calls
 
     def close(self) -> None:
@@ -69,7 +69,7 @@ class OpenLoop:
             writer.close()
         self._idle.clear()
 
-    async def _call(self, call: Sent) -> None:
+    async def _call(self, call: Sent, heard: Callable[[Sent], None]) -> None:
         loop = asyncio.get_running_loop()
         with contextlib.suppress(OSError, EOFError, TimeoutError):
             async with asyncio.timeout(CALL_S):
@@ -88,6 +88,7 @@ class OpenLoop:
                     writer.close()
                 else:
                     self._idle.append((reader, writer))
+        heard(call)
 
 
 def _queue_ms(timing: str) -> float:

@@ -41,8 +41,8 @@ PLACES = 8
 DEADLINE_S = 2.0
 FACTORS = (1, 4)
 CALLS_MOST = 20_000
-AGAIN_SHARE = 0.3
-"""Of the capacity: so many of those who were refused call again in a second."""
+LAST_S = 0.1
+"""Before the end of the load: those who were refused then come again; nobody comes between."""
 
 
 @contextlib.contextmanager
@@ -86,30 +86,22 @@ async def at_rate(client: OpenLoop, rate: float, seconds: float) -> list[Sent]:
     return await client.run(begun_s + number / rate for number in range(count))
 
 
-async def at_rate_and_again(client: OpenLoop, rate: float, seconds: float, capacity: float) -> tuple[list[Sent], ...]:
-    """Four times the load; then those of the last moments call again when they were told to."""
-    calls: list[Sent] = []
-    again: list[tuple[Sent, asyncio.Task[list[Sent]]]] = []
+async def at_rate_and_again(client: OpenLoop, rate: float, seconds: float) -> tuple[list[Sent], list[Sent], list[Sent]]:
+    """All calls; the last of those that were refused; and these again, at the told time, when nobody else calls."""
     loop = asyncio.get_running_loop()
     begun_s = loop.time() + 0.01
     count = min(CALLS_MOST, round(rate * seconds))
-    ends_s = begun_s + count / rate
+    last_s = begun_s + count / rate - LAST_S
+    refused: list[Sent] = []
+    again: list[asyncio.Task[list[Sent]]] = []
 
-    async def generate() -> None:
-        calls.extend(await client.run(begun_s + number / rate for number in range(count)))
+    def heard(call: Sent) -> None:
+        if call.retry_s and call.sent_s > last_s and len(refused) < PLACES:
+            refused.append(call)
+            again.append(loop.create_task(client.run([call.sent_s + call.retry_s])))
 
-    async with asyncio.TaskGroup() as group:
-        group.create_task(generate())
-        while loop.time() < ends_s - 0.5:
-            await asyncio.sleep(0.05)
-        # Probes of the last half second: each refused one comes again at its own time.
-        count_again = max(4, round(capacity * AGAIN_SHARE / 2))
-        for _ in range(count_again):
-            await asyncio.sleep(0.5 / count_again)
-            (probe,) = await client.run([loop.time()])
-            if probe.retry_s:
-                again.append((probe, group.create_task(client.run([probe.sent_s + probe.retry_s]))))
-    return calls, [probe for probe, _ in again], [task.result()[0] for _, task in again]
+    calls = await client.run((begun_s + number / rate for number in range(count)), heard)
+    return calls, refused, [(await task)[0] for task in again]
 
 
 def retry_errors(calls: Sequence[Sent]) -> list[float]:
@@ -128,11 +120,11 @@ def retry_errors(calls: Sequence[Sent]) -> list[float]:
     return errors
 
 
-def again_errors(probes: Sequence[Sent], again: Sequence[Sent]) -> list[float]:
+def again_errors(refused: Sequence[Sent], again: Sequence[Sent]) -> list[float]:
     """Of those who came again as told and were let in: what they still had to wait, per second that they were told."""
     return [
-        second.queue_ms / 1e3 / probe.retry_s
-        for probe, second in zip(probes, again, strict=True)
+        second.queue_ms / 1e3 / first.retry_s
+        for first, second in zip(refused, again, strict=True)
         if second.status == 200
     ]
 
@@ -156,7 +148,7 @@ def main() -> None:
 async def one_round(client: OpenLoop, seconds: float) -> dict[str, Any]:
     known = await capacity(client, seconds / 3)
     once = await at_rate(client, known, seconds)
-    four, probes, again = await at_rate_and_again(client, 4 * known, seconds, known)
+    four, refused, again = await at_rate_and_again(client, 4 * known, seconds)
     client.close()
     return {
         "capacity_per_s": known,
@@ -164,7 +156,7 @@ async def one_round(client: OpenLoop, seconds: float) -> dict[str, Any]:
         "4": summary(four, 4 * known),
         "retry_error": retry_errors(four)[:2000],
         "again_accepted": sum(call.status == 200 for call in again) / max(1, len(again)),
-        "again_error": again_errors(probes, again),
+        "again_error": again_errors(refused, again),
     }
 
 

@@ -90,6 +90,14 @@ def ray_serve(python: Path, *, model: Path | None = None) -> Iterator[RayServe]:
         yield RayServe(talk, port)
 
 
+@contextlib.contextmanager
+def server(python: Path, which: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    """BentoML or LitServe with `hello` at /hello: its port, and what it says of itself."""
+    port = free_port()
+    with peer(python, "servers_peer.py", "--which", which, "--port", str(port)) as talk:
+        yield port, talk.about
+
+
 def _end(process: subprocess.Popen[str]) -> None:
     """Asks first: Ray's own processes end with its driver's orderly end. What is left in its session is killed."""
     assert process.stdin is not None

@@ -130,6 +130,7 @@ def test_a_load_under_way_is_told_from_its_own_progress(controller: ControllerPr
     publish_checkpoint(controller)
     controller.deploy("f", weights=CHECKPOINT)
     answer = wait_until(told, what="a rate that was seen")
+    assert answer is not None
     left_s = begun_s[0] + 4096 / 200 - time.time()
     assert answer.status_code == 503
     assert abs(error_of(answer)["retry_after_s"] - left_s) < 0.3 * left_s

@@ -12,6 +12,7 @@ import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
+from fleetstart.runtime.contract.function import Limits
 from fleetstart.runtime.contract.ledger import InvocationRow
 from tests.e2e.systems import System, error_in, running
 from tests.servers import wait_until
@@ -264,6 +265,34 @@ def test_any_method_path_query_and_body_reach_the_app_as_they_are(system: System
     raw_path, _, query = path.partition("?")
     assert answer.content.split(b"\n", 3) == [method.encode(), raw_path.encode(), query.encode(), body[::-1]]
     assert answer.headers.get_list("set-cookie") == ["a=1", "b=2"]
+
+
+# ── settings ───────────────────────────────────────────────────────────────────────────────────────
+
+LIMITED = """
+from fleetstart.runtime import Limits, Scale, function
+
+@function(memory="64MiB", limits=Limits(rate=100, concurrent=5), queue_timeout_s=3, scale=Scale(max=1))
+def limited(text: str = ""):
+    return len(text)
+"""
+
+
+def test_limits_come_from_decorator_file_and_flags_and_change_without_a_deploy(system: System) -> None:
+    handler = system.source(LIMITED, folder="limited")
+    handler.with_name("fs.toml").write_text('max_body = "1KiB"\n[limits]\nrate = 0.01\n')
+    system.deploy_file(handler, "--burst", "2", "--cors", "https://app.example.com")
+    spec = system.info("limited").spec
+    assert spec.limits == Limits(rate=0.01, burst=2, concurrent=5)
+    assert (spec.queue_timeout_s, spec.max_body_bytes, spec.cors) == (3, 1024, ["https://app.example.com"])
+    assert [system.call("limited", {}).status_code for _ in range(3)] == [200, 200, 429]
+    assert system.call("limited", {"text": "x" * 1024}).status_code == 413
+    assert "0.01 calls a second at most (at once: 2), 5 calls at a time at most" in system.fs("scale", "limited").out
+    assert "calls a second" not in system.fs("scale", "limited", "--rate", "0").out
+    wait_until(lambda: system.call("limited", {}).status_code == 200, what="no limit any more")
+    shown = json.loads(system.fs("scale", "limited", "--reset", "--json").out)
+    assert (shown["rate"], shown["burst"], shown["concurrent"], shown["max"]) == (0.01, 2, 5, 1)
+    assert "cors" in system.fs("config", "show", str(handler)).out
 
 
 # ── clients that leave ─────────────────────────────────────────────────────────────────────────────

@@ -13,7 +13,7 @@ from urllib.parse import quote
 import click
 import msgspec
 
-from fleetstart.controller.cli import output
+from fleetstart.controller.cli import background, output
 from fleetstart.controller.cli.client import PAUSE_S, Server, error_of, find_server, suggesting
 from fleetstart.controller.cli.root import verb
 from fleetstart.controller.cli.sse import Event, chunk_text, events
@@ -37,6 +37,9 @@ BILL_EVENT = "fleetstart"
 @click.option("-X", "--method", help="Default: POST with a body or without a path, GET otherwise.")
 @click.option("-H", "--header", "headers", multiple=True, metavar="NAME: VALUE", help="May be repeated.")
 @click.option("--stream", is_flag=True, help='Ask for a stream ("stream": true) and show its text as it arrives.')
+@click.option("--async", "in_background", is_flag=True, help="Do not wait: print the invocation's id.")
+@click.option("--wait", "and_wait", is_flag=True, help="With --async: wait for it to end, and print its answer.")
+@click.option("--webhook", metavar="URL", help="With --async: to be told when it has ended.")
 @click.option("--timeout", "timeout_s", default=300.0, show_default=True, metavar="SECONDS", type=float)
 @verb()
 @click.pass_obj
@@ -49,6 +52,9 @@ def command(
     method: str | None,
     headers: Sequence[str],
     stream: bool,
+    in_background: bool,
+    and_wait: bool,
+    webhook: str | None,
     timeout_s: float,
     url: str | None,
     as_json: bool,
@@ -58,11 +64,20 @@ def command(
     \b
     fs invoke hello '{"name": "Ada"}'
     fs invoke chat @request.json --path /v1/chat/completions --stream
+    fs invoke report '{"month": "2026-10"}' --async     # prints its id: fs invocations get ID
     """
+    if (and_wait or webhook) and not in_background:
+        raise click.UsageError("--wait and --webhook are for async calls: add --async")
     content, content_type = _body(body, stream=stream)
     sent = {REQUEST_HEADER: new_invocation_id(), **content_type, **_headers(headers)}
     method = method or ("POST" if content is not None or not path else "GET")
     target = f"/fn/{quote(name, safe='@')}" + (path if path.startswith("/") or not path else f"/{path}")
+    if in_background:
+        sent = {**sent, "prefer": "respond-async", **({"fs-webhook": webhook} if webhook else {})}
+        with Server(find_server(url, home)) as server, suggesting(server, name.partition("@")[0]):
+            return background.call(
+                server, method.upper(), target, content, sent, wait_s=timeout_s if and_wait else None, as_json=as_json
+            )
     with Server(find_server(url, home)) as server, suggesting(server, name.partition("@")[0]), ExitStack() as stack:
         began_s = time.monotonic()
         request = server.http.build_request(

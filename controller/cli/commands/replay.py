@@ -1,0 +1,89 @@
+"""`fs replay`: a past call once more, at the live version or another one, and how the answers differ."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+from pathlib import Path
+
+import click
+import msgspec
+
+from fleetstart.controller.cli import output
+from fleetstart.controller.cli.client import Server, find_server
+from fleetstart.controller.cli.commands.invocations import kept, path
+from fleetstart.controller.cli.root import verb
+from fleetstart.controller.cli.traffic import reference
+from fleetstart.controller.cli.waiting import ended
+from fleetstart.controller.invocations.resources import InvocationInfo, ReplayTerms
+
+SHOWN_LINES = 40
+"""Of a difference; more is for a tool that shows files."""
+
+
+class Replayed(msgspec.Struct, frozen=True, kw_only=True):
+    """What `--json` shows."""
+
+    past: InvocationInfo
+    now: InvocationInfo
+    same_status: bool
+    same_answer: bool
+    difference: list[str]
+
+
+@click.command
+@click.argument("invocation")
+@click.option("--version", "at", metavar="VERSION|ALIAS", help="Default: the one that is live now.")
+@click.option("--timeout", "timeout_s", default=300.0, show_default=True, metavar="SECONDS", type=float)
+@verb()
+@click.pass_obj
+def command(home: Path, *, invocation: str, at: str | None, timeout_s: float, url: str | None, as_json: bool) -> int:
+    """Make a past call again with the very same request, and compare the answers. Exits with 1 if they differ.
+
+    Requests are kept of async calls, and of all calls of functions with keep_requests=True.
+
+    \b
+    fs replay inv-0123456789abcdef0123
+    fs replay inv-0123456789abcdef0123 --version 3
+    """
+    with Server(find_server(url, home)) as server:
+        past = kept(server, invocation)
+        terms = ReplayTerms(version=reference(at) if at else None)
+        begun = server.change("POST", f"{path(invocation)}/replay", terms, InvocationInfo)
+        now = ended(server, begun.id, timeout_s=timeout_s)
+        before, after = (_answer(server, info) for info in (past, now))
+    shown = Replayed(
+        past=past,
+        now=now,
+        same_status=past.http_status == now.http_status,
+        same_answer=before == after,
+        difference=_difference(before, after),
+    )
+    same = shown.same_status and shown.same_answer
+    if as_json:
+        output.json_data(shown)
+    else:
+        for info in (past, now):
+            output.say(f"{info.id}  version {info.version}, HTTP {info.http_status}, billed {info.billed_ms} ms")
+        output.data("the answers are the same" if same else "\n".join(shown.difference[:SHOWN_LINES]))
+    return output.OK if same else output.FAILED
+
+
+def _answer(server: Server, info: InvocationInfo) -> bytes:
+    with server.reached():
+        return server.http.get(f"{path(info.id)}/result").content
+
+
+def _difference(before: bytes, after: bytes) -> list[str]:
+    """Line by line; JSON is laid out first."""
+    if before == after:
+        return []
+    return list(difflib.unified_diff(_lines(before), _lines(after), "then", "now", lineterm="", n=1)) or [
+        f"{len(before):,} bytes then, {len(after):,} now"
+    ]
+
+
+def _lines(data: bytes) -> list[str]:
+    with contextlib.suppress(msgspec.DecodeError):
+        data = msgspec.json.format(data, indent=2)
+    return data.decode(errors="replace").splitlines()

@@ -1,0 +1,44 @@
+"""`fs schedules`: which functions are called by the clock, and when next."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import click
+
+from fleetstart.controller.cli import output
+from fleetstart.controller.cli.client import Server, find_server
+from fleetstart.controller.cli.moments import utc
+from fleetstart.controller.cli.root import verb
+from fleetstart.controller.invocations.resources import ScheduleInfo
+
+
+@click.command
+@verb()
+@click.pass_obj
+def command(home: Path, *, url: str | None, as_json: bool) -> None:
+    """List schedules: of live versions with schedule="*/5 * * * *" in the decorator or in fs.toml."""
+    with Server(find_server(url, home)) as server:
+        found = server.get("/api/v1/schedules", list[ScheduleInfo])
+    if as_json:
+        output.json_data(found)
+    elif found:
+        output.data(table(found, now_s=time.time()))
+    else:
+        output.say('no function has a schedule: @function(schedule="*/5 * * * *")')
+
+
+def table(found: list[ScheduleInfo], *, now_s: float) -> str:
+    rows = [
+        (
+            f"{info.function}@{info.version}",
+            info.schedule,
+            info.timezone,
+            f"{utc(info.next_unix_ms)} (in {output.age(max(0.0, info.next_unix_ms / 1000 - now_s))})",
+            utc(info.last_unix_ms) if info.last_unix_ms else "",
+            f"{info.last} {info.status or 'not kept any more'}" if info.last else "",
+        )
+        for info in found
+    ]
+    return output.table(("FUNCTION", "SCHEDULE", "TIMEZONE", "NEXT", "LAST", "INVOCATION"), rows)

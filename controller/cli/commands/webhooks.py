@@ -1,0 +1,48 @@
+"""`fs webhooks`: the secret that they are signed with, and deliveries that are to be made again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from fleetstart.controller.cli import output
+from fleetstart.controller.cli.client import Server, find_server
+from fleetstart.controller.cli.commands.invocations import path, show
+from fleetstart.controller.cli.root import verb
+from fleetstart.controller.cli.subverbs import Subverbs
+from fleetstart.controller.invocations.resources import InvocationInfo, WebhookSecret
+
+
+@click.group(cls=Subverbs, context_settings={"max_content_width": 100})
+def command() -> None:
+    """Webhooks tell a URL of yours that an async call has ended: fs invoke NAME --async --webhook URL.
+
+    They are signed as Standard Webhooks says (HMAC-SHA256 over webhook-id.webhook-timestamp.body), so that any of its
+    libraries can verify them with the secret. Each has --json.
+    """
+
+
+@command.command
+@click.option("--rotate", is_flag=True, help="Make another one; the old one signs nothing any more.")
+@verb()
+@click.pass_obj
+def secret(home: Path, *, rotate: bool, url: str | None, as_json: bool) -> None:
+    """Print the secret that webhooks are signed with; it is made when it is first asked for."""
+    with Server(find_server(url, home)) as server:
+        at = "/api/v1/webhooks/secret"
+        found = server.change("POST", at, None, WebhookSecret) if rotate else server.get(at, WebhookSecret)
+    if as_json:
+        output.json_data(found)
+    else:
+        output.data(found.secret)
+
+
+@command.command
+@click.argument("invocation")
+@verb()
+@click.pass_obj
+def redeliver(home: Path, *, invocation: str, url: str | None, as_json: bool) -> None:
+    """Send the webhook of an invocation again; its webhook-id stays the same."""
+    with Server(find_server(url, home)) as server:
+        show(server.change("POST", f"{path(invocation)}/redeliver", None, InvocationInfo), as_json=as_json)

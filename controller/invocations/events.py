@@ -1,0 +1,164 @@
+"""The events of a streaming answer, numbered and kept, so that a reader who lost the connection misses nothing.
+
+They lie in a Redis stream whose entry ids are the event ids: the claim under which the answer is made, and the number
+of the event in it. A gateway that lost its claim cannot write into it any more, as ids only grow. Every gateway can
+serve them. The last `EVENTS_MAX` are kept; the whole answer is kept as a result.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Awaitable
+from typing import Any, NamedTuple, cast
+
+import msgspec
+import redis.asyncio as redis
+from redis.exceptions import ResponseError
+
+from fleetstart.runtime.contract import keys
+from fleetstart.runtime.contract.errors import ErrorBody, FleetError, InvalidInput, Refused, error_from
+from fleetstart.runtime.contract.ids import InvocationId
+
+EVENTS_MAX = 1024
+PAGE = 100
+BLOCK_MS = 500
+"""Below the client's socket timeout, and how late the end of an invocation without events is seen."""
+_ID = re.compile(r"(\d{1,9})-(\d{1,12})")
+_END = re.compile(rb"\r\n\r\n|\n\n|\r\r")
+
+
+class EventsGone(Refused):
+    """The reader was away for longer than the buffer goes back."""
+
+    code = "events_gone"
+    status = 410
+
+
+class EventId(NamedTuple):
+    claim: int
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.claim}-{self.number}"
+
+
+START = EventId(0, 0)
+
+
+class Event(NamedTuple):
+    id: EventId
+    data: bytes
+    """As the worker wrote it, without an id and the empty line at the end."""
+
+    def encoded(self) -> bytes:
+        return b"id: %s\n%s\n\n" % (str(self.id).encode(), self.data)
+
+
+def parse_event_id(text: str) -> EventId:
+    """Errors: InvalidInput."""
+    match = _ID.fullmatch(text.strip())
+    if match is None:
+        raise InvalidInput(f"Last-Event-ID {text[:40]!r} is none of ours", hint="leave it out to read from the start")
+    return EventId(int(match[1]), int(match[2]))
+
+
+class Splitter:
+    """Bytes in, whole events out; lines of their own with an `id` are taken out, because ours replace them."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, piece: bytes) -> list[bytes]:
+        data = self._rest + piece
+        events, begin = [], 0
+        for match in _END.finditer(data):
+            events.append(data[begin : match.start()])
+            begin = match.end()
+        self._rest = data[begin:]
+        return [event for event in map(_without_id, events) if event]
+
+    def end(self) -> list[bytes]:
+        """What stands there without its end."""
+        rest, self._rest = _without_id(self._rest.strip(b"\r\n")), b""
+        return [rest] if rest else []
+
+
+def _without_id(event: bytes) -> bytes:
+    lines = event.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
+    return b"\n".join(line for line in lines if line and not line.startswith((b"id:", b"id\n")) and line != b"id")
+
+
+def check_reachable(last: EventId, first: EventId | None) -> None:
+    """Whether what follows `last` is still there, `first` being the oldest that is. Errors: EventsGone."""
+    if first is None:
+        return
+    wanted = EventId(last.claim, last.number + 1) if last.claim == first.claim else EventId(first.claim, 1)
+    if first > wanted:
+        raise EventsGone(
+            f"events up to {first} are not kept any more, and you have those up to {last}",
+            hint=f"the last {EVENTS_MAX} are kept: read the whole answer at its `result_url` when it has ended",
+        )
+
+
+def error_of(event: bytes) -> FleetError | None:
+    """The platform's error that a stream ended with, if this event is one."""
+    if not event.startswith(b"event: error\n"):
+        return None
+    data = event.partition(b"data: ")[2]
+    try:
+        return error_from(msgspec.json.decode(data, type=ErrorBody).error)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+
+
+class EventLog:
+    """One invocation's events in Redis. Errors: REDIS_DOWN."""
+
+    def __init__(self, client: redis.Redis, invocation: InvocationId) -> None:
+        self._client = client
+        self._key = keys.invocation_events(invocation)
+
+    async def append(self, claim: int, begin: int, events: list[bytes]) -> None:
+        """Numbered from `begin`."""
+        async with self._client.pipeline(transaction=False) as pipe:
+            for number, event in enumerate(events, begin):
+                pipe.xadd(self._key, {"e": event}, id=f"{claim}-{number}", maxlen=EVENTS_MAX, approximate=False)
+            answers = await pipe.execute(raise_on_error=False)
+        for answer in answers:
+            # Refused: it is there already (a try before this one was cut off), or a later claim writes by now.
+            if isinstance(answer, Exception) and not isinstance(answer, ResponseError):
+                raise answer
+
+    async def first(self) -> EventId | None:
+        entries = await cast(Awaitable[Any], self._client.xrange(self._key, count=1))
+        return _id(entries[0][0]) if entries else None
+
+    async def last(self) -> EventId | None:
+        entries = await cast(Awaitable[Any], self._client.xrevrange(self._key, count=1))
+        return _id(entries[0][0]) if entries else None
+
+    async def after(self, last: EventId, *, block: bool) -> list[Event]:
+        """Those that follow, as far as they are there; with `block`, waits a moment for some."""
+        answer = await cast(
+            Awaitable[Any],
+            self._client.xread({self._key: str(last)}, count=PAGE, block=BLOCK_MS if block else None),
+        )
+        if not answer:
+            return []
+        entries = next(iter(answer.values()))[0] if isinstance(answer, dict) else answer[0][1]
+        return [Event(_id(name), fields[b"e"]) for name, fields in entries]
+
+    async def follow(self, last: EventId, stopping: asyncio.Event) -> AsyncIterator[list[Event]]:
+        """Pages of events; an empty one where there is nothing new for a moment. Errors: EventsGone."""
+        while not stopping.is_set():
+            page = await self.after(last, block=True)
+            if page:
+                check_reachable(last, page[0].id)
+                last = page[-1].id
+            yield page
+
+
+def _id(name: bytes) -> EventId:
+    claim, _, number = name.decode().partition("-")
+    return EventId(int(claim), int(number))

@@ -1,0 +1,89 @@
+"""Events of a kept stream: cut as the standard says, numbered, and read on from any of them."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fleetstart.controller.invocations.events import (
+    EVENTS_MAX,
+    START,
+    EventId,
+    EventLog,
+    EventsGone,
+    Splitter,
+    check_reachable,
+    parse_event_id,
+)
+from fleetstart.controller.state import connect
+from fleetstart.runtime.contract.errors import InvalidInput
+from fleetstart.runtime.contract.ids import InvocationId
+
+LINES = st.text(st.characters(min_codepoint=32, max_codepoint=126), min_size=1, max_size=20).map(lambda x: "data: " + x)
+
+
+@given(st.lists(st.lists(LINES, min_size=1, max_size=3), max_size=10), st.lists(st.integers(0, 400), max_size=10))
+def test_events_are_the_same_however_the_bytes_are_cut(events: list[list[str]], cuts: list[int]) -> None:
+    stream = b"".join("\n".join(lines).encode() + b"\n\n" for lines in events)
+    splitter, found, begin = Splitter(), list[bytes](), 0
+    for cut in sorted(cuts):
+        found += splitter.feed(stream[begin:cut])
+        begin = max(begin, cut)
+    found += splitter.feed(stream[begin:]) + splitter.end()
+    assert found == ["\n".join(lines).encode() for lines in events]
+
+
+def test_ids_of_the_handler_are_replaced_by_ours() -> None:
+    splitter = Splitter()
+    assert splitter.feed(b"id: 7\nevent: token\ndata: a\n\nid\n\n") == [b"event: token\ndata: a"]
+    assert splitter.feed(b"data: one\r\ndata: two\r\n\r\ndata: ha") == [b"data: one\ndata: two"]
+    assert splitter.end() == [b"data: ha"]
+
+
+@pytest.mark.parametrize("text", ["", "7", "1-", "-1", "1-2-3", "a-b", "1" * 20 + "-1", "1-2\n1-3"])
+def test_an_id_that_is_none_of_ours_is_refused(text: str) -> None:
+    with pytest.raises(InvalidInput):
+        parse_event_id(text)
+
+
+@pytest.mark.parametrize(
+    ("last", "first", "gone"),
+    [
+        (START, None, False),
+        (START, EventId(1, 1), False),
+        (START, EventId(1, 2), True),
+        (EventId(1, 4), EventId(1, 5), False),
+        (EventId(1, 3), EventId(1, 5), True),
+        (EventId(1, 9), EventId(1, 5), False),
+        (EventId(1, 9), EventId(2, 1), False),
+        (EventId(1, 9), EventId(2, 2), True),
+    ],
+)
+def test_a_gap_is_told(last: EventId, first: EventId | None, gone: bool) -> None:
+    if gone:
+        with pytest.raises(EventsGone):
+            check_reachable(last, first)
+    else:
+        check_reachable(last, first)
+
+
+def test_the_buffer_keeps_the_last_ones_and_refuses_an_old_claim(redis_url: str) -> None:
+    async def run() -> None:
+        client = connect(redis_url)
+        log = EventLog(client, InvocationId("inv-1"))
+        await log.append(1, 1, [b"data: %d" % number for number in range(EVENTS_MAX + 10)])
+        assert await log.first() == EventId(1, 11)
+        assert await log.last() == EventId(1, EVENTS_MAX + 10)
+        await log.append(1, EVENTS_MAX + 10, [b"data: written twice"])
+        await log.append(2, 1, [b"data: again"])
+        await log.append(1, EVENTS_MAX + 11, [b"data: of a gateway that was given up"])
+        assert await log.last() == EventId(2, 1)
+        page = await log.after(EventId(1, EVENTS_MAX + 9), block=False)
+        assert [event.data for event in page] == [b"data: %d" % (EVENTS_MAX + 9), b"data: again"]
+        assert page[1].encoded() == b"id: 2-1\ndata: again\n\n"
+        await client.aclose()
+
+    asyncio.run(run())

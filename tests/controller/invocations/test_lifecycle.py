@@ -1,0 +1,182 @@
+"""What becomes of an invocation, whatever happens to it: laws of the transitions, without a process in sight."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fleetstart.controller.invocations import lifecycle
+from fleetstart.controller.invocations.lifecycle import LEASE_MS, LOSSES_MAX, Outcome
+from fleetstart.controller.invocations.records import MOMENTS_MAX, Answer, Envelope, Progress, run_id
+from fleetstart.runtime.contract.errors import ErrorInfo
+from fleetstart.runtime.contract.ids import FunctionName, InvocationId
+
+BEGUN = 1_000_000
+
+
+def envelope(**fields: object) -> Envelope:
+    values: dict[str, object] = {
+        "id": InvocationId("inv-1"), "function": FunctionName("f"), "method": "POST", "target": "/fn/f", "headers": [],
+        "body_bytes": 0, "fingerprint": "", "accepted_unix_ms": BEGUN, "queue_s": 60, "ttl_s": 600, **fields,
+    }  # fmt: skip
+    return msgspec.convert(values, Envelope)
+
+
+def answer(status: int = 200) -> Answer:
+    return Answer(claim=1, http_status=status, headers=[], body_bytes=0)
+
+
+def error(code: str, **fields: object) -> ErrorInfo:
+    return msgspec.convert({"code": code, "message": "no", **fields}, ErrorInfo)
+
+
+def running(call: Envelope) -> Progress:
+    return lifecycle.claimed(lifecycle.accepted(call), "gw", BEGUN)
+
+
+OUTCOMES = st.one_of(
+    st.builds(Outcome, answer=st.sampled_from([answer(200), answer(404), answer(500)])),
+    st.builds(
+        Outcome,
+        error=st.sampled_from(
+            [error(code) for code in ("worker_lost", "unavailable", "queue_full", "handler_error", "store_error")]
+        ),
+    ),
+    st.just(Outcome()),
+)
+EVENTS = st.lists(st.one_of(OUTCOMES, st.sampled_from(["cancel", "die", "renew", "wait"])), max_size=60)
+
+
+@given(EVENTS, st.booleans())
+def test_it_ends_once_and_stays_as_it_ended(events: list[Outcome | str], hook: bool) -> None:
+    call = envelope(webhook="https://example.com" if hook else "")
+    progress, now = lifecycle.accepted(call), BEGUN
+    ends, claims = list[Progress](), 0
+    for event in events:
+        now += 100
+        before = progress
+        if progress.ended:
+            assert lifecycle.cancelling(progress, call, now) == progress
+            assert lifecycle.due_unix_ms(progress) is None
+            break
+        match lifecycle.next_step(progress, now):
+            case "claim":
+                progress = lifecycle.claimed(progress, "gw", now)
+                assert progress.claims == claims + 1, "each claim has a number of its own"
+                claims = progress.claims
+            case "expire":
+                progress = lifecycle.expired(progress, call, now)
+            case "cancel":
+                progress = lifecycle.ended(progress, call, Outcome(), now)
+        if progress.ended:
+            pass
+        elif event == "cancel":
+            progress = lifecycle.cancelling(progress, call, now)
+        elif event == "die":
+            now += LEASE_MS + 1
+        elif event == "wait":
+            now += 1_000
+        elif progress.status == "running":
+            progress = (
+                lifecycle.renewed(progress, now)
+                if event == "renew"
+                else lifecycle.ended(progress, call, event, now)
+                if isinstance(event, Outcome)
+                else progress
+            )
+        assert progress.losses <= LOSSES_MAX
+        assert len(progress.moments) <= MOMENTS_MAX
+        assert progress.runs >= before.runs
+        if progress.ended:
+            ends.append(progress)
+            assert (lifecycle.timer_unix_ms(progress) is not None) == hook
+            assert progress.finished_unix_ms == now
+    assert len(ends) <= 1
+
+
+@given(st.sampled_from(["worker_lost", "unavailable", "store_error"]))
+def test_what_the_platform_loses_is_a_dead_letter_in_the_end(code: str) -> None:
+    call, runs = envelope(queue_s=86_400), 0
+    progress, now, waits = lifecycle.accepted(call), BEGUN, list[int]()
+    while not progress.ended:
+        now = max(now, progress.due_unix_ms)
+        progress = lifecycle.claimed(progress, "gw", now)
+        runs += 1
+        progress = lifecycle.ended(progress, call, Outcome(error=error(code)), now)
+        waits.append(progress.due_unix_ms - now)
+    assert (progress.status, progress.dead, runs, progress.runs) == ("failed", True, LOSSES_MAX, LOSSES_MAX)
+    assert waits[:-1] == sorted(waits[:-1]), "each wait is longer than the one before"
+    again = lifecycle.redriven(progress, call, now)
+    assert (again.status, again.losses, again.dead, again.claims) == ("queued", 0, False, progress.claims)
+    assert again.runs == progress.runs + 1, "each run has a row of its own in the ledger"
+
+
+def test_a_full_queue_counts_for_nothing_until_the_time_is_over() -> None:
+    call = envelope(queue_s=60)
+    progress, now = lifecycle.accepted(call), BEGUN
+    for _ in range(200):
+        now = max(now, progress.due_unix_ms)
+        if lifecycle.next_step(progress, now) == "expire":
+            break
+        progress = lifecycle.claimed(progress, "gw", now)
+        progress = lifecycle.ended(progress, call, Outcome(error=error("queue_full", retry_after_s=2)), now)
+        assert (progress.status, progress.losses) == ("queued", 0)
+        assert progress.due_unix_ms >= now + 2_000
+    ended = lifecycle.expired(progress, call, now)
+    assert ended.status == "expired"
+    assert now >= BEGUN + 60_000
+
+
+@pytest.mark.parametrize(
+    ("outcome", "status"),
+    [
+        (Outcome(answer=answer(200)), "succeeded"),
+        (Outcome(answer=answer(302)), "succeeded"),
+        (Outcome(answer=answer(404)), "failed"),
+        (Outcome(answer=answer(500), error=error("handler_error")), "failed"),
+        (Outcome(), "cancelled"),
+    ],
+)
+def test_what_the_handler_answers_ends_it(outcome: Outcome, status: str) -> None:
+    call = envelope()
+    ended = lifecycle.ended(running(call), call, outcome, BEGUN + 5)
+    assert (ended.status, ended.dead) == (status, False)
+    assert lifecycle.kept_until_unix_ms(ended, call) == BEGUN + 5 + 600_000
+
+
+def test_a_gateway_is_taken_for_dead_when_its_lease_is_over_and_no_sooner() -> None:
+    progress = running(envelope())
+    assert lifecycle.next_step(progress, BEGUN + LEASE_MS - 1) is None
+    assert lifecycle.next_step(progress, BEGUN + LEASE_MS) == "claim"
+    taken = lifecycle.claimed(progress, "other", BEGUN + LEASE_MS)
+    assert (taken.claims, taken.runs, taken.gateway) == (2, 1, "other")
+    cancelled = lifecycle.cancelling(progress, envelope(), BEGUN + 1)
+    assert cancelled.status == "running"
+    assert lifecycle.next_step(cancelled, BEGUN + LEASE_MS) == "cancel"
+
+
+def test_webhooks_are_tried_ever_later_and_given_up_at_last() -> None:
+    call = envelope(webhook="https://example.com")
+    progress = lifecycle.ended(running(call), call, Outcome(answer=answer()), BEGUN)
+    now, waits = BEGUN, list[int]()
+    while lifecycle.timer_unix_ms(progress) is not None:
+        now = max(now, lifecycle.timer_unix_ms(progress) or 0)
+        assert lifecycle.next_step(progress, now) == "deliver"
+        progress = lifecycle.delivering(progress, now)
+        assert lifecycle.next_step(progress, now) is None, "one at a time"
+        progress = lifecycle.delivered(progress, now, http_status=500, error="HTTP 500")
+        waits.append((lifecycle.timer_unix_ms(progress) or now) - now)
+    assert progress.delivery is not None
+    assert (progress.delivery.state, progress.delivery.tries) == ("failed", lifecycle.DELIVERIES_MAX)
+    assert waits[:-1] == sorted(waits[:-1])
+    again = lifecycle.redelivered(progress, now)
+    done = lifecycle.delivered(lifecycle.delivering(again, now), now, http_status=204, error="")
+    assert done.delivery is not None
+    assert (done.delivery.state, done.delivery.tries, done.status) == ("delivered", 1, "succeeded")
+
+
+def test_runs_have_ids_of_their_own() -> None:
+    assert run_id(InvocationId("inv-1"), 1) == "inv-1"
+    assert run_id(InvocationId("inv-1"), 3) == "inv-1.3"
