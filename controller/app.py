@@ -38,6 +38,7 @@ from fleetstart.controller.scheduler import Scheduler
 from fleetstart.controller.seeing.api import SeeingApi
 from fleetstart.controller.seeing.calls import Calls
 from fleetstart.controller.seeing.entrance import Entrance
+from fleetstart.controller.seeing.notable import Notable
 from fleetstart.controller.seeing.process import LoopLag, Self
 from fleetstart.controller.state import REDIS_DOWN, State, connect
 from fleetstart.controller.target import PREFIX
@@ -213,6 +214,7 @@ class Controller:
                 loop.add_signal_handler(number, self.stop)
         self.ledger.recover()
         self.ledger.on_trace(self.calls.ended)  # from now on: what others had answered, they had counted
+        self.ledger.on_trace(Notable().ended)
         if self._traces is not None:
             self.ledger.on_trace(self._traces.ended)
         listener = _listener(self.config)

@@ -26,6 +26,7 @@ from fleetstart.controller.resources import (
     VersionInfo,
     VersionRef,
 )
+from fleetstart.controller.seeing.activity import Activity
 from fleetstart.runtime.contract.errors import ErrorBody
 from fleetstart.runtime.contract.function import FunctionSpec
 from fleetstart.runtime.contract.ledger import InvocationRow, InvocationTrace, LogLine
@@ -55,6 +56,7 @@ _STRUCTS = (
     InvocationRow,
     InvocationTrace,
     InvocationPlan,
+    Activity,
     LogLine,
     Manifest,
     ErrorBody,
@@ -160,6 +162,7 @@ def _paths() -> dict[str, Any]:
                 "What its calls take and give, as OpenAPI", {"type": "object"}, [name, _parameter("version", "query")]
             )
         },
+        "/api/v1/activity": {"get": _operation("The last minutes, by function", _ref(Activity))},
         "/api/v1/invocations": {"get": _operation("Newest first", _list(InvocationRow), [function, limit])},
         "/api/v1/invocations/{id}": {
             "get": _operation(

@@ -27,6 +27,8 @@
 | GET /api/v1/invocations?function=&limit=20 | | [InvocationRow], newest first |
 | GET /api/v1/invocations/{id} | | InvocationTrace |
 | GET /api/v1/invocations/{id}/plan | | InvocationPlan (`explain`): why its worker was started so, and what came of it |
+| GET /api/v1/activity | | Activity (`seeing.activity`): calls, durations, starts and cost of the last minutes, by function |
+| GET /metrics | | Prometheus' text format |
 | GET /api/v1/usage?function=&by=function,version,phase&since_unix_ms=&until_unix_ms= | | Usage |
 | GET /api/v1/invoices/{month}?function= | | Invoice; of the month that is under way, what it has so far |
 | GET /api/v1/ledger?since_unix_ms=&until_unix_ms= | | LedgerLine a line (NDJSON): the rows themselves |

@@ -1,0 +1,162 @@
+"""What is seen of a real system: metrics of all its parts, logs that name their call, and the pages in a browser."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import msgspec
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from fleetstart.runtime.contract.ledger import LogLine
+from tests.e2e.systems import System, running
+from tests.servers import wait_until
+
+CHATTY = """
+import os, sys, threading
+from fleetstart.runtime import function
+
+together = threading.Barrier(3)
+
+@function(memory="64MiB", concurrency=4)
+def chatty(name: str = "alone"):
+    print("begin", name)
+    if name != "alone":
+        together.wait(30)
+    print("end", name, file=sys.stderr)
+    return name
+"""
+BROKEN = """
+from fleetstart.runtime import function
+
+@function(memory="64MiB")
+class Broken:
+    def load(self, weights):
+        print("looking for the model")
+        raise FileNotFoundError("model.bin")
+
+    def __call__(self):
+        return 1
+"""
+HOSTILE = """
+from fleetstart.runtime import function
+
+@function(memory="64MiB")
+def hostile():
+    print("<script>document.title='owned'</script><img src=x onerror=document.title='owned'>")
+    raise RuntimeError("<img src=x onerror=document.title='owned'>")
+"""
+
+
+@pytest.fixture(scope="module")
+def seen() -> Iterator[System]:
+    """Three functions, each called: some calls share a worker, some fail, one never gets a worker."""
+    with running(env={"FS_PROFILES": "python", "FS_LOG_FORMAT": "json"}) as system:
+        for name, text in (("chatty", CHATTY), ("broken", BROKEN), ("hostile", HOSTILE)):
+            system.deploy(text, name=name)
+        system.ok("chatty", timeout_s=30)
+        with ThreadPoolExecutor(3) as pool:
+            names = [f"call-{number}" for number in range(3)]
+            answers = list(
+                pool.map(lambda name: system.call("chatty", {"name": name}, **{"x-request-id": name}), names)
+            )
+        assert [answer.json() for answer in answers] == names
+        assert system.call("broken").status_code == 500
+        assert system.call("hostile", **{"x-request-id": "evil-1"}).status_code == 500
+        wait_until(lambda: len(system.invocations()) == 6, what="rows")
+        yield system
+
+
+def metrics(system: System) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+    text = system.http.get("/metrics").text
+    return {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def value(system: System, name: str, **labels: str) -> float:
+    wanted = labels.items()
+    return sum(
+        count for (known, of), count in metrics(system).items() if known == f"fleetstart_{name}" and wanted <= of
+    )
+
+
+def test_metrics_tell_of_all_parts(seen: System) -> None:
+    assert value(seen, "invocations_total", function="chatty", status="200") == 4
+    assert value(seen, "invocation_errors_total", function="hostile", code="handler_error") == 1
+    assert value(seen, "refusals_total", code="start_failed") == 1
+    assert value(seen, "worker_failures_total", function="broken", when="starting") == 3
+    assert value(seen, "cold_start_seconds_count", phase="start", start="warm", tier="host") == 2
+    wait_until(lambda: value(seen, "waived_milliseconds_total", phase="start") > 0, what="the node's report")
+    assert value(seen, "node_memory_bytes") > 0
+
+
+def test_calls_that_share_a_worker_have_their_own_lines(seen: System) -> None:
+    def lines(name: str) -> list[LogLine]:
+        out = seen.fs("logs", "chatty", "--request", name, "--json").out
+        return [msgspec.json.decode(line, type=LogLine) for line in out.splitlines()]
+
+    for name in ("call-0", "call-1", "call-2"):
+        found = wait_until(lambda name=name: len(lines(name)) == 2 and lines(name), what="its lines")  # type: ignore[misc]
+        assert [(line.stream, line.text) for line in found] == [("stdout", f"begin {name}"), ("stderr", f"end {name}")]
+
+
+def test_logs_of_a_worker_that_never_started_are_kept(seen: System) -> None:
+    out = seen.fs("logs", "broken").out
+    assert out.count("looking for the model") == 3
+    assert "FileNotFoundError: model.bin" in out
+    assert "worker failed to start" in out
+
+
+def test_the_parts_write_json_with_the_request_they_act_for(seen: System) -> None:
+    lines: dict[str, list[dict[str, object]]] = {}
+    for part in ("controller", "node", "supervisor"):
+        text = (seen.home / "logs" / f"{part}.log").read_text()
+        lines[part] = [json.loads(line) for line in text.splitlines()]
+        assert {line["service"] for line in lines[part]} == {part}
+    (failed,) = [line for line in lines["controller"] if line.get("request") == "evil-1"]
+    assert (failed["message"], failed["status"], failed["error"]) == ("an invocation failed", 500, "handler_error")
+    assert re.fullmatch("[0-9a-f]{32}", str(failed["trace"]))
+
+
+def test_the_dashboard_is_where_fs_says(seen: System) -> None:
+    assert seen.fs("dashboard").out.strip() == f"{seen.url}/ui/"
+    assert json.loads(seen.fs("dashboard", "--json").out) == {"url": f"{seen.url}/ui/"}
+
+
+PAGES = {
+    "": ("chatty", "broken", "hostile", "Latest invocations"),
+    "f/broken": ("FileNotFoundError: model.bin", "looking for the model", "start_failed"),
+    "i/evil-1": ("handler_error", "Where the time went", "&lt;script&gt;document.title='owned'&lt;/script&gt;"),
+    "nodes": ("host memory", "object store", "Memory:"),
+    "usage": ("By function and phase", "waived", "invocation"),
+}
+
+
+@pytest.mark.parametrize(("page", "texts"), PAGES.items())
+def test_pages_in_a_browser(seen: System, page: str, texts: tuple[str, ...], tmp_path: Path) -> None:
+    browser = shutil.which("chromium")
+    if browser is None:
+        pytest.skip("no chromium")
+    options = "--headless --no-sandbox --disable-gpu --disable-dev-shm-usage --enable-logging=stderr --dump-dom"
+    argv = [
+        browser,
+        *options.split(),
+        "--virtual-time-budget=3000",
+        f"--user-data-dir={tmp_path}",
+        f"{seen.url}/ui/#/{page}",
+    ]
+    shown = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=True)
+    for text in texts:
+        assert text in shown.stdout, text
+    assert "<title>owned" not in shown.stdout
+    assert '<span id="state" role="status" class="live">live</span>' in shown.stdout
+    assert not re.search(r"CONSOLE.*(Uncaught|Refused|violates|Error)", shown.stderr), shown.stderr
