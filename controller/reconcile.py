@@ -114,7 +114,9 @@ class Reconciler:
             step.soonest((now_unix_ns + falls_ns - now_ns) // 1_000_000 + 1)
         if record is not None and decision.start > helped:
             waited_s = _waited_s(load, members, now_unix_ns)
+            begun = len(step.orders)
             self._start(step, view, room, key, record, decision.start - helped, waited_s, now_ns, now_unix_ns)
+            step.orders[begun:] = [msgspec.structs.replace(order, cause=load.oldest) for order in step.orders[begun:]]
 
     def _desired(
         self,

@@ -114,7 +114,13 @@ def _tell(step: Step) -> None:
     for order in step.orders:
         log.info(
             "worker ordered" if order.wanted == "run" else "worker drained",
-            extra={"worker": order.worker, "function": order.spec.name, "version": order.version, "node": order.node},
+            extra={
+                "worker": order.worker,
+                "function": order.spec.name,
+                "version": order.version,
+                "node": order.node,
+                **({"request": order.cause} if order.cause and order.wanted == "run" else {}),
+            },
         )
     for key, failure in step.failures:
         if failure is not None:

@@ -153,6 +153,8 @@ def _gone(status: WorkerStatus) -> WorkerStatus:
 
 
 def _sum(one: FunctionLoad, other: FunctionLoad) -> FunctionLoad:
+    waiting = [load for load in (one, other) if load.oldest_unix_ms]
+    oldest = min(waiting, key=lambda load: load.oldest_unix_ms, default=one)
     per_worker = dict(one.per_worker)
     for worker, calls in other.per_worker.items():
         per_worker[worker] = per_worker.get(worker, 0) + calls
@@ -162,5 +164,6 @@ def _sum(one: FunctionLoad, other: FunctionLoad) -> FunctionLoad:
         per_worker,
         one.arrived + other.arrived,
         max(one.call_s, other.call_s),
-        min((unix_ms for unix_ms in (one.oldest_unix_ms, other.oldest_unix_ms) if unix_ms), default=0),
+        oldest.oldest_unix_ms,
+        oldest.oldest,
     )

@@ -39,14 +39,16 @@ class Record:
     def was_ready(self) -> bool:
         return self._meter.is_running
 
-    def say(self, stream: Stream, text: str) -> None:
-        self._host.logs.write(self._order.spec.name, self._order.worker, self._order.version, stream, text)
+    def say(self, stream: Stream, text: str, invocation: str = "") -> None:
+        """Until it is ready, what is said is for the call that it was ordered for, unless it is known to be another."""
+        order = self._order
+        whose = invocation or ("" if self.was_ready else order.cause)
+        self._host.logs.write(order.spec.name, order.worker, order.version, stream, text, whose)
 
     def printed(self, line: str) -> None:
         """By the worker's process."""
         stream, invocation, text = read_line(line)
-        order = self._order
-        self._host.logs.write(order.spec.name, order.worker, order.version, stream, text, invocation)
+        self.say(stream, text, invocation)
 
     def started(self, assigned_ns: int, fetched_ns: tuple[int, int] | None, own: Timeline) -> None:
         """The node's phases, then the worker's own; and their rows, except for what comes after the start.
@@ -64,11 +66,11 @@ class Record:
         self._meter.ready(now_ns)
         names = dict.fromkeys(phase.name for phase in self.timeline.phases)
         phases = {name: round(self.timeline.total_ms(name), 1) for name in names}
-        self.say("system", f"worker ready after {(now_ns - self.seen_ns) / 1e6:.0f} ms")
-        log.info(
-            "worker ready",
-            extra={"worker": self._order.worker, "function": self._order.spec.name, "phases_ms": phases},
-        )
+        order = self._order
+        self.say("system", f"worker ready after {(now_ns - self.seen_ns) / 1e6:.0f} ms", order.cause)
+        caused = {"request": order.cause} if order.cause else {}
+        extra = {"worker": order.worker, "function": order.spec.name, "phases_ms": phases, **caused}
+        log.info("worker ready", extra=extra)
 
     def whole(self) -> None:
         took_ms = (time.monotonic_ns() - self.seen_ns) / 1e6

@@ -217,6 +217,15 @@ class Worker:
         info = error.info() if error is not None else None
         if info is not None:
             self.record.say("system", f"worker {'ended' if was_ready else 'failed to start'}: {info.message}")
+            log.warning(
+                "worker ended by itself" if was_ready else "worker failed to start",
+                extra={
+                    "worker": self.order.worker,
+                    "function": self._spec.name,
+                    "error": info.message,
+                    **({"request": self.order.cause} if self.order.cause and not was_ready else {}),
+                },
+            )
         self._publish("failed" if info is not None else "gone", info)
         self.record.ended((assigned_ns or self.record.seen_ns, ended_ns), failed=error is not None)
         await self.body.bury()

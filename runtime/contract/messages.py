@@ -54,6 +54,8 @@ class WorkerOrder(msgspec.Struct, frozen=True, kw_only=True):
     """Of this order; an order that is changed has a later one."""
     decided_unix_ns: int = 0
     """Of the worker's first order, which decided its start; 0 of one that an older scheduler gave."""
+    cause: str = ""
+    """The call for which it was ordered; empty if there is none. Lines of its start stand in the log for that call."""
     fetch_by_unix_ns: int = 0
     """Its weights shall be here by then for the promise with which it was planned; 0: there is none."""
     stage: Stage | None = None
@@ -194,6 +196,8 @@ class FunctionLoad(msgspec.Struct, frozen=True):
     """How long a call keeps its place on a worker; 0 while none has ended."""
     oldest_unix_ms: int = 0
     """When the call that waits longest was accepted; 0 if none waits."""
+    oldest: str = ""
+    """Its id."""
 
 
 class GatewayReport(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,7 +9,9 @@ import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
+import httpx
 import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -54,6 +56,11 @@ def hostile():
 """
 
 
+def called(system: System, name: str, request: str, body: Any = None) -> httpx.Response:
+    """Under an id of ours."""
+    return system.http.post(f"/fn/{name}", json=body, headers={"x-request-id": request})
+
+
 @pytest.fixture(scope="module")
 def seen() -> Iterator[System]:
     """Three functions, each called: some calls share a worker, some fail, one never gets a worker."""
@@ -63,12 +70,10 @@ def seen() -> Iterator[System]:
         system.ok("chatty", timeout_s=30)
         with ThreadPoolExecutor(3) as pool:
             names = [f"call-{number}" for number in range(3)]
-            answers = list(
-                pool.map(lambda name: system.call("chatty", {"name": name}, **{"x-request-id": name}), names)
-            )
+            answers = list(pool.map(lambda name: called(system, "chatty", name, {"name": name}), names))
         assert [answer.json() for answer in answers] == names
-        assert system.call("broken").status_code == 500
-        assert system.call("hostile", **{"x-request-id": "evil-1"}).status_code == 500
+        assert called(system, "broken", "lost-1").status_code == 500
+        assert called(system, "hostile", "evil-1").status_code == 500
         wait_until(lambda: len(system.invocations()) == 6, what="rows")
         yield system
 
@@ -100,13 +105,14 @@ def test_metrics_tell_of_all_parts(seen: System) -> None:
 
 
 def test_calls_that_share_a_worker_have_their_own_lines(seen: System) -> None:
-    def lines(name: str) -> list[LogLine]:
-        out = seen.fs("logs", "chatty", "--request", name, "--json").out
-        return [msgspec.json.decode(line, type=LogLine) for line in out.splitlines()]
-
     for name in ("call-0", "call-1", "call-2"):
-        found = wait_until(lambda name=name: len(lines(name)) == 2 and lines(name), what="its lines")  # type: ignore[misc]
-        assert [(line.stream, line.text) for line in found] == [("stdout", f"begin {name}"), ("stderr", f"end {name}")]
+        found = [(line.stream, line.text) for line in lines(seen, "chatty", name)]
+        assert found == [("stdout", f"begin {name}"), ("stderr", f"end {name}")]
+
+
+def lines(system: System, function: str, request: str) -> list[LogLine]:
+    out = system.fs("logs", function, "--request", request, "--json").out
+    return [msgspec.json.decode(line, type=LogLine) for line in out.splitlines()]
 
 
 def test_logs_of_a_worker_that_never_started_are_kept(seen: System) -> None:
@@ -114,17 +120,21 @@ def test_logs_of_a_worker_that_never_started_are_kept(seen: System) -> None:
     assert out.count("looking for the model") == 3
     assert "FileNotFoundError: model.bin" in out
     assert "worker failed to start" in out
+    found = [line.text for line in lines(seen, "broken", "lost-1")]
+    assert found.count("looking for the model") == 3, "its call is known, though it met no worker"
 
 
 def test_the_parts_write_json_with_the_request_they_act_for(seen: System) -> None:
-    lines: dict[str, list[dict[str, object]]] = {}
+    written: dict[str, list[dict[str, object]]] = {}
     for part in ("controller", "node", "supervisor"):
         text = (seen.home / "logs" / f"{part}.log").read_text()
-        lines[part] = [json.loads(line) for line in text.splitlines()]
-        assert {line["service"] for line in lines[part]} == {part}
-    (failed,) = [line for line in lines["controller"] if line.get("request") == "evil-1"]
+        written[part] = [json.loads(line) for line in text.splitlines()]
+        assert {line["service"] for line in written[part]} == {part}
+    (failed,) = [line for line in written["controller"] if line.get("request") == "evil-1"]
     assert (failed["message"], failed["status"], failed["error"]) == ("an invocation failed", 500, "handler_error")
     assert re.fullmatch("[0-9a-f]{32}", str(failed["trace"]))
+    ended = [line for line in written["node"] if line["message"] == "worker failed to start"]
+    assert [line["request"] for line in ended] == ["lost-1"] * 3
 
 
 def test_the_dashboard_is_where_fs_says(seen: System) -> None:
