@@ -273,5 +273,13 @@ class Route:
         }
         queued, running = len(self.queue), self.running
         running = max(running, self.peak - queued)
-        oldest_unix_ms = min((call.accepted_unix_ns for call in self.queue), default=0) // 1_000_000
-        return FunctionLoad(queued, running, per_worker, self.arrived, self.service_time.mean_s, oldest_unix_ms)
+        oldest = min(self.queue, key=lambda call: call.accepted_unix_ns, default=None)
+        return FunctionLoad(
+            queued,
+            running,
+            per_worker,
+            self.arrived,
+            self.service_time.mean_s,
+            oldest.accepted_unix_ns // 1_000_000 if oldest is not None else 0,
+            oldest.id if oldest is not None else "",
+        )

@@ -23,12 +23,14 @@ _STATE = re.compile(rb"[\x20-\x7e]*")
 _SAMPLED = 1
 
 
-def trace_context(parent: bytes | None, state: bytes | None, *, sample: bool) -> TraceContext:
-    """For a request with these headers. `sample`: whether a trace that begins here is recorded."""
-    span_id = token_hex(8)
+def trace_context(parent: bytes | None, state: bytes | None, *, sample: bool, chance: str = "") -> TraceContext:
+    """For a request with these headers. `sample`: whether a trace that begins here is recorded; `chance` are 48 random
+    hex digits, if somebody has some."""
+    chance = chance or token_hex(24)
+    span_id = chance[32:48]
     found = _TRACEPARENT.fullmatch(parent) if parent else None
     if found is None or not _valid(*found.groups()):
-        return TraceContext(token_hex(16), span_id, sampled=sample)
+        return TraceContext(chance[:32], span_id, sampled=sample)
     kept = state.decode() if state and len(state) <= STATE_MAX_BYTES and _STATE.fullmatch(state) else ""
     return TraceContext(
         found[2].decode(),

@@ -14,7 +14,6 @@ from fleetstart.controller.headers import sane_request_id
 from fleetstart.controller.responses import Message, Receive, Scope, Send
 from fleetstart.controller.seeing.context import REQUEST, TRACE, trace_context, traceparent
 from fleetstart.controller.target import PREFIX
-from fleetstart.runtime.contract.ids import new_invocation_id
 from fleetstart.runtime.contract.messages import ERROR_HEADER, REQUEST_HEADER, TRACEPARENT_HEADER, TRACESTATE_HEADER
 
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
@@ -43,7 +42,8 @@ class Entrance:
         calls = scope["path"].startswith(PREFIX)
 
         async def sending(message: Message) -> None:
-            if message["type"] == "http.response.start":
+            # A WebSocket may be refused with one, too; good answers of the gateway need nothing.
+            if message["type"].endswith("http.response.start") and (not calls or message["status"] >= 400):
                 self._look(message, request_id, calls=calls)
             await send(message)
 
@@ -63,9 +63,10 @@ class Entrance:
                 given = pair[1] if given is None else given
             else:
                 (parents if name == _PARENT else states).append(pair[1])
-        request_id = sane_request_id(given) or _new_id(scope)
+        chance = token_hex(34)  # once: asking for it is most of the work here
+        request_id = sane_request_id(given) or _prefix(scope) + chance[48:]
         parent = parents[0] if len(parents) == 1 else None  # two contradict each other
-        context = trace_context(parent, b",".join(states), sample=self._sample)
+        context = trace_context(parent, b",".join(states), sample=self._sample, chance=chance)
         headers.append((_REQUEST, request_id.encode()))
         headers.append((_PARENT, traceparent(context)))
         if context.state:
@@ -90,5 +91,6 @@ class Entrance:
             message["headers"] = [*message.get("headers", ()), (_REQUEST, request_id.encode())]
 
 
-def _new_id(scope: Scope) -> str:
-    return new_invocation_id() if scope["path"].startswith(PREFIX) else "req-" + token_hex(10)
+def _prefix(scope: Scope) -> str:
+    """As of `new_invocation_id`, for calls."""
+    return "inv-" if scope["path"].startswith(PREFIX) else "req-"
