@@ -45,7 +45,7 @@ function functionsTable(functions, by, minutes) {
     { name: "function" }, { name: "version", num: true }, { name: "state" }, { name: "workers", num: true },
     { name: "running", num: true }, { name: "waiting", num: true }, { name: "calls/min", num: true },
     { name: `last ${minutes} min`, num: true }, { name: "p50", num: true }, { name: "p99", num: true },
-    { name: "cold", num: true }, { name: "failed", num: true }, { name: "today", num: true },
+    { name: "waited", num: true }, { name: "failed", num: true }, { name: "today", num: true },
   ];
   return table(headings, functions.map((info) => {
     const seen = by.get(info.name) ?? NOTHING;

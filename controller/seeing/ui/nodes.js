@@ -69,7 +69,7 @@ function checkpoints(node, users) {
   const known = new Map(node.segments.map((segment) => [segment.checkpoint, segment]));
   const ids = [...new Set([...known.keys(), ...Object.keys(node.disk)])];
   if (!ids.length) return empty("None in memory or on disk: weights come with the first call of a function that has some.");
-  return table([{ name: "checkpoint" }, { name: "of" }, { name: "in memory" }, { name: "there", num: true }, { name: "of", num: true }, { name: "" }, { name: "on disk" }],
+  return table([{ name: "checkpoint" }, { name: "functions" }, { name: "in memory" }, { name: "there", num: true }, { name: "size", num: true }, { name: "" }, { name: "on disk" }],
     ids.map((id) => {
       const segment = known.get(id);
       const of = users.get(id);
