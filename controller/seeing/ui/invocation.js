@@ -1,10 +1,10 @@
 // One invocation: its phases on one axis, why it took so long, what was predicted, what it cost, what it printed.
 
 import { find, get, lines, name } from "./client.js";
-import { card, empty, facts, figure, h, table } from "./dom.js";
+import { card, empty, facts, figure, h, table, tag } from "./dom.js";
 import { about, bytes, clock, dollars, ms, percent } from "./format.js";
 import { waterfall } from "./chart.js";
-import { functionLink, logLines, startTag, statusTag } from "./shown.js";
+import { functionLink, logLines, startTag, statusTag, trouble } from "./shown.js";
 
 const MEANING = {
   queue: "waiting at the gateway", place: "choosing a node", start: "starting a process", fetch: "weights on their way",
@@ -18,6 +18,7 @@ const START = ["place", "start", "fetch", "device", "import", "load"];
 
 export async function load([id], query, signal) {
   const trace = await get(`invocations/${name(id)}`, signal);
+  if (!trace.row) return { trace };
   const [plan, log] = await Promise.all([
     find(`invocations/${name(id)}/plan`, signal),
     lines(`functions/${name(trace.row.function)}/logs?tail=2000`, signal).catch(() => [])]);
@@ -26,6 +27,7 @@ export async function load([id], query, signal) {
 
 export function view({ trace, plan, log }) {
   const { row, timeline } = trace;
+  if (!row) return notYet(trace);
   const rows = phases(timeline.phases);
   return [
     h("div", { class: "title" }, h("h1", { class: "mono" }, row.id), statusTag(row.status), row.worker ? startTag(row.start) : null,
@@ -39,6 +41,17 @@ export function view({ trace, plan, log }) {
     h("div", { class: "columns" }, card("What it met", met(trace)), card("What it cost", cost(row))),
     plan ? prediction(plan) : null,
     card("What was printed for it", log.length ? logLines(log) : empty("Nothing, or it is not kept any more.")),
+  ];
+}
+
+// An invocation whose caller did not wait, before it has run.
+function notYet(info) {
+  return [
+    h("div", { class: "title" }, h("h1", { class: "mono" }, info.id), tag(info.status, info.error ? "bad" : "busy"),
+      h("span", { class: "sub" }, functionLink(info.function))),
+    info.error ? trouble(info.error) : null,
+    card("It has no run to show yet", facts([["accepted", clock(info.accepted_unix_ms)], ["origin", info.origin],
+      ["runs", info.runs], ["target", `${info.method} ${info.target}`]])),
   ];
 }
 
