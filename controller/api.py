@@ -19,13 +19,15 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
+from fleetstart.controller.access.api import AccessApi
+from fleetstart.controller.access.handling import about, caller_of
 from fleetstart.controller.billing.api import BillingApi
 from fleetstart.controller.checkpoints import Checkpoints
 from fleetstart.controller.config import Config
 from fleetstart.controller.explain import invocation_plan
 from fleetstart.controller.forecast import Proposal, forecast
 from fleetstart.controller.function_openapi import function_document
-from fleetstart.controller.history import History
+from fleetstart.controller.history import History, no_trace
 from fleetstart.controller.invocations.api import InvocationsApi
 from fleetstart.controller.invocations.schedules import check_schedule
 from fleetstart.controller.objects import ObjectStore
@@ -45,6 +47,7 @@ from fleetstart.controller.view import View
 from fleetstart.runtime.contract.errors import FleetError, InvalidInput, InvalidSpec, NotFound, TooLarge, Unavailable
 from fleetstart.runtime.contract.function import SPEC_MAX_BYTES, FunctionSpec
 from fleetstart.runtime.contract.ids import FunctionName, InvocationId, Version
+from fleetstart.runtime.contract.ledger import InvocationTrace
 from fleetstart.runtime.contract.messages import FINAL, FunctionLoad
 
 LIMIT_MAX = 1000
@@ -65,6 +68,7 @@ class Services:
     billing: BillingApi
     seeing: SeeingApi
     invocations: InvocationsApi
+    access: AccessApi
     stopping: asyncio.Event
 
 
@@ -91,6 +95,7 @@ class Api:
                 Route("/api/v1/invocations/{id}/plan", self.plan),
                 *services.billing.routes,
                 *services.seeing.routes,
+                *services.access.routes,
             ],
             exception_handlers={
                 FleetError: _fleet_error,
@@ -106,7 +111,7 @@ class Api:
         return _json(document(self._services.config.url))
 
     async def status(self, request: Request) -> Response:
-        services, view = self._services, self._services.view
+        services, view, caller = self._services, self._services.view, caller_of(request)
         now_ns = time.monotonic_ns()
         return _json(
             SystemStatus(
@@ -116,16 +121,17 @@ class Api:
                 leader=view.leader,
                 redis=view.redis,
                 store=services.config.store,
-                nodes=[seen.report for seen in view.nodes.values() if not seen.lost(now_ns)],
-                functions=[self._info(record) for record in view.functions.values()],
-                budgets=services.billing.shown(),
+                nodes=[seen.report for seen in view.nodes.values() if not seen.lost(now_ns) and not caller.limited],
+                functions=[self._info(record) for record in view.functions.values() if caller.sees(record.name)],
+                budgets=[info for info in services.billing.shown() if caller.sees(info.function)],
             )
         )
 
     # ── functions ──────────────────────────────────────────────────────────────────────────────────
 
     async def deploy(self, request: Request) -> Response:
-        spec = _spec(await _small_body(request))
+        spec = self._services.access.deployable(caller_of(request), _spec(await _small_body(request)))
+        about(request, spec.name)
         check_schedule(spec)
         record, created = await self._services.registry.deploy(
             spec,
@@ -156,7 +162,8 @@ class Api:
         return _json(forecast(view, proposal, now_ns=time.monotonic_ns(), now_unix_ns=time.time_ns()))
 
     async def functions(self, request: Request) -> Response:
-        return _json([self._info(record) for record in self._known().values()])
+        caller = caller_of(request)
+        return _json([self._info(record) for record in self._known().values() if caller.sees(record.name)])
 
     async def function(self, request: Request) -> Response:
         return _json(self._info(self._record(request.path_params["name"])))
@@ -228,20 +235,28 @@ class Api:
 
     async def invocations(self, request: Request) -> Response:
         limit = _number(request, "limit", 20, LIMIT_MAX)
-        return _json(await self._services.history.invocations(_function(request), limit))
+        return _json(await self._services.history.invocations(_function(request), limit, caller_of(request).sees))
 
     async def invocation(self, request: Request) -> Response:
         kept = await self._services.invocations.one(request)
-        return _json(kept or await self._services.history.trace(InvocationId(request.path_params["id"])))
+        return _json(kept or await self._trace(request))
 
     async def plan(self, request: Request) -> Response:
         services = self._services
-        trace = await services.history.trace(InvocationId(request.path_params["id"]))
+        trace = await self._trace(request)
         plan = await services.history.plan(trace)
         key = VersionKey(trace.row.function, trace.row.version)
         version = services.view.versions.get(key)
         is_llm = version is not None and version.spec.llm is not None
         return _json(invocation_plan(trace, plan, is_llm=is_llm, prediction=self._prediction(key)))
+
+    async def _trace(self, request: Request) -> InvocationTrace:
+        """Errors: NotFound, also for one that is none of the caller's."""
+        invocation = InvocationId(request.path_params["id"])
+        trace = await self._services.history.trace(invocation)
+        if not caller_of(request).sees(trace.row.function):
+            raise no_trace(invocation)
+        return trace
 
     def _prediction(self, key: VersionKey) -> Prediction | None:
         measures = self._services.view.version_measures.get(key)

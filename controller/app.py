@@ -14,6 +14,11 @@ from typing import TYPE_CHECKING, Protocol
 
 import uvicorn
 
+from fleetstart.controller.access.api import AccessApi
+from fleetstart.controller.access.audit import AuditLog
+from fleetstart.controller.access.door import Door, is_loopback
+from fleetstart.controller.access.sealing import Sealer
+from fleetstart.controller.access.vault import Vault, VaultClosed
 from fleetstart.controller.api import Api, Services
 from fleetstart.controller.billing.api import BillingApi
 from fleetstart.controller.billing.archive import Archive
@@ -83,6 +88,14 @@ def _trace_export(endpoint: str) -> TraceExport | None:
     return TraceExport(endpoint)
 
 
+def open_vault(config: Config) -> Vault:
+    """Errors: ConfigError."""
+    try:
+        return Vault(config.home, config.master_key)
+    except VaultClosed as error:
+        raise ConfigError(f"{error.message}; {error.hint}") from error
+
+
 class Server(uvicorn.Server):
     """uvicorn, with signals left to us: it would end the process before the ledger is written."""
 
@@ -100,7 +113,8 @@ class Controller:
         self.state = State(self._client, self.view)
         self._journal = Journal(config.home / "journal", self.gateway_id)
         self.ledger = LedgerWriter(self._client, self._journal)
-        self.scheduler = Scheduler(self.gateway_id, self.state, self.ledger)
+        vault = open_vault(config)
+        self.scheduler = Scheduler(self.gateway_id, self.state, self.ledger, Sealer(self.view, vault))
         self.learner = Learner(self.state, lambda: self.scheduler.fence)
         self.reporter = Reporter(self.state)
         self.billing = BillingWatch(
@@ -145,6 +159,9 @@ class Controller:
             budgets=billing.shown,
             extra=self._traces.families if self._traces is not None else lambda: (),
         )
+        audit = AuditLog(self._client, store, lambda: self.scheduler.fence)
+        self._listener = _listener(config)
+        self._loopback = is_loopback(self._listener.getsockname()[0])
         self._parts: tuple[Part, ...] = (
             self.state,
             self.scheduler,
@@ -156,6 +173,7 @@ class Controller:
             self.billing,
             self.compactor,
             lag,
+            audit,
         )
         history = History(self._client, reader)
         self.invocations: InvocationParts = assemble(
@@ -163,7 +181,6 @@ class Controller:
             fence=lambda: self.scheduler.fence,
         )  # fmt: skip
         self._parts += self.invocations.parts
-        self._functions = Cors(self.view, self.invocations.layer)
         services = Services(
             config=config,
             gateway=self.gateway_id,
@@ -175,9 +192,12 @@ class Controller:
             billing=billing,
             seeing=seeing,
             invocations=self.invocations.api,
+            access=AccessApi(self.state, audit, vault),
             stopping=self._stopping,
         )
         self._api = Api(services).app
+        self._door = Door(self._behind_door, self.view, audit, loopback=self._loopback)
+        self._functions = Cors(self.view, self._door)  # outside: browsers ask without a key whether they may show one
         self._server = Server(
             uvicorn.Config(
                 Entrance(self.asgi, refused=self.calls.refused, sample=self._traces is not None),
@@ -200,6 +220,12 @@ class Controller:
         if scope["type"] in ("http", "websocket") and scope["path"].startswith(PREFIX):
             await self._functions(scope, receive, send)
         else:
+            await self._door(scope, receive, send)
+
+    async def _behind_door(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"].startswith(PREFIX):
+            await self.invocations.layer(scope, receive, send)
+        else:
             await self._api(scope, receive, send)  # starlette refuses WebSockets that have no route
 
     def stop(self) -> None:
@@ -209,6 +235,7 @@ class Controller:
 
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
+        refusal: ConfigError | None = None
         for number in (signal.SIGTERM, signal.SIGINT):
             with contextlib.suppress(ValueError, RuntimeError):  # in a thread, for tests: signals are the main's
                 loop.add_signal_handler(number, self.stop)
@@ -217,13 +244,14 @@ class Controller:
         self.ledger.on_trace(Notable().ended)
         if self._traces is not None:
             self.ledger.on_trace(self._traces.ended)
-        listener = _listener(self.config)
         log.info("controller serves", extra={"url": self.config.url, "gateway": self.gateway_id})
         try:
             async with asyncio.TaskGroup() as group:
                 background = [group.create_task(_keep_running(part)) for part in self._parts]
                 await self._first_read()
-                await self._server.serve(sockets=[listener])
+                refusal = self._lack_of_keys()
+                if refusal is None:
+                    await self._server.serve(sockets=[self._listener])
                 await self.invocations.hand_back()
                 await self._close()
                 await end_tasks(background)
@@ -234,6 +262,9 @@ class Controller:
             self._journal.close()
             if self._traces is not None:
                 await asyncio.to_thread(self._traces.close)
+            self._listener.close()
+        if refusal is not None:
+            raise refusal
 
     async def _first_read(self) -> None:
         """Callers wait in the socket's backlog meanwhile: better than an answer from a view that knows nothing."""
@@ -243,6 +274,15 @@ class Controller:
             async with asyncio.timeout(FIRST_READ_S):
                 await read.wait()
                 await self.billing.known.wait()
+
+    def _lack_of_keys(self) -> ConfigError | None:
+        """Others than this machine could call, and nobody would ask them who they are."""
+        if self._loopback or not self.view.synced or self.view.access.locked:
+            return None
+        return ConfigError(
+            f"{self._listener.getsockname()[0]} is reached by other machines, and there are no API keys: "
+            "start on 127.0.0.1 first (`fs up`), run `fs key create admin --scope admin`, and start again"
+        )
 
     async def _close(self) -> None:
         try:

@@ -36,6 +36,8 @@ class Books:
                 function=route.key.name,
                 version=route.key.version,
                 accepted_unix_ms=call.accepted_unix_ns // 1_000_000,
+                key=call.key,
+                project=route.spec.project,
             )
         )
 

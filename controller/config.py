@@ -40,6 +40,8 @@ class Config:
     """Networks that webhooks may go to although they are not public."""
     drain_s: float = 10.0
     """How long calls under way may go on after SIGTERM."""
+    master_key: str = ""
+    """For secrets; empty: a key file in the home (`access.vault`)."""
 
 
 def read_config(env: Mapping[str, str]) -> Config:
@@ -47,8 +49,6 @@ def read_config(env: Mapping[str, str]) -> Config:
     host = env.get("FS_HOST") or "127.0.0.1"
     port = _whole(env, "FS_PORT", 7433, 0, 65535)
     listen_fd = _whole(env, "FS_LISTEN_FD", 0, 0, 1 << 20) if env.get("FS_LISTEN_FD") else None
-    if not _loopback(host):
-        raise ConfigError(f"FS_HOST={host}: only loopback addresses are served, because there are no keys yet")
     return Config(
         home=home,
         redis_url=env.get("FS_REDIS_URL") or f"unix://{home}/redis.sock",
@@ -64,6 +64,7 @@ def read_config(env: Mapping[str, str]) -> Config:
         otlp_endpoint=_otlp_endpoint(env),
         webhook_allow=_networks(env, "FS_WEBHOOK_ALLOW"),
         drain_s=float(_whole(env, "FS_DRAIN_S", 10, 0, 3600)),
+        master_key=env.get("FS_MASTER_KEY") or "",
     )
 
 
@@ -98,10 +99,3 @@ def _networks(env: Mapping[str, str], name: str) -> tuple[ipaddress.IPv4Network 
         return tuple(ipaddress.ip_network(part.strip()) for part in text.split(",") if part.strip())
     except ValueError as error:
         raise ConfigError(f"{name}={text!r} must be networks such as 10.0.0.0/8,127.0.0.1: {error}") from error
-
-
-def _loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

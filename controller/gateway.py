@@ -116,6 +116,7 @@ class Gateway:
                 deadline_ns=accepted_ns + round(terms.timeout_s * 1e9),
                 queue_ends_ns=accepted_ns + round(terms.queue_s * 1e9) if terms.queue_s is not None else 0,
                 price=price,
+                key=scope.get("fs.key", ""),
             )
             # While the body came, a route that nobody seemed to need may have been forgotten.
             await self._serve(self._table.open(route.key, route.record), call, receive, send)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from typing import Any, cast
 
@@ -30,14 +30,17 @@ class History:
         self._client = client
         self._reader = reader
 
-    async def invocations(self, function: FunctionName | None, limit: int) -> list[InvocationRow]:
-        """The newest first."""
+    async def invocations(
+        self, function: FunctionName | None, limit: int, sees: Callable[[str], bool]
+    ) -> list[InvocationRow]:
+        """The newest first, of functions that the caller sees."""
         found: list[InvocationRow] = []
         searched = 0
         async with aclosing(self._reader.newest()) as pages:
             async for page in pages:
                 rows = [entry.row for entry in page]
-                found += [row for row in rows if isinstance(row, InvocationRow) and function in (None, row.function)]
+                calls = (row for row in rows if isinstance(row, InvocationRow) and function in (None, row.function))
+                found += [row for row in calls if sees(row.function)]
                 searched += len(page)
                 if len(found) >= limit or searched >= SEARCHED_ROWS:
                     break
@@ -46,7 +49,7 @@ class History:
     async def trace(self, invocation: InvocationId) -> InvocationTrace:
         raw = await self._client.get(keys.trace(invocation))
         if raw is None:
-            raise NotFound(f"invocation {invocation[:130]} has no trace", hint="traces are kept for a day")
+            raise no_trace(invocation)
         return msgspec.json.decode(raw, type=InvocationTrace)
 
     async def plan(self, trace: InvocationTrace) -> Plan:
@@ -86,3 +89,7 @@ class History:
     async def _last(self, key: str) -> bytes:
         newest: Entries = await cast(Awaitable[Any], self._client.xrevrange(key, "+", "-", 1))
         return newest[0][0] if newest else b"0"
+
+
+def no_trace(invocation: InvocationId) -> NotFound:
+    return NotFound(f"invocation {invocation[:130]} has no trace", hint="traces are kept for a day")

@@ -255,6 +255,8 @@ def _lost_row(call: OpenInvocation) -> InvocationRow:
         accepted_unix_ms=call.accepted_unix_ms,
         queue_ms=0,
         billed_ms=0,
+        key=call.key,
+        project=call.project,
         memory_bytes=0,
         cost_nusd=0,
         attempts=0,

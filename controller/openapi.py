@@ -6,6 +6,18 @@ from typing import Any
 
 import msgspec
 
+from fleetstart.controller.access.audit_event import AuditEvent
+from fleetstart.controller.access.resources import (
+    KeyCreated,
+    KeyInfo,
+    NewKey,
+    ProjectInfo,
+    ProjectTerms,
+    Rekeyed,
+    Rotation,
+    SecretInfo,
+    SecretValue,
+)
 from fleetstart.controller.explain import InvocationPlan
 from fleetstart.controller.forecast import Forecast, Proposal
 from fleetstart.controller.invocations import description
@@ -61,6 +73,16 @@ _STRUCTS = (
     Manifest,
     ErrorBody,
     *description.STRUCTS,
+    KeyInfo,
+    KeyCreated,
+    NewKey,
+    Rotation,
+    ProjectInfo,
+    ProjectTerms,
+    SecretInfo,
+    SecretValue,
+    Rekeyed,
+    AuditEvent,
 )
 _REF = "#/components/schemas/{name}"
 
@@ -72,7 +94,8 @@ def document(url: str) -> dict[str, Any]:
         "info": {"title": "fleetstart", "version": "1"},
         "servers": [{"url": url}],
         "paths": _paths(),
-        "components": {"schemas": schemas},
+        "components": {"schemas": schemas, "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
+        "security": [{"key": []}, {}],
     }
 
 
@@ -181,6 +204,7 @@ def _paths() -> dict[str, Any]:
         },
         **{path: item for path, item in _invocation_paths().items() if path != "/api/v1/invocations/{id}"},
         **_billing_paths(),
+        **_access_paths(),
     }
 
 
@@ -230,6 +254,43 @@ def _billing_paths() -> dict[str, Any]:
                 "What a function may cost", _ref(BudgetInfo), [_parameter("function", "path")], body=_ref(BudgetTerms)
             ),
             "delete": _operation("Take the budget away", _ref(BudgetInfo), [_parameter("function", "path")]),
+        },
+    }
+
+
+def _access_paths() -> dict[str, Any]:
+    name, project = _parameter("name", "path"), _parameter("project", "path")
+    span = [_parameter("since_unix_ms", "query", "integer"), _parameter("limit", "query", "integer")]
+    return {
+        "/api/v1/keys": {
+            "get": _operation("All keys, the revoked ones too", _list(KeyInfo)),
+            "post": _operation(
+                "Make a key; its text is shown this once", _ref(KeyCreated), status="201", body=_ref(NewKey)
+            ),
+        },
+        "/api/v1/keys/{name}": {"delete": _operation("Revoke it", _ref(KeyInfo), [name])},
+        "/api/v1/keys/{name}/rotate": {
+            "post": _operation(
+                "Another text for it; the old one is good for a while", _ref(KeyCreated), [name], body=_ref(Rotation)
+            )
+        },
+        "/api/v1/projects": {"get": _operation("All projects", _list(ProjectInfo))},
+        "/api/v1/projects/{name}": {
+            "put": _operation("Make it, or set its quotas", _ref(ProjectInfo), [name], body=_ref(ProjectTerms)),
+            "delete": _operation("Remove it, if it is empty", _ref(ProjectInfo), [name]),
+        },
+        "/api/v1/secrets": {"get": _operation("All secrets, without their values", _list(SecretInfo))},
+        "/api/v1/secrets/{project}/{name}": {
+            "put": _operation("Set it", _ref(SecretInfo), [project, name], body=_ref(SecretValue)),
+            "delete": _operation(
+                "Remove it, unless a function uses it",
+                _ref(SecretInfo),
+                [project, name, _parameter("force", "query", "integer")],
+            ),
+        },
+        "/api/v1/secrets/rekey": {"post": _operation("Encrypt all with another master key", _ref(Rekeyed))},
+        "/api/v1/audit": {
+            "get": _operation("Who changed what, newest first", _list(AuditEvent), [_parameter("by", "query"), *span])
         },
     }
 

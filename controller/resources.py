@@ -37,6 +37,7 @@
 | GET /api/v1/budgets | | [BudgetInfo] |
 | PUT /api/v1/budgets/{function} | BudgetTerms | BudgetInfo |
 | DELETE /api/v1/budgets/{function} | | BudgetInfo as it was |
+| keys, projects, secrets, audit | | see `access.resources` |
 | GET /openapi.json | | description of the above |
 
 Async invocations, webhooks and schedules are in `invocations.resources`.
@@ -179,6 +180,7 @@ class UsageLine(msgspec.Struct, frozen=True, kw_only=True):
     """"invocation", or the worker phase."""
     key: str = ""
     """Name of the API key."""
+    project: str = ""
     tag: str = ""
     """Value of the one tag, or all tags as "name=value,name=value"."""
     day: str = ""

@@ -46,6 +46,8 @@ class Call:
     """Until when it waits for a worker; 0: as long as it has time at all."""
     price: PriceSheet = FIRST
     """In force when it was accepted."""
+    key: str = ""
+    """Name of the API key that its caller showed."""
     timeline: Timeline = field(default_factory=Timeline)
     worker: Worker | None = None
     """Where it runs, or ran last."""

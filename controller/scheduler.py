@@ -10,12 +10,14 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections.abc import Callable
 
 from fleetstart.controller.ledger import LedgerWriter
 from fleetstart.controller.reconcile import Reconciler, Step
 from fleetstart.controller.records import VersionKey
 from fleetstart.controller.state import REDIS_DOWN, State
 from fleetstart.runtime.contract.errors import ErrorInfo
+from fleetstart.runtime.contract.messages import WorkerOrder
 
 log = logging.getLogger(__name__)
 
@@ -25,10 +27,14 @@ ABANDONED_EVERY_S = 5.0
 
 
 class Scheduler:
-    def __init__(self, gateway: str, state: State, ledger: LedgerWriter) -> None:
+    def __init__(
+        self, gateway: str, state: State, ledger: LedgerWriter, seal: Callable[[WorkerOrder], WorkerOrder]
+    ) -> None:
+        """`seal` puts into an order what only its node may read."""
         self._gateway = gateway
         self._state = state
         self._ledger = ledger
+        self._seal = seal
         self._wake = asyncio.Event()
         self._reconciler = Reconciler()
         self.fence = 0
@@ -94,6 +100,7 @@ class Scheduler:
 
     async def _step(self) -> int | None:
         step = self._reconciler.step(self._state.view, now_ns=time.monotonic_ns(), now_unix_ns=time.time_ns())
+        step.orders = [self._seal(order) for order in step.orders]
         if not await self._state.write(step, self.fence):
             log.warning("a stale scheduler's orders were refused", extra={"fence": self.fence})
             self.fence = 0

@@ -112,6 +112,7 @@ class Sockets:
                 deadline_ns=accepted_ns + round(terms.timeout_s * 1e9),
                 queue_ends_ns=accepted_ns + round(terms.queue_s * 1e9) if terms.queue_s is not None else 0,
                 price=self._billing.price(accepted_unix_ns // 1_000_000),
+                key=scope.get("fs.key", ""),
             )
             socket = Socket(route, call, scope, receive, send, terms.max_body_bytes)
             await self._serve(socket)

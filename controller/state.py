@@ -21,6 +21,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import NoScriptError, RedisError
 
+from fleetstart.controller.access.table import read_table
 from fleetstart.controller.learning import read_measures
 from fleetstart.controller.reconcile import Step
 from fleetstart.controller.records import Failure, FunctionRecord, VersionKey, VersionRecord
@@ -153,7 +154,10 @@ class State:
                 pipe.hkeys(keys.NODES)
                 pipe.get(keys.LEADER)
                 pipe.hgetall(keys.MEASURES)
-                functions, node_names, leader, measures = await pipe.execute()
+                pipe.hgetall(keys.KEYS)
+                pipe.hgetall(keys.PROJECTS)
+                pipe.hgetall(keys.SECRETS)
+                functions, node_names, leader, measures, *access = await pipe.execute()
             nodes = [NodeId(name.decode()) for name in node_names]
             async with self.client.pipeline(transaction=False) as pipe:
                 for node in nodes:
@@ -165,6 +169,7 @@ class State:
             records = {record.name: record for raw in functions.values() if (record := self._functions.read(raw))}
             await self._load_versions([key for record in records.values() for key in _needed(record)])
             view.functions = records
+            view.access = read_table(access[0], access[1], access[2], view.access)
             self._apply(by_node)
             await self._load_failures()
             view.leader = leader.decode() if leader else ""

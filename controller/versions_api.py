@@ -13,6 +13,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from fleetstart.controller import versions
+from fleetstart.controller.access.placing import check_scale
 from fleetstart.controller.records import FunctionRecord, Scaled, VersionKey
 from fleetstart.controller.registry import NO_VERSION, Registry
 from fleetstart.controller.resources import Share, Traffic, VersionInfo, VersionRef
@@ -93,6 +94,7 @@ class VersionsApi:
 
     async def scale(self, request: Request) -> Response:
         wanted = await _body(request, Scaled | None)
+        check_scale(self._view, self._record(request).name, wanted)
         return await self._change(self._record(request).name, lambda now: versions.scaled(now, wanted))
 
     async def _change(

@@ -10,6 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from fleetstart.controller.access.table import EMPTY, AccessTable
 from fleetstart.controller.planner.measures import NodeMeasures, VersionMeasures
 from fleetstart.controller.records import Failure, FunctionRecord, VersionKey, VersionRecord
 from fleetstart.runtime.contract.ids import FunctionName, NodeId, WorkerId
@@ -55,6 +56,8 @@ class View:
         self.node_measures: dict[NodeId, NodeMeasures] = {}
         self.version_measures: dict[VersionKey, VersionMeasures] = {}
         """What was learned of both, for the planner."""
+        self.access: AccessTable = EMPTY
+        """Keys, projects, secrets."""
         self.was_ready: set[WorkerId] = set()
         self.ended: OrderedDict[WorkerId, WorkerStatus] = OrderedDict()
         self.touched: set[WorkerId] = set()

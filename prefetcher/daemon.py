@@ -34,6 +34,7 @@ from fleetstart.prefetcher.sources import Source
 from fleetstart.prefetcher.spares import Spares
 from fleetstart.prefetcher.speeds import Speeds
 from fleetstart.prefetcher.state import NodeState, Unreachable
+from fleetstart.prefetcher.unsealing import Opener
 from fleetstart.prefetcher.watched import watch
 from fleetstart.prefetcher.worker import Worker
 from fleetstart.runtime.contract.ids import WorkerId
@@ -62,6 +63,7 @@ class Daemon:
         self._workers: dict[WorkerId, Worker] = {}
         self._rows = Rows()
         self._speeds = Speeds()
+        self._opener = Opener()
         self._logs = Logs()
         self._outbox = Outbox(self._state, self._logs, self._rows)
         self._observed = Observed(self._outbox)
@@ -97,6 +99,7 @@ class Daemon:
             logs=self._logs,
             rows=self._rows,
             speeds=self._speeds,
+            opener=self._opener,
             relays=self._relays,
             publish=self._publish,
         )
@@ -162,6 +165,7 @@ class Daemon:
             groups=self._groups,
             speeds=self._speeds,
             rows=self._rows,
+            public_key=self._opener.public_key,
         )
 
     def _server_changed(self) -> None:

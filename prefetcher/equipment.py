@@ -49,6 +49,8 @@ class Equipment:
         """Whether its process had waited for it."""
         self.endpoint = ""
         self.token = secrets.token_urlsafe(24)
+        self.secrets: dict[str, str] = {}
+        """Environment variables that nobody else may see; set before it is assigned."""
         self.assigned_ns = 0
 
     async def prepare(self) -> str:
@@ -127,6 +129,7 @@ class Equipment:
                 bundle_dir=bundle_dir,
                 token=self.token,
                 threads=threads or self._host.cpus,
+                secrets=self.secrets,
                 slabs=[len(descriptors) - 1 for descriptors in of_segments],
             )
             process.send(message, (listener.fileno(), *self._role.descriptors(), *chain.from_iterable(of_segments)))

@@ -12,6 +12,7 @@ from fleetstart.prefetcher.relay import Relays
 from fleetstart.prefetcher.segments import Segments
 from fleetstart.prefetcher.spares import Spares
 from fleetstart.prefetcher.speeds import Speeds
+from fleetstart.prefetcher.unsealing import Opener
 from fleetstart.runtime.contract.ids import NodeId
 from fleetstart.runtime.contract.messages import WorkerStatus
 
@@ -27,6 +28,7 @@ class Host:
     logs: Logs
     rows: Rows
     speeds: Speeds
+    opener: Opener
     relays: Relays | None
     """None where the store is none that nodes share over a network."""
     publish: Callable[[WorkerStatus], None]

@@ -69,6 +69,7 @@ def report_of(
     groups: Groups | None,
     speeds: Speeds,
     rows: Rows,
+    public_key: str,
 ) -> NodeReport:
     """What the scheduler learns of the node."""
     warm = {name: server.warm for name, server in servers.items() if server.warm is not None}
@@ -84,6 +85,7 @@ def report_of(
         limits=groups.name if groups is not None else "watched",
         profiles=sorted(warm),
         pid=os.getpid(),
+        public_key=public_key,
         weights_memory=segments.room.memory.report(),
         bytes_per_s=segments.bandwidths.bytes_per_s(),
         fetched_bytes=segments.fetched_bytes,

@@ -34,6 +34,7 @@ class WorkerMeter:
         memory_bytes: int,
         origin_unix_ns: int,
         tags: dict[str, str] | None = None,
+        project: str = "",
     ) -> None:
         self._worker = worker
         self._node = node
@@ -42,6 +43,7 @@ class WorkerMeter:
         self._memory_bytes = memory_bytes
         self._origin_unix_ns = origin_unix_ns
         self._tags = tags or {}
+        self._project = project
         self._kept = False
         self._sheet = FIRST
         self._numbers: Counter[WorkerPhase] = Counter()
@@ -110,6 +112,7 @@ class WorkerMeter:
             cost_nusd=cost_nusd(duration_ms, self._memory_bytes, rate),
             price=self._sheet.version,
             tags=self._tags,
+            project=self._project,
         )
 
 

@@ -6,12 +6,16 @@ import logging
 import time
 from typing import Literal
 
+import msgspec
+
 from fleetstart.prefetcher.host import Host
 from fleetstart.prefetcher.logs import Stream
 from fleetstart.prefetcher.meter import WorkerMeter
 from fleetstart.prefetcher.printed import read_line
+from fleetstart.runtime.contract.errors import ErrorInfo
 from fleetstart.runtime.contract.messages import Usage, WorkerOrder
 from fleetstart.runtime.contract.prices import PriceSheet
+from fleetstart.runtime.contract.redaction import Redactor
 from fleetstart.runtime.contract.timeline import Timeline, machine_origin_ns
 
 log = logging.getLogger(__name__)
@@ -23,6 +27,8 @@ class Record:
     def __init__(self, order: WorkerOrder, host: Host) -> None:
         self.seen_ns = time.monotonic_ns()
         self.timeline = Timeline()
+        self.redactor = Redactor()
+        """Of its secrets, once they are known: nothing of them is written down."""
         self._order = order
         self._host = host
         self._meter = WorkerMeter(
@@ -33,6 +39,7 @@ class Record:
             memory_bytes=order.spec.memory_bytes,
             origin_unix_ns=machine_origin_ns(),
             tags=order.spec.tags,
+            project=order.spec.project,
         )
 
     @property
@@ -43,12 +50,17 @@ class Record:
         """Until it is ready, what is said is for the call that it was ordered for, unless it is known to be another."""
         order = self._order
         whose = invocation or ("" if self.was_ready else order.cause)
-        self._host.logs.write(order.spec.name, order.worker, order.version, stream, text, whose)
+        self._host.logs.write(order.spec.name, order.worker, order.version, stream, self.redactor.text(text), whose)
 
     def printed(self, line: str) -> None:
         """By the worker's process."""
         stream, invocation, text = read_line(line)
         self.say(stream, text, invocation)
+
+    def redacted(self, info: ErrorInfo) -> ErrorInfo:
+        return msgspec.structs.replace(
+            info, message=self.redactor.text(info.message), hint=self.redactor.text(info.hint)
+        )
 
     def started(self, assigned_ns: int, fetched_ns: tuple[int, int] | None, own: Timeline) -> None:
         """The node's phases, then the worker's own; and their rows, except for what comes after the start.

@@ -33,6 +33,7 @@ from fleetstart.runtime.contract.messages import (
     WorkerState,
     WorkerStatus,
 )
+from fleetstart.runtime.contract.redaction import Redactor
 from fleetstart.runtime.contract.timeline import Timeline
 
 log = logging.getLogger(__name__)
@@ -122,6 +123,8 @@ class Worker:
         timeout_s = self._spec.start_timeout_s
         try:
             async with asyncio.timeout(timeout_s):
+                self.equipment.secrets = self._host.opener.open(self.order)
+                self.record.redactor = Redactor(self.equipment.secrets.values())
                 bundle_dir = await self.equipment.prepare()
                 await self.equipment.assign(bundle_dir)
                 await self._until_ready()
@@ -214,7 +217,7 @@ class Worker:
         was_ready, assigned_ns = self.record.was_ready, self.equipment.assigned_ns
         if error is not None and self.body.process is not None and assigned_ns and not was_ready:
             await self.body.exit_status()  # its last words belong before ours
-        info = error.info() if error is not None else None
+        info = self.record.redacted(error.info()) if error is not None else None
         if info is not None:
             self.record.say("system", f"worker {'ended' if was_ready else 'failed to start'}: {info.message}")
             log.warning(

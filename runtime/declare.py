@@ -19,7 +19,7 @@ Target = TypeVar("Target")
 GENERAL = (
     "name", "weights", "adapter", "memory", "scale", "concurrency", "timeout_s", "queue_timeout_s", "start_timeout_s",
     "slo", "limits", "max_body", "cors", "network", "env", "tags", "include", "probe",
-    "schedule", "timezone", "keep_requests",
+    "schedule", "timezone", "keep_requests", "project", "secrets",
 )  # fmt: skip
 """Settings that every declaration takes."""
 OF_LAYERED = ("layers",)
@@ -63,6 +63,8 @@ def function(
     schedule: str = ...,
     timezone: str = ...,
     keep_requests: bool = ...,
+    project: str = ...,
+    secrets: Iterable[str] = ...,
 ) -> Callable[[Target], Target]: ...
 
 

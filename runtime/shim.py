@@ -37,7 +37,9 @@ from fleetstart.runtime.contract.messages import (
     Want,
     Whole,
 )
+from fleetstart.runtime.contract.redaction import Redactor
 from fleetstart.runtime.contract.timeline import Timeline
+from fleetstart.runtime.discretion import discreet
 from fleetstart.runtime.membership import Membership
 from fleetstart.runtime.meter import Meter
 from fleetstart.runtime.server import Door, Listener
@@ -157,6 +159,7 @@ class Life:
             except OSError as error:
                 raise StartFailed(f"the worker could not be shut in: {error}") from error
             os.environ.update(spec.env)
+            os.environ.update(self._assign.secrets)
             os.environ.setdefault("OMP_NUM_THREADS", str(self._assign.threads))
             sys.path.insert(0, bundle_dir)
             sys.dont_write_bytecode = True
@@ -171,7 +174,7 @@ class Life:
             changed=self._changed,
             sockets=started.lifespan,
         )
-        listener = Listener(door, lifespan=started.lifespan)
+        listener = Listener(discreet(door, Redactor(self._assign.secrets.values())), lifespan=started.lifespan)
         try:
             await listener.start(listening)
         except RuntimeError as error:

@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
+from fleetstart.controller.access.handling import caller_of
 from fleetstart.controller.billing.budgets import BudgetState, budget_of, period_at
 from fleetstart.controller.billing.reader import LedgerReader
 from fleetstart.controller.billing.segments import Entry
@@ -59,7 +60,7 @@ class BillingApi:
     async def usage(self, request: Request) -> Response:
         since_unix_ms, until_unix_ms = _span(request)
         sums = UsageSums(by=parse_by(request.query_params.get("by", "")), function=_function(request))
-        async for chunk in self._chunks(since_unix_ms, until_unix_ms):
+        async for chunk in self._chunks(request, since_unix_ms, until_unix_ms):
             sums.add(chunk)
         return _json(sums.result(since_unix_ms, until_unix_ms))
 
@@ -67,7 +68,7 @@ class BillingApi:
         month = request.path_params["month"]
         since_unix_ms, until_unix_ms = month_span(month)
         sums = InvoiceSums(function=_function(request))
-        async for chunk in self._chunks(since_unix_ms, until_unix_ms):
+        async for chunk in self._chunks(request, since_unix_ms, until_unix_ms):
             sums.add(chunk)
         headers = await self._reader.headers()
         return _json(
@@ -83,7 +84,7 @@ class BillingApi:
         function, span = _function(request), _span(request)
 
         async def lines() -> AsyncIterator[bytes]:
-            async for chunk in self._chunks(*span):
+            async for chunk in self._chunks(request, *span):
                 yield b"".join(
                     msgspec.json.encode(LedgerLine(entry=str(entry.id), row=entry.row)) + b"\n"
                     for entry in chunk
@@ -92,10 +93,13 @@ class BillingApi:
 
         return StreamingResponse(lines(), media_type="application/x-ndjson")
 
-    async def _chunks(self, since_unix_ms: int, until_unix_ms: int) -> AsyncIterator[list[Entry]]:
+    async def _chunks(self, request: Request, since_unix_ms: int, until_unix_ms: int) -> AsyncIterator[list[Entry]]:
+        """Of functions that the caller sees."""
+        caller = caller_of(request)
         async for page in self._reader.entries(since_unix_ms, until_unix_ms):
             for begin in range(0, len(page), CHUNK_ROWS):
-                yield page[begin : begin + CHUNK_ROWS]
+                chunk = page[begin : begin + CHUNK_ROWS]
+                yield [entry for entry in chunk if caller.sees(entry.row.function)] if caller.limited else chunk
                 await asyncio.sleep(0)
 
     # ── prices ─────────────────────────────────────────────────────────────────────────────────────
@@ -127,7 +131,7 @@ class BillingApi:
 
     async def budgets(self, request: Request) -> Response:
         await self._watch.read()
-        return _json(self.shown())
+        return _json([info for info in self.shown() if caller_of(request).sees(info.function)])
 
     async def set_budget(self, request: Request) -> Response:
         name = FunctionName(request.path_params["function"])

@@ -11,13 +11,14 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from difflib import get_close_matches
 
+from fleetstart.controller.access.records import DEFAULT
 from fleetstart.controller.billing.segments import Entry
 from fleetstart.controller.resources import Invoice, InvoiceLine, Usage, UsageLine
 from fleetstart.runtime.contract.errors import InvalidInput
 from fleetstart.runtime.contract.ids import FunctionName, Version
 from fleetstart.runtime.contract.ledger import InvocationRow, LedgerRow
 
-DIMENSIONS = ("function", "version", "phase", "key", "tag", "day")
+DIMENSIONS = ("function", "version", "phase", "key", "project", "tag", "day")
 DEFAULT_BY = ("function", "version", "phase")
 DAY_MS = 86_400_000
 _MONTH = re.compile(r"(\d{4})-(0[1-9]|1[0-2])")
@@ -125,6 +126,7 @@ class UsageSums:
             version=Version(int(shown.get("version", 0))),
             kind=str(shown.get("phase", "")),
             key=str(shown.get("key", "")),
+            project=str(shown.get("project", "")),
             tag=str(tag),
             day=str(shown.get("day", "")),
             rows=total.rows,
@@ -145,6 +147,8 @@ def _value(entry: Entry, dimension: str) -> str | int:
             return phase_of(row)
         case "key":
             return row.key if isinstance(row, InvocationRow) else ""
+        case "project":
+            return row.project or DEFAULT
         case "day":
             return day_of(entry)
         case "tag":

@@ -15,7 +15,7 @@ from typing import TypeVar
 import msgspec
 
 from fleetstart.controller.cli.checks import Finding, available_bytes
-from fleetstart.controller.cli.client import Server
+from fleetstart.controller.cli.client import Server, find_server
 from fleetstart.controller.cli.diagnosis import Observed, diagnose, rate
 from fleetstart.controller.cli.layout import Layout, SupervisorRecord, is_locked, read_record, read_services
 from fleetstart.controller.cli.services import NODE
@@ -85,7 +85,7 @@ def running_node(home: Path) -> tuple[NodeReport | None, str]:
     if record is None or not is_locked(layout.lock):
         return None, ""
     try:
-        with Server(record.url, timeout_s=STATUS_S) as server:
+        with Server(find_server(record.url, home), timeout_s=STATUS_S) as server:
             nodes = server.get("/api/v1/status", SystemStatus).nodes
     except FleetError as error:
         return None, error.message

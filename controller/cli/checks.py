@@ -121,6 +121,32 @@ def redis() -> Finding:
     return Finding(check="redis", verdict="ok", found=str(binary))
 
 
+def access(home: Path) -> Finding:
+    """Files that tell secrets are for their owner alone; whether anybody needs a key can only the server tell."""
+    layout = Layout(home)
+    loose = [path for path in (layout.key, layout.master_key) if path.exists() and path.stat().st_mode & 0o077]
+    if loose:
+        names = " ".join(str(path) for path in loose)
+        return Finding(
+            check="access",
+            verdict="bad",
+            found=f"others on this machine can read {names}",
+            advice=f"chmod 600 {names}, then change what was in them: fs key rotate, fs secret rekey",
+        )
+    if not _installed("cryptography"):
+        return Finding(
+            check="access", verdict="bad", found="cryptography is missing", advice="pip install 'fleetstart[server]'"
+        )
+    if not layout.key.exists():
+        return Finding(
+            check="access",
+            verdict="ok",
+            found="no key is kept here: without keys, whoever is on this machine may do everything, and others nothing",
+            advice="fs key create admin --scope admin",
+        )
+    return Finding(check="access", verdict="ok", found=f"the local fs' key is in {layout.key}, for its owner alone")
+
+
 def available_bytes() -> int:
     """Of memory, as the kernel reckons it."""
     fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
@@ -173,6 +199,7 @@ def examine(home: Path, port_number: int) -> list[Finding]:
         ("limits", limits),
         ("memory", memory),
         ("store", lambda: home_writable(home)),
+        ("access", lambda: access(home)),
         ("port", lambda: port(home, port_number)),
     ]
     return [_guarded(name, check) for name, check in checks]

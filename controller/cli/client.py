@@ -10,12 +10,15 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 from urllib.parse import quote, urlsplit
 
+import click
 import msgspec
 
+from fleetstart.controller.cli.layout import Layout
 from fleetstart.controller.cli.output import ConnectionCut, Unreachable
+from fleetstart.controller.cli.root import KEY_META
 from fleetstart.controller.resources import FunctionInfo
 from fleetstart.runtime.contract.errors import (
     ErrorBody,
@@ -24,6 +27,7 @@ from fleetstart.runtime.contract.errors import (
     NotFound,
     StoreFailed,
     TooLarge,
+    Unauthorized,
     error_from,
 )
 from fleetstart.runtime.contract.ledger import LogLine
@@ -39,18 +43,38 @@ PAUSE_S = 0.1
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 
 
-def find_server(url: str | None, home: Path) -> str:
-    """The URL to talk to: as given, or as `fs up` wrote it."""
-    if url:
-        if "://" not in url:
-            url = "http://" + url
-        return url.rstrip("/")
+class Address(NamedTuple):
+    url: str
+    key: str = ""
+    """The API key to show there; empty: none."""
+
+
+def find_server(url: str | None, home: Path) -> Address:
+    """The server to talk to, as given or as `fs up` wrote it, and the key: FS_KEY, or for our own server that of its
+    home, which nobody else is shown."""
+    layout = Layout(home)
     try:
-        return (home / "run" / "endpoint").read_text().strip()
+        own = layout.endpoint.read_text().strip()
     except OSError as error:
-        raise Unreachable(
-            "no server runs here", hint="start one with `fs up`, or name one with --url or FS_URL"
-        ) from error
+        if not url:
+            raise Unreachable(
+                "no server runs here", hint="start one with `fs up`, or name one with --url or FS_URL"
+            ) from error
+        own = ""
+    if url and "://" not in url:
+        url = "http://" + url
+    url = url.rstrip("/") if url else own
+    context = click.get_current_context(silent=True)
+    given = str(context.meta.get(KEY_META) or "") if context is not None else ""
+    return Address(url, given or (local_key(layout) if url == own else ""))
+
+
+def local_key(layout: Layout) -> str:
+    """The first admin's, which `fs key create` has kept; empty: there is none."""
+    try:
+        return layout.key.read_text().strip()
+    except OSError:
+        return ""
 
 
 def function_path(name: str) -> str:
@@ -60,15 +84,22 @@ def function_path(name: str) -> str:
 class Server:
     """One server. Also the ObjectStore that a deploy writes to."""
 
-    def __init__(self, url: str, *, timeout_s: float = 30.0) -> None:
+    def __init__(self, address: Address | str, *, timeout_s: float = 30.0) -> None:
         import httpx  # late: the largest import of the command line
 
-        self.url = url
+        url, key = self.url, _ = (address, "") if isinstance(address, str) else address
+        if not key.isascii() or not key.isprintable():
+            raise Unauthorized("FS_KEY is no key: it has characters that no key has")
         self._httpx = httpx
         self._cut = (httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError)
         local = urlsplit(url).hostname in LOOPBACK
         # A proxy of the environment is for the world outside, never for this machine.
-        self.http = httpx.Client(base_url=url, timeout=httpx.Timeout(timeout_s, connect=5.0), trust_env=not local)
+        self.http = httpx.Client(
+            base_url=url,
+            headers={"authorization": f"Bearer {key}"} if key else {},
+            timeout=httpx.Timeout(timeout_s, connect=5.0),
+            trust_env=not local,
+        )
 
     def __enter__(self) -> Self:
         return self

@@ -72,6 +72,7 @@ def flags_of(
     keep_alive_s: float | None,
     env: Sequence[str],
     tags: Sequence[str],
+    project: str | None = None,
 ) -> dict[str, Any]:
     """What was given, as the settings that it stands for."""
     scale = {"min": min_workers, "max": max_workers, "keep_alive_s": keep_alive_s}
@@ -88,6 +89,7 @@ def flags_of(
         "scale": {key: value for key, value in scale.items() if value is not None} or None,
         "env": _pairs("--env", env) or None,
         "tags": _pairs("--tag", tags) or None,
+        "project": project,
     }
     return {key: value for key, value in given.items() if value is not None}
 

@@ -81,6 +81,16 @@ class Layout:
         return self.home / "store"
 
     @property
+    def key(self) -> Path:
+        """The local `fs`' own API key, mode 0600."""
+        return self.home / "key"
+
+    @property
+    def master_key(self) -> Path:
+        """The controller's, for secrets (`access.vault`)."""
+        return self.home / "master.key"
+
+    @property
     def cache(self) -> Path:
         return self.home / "cache" / "checkpoints"
 

@@ -23,6 +23,14 @@ def unix_ms(text: str, *, now_s: float, option: str) -> int:
     return round((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
 
 
+def seconds(text: str, *, option: str) -> float:
+    """Of a length such as 90s, 12h or 30d. Errors: click.BadParameter."""
+    match = _LENGTH.fullmatch(text.strip())
+    if match is None:
+        raise click.BadParameter(f"{text!r} is no length such as 90s, 12h or 30d", param_hint=option)
+    return float(match[1]) * _SECONDS[match[2]]
+
+
 def nano_dollars(text: str, *, option: str) -> int:
     """ "0.05" → 50,000,000. Errors: click.BadParameter."""
     try:

@@ -18,6 +18,8 @@ from fleetstart.runtime.contract.errors import FleetError
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
+KEY_META = "fleetstart.key"
+"""Where the command's context has FS_KEY."""
 VERBS = {
     "up": "Start everything on this machine: Redis, controller, node.",
     "down": "Stop everything that `fs up` started.",
@@ -42,10 +44,14 @@ VERBS = {
     "split": "Split a function's calls over versions.",
     "scale": "Change how many workers a function has, without a deploy.",
     "nodes": "Show the nodes, and what lies on each.",
-    "usage": "Show the bill, by function, version, phase, key, tag or day.",
+    "usage": "Show the bill, by function, version, phase, key, project, tag or day.",
     "invoice": "Show the bill of a month, line by line as it was priced.",
     "budget": "Set, list and remove what functions may cost.",
     "price": "Show the price sheets, and set rates for what is to come.",
+    "key": "Make, list, rotate and revoke API keys.",
+    "project": "Group functions, with quotas.",
+    "secret": "Set, list and remove what workers get in their environment.",
+    "audit": "Show who changed what, and what was refused.",
     "rm": "Remove a function.",
     "completion": "Print the script for completion in bash, zsh or fish.",
     "doctor": "Check what this machine offers, and say what to do about the rest.",
@@ -75,6 +81,10 @@ class Verbs(click.Group):
             formatter.write_dl(
                 [
                     ("FS_URL", "the server to talk to; without it, the one that `fs up` started"),
+                    (
+                        "FS_KEY",
+                        "the API key to show there; without it, the one that is kept in FS_HOME for its own server",
+                    ),
                     ("FS_HOME", "where `fs up` keeps state, logs and run files (~/.fleetstart)"),
                 ]
             )
@@ -101,9 +111,11 @@ def _show_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
 @click.command(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_show_version, help="The version.")
 @click.option("--home", type=click.Path(path_type=Path), envvar="FS_HOME", hidden=True)
+@click.option("--key", envvar="FS_KEY", hidden=True)
 @click.pass_context
-def root(ctx: click.Context, home: Path | None) -> None:
+def root(ctx: click.Context, home: Path | None, key: str | None) -> None:
     """Serverless functions for models: deploy a handler with its weights, call it, pay for the call alone."""
+    ctx.meta[KEY_META] = (key or "").strip()
     ctx.obj = (home or Path.home() / ".fleetstart").expanduser().absolute()
 
 

@@ -33,7 +33,7 @@ Spec = TypeVar("Spec", FunctionSpec, LLMSettings)
 
 _SAME = (
     "concurrency", "timeout_s", "queue_timeout_s", "start_timeout_s", "scale", "slo", "limits", "network", "env",
-    "tags", "probe", "schedule", "timezone", "keep_requests",
+    "tags", "probe", "schedule", "timezone", "keep_requests", "project", "secrets",
 )  # fmt: skip
 _ENGINE = {
     "dtype": "dtype",

@@ -13,9 +13,10 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
+from fleetstart.controller.access.handling import caller_of
 from fleetstart.controller.invocations import lifecycle, preferences
 from fleetstart.controller.invocations.acceptance import Acceptance
-from fleetstart.controller.invocations.book import Book, Entry
+from fleetstart.controller.invocations.book import Book, Entry, not_kept
 from fleetstart.controller.invocations.courier import SYSTEM, Courier
 from fleetstart.controller.invocations.events import EventId
 from fleetstart.controller.invocations.following import Follower
@@ -100,17 +101,28 @@ class InvocationsApi:
         invocation = _id(request)
         _, wait_s = preferences.read_prefer(request.headers.get("prefer", ""))
         entry = await self._book.wait_ended(invocation, wait_s, self._stopping)
-        return await self._showing.fully(entry) if entry is not None else None
+        if entry is None:
+            return None
+        if not caller_of(request).sees(entry.envelope.function):
+            raise not_kept(invocation)
+        return await self._showing.fully(entry)
+
+    async def _own(self, request: Request) -> Entry:
+        """Errors: NotFound, also for one of a function that the caller may not see."""
+        entry = await self._book.require(_id(request))
+        if not caller_of(request).sees(entry.envelope.function):
+            raise not_kept(entry.envelope.id)
+        return entry
 
     async def result(self, request: Request) -> Response:
-        entry = await self._book.require(_id(request))
+        entry = await self._own(request)
         if not entry.progress.ended:
             headers = {"location": f"/api/v1/invocations/{entry.envelope.id}", "retry-after": "1"}
             return _json(self._showing.briefly(entry), status=202, headers=headers)
         return await _collected(self._vault, entry)
 
     async def events(self, request: Request) -> Response:
-        entry = await self._book.require(_id(request))
+        entry = await self._own(request)
         last = request.headers.get("last-event-id") or request.query_params.get("last_event_id", "")
         begin = await self._follower.begin(entry, last)
         if begin is None:
@@ -130,6 +142,7 @@ class InvocationsApi:
         def change(entry: Entry) -> Progress:
             return lifecycle.cancelling(entry.progress, entry.envelope, _now_unix_ms())
 
+        await self._own(request)
         entry = await self._book.change(_id(request), change, tell="cancelling")
         return _json(self._showing.briefly(entry), status=200 if entry.progress.ended else 202)
 
@@ -144,6 +157,7 @@ class InvocationsApi:
                 )
             return lifecycle.redriven(progress, envelope, _now_unix_ms())
 
+        await self._own(request)
         return _json(self._showing.briefly(await self._book.change(_id(request), change)))
 
     async def redeliver(self, request: Request) -> Response:
@@ -155,11 +169,12 @@ class InvocationsApi:
                 )
             return lifecycle.redelivered(entry.progress, _now_unix_ms())
 
+        await self._own(request)
         return _json(self._showing.briefly(await self._book.change(_id(request), change)))
 
     async def replay(self, request: Request) -> Response:
         terms = await _terms(request)
-        entry = await self._book.require(_id(request))
+        entry = await self._own(request)
         kept = await self._vault.request(entry.envelope.id)
         if kept is None:
             raise NotFound(f"the request of invocation {entry.envelope.id} is not kept any more")

@@ -78,10 +78,7 @@ class Book:
         """Errors: NotFound."""
         entry = await self.get(invocation)
         if entry is None:
-            raise NotFound(
-                f"invocation {invocation[:130]} is not kept",
-                hint="async invocations are, until their time to live is over: `fs invocations ls`",
-            )
+            raise not_kept(invocation)
         return entry
 
     async def newest(self, limit: int) -> AsyncIterator[Entry]:
@@ -251,3 +248,10 @@ class Book:
             listener(status, invocation)
         for event in self._waiters.get(invocation, ()):
             event.set()
+
+
+def not_kept(invocation: InvocationId) -> NotFound:
+    return NotFound(
+        f"invocation {invocation[:130]} is not kept",
+        hint="async invocations are, until their time to live is over: `fs invocations ls`",
+    )

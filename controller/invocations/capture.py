@@ -42,6 +42,7 @@ def scope_of(envelope: Envelope, run: int) -> Scope:
         "headers": headers,
         "client": None,
         "server": None,
+        "fs.key": envelope.key,
     }
 
 

@@ -9,11 +9,14 @@ FleetError
 │   ├── WeightsMissing           400  weights_missing
 │   ├── PickleRefused            400  pickle_refused
 │   ├── CheckpointInvalid        400  checkpoint_invalid     truncated, overlapping, unreadable
+│   ├── Unauthorized             401  unauthorized           no key, or none that is good for anything
 │   ├── BudgetSpent              402  budget_spent           carries retry_after_s: when the budget renews
+│   ├── Forbidden                403  forbidden              a key that is good, and not for this
+│   ├── QuotaExceeded            403  quota_exceeded         of a project
 │   ├── NotFound                 404  not_found
 │   ├── TooLarge                 413  too_large
 │   ├── QueueFull                429  queue_full             its workers are all there are to be; carries retry_after_s
-│   └── RateLimited              429  rate_limited           the function's own limits; carries retry_after_s
+│   └── RateLimited              429  rate_limited           the function's or project's limits; carries retry_after_s
 ├── HandlerFailed                500  handler_error          the user's code raised
 │   └── InvalidOutput            500  invalid_output         its answer is not what its signature says
 ├── StartFailed                  500  start_failed           the user's module or load() raised, or never got ready
@@ -158,6 +161,21 @@ class PickleRefused(Refused):
 
 class CheckpointInvalid(Refused):
     code = "checkpoint_invalid"
+
+
+class Unauthorized(Refused):
+    code = "unauthorized"
+    status = 401
+
+
+class Forbidden(Refused):
+    code = "forbidden"
+    status = 403
+
+
+class QuotaExceeded(Refused):
+    code = "quota_exceeded"
+    status = 403
 
 
 class BudgetSpent(Refused):

@@ -22,6 +22,9 @@ _UNIT = {"": 1, "b": 1, "k": 1024, "m": MIB, "g": GIB, "t": 1024 * GIB}
 _TAG = re.compile(r"[A-Za-z0-9._/-]{1,63}")
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[A-Za-z0-9._~\[\]:-]{1,253}")
 ORIGINS_MAX = 100
+_PROJECT = re.compile(r"[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?")
+SECRET_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
+SECRETS_MAX = 32
 TAGS_MAX = 8
 """They stand in every row."""
 SPEC_MAX_BYTES = 64 * 1024
@@ -142,6 +145,10 @@ class FunctionSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     env: dict[str, str] = {}
     tags: dict[str, str] = {}
     """Whom or what it is for; each row of the ledger carries them, so usage can be summed by them."""
+    project: str = ""
+    """Of which it is one; empty: where it is already, and `default` for a new one."""
+    secrets: list[str] = []
+    """Of its project, that a worker has as environment variables."""
     probe: str = ""
     """Path that a new version's worker must answer well (2xx) before calls go to it, for example "/healthz";
     empty: it is enough that the worker is ready, and for an LLM that it names its model."""
@@ -192,6 +199,9 @@ class FunctionSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             raise InvalidSpec(f"max_body must be 0 (as large as the gateway takes) to 1 TiB, got {self.max_body_bytes}")
         _check_origins(self.cors)
         _check_tags(self.tags)
+        _check_secrets(self.secrets, self.env)
+        if self.project and not _PROJECT.fullmatch(self.project):
+            raise InvalidSpec(f"project {self.project[:80]!r} is no name that a project could have")
         if self.adapter is not None and self.weights is None:
             raise InvalidSpec(
                 f"function {self.name}: an adapter needs the weights that it adapts",
@@ -215,6 +225,19 @@ def _check_origins(origins: list[str]) -> None:
                 f"cors: {origin[:100]!r} is no origin",
                 hint='write scheme and host, no path: cors=["https://app.example.com"]; or cors="*" for all',
             )
+
+
+def _check_secrets(names: list[str], env: dict[str, str]) -> None:
+    if len(names) > SECRETS_MAX:
+        raise InvalidSpec(f"a function has {SECRETS_MAX} secrets at most, got {len(names)}")
+    for name in names:
+        if not SECRET_NAME.fullmatch(name):
+            raise InvalidSpec(
+                f"secret {name[:80]!r} cannot be an environment variable",
+                hint="its name is 1 to 64 of A-Z, a-z, 0-9 and _, no digit first",
+            )
+        if name in env or names.count(name) > 1:
+            raise InvalidSpec(f"secret {name} is set twice", hint="leave it out of env" if name in env else "")
 
 
 def _check_tags(tags: dict[str, str]) -> None:

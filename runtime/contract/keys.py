@@ -44,6 +44,11 @@
 | fs:idempotency:kept | sorted set | object of an answer → unix ms until which it is kept | gateway |
 | fs:webhooks:secrets | hash | project → secret that its webhooks are signed with | controller |
 | fs:schedules | hash | function → ScheduleMark: up to when its schedule was looked at | scheduler |
+| fs:keys | hash | name → KeyRecord: hashes of API keys, the revoked ones too | controller |
+| fs:keys:used | hash | name → unix ms at which it was last good for something, some seconds late | gateway |
+| fs:projects | hash | name → ProjectRecord: its quotas | controller |
+| fs:secrets | hash | {project}/{name} → SecretRecord: encrypted | controller |
+| fs:audit | stream | AuditEvent, in the field `event`; the oldest go to the object store | controller |
 
 Channels: fs:events:desired:{node} carries WorkerOrder, fs:events:observed WorkerStatus,
 fs:events:gateways GatewayReport, fs:events:functions a function's name, fs:events:invocations "STATUS INVOCATION".
@@ -73,6 +78,11 @@ ALERTS = "fs:alerts"
 REMOVALS = "fs:removals"
 MEASURES = "fs:measures"
 OUTCOMES = "fs:outcomes"
+KEYS = "fs:keys"
+KEYS_USED = "fs:keys:used"
+PROJECTS = "fs:projects"
+SECRETS = "fs:secrets"
+AUDIT = "fs:audit"
 
 EVENTS_OBSERVED = "fs:events:observed"
 EVENTS_GATEWAYS = "fs:events:gateways"

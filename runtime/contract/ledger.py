@@ -67,6 +67,8 @@ class InvocationRow(msgspec.Struct, frozen=True, kw_only=True, tag="invocation")
     """Name of the API key that the caller showed; empty where there are no keys."""
     tags: dict[str, str] = {}
     """Of the function's version."""
+    project: str = ""
+    """Of the function; empty in rows from before there were projects, which is `default`."""
 
 
 WorkerPhase = Literal["start", "fetch", "load", "execute", "idle", "failed"]
@@ -90,6 +92,7 @@ class PhaseRow(msgspec.Struct, frozen=True, kw_only=True, tag="phase"):
     cost_nusd: int = 0
     price: int = 1
     tags: dict[str, str] = {}
+    project: str = ""
 
 
 LedgerRow = InvocationRow | PhaseRow
@@ -108,6 +111,8 @@ class OpenInvocation(msgspec.Struct, frozen=True, kw_only=True):
     function: FunctionName
     version: Version
     accepted_unix_ms: int
+    key: str = ""
+    project: str = ""
 
 
 class TraceContext(msgspec.Struct, frozen=True):

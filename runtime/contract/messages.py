@@ -35,6 +35,7 @@ import msgspec
 from fleetstart.runtime.contract.errors import ErrorInfo
 from fleetstart.runtime.contract.function import FunctionSpec
 from fleetstart.runtime.contract.ids import CheckpointId, FunctionName, NodeId, Version, WorkerId
+from fleetstart.runtime.contract.sealed import Sealed
 from fleetstart.runtime.contract.stage import Stage
 from fleetstart.runtime.contract.timeline import Timeline
 
@@ -68,6 +69,8 @@ class WorkerOrder(msgspec.Struct, frozen=True, kw_only=True):
     """Stages whose nodes cannot reach this one: what they send comes through the object store."""
     grow: bool = False
     """Whether a stage shall become a whole worker."""
+    sealed: Sealed | None = None
+    """The secrets that its function declares, which nobody but its node can read."""
 
 
 NO_PEER = "-"
@@ -167,6 +170,8 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     profiles: list[str] = []
     """Profiles whose fork server is warm."""
     pid: int = 0
+    public_key: str = ""
+    """What secrets for its workers are sealed with (`sealed`); new with each epoch."""
     weights_memory: MemoryReport = MemoryReport()
     bytes_per_s: dict[str, float] = {}
     """How fast each source of weights was when it was last used: "store", "disk"."""
@@ -266,6 +271,8 @@ class Assign(msgspec.Struct, frozen=True, tag="assign", kw_only=True):
     token: str
     threads: int
     """Cores that the worker may use."""
+    secrets: dict[str, str] = {}
+    """Environment variables beside the spec's own; in no log, no error, no answer."""
     slabs: list[int] = []
     """Of each segment, how many: that of the weights, then that of their adapter."""
     stage: Stage | None = None

@@ -250,7 +250,7 @@ def test_openapi_describes_what_is_routed(controller: ControllerProcess) -> None
         assert reference in document["components"]["schemas"]
     for path, operations in document["paths"].items():
         for method in operations:
-            url = path.format(name="no", id="no", key="no", month="2026-11", function="no", alias="no")
+            url = path.format(name="no", id="no", key="no", month="2026-11", function="no", alias="no", project="no")
             answer = controller.http.request(method, url)
             assert answer.status_code != 405
             assert answer.status_code < 500

@@ -18,9 +18,9 @@ from tests.servers import wait_until
 HANDLER = """
 from fleetstart.runtime import function
 
-@function(memory="64MiB")
+@function(memory="64MiB", project="ml", secrets=["DEV_TOKEN"])
 def work(word: str = "you"):
-    print("worked on", word, flush=True)
+    print("worked on", word, __import__("os").environ["DEV_TOKEN"], flush=True)
     return ANSWER
 """
 
@@ -33,7 +33,8 @@ class Dev:
         self.tmp = folder / "t"
         self.tmp.mkdir()
         env = {name: value for name, value in os.environ.items() if not name.startswith("FS_")}
-        self.env = {**env, "FS_HOME": str(folder / "home"), "TMPDIR": str(self.tmp), "FS_POOL_MEMORY": "32MiB"}
+        self.env = {**env, "FS_HOME": str(folder / "home"), "TMPDIR": str(self.tmp), "FS_POOL_MEMORY": "32MiB",
+                    "DEV_TOKEN": "a secret"}  # fmt: skip
         self.process = subprocess.Popen(
             [*FS, "dev", str(self.handler)], env={**self.env, "FS_PROFILES": "python"}, text=True,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -95,7 +96,7 @@ def dev(tmp_path: Path) -> Iterator[Dev]:
 
 def test_each_save_is_live_a_broken_one_is_told_of_and_nothing_is_left(dev: Dev) -> None:
     assert dev.answer() == "1"
-    wait_until(lambda: "worked on it" in dev.text, what="what the worker printed")
+    wait_until(lambda: "worked on it ***" in dev.text, what="what the worker printed")
     dev.save("2")
     wait_until(lambda: dev.answer() == "2", 30, what="the second version")
     dev.save("(")

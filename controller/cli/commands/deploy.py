@@ -78,6 +78,7 @@ def setting_flags(function: Decorated) -> Decorated:
                 "--keep-alive", "keep_alive_s", type=float, metavar="SECONDS", help="How long an idle worker stays."
             ),
             click.option("--tag", "tags", multiple=True, metavar="KEY=VALUE", help="For the bill; may be repeated."),
+            click.option("--project", help="Of which it is one; default: where it is, or `default`."),
             click.option(
                 "--env", multiple=True, metavar="KEY=VALUE", help="Environment of the worker; may be repeated."
             ),

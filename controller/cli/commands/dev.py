@@ -28,6 +28,7 @@ from fleetstart.controller.cli.commands.logs import shown
 from fleetstart.controller.cli.commands.up import supervisor_argv, wait_ready
 from fleetstart.controller.cli.handlers import flags_of, select
 from fleetstart.controller.cli.layout import Layout
+from fleetstart.controller.cli.own_secrets import provide
 from fleetstart.controller.cli.root import verb
 from fleetstart.controller.cli.saves import Saves, stamps
 from fleetstart.controller.cli.supervisor import dies_with
@@ -70,6 +71,7 @@ def _deploy(
     try:
         path, handlers = select(handler, flags_of(**flags))
         declarations = [one.declaration for one in handlers]
+        provide(server, declarations, os.environ)
         bundle = bundle_of(path, declarations)
         deployed = deploy_all(server, declarations, path, bundle, {"probe": 1}, cache)
     except (FleetError, click.UsageError) as error:

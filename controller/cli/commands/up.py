@@ -13,13 +13,14 @@ from typing import NoReturn
 import click
 
 from fleetstart.controller.cli import output
-from fleetstart.controller.cli.client import Server
+from fleetstart.controller.cli.client import Server, find_server
 from fleetstart.controller.cli.commands.down import stop
 from fleetstart.controller.cli.layout import Layout, SupervisorRecord, is_locked, read_record, read_services, tail
+from fleetstart.controller.cli.output import Unreachable
 from fleetstart.controller.cli.root import verb
 from fleetstart.controller.cli.services import CONTROLLER, NODE, REDIS, find_redis
 from fleetstart.controller.resources import SystemStatus
-from fleetstart.runtime.contract.errors import FleetError, StartFailed
+from fleetstart.runtime.contract.errors import FleetError, Forbidden, StartFailed, Unauthorized
 from fleetstart.runtime.contract.function import parse_size
 
 DEADLINE_S = 60.0
@@ -136,8 +137,14 @@ def _look(layout: Layout) -> tuple[str, SystemStatus | None]:
     services = read_services(layout)
     if CONTROLLER not in services or not services[CONTROLLER].pid:
         return "Redis", None
-    with suppress(FleetError), Server(layout.endpoint.read_text().strip(), timeout_s=2.0) as server:
-        status = server.get("/api/v1/status", SystemStatus)
+    with suppress(Unreachable), Server(find_server(None, layout.home), timeout_s=2.0) as server:
+        try:
+            status = server.get("/api/v1/status", SystemStatus)
+        except (Unauthorized, Forbidden) as error:
+            hint = f"it is up: set FS_KEY to a key that may read; {layout.key} has none that does"
+            raise type(error)(error.message, hint=hint) from error
+        except FleetError:
+            return "the controller", None
         if status.redis != "ok":
             return "Redis", status
         return ("" if status.nodes else "a node"), status

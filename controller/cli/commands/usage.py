@@ -14,7 +14,14 @@ from fleetstart.controller.cli.root import verb
 from fleetstart.controller.resources import FunctionInfo, Usage, UsageLine
 from fleetstart.runtime.contract.ledger import dollars
 
-_HEADINGS = {"function": "FUNCTION", "version": "VERSION", "phase": "PHASE", "key": "KEY", "day": "DAY"}
+_HEADINGS = {
+    "function": "FUNCTION",
+    "version": "VERSION",
+    "phase": "PHASE",
+    "key": "KEY",
+    "project": "PROJECT",
+    "day": "DAY",
+}
 
 
 @click.command
@@ -24,7 +31,7 @@ _HEADINGS = {"function": "FUNCTION", "version": "VERSION", "phase": "PHASE", "ke
     default="function,version,phase",
     show_default=True,
     metavar="LIST",
-    help="Any of function, version, phase, key, tag, tag:NAME, day.",
+    help="Any of function, version, phase, key, project, tag, tag:NAME, day.",
 )
 @click.option("--since", default="24h", show_default=True, metavar="AGE|DATE", help="90s, 15m, 24h, 7d or 2026-01-31.")
 @click.option("--until", metavar="AGE|DATE", help="Until just before; without it, now.")
@@ -42,7 +49,7 @@ def command(
     url: str | None,
     as_json: bool,
 ) -> None:
-    """Show the bill, by function, version, phase, key, tag or day (UTC).
+    """Show the bill, by function, version, phase, key, project, tag or day (UTC).
 
     Calls are billed, and the idle time of workers that are kept because of `min`. Everything else is shown and waived:
     starting, fetching, loading, other idle time, starts that failed. A row counts to the moment at which it was booked.
@@ -100,6 +107,7 @@ def _group(usage: Usage, line: UsageLine) -> list[str]:
         "version": str(line.version),
         "phase": line.kind,
         "key": line.key,
+        "project": line.project,
         "day": line.day,
     }
     return [values.get(name, line.tag) for name in usage.by]

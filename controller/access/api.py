@@ -1,0 +1,50 @@
+"""The management API's parts that deal with access, put together; and the audit log, which has only one route."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from fleetstart.controller.access.audit import AuditLog
+from fleetstart.controller.access.decide import Caller
+from fleetstart.controller.access.handling import answer
+from fleetstart.controller.access.keys_api import KeysApi
+from fleetstart.controller.access.placing import placed
+from fleetstart.controller.access.projects_api import ProjectsApi
+from fleetstart.controller.access.secrets_api import SecretsApi
+from fleetstart.controller.access.vault import Vault
+from fleetstart.controller.state import State
+from fleetstart.runtime.contract.errors import InvalidInput
+from fleetstart.runtime.contract.function import FunctionSpec
+
+AUDIT_MAX = 10_000
+
+
+class AccessApi:
+    def __init__(self, state: State, audit: AuditLog, vault: Vault) -> None:
+        self._state = state
+        self._audit = audit
+        self.routes = [
+            *KeysApi(state).routes,
+            *ProjectsApi(state).routes,
+            *SecretsApi(state, vault).routes,
+            Route("/api/v1/audit", self.audit),
+        ]
+
+    async def audit(self, request: Request) -> Response:
+        query = request.query_params
+        since_unix_ms, limit = _number(query.get("since_unix_ms"), 0), _number(query.get("limit"), 1000)
+        return answer(await self._audit.read(since_unix_ms, query.get("by", ""), min(limit, AUDIT_MAX)))
+
+    def deployable(self, caller: Caller, spec: FunctionSpec) -> FunctionSpec:
+        """The spec as it may be deployed by this caller. Errors: those of `placed`."""
+        return placed(self._state.view, caller, spec)
+
+
+def _number(text: str | None, default: int) -> int:
+    if not text:
+        return default
+    if not (text.isascii() and text.isdecimal()) or len(text) > 15:
+        raise InvalidInput(f"{text[:40]!r} must be a whole number, 0 or more")
+    return int(text)

@@ -1,0 +1,131 @@
+"""What lies in Redis of keys, projects and secrets. No key's and no secret's cleartext is among it."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from typing import Literal, get_args
+
+import msgspec
+
+from fleetstart.runtime.contract.errors import InvalidInput
+
+Right = Literal["invoke", "read", "deploy", "admin"]
+"""What a key is good for. `deploy` includes `read`; `admin` includes everything."""
+RIGHTS: tuple[Right, ...] = get_args(Right)
+_INCLUDED: dict[Right, frozenset[Right]] = {
+    "invoke": frozenset({"invoke"}),
+    "read": frozenset({"read"}),
+    "deploy": frozenset({"deploy", "read"}),
+    "admin": frozenset(RIGHTS),
+}
+LOCAL = "local"
+"""Who calls over loopback as long as there is no key; no key may have that name."""
+DEFAULT = "default"
+"""The project of all functions that name none. It always exists."""
+FUNCTIONS_MAX = 100
+_NAME = re.compile(r"[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?")
+
+
+def check_name(what: str, name: str) -> str:
+    """Errors: InvalidInput."""
+    if not _NAME.fullmatch(name):
+        raise InvalidInput(
+            f"{what} name {name[:80]!r} is not allowed",
+            hint="use 1 to 63 of a-z, 0-9, . _ and -, a letter or digit at either end",
+        )
+    return name
+
+
+class Credential(msgspec.Struct, frozen=True, kw_only=True):
+    """One text by which a key can be shown; after a rotation the key has two for a while."""
+
+    id: str
+    sha256: str
+    created_unix_ms: int
+    expires_unix_ms: int = 0
+    """0: never."""
+
+    def expired(self, now_unix_ms: int) -> bool:
+        return 0 < self.expires_unix_ms <= now_unix_ms
+
+
+class KeyRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """Kept after it was revoked: the ledger and the audit log name it, and its name is not given again."""
+
+    name: str
+    rights: list[Right]
+    functions: list[str] = []
+    """Those that it is for; empty: all of its project."""
+    project: str = ""
+    """Empty: all projects."""
+    credentials: list[Credential]
+    """The newest first."""
+    created_unix_ms: int
+    created_by: str
+    revoked_unix_ms: int = 0
+
+    def may(self, right: Right) -> bool:
+        return any(right in _INCLUDED[own] for own in self.rights)
+
+    @property
+    def limited(self) -> bool:
+        """Whether it is for some functions only."""
+        return bool(self.functions or self.project)
+
+    def usable(self, now_unix_ms: int) -> bool:
+        return not self.revoked_unix_ms and not self.credentials[0].expired(now_unix_ms)
+
+
+class Quotas(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """None: no limit."""
+
+    functions: int | None = None
+    workers: int | None = None
+    """The sum of its functions' `scale.max`."""
+    memory_bytes: int | None = None
+    """The sum of what these workers may use."""
+    calls_per_s: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            value = getattr(self, name)
+            if value is not None and not 0 <= value <= 1e15:
+                raise InvalidInput(f"quota {name} must be 0 or more, got {value}")
+
+
+class ProjectRecord(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    quotas: Quotas = Quotas()
+    created_unix_ms: int
+    created_by: str
+
+
+class SecretRecord(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    """That of the environment variable."""
+    project: str
+    box: str
+    """AES-256-GCM: nonce and ciphertext, base64 (`vault`)."""
+    master: str
+    """Id of the master key that it is encrypted with."""
+    size_bytes: int
+    created_unix_ms: int
+    updated_unix_ms: int
+    updated_by: str
+
+    @property
+    def field(self) -> str:
+        return secret_field(self.project, self.name)
+
+
+def secret_field(project: str, name: str) -> str:
+    """Of fs:secrets."""
+    return f"{project}/{name}"
+
+
+def digest(record: msgspec.Struct | None) -> str:
+    """For the audit log: tells that something changed, and not what it is; "" for nothing."""
+    if record is None:
+        return ""
+    return hashlib.sha256(msgspec.json.encode(record, order="deterministic")).hexdigest()[:12]

@@ -1,0 +1,59 @@
+"""`fs audit`: who changed what, when, from where, and what was refused."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import click
+
+from fleetstart.controller.access.audit_event import AuditEvent
+from fleetstart.controller.cli import output
+from fleetstart.controller.cli.client import Server, find_server
+from fleetstart.controller.cli.moments import unix_ms, utc
+from fleetstart.controller.cli.root import verb
+
+
+@click.command
+@click.option("--since", default="7d", show_default=True, metavar="AGE|DATE", help="90s, 15m, 24h, 7d or 2026-01-31.")
+@click.option("--by", default="", metavar="KEY", help="Of one key only; `local` is who called without one.")
+@click.option("--limit", default=1000, show_default=True, type=click.IntRange(1, 10_000), help="The newest so many.")
+@verb()
+@click.pass_obj
+def command(home: Path, *, since: str, by: str, limit: int, url: str | None, as_json: bool) -> None:
+    """Show who changed what, when, from where, and what came of it; refusals too, the oldest first.
+
+    Two digests of the object tell whether it changed. Needs a key that may admin.
+    """
+    since_unix_ms = max(0, unix_ms(since, now_s=time.time(), option="--since"))
+    with Server(find_server(url, home)) as server:
+        events = server.get("/api/v1/audit", list[AuditEvent], since_unix_ms=since_unix_ms, by=by, limit=limit)
+    events.reverse()
+    if as_json:
+        output.json_data(events)
+    elif events:
+        output.data(table(events))
+    else:
+        output.say("nobody changed anything in that time")
+
+
+def table(events: list[AuditEvent]) -> str:
+    rows = [
+        (
+            utc(event.unix_ms),
+            event.by or "nobody",
+            event.address,
+            event.verb + (f" ×{event.times}" if event.times > 1 else ""),
+            event.object,
+            f"{event.status} {event.code}".strip(),
+            _change(event),
+        )
+        for event in events
+    ]
+    return output.table(("WHEN", "WHO", "FROM", "DID", "TO WHAT", "RESULT", "CHANGE"), rows)
+
+
+def _change(event: AuditEvent) -> str:
+    if event.before == event.after:
+        return ""
+    return f"{event.before or 'nothing'} → {event.after or 'nothing'}"

@@ -1,0 +1,161 @@
+"""`fs key`: API keys. The first one that is made is kept for this machine's own `fs`, for nobody else to read."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import cast
+
+import click
+
+from fleetstart.controller.access.records import RIGHTS, Right
+from fleetstart.controller.access.resources import KeyCreated, KeyInfo, NewKey, Rotation
+from fleetstart.controller.cli import output
+from fleetstart.controller.cli.client import Server, find_server, local_key
+from fleetstart.controller.cli.layout import Layout
+from fleetstart.controller.cli.moments import seconds, utc
+from fleetstart.controller.cli.root import verb
+from fleetstart.controller.cli.subverbs import Subverbs
+
+
+@click.group(cls=Subverbs, context_settings={"max_content_width": 100})
+def command() -> None:
+    """API keys. As long as there is none, this machine may do everything, and others nothing. Each has --json."""
+
+
+@command.command
+@click.argument("name")
+@click.option(
+    "--scope", "scopes", multiple=True, required=True, type=click.Choice(RIGHTS),
+    help="What it is good for; may be repeated. deploy includes read, admin everything.",
+)  # fmt: skip
+@click.option("--function", "functions", multiple=True, metavar="NAME", help="For this function only; may be repeated.")
+@click.option("--project", default="", metavar="NAME", help="For the functions of this project only.")
+@click.option("--expires", metavar="AGE", help="Good for so long: 12h, 90d. Without it, until it is revoked.")
+@verb()
+@click.pass_obj
+def create(
+    home: Path,
+    *,
+    name: str,
+    scopes: tuple[str, ...],
+    functions: tuple[str, ...],
+    project: str,
+    expires: str | None,
+    url: str | None,
+    as_json: bool,
+) -> None:
+    """Make a key, and print it: it is shown this once, and only its hash is kept.
+
+    \b
+    fs key create admin --scope admin            # the first; kept in FS_HOME for this machine's fs
+    fs key create ci --scope deploy --scope invoke --project ml --expires 90d
+    fs key create app --scope invoke --function chat
+    """
+    new = NewKey(
+        name=name,
+        rights=[cast(Right, scope) for scope in scopes],
+        functions=list(functions),
+        project=project,
+        expires_s=seconds(expires, option="--expires") if expires else None,
+    )
+    address = find_server(url, home)
+    with Server(address) as server:
+        created = server.change("POST", "/api/v1/keys", new, KeyCreated)
+    kept = _keep(Layout(home), created, address.url) if created.first else None
+    _show(created, as_json=as_json)
+    if created.first:
+        output.say("it is the first: every request needs a key from now on, except /healthz")
+        output.say(f"this machine's fs uses it from {kept}" if kept else "give it to `fs` as FS_KEY")
+
+
+@command.command
+@verb()
+@click.pass_obj
+def ls(home: Path, *, url: str | None, as_json: bool) -> None:
+    """List keys, the expired and revoked ones too; when each was last good for something."""
+    with Server(find_server(url, home)) as server:
+        keys = server.get("/api/v1/keys", list[KeyInfo])
+    if as_json:
+        output.json_data(keys)
+    elif keys:
+        output.data(table(keys, now_s=time.time()))
+    else:
+        output.say("there are no keys: whoever is on this machine may do everything, and others nothing")
+
+
+@command.command
+@click.argument("name")
+@click.option("--grace", default="1h", show_default=True, metavar="AGE", help="How long the old text is still good.")
+@verb()
+@click.pass_obj
+def rotate(home: Path, *, name: str, grace: str, url: str | None, as_json: bool) -> None:
+    """Give a key a new text, and print it. The old one stays good for a while, so that nobody is locked out."""
+    terms = Rotation(grace_s=seconds(grace, option="--grace"))
+    address = find_server(url, home)
+    with Server(address) as server:
+        created = server.change("POST", f"/api/v1/keys/{name}/rotate", terms, KeyCreated)
+    layout = Layout(home)
+    if _is_of(layout, created.info):
+        output.say(f"kept in {_keep(layout, created, address.url) or layout.key}")
+    _show(created, as_json=as_json)
+    if created.info.old_until_unix_ms:
+        output.say(f"the old one is good until {utc(created.info.old_until_unix_ms)}")
+
+
+@command.command
+@click.argument("name")
+@verb()
+@click.pass_obj
+def revoke(home: Path, *, name: str, url: str | None, as_json: bool) -> None:
+    """Make a key good for nothing, within a second, everywhere. Its name stays taken: bills and audit log have it."""
+    with Server(find_server(url, home)) as server:
+        info = server.delete(f"/api/v1/keys/{name}", KeyInfo)
+    if as_json:
+        output.json_data(info)
+    else:
+        output.data(table([info], now_s=time.time()))
+
+
+def table(keys: list[KeyInfo], *, now_s: float) -> str:
+    rows = [
+        (
+            info.name,
+            ",".join(info.rights),
+            ",".join(info.functions) or (f"project {info.project}" if info.project else "all"),
+            info.state,
+            utc(info.expires_unix_ms) if info.expires_unix_ms else "never",
+            output.age(max(0.0, now_s - info.used_unix_ms / 1000)) + " ago" if info.used_unix_ms else "never",
+            f"fs_{info.id}…",
+        )
+        for info in keys
+    ]
+    return output.table(("KEY", "SCOPE", "FUNCTIONS", "STATE", "EXPIRES", "USED", "BEGINS"), rows)
+
+
+def _show(created: KeyCreated, *, as_json: bool) -> None:
+    if as_json:
+        output.json_data(created)
+    else:
+        output.data(created.key)
+
+
+def _keep(layout: Layout, created: KeyCreated, url: str) -> Path | None:
+    """For our own server's commands; None if it is another one's."""
+    try:
+        if layout.endpoint.read_text().strip() != url:
+            return None
+        fresh = layout.key.with_suffix(".new")
+        fresh.unlink(missing_ok=True)
+        with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(created.key + "\n")
+        fresh.replace(layout.key)
+    except OSError:
+        return None
+    return layout.key
+
+
+def _is_of(layout: Layout, info: KeyInfo) -> bool:
+    """Whether the key that is kept is this one, as it was before the rotation."""
+    return bool(info.previous_id) and local_key(layout).startswith(f"fs_{info.previous_id}_")

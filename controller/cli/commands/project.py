@@ -1,0 +1,151 @@
+"""`fs project`: names that group functions, and what each may have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from urllib.parse import quote
+
+import click
+import msgspec
+
+from fleetstart.controller.access.resources import ProjectInfo, ProjectTerms
+from fleetstart.controller.cli import output
+from fleetstart.controller.cli.client import Server, find_server
+from fleetstart.controller.cli.root import verb
+from fleetstart.controller.cli.subverbs import Subverbs
+from fleetstart.runtime.contract.errors import InvalidInput, NotFound
+from fleetstart.runtime.contract.function import parse_size
+
+NONE = "none"
+
+
+@click.group(cls=Subverbs, context_settings={"max_content_width": 100})
+def command() -> None:
+    """Projects group functions: keys, quotas, secrets and bills can be of one. Each has --json."""
+
+
+@command.command
+@click.argument("name")
+@verb()
+@click.pass_obj
+def create(home: Path, *, name: str, url: str | None, as_json: bool) -> None:
+    """Make a project; then: fs deploy handler.py --project NAME."""
+    with Server(find_server(url, home)) as server:
+        if any(one.name == name for one in server.get("/api/v1/projects", list[ProjectInfo])):
+            raise InvalidInput(f"project {name} exists already", hint="`fs project ls` shows it")
+        _show(server.put(_path(name), ProjectTerms(), ProjectInfo), as_json=as_json)
+
+
+@command.command
+@verb()
+@click.pass_obj
+def ls(home: Path, *, url: str | None, as_json: bool) -> None:
+    """List projects: their functions, what these may come to, and the quotas."""
+    with Server(find_server(url, home)) as server:
+        projects = server.get("/api/v1/projects", list[ProjectInfo])
+    if as_json:
+        output.json_data(projects)
+    else:
+        output.data(table(projects))
+
+
+@command.command
+@click.argument("name")
+@click.option("--functions", metavar="N", help="How many.")
+@click.option("--workers", metavar="N", help="Of all its functions together: the sum of their --max.")
+@click.option("--memory", metavar="SIZE", help="Of these workers together, such as 64GiB.")
+@click.option("--calls-per-s", metavar="N", help="Calls a second; more get 429 and when to try again.")
+@verb()
+@click.pass_obj
+def quota(
+    home: Path,
+    *,
+    name: str,
+    functions: str | None,
+    workers: str | None,
+    memory: str | None,
+    calls_per_s: str | None,
+    url: str | None,
+    as_json: bool,
+) -> None:
+    """Set what a project may have; `none` takes a quota away. What is not named stays.
+
+    \b
+    fs project quota ml --workers 16 --memory 64GiB --calls-per-s 100
+    fs project quota ml --workers none
+    """
+    given = {
+        "functions": _number(functions, "--functions", int),
+        "workers": _number(workers, "--workers", int),
+        "memory_bytes": _number(memory, "--memory", parse_size),
+        "calls_per_s": _number(calls_per_s, "--calls-per-s", float),
+    }
+    with Server(find_server(url, home)) as server:
+        known = {one.name: one for one in server.get("/api/v1/projects", list[ProjectInfo])}
+        if name not in known:
+            from difflib import get_close_matches
+
+            near = get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"make it first: fs project create {name}"
+            raise NotFound(f"project {name} does not exist", hint=hint)
+        changes = {field: value[0] for field, value in given.items() if value is not None}
+        quotas = msgspec.structs.replace(known[name].quotas, **changes)
+        _show(server.put(_path(name), ProjectTerms(quotas=quotas), ProjectInfo), as_json=as_json)
+
+
+@command.command
+@click.argument("name")
+@verb()
+@click.pass_obj
+def rm(home: Path, *, name: str, url: str | None, as_json: bool) -> None:
+    """Remove a project that has no functions, secrets and keys any more."""
+    with Server(find_server(url, home)) as server:
+        info = server.delete(_path(name), ProjectInfo)
+    if as_json:
+        output.json_data(info)
+    else:
+        output.say(f"project {info.name} is removed")
+
+
+def table(projects: list[ProjectInfo]) -> str:
+    rows = [
+        (
+            one.name,
+            _of(str(len(one.functions)), one.quotas.functions),
+            _of(str(one.workers), one.quotas.workers),
+            output.size(one.memory_bytes)
+            + (f" of {output.size(one.quotas.memory_bytes)}" if one.quotas.memory_bytes is not None else ""),
+            f"{one.quotas.calls_per_s:g}" if one.quotas.calls_per_s is not None else "",
+            ", ".join(one.functions),
+        )
+        for one in projects
+    ]
+    return output.table(("PROJECT", "FUNCTIONS", "WORKERS", "MEMORY", "CALLS/S", ""), rows)
+
+
+def _of(have: str, quota: int | None) -> str:
+    return have if quota is None else f"{have} of {quota}"
+
+
+def _number(text: str | None, option: str, read: Callable[[str], float]) -> tuple[float | None] | None:
+    """None if it was not given; (None,) if there shall be no limit."""
+    if text is None:
+        return None
+    if text == NONE:
+        return (None,)
+    try:
+        return (read(text),)
+    except ValueError as error:
+        raise click.BadParameter(f"{text!r} is neither a number nor {NONE}", param_hint=option) from error
+
+
+def _path(name: str) -> str:
+    return f"/api/v1/projects/{quote(name, safe='')}"
+
+
+def _show(info: ProjectInfo, *, as_json: bool) -> None:
+    if as_json:
+        output.json_data(info)
+    else:
+        output.data(table([info]))

@@ -1,0 +1,135 @@
+"""`fs secret`: what workers get in their environment, and nobody else sees."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from urllib.parse import quote
+
+import click
+
+from fleetstart.controller.access.resources import Rekeyed, SecretInfo, SecretValue
+from fleetstart.controller.cli import output
+from fleetstart.controller.cli.client import Server, find_server
+from fleetstart.controller.cli.moments import utc
+from fleetstart.controller.cli.root import verb
+from fleetstart.controller.cli.subverbs import Subverbs
+from fleetstart.runtime.contract.errors import InvalidInput, NotFound
+
+READ_MAX_BYTES = 64 * 1024
+DEFAULT = "default"
+
+
+@click.group(cls=Subverbs, context_settings={"max_content_width": 100})
+def command() -> None:
+    """Secrets of a project: encrypted at rest, environment variables of the workers whose function asks for them
+    (`@function(secrets=["HF_TOKEN"])`), and *** in logs and errors. Each has --json."""
+
+
+@command.command("set")
+@click.argument("name")
+@click.option(
+    "--from-file", type=click.Path(), metavar="FILE|-", help="Where it is; - is stdin, as without a terminal."
+)
+@click.option("--project", default=DEFAULT, show_default=True, metavar="NAME", help="Whose functions may have it.")
+@verb()
+@click.pass_obj
+def set_(home: Path, *, name: str, from_file: str | None, project: str, url: str | None, as_json: bool) -> None:
+    """Set a secret. Asks for it; it is no argument, because others can read those. One newline at its end is left out.
+
+    \b
+    fs secret set HF_TOKEN
+    pass show hf | fs secret set HF_TOKEN --from-file -
+    fs secret set TLS_KEY --from-file key.pem --project ml
+    """
+    value = SecretValue(_value(name, from_file))
+    with Server(find_server(url, home)) as server:
+        info = server.put(_path(project, name), value, SecretInfo)
+    if as_json:
+        output.json_data(info)
+        return
+    output.data(table([info]))
+    if info.running:
+        output.say(
+            f"{info.running} running workers of {', '.join(info.used_by)} keep the value that they started with; "
+            "those that start from now on have the new one"
+        )
+
+
+@command.command
+@verb()
+@click.pass_obj
+def ls(home: Path, *, url: str | None, as_json: bool) -> None:
+    """List secrets by name, and which functions use them. Values are never shown."""
+    with Server(find_server(url, home)) as server:
+        secrets = server.get("/api/v1/secrets", list[SecretInfo])
+    if as_json:
+        output.json_data(secrets)
+    elif secrets:
+        output.data(table(secrets))
+    else:
+        output.say("there are no secrets: fs secret set NAME")
+
+
+@command.command
+@click.argument("name")
+@click.option("--project", default=DEFAULT, show_default=True, metavar="NAME")
+@click.option("--force", is_flag=True, help="Also if functions use it: workers of theirs will not start any more.")
+@verb()
+@click.pass_obj
+def rm(home: Path, *, name: str, project: str, force: bool, url: str | None, as_json: bool) -> None:
+    """Remove a secret. Workers that run have what they started with."""
+    with Server(find_server(url, home)) as server:
+        info = server.delete(_path(project, name) + ("?force=1" if force else ""), SecretInfo)
+    if as_json:
+        output.json_data(info)
+    else:
+        output.say(f"secret {info.name} of project {info.project} is removed")
+
+
+@command.command
+@verb()
+@click.pass_obj
+def rekey(home: Path, *, url: str | None, as_json: bool) -> None:
+    """Encrypt all secrets with another master key, and forget the one before.
+
+    The key is in the controller's FS_HOME, or in its FS_MASTER_KEY: then put a new one before the old one there, with
+    a comma, start it again, run this, and take the old one out.
+    """
+    with Server(find_server(url, home)) as server:
+        done = server.change("POST", "/api/v1/secrets/rekey", {}, Rekeyed)
+    if as_json:
+        output.json_data(done)
+    else:
+        output.say(f"{done.secrets} secrets are encrypted with master key {done.master}")
+
+
+def table(secrets: list[SecretInfo]) -> str:
+    rows = [
+        (one.name, one.project, ", ".join(one.used_by), utc(one.updated_unix_ms), one.updated_by, one.master)
+        for one in secrets
+    ]
+    return output.table(("SECRET", "PROJECT", "USED BY", "SET", "BY", "MASTER KEY"), rows)
+
+
+def _path(project: str, name: str) -> str:
+    return f"/api/v1/secrets/{quote(project, safe='')}/{quote(name, safe='')}"
+
+
+def _value(name: str, from_file: str | None) -> str:
+    if from_file is None and sys.stdin.isatty():
+        return str(click.prompt(name, hide_input=True, err=True))
+    try:
+        if from_file in (None, "-"):
+            data = sys.stdin.buffer.read(READ_MAX_BYTES)
+        else:
+            with open(str(from_file), "rb") as file:
+                data = file.read(READ_MAX_BYTES)
+    except OSError as error:
+        raise NotFound(f"{from_file} cannot be read: {error.strerror}") from error
+    try:
+        return data.decode().removesuffix("\n").removesuffix("\r")
+    except UnicodeDecodeError as error:
+        raise InvalidInput(
+            f"secret {name} is not text, which an environment variable is", hint="encode it, with base64 for example"
+        ) from error

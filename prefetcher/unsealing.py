@@ -1,0 +1,54 @@
+"""A worker's secrets at its node: opened from its order, kept out of whatever is written down.
+
+The private half of the node's key lives in this process's memory alone and ends with it, as the orders do that were
+sealed for it. Values reach the worker over its own socket, and are replaced in its lines and errors from then on.
+"""
+
+from __future__ import annotations
+
+from base64 import b64decode, b64encode
+from collections.abc import Mapping
+
+import msgspec
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from fleetstart.runtime.contract.errors import StartFailed
+from fleetstart.runtime.contract.messages import WorkerOrder
+from fleetstart.runtime.contract.sealed import INFO, NONCE_BYTES, Sealed, bound_to
+
+
+class Opener:
+    def __init__(self) -> None:
+        self._private = X25519PrivateKey.generate()
+        self._public = self._private.public_key().public_bytes_raw()
+        self.public_key = b64encode(self._public).decode()
+
+    def open(self, order: WorkerOrder) -> dict[str, str]:
+        """name → value, of all that its function asks for. Errors: StartFailed, which tells no value."""
+        wanted = order.spec.secrets
+        if not wanted:
+            return {}
+        sealed = order.sealed
+        if sealed is None or sealed.error:
+            raise StartFailed(
+                sealed.error if sealed is not None else "the worker's secrets did not come with its order"
+            )
+        values = self._opened(sealed, bound_to(order.worker, order.node, order.epoch))
+        if missing := [name for name in wanted if name not in values]:
+            raise StartFailed(f"secret {missing[0]} did not come with the worker's order")
+        return {name: values[name] for name in wanted}
+
+    def _opened(self, sealed: Sealed, bound: bytes) -> Mapping[str, str]:
+        try:
+            theirs = b64decode(sealed.public, validate=True)
+            shared = self._private.exchange(X25519PublicKey.from_public_bytes(theirs))
+            key = HKDF(algorithm=SHA256(), length=32, salt=theirs + self._public, info=INFO).derive(shared)
+            box = b64decode(sealed.box, validate=True)
+            data = AESGCM(key).decrypt(box[:NONCE_BYTES], box[NONCE_BYTES:], bound)
+            return msgspec.json.decode(data, type=dict[str, str])
+        except (InvalidTag, ValueError) as error:
+            raise StartFailed("the worker's secrets do not open: they were sealed for another order or node") from error

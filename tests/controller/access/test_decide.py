@@ -1,0 +1,126 @@
+"""Who may do what, without a server: keys, rights, functions, projects, and what a refusal says."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fleetstart.controller.access.credentials import new_credential
+from fleetstart.controller.access.decide import Caller, authenticate, is_ours, shown_in
+from fleetstart.controller.access.records import RIGHTS, Credential, KeyRecord, Right
+from fleetstart.controller.access.table import EMPTY, AccessTable, read_table
+from fleetstart.runtime.contract.errors import Forbidden, NotFound, Unauthorized
+
+NOW = 1_800_000_000_000
+PROJECTS = {"chat": "ml", "embed": "ml", "hello": "default"}
+
+
+def record(text_hash: tuple[str, str, str], *, rights: list[Right] | None = None, ends: int = 0) -> KeyRecord:
+    _, id, sha256 = text_hash
+    credential = Credential(id=id, sha256=sha256, created_unix_ms=NOW, expires_unix_ms=ends)
+    rights = rights if rights is not None else ["invoke"]
+    return KeyRecord(name="ci", rights=rights, credentials=[credential], created_unix_ms=NOW, created_by="local")
+
+
+def table(*records: KeyRecord) -> AccessTable:
+    return read_table({one.name.encode(): msgspec.json.encode(one) for one in records}, {}, {})
+
+
+def caller(rights: list[Right], *, functions: list[str] | None = None, project: str = "") -> Caller:
+    key = msgspec.structs.replace(record(new_credential(), rights=rights), functions=functions or [], project=project)
+    return Caller(name="ci", key=key, project_of=PROJECTS.get)
+
+
+def test_a_key_is_known_by_its_text_and_by_nothing_less() -> None:
+    made, other = new_credential(), new_credential()
+    known = table(record(made))
+    assert authenticate(known, made.text, NOW).name == "ci"
+    for text, told in ((None, "none was shown"), ("", "none was shown"), (other.text, "not known here")):
+        with pytest.raises(Unauthorized, match=told):
+            authenticate(known, text, NOW)
+    forged = msgspec.structs.replace(record(made).credentials[0], sha256=other.sha256)
+    with pytest.raises(Unauthorized, match="not known"):
+        authenticate(table(msgspec.structs.replace(record(made), credentials=[forged])), made.text, NOW)
+
+
+def test_what_has_ended_says_so_to_whoever_has_it() -> None:
+    made = new_credential()
+    with pytest.raises(Unauthorized, match="has expired"):
+        authenticate(table(record(made, ends=NOW)), made.text, NOW)
+    assert authenticate(table(record(made, ends=NOW + 1)), made.text, NOW)
+    with pytest.raises(Unauthorized, match="was revoked"):
+        authenticate(table(msgspec.structs.replace(record(made), revoked_unix_ms=NOW)), made.text, NOW)
+    newer, old = record(new_credential()).credentials[0], record(made, ends=NOW).credentials[0]
+    rotated = msgspec.structs.replace(record(made), credentials=[newer, old])
+    with pytest.raises(Unauthorized, match="is the old one"):
+        authenticate(table(rotated), made.text, NOW)
+    assert authenticate(table(rotated), made.text, NOW - 1)
+
+
+def test_keys_that_are_not_understood_keep_the_door_shut() -> None:
+    later = read_table({b"ci": b'{"name": 1}'}, {}, {})
+    assert later.locked
+    assert not later.keys
+    assert not EMPTY.locked
+    assert read_table({b"ci": b'{"name": 1}'}, {}, {}, later) is later
+
+
+@pytest.mark.parametrize(
+    ("own", "may"),
+    [
+        ("invoke", {"invoke"}),
+        ("read", {"read"}),
+        ("deploy", {"deploy", "read"}),
+        ("admin", {"invoke", "read", "deploy", "admin"}),
+    ],
+)
+def test_rights_and_what_they_include(own: Right, may: set[str]) -> None:
+    for right in RIGHTS:
+        if right in may:
+            caller([own]).require_right(right, "x")
+        else:
+            with pytest.raises(Forbidden, match=f"key ci may {own}; x needs {right}"):
+                caller([own]).require_right(right, "x")
+
+
+def test_a_limited_key_sees_its_functions_and_hears_nothing_of_others() -> None:
+    of_functions = caller(["read"], functions=["chat", "later"])
+    of_project = caller(["read"], project="ml")
+    assert [name for name in PROJECTS if of_functions.sees(name)] == ["chat"]
+    assert [name for name in PROJECTS if of_project.sees(name)] == ["chat", "embed"]
+    assert not caller(["read"], functions=["chat"], project="default").sees("chat")
+    for name in ("hello", "hellp"):  # one exists, the other does not
+        with pytest.raises(NotFound) as caught:
+            of_project.require(name, PROJECTS)
+        assert caught.value.message == f"function {name} does not exist"
+        assert "hello" not in caught.value.hint
+    with pytest.raises(NotFound) as caught:
+        of_project.require("embeds", PROJECTS)
+    assert caught.value.hint == "did you mean embed?"
+    with pytest.raises(Forbidden, match="project ml"):
+        of_project.require_unlimited("GET /api/v1/keys")
+
+
+def test_where_a_key_is_looked_for() -> None:
+    basic = b"Basic " + b64encode(b"me:fs_x")
+    assert shown_in(b"Bearer fs_x", None) == "fs_x"
+    assert shown_in(b"bearer   fs_x ", None) == "fs_x"
+    assert shown_in(b"Bearer user", b"fs_own") == "fs_own"
+    assert shown_in(basic, None) is None, "browsers send it along with what other pages make them send"
+    assert shown_in(None, None) is None
+    assert is_ours(b"Bearer fs_abc")
+    assert not is_ours(b"Bearer sk-abc")
+
+
+@given(st.binary(max_size=3000))
+def test_no_header_breaks_it(value: bytes) -> None:
+    known = table(record(new_credential()))
+    for header in (value, b"Bearer " + value, b"Basic " + value, b"Bearer fs_" + value):
+        for text in (shown_in(header, None), shown_in(None, header)):
+            with pytest.raises(Unauthorized):
+                authenticate(known, text, NOW)
+        is_ours(header)

@@ -1,0 +1,149 @@
+"""Secrets at rest and on their way: what opens, what does not, and what is never told."""
+
+from __future__ import annotations
+
+import os
+import stat
+from base64 import b64encode
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fleetstart.controller.access.records import SecretRecord
+from fleetstart.controller.access.sealing import seal
+from fleetstart.controller.access.vault import Vault, VaultClosed, key_id
+from fleetstart.prefetcher.unsealing import Opener
+from fleetstart.runtime.contract.errors import StartFailed
+from fleetstart.runtime.contract.function import FunctionSpec
+from fleetstart.runtime.contract.ids import BundleId, FunctionName, NodeId, Version, WorkerId
+from fleetstart.runtime.contract.messages import WorkerOrder
+from fleetstart.runtime.contract.sealed import Sealed, bound_to
+
+VALUE = "hf_correct horse ✓\nbattery"
+
+
+def closed(vault: Vault, *, project: str = "ml", name: str = "HF_TOKEN") -> SecretRecord:
+    box, master = vault.close(project, name, VALUE)
+    return SecretRecord(
+        name=name, project=project, box=box, master=master, size_bytes=1, created_unix_ms=1, updated_unix_ms=1,
+        updated_by="local",
+    )  # fmt: skip
+
+
+def fresh_key() -> str:
+    return b64encode(os.urandom(32)).decode()
+
+
+def test_what_was_closed_opens_after_a_restart_and_is_for_its_owner_alone(tmp_path: Path) -> None:
+    record = closed(Vault(tmp_path, ""))
+    assert VALUE[:5].encode() not in msgspec.json.encode(record)
+    assert Vault(tmp_path, "").open(record) == VALUE
+    assert stat.S_IMODE((tmp_path / "master.key").stat().st_mode) == 0o600
+    assert [path.name for path in tmp_path.iterdir()] == ["master.key"]
+    assert closed(Vault(tmp_path, "")).box != record.box, "equal values do not look equal"
+
+
+def test_what_was_moved_changed_or_needs_another_key_does_not_open(tmp_path: Path) -> None:
+    vault = Vault(tmp_path, "")
+    record = closed(vault)
+    for broken in (
+        msgspec.structs.replace(record, name="OTHER"),
+        msgspec.structs.replace(record, project="default"),
+        msgspec.structs.replace(record, box=record.box[:-8] + "AAAAAAA="),
+        msgspec.structs.replace(record, box="?"),
+        msgspec.structs.replace(record, box=""),
+    ):
+        with pytest.raises(VaultClosed, match="does not open"):
+            vault.open(broken)
+    with pytest.raises(VaultClosed, match=f"encrypted with master key {record.master}"):
+        Vault(tmp_path / "elsewhere", fresh_key()).open(record)
+
+
+def test_master_keys_are_changed_without_losing_anything(tmp_path: Path) -> None:
+    vault = Vault(tmp_path, "")
+    old = closed(vault)
+    master = vault.renew()
+    assert master != old.master
+    new = closed(vault)
+    assert (new.master, vault.open(old), vault.open(new)) == (master, VALUE, VALUE)
+    assert Vault(tmp_path, "").open(old) == VALUE, "both are kept until the old one is not needed"
+    vault.forget_old()
+    assert Vault(tmp_path, "").open(new) == VALUE
+    with pytest.raises(VaultClosed):
+        Vault(tmp_path, "").open(old)
+    first, second = fresh_key(), fresh_key()
+    before = closed(Vault(tmp_path, first))
+    both = Vault(tmp_path, f"{second},{first}")
+    assert both.open(before) == VALUE
+    assert both.renew() == closed(both).master != before.master
+
+
+@pytest.mark.parametrize("text", ["x", "AAAA", ",", "=" * 44, "ü"])
+def test_what_is_no_master_key(tmp_path: Path, text: str) -> None:
+    with pytest.raises(VaultClosed, match="FS_MASTER_KEY is no master key"):
+        Vault(tmp_path, text)
+    (tmp_path / "master.key").write_text(text)
+    with pytest.raises(VaultClosed, match="is no master key"):
+        closed(Vault(tmp_path, ""))
+    assert (tmp_path / "master.key").read_text() == text, "what is there is not overwritten"
+
+
+def test_key_ids_tell_nothing_of_the_key() -> None:
+    key = os.urandom(32)
+    assert len(key_id(key)) == 8
+    assert key_id(key) not in key.hex()
+
+
+def order(opener: Opener, values: dict[str, str], *, wanted: list[str] | None = None, epoch: str = "e1") -> WorkerOrder:
+    worker, node = WorkerId("w1"), NodeId("n1")
+    spec = FunctionSpec(
+        name=FunctionName("chat"), bundle=BundleId("b"), entry="handler:run",
+        secrets=list(values) if wanted is None else wanted,
+    )  # fmt: skip
+    sealed = seal(values, opener.public_key, bound_to(worker, node, epoch))
+    return WorkerOrder(
+        worker=worker, node=node, epoch="e1", version=Version(1), spec=spec, ordered_unix_ns=1, sealed=sealed
+    )
+
+
+@settings(max_examples=30)
+@given(st.dictionaries(st.from_regex(r"[A-Z_]{1,10}", fullmatch=True), st.text(max_size=200), max_size=4))
+def test_what_is_sealed_for_a_node_opens_there(values: dict[str, str]) -> None:
+    opener = Opener()
+    sent = order(opener, values)
+    assert opener.open(msgspec.json.decode(msgspec.json.encode(sent), type=WorkerOrder)) == values
+
+
+def test_what_is_for_another_worker_node_or_epoch_does_not_open() -> None:
+    opener = Opener()
+    good = order(opener, {"TOKEN": VALUE})
+    assert VALUE.encode() not in msgspec.json.encode(good)
+    assert opener.open(good) == {"TOKEN": VALUE}
+    sealed = good.sealed
+    assert sealed is not None
+    bad = [
+        msgspec.structs.replace(good, worker=WorkerId("w2")),
+        msgspec.structs.replace(good, node=NodeId("n2")),
+        order(opener, {"TOKEN": VALUE}, epoch="e2"),
+        msgspec.structs.replace(good, sealed=None),
+        msgspec.structs.replace(good, sealed=Sealed(error="secret TOKEN is not there any more")),
+        msgspec.structs.replace(good, sealed=Sealed(public="?", box=sealed.box)),
+        msgspec.structs.replace(good, sealed=Sealed(public=sealed.public, box="AAAA")),
+        msgspec.structs.replace(good, sealed=Sealed(public=b64encode(bytes(32)).decode(), box=sealed.box)),
+        order(opener, {"TOKEN": VALUE}, wanted=["TOKEN", "OTHER"]),
+    ]
+    for one in bad:
+        with pytest.raises(StartFailed) as caught:
+            opener.open(one)
+        assert VALUE not in str(caught.value)
+    with pytest.raises(StartFailed):
+        Opener().open(good)
+
+
+@pytest.mark.parametrize("key", ["", "?", "AAAA", b64encode(bytes(32)).decode()])
+def test_what_is_no_public_key_is_not_sealed_for(key: str) -> None:
+    with pytest.raises(StartFailed):
+        seal({"TOKEN": VALUE}, key, b"")
