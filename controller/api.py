@@ -6,6 +6,7 @@ What deals with the store alone is in `store_api`.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -49,6 +50,8 @@ from fleetstart.runtime.contract.function import SPEC_MAX_BYTES, FunctionSpec
 from fleetstart.runtime.contract.ids import FunctionName, InvocationId, Version
 from fleetstart.runtime.contract.ledger import InvocationTrace
 from fleetstart.runtime.contract.messages import FINAL, FunctionLoad
+
+log = logging.getLogger(__name__)
 
 LIMIT_MAX = 1000
 TAIL_MAX = 10_000
@@ -101,6 +104,7 @@ class Api:
                 FleetError: _fleet_error,
                 HTTPException: _http_error,
                 **dict.fromkeys(REDIS_DOWN, _redis_error),
+                Exception: _unforeseen,
             },
         )
 
@@ -319,6 +323,11 @@ async def _fleet_error(request: Request, error: Exception) -> Response:
     request_id = REQUEST.get()
     headers = {name.decode(): value.decode() for name, value in error_headers(error, request_id)}
     return Response(error_json(error, request_id), status_code=error.status, headers=headers)
+
+
+async def _unforeseen(request: Request, error: Exception) -> Response:
+    log.error("a request failed in an unforeseen way", extra={"path": request.url.path}, exc_info=error)
+    return await _fleet_error(request, FleetError(f"{type(error).__name__} in the controller: its log says where"))
 
 
 async def _http_error(request: Request, error: Exception) -> Response:

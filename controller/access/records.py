@@ -128,4 +128,5 @@ def digest(record: msgspec.Struct | None) -> str:
     """For the audit log: tells that something changed, and not what it is; "" for nothing."""
     if record is None:
         return ""
-    return hashlib.sha256(msgspec.json.encode(record, order="deterministic")).hexdigest()[:12]
+    plain = msgspec.to_builtins(record, str_keys=True)  # a split has numbers for keys, which have no order of their own
+    return hashlib.sha256(msgspec.json.encode(plain, order="deterministic")).hexdigest()[:12]

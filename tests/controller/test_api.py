@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import threading
@@ -9,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from starlette.requests import Request
 
+from fleetstart.controller.api import _unforeseen
 from fleetstart.runtime.contract import keys
 from fleetstart.runtime.contract.ids import CheckpointId, FunctionName, Version, WorkerId
 from fleetstart.runtime.contract.ledger import LogLine
@@ -184,6 +187,18 @@ def test_unknown_things_are_404_and_wrong_methods_405(controller: ControllerProc
     assert controller.http.delete("/api/v1/functions/no").status_code == 404
     assert controller.http.post("/api/v1/status").status_code == 405
     assert error(controller.http.get("/api/v1/invocations?limit=-1")) == (400, "invalid_input")
+
+
+def test_what_goes_wrong_unforeseen_is_in_the_log_and_its_words_are_not_in_the_answer(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    request = Request({"type": "http", "method": "GET", "path": "/api/v1/x", "headers": [], "query_string": b""})
+    response = asyncio.run(_unforeseen(request, RuntimeError("secret words")))
+    assert response.status_code == 500
+    assert json.loads(bytes(response.body))["error"]["code"] == "internal"
+    assert b"secret" not in response.body
+    (record,) = caplog.records
+    assert record.exc_info is not None
 
 
 def test_a_controller_that_has_not_read_redis_says_so_instead_of_not_found(tmp_path: Path) -> None:
