@@ -13,6 +13,9 @@ from typing import NamedTuple
 from fleetstart.runtime.contract.function import Limits
 
 NO_LIMITS = Limits()
+EARLY = 1e-3
+"""Of the time between two calls, so much too early is in time: the clock is rounded at each call of a burst, and the
+more so the longer the machine has run."""
 
 
 class Drawn(NamedTuple):
@@ -28,7 +31,7 @@ def draw(due_s: float, limits: Limits, now_s: float) -> Drawn:
     ahead_s = (burst_of(limits) - 1) * every_s
     start_s = max(due_s, now_s)
     wait_s = start_s - now_s - ahead_s
-    if wait_s > 1e-9 * every_s:
+    if wait_s > EARLY * every_s:
         return Drawn(due_s, wait_s)
     return Drawn(start_s + every_s, 0.0)
 
