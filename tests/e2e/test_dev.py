@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from tests.e2e.systems import FS
-from tests.servers import wait_until
+from tests.servers import spawn, wait_until
 
 HANDLER = """
 from fleetstart.runtime import function
@@ -35,8 +35,8 @@ class Dev:
         env = {name: value for name, value in os.environ.items() if not name.startswith("FS_")}
         self.env = {**env, "FS_HOME": str(folder / "home"), "TMPDIR": str(self.tmp), "FS_POOL_MEMORY": "32MiB",
                     "DEV_TOKEN": "a secret"}  # fmt: skip
-        self.process = subprocess.Popen(
-            [*FS, "dev", str(self.handler)], env={**self.env, "FS_PROFILES": "python"}, text=True,
+        self.process = spawn(
+            [*FS, "dev", self.handler], env={**self.env, "FS_PROFILES": "python"},
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )  # fmt: skip
         self.lines: list[str] = []
@@ -46,7 +46,7 @@ class Dev:
     def _read(self) -> None:
         assert self.process.stdout is not None
         for line in self.process.stdout:
-            self.lines.append(line.strip())
+            self.lines.append(line.decode().strip())
 
     @property
     def text(self) -> str:
