@@ -36,6 +36,8 @@ HURRIED_S = 1.0
 GIVE_UP_S = 2.0
 """For one object to be written: the receiver hears nothing for as long, and misses the stage soon after."""
 RETRY_S = 0.05
+LATE_S = 1.0
+"""A store that did not answer in time may still carry out what was asked, after its repetition was read and deleted."""
 
 
 class Outgoing:
@@ -58,6 +60,8 @@ class Outgoing:
         """Nothing more is read from the socket."""
         self._why = ""
         self._hurried = False
+        self._repeated = False
+        """Some object was written twice, or may yet be."""
 
     def run(self) -> None:
         """Until the link has ended and nothing of it is left, or nothing that this end can remove."""
@@ -73,7 +77,9 @@ class Outgoing:
         self._source.close()
         if self._why:
             self._failed(self._why)
-        if self._taken < self._next:
+        if self._repeated and not self._hurried:
+            time.sleep(LATE_S)
+        if self._taken < self._next or self._repeated:
             remove(self._objects, self._link)
 
     def hurry(self) -> None:
@@ -139,6 +145,7 @@ class Outgoing:
             except Refused as error:
                 self._fail(str(error))
             except SourceError as error:
+                self._repeated = True
                 if time.monotonic() - began_s > GIVE_UP_S:
                     self._fail(f"the object store does not take it: {error}")
                 else:

@@ -202,6 +202,25 @@ def test_a_store_that_stalls_for_a_moment_delays_and_loses_nothing(
     wait_empty(store)
 
 
+def test_what_a_store_carries_out_when_all_is_over_goes_too(
+    relays: Relays, store: Store, s3_server: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A write that was given up and repeated: the first one may come after its object was read and deleted."""
+    monkeypatch.setattr(relay_out, "LATE_S", 3.0)
+    assert s3_server.process is not None
+    with joined(relays) as ends:
+        s3_server.process.send_signal(signal.SIGSTOP)
+        ends.sender.sendall(b"late")
+        time.sleep(0.8)  # the fault itself: longer than a request may take
+        s3_server.process.send_signal(signal.SIGCONT)
+        assert ends.read(4) == b"late"
+        ends.sender.close()
+        assert ends.receiver.recv(1) == b""
+        wait_until(lambda: not [name for name in threading.enumerate() if name.name.startswith("relay-in")])
+        store.put(LINK.key(0), LINK.sealed(0, b"late"))
+        wait_empty(store)
+
+
 def test_a_store_that_stays_away_ends_both_ends_and_says_so(relays: Relays, s3_server: S3Server, store: Store) -> None:
     with joined(relays) as ends:
         ends.sender.sendall(b"hello")
