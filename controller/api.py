@@ -49,7 +49,8 @@ from fleetstart.runtime.contract.errors import FleetError, InvalidInput, Invalid
 from fleetstart.runtime.contract.function import SPEC_MAX_BYTES, FunctionSpec
 from fleetstart.runtime.contract.ids import FunctionName, InvocationId, Version
 from fleetstart.runtime.contract.ledger import InvocationTrace
-from fleetstart.runtime.contract.messages import FINAL, FunctionLoad
+from fleetstart.runtime.contract.orders import FINAL
+from fleetstart.runtime.contract.reports import FunctionLoad
 
 log = logging.getLogger(__name__)
 

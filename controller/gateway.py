@@ -30,7 +30,7 @@ from fleetstart.controller.uploads import ClientGone, header, read_body, refuse_
 from fleetstart.controller.waiting import Waits
 from fleetstart.runtime.contract.errors import DeadlineExceeded, FleetError, Unavailable
 from fleetstart.runtime.contract.ids import InvocationId, new_invocation_id
-from fleetstart.runtime.contract.messages import GatewayReport
+from fleetstart.runtime.contract.reports import GatewayReport
 
 log = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from fleetstart.runtime.contract.messages import (
+from fleetstart.runtime.contract.headers import (
     ATTEMPT_HEADER,
     BUSY_HEADER,
     CONTINUE_HEADER,

@@ -25,8 +25,7 @@ from fleetstart.controller.outcomes import bill, cost, join_start, own_headers, 
 from fleetstart.controller.responses import RawHeaders, Send, bill_headers, closing_event
 from fleetstart.controller.routes import BUSY_NS, SUSPECT_NS, Call, Route, Worker
 from fleetstart.runtime.contract.errors import FleetError, OutOfMemory, WorkerLost
-from fleetstart.runtime.contract.ids import WorkerId
-from fleetstart.runtime.contract.messages import (
+from fleetstart.runtime.contract.headers import (
     ATTEMPT_HEADER,
     BUSY_HEADER,
     CONTINUE_HEADER,
@@ -35,9 +34,9 @@ from fleetstart.runtime.contract.messages import (
     ERROR_HEADER,
     REQUEST_HEADER,
     TOKEN_HEADER,
-    WorkerOrder,
-    WorkerStatus,
 )
+from fleetstart.runtime.contract.ids import WorkerId
+from fleetstart.runtime.contract.orders import WorkerOrder, WorkerStatus
 
 log = logging.getLogger(__name__)
 

@@ -34,7 +34,8 @@ from fleetstart.controller.records import StartOutcome, VersionKey
 from fleetstart.controller.state import PLAN_KEPT_S, REDIS_DOWN, Script, State
 from fleetstart.runtime.contract import keys
 from fleetstart.runtime.contract.ids import PipelineId, WorkerId
-from fleetstart.runtime.contract.messages import NodeReport, WorkerOrder, WorkerStatus
+from fleetstart.runtime.contract.orders import WorkerOrder, WorkerStatus
+from fleetstart.runtime.contract.reports import NodeReport
 
 log = logging.getLogger(__name__)
 

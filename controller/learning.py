@@ -29,7 +29,9 @@ from fleetstart.controller.versions import needed
 from fleetstart.controller.view import View
 from fleetstart.runtime.contract import keys
 from fleetstart.runtime.contract.ids import NodeId
-from fleetstart.runtime.contract.messages import NodeReport, Speed, WorkerOrder, WorkerStatus
+from fleetstart.runtime.contract.orders import WorkerOrder, WorkerStatus
+from fleetstart.runtime.contract.reports import NodeReport
+from fleetstart.runtime.contract.speed import Speed
 
 Measures = tuple[NodeMeasures, VersionMeasures]
 

@@ -1,13 +1,13 @@
 """Keeps what a streamed answer needs to go on at another worker, and takes it out of what the client gets.
 
-A worker that can be continued puts marks between its events (`messages.MARK`). What they say is for workers alone.
+A worker that can be continued puts marks between its events (`headers.MARK`). What they say is for workers alone.
 Events are passed on once their mark is there, so the client always has what the marks say and no more: whoever
 continues after the last of them leaves out nothing and repeats nothing. Pure.
 """
 
 from __future__ import annotations
 
-from fleetstart.runtime.contract.messages import MARK
+from fleetstart.runtime.contract.headers import MARK
 
 KEPT_BYTES = 2 << 20
 """Marks of one stream: those of a hundred thousand tokens. One with more is passed on, and cannot be continued."""

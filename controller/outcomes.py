@@ -20,7 +20,7 @@ from fleetstart.controller.seeing.context import TRACE
 from fleetstart.runtime.contract.errors import FleetError
 from fleetstart.runtime.contract.ids import WorkerId
 from fleetstart.runtime.contract.ledger import InvocationRow, InvocationTrace, StartKind, cost_nusd, dollars
-from fleetstart.runtime.contract.messages import WorkerOrder, WorkerStatus
+from fleetstart.runtime.contract.orders import WorkerOrder, WorkerStatus
 from fleetstart.runtime.contract.timeline import Timeline
 
 

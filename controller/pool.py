@@ -16,7 +16,7 @@ from fleetstart.controller.records import Failure
 from fleetstart.runtime.contract.errors import ErrorInfo, StartFailed, WorkerLost, error_from
 from fleetstart.runtime.contract.function import FunctionSpec
 from fleetstart.runtime.contract.ids import WorkerId
-from fleetstart.runtime.contract.messages import FINAL, WorkerState
+from fleetstart.runtime.contract.orders import FINAL, WorkerState
 
 FAILURES_TO_BREAK = 3
 BACKOFF_FIRST_MS = 500

@@ -30,7 +30,8 @@ from fleetstart.controller.view import View
 from fleetstart.runtime.contract.errors import ErrorInfo
 from fleetstart.runtime.contract.function import FunctionSpec
 from fleetstart.runtime.contract.ids import CheckpointId, WorkerId
-from fleetstart.runtime.contract.messages import FunctionLoad, WorkerOrder
+from fleetstart.runtime.contract.orders import WorkerOrder
+from fleetstart.runtime.contract.reports import FunctionLoad
 
 NO_LOAD = FunctionLoad(0, 0)
 WAITED_LEAST_S = 0.05

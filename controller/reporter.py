@@ -16,7 +16,7 @@ import msgspec
 from fleetstart.controller.gateway import Gateway
 from fleetstart.controller.state import REDIS_DOWN, State
 from fleetstart.runtime.contract import keys
-from fleetstart.runtime.contract.messages import GatewayReport
+from fleetstart.runtime.contract.reports import GatewayReport
 
 log = logging.getLogger(__name__)
 

@@ -55,7 +55,8 @@ from fleetstart.runtime.contract.errors import ErrorInfo
 from fleetstart.runtime.contract.function import FunctionSpec, Limits, Scale
 from fleetstart.runtime.contract.ids import CheckpointId, FunctionName, Version
 from fleetstart.runtime.contract.ledger import LedgerRow
-from fleetstart.runtime.contract.messages import NodeReport, WorkerStatus
+from fleetstart.runtime.contract.orders import WorkerStatus
+from fleetstart.runtime.contract.reports import NodeReport
 
 
 class Deployed(msgspec.Struct, frozen=True, kw_only=True):

@@ -28,14 +28,9 @@ from fleetstart.controller.state import REDIS_DOWN, State
 from fleetstart.controller.view import View
 from fleetstart.runtime.contract.errors import ErrorInfo, FleetError, StartFailed
 from fleetstart.runtime.contract.function import FunctionSpec
+from fleetstart.runtime.contract.headers import CONTINUE_HEADER, DEADLINE_HEADER, REQUEST_HEADER, TOKEN_HEADER
 from fleetstart.runtime.contract.ids import WorkerId, new_invocation_id
-from fleetstart.runtime.contract.messages import (
-    CONTINUE_HEADER,
-    DEADLINE_HEADER,
-    REQUEST_HEADER,
-    TOKEN_HEADER,
-    WorkerStatus,
-)
+from fleetstart.runtime.contract.orders import WorkerStatus
 
 log = logging.getLogger(__name__)
 

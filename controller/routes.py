@@ -19,8 +19,9 @@ from fleetstart.controller.records import VersionKey, VersionRecord
 from fleetstart.runtime.contract.errors import FleetError
 from fleetstart.runtime.contract.ids import InvocationId, WorkerId
 from fleetstart.runtime.contract.ledger import StartKind
-from fleetstart.runtime.contract.messages import FunctionLoad, WorkerStatus
+from fleetstart.runtime.contract.orders import WorkerStatus
 from fleetstart.runtime.contract.prices import FIRST, PriceSheet
+from fleetstart.runtime.contract.reports import FunctionLoad
 from fleetstart.runtime.contract.timeline import Timeline
 
 BUSY_NS = 20_000_000

@@ -17,7 +17,7 @@ from fleetstart.controller.reconcile import Reconciler, Step
 from fleetstart.controller.records import VersionKey
 from fleetstart.controller.state import REDIS_DOWN, State
 from fleetstart.runtime.contract.errors import ErrorInfo
-from fleetstart.runtime.contract.messages import WorkerOrder
+from fleetstart.runtime.contract.orders import WorkerOrder
 
 log = logging.getLogger(__name__)
 

@@ -30,14 +30,14 @@ from fleetstart.controller.routes import BUSY_NS, SUSPECT_NS, Call, Route, Worke
 from fleetstart.controller.target import parse_target
 from fleetstart.controller.uploads import header
 from fleetstart.runtime.contract.errors import DeadlineExceeded, FleetError, Unavailable, WorkerLost
-from fleetstart.runtime.contract.ids import InvocationId, new_invocation_id
-from fleetstart.runtime.contract.messages import (
+from fleetstart.runtime.contract.headers import (
     BUSY_HEADER,
     DEADLINE_HEADER,
     DRAINING_HEADER,
     REQUEST_HEADER,
     TOKEN_HEADER,
 )
+from fleetstart.runtime.contract.ids import InvocationId, new_invocation_id
 
 log = logging.getLogger(__name__)
 

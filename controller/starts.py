@@ -41,7 +41,7 @@ from fleetstart.runtime.contract.ids import (
     new_pipeline_id,
     new_worker_id,
 )
-from fleetstart.runtime.contract.messages import WorkerOrder
+from fleetstart.runtime.contract.orders import WorkerOrder
 from fleetstart.runtime.contract.stage import Stage
 
 

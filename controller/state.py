@@ -30,7 +30,8 @@ from fleetstart.controller.view import NodeSeen, View
 from fleetstart.runtime.contract import keys
 from fleetstart.runtime.contract.errors import ErrorInfo
 from fleetstart.runtime.contract.ids import FunctionName, NodeId, WorkerId
-from fleetstart.runtime.contract.messages import GatewayReport, NodeReport, WorkerOrder, WorkerStatus
+from fleetstart.runtime.contract.orders import WorkerOrder, WorkerStatus
+from fleetstart.runtime.contract.reports import GatewayReport, NodeReport
 
 log = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from fleetstart.controller.resources import Share, Traffic, VersionInfo, Version
 from fleetstart.controller.view import View
 from fleetstart.runtime.contract.errors import InvalidInput, NotFound, TooLarge
 from fleetstart.runtime.contract.ids import FunctionName, Version
-from fleetstart.runtime.contract.messages import FINAL
+from fleetstart.runtime.contract.orders import FINAL
 
 BODY_MAX_BYTES = 64 * 1024
 

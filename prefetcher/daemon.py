@@ -38,7 +38,8 @@ from fleetstart.prefetcher.unsealing import Opener
 from fleetstart.prefetcher.watched import watch
 from fleetstart.prefetcher.worker import Worker
 from fleetstart.runtime.contract.ids import WorkerId
-from fleetstart.runtime.contract.messages import NodeReport, WorkerStatus
+from fleetstart.runtime.contract.orders import WorkerStatus
+from fleetstart.runtime.contract.reports import NodeReport
 from fleetstart.runtime.contract.tasks import end_tasks
 
 log = logging.getLogger(__name__)

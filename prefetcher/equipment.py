@@ -22,7 +22,8 @@ from fleetstart.prefetcher.links import Role
 from fleetstart.prefetcher.segments import Segment
 from fleetstart.runtime.contract.channel import ChannelClosed
 from fleetstart.runtime.contract.errors import FleetError, StartFailed
-from fleetstart.runtime.contract.messages import Assign, WorkerOrder
+from fleetstart.runtime.contract.messages import Assign
+from fleetstart.runtime.contract.orders import WorkerOrder
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from fleetstart.prefetcher.meter import Rows
 from fleetstart.prefetcher.segments import Segments
 from fleetstart.prefetcher.speeds import Speeds
 from fleetstart.prefetcher.state import LEASE_MS, NodeState, Unreachable
-from fleetstart.runtime.contract.messages import NodeReport
+from fleetstart.runtime.contract.reports import NodeReport
 
 log = logging.getLogger(__name__)
 

@@ -19,7 +19,8 @@ from fleetstart.prefetcher.relay_objects import Link
 from fleetstart.prefetcher.segments import Segment, Segments
 from fleetstart.runtime.contract.channel import ChannelClosed
 from fleetstart.runtime.contract.errors import FleetError
-from fleetstart.runtime.contract.messages import NO_PEER, Grow, Peers, WorkerOrder
+from fleetstart.runtime.contract.messages import Grow, Peers
+from fleetstart.runtime.contract.orders import NO_PEER, WorkerOrder
 from fleetstart.runtime.contract.stage import Stage
 
 log = logging.getLogger(__name__)

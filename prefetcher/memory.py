@@ -19,7 +19,7 @@ from fleetstart import native
 from fleetstart.runtime.contract.errors import Unavailable
 from fleetstart.runtime.contract.function import GIB
 from fleetstart.runtime.contract.manifest import CHUNK_BYTES
-from fleetstart.runtime.contract.messages import MemoryReport
+from fleetstart.runtime.contract.reports import MemoryReport
 
 log = logging.getLogger(__name__)
 

@@ -29,7 +29,7 @@ from fleetstart.prefetcher.state import NodeState, Unreachable
 from fleetstart.prefetcher.worker import Worker
 from fleetstart.runtime.contract.errors import Unavailable
 from fleetstart.runtime.contract.ids import WorkerId
-from fleetstart.runtime.contract.messages import WorkerOrder
+from fleetstart.runtime.contract.orders import WorkerOrder
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,8 @@ from fleetstart.prefetcher.logs import Stream
 from fleetstart.prefetcher.meter import WorkerMeter
 from fleetstart.prefetcher.printed import read_line
 from fleetstart.runtime.contract.errors import ErrorInfo
-from fleetstart.runtime.contract.messages import Usage, WorkerOrder
+from fleetstart.runtime.contract.messages import Usage
+from fleetstart.runtime.contract.orders import WorkerOrder
 from fleetstart.runtime.contract.prices import PriceSheet
 from fleetstart.runtime.contract.redaction import Redactor
 from fleetstart.runtime.contract.timeline import Timeline, machine_origin_ns

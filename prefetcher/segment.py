@@ -15,7 +15,7 @@ from fleetstart.prefetcher.fetch import Fetch
 from fleetstart.runtime.contract.errors import FleetError, Unavailable
 from fleetstart.runtime.contract.ids import CheckpointId, WorkerId
 from fleetstart.runtime.contract.manifest import Manifest
-from fleetstart.runtime.contract.messages import SegmentReport
+from fleetstart.runtime.contract.reports import SegmentReport
 from fleetstart.runtime.contract.stage import stage_chunks
 
 Layers = tuple[int, int]

@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from fleetstart.runtime.contract.errors import StartFailed
-from fleetstart.runtime.contract.messages import WorkerOrder
+from fleetstart.runtime.contract.orders import WorkerOrder
 from fleetstart.runtime.contract.sealed import INFO, NONCE_BYTES, Sealed, bound_to
 
 

@@ -20,19 +20,8 @@ from fleetstart.prefetcher.links import Role
 from fleetstart.prefetcher.record import Record
 from fleetstart.runtime.contract.channel import ChannelClosed
 from fleetstart.runtime.contract.errors import ErrorInfo, FleetError, StartFailed, error_from
-from fleetstart.runtime.contract.messages import (
-    Drain,
-    Drained,
-    Pooled,
-    Ready,
-    StartError,
-    Usage,
-    Want,
-    Whole,
-    WorkerOrder,
-    WorkerState,
-    WorkerStatus,
-)
+from fleetstart.runtime.contract.messages import Drain, Drained, Pooled, Ready, StartError, Usage, Want, Whole
+from fleetstart.runtime.contract.orders import WorkerOrder, WorkerState, WorkerStatus
 from fleetstart.runtime.contract.redaction import Redactor
 from fleetstart.runtime.contract.timeline import Timeline
 

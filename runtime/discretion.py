@@ -6,7 +6,7 @@ Answers that the handler makes are its own and pass untouched.
 from __future__ import annotations
 
 from fleetstart.runtime.asgi import App, Message, Receive, Scope, Send
-from fleetstart.runtime.contract.messages import ERROR_HEADER
+from fleetstart.runtime.contract.headers import ERROR_HEADER
 from fleetstart.runtime.contract.redaction import Redactor
 
 _ERROR = ERROR_HEADER.encode()

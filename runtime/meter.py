@@ -12,7 +12,8 @@ from typing import Literal
 
 import msgspec
 
-from fleetstart.runtime.contract.messages import Speed, Usage
+from fleetstart.runtime.contract.messages import Usage
+from fleetstart.runtime.contract.speed import Speed
 
 SMOOTHING = 0.2
 """Of a new call once there are some: a change shows within ten."""

@@ -13,7 +13,8 @@ import socket
 import msgspec
 import uvloop
 
-from fleetstart.runtime.contract.messages import TOKEN_HEADER, DaemonMessage, Ready
+from fleetstart.runtime.contract.headers import TOKEN_HEADER
+from fleetstart.runtime.contract.messages import DaemonMessage, Ready
 from fleetstart.runtime.contract.timeline import Timeline
 from fleetstart.runtime.handler import handler_app
 from fleetstart.runtime.meter import Meter

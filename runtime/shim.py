@@ -31,13 +31,13 @@ from fleetstart.runtime.contract.messages import (
     Drained,
     Pooled,
     Ready,
-    Speed,
     StartError,
     Usage,
     Want,
     Whole,
 )
 from fleetstart.runtime.contract.redaction import Redactor
+from fleetstart.runtime.contract.speed import Speed
 from fleetstart.runtime.contract.timeline import Timeline
 from fleetstart.runtime.discretion import discreet
 from fleetstart.runtime.membership import Membership

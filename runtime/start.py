@@ -32,7 +32,8 @@ from fleetstart.runtime.contract.errors import (
     WeightsMissing,
     error_from,
 )
-from fleetstart.runtime.contract.messages import Assign, Speed
+from fleetstart.runtime.contract.messages import Assign
+from fleetstart.runtime.contract.speed import Speed
 from fleetstart.runtime.contract.timeline import Timeline
 from fleetstart.runtime.declare import LLM, Layered
 from fleetstart.runtime.handler import handler_app, is_asgi

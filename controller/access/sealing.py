@@ -17,7 +17,7 @@ from fleetstart.controller.access.records import DEFAULT
 from fleetstart.controller.access.vault import Vault
 from fleetstart.controller.view import View
 from fleetstart.runtime.contract.errors import FleetError, StartFailed
-from fleetstart.runtime.contract.messages import WorkerOrder
+from fleetstart.runtime.contract.orders import WorkerOrder
 from fleetstart.runtime.contract.sealed import INFO, NONCE_BYTES, Sealed, bound_to
 
 

@@ -20,7 +20,7 @@ from fleetstart.controller.state import State
 from fleetstart.runtime.contract import keys
 from fleetstart.runtime.contract.errors import Forbidden, InvalidInput, NotFound
 from fleetstart.runtime.contract.function import SECRET_NAME
-from fleetstart.runtime.contract.messages import FINAL
+from fleetstart.runtime.contract.orders import FINAL
 from fleetstart.runtime.contract.redaction import LEAST_CHARS
 
 VALUE_MAX_BYTES = 32 * 1024

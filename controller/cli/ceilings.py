@@ -23,7 +23,7 @@ from fleetstart.controller.resources import SystemStatus
 from fleetstart.runtime.contract.ceilings import Ceilings, DeviceCeiling, Limit
 from fleetstart.runtime.contract.errors import FleetError
 from fleetstart.runtime.contract.function import GIB, MIB
-from fleetstart.runtime.contract.messages import NodeReport
+from fleetstart.runtime.contract.reports import NodeReport
 
 Answer = TypeVar("Answer")
 

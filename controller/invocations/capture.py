@@ -18,7 +18,7 @@ from fleetstart.controller.invocations.records import Answer, Envelope, run_id
 from fleetstart.controller.invocations.vault import ANSWER_MAX_BYTES
 from fleetstart.controller.responses import Message, RawHeaders, Receive, Scope
 from fleetstart.runtime.contract.errors import ErrorBody, ErrorInfo, FleetError, TooLarge, WorkerLost
-from fleetstart.runtime.contract.messages import ERROR_HEADER
+from fleetstart.runtime.contract.headers import ERROR_HEADER
 
 ERROR_MAX_BYTES = 64 * 1024
 _NOT_KEPT = frozenset((b"content-length", b"connection", b"transfer-encoding", b"server-timing", b"x-request-id"))

@@ -16,7 +16,7 @@ from typing import Any
 
 from fleetstart.runtime.contract.errors import FleetError
 from fleetstart.runtime.contract.function import FunctionSpec
-from fleetstart.runtime.contract.messages import Speed
+from fleetstart.runtime.contract.speed import Speed
 from fleetstart.runtime.declare import Layered
 from fleetstart.runtime.layered.app import LayeredApp, Runner
 from fleetstart.runtime.layered.pipeline import Pipeline

@@ -2,7 +2,7 @@
 
 Tokens are the state (ServerlessLLM section 5.2): keys and values, text, stops and draws all follow from them, from the
 prompt, which comes with the call itself, and from what the first worker chose: id, time, seeds, limits. The gateway
-keeps the marks and brings them back behind the body of the call (`messages.MARK`, `CONTINUE_HEADER`); nobody else can.
+keeps the marks and brings them back behind the body of the call (`headers.MARK`, `CONTINUE_HEADER`); nobody else can.
 They are checked nonetheless: a worker computes nothing that it would refuse from a client.
 """
 
@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from fleetstart.runtime.contract.errors import InvalidInput
-from fleetstart.runtime.contract.messages import CONTINUE_HEADER, MARK
+from fleetstart.runtime.contract.headers import CONTINUE_HEADER, MARK
 from fleetstart.runtime.llm.answers import Request
 from fleetstart.runtime.llm.calls import SEED_BITS
 

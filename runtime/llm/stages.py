@@ -13,7 +13,7 @@ from collections.abc import Callable
 from functools import partial
 
 from fleetstart.runtime.contract.function import LLMSettings
-from fleetstart.runtime.contract.messages import Speed
+from fleetstart.runtime.contract.speed import Speed
 from fleetstart.runtime.llm.app import LLMApp
 from fleetstart.runtime.llm.growth import Growth, Parts
 from fleetstart.runtime.llm.lending import Borrower, Lender

@@ -19,7 +19,7 @@ import msgspec
 
 from fleetstart.runtime.contract import keys
 from fleetstart.runtime.contract.manifest import checkpoint_key
-from fleetstart.runtime.contract.messages import FINAL, WorkerOrder, WorkerStatus
+from fleetstart.runtime.contract.orders import FINAL, WorkerOrder, WorkerStatus
 from tests.bench.coldstart_models import Model
 from tests.bench.samples import ROOT
 from tests.e2e.systems import FS

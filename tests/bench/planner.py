@@ -32,7 +32,7 @@ from fleetstart.controller.planner.measures import NodeMeasures, version_prior
 from fleetstart.controller.planner.shape import EVERY_LAYER
 from fleetstart.runtime.contract.function import GIB, SLO
 from fleetstart.runtime.contract.ids import CheckpointId, FunctionName, NodeId, WorkerId
-from fleetstart.runtime.contract.messages import NodeReport, SegmentReport
+from fleetstart.runtime.contract.reports import NodeReport, SegmentReport
 from fleetstart.runtime.contract.stage import Layout
 from tests.bench.samples import Report, fine, median, parse_options, progress, spread
 

@@ -24,21 +24,18 @@ import redis
 from fleetstart.runtime.contract import keys
 from fleetstart.runtime.contract.errors import ErrorInfo
 from fleetstart.runtime.contract.function import MIB
-from fleetstart.runtime.contract.ids import NodeId, WorkerId
-from fleetstart.runtime.contract.messages import (
+from fleetstart.runtime.contract.headers import (
     BUSY_HEADER,
     CONTINUE_HEADER,
     DEADLINE_HEADER,
     DRAINING_HEADER,
     MARK,
     TOKEN_HEADER,
-    NodeReport,
-    SegmentReport,
-    Speed,
-    WorkerOrder,
-    WorkerState,
-    WorkerStatus,
 )
+from fleetstart.runtime.contract.ids import NodeId, WorkerId
+from fleetstart.runtime.contract.orders import WorkerOrder, WorkerState, WorkerStatus
+from fleetstart.runtime.contract.reports import NodeReport, SegmentReport
+from fleetstart.runtime.contract.speed import Speed
 from fleetstart.runtime.contract.timeline import Timeline
 from tests.servers import AppServer, RedisServer, end, listening_socket, spawn, wait_until
 

@@ -19,7 +19,8 @@ from fleetstart.controller.state import State, connect
 from fleetstart.controller.view import View
 from fleetstart.runtime.contract import keys
 from fleetstart.runtime.contract.ids import FunctionName, NodeId, PipelineId, Version, WorkerId
-from fleetstart.runtime.contract.messages import Speed, WorkerOrder, WorkerStatus
+from fleetstart.runtime.contract.orders import WorkerOrder, WorkerStatus
+from fleetstart.runtime.contract.speed import Speed
 from fleetstart.runtime.contract.stage import Stage
 from fleetstart.runtime.contract.timeline import Timeline, machine_origin_ns
 from tests.controller.conftest import ControllerProcess, HandNode

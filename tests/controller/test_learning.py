@@ -26,14 +26,9 @@ from fleetstart.controller.records import FunctionRecord, StartOutcome, VersionK
 from fleetstart.controller.view import NodeSeen, View
 from fleetstart.runtime.contract import keys
 from fleetstart.runtime.contract.ids import CheckpointId, FunctionName, NodeId, PipelineId, Version, WorkerId
-from fleetstart.runtime.contract.messages import (
-    FunctionLoad,
-    GatewayReport,
-    NodeReport,
-    Speed,
-    WorkerOrder,
-    WorkerStatus,
-)
+from fleetstart.runtime.contract.orders import WorkerOrder, WorkerStatus
+from fleetstart.runtime.contract.reports import FunctionLoad, GatewayReport, NodeReport
+from fleetstart.runtime.contract.speed import Speed
 from fleetstart.runtime.contract.stage import Stage
 from fleetstart.runtime.contract.timeline import Timeline
 from tests.controller.test_autoscale import spec

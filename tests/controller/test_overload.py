@@ -12,7 +12,8 @@ import httpx
 import pytest
 
 from fleetstart.runtime.contract.function import MIB
-from fleetstart.runtime.contract.messages import SegmentReport, WorkerOrder
+from fleetstart.runtime.contract.orders import WorkerOrder
+from fleetstart.runtime.contract.reports import SegmentReport
 from tests.controller.conftest import ControllerProcess, HandNode, WorkerApp
 from tests.controller.test_api import CHECKPOINT, PART, manifest, put
 from tests.servers import wait_until

@@ -8,7 +8,7 @@ import msgspec
 
 from fleetstart.controller.pipelines import grown, is_helper, tend
 from fleetstart.runtime.contract.ids import FunctionName, NodeId, PipelineId, Version, WorkerId
-from fleetstart.runtime.contract.messages import NO_PEER, WorkerOrder, WorkerStatus
+from fleetstart.runtime.contract.orders import NO_PEER, WorkerOrder, WorkerStatus
 from fleetstart.runtime.contract.stage import Stage
 from tests.controller.test_autoscale import spec
 

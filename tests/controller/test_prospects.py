@@ -13,7 +13,8 @@ from fleetstart.controller.view import NodeSeen
 from fleetstart.runtime.contract.errors import ErrorInfo, NotFound
 from fleetstart.runtime.contract.function import MIB, SLO, LLMSettings
 from fleetstart.runtime.contract.ids import CheckpointId, FunctionName, NodeId, Version, WorkerId
-from fleetstart.runtime.contract.messages import SegmentReport, WorkerOrder
+from fleetstart.runtime.contract.orders import WorkerOrder
+from fleetstart.runtime.contract.reports import SegmentReport
 from fleetstart.runtime.contract.stage import Layout
 from tests.controller.test_reconcile import Cluster, F
 from tests.controller.test_routes import status

@@ -13,7 +13,8 @@ from fleetstart.runtime.contract.clock import ManualClock
 from fleetstart.runtime.contract.errors import ErrorInfo
 from fleetstart.runtime.contract.function import MIB, SLO, FunctionSpec, LLMSettings, Scale
 from fleetstart.runtime.contract.ids import CheckpointId, FunctionName, NodeId, Version, WorkerId
-from fleetstart.runtime.contract.messages import FunctionLoad, GatewayReport, NodeReport, WorkerState, WorkerStatus
+from fleetstart.runtime.contract.orders import WorkerState, WorkerStatus
+from fleetstart.runtime.contract.reports import FunctionLoad, GatewayReport, NodeReport
 from fleetstart.runtime.contract.stage import Layout
 from tests.controller.test_autoscale import spec
 

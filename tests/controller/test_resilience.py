@@ -21,7 +21,7 @@ from fleetstart.controller.view import View
 from fleetstart.runtime.contract import keys
 from fleetstart.runtime.contract.ids import FunctionName, InvocationId, NodeId, Version, WorkerId
 from fleetstart.runtime.contract.ledger import InvocationRow, InvocationTrace, OpenInvocation
-from fleetstart.runtime.contract.messages import WorkerOrder
+from fleetstart.runtime.contract.orders import WorkerOrder
 from fleetstart.runtime.contract.timeline import Timeline
 from tests.controller.conftest import ControllerProcess, HandNode
 from tests.controller.test_autoscale import spec

@@ -12,7 +12,7 @@ from fleetstart.controller.rollouts import SLACK_MS, probe_path, verdict
 from fleetstart.runtime.contract.errors import ErrorInfo
 from fleetstart.runtime.contract.function import FunctionSpec, LLMSettings
 from fleetstart.runtime.contract.ids import CheckpointId, Version
-from fleetstart.runtime.contract.messages import WorkerOrder
+from fleetstart.runtime.contract.orders import WorkerOrder
 from tests.controller.conftest import ControllerProcess, HandNode
 from tests.controller.test_autoscale import spec
 from tests.servers import wait_until

@@ -14,7 +14,7 @@ from fleetstart.controller.waiting import Predicted, Waits
 from fleetstart.runtime.contract.errors import Overloaded, QueueFull
 from fleetstart.runtime.contract.function import MIB
 from fleetstart.runtime.contract.ids import NodeId
-from fleetstart.runtime.contract.messages import FunctionLoad, GatewayReport, SegmentReport
+from fleetstart.runtime.contract.reports import FunctionLoad, GatewayReport, SegmentReport
 from tests.controller.test_prospects import CHAT, KEY, deployed
 from tests.controller.test_reconcile import Cluster
 from tests.controller.test_routes import MS, call, status

@@ -22,6 +22,7 @@ import xxhash
 
 from fleetstart.runtime.contract import keys
 from fleetstart.runtime.contract.function import MIB, FunctionSpec
+from fleetstart.runtime.contract.headers import TOKEN_HEADER
 from fleetstart.runtime.contract.ids import (
     BundleId,
     CheckpointId,
@@ -33,7 +34,8 @@ from fleetstart.runtime.contract.ids import (
 )
 from fleetstart.runtime.contract.ledger import LogLine, PhaseRow
 from fleetstart.runtime.contract.manifest import Manifest, Part, TensorEntry, checkpoint_id, manifest_bytes
-from fleetstart.runtime.contract.messages import FINAL, TOKEN_HEADER, NodeReport, WorkerOrder, WorkerStatus
+from fleetstart.runtime.contract.orders import FINAL, WorkerOrder, WorkerStatus
+from fleetstart.runtime.contract.reports import NodeReport
 from tests.servers import RedisServer, free_port, spawn, wait_until
 
 CHUNK_BYTES = 64 * 1024

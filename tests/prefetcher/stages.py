@@ -16,7 +16,7 @@ from fleetstart.prefetcher.segments import Segment, Segments
 from fleetstart.prefetcher.sources import Abandoned, FileSource, Range, Source, SourceError
 from fleetstart.runtime.contract.ids import CheckpointId, WorkerId
 from fleetstart.runtime.contract.manifest import Manifest, Part, TensorEntry, checkpoint_id, manifest_bytes
-from fleetstart.runtime.contract.messages import SegmentReport
+from fleetstart.runtime.contract.reports import SegmentReport
 from fleetstart.runtime.contract.stage import stage_chunks
 from tests.prefetcher.nodes import CHUNK_BYTES, Store
 from tests.servers import wait_until

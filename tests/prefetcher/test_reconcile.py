@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from fleetstart.prefetcher.reconcile import Action, Drain, Forget, Kill, Own, Refuse, Start, act_on_order, reconcile
 from fleetstart.runtime.contract.function import FunctionSpec
 from fleetstart.runtime.contract.ids import BundleId, FunctionName, NodeId, Version, WorkerId
-from fleetstart.runtime.contract.messages import FINAL, WorkerOrder, WorkerState
+from fleetstart.runtime.contract.orders import FINAL, WorkerOrder, WorkerState
 
 W = WorkerId("w-1")
 STATES: tuple[WorkerState, ...] = ("starting", "ready", "draining", "gone", "failed")

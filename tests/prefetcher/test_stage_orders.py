@@ -14,7 +14,8 @@ import pytest
 from fleetstart.prefetcher.links import StageSockets
 from fleetstart.runtime.contract import keys
 from fleetstart.runtime.contract.ids import BundleId, PipelineId, Version, WorkerId, new_worker_id
-from fleetstart.runtime.contract.messages import NO_PEER, SegmentReport, WorkerOrder
+from fleetstart.runtime.contract.orders import NO_PEER, WorkerOrder
+from fleetstart.runtime.contract.reports import SegmentReport
 from fleetstart.runtime.contract.stage import Stage
 from tests.prefetcher.nodes import Node, Store, spec_of
 from tests.prefetcher.stages import LAYERS, Model

@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetstart.runtime.contract.messages import Speed, Usage
+from fleetstart.runtime.contract.messages import Usage
+from fleetstart.runtime.contract.speed import Speed
 from fleetstart.runtime.meter import Meter, folded
 
 

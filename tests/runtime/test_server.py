@@ -12,15 +12,14 @@ import httpx
 import pytest
 
 from fleetstart.runtime.contract import exits
-from fleetstart.runtime.contract.messages import (
+from fleetstart.runtime.contract.headers import (
     BUSY_HEADER,
     DEADLINE_HEADER,
     DRAINING_HEADER,
     ERROR_HEADER,
     TOKEN_HEADER,
-    Drained,
-    Usage,
 )
+from fleetstart.runtime.contract.messages import Drained, Usage
 from tests.runtime.workers import NO_HEADERS, Functions, Worker, until
 
 GATES = """

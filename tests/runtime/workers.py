@@ -20,11 +20,9 @@ import msgspec
 from fleetstart.runtime.contract.channel import Channel, pair
 from fleetstart.runtime.contract.errors import ErrorInfo
 from fleetstart.runtime.contract.function import FunctionSpec
+from fleetstart.runtime.contract.headers import DEADLINE_HEADER, REQUEST_HEADER, TOKEN_HEADER
 from fleetstart.runtime.contract.ids import BundleId, FunctionName, Version, WorkerId
 from fleetstart.runtime.contract.messages import (
-    DEADLINE_HEADER,
-    REQUEST_HEADER,
-    TOKEN_HEADER,
     Assign,
     Drain,
     Exited,

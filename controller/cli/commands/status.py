@@ -14,7 +14,7 @@ from fleetstart.controller.cli.moments import utc
 from fleetstart.controller.cli.root import verb
 from fleetstart.controller.resources import BudgetInfo, SystemStatus
 from fleetstart.runtime.contract.ledger import dollars
-from fleetstart.runtime.contract.messages import NodeReport
+from fleetstart.runtime.contract.reports import NodeReport
 
 
 @click.command

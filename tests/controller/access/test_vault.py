@@ -19,7 +19,7 @@ from fleetstart.prefetcher.unsealing import Opener
 from fleetstart.runtime.contract.errors import StartFailed
 from fleetstart.runtime.contract.function import FunctionSpec
 from fleetstart.runtime.contract.ids import BundleId, FunctionName, NodeId, Version, WorkerId
-from fleetstart.runtime.contract.messages import WorkerOrder
+from fleetstart.runtime.contract.orders import WorkerOrder
 from fleetstart.runtime.contract.sealed import Sealed, bound_to
 
 VALUE = "hf_correct horse ✓\nbattery"

@@ -9,7 +9,7 @@ from fleetstart.controller.records import FunctionRecord, VersionKey, VersionRec
 from fleetstart.controller.view import View
 from fleetstart.runtime.contract.function import FunctionSpec, Scale
 from fleetstart.runtime.contract.ids import BundleId, FunctionName, NodeId, PipelineId, Version, WorkerId
-from fleetstart.runtime.contract.messages import WorkerOrder, WorkerState, WorkerStatus
+from fleetstart.runtime.contract.orders import WorkerOrder, WorkerState, WorkerStatus
 from fleetstart.runtime.contract.stage import Stage
 
 F = FunctionName("f")

@@ -17,7 +17,7 @@ from fleetstart.controller.cli.root import run
 from fleetstart.runtime.contract.ceilings import Ceilings
 from fleetstart.runtime.contract.function import MIB
 from fleetstart.runtime.contract.ids import NodeId
-from fleetstart.runtime.contract.messages import MemoryReport, NodeReport
+from fleetstart.runtime.contract.reports import MemoryReport, NodeReport
 from tests.controller.cli.checkpoints import encode
 from tests.controller.cli.system import System
 from tests.servers import wait_until

@@ -13,7 +13,8 @@ from fleetstart.controller.planner.measures import Estimate, NodeMeasures
 from fleetstart.controller.planner.shape import EVERY_LAYER, layer_set
 from fleetstart.runtime.contract.function import SLO, LLMSettings
 from fleetstart.runtime.contract.ids import CheckpointId, FunctionName, NodeId, PipelineId, Version, WorkerId
-from fleetstart.runtime.contract.messages import NodeReport, SegmentReport, WorkerOrder, WorkerState, WorkerStatus
+from fleetstart.runtime.contract.orders import WorkerOrder, WorkerState, WorkerStatus
+from fleetstart.runtime.contract.reports import NodeReport, SegmentReport
 from fleetstart.runtime.contract.stage import Layout, Stage
 from tests.controller.planner.worlds import CHAT, MB, request, taken
 from tests.controller.test_autoscale import spec
