@@ -11,7 +11,6 @@ import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from importlib.metadata import version as installed_version
-from typing import Any
 
 import msgspec
 from starlette.applications import Starlette
@@ -31,6 +30,7 @@ from fleetstart.controller.function_openapi import function_document
 from fleetstart.controller.history import History, no_trace
 from fleetstart.controller.invocations.api import InvocationsApi
 from fleetstart.controller.invocations.schedules import check_schedule
+from fleetstart.controller.json_http import function_asked_for, json_answer, json_body, now_unix_ms
 from fleetstart.controller.objects import ObjectStore
 from fleetstart.controller.openapi import document
 from fleetstart.controller.pool import broken
@@ -45,7 +45,7 @@ from fleetstart.controller.store_api import StoreApi
 from fleetstart.controller.versions import limits_of, pointed, scale_of
 from fleetstart.controller.versions_api import VersionsApi
 from fleetstart.controller.view import View
-from fleetstart.runtime.contract.errors import FleetError, InvalidInput, InvalidSpec, NotFound, TooLarge, Unavailable
+from fleetstart.runtime.contract.errors import FleetError, InvalidInput, InvalidSpec, NotFound, Unavailable
 from fleetstart.runtime.contract.function import SPEC_MAX_BYTES, FunctionSpec
 from fleetstart.runtime.contract.ids import FunctionName, InvocationId, Version
 from fleetstart.runtime.contract.ledger import InvocationTrace
@@ -110,15 +110,15 @@ class Api:
         )
 
     async def healthz(self, request: Request) -> Response:
-        return _json({"ok": True})
+        return json_answer({"ok": True})
 
     async def openapi(self, request: Request) -> Response:
-        return _json(document(self._services.config.url))
+        return json_answer(document(self._services.config.url))
 
     async def status(self, request: Request) -> Response:
         services, view, caller = self._services, self._services.view, caller_of(request)
         now_ns = time.monotonic_ns()
-        return _json(
+        return json_answer(
             SystemStatus(
                 version=installed_version("fleetstart"),
                 url=services.config.url,
@@ -135,19 +135,22 @@ class Api:
     # ── functions ──────────────────────────────────────────────────────────────────────────────────
 
     async def deploy(self, request: Request) -> Response:
-        spec = self._services.access.deployable(caller_of(request), _spec(await _small_body(request)))
+        spec = self._services.access.deployable(
+            caller_of(request),
+            await json_body(request, FunctionSpec, limit_bytes=2 * SPEC_MAX_BYTES, error=InvalidSpec),
+        )
         about(request, spec.name)
         check_schedule(spec)
         record, created = await self._services.registry.deploy(
             spec,
-            _now_unix_ms(),
+            now_unix_ms(),
             alias=request.query_params.get("alias", LIVE),
             percent=_number(request, "percent", 100, 1000),
             probe=_flag(request, "probe"),
         )
         function = self._services.view.functions.get(spec.name)
         rollout = function.rollout if function is not None else None
-        return _json(
+        return json_answer(
             Deployed(
                 name=spec.name,
                 version=record.version,
@@ -158,27 +161,24 @@ class Api:
         )
 
     async def forecast(self, request: Request) -> Response:
-        try:
-            proposal = msgspec.json.decode(await _small_body(request), type=Proposal)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise InvalidSpec(f"the proposal is not understood: {error}") from error
+        proposal = await json_body(request, Proposal, limit_bytes=2 * SPEC_MAX_BYTES, error=InvalidSpec)
         self._known()
         view = self._services.view
-        return _json(forecast(view, proposal, now_ns=time.monotonic_ns(), now_unix_ns=time.time_ns()))
+        return json_answer(forecast(view, proposal, now_ns=time.monotonic_ns(), now_unix_ns=time.time_ns()))
 
     async def functions(self, request: Request) -> Response:
         caller = caller_of(request)
-        return _json([self._info(record) for record in self._known().values() if caller.sees(record.name)])
+        return json_answer([self._info(record) for record in self._known().values() if caller.sees(record.name)])
 
     async def function(self, request: Request) -> Response:
-        return _json(self._info(self._record(request.path_params["name"])))
+        return json_answer(self._info(self._record(request.path_params["name"])))
 
     async def delete(self, request: Request) -> Response:
         name = FunctionName(request.path_params["name"])
         record = self._known().get(name)
         info = self._info(record) if record is not None else None
         await self._services.registry.delete(name)
-        return _json(info)
+        return json_answer(info)
 
     async def logs(self, request: Request) -> Response:
         name = FunctionName(request.path_params["name"])
@@ -198,7 +198,7 @@ class Api:
             number = pointed(record, wanted)
         version = await self._services.registry.version(record.name, number)
         reference = f"@{wanted}" if wanted != LIVE else ""
-        return _json(function_document(version.spec, number, self._url(record.name) + reference))
+        return json_answer(function_document(version.spec, number, self._url(record.name) + reference))
 
     def _known(self) -> dict[FunctionName, FunctionRecord]:
         view = self._services.view
@@ -227,7 +227,7 @@ class Api:
             workers=[msgspec.structs.replace(status, token="") for status in workers],
             queued=load.queued,
             running=load.running,
-            broken=failure.error if failure is not None and broken(failure, _now_unix_ms()) else None,
+            broken=failure.error if failure is not None and broken(failure, now_unix_ms()) else None,
             prediction=self._prediction(key),
             scale=scale_of(record, view.versions[key].spec),
             limits=limits_of(record, view.versions[key].spec),
@@ -240,11 +240,13 @@ class Api:
 
     async def invocations(self, request: Request) -> Response:
         limit = _number(request, "limit", 20, LIMIT_MAX)
-        return _json(await self._services.history.invocations(_function(request), limit, caller_of(request).sees))
+        return json_answer(
+            await self._services.history.invocations(function_asked_for(request), limit, caller_of(request).sees)
+        )
 
     async def invocation(self, request: Request) -> Response:
         kept = await self._services.invocations.one(request)
-        return _json(kept or await self._trace(request))
+        return json_answer(kept or await self._trace(request))
 
     async def plan(self, request: Request) -> Response:
         services = self._services
@@ -253,7 +255,7 @@ class Api:
         key = VersionKey(trace.row.function, trace.row.version)
         version = services.view.versions.get(key)
         is_llm = version is not None and version.spec.llm is not None
-        return _json(invocation_plan(trace, plan, is_llm=is_llm, prediction=self._prediction(key)))
+        return json_answer(invocation_plan(trace, plan, is_llm=is_llm, prediction=self._prediction(key)))
 
     async def _trace(self, request: Request) -> InvocationTrace:
         """Errors: NotFound, also for one that is none of the caller's."""
@@ -270,19 +272,6 @@ class Api:
         return Prediction(error=measures.ttft_error.value, starts=measures.ttft_error.count)
 
 
-def _now_unix_ms() -> int:
-    return time.time_ns() // 1_000_000
-
-
-def _json(value: Any, *, status: int = 200) -> Response:
-    return Response(msgspec.json.encode(value), status_code=status, media_type="application/json")
-
-
-def _function(request: Request) -> FunctionName | None:
-    name = request.query_params.get("function")
-    return FunctionName(name) if name else None
-
-
 def _number(request: Request, name: str, default: int, most: int) -> int:
     text = request.query_params.get(name) or str(default)
     if not text.isdecimal() or len(text) > 18:
@@ -292,22 +281,6 @@ def _number(request: Request, name: str, default: int, most: int) -> int:
 
 def _flag(request: Request, name: str) -> bool:
     return request.query_params.get(name, "0") not in ("", "0", "false")
-
-
-async def _small_body(request: Request) -> bytes:
-    body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > 2 * SPEC_MAX_BYTES:
-            raise TooLarge(f"a function spec has {SPEC_MAX_BYTES} bytes at most")
-    return bytes(body)
-
-
-def _spec(body: bytes) -> FunctionSpec:
-    try:
-        return msgspec.json.decode(body, type=FunctionSpec)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidSpec(f"the function spec is not understood: {error}") from error
 
 
 async def _ending_quietly(lines: AsyncIterator[bytes]) -> AsyncIterator[bytes]:

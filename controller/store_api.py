@@ -6,12 +6,12 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 
-import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from fleetstart.controller.checkpoints import Checkpoints
+from fleetstart.controller.json_http import json_answer
 from fleetstart.controller.objects import ObjectStore, Upload, check_checkpoint, check_key, not_found
 from fleetstart.controller.ranges import NotSatisfiable, parse_range
 from fleetstart.controller.responses import error_json
@@ -64,11 +64,11 @@ class StoreApi:
             await self._store.put(key, Upload(key, chunks))
         except ClientDisconnect:
             return Response(status_code=499)
-        return _json({"key": key}, status=201)
+        return json_answer({"key": key}, status=201)
 
     async def list_checkpoints(self, request: Request) -> Response:
         unfinished = request.query_params.get("unfinished", "0") not in ("", "0", "false")
-        return _json(await self._checkpoints.list(unfinished=unfinished))
+        return json_answer(await self._checkpoints.list(unfinished=unfinished))
 
     async def get_manifest(self, request: Request) -> Response:
         data = await self._checkpoints.manifest(check_checkpoint(request.path_params["id"]))
@@ -76,7 +76,7 @@ class StoreApi:
 
     async def delete_checkpoint(self, request: Request) -> Response:
         checkpoint = check_checkpoint(request.path_params["id"])
-        return _json(await self._checkpoints.remove(checkpoint, time.time_ns() // 1_000_000))
+        return json_answer(await self._checkpoints.remove(checkpoint, time.time_ns() // 1_000_000))
 
     async def _found(self, request: Request) -> tuple[str, int]:
         key = check_key(request.path_params["key"])
@@ -116,7 +116,3 @@ async def _small(key: str, chunks: AsyncIterator[bytes]) -> bytes:
 
 async def _once(data: bytes) -> AsyncIterator[bytes]:
     yield data
-
-
-def _json(value: object, *, status: int = 200) -> Response:
-    return Response(msgspec.json.encode(value), status_code=status, media_type="application/json")

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import msgspec
 from starlette.requests import Request
@@ -14,15 +13,16 @@ from starlette.routing import Route
 
 from fleetstart.controller import versions
 from fleetstart.controller.access.placing import check_scale
+from fleetstart.controller.json_http import json_answer, json_body, now_unix_ms
 from fleetstart.controller.records import FunctionRecord, Scaled, VersionKey
 from fleetstart.controller.registry import NO_VERSION, Registry
 from fleetstart.controller.resources import Share, Traffic, VersionInfo, VersionRef
 from fleetstart.controller.view import View
-from fleetstart.runtime.contract.errors import InvalidInput, NotFound, TooLarge
+from fleetstart.runtime.contract.errors import InvalidInput, NotFound
 from fleetstart.runtime.contract.ids import FunctionName, Version
 from fleetstart.runtime.contract.orders import FINAL
 
-BODY_MAX_BYTES = 64 * 1024
+Kind = TypeVar("Kind", bound=msgspec.Struct)
 
 
 class VersionsApi:
@@ -47,7 +47,7 @@ class VersionsApi:
             for status in self._view.statuses.values()
             if status.function == record.name and status.state not in FINAL
         )
-        return _json(
+        return json_answer(
             [
                 VersionInfo(
                     version=one.version,
@@ -62,13 +62,13 @@ class VersionsApi:
         )
 
     async def traffic(self, request: Request) -> Response:
-        return _json(traffic_of(self._record(request)))
+        return json_answer(traffic_of(self._record(request)))
 
     async def set_alias(self, request: Request) -> Response:
         alias, record = request.path_params["alias"], self._record(request)
-        version = await self._version(record, (await _body(request, VersionRef)).version)
+        version = await self._version(record, (await json_body(request, VersionRef)).version)
         return await self._change(
-            record.name, lambda now: versions.with_alias(now, alias, version, _now_unix_ms()), fresh=version
+            record.name, lambda now: versions.with_alias(now, alias, version, now_unix_ms()), fresh=version
         )
 
     async def delete_alias(self, request: Request) -> Response:
@@ -78,29 +78,29 @@ class VersionsApi:
     async def split(self, request: Request) -> Response:
         record = self._record(request)
         weights: dict[Version, int] = {}
-        for share in await _body(request, list[Share]):
+        for share in await json_body(request, list[Share]):
             version = await self._version(record, share.version)
             if version in weights:
                 raise InvalidInput(f"version {version} is named twice", hint="give each version one share")
             weights[version] = share.percent
-        return await self._change(record.name, lambda now: versions.with_split(now, weights, _now_unix_ms()))
+        return await self._change(record.name, lambda now: versions.with_split(now, weights, now_unix_ms()))
 
     async def rollback(self, request: Request) -> Response:
         record = self._record(request)
-        wanted = await _body(request, VersionRef | None)
+        wanted = await _or_nothing(request, VersionRef)
         to = await self._version(record, wanted.version) if wanted is not None else None
         fresh = versions.rolled_back(record, to, 0).live
-        return await self._change(record.name, lambda now: versions.rolled_back(now, to, _now_unix_ms()), fresh=fresh)
+        return await self._change(record.name, lambda now: versions.rolled_back(now, to, now_unix_ms()), fresh=fresh)
 
     async def scale(self, request: Request) -> Response:
-        wanted = await _body(request, Scaled | None)
+        wanted = await _or_nothing(request, Scaled)
         check_scale(self._view, self._record(request).name, wanted)
         return await self._change(self._record(request).name, lambda now: versions.scaled(now, wanted))
 
     async def _change(
         self, name: FunctionName, change: Callable[[FunctionRecord], FunctionRecord], *, fresh: Version = NO_VERSION
     ) -> Response:
-        return _json(traffic_of(await self._registry.change(name, change, fresh=fresh)))
+        return json_answer(traffic_of(await self._registry.change(name, change, fresh=fresh)))
 
     async def _version(self, record: FunctionRecord, ref: int | str) -> Version:
         """A number that exists, or what an alias points at. Errors: NotFound."""
@@ -137,21 +137,7 @@ def traffic_of(record: FunctionRecord) -> Traffic:
     )
 
 
-def _now_unix_ms() -> int:
-    return time.time_ns() // 1_000_000
-
-
-async def _body(request: Request, kind: Any) -> Any:
-    body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > BODY_MAX_BYTES:
-            raise TooLarge(f"{request.url.path} takes {BODY_MAX_BYTES} bytes at most")
-    try:
-        return msgspec.json.decode(bytes(body or b"null"), type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidInput(f"{request.url.path}: the body is not understood: {error}") from error
-
-
-def _json(value: object) -> Response:
-    return Response(msgspec.json.encode(value), media_type="application/json")
+async def _or_nothing(request: Request, kind: type[Kind]) -> Kind | None:
+    """No body, or null, is nothing."""
+    either: Any = kind | None
+    return cast("Kind | None", await json_body(request, either, empty=b"null"))

@@ -8,12 +8,12 @@ from starlette.routing import Route
 
 from fleetstart.controller.access.audit import AuditLog
 from fleetstart.controller.access.decide import Caller
-from fleetstart.controller.access.handling import answer
 from fleetstart.controller.access.keys_api import KeysApi
 from fleetstart.controller.access.placing import placed
 from fleetstart.controller.access.projects_api import ProjectsApi
 from fleetstart.controller.access.secrets_api import SecretsApi
 from fleetstart.controller.access.vault import Vault
+from fleetstart.controller.json_http import json_answer
 from fleetstart.controller.state import State
 from fleetstart.runtime.contract.errors import InvalidInput
 from fleetstart.runtime.contract.function import FunctionSpec
@@ -35,7 +35,7 @@ class AccessApi:
     async def audit(self, request: Request) -> Response:
         query = request.query_params
         since_unix_ms, limit = _number(query.get("since_unix_ms"), 0), _number(query.get("limit"), 1000)
-        return answer(await self._audit.read(since_unix_ms, query.get("by", ""), min(limit, AUDIT_MAX)))
+        return json_answer(await self._audit.read(since_unix_ms, query.get("by", ""), min(limit, AUDIT_MAX)))
 
     def deployable(self, caller: Caller, spec: FunctionSpec) -> FunctionSpec:
         """The spec as it may be deployed by this caller. Errors: those of `placed`."""

@@ -24,6 +24,7 @@ from fleetstart.controller.access.requirements import Kind, Need, need_of
 from fleetstart.controller.access.seen import project_of, seen_object
 from fleetstart.controller.invocations.envelopes import CALLER as INVOKER
 from fleetstart.controller.invocations.envelopes import Caller as Invoker
+from fleetstart.controller.json_http import now_unix_ms
 from fleetstart.controller.responses import Message, RawHeaders, Receive, Scope, Send
 from fleetstart.controller.sockets import deny
 from fleetstart.controller.state import REDIS_DOWN
@@ -90,7 +91,7 @@ class Door:
         if caller.key is not None:
             scope[KEY] = caller.name
             scope["headers"] = _without_key(scope["headers"])
-            self._audit.used(caller.name, _now_unix_ms())
+            self._audit.used(caller.name, now_unix_ms())
         scope[CALLER] = caller
         if need is None or not need.verb:
             await self._app(scope, receive, send)
@@ -105,7 +106,7 @@ class Door:
         if table.locked:
             text = shown_in(header(scope, b"authorization"), header(scope, OWN_HEADER))
             return Caller(
-                name=(record := authenticate(table, text, _now_unix_ms())).name,
+                name=(record := authenticate(table, text, now_unix_ms())).name,
                 key=record,
                 project_of=lambda function: project_of(self._view, function),
             )
@@ -160,7 +161,7 @@ class Door:
             if message["type"] == "http.response.start":
                 code = _error_code(message)
                 event = AuditEvent(
-                    unix_ms=_now_unix_ms(),
+                    unix_ms=now_unix_ms(),
                     by=caller.name,
                     address=_address(scope),
                     verb=deed.verb,
@@ -260,7 +261,3 @@ def _error_code(message: Message) -> str:
 def _address(scope: Scope) -> str:
     client = scope.get("client")
     return str(client[0]) if client else LOCAL
-
-
-def _now_unix_ms() -> int:
-    return time.time_ns() // 1_000_000

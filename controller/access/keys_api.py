@@ -11,7 +11,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from fleetstart.controller.access.credentials import NewCredential, new_credential
-from fleetstart.controller.access.handling import about, answer, body_of, caller_of, now_unix_ms
+from fleetstart.controller.access.handling import about, caller_of
 from fleetstart.controller.access.records import (
     FUNCTIONS_MAX,
     LOCAL,
@@ -22,6 +22,7 @@ from fleetstart.controller.access.records import (
 from fleetstart.controller.access.resources import KeyCreated, KeyInfo, NewKey, Rotation
 from fleetstart.controller.access.shelf import Shelf
 from fleetstart.controller.access.table import AccessTable
+from fleetstart.controller.json_http import json_answer, json_body, now_unix_ms
 from fleetstart.controller.state import State
 from fleetstart.runtime.contract import keys
 from fleetstart.runtime.contract.errors import InvalidInput, NotFound
@@ -49,10 +50,10 @@ class KeysApi:
         used: Any = await self._state.client.hgetall(keys.KEYS_USED)
         now = now_unix_ms()
         records = sorted(self._table.keys.values(), key=lambda record: record.name)
-        return answer([info(one, now, int(used.get(one.name.encode(), 0))) for one in records])
+        return json_answer([info(one, now, int(used.get(one.name.encode(), 0))) for one in records])
 
     async def create(self, request: Request) -> Response:
-        new = await body_of(request, NewKey)
+        new = await json_body(request, NewKey)
         about(request, new.name[:80])
         now = now_unix_ms()
         made = new_credential()
@@ -66,18 +67,18 @@ class KeysApi:
             return record
 
         await self._shelf.change(new.name, first_of_its_name)
-        return answer(KeyCreated(key=made.text, info=info(record, now), first=not table.locked), status=201)
+        return json_answer(KeyCreated(key=made.text, info=info(record, now), first=not table.locked), status=201)
 
     async def rotate(self, request: Request) -> Response:
         name = request.path_params["name"]
-        terms = await body_of(request, Rotation)
+        terms = await json_body(request, Rotation)
         if not 0 <= terms.grace_s <= GRACE_MAX_S:
             raise InvalidInput(f"a grace period has 0 s to {GRACE_MAX_S // 86_400} days, got {terms.grace_s:g} s")
         now = now_unix_ms()
         made = new_credential()
         record = await self._shelf.change(name, lambda known: _rotated(self._known(known, name), made, terms, now))
         assert record is not None
-        return answer(KeyCreated(key=made.text, info=info(record, now)))
+        return json_answer(KeyCreated(key=made.text, info=info(record, now)))
 
     async def revoke(self, request: Request) -> Response:
         name = request.path_params["name"]
@@ -92,7 +93,7 @@ class KeysApi:
 
         record = await self._shelf.change(name, revoked)
         assert record is not None
-        return answer(info(record, now))
+        return json_answer(info(record, now))
 
     def _known(self, record: KeyRecord | None, name: str) -> KeyRecord:
         if record is None:

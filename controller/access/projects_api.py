@@ -8,11 +8,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from fleetstart.controller.access.handling import answer, body_of, caller_of, now_unix_ms
+from fleetstart.controller.access.handling import caller_of
 from fleetstart.controller.access.records import DEFAULT, ProjectRecord, Quotas, check_name
 from fleetstart.controller.access.resources import ProjectInfo, ProjectTerms
 from fleetstart.controller.access.seen import claims_of
 from fleetstart.controller.access.shelf import Shelf
+from fleetstart.controller.json_http import json_answer, json_body, now_unix_ms
 from fleetstart.controller.state import State
 from fleetstart.controller.view import View
 from fleetstart.runtime.contract import keys
@@ -35,12 +36,12 @@ class ProjectsApi:
         caller = caller_of(request)
         shown = [project_info(self._view, name) for name in sorted({DEFAULT, *self._view.access.projects})]
         if not caller.limited:
-            return answer(shown)
-        return answer([one for one in shown if one.name == caller.project or any(map(caller.sees, one.functions))])
+            return json_answer(shown)
+        return json_answer([one for one in shown if one.name == caller.project or any(map(caller.sees, one.functions))])
 
     async def set(self, request: Request) -> Response:
         name = check_name("project", request.path_params["name"])
-        terms = await body_of(request, ProjectTerms)
+        terms = await json_body(request, ProjectTerms)
         by, now = caller_of(request).name, now_unix_ms()
         if len(self._view.access.projects) >= PROJECTS_MAX and name not in self._view.access.projects:
             raise InvalidInput(f"there are {PROJECTS_MAX} projects already, and cannot be more")
@@ -54,7 +55,7 @@ class ProjectsApi:
             )
 
         await self._shelf.change(name, changed)
-        return answer(project_info(self._view, name))
+        return json_answer(project_info(self._view, name))
 
     async def remove(self, request: Request) -> Response:
         name = request.path_params["name"]
@@ -78,7 +79,7 @@ class ProjectsApi:
                     hint=f"remove them first: {advice} {names[0]}",
                 )
         await self._shelf.change(name, lambda known: None)
-        return answer(info)
+        return json_answer(info)
 
 
 def project_info(view: View, name: str) -> ProjectInfo:

@@ -10,12 +10,13 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from fleetstart.controller.access.decide import Caller
-from fleetstart.controller.access.handling import about, answer, body_of, caller_of, now_unix_ms
+from fleetstart.controller.access.handling import about, caller_of
 from fleetstart.controller.access.placing import SECRETS_MAX_BYTES, users_of
 from fleetstart.controller.access.records import SecretRecord, secret_field
 from fleetstart.controller.access.resources import Rekeyed, SecretInfo, SecretValue
 from fleetstart.controller.access.shelf import Shelf
 from fleetstart.controller.access.vault import Vault
+from fleetstart.controller.json_http import json_answer, json_body, now_unix_ms
 from fleetstart.controller.state import State
 from fleetstart.runtime.contract import keys
 from fleetstart.runtime.contract.errors import Forbidden, InvalidInput, NotFound
@@ -24,6 +25,8 @@ from fleetstart.runtime.contract.orders import FINAL
 from fleetstart.runtime.contract.redaction import LEAST_CHARS
 
 VALUE_MAX_BYTES = 32 * 1024
+BODY_MAX_BYTES = 8 * VALUE_MAX_BYTES
+"""A byte may be written as six in JSON."""
 SECRETS_MAX = 1000
 """Of all projects: each gateway has them in memory, as they are encrypted."""
 
@@ -43,7 +46,7 @@ class SecretsApi:
     async def secrets(self, request: Request) -> Response:
         caller = caller_of(request)
         records = sorted(self._view.access.secrets.values(), key=lambda record: (record.project, record.name))
-        return answer([self._info(record) for record in records if _may_see(caller, record.project)])
+        return json_answer([self._info(record) for record in records if _may_see(caller, record.project)])
 
     async def set(self, request: Request) -> Response:
         project, name = self._place(request)
@@ -52,7 +55,7 @@ class SecretsApi:
                 f"secret {name[:80]!r} cannot be an environment variable",
                 hint="its name is 1 to 64 of A-Z, a-z, 0-9 and _, no digit first",
             )
-        value = _checked(name, (await body_of(request, SecretValue)).value)
+        value = _checked(name, (await json_body(request, SecretValue, limit_bytes=BODY_MAX_BYTES)).value)
         if len(self._view.access.secrets) >= SECRETS_MAX and self._view.access.secret(project, name) is None:
             raise InvalidInput(f"there are {SECRETS_MAX} secrets already, and cannot be more")
         self._check_total(project, name, len(value.encode()))
@@ -73,7 +76,7 @@ class SecretsApi:
 
         record = await self._shelf.change(secret_field(project, name), changed)
         assert record is not None
-        return answer(self._info(record))
+        return json_answer(self._info(record))
 
     async def remove(self, request: Request) -> Response:
         project, name = self._place(request)
@@ -89,7 +92,7 @@ class SecretsApi:
                 hint="deploy them without it first, or insist: --force",
             )
         await self._shelf.change(record.field, lambda known: None)
-        return answer(info)
+        return json_answer(info)
 
     async def rekey(self, request: Request) -> Response:
         """Under another master key; those before it are forgotten when nothing needs them any more."""
@@ -101,7 +104,7 @@ class SecretsApi:
             count += 1
         if all(record.master == master for record in self._view.access.secrets.values()):
             self._vault.forget_old()
-        return answer(Rekeyed(secrets=count, master=master))
+        return json_answer(Rekeyed(secrets=count, master=master))
 
     def _closed_anew(self, record: SecretRecord | None) -> SecretRecord | None:
         if record is None:

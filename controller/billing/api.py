@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 from typing import Any, TypeVar
 
@@ -19,14 +18,14 @@ from fleetstart.controller.billing.reader import LedgerReader
 from fleetstart.controller.billing.segments import Entry
 from fleetstart.controller.billing.usage import InvoiceSums, UsageSums, month_span, parse_by
 from fleetstart.controller.billing.watch import BillingWatch
+from fleetstart.controller.json_http import function_asked_for, json_answer, json_body, now_unix_ms
 from fleetstart.controller.resources import BudgetInfo, BudgetTerms, LedgerLine, NewPrices
 from fleetstart.controller.view import View
 from fleetstart.runtime.contract import keys
-from fleetstart.runtime.contract.errors import InvalidInput, NotFound, TooLarge
+from fleetstart.runtime.contract.errors import InvalidInput, NotFound
 from fleetstart.runtime.contract.ids import FunctionName
 from fleetstart.runtime.contract.prices import PriceSheet, check_next, read_sheets
 
-BODY_MAX_BYTES = 4096
 CHUNK_ROWS = 1000
 """Added up at a time: a millisecond or two, then calls get their turn."""
 TIME_MAX_MS = 1 << 53
@@ -59,29 +58,29 @@ class BillingApi:
 
     async def usage(self, request: Request) -> Response:
         since_unix_ms, until_unix_ms = _span(request)
-        sums = UsageSums(by=parse_by(request.query_params.get("by", "")), function=_function(request))
+        sums = UsageSums(by=parse_by(request.query_params.get("by", "")), function=function_asked_for(request))
         async for chunk in self._chunks(request, since_unix_ms, until_unix_ms):
             sums.add(chunk)
-        return _json(sums.result(since_unix_ms, until_unix_ms))
+        return json_answer(sums.result(since_unix_ms, until_unix_ms))
 
     async def invoice(self, request: Request) -> Response:
         month = request.path_params["month"]
         since_unix_ms, until_unix_ms = month_span(month)
-        sums = InvoiceSums(function=_function(request))
+        sums = InvoiceSums(function=function_asked_for(request))
         async for chunk in self._chunks(request, since_unix_ms, until_unix_ms):
             sums.add(chunk)
         headers = await self._reader.headers()
-        return _json(
+        return json_answer(
             sums.result(
                 month,
-                complete=until_unix_ms <= _now_unix_ms(),
+                complete=until_unix_ms <= now_unix_ms(),
                 segments=len(headers),
                 checksum=headers[-1].checksum if headers else "",
             )
         )
 
     async def ledger(self, request: Request) -> Response:
-        function, span = _function(request), _span(request)
+        function, span = function_asked_for(request), _span(request)
 
         async def lines() -> AsyncIterator[bytes]:
             async for chunk in self._chunks(request, *span):
@@ -105,11 +104,11 @@ class BillingApi:
     # ── prices ─────────────────────────────────────────────────────────────────────────────────────
 
     async def prices(self, request: Request) -> Response:
-        return _json(await self._sheets())
+        return json_answer(await self._sheets())
 
     async def add_prices(self, request: Request) -> Response:
         """Of two at the same time one gets the number; the other is told to look again."""
-        new = await _body(request, NewPrices)
+        new = await json_body(request, NewPrices)
         sheets = await self._sheets()
         sheet = PriceSheet(
             version=sheets[-1].version + 1,
@@ -117,11 +116,11 @@ class BillingApi:
             execute_nusd_per_gib_s=new.execute_nusd_per_gib_s,
             idle_nusd_per_gib_s=new.idle_nusd_per_gib_s,
         )
-        check_next(sheets, sheet, _now_unix_ms())
+        check_next(sheets, sheet, now_unix_ms())
         if not await self._client.hsetnx(keys.PRICES, str(sheet.version), msgspec.json.encode(sheet)):
             raise InvalidInput(f"price sheet {sheet.version} was made by somebody else meanwhile", hint="look again")
         await self._watch.read()
-        return _json(sheet, status=201)
+        return json_answer(sheet, status=201)
 
     async def _sheets(self) -> list[PriceSheet]:
         raw: Any = await self._client.hvals(keys.PRICES)
@@ -131,18 +130,18 @@ class BillingApi:
 
     async def budgets(self, request: Request) -> Response:
         await self._watch.read()
-        return _json([info for info in self.shown() if caller_of(request).sees(info.function)])
+        return json_answer([info for info in self.shown() if caller_of(request).sees(info.function)])
 
     async def set_budget(self, request: Request) -> Response:
         name = FunctionName(request.path_params["function"])
         if self._view.synced and name not in self._view.functions:
             raise NotFound(f"function {name[:80]} does not exist", hint="`fs ls` lists what does")
-        budget = budget_of(name, await _body(request, BudgetTerms))
+        budget = budget_of(name, await json_body(request, BudgetTerms))
         await self._client.hset(keys.BUDGETS, name, msgspec.json.encode(budget))
         await self._watch.read()
         known = {state.budget.function: state for state in self._watch.states}
-        state = known.get(name) or BudgetState(budget, period_at(budget.per, _now_unix_ms()), 0)
-        return _json(state.info())
+        state = known.get(name) or BudgetState(budget, period_at(budget.per, now_unix_ms()), 0)
+        return json_answer(state.info())
 
     async def remove_budget(self, request: Request) -> Response:
         name = FunctionName(request.path_params["function"])
@@ -152,25 +151,12 @@ class BillingApi:
             raise NotFound(f"function {name[:80]} has no budget", hint="`fs budget ls` lists those that have one")
         await self._client.hdel(keys.BUDGETS, name)
         await self._watch.read()
-        return _json(known[name].info())
-
-
-def _now_unix_ms() -> int:
-    return time.time_ns() // 1_000_000
-
-
-def _json(value: Any, *, status: int = 200) -> Response:
-    return Response(msgspec.json.encode(value), status_code=status, media_type="application/json")
-
-
-def _function(request: Request) -> FunctionName | None:
-    name = request.query_params.get("function")
-    return FunctionName(name) if name else None
+        return json_answer(known[name].info())
 
 
 def _span(request: Request) -> tuple[int, int]:
     """What was booked until now, if nothing else is asked for: the last millisecond may still be written."""
-    return _number(request, "since_unix_ms", 0), _number(request, "until_unix_ms", _now_unix_ms() + 1)
+    return _number(request, "since_unix_ms", 0), _number(request, "until_unix_ms", now_unix_ms() + 1)
 
 
 def _number(request: Request, name: str, default: int) -> int:
@@ -178,16 +164,3 @@ def _number(request: Request, name: str, default: int) -> int:
     if not (text.isascii() and text.isdecimal()) or len(text) > 18:
         raise InvalidInput(f"{name}={text[:40]!r} must be a whole number, 0 or more")
     return min(int(text), TIME_MAX_MS)
-
-
-async def _body(request: Request, kind: type[Kind]) -> Kind:
-    """Errors: InvalidInput, TooLarge."""
-    body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > BODY_MAX_BYTES:
-            raise TooLarge(f"a {kind.__name__} has {BODY_MAX_BYTES} bytes at most")
-    try:
-        return msgspec.json.decode(bytes(body), type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidInput(f"the body is no {kind.__name__}: {error}") from error

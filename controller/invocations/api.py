@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from typing import Any
 from urllib.parse import quote
 
 import msgspec
@@ -26,16 +25,16 @@ from fleetstart.controller.invocations.resources import InvocationInfo, ReplayTe
 from fleetstart.controller.invocations.schedules import Schedules, next_unix_s, schedule_id
 from fleetstart.controller.invocations.showing import Showing
 from fleetstart.controller.invocations.vault import Vault
+from fleetstart.controller.json_http import json_answer, json_body, now_unix_ms
 from fleetstart.controller.responses import Message
 from fleetstart.controller.view import View
-from fleetstart.runtime.contract.errors import InvalidInput, NotFound, TooLarge
+from fleetstart.runtime.contract.errors import InvalidInput, NotFound
 from fleetstart.runtime.contract.ids import InvocationId, new_invocation_id
 
 LIMIT = 50
 LIMIT_MAX = 1_000
 SEARCHED = 10_000
 """How many a listing looks through before it gives up."""
-BODY_MAX_BYTES = 4_096
 
 
 class InvocationsApi:
@@ -94,7 +93,7 @@ class InvocationsApi:
                 found.append(self._showing.briefly(entry))
             if len(found) >= limit or searched >= SEARCHED:
                 break
-        return _json(found)
+        return json_answer(found)
 
     async def one(self, request: Request) -> InvocationInfo | None:
         """None if it is none of the kept ones."""
@@ -118,7 +117,7 @@ class InvocationsApi:
         entry = await self._own(request)
         if not entry.progress.ended:
             headers = {"location": f"/api/v1/invocations/{entry.envelope.id}", "retry-after": "1"}
-            return _json(self._showing.briefly(entry), status=202, headers=headers)
+            return json_answer(self._showing.briefly(entry), status=202, headers=headers)
         return await _collected(self._vault, entry)
 
     async def events(self, request: Request) -> Response:
@@ -140,11 +139,11 @@ class InvocationsApi:
         """It answers at once; one that runs ends a moment later, when its worker has let go of it."""
 
         def change(entry: Entry) -> Progress:
-            return lifecycle.cancelling(entry.progress, entry.envelope, _now_unix_ms())
+            return lifecycle.cancelling(entry.progress, entry.envelope, now_unix_ms())
 
         await self._own(request)
         entry = await self._book.change(_id(request), change, tell="cancelling")
-        return _json(self._showing.briefly(entry), status=200 if entry.progress.ended else 202)
+        return json_answer(self._showing.briefly(entry), status=200 if entry.progress.ended else 202)
 
     async def redrive(self, request: Request) -> Response:
         def change(entry: Entry) -> Progress:
@@ -155,10 +154,10 @@ class InvocationsApi:
                     + (", and was a synchronous call" if envelope.origin == "sync" else ""),
                     hint="async ones that failed, expired or were cancelled are redriven; `fs replay` repeats any",
                 )
-            return lifecycle.redriven(progress, envelope, _now_unix_ms())
+            return lifecycle.redriven(progress, envelope, now_unix_ms())
 
         await self._own(request)
-        return _json(self._showing.briefly(await self._book.change(_id(request), change)))
+        return json_answer(self._showing.briefly(await self._book.change(_id(request), change)))
 
     async def redeliver(self, request: Request) -> Response:
         def change(entry: Entry) -> Progress:
@@ -167,13 +166,13 @@ class InvocationsApi:
                 raise InvalidInput(
                     f"invocation {entry.envelope.id} {what}", hint="those that have ended are told again"
                 )
-            return lifecycle.redelivered(entry.progress, _now_unix_ms())
+            return lifecycle.redelivered(entry.progress, now_unix_ms())
 
         await self._own(request)
-        return _json(self._showing.briefly(await self._book.change(_id(request), change)))
+        return json_answer(self._showing.briefly(await self._book.change(_id(request), change)))
 
     async def replay(self, request: Request) -> Response:
-        terms = await _terms(request)
+        terms = await json_body(request, ReplayTerms, empty=b"{}")
         entry = await self._own(request)
         kept = await self._vault.request(entry.envelope.id)
         if kept is None:
@@ -185,22 +184,22 @@ class InvocationsApi:
             id=new_invocation_id(),
             target=target,
             fingerprint=preferences.fingerprint(past.project, past.method, target, body),
-            accepted_unix_ms=_now_unix_ms(),
+            accepted_unix_ms=now_unix_ms(),
             origin="replay",
             source=past.id,
             webhook="",
         )
         accepted = await self._acceptance.accept(envelope, body)
         info = self._showing.briefly(await self._book.require(accepted.id))
-        return _json(info, status=202, headers={"location": info.url})
+        return json_answer(info, status=202, headers={"location": info.url})
 
     # ── webhooks and schedules ─────────────────────────────────────────────────────────────────────
 
     async def secret(self, request: Request) -> Response:
-        return _json(WebhookSecret(project=SYSTEM, secret=await self._courier.secret("")))
+        return json_answer(WebhookSecret(project=SYSTEM, secret=await self._courier.secret("")))
 
     async def rotate(self, request: Request) -> Response:
-        return _json(WebhookSecret(project=SYSTEM, secret=await self._courier.rotate("")))
+        return json_answer(WebhookSecret(project=SYSTEM, secret=await self._courier.rotate("")))
 
     async def schedules(self, request: Request) -> Response:
         marks = await self._schedules.marks()
@@ -223,7 +222,7 @@ class InvocationsApi:
                     status=entry.progress.status if entry is not None else None,
                 )
             )
-        return _json(shown)
+        return json_answer(shown)
 
 
 def _fits(entry: Entry, function: str, status: str, *, dead: bool) -> bool:
@@ -237,18 +236,6 @@ def _retargeted(target: str, function: str, version: int | str | None) -> str:
     end = min((at for mark in "/?" if (at := rest.find(mark)) >= 0), default=len(rest))
     named = f"@{quote(str(version)[:80], safe='')}" if version is not None else ""
     return f"/fn/{function}{named}{rest[end:]}"
-
-
-async def _terms(request: Request) -> ReplayTerms:
-    body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > BODY_MAX_BYTES:
-            raise TooLarge(f"the body has more than {BODY_MAX_BYTES} bytes")
-    try:
-        return msgspec.json.decode(body, type=ReplayTerms) if body else ReplayTerms()
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidInput(f"the body is not understood: {error}") from error
 
 
 async def _collected(vault: Vault, entry: Entry) -> Response:
@@ -272,11 +259,3 @@ def _limit(text: str) -> int:
 
 def _id(request: Request) -> InvocationId:
     return InvocationId(request.path_params["id"])
-
-
-def _now_unix_ms() -> int:
-    return time.time_ns() // 1_000_000
-
-
-def _json(value: Any, *, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    return Response(msgspec.json.encode(value), status_code=status, media_type="application/json", headers=headers)

@@ -1,0 +1,55 @@
+"""What handlers of the management API share: small JSON bodies in, JSON answers out, and the time of day."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from fleetstart.runtime.contract.errors import FleetError, InvalidInput, TooLarge
+from fleetstart.runtime.contract.ids import FunctionName
+
+Kind = TypeVar("Kind")
+
+BODY_MAX_BYTES = 64 * 1024
+"""Usually: what people write by hand is far smaller."""
+
+
+async def json_body(
+    request: Request,
+    kind: type[Kind],
+    *,
+    empty: bytes = b"",
+    limit_bytes: int = BODY_MAX_BYTES,
+    error: type[FleetError] = InvalidInput,
+) -> Kind:
+    """The body as that type; `empty` stands for none. What the body says is in no error.
+
+    Errors: TooLarge; `error` for what does not fit.
+    """
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > limit_bytes:
+            raise TooLarge(f"{request.url.path} takes {limit_bytes} bytes at most")
+    try:
+        return msgspec.json.decode(bytes(body or empty), type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as wrong:
+        raise error(f"{request.url.path}: the body is not understood: {wrong}") from wrong
+
+
+def json_answer(value: Any, *, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return Response(msgspec.json.encode(value), status_code=status, media_type="application/json", headers=headers)
+
+
+def function_asked_for(request: Request) -> FunctionName | None:
+    """Of `?function=`."""
+    name = request.query_params.get("function")
+    return FunctionName(name) if name else None
+
+
+def now_unix_ms() -> int:
+    return time.time_ns() // 1_000_000
