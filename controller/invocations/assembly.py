@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import redis.asyncio as redis
 
@@ -28,11 +27,8 @@ from fleetstart.controller.invocations.showing import Showing
 from fleetstart.controller.invocations.sweeper import Sweeper
 from fleetstart.controller.invocations.vault import Vault
 from fleetstart.controller.objects import ObjectStore
+from fleetstart.controller.parts import Part
 from fleetstart.controller.view import View
-
-
-class Part(Protocol):
-    async def run(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
