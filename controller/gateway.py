@@ -29,12 +29,15 @@ from fleetstart.controller.target import Target, parse_target
 from fleetstart.controller.uploads import ClientGone, header, read_body, refuse_unread
 from fleetstart.controller.waiting import Waits
 from fleetstart.runtime.contract.errors import DeadlineExceeded, FleetError, Unavailable
+from fleetstart.runtime.contract.headers import PROGRESS_HEADER
 from fleetstart.runtime.contract.ids import InvocationId, new_invocation_id
 from fleetstart.runtime.contract.reports import GatewayReport
 
 log = logging.getLogger(__name__)
 
 CLIENT_GONE = 499
+PROGRESS = "fs.progress"
+"""In the scope of a call whose answer is kept: its worker is to tell how far it is."""
 
 
 class Gateway:
@@ -105,11 +108,14 @@ class Gateway:
             async with asyncio.timeout(terms.timeout_s):
                 body = await read_body(scope, receive, terms.max_body_bytes, own=bool(route.spec.max_body_bytes))
             self._doorkeeper.took(len(body))
+            headers = request_headers(scope["headers"])
+            if PROGRESS in scope:
+                headers.append((PROGRESS_HEADER, "1"))
             call = Call(
                 id=InvocationId(request_id),
                 method=scope["method"],
                 target=target.rest,
-                headers=request_headers(scope["headers"]),
+                headers=headers,
                 body=body,
                 accepted_ns=accepted_ns,
                 accepted_unix_ns=accepted_unix_ns,

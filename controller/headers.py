@@ -11,6 +11,7 @@ from fleetstart.runtime.contract.headers import (
     CONTINUE_HEADER,
     DEADLINE_HEADER,
     DRAINING_HEADER,
+    PROGRESS_HEADER,
     TOKEN_HEADER,
 )
 
@@ -24,6 +25,7 @@ OWN_REQUEST = frozenset(
         DEADLINE_HEADER,
         CONTINUE_HEADER,
         ATTEMPT_HEADER,
+        PROGRESS_HEADER,
         "x-request-id",
         "fs-timeout-s",
         "fs-queue-timeout-s",

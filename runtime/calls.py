@@ -18,11 +18,14 @@ from fleetstart.runtime.contract.headers import (
     ATTEMPT_HEADER,
     CONTINUE_HEADER,
     DEADLINE_HEADER,
+    PROGRESS_HEADER,
     REQUEST_HEADER,
     TOKEN_HEADER,
 )
 
-_OURS = frozenset(name.encode() for name in (TOKEN_HEADER, DEADLINE_HEADER, CONTINUE_HEADER, ATTEMPT_HEADER))
+_OURS = frozenset(
+    name.encode() for name in (TOKEN_HEADER, DEADLINE_HEADER, CONTINUE_HEADER, ATTEMPT_HEADER, PROGRESS_HEADER)
+)
 LOGGED_EVERY_S = 1.0
 """Progress goes to whoever listens as it comes, and to the log once a second."""
 

@@ -24,7 +24,7 @@ from fleetstart.runtime.inputs import Arguments, Inputs, inputs_of
 from fleetstart.runtime.jobs import Job, as_exception, wait_for_end
 from fleetstart.runtime.marks import batching_of
 from fleetstart.runtime.outputs import outputs_of
-from fleetstart.runtime.reply import Reply, takes_events
+from fleetstart.runtime.reply import Reply, told_how
 from fleetstart.runtime.responses import Response
 
 Run = Callable[[Arguments, Call, Reply], Awaitable[None]]
@@ -64,7 +64,7 @@ def handler_app(
             return
         call = call_of(scope)
         call.body_was_read(receive)
-        reply = Reply(send, call, outputs, bundle_dir, progress=takes_events(scope))
+        reply = Reply(send, call, outputs, bundle_dir, told=told_how(scope))
         try:
             await run(arguments, call, reply)
         except Exception as error:

@@ -1,15 +1,18 @@
 """Sends what a handler gives, in the form that its type asks for: JSON, bytes, a `Response`, server-sent events.
 
 Progress goes out as events before the answer, if the caller accepts event streams; the first of them decides that the
-whole answer is a stream. A handler may report quicker than its caller reads: then the latest report is what is sent.
+whole answer is a stream. A gateway that keeps the answer asks for progress apart from it (PROGRESS_HEADER): then the
+answer comes in events, too, but as what it would have been without. A handler may report quicker than its caller reads:
+then the latest report is what is sent.
 """
 
 from __future__ import annotations
 
 import asyncio
+from base64 import b64encode
 from collections import deque
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -17,16 +20,21 @@ from fleetstart.runtime import blame
 from fleetstart.runtime.asgi import JSON, CutOff, Scope, Send, respond
 from fleetstart.runtime.calls import Call
 from fleetstart.runtime.contract.errors import ErrorBody, FleetError, HandlerFailed
+from fleetstart.runtime.contract.headers import PROGRESS_HEADER, AnswerHead
 from fleetstart.runtime.outputs import Buffer, Outputs
 from fleetstart.runtime.responses import BYTES, TEXT, Response
 
 EVENTS = b"text/event-stream"
 _EVENT_HEADERS = [(b"content-type", EVENTS), (b"cache-control", b"no-store")]
+_PROGRESS = PROGRESS_HEADER.encode()
+PIECE_BYTES = 48 * 1024
+"""Of an answer in events: small enough to be found whole in a few reads."""
+Told = Literal["no", "events", "apart"]
 
 
 class Reply:
-    def __init__(self, send: Send, call: Call, outputs: Outputs, bundle_dir: str, *, progress: bool) -> None:
-        """`progress`: whether the caller takes an event stream for an answer."""
+    def __init__(self, send: Send, call: Call, outputs: Outputs, bundle_dir: str, *, told: Told) -> None:
+        """`told`: not at all, to a caller who takes an event stream for an answer, or apart from the answer."""
         self._send = send
         self._call = call
         self._outputs = outputs
@@ -35,8 +43,9 @@ class Reply:
         self._loop = asyncio.get_running_loop()
         self._reports: deque[tuple[float, str]] = deque(maxlen=1)
         self._teller: asyncio.Task[None] | None = None
+        self._apart = told == "apart"
         self.complete = False
-        if progress:
+        if told != "no":
             call.tell = self._note
 
     # ── the answer ─────────────────────────────────────────────────────────────────────────────────
@@ -45,7 +54,11 @@ class Reply:
         """Errors: InvalidOutput, TypeError: what was given has no such form."""
         status, content_type, headers, data = self._rendered(result)
         await self._tell_rest()
-        if self._begun:
+        if self._begun and self._apart:
+            await self._answer(status, [(b"content-type", content_type), *headers])
+            await self._piece(data)
+            await self._end()
+        elif self._begun:
             as_event = data if content_type == JSON else msgspec.json.encode(data)
             await self._event(1, as_event)
             await self._end()
@@ -87,37 +100,33 @@ class Reply:
     async def pieces(self, response: Response, pieces: AsyncIterator[Any]) -> None:
         """The body as it comes. Errors: of its first piece; CutOff later."""
         await self._tell_rest()
-        if self._begun:
+        if self._begun and not self._apart:
             raise TypeError("a call that has told its progress cannot give its body in pieces: return it whole")
         self._call.tell = None
         begun = False
         kind = response.content_type.encode("latin-1") or BYTES.encode()
-        head = {
-            "type": "http.response.start",
-            "status": response.status,
-            "headers": [(b"content-type", kind), *response.raw_headers()],
-        }
+        headers = [(b"content-type", kind), *response.raw_headers()]
         try:
             async for piece in pieces:
                 data = _bytes_of(piece)
                 if not begun:
-                    await self._send(head)
+                    await self._begin_pieces(response.status, headers)
                     begun = True
-                await self._body(data)
+                await (self._piece(data) if self._begun else self._body(data))
         except Exception as error:
             if not begun:
                 raise
             blame.log(error, f"call {self._call.id or '-'} failed in its body:")
             raise CutOff from None
         if not begun:
-            await self._send(head)
+            await self._begin_pieces(response.status, headers)
         await self._end()
         self.complete = True
 
     async def failed(self, error: Exception) -> None:
         """Of a call that has told its progress already. Errors: the same error, if nothing has been sent."""
         await self._tell_rest()
-        if not self._begun:
+        if not self._begun or isinstance(error, CutOff):
             raise error
         await self._body(self._failure(error))
         await self._end()
@@ -164,7 +173,24 @@ class Reply:
     async def _begin(self) -> None:
         if not self._begun:
             self._begun = True
-            await self._send({"type": "http.response.start", "status": 200, "headers": _EVENT_HEADERS})
+            headers = [*_EVENT_HEADERS, (_PROGRESS, b"1")] if self._apart else _EVENT_HEADERS
+            await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+
+    async def _begin_pieces(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        if self._begun:
+            await self._answer(status, headers)
+        else:
+            await self._send({"type": "http.response.start", "status": status, "headers": headers})
+
+    async def _answer(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        named = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in headers]
+        head = AnswerHead(status=status, headers=named)
+        await self._body(b"event: answer\ndata: %b\n\n" % msgspec.json.encode(head))
+
+    async def _piece(self, data: bytes) -> None:
+        for begin in range(0, len(data), PIECE_BYTES):
+            piece = b64encode(memoryview(data)[begin : begin + PIECE_BYTES])
+            await self._body(b"event: piece\ndata: %b\n\n" % piece)
 
     async def _event(self, number: int, data: bytes) -> None:
         await self._tell_rest()
@@ -185,8 +211,10 @@ class Reply:
         return b"event: error\ndata: %b\n\n" % msgspec.json.encode(ErrorBody(error=info, request_id=self._call.id))
 
 
-def takes_events(scope: Scope) -> bool:
-    return any(name == b"accept" and EVENTS in value.lower() for name, value in scope["headers"])
+def told_how(scope: Scope) -> Told:
+    if any(name == b"accept" and EVENTS in value.lower() for name, value in scope["headers"]):
+        return "events"
+    return "apart" if any(name == _PROGRESS for name, _ in scope["headers"]) else "no"
 
 
 def _body_of(response: Response, outputs: Outputs) -> tuple[bytes, bytes]:

@@ -12,16 +12,28 @@ from urllib.parse import unquote
 
 import msgspec
 
-from fleetstart.controller.invocations.events import Splitter, error_of
+from fleetstart.controller.gateway import PROGRESS
+from fleetstart.controller.headers import response_headers
+from fleetstart.controller.invocations.apart import Apart
+from fleetstart.controller.invocations.events import Splitter, error_of, without_id
 from fleetstart.controller.invocations.lifecycle import Outcome
 from fleetstart.controller.invocations.records import Answer, Envelope, run_id
 from fleetstart.controller.invocations.vault import ANSWER_MAX_BYTES
 from fleetstart.controller.responses import Message, RawHeaders, Receive, Scope
 from fleetstart.runtime.contract.errors import ErrorBody, ErrorInfo, FleetError, TooLarge, WorkerLost
-from fleetstart.runtime.contract.headers import ERROR_HEADER
+from fleetstart.runtime.contract.headers import ERROR_HEADER, PROGRESS_HEADER, AnswerHead
 
 ERROR_MAX_BYTES = 64 * 1024
-_NOT_KEPT = frozenset((b"content-length", b"connection", b"transfer-encoding", b"server-timing", b"x-request-id"))
+_NOT_KEPT = frozenset(
+    (
+        b"content-length",
+        b"connection",
+        b"transfer-encoding",
+        b"server-timing",
+        b"x-request-id",
+        PROGRESS_HEADER.encode(),
+    )
+)
 
 
 def scope_of(envelope: Envelope, run: int) -> Scope:
@@ -43,6 +55,7 @@ def scope_of(envelope: Envelope, run: int) -> Scope:
         "client": None,
         "server": None,
         "fs.key": envelope.key,
+        PROGRESS: True,
     }
 
 
@@ -71,6 +84,7 @@ class Capture:
         self._status = 0
         self._headers: RawHeaders = []
         self._splitter: Splitter | None = None
+        self._apart: Apart | None = None
         self._whole = False
         self._too_large = False
         self._bill: dict[str, object] = {}
@@ -83,22 +97,31 @@ class Capture:
             self._headers = list(message.get("headers", ()))
             if self._header(b"content-type").startswith("text/event-stream"):
                 self._splitter = Splitter()
+                self._apart = Apart() if self._header(PROGRESS_HEADER.encode()) else None
             return
         piece = message.get("body", b"")
         if self._too_large:
             return
+        whole = not message.get("more_body", False)
+        events = self._events_in(piece, whole=whole)
+        if self._apart is not None:
+            events, piece = self._apart.take(events)
         if len(self.body) + len(piece) > ANSWER_MAX_BYTES:
             self._too_large = True
             self._gone.set()
             return
         self.body += piece
-        self._whole = not message.get("more_body", False)
-        if self._splitter is not None:
-            events = self._splitter.feed(piece) + (self._splitter.end() if self._whole else [])
-            for event in events:
-                self._look_at(event)
-            if events:
-                await self._on_events(events)
+        self._whole = whole
+        told = [bare for event in events if (bare := without_id(event))]
+        for event in told:
+            self._look_at(event)
+        if told:
+            await self._on_events(told)
+
+    def _events_in(self, piece: bytes, *, whole: bool) -> list[bytes]:
+        if self._splitter is None:
+            return []
+        return self._splitter.feed(piece) + (self._splitter.end() if whole else [])
 
     def _look_at(self, event: bytes) -> None:
         """The two kinds of event that the gateway writes itself."""
@@ -125,7 +148,16 @@ class Capture:
             return Outcome()
         if not self._whole:
             return Outcome(error=WorkerLost(f"function {function}: its worker was lost in mid-answer").info())
+        if self._apart is not None and self._apart.head is not None:
+            self._become(self._apart.head)
         return Outcome(answer=self._answer(), error=self._error())
+
+    def _become(self, head: AnswerHead) -> None:
+        """What came in events is kept as what it would have been by itself."""
+        ours = [(name, value) for name, value in self._headers if name in (b"fs-version", b"fs-start")]
+        self._status = head.status
+        own = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in head.headers]
+        self._headers = [*ours, *response_headers(own, keep_length=False)]
 
     def _error(self) -> ErrorInfo | None:
         if self._stream_error is not None:

@@ -64,7 +64,7 @@ def parse_event_id(text: str) -> EventId:
 
 
 class Splitter:
-    """Bytes in, whole events out; lines of their own with an `id` are taken out, because ours replace them."""
+    """Bytes in, whole events out, as they are; empty ones are left out."""
 
     def __init__(self) -> None:
         self._rest = b""
@@ -76,15 +76,16 @@ class Splitter:
             events.append(data[begin : match.start()])
             begin = match.end()
         self._rest = data[begin:]
-        return [event for event in map(_without_id, events) if event]
+        return [event for event in events if event.strip(b"\r\n")]
 
     def end(self) -> list[bytes]:
         """What stands there without its end."""
-        rest, self._rest = _without_id(self._rest.strip(b"\r\n")), b""
+        rest, self._rest = self._rest.strip(b"\r\n"), b""
         return [rest] if rest else []
 
 
-def _without_id(event: bytes) -> bytes:
+def without_id(event: bytes) -> bytes:
+    """Ours replace them. Empty if there was nothing else."""
     lines = event.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
     return b"\n".join(line for line in lines if line and not line.startswith((b"id:", b"id\n")) and line != b"id")
 

@@ -15,11 +15,12 @@ from collections.abc import Awaitable, Callable
 import redis.asyncio as redis
 
 from fleetstart.controller.invocations import lifecycle
+from fleetstart.controller.invocations.apart import told_in
 from fleetstart.controller.invocations.book import Book, Entry
 from fleetstart.controller.invocations.capture import Capture, replaying, scope_of
 from fleetstart.controller.invocations.events import EventLog
 from fleetstart.controller.invocations.lifecycle import Outcome
-from fleetstart.controller.invocations.records import Progress
+from fleetstart.controller.invocations.records import Progress, Told
 from fleetstart.controller.invocations.vault import Vault
 from fleetstart.controller.responses import Receive, Scope, Send
 from fleetstart.controller.state import REDIS_DOWN
@@ -43,6 +44,7 @@ class Execution:
         self._events = EventLog(client, entry.envelope.id)
         self._event_count = 0
         self._unwritten: list[bytes] = []
+        self._told: Told | None = None
         self._gone = asyncio.Event()
         """Set when the call is to be cancelled, whatever for."""
         self._look = asyncio.Event()
@@ -100,7 +102,9 @@ class Execution:
                     await self._look.wait()
             self._look.clear()
             try:
-                if not await self._change(lambda progress, now_unix_ms: lifecycle.renewed(progress, now_unix_ms)):
+                if not await self._change(
+                    lambda progress, now_unix_ms: lifecycle.renewed(progress, now_unix_ms, self._told)
+                ):
                     log.warning("another gateway has taken an invocation over", extra={"invocation": self._id})
                     self._lost = True
                     self._gone.set()
@@ -133,7 +137,8 @@ class Execution:
         def after(progress: Progress, now_unix_ms: int) -> Progress:
             if (self._back and (outcome is None or outcome.answer is None)) and not progress.cancelling:
                 return lifecycle.handed_back(progress, now_unix_ms)
-            return lifecycle.ended(progress, self._entry.envelope, outcome or Outcome(), now_unix_ms)
+            last = lifecycle.renewed(progress, now_unix_ms, self._told)
+            return lifecycle.ended(last, self._entry.envelope, outcome or Outcome(), now_unix_ms)
 
         while True:
             try:
@@ -153,7 +158,8 @@ class Execution:
     # ── its events ─────────────────────────────────────────────────────────────────────────────────
 
     async def _on_events(self, events: list[bytes]) -> None:
-        """A Redis that is away delays them; they are in the answer in any case."""
+        """A Redis that is away delays them; all but progress is in the answer in any case."""
+        self._told = told_in(events, time.time_ns() // 1_000_000) or self._told
         self._unwritten += events
         with contextlib.suppress(*REDIS_DOWN):
             await self._write_events()

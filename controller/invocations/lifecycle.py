@@ -21,6 +21,7 @@ from fleetstart.controller.invocations.records import (
     Moment,
     Progress,
     Status,
+    Told,
 )
 from fleetstart.runtime.contract.errors import ErrorInfo, QueueFull, StoreFailed, Unavailable, WorkerLost
 
@@ -112,20 +113,22 @@ def claimed(progress: Progress, gateway: str, now_unix_ms: int, *, fresh_run: bo
             runs=progress.runs + fresh_run,
             due_unix_ms=now_unix_ms + LEASE_MS,
             started_unix_ms=progress.started_unix_ms or now_unix_ms,
+            told=None,
         ),
         now_unix_ms,
         what,
     )
 
 
-def renewed(progress: Progress, now_unix_ms: int) -> Progress:
-    return msgspec.structs.replace(progress, due_unix_ms=now_unix_ms + LEASE_MS)
+def renewed(progress: Progress, now_unix_ms: int, told: Told | None = None) -> Progress:
+    """`told`: by the handler since it was claimed."""
+    return msgspec.structs.replace(progress, due_unix_ms=now_unix_ms + LEASE_MS, told=told)
 
 
 def handed_back(progress: Progress, now_unix_ms: int) -> Progress:
     """Its gateway goes down in good order: another one takes it at once."""
     back = msgspec.structs.replace(
-        progress, status="queued", gateway="", runs=progress.runs + 1, due_unix_ms=now_unix_ms
+        progress, status="queued", gateway="", runs=progress.runs + 1, due_unix_ms=now_unix_ms, told=None
     )
     return _noted(back, now_unix_ms, "handed back by a gateway that goes down")
 
@@ -194,6 +197,7 @@ def _again(progress: Progress, error: ErrorInfo, now_unix_ms: int, *, losses: in
         losses=losses,
         due_unix_ms=now_unix_ms + wait_ms,
         error=error,
+        told=None,
     )
     return _noted(queued, now_unix_ms, f"{error.code}, to be tried again after {wait_ms} ms")
 

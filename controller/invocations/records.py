@@ -19,6 +19,7 @@ Origin = Literal["async", "sync", "schedule", "replay"]
 ENDED: frozenset[Status] = frozenset(("succeeded", "failed", "cancelled", "expired"))
 MOMENTS_MAX = 32
 """Lines of an invocation's history: more are retries that look alike."""
+MESSAGE_MAX = 300
 
 
 class Envelope(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -80,6 +81,14 @@ class Moment(msgspec.Struct, frozen=True, kw_only=True):
     what: str
 
 
+class Told(msgspec.Struct, frozen=True, kw_only=True):
+    """How far its handler last said that it was."""
+
+    fraction: float
+    message: str = ""
+    unix_ms: int
+
+
 class Progress(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     status: Status = "queued"
     due_unix_ms: int = 0
@@ -101,6 +110,8 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Whether it failed because the platform did, again and again: a dead letter."""
     delivery: Delivery | None = None
     moments: list[Moment] = []
+    told: Told | None = None
+    """Of the run under way, or of the one that ended it."""
 
     @property
     def ended(self) -> bool:

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import msgspec
 
-from fleetstart.controller.invocations.records import Delivery, Moment, Origin, Status
+from fleetstart.controller.invocations.records import Delivery, Moment, Origin, Status, Told
 from fleetstart.runtime.contract.errors import ErrorInfo
 from fleetstart.runtime.contract.ids import FunctionName, InvocationId
 from fleetstart.runtime.contract.ledger import InvocationRow
@@ -63,6 +63,8 @@ class InvocationInfo(msgspec.Struct, frozen=True, kw_only=True):
     delivery: Delivery | None = None
     source: str = ""
     history: list[Moment] = []
+    progress: Told | None = None
+    """What its handler last told, up to a second ago; None if it tells nothing."""
     row: InvocationRow | msgspec.UnsetType = msgspec.UNSET
     """Of its last run, as in InvocationTrace; it comes with `timeline`."""
     timeline: Timeline | msgspec.UnsetType = msgspec.UNSET

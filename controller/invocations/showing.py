@@ -56,6 +56,7 @@ class Showing:
             delivery=progress.delivery,
             source=envelope.source,
             history=progress.moments,
+            progress=progress.told,
         )
 
     async def with_result(self, entry: Entry) -> InvocationInfo:

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+from base64 import b64encode
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from fleetstart.runtime.contract.headers import (
     DEADLINE_HEADER,
     DRAINING_HEADER,
     MARK,
+    PROGRESS_HEADER,
     TOKEN_HEADER,
 )
 from fleetstart.runtime.contract.ids import NodeId, WorkerId
@@ -89,6 +91,12 @@ class WorkerApp:
         if path in ("/stream", "/gate", "/cut"):
             await self._stream(path, headers, receive, send)
             return
+        if path == "/late":
+            await self._late(headers, send)
+            return
+        if path == "/told":
+            await self._told(headers, receive, send)
+            return
         if path == "/marked":
             await self._marked(scope["query_string"].decode(), body, int(headers[CONTINUE_HEADER]), send)
             return
@@ -121,6 +129,27 @@ class WorkerApp:
             await self._until_released(receive, headers["x-request-id"])
         await send({"type": "http.response.body", "body": b"data: second\n\n", "more_body": True})
         await send({"type": "http.response.body", "body": b""})
+
+    async def _told(self, headers: dict[str, str], receive: Any, send: Any) -> None:
+        """Progress, and behind the gate the answer, apart from it."""
+        assert headers[PROGRESS_HEADER] == "1"
+        kind = [(b"content-type", b"text/event-stream"), (PROGRESS_HEADER.encode(), b"1")]
+        await send({"type": "http.response.start", "status": 200, "headers": kind})
+        half = b'event: progress\ndata: {"fraction":0.5,"message":"half"}\n\n'
+        await send({"type": "http.response.body", "body": half, "more_body": True})
+        await self._until_released(receive, headers["x-request-id"])
+        head = b'{"status":201,"headers":[["content-type","application/json"],["x-own","1"],["fs-cost","spoofed"]]}'
+        answer = b"event: answer\ndata: " + head + b"\n\nevent: piece\ndata: " + b64encode(b'{"done":1}') + b"\n\n"
+        await send({"type": "http.response.body", "body": half.replace(b"0.5", b"1.0") + answer, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+
+    async def _late(self, headers: dict[str, str], send: Any) -> None:
+        """Keeps the deadline as a worker does: it cuts its stream off, a moment before the gateway would."""
+        kind = [(b"content-type", b"text/event-stream")]
+        await send({"type": "http.response.start", "status": 200, "headers": kind})
+        await send({"type": "http.response.body", "body": b"data: first\n\n", "more_body": True})
+        await asyncio.sleep(int(headers[DEADLINE_HEADER]) / 1e3 - 0.008)
+        raise ConnectionAbortedError
 
     async def _marked(self, query: str, body: bytes, carried_bytes: int, send: Any) -> None:
         """Counts to ten, and dies on the way: `each` numbers come from one worker. Goes on where its marks say."""

@@ -115,6 +115,19 @@ def test_progress_reaches_the_caller_and_the_log(system: System) -> None:
     wait_until(lambda: any("progress 100%: step 49" in line.text for line in system.logs("steps")), 10)
 
 
+def test_progress_of_an_async_call_is_kept_and_its_answer_is_the_same(system: System) -> None:
+    accepted = system.call("steps", {"count": 50}, prefer="respond-async")
+    invocation = accepted.json()["id"]
+    text = system.http.get(f"/api/v1/invocations/{invocation}/events").text
+    told = [json.loads(block.split("data: ")[1]) for block in text.split("\n\n") if "event: progress" in block]
+    assert told[-1] == {"fraction": 1.0, "message": "step 49"}
+    ended = system.http.get(f"/api/v1/invocations/{invocation}").json()
+    assert (ended["status"], ended["content_type"]) == ("succeeded", "application/json")
+    assert ended["result"] == [invocation, "steps", "1", "1"]
+    assert (ended["progress"]["fraction"], ended["progress"]["message"]) == (1.0, "step 49")
+    assert "100%: step 49" in system.fs("invocations", "get", invocation).out
+
+
 def test_a_file_goes_in_and_a_response_comes_out(system: System) -> None:
     files = {"picture": ("a.png", b"\x89PNG" + b"x" * 96, "image/png")}
     response = system.http.post("/fn/sizes", files=files, data={"scale": "2"})

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import json
+from base64 import b64decode
 from typing import Any
 
 import httpx
@@ -82,6 +84,9 @@ HANDLERS = """
             for number in range(count):
                 yield b"%d," % number
         return Response(give(), content_type="audio/wav")
+    def steps_pieces():
+        context.progress(0.5)
+        return pieces(3)
     async def pieces_async():
         async def give():
             yield b"a"
@@ -129,6 +134,22 @@ def as_events(worker: Worker, value: Any) -> list[tuple[str, Any]]:
     response = worker.post(value, headers={"accept": "text/event-stream"})
     assert response.headers["content-type"] == "text/event-stream"
     return events(response.text)
+
+
+def apart(worker: Worker, value: Any) -> tuple[list[tuple[str, Any]], dict[str, Any], bytes]:
+    """Progress and the like, the answer's head, its body."""
+    response = worker.post(value, headers={"fs-progress": "1"})
+    assert response.headers["fs-progress"] == "1"
+    told, head, body = [], {}, b""
+    for block in response.text.split("\n\n")[:-1]:
+        kind, _, data = block.removeprefix("event: ").partition("\ndata: ")
+        if kind == "answer":
+            head = json.loads(data)
+        elif kind == "piece":
+            body += b64decode(data)
+        else:
+            told.append((kind, json.loads(data)))
+    return told, head, body
 
 
 def form(worker: Worker, **parts: Any) -> httpx.Response:
@@ -200,6 +221,21 @@ def test_a_failure_after_progress_is_an_event(functions: Functions) -> None:
     found = as_events(functions.ready(HANDLERS, "steps"), {"count": 1, "fail": True})
     assert [kind for kind, _ in found] == ["progress", "error"]
     assert "after all" in found[1][1]["error"]["message"]
+
+
+def test_progress_apart_leaves_the_answer_as_it_would_be_without(functions: Functions) -> None:
+    found, head, body = apart(functions.ready(HANDLERS, "steps"), {"count": 200})
+    assert (found[-1][1]["fraction"], head["status"], body) == (1.0, 200, b'{"done":200}')
+    assert head["headers"] == [["content-type", "application/json"]]
+    found, head, body = apart(functions.ready(HANDLERS, "steps_async"), {"count": 2})
+    assert (head["headers"], body) == ([["content-type", "application/octet-stream"]], b"bytes")
+    found, head, body = apart(functions.ready(HANDLERS, "steps_pieces"), {})
+    assert (head["headers"], body) == ([["content-type", "audio/wav"]], b"0,1,2,")
+    found, head, _ = apart(functions.ready(HANDLERS, "steps"), {"count": 1, "fail": True})
+    assert [kind for kind, _ in found] == ["progress", "error"]
+    assert head == {}
+    plain = functions.ready(HANDLERS, "steps").post({"count": 0}, headers={"fs-progress": "1"})
+    assert plain.json() == {"done": 0}, "nothing was told"
 
 
 def test_a_stream_has_progress_between_its_items(functions: Functions) -> None:

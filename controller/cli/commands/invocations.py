@@ -140,6 +140,10 @@ def show(info: InvocationInfo, *, as_json: bool) -> None:
         return
     facts = [f"{info.id}  {info.method} {info.target}  {state(info)}"]
     facts += [f"  {utc(moment.unix_ms)}  {moment.what}" for moment in info.history]
+    if info.progress is not None:
+        facts.append(
+            f"  {utc(info.progress.unix_ms)}  {info.progress.fraction:.0%}: {info.progress.message}".rstrip(": ")
+        )
     if info.error is not None:
         facts.append(f"  error: {info.error.message}")
     if info.http_status:
@@ -159,6 +163,8 @@ def show(info: InvocationInfo, *, as_json: bool) -> None:
 def state(info: InvocationInfo) -> str:
     if info.dead_letter:
         return "failed, a dead letter"
+    if info.status == "running" and info.progress is not None and not info.cancelling:
+        return f"running, {info.progress.fraction:.0%}"
     return f"{info.status}, to be cancelled" if info.cancelling else info.status
 
 
