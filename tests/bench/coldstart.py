@@ -36,7 +36,7 @@ from tests.testbed import Testbed, why_not
 
 PARTS = ("ttft", "down", "up")
 HOSTS, QUICK_HOSTS = 4, 2
-MBIT, QUICK_MBIT = 200.0, 400.0
+MBIT, QUICK_MBIT = 200.0, 800.0
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -22,8 +22,8 @@ from tests.bench.coldstart_ttft import Found
 from tests.bench.coldstart_watch import Watch, Whole
 from tests.bench.samples import Options, Report, fine, median, percentile, progress
 
-BURSTS, QUICK_BURSTS = (8, 16, 32), (8,)
-TOKENS, QUICK_TOKENS = 48, 16
+BURSTS, QUICK_BURSTS = (8, 16, 32), (4,)
+TOKENS, QUICK_TOKENS = 48, 8
 OURS, SINGLE = "pipelines", "single starts"
 SIDES = {OURS: "", SINGLE: "single"}
 SLOWEST = 0.9
