@@ -24,6 +24,7 @@ from fleetstart.controller.access.handling import about, caller_of
 from fleetstart.controller.billing.api import BillingApi
 from fleetstart.controller.checkpoints import Checkpoints
 from fleetstart.controller.config import Config
+from fleetstart.controller.description.document import document
 from fleetstart.controller.explain import invocation_plan
 from fleetstart.controller.forecast import Proposal, forecast
 from fleetstart.controller.function_openapi import function_document
@@ -32,7 +33,6 @@ from fleetstart.controller.invocations.api import InvocationsApi
 from fleetstart.controller.invocations.schedules import check_schedule
 from fleetstart.controller.json_http import function_asked_for, json_answer, json_body, now_unix_ms
 from fleetstart.controller.objects import ObjectStore
-from fleetstart.controller.openapi import document
 from fleetstart.controller.pool import broken
 from fleetstart.controller.records import LIVE, FunctionRecord, VersionKey
 from fleetstart.controller.registry import Registry
