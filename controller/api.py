@@ -35,12 +35,12 @@ from fleetstart.controller.json_http import function_asked_for, json_answer, jso
 from fleetstart.controller.objects import ObjectStore
 from fleetstart.controller.pool import broken
 from fleetstart.controller.records import LIVE, FunctionRecord, VersionKey
+from fleetstart.controller.redis_client import REDIS_DOWN
 from fleetstart.controller.registry import Registry
 from fleetstart.controller.resources import Deployed, FunctionInfo, Prediction, SystemStatus
 from fleetstart.controller.responses import error_headers, error_json
 from fleetstart.controller.seeing.api import SeeingApi
 from fleetstart.controller.seeing.context import REQUEST
-from fleetstart.controller.state import REDIS_DOWN
 from fleetstart.controller.store_api import StoreApi
 from fleetstart.controller.versions import limits_of, pointed, scale_of
 from fleetstart.controller.versions_api import VersionsApi

@@ -14,12 +14,14 @@ from fleetstart.controller.billing.watch import BillingWatch
 from fleetstart.controller.config import Config
 from fleetstart.controller.gateway import Gateway
 from fleetstart.controller.journal import Journal
+from fleetstart.controller.leading import Leading
 from fleetstart.controller.learner import Learner
 from fleetstart.controller.ledger import LedgerWriter
 from fleetstart.controller.parts import Part
+from fleetstart.controller.redis_client import REDIS_DOWN, connect
 from fleetstart.controller.reporter import Reporter
 from fleetstart.controller.scheduler import Scheduler
-from fleetstart.controller.state import REDIS_DOWN, State, connect
+from fleetstart.controller.state import State
 from fleetstart.controller.view import View
 
 log = logging.getLogger(__name__)
@@ -74,7 +76,7 @@ def build_core(config: Config, gateway_id: str, vault: Vault) -> Core:
     state = State(client, view)
     journal = Journal(config.home / "journal", gateway_id)
     ledger = LedgerWriter(client, journal)
-    scheduler = Scheduler(gateway_id, state, ledger, Sealer(view, vault))
+    scheduler = Scheduler(gateway_id, Leading(client, view, state.writes), ledger, Sealer(view, vault))
     learner = Learner(state, lambda: scheduler.fence)
     reporter = Reporter(state)
     billing = BillingWatch(client, view, unwritten=lambda: ledger.unwritten, fence=lambda: scheduler.fence)

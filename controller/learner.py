@@ -15,6 +15,7 @@ from typing import Any, cast
 
 import msgspec
 
+from fleetstart.controller.leading import PLAN_KEPT_S
 from fleetstart.controller.learning import (
     NOT_YET,
     Readied,
@@ -31,7 +32,8 @@ from fleetstart.controller.learning import (
 from fleetstart.controller.planner import Plan
 from fleetstart.controller.planner.measures import NodeMeasures, VersionMeasures, node_prior, version_prior
 from fleetstart.controller.records import StartOutcome, VersionKey
-from fleetstart.controller.state import PLAN_KEPT_S, REDIS_DOWN, Script, State
+from fleetstart.controller.redis_client import REDIS_DOWN, Script
+from fleetstart.controller.state import State
 from fleetstart.runtime.contract import keys
 from fleetstart.runtime.contract.ids import PipelineId, WorkerId
 from fleetstart.runtime.contract.orders import WorkerOrder, WorkerStatus

@@ -23,7 +23,7 @@ from redis.exceptions import NoScriptError, ResponseError
 
 from fleetstart.controller.journal import Journal
 from fleetstart.controller.records import StartOutcome
-from fleetstart.controller.state import REDIS_DOWN
+from fleetstart.controller.redis_client import REDIS_DOWN
 from fleetstart.runtime.contract import keys
 from fleetstart.runtime.contract.ids import InvocationId
 from fleetstart.runtime.contract.ledger import (

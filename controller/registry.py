@@ -18,8 +18,9 @@ from fleetstart.controller import versions
 from fleetstart.controller.adapters import is_adapter, require_fit
 from fleetstart.controller.objects import ObjectStore, read_file, require_bundle, require_checkpoint
 from fleetstart.controller.records import LIVE, FunctionRecord, Rollout, VersionKey, VersionRecord
+from fleetstart.controller.redis_client import Script
 from fleetstart.controller.removals import Removals
-from fleetstart.controller.state import Script, State
+from fleetstart.controller.state import State
 from fleetstart.runtime.contract import keys
 from fleetstart.runtime.contract.errors import InvalidSpec, NotFound, Unavailable
 from fleetstart.runtime.contract.function import FunctionSpec, spec_digest

@@ -14,7 +14,8 @@ import time
 import msgspec
 
 from fleetstart.controller.gateway import Gateway
-from fleetstart.controller.state import REDIS_DOWN, State
+from fleetstart.controller.redis_client import REDIS_DOWN
+from fleetstart.controller.state import State
 from fleetstart.runtime.contract import keys
 from fleetstart.runtime.contract.reports import GatewayReport
 

@@ -14,8 +14,9 @@ from collections.abc import Iterator
 from fleetstart.controller.pool import broken
 from fleetstart.controller.prospects import Prospects
 from fleetstart.controller.records import FunctionRecord, VersionKey, VersionRecord
+from fleetstart.controller.redis_client import REDIS_DOWN
 from fleetstart.controller.routes import Route
-from fleetstart.controller.state import REDIS_DOWN, State
+from fleetstart.controller.state import State
 from fleetstart.controller.target import Target
 from fleetstart.controller.versions import chosen
 from fleetstart.controller.waiting import Waits

@@ -12,10 +12,11 @@ import logging
 import time
 from collections.abc import Callable
 
+from fleetstart.controller.leading import Leading
 from fleetstart.controller.ledger import LedgerWriter
 from fleetstart.controller.reconcile import Reconciler, Step
 from fleetstart.controller.records import VersionKey
-from fleetstart.controller.state import REDIS_DOWN, State
+from fleetstart.controller.redis_client import REDIS_DOWN
 from fleetstart.runtime.contract.errors import ErrorInfo
 from fleetstart.runtime.contract.orders import WorkerOrder
 
@@ -28,11 +29,12 @@ ABANDONED_EVERY_S = 5.0
 
 class Scheduler:
     def __init__(
-        self, gateway: str, state: State, ledger: LedgerWriter, seal: Callable[[WorkerOrder], WorkerOrder]
+        self, gateway: str, leading: Leading, ledger: LedgerWriter, seal: Callable[[WorkerOrder], WorkerOrder]
     ) -> None:
         """`seal` puts into an order what only its node may read."""
         self._gateway = gateway
-        self._state = state
+        self._leading = leading
+        self._view = leading.view
         self._ledger = ledger
         self._seal = seal
         self._wake = asyncio.Event()
@@ -41,7 +43,7 @@ class Scheduler:
         """0: another one schedules, or nobody knows."""
         self.unplaced: dict[VersionKey, ErrorInfo] = {}
         """Versions for whose workers the last step found no room, and why."""
-        state.view.on_change(self._wake.set)
+        leading.view.on_change(self._wake.set)
 
     def wake(self) -> None:
         self._wake.set()
@@ -56,13 +58,13 @@ class Scheduler:
         """Hands the lease to whoever asks next."""
         if self.fence:
             self.fence = 0
-            await self._state.stop_leading(self._gateway)
+            await self._leading.stop(self._gateway)
 
     async def _hold_lease(self) -> None:
         while True:
             try:
                 async with asyncio.timeout(RENEW_S * 2):
-                    fence = await self._state.lead(self._gateway, self.fence)
+                    fence = await self._leading.lead(self._gateway, self.fence)
                 self._take(fence)
             except REDIS_DOWN:
                 pass  # while nobody can write, nobody else can lead; a stale fence is refused anyway
@@ -76,7 +78,7 @@ class Scheduler:
             self._reconciler = Reconciler()
             self._wake.set()
         else:
-            log.warning("another controller schedules", extra={"leader": self._state.view.leader})
+            log.warning("another controller schedules", extra={"leader": self._view.leader})
         self.fence = fence
 
     async def _steps(self) -> None:
@@ -87,7 +89,7 @@ class Scheduler:
                     await self._wake.wait()
             self._wake.clear()
             wait_s = TICK_S
-            if not self.fence or self._state.view.redis != "ok":
+            if not self.fence or self._view.redis != "ok":
                 continue
             try:
                 again_unix_ms = await self._step()
@@ -99,9 +101,9 @@ class Scheduler:
                 wait_s = max(0.001, min(TICK_S, again_unix_ms / 1000 - time.time()))
 
     async def _step(self) -> int | None:
-        step = self._reconciler.step(self._state.view, now_ns=time.monotonic_ns(), now_unix_ns=time.time_ns())
+        step = self._reconciler.step(self._view, now_ns=time.monotonic_ns(), now_unix_ns=time.time_ns())
         step.orders = [self._seal(order) for order in step.orders]
-        if not await self._state.write(step, self.fence):
+        if not await self._leading.write(step, self.fence):
             log.warning("a stale scheduler's orders were refused", extra={"fence": self.fence})
             self.fence = 0
             return None

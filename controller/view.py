@@ -1,6 +1,6 @@
 """What this process knows of the world: Redis as last read, in memory, so that calls never wait for Redis.
 
-Written by `state.State` (reads and publications) and by the process's own writes; read by gateway, scheduler
+Written by `state.State` (full reads and publications) and by the process's own writes; read by gateway, scheduler
 and API. Listeners hear of changes at once. While Redis is away the view stays as it was: hot functions are served.
 """
 

@@ -20,7 +20,7 @@ import redis.asyncio as redis
 
 from fleetstart.controller.access.audit_event import AuditEvent
 from fleetstart.controller.objects import ObjectStore
-from fleetstart.controller.state import REDIS_DOWN
+from fleetstart.controller.redis_client import REDIS_DOWN
 from fleetstart.runtime.contract import keys
 from fleetstart.runtime.contract.errors import TooLarge
 

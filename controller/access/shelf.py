@@ -11,7 +11,8 @@ from typing import Generic, TypeVar, cast
 
 import msgspec
 
-from fleetstart.controller.state import Script, State
+from fleetstart.controller.redis_client import Script
+from fleetstart.controller.state import State
 from fleetstart.runtime.contract import keys
 from fleetstart.runtime.contract.errors import Unavailable
 

@@ -33,7 +33,7 @@ from fleetstart.controller.billing.segments import (
     pack,
     parse_entry,
 )
-from fleetstart.controller.state import REDIS_DOWN, Script
+from fleetstart.controller.redis_client import REDIS_DOWN, Script
 from fleetstart.runtime.contract import keys
 from fleetstart.runtime.contract.errors import FleetError, StoreFailed
 from fleetstart.runtime.contract.ledger import LedgerRow, began_unix_ms

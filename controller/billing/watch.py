@@ -18,7 +18,7 @@ import redis.asyncio as redis
 
 from fleetstart.controller.billing.budgets import Budget, BudgetEvent, BudgetState, fields_of, period_at
 from fleetstart.controller.billing.kept import kept_workers
-from fleetstart.controller.state import REDIS_DOWN, Script
+from fleetstart.controller.redis_client import REDIS_DOWN, Script
 from fleetstart.controller.view import View
 from fleetstart.runtime.contract import keys
 from fleetstart.runtime.contract.errors import BudgetSpent, Unavailable

@@ -11,7 +11,7 @@ from fleetstart.controller.invocations import lifecycle
 from fleetstart.controller.invocations.book import Book
 from fleetstart.controller.invocations.records import Envelope
 from fleetstart.controller.invocations.vault import HEAD_MAX_BYTES, REQUEST_MAX_BYTES, Vault
-from fleetstart.controller.state import REDIS_DOWN
+from fleetstart.controller.redis_client import REDIS_DOWN
 from fleetstart.controller.target import Target, parse_target
 from fleetstart.runtime.contract.errors import QueueFull, Refused, TooLarge, Unavailable
 

@@ -22,8 +22,8 @@ from fleetstart.controller.invocations.events import EventLog
 from fleetstart.controller.invocations.lifecycle import Outcome
 from fleetstart.controller.invocations.records import Progress, Told
 from fleetstart.controller.invocations.vault import Vault
+from fleetstart.controller.redis_client import REDIS_DOWN
 from fleetstart.controller.responses import Receive, Scope, Send
-from fleetstart.controller.state import REDIS_DOWN
 from fleetstart.runtime.contract.errors import FleetError, StoreFailed
 
 log = logging.getLogger(__name__)

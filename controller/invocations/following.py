@@ -22,8 +22,8 @@ from fleetstart.controller.invocations.events import (
     parse_event_id,
 )
 from fleetstart.controller.invocations.showing import Showing
+from fleetstart.controller.redis_client import REDIS_DOWN
 from fleetstart.controller.responses import error_event
-from fleetstart.controller.state import REDIS_DOWN
 from fleetstart.runtime.contract.errors import Unavailable
 from fleetstart.runtime.contract.ids import InvocationId
 

@@ -19,8 +19,8 @@ from fleetstart.controller.invocations.preferences import Asked
 from fleetstart.controller.invocations.recording import Recorder
 from fleetstart.controller.invocations.records import Envelope
 from fleetstart.controller.invocations.vault import REQUEST_MAX_BYTES, Vault
+from fleetstart.controller.redis_client import REDIS_DOWN
 from fleetstart.controller.responses import Message, Receive, Scope, Send
-from fleetstart.controller.state import REDIS_DOWN
 from fleetstart.controller.target import PREFIX
 from fleetstart.controller.uploads import declared_bytes, header
 from fleetstart.controller.view import View

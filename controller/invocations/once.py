@@ -31,8 +31,8 @@ from fleetstart.controller.invocations.idempotency import (
     worth_keeping,
 )
 from fleetstart.controller.invocations.recording import Recorder, send_answer
+from fleetstart.controller.redis_client import REDIS_DOWN
 from fleetstart.controller.responses import RawHeaders, Receive, Scope, Send
-from fleetstart.controller.state import REDIS_DOWN
 from fleetstart.runtime.contract.errors import FleetError
 from fleetstart.runtime.contract.ids import InvocationId
 

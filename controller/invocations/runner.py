@@ -22,8 +22,8 @@ from fleetstart.controller.invocations.courier import Courier
 from fleetstart.controller.invocations.execution import Execution
 from fleetstart.controller.invocations.records import run_id
 from fleetstart.controller.invocations.vault import Vault
+from fleetstart.controller.redis_client import REDIS_DOWN
 from fleetstart.controller.responses import Receive, Scope, Send
-from fleetstart.controller.state import REDIS_DOWN
 from fleetstart.controller.view import View
 from fleetstart.runtime.contract.errors import FleetError
 from fleetstart.runtime.contract.ids import FunctionName, InvocationId

@@ -22,7 +22,7 @@ import redis.asyncio as redis
 from fleetstart.controller.invocations.acceptance import Acceptance
 from fleetstart.controller.invocations.preferences import QUEUE_S, TTL_S, fingerprint
 from fleetstart.controller.invocations.records import Envelope
-from fleetstart.controller.state import REDIS_DOWN
+from fleetstart.controller.redis_client import REDIS_DOWN
 from fleetstart.controller.view import View
 from fleetstart.runtime.contract import keys
 from fleetstart.runtime.contract.errors import FleetError, InvalidSpec

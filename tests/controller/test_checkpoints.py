@@ -16,9 +16,10 @@ from fleetstart.controller.checkpoints import UNFINISHED_S, Checkpoints, grouped
 from fleetstart.controller.folder_store import FolderStore
 from fleetstart.controller.objects import StoredObject, Upload
 from fleetstart.controller.ranges import NotSatisfiable, parse_range
+from fleetstart.controller.redis_client import connect
 from fleetstart.controller.registry import Registry
 from fleetstart.controller.removals import FORGET_MS, STALE_MS, Removals
-from fleetstart.controller.state import State, connect
+from fleetstart.controller.state import State
 from fleetstart.controller.view import View
 from fleetstart.runtime.contract.errors import FleetError, NotFound, Refused, Unavailable, WeightsMissing
 from fleetstart.runtime.contract.function import FunctionSpec

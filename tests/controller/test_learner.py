@@ -15,7 +15,8 @@ from fleetstart.controller.learning import read_measures
 from fleetstart.controller.planner import Plan
 from fleetstart.controller.planner.measures import Estimate, NodeMeasures, VersionMeasures
 from fleetstart.controller.records import VersionKey
-from fleetstart.controller.state import State, connect
+from fleetstart.controller.redis_client import connect
+from fleetstart.controller.state import State
 from fleetstart.controller.view import View
 from fleetstart.runtime.contract import keys
 from fleetstart.runtime.contract.ids import FunctionName, NodeId, PipelineId, Version, WorkerId

@@ -14,9 +14,10 @@ import httpx
 import msgspec
 import pytest
 
+from fleetstart.controller.leading import Leading
 from fleetstart.controller.ledger import LedgerWriter
 from fleetstart.controller.reconcile import Step
-from fleetstart.controller.state import State, connect
+from fleetstart.controller.redis_client import connect
 from fleetstart.controller.view import View
 from fleetstart.runtime.contract import keys
 from fleetstart.runtime.contract.ids import FunctionName, InvocationId, NodeId, Version, WorkerId
@@ -188,7 +189,7 @@ def test_sigterm_lets_calls_end_and_writes_their_rows(
 def test_a_stale_fence_is_refused(redis_server: RedisServer) -> None:
     async def scenario() -> None:
         client = connect(redis_server.url)
-        one, two = State(client, View()), State(client, View())
+        one, two = (Leading(client, View(), asyncio.Lock()) for _ in range(2))
         order = WorkerOrder(
             worker=WorkerId("w"), node=NodeId("n"), epoch="e", version=Version(1), spec=spec(), ordered_unix_ns=1
         )

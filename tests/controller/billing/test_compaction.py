@@ -20,7 +20,7 @@ from fleetstart.controller.billing.reader import LedgerReader
 from fleetstart.controller.billing.segments import Entry
 from fleetstart.controller.folder_store import FolderStore
 from fleetstart.controller.objects import ObjectStore
-from fleetstart.controller.state import REDIS_DOWN, connect
+from fleetstart.controller.redis_client import REDIS_DOWN, connect
 from fleetstart.runtime.contract import keys
 from fleetstart.runtime.contract.errors import ChecksumMismatch, FleetError, NotFound, StoreFailed
 from fleetstart.runtime.contract.ledger import APPEND_KEYS, LedgerRow, append_args, append_script

@@ -11,8 +11,8 @@ import pytest
 
 from fleetstart.controller.billing.budgets import BudgetEvent, budget_of
 from fleetstart.controller.billing.watch import BillingWatch
+from fleetstart.controller.redis_client import REDIS_DOWN, connect
 from fleetstart.controller.resources import BudgetTerms
-from fleetstart.controller.state import REDIS_DOWN, connect
 from fleetstart.controller.view import View
 from fleetstart.runtime.contract import keys
 from fleetstart.runtime.contract.errors import Unavailable

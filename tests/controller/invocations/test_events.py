@@ -19,7 +19,7 @@ from fleetstart.controller.invocations.events import (
     parse_event_id,
     without_id,
 )
-from fleetstart.controller.state import connect
+from fleetstart.controller.redis_client import connect
 from fleetstart.runtime.contract.errors import InvalidInput
 from fleetstart.runtime.contract.ids import InvocationId
 
