@@ -21,6 +21,7 @@ from fleetstart.controller.config import Config
 from fleetstart.controller.core import Core
 from fleetstart.controller.history import History
 from fleetstart.controller.invocations.assembly import InvocationParts, assemble
+from fleetstart.controller.invocations.webhook_secrets import WebhookSecrets
 from fleetstart.controller.opening import open_store
 from fleetstart.controller.parts import Part
 from fleetstart.controller.registry import Registry
@@ -59,9 +60,11 @@ def build_management(
     audit = AuditLog(core.client, store, core.fence)
     billing = BillingApi(core.client, reader, core.billing, core.view)
     calls, lag = Calls(), LoopLag()
+    webhook_secrets = WebhookSecrets(core.client, vault)
     invocations = assemble(
-        config, core.gateway_id, core.client, core.view, store, core.gateway, history, stopping, fence=core.fence
-    )
+        config, core.gateway_id, core.client, core.view, store, core.gateway, history, stopping, webhook_secrets,
+        fence=core.fence,
+    )  # fmt: skip
     services = Services(
         config=config,
         gateway=core.gateway_id,
@@ -73,7 +76,7 @@ def build_management(
         billing=billing,
         seeing=_seeing(core, reader, calls, lag, billing.shown, traces),
         invocations=invocations.api,
-        access=AccessApi(core.state, audit, vault),
+        access=AccessApi(core.state, audit, vault, webhook_secrets),
         stopping=stopping,
     )
     return Management(

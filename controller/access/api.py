@@ -13,6 +13,7 @@ from fleetstart.controller.access.placing import placed
 from fleetstart.controller.access.projects_api import ProjectsApi
 from fleetstart.controller.access.secrets_api import SecretsApi
 from fleetstart.controller.access.vault import Vault
+from fleetstart.controller.invocations.webhook_secrets import WebhookSecrets
 from fleetstart.controller.json_http import json_answer
 from fleetstart.controller.state import State
 from fleetstart.runtime.contract.errors import InvalidInput
@@ -22,13 +23,13 @@ AUDIT_MAX = 10_000
 
 
 class AccessApi:
-    def __init__(self, state: State, audit: AuditLog, vault: Vault) -> None:
+    def __init__(self, state: State, audit: AuditLog, vault: Vault, webhook_secrets: WebhookSecrets) -> None:
         self._state = state
         self._audit = audit
         self.routes = [
             *KeysApi(state).routes,
-            *ProjectsApi(state).routes,
-            *SecretsApi(state, vault).routes,
+            *ProjectsApi(state, webhook_secrets).routes,
+            *SecretsApi(state, vault, webhook_secrets).routes,
             Route("/api/v1/audit", self.audit),
         ]
 

@@ -78,6 +78,12 @@ class Caller:
             )
 
 
+def no_project(project: str, known: Iterable[str]) -> NotFound:
+    near = get_close_matches(project[:80], known, n=1)
+    hint = f"did you mean {near[0]}?" if near else "`fs project ls` lists what there is"
+    return NotFound(f"project {project[:80]} does not exist", hint=hint)
+
+
 def local(project_of: Project) -> Caller:
     return Caller(name=LOCAL, key=None, project_of=project_of)
 

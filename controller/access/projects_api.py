@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
-from difflib import get_close_matches
-
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from fleetstart.controller.access.decide import no_project
 from fleetstart.controller.access.handling import caller_of
 from fleetstart.controller.access.records import DEFAULT, ProjectRecord, Quotas, check_name
 from fleetstart.controller.access.resources import ProjectInfo, ProjectTerms
 from fleetstart.controller.access.seen import claims_of
 from fleetstart.controller.access.shelf import Shelf
+from fleetstart.controller.invocations.webhook_secrets import WebhookSecrets
 from fleetstart.controller.json_http import json_answer, json_body, now_unix_ms
 from fleetstart.controller.state import State
 from fleetstart.controller.view import View
 from fleetstart.runtime.contract import keys
-from fleetstart.runtime.contract.errors import InvalidInput, NotFound
+from fleetstart.runtime.contract.errors import InvalidInput
 
 PROJECTS_MAX = 1000
 
 
 class ProjectsApi:
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: State, webhook_secrets: WebhookSecrets) -> None:
         self._view = state.view
+        self._webhook_secrets = webhook_secrets
         self._shelf = Shelf(state, keys.PROJECTS, ProjectRecord)
         self.routes = [
             Route("/api/v1/projects", self.projects),
@@ -63,9 +64,7 @@ class ProjectsApi:
         if name == DEFAULT:
             raise InvalidInput(f"project {DEFAULT} is where functions are that name none: it stays")
         if name not in table.projects:
-            near = get_close_matches(name[:80], table.projects, n=1)
-            hint = f"did you mean {near[0]}?" if near else "`fs project ls` lists what there is"
-            raise NotFound(f"project {name[:80]} does not exist", hint=hint)
+            raise no_project(name, table.projects)
         info = project_info(self._view, name)
         keys_of = [key.name for key in table.keys.values() if key.project == name and not key.revoked_unix_ms]
         for what, names, advice in (
@@ -79,6 +78,7 @@ class ProjectsApi:
                     hint=f"remove them first: {advice} {names[0]}",
                 )
         await self._shelf.change(name, lambda known: None)
+        await self._webhook_secrets.forget(name)
         return json_answer(info)
 
 

@@ -9,13 +9,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from fleetstart.controller.access.decide import Caller
+from fleetstart.controller.access.decide import Caller, no_project
 from fleetstart.controller.access.handling import about, caller_of
 from fleetstart.controller.access.placing import SECRETS_MAX_BYTES, users_of
 from fleetstart.controller.access.records import SecretRecord, secret_field
 from fleetstart.controller.access.resources import Rekeyed, SecretInfo, SecretValue
 from fleetstart.controller.access.shelf import Shelf
 from fleetstart.controller.access.vault import Vault
+from fleetstart.controller.invocations.webhook_secrets import WebhookSecrets
 from fleetstart.controller.json_http import json_answer, json_body, now_unix_ms
 from fleetstart.controller.state import State
 from fleetstart.runtime.contract import keys
@@ -32,8 +33,9 @@ SECRETS_MAX = 1000
 
 
 class SecretsApi:
-    def __init__(self, state: State, vault: Vault) -> None:
+    def __init__(self, state: State, vault: Vault, webhook_secrets: WebhookSecrets) -> None:
         self._view = state.view
+        self._webhook_secrets = webhook_secrets
         self._vault = vault
         self._shelf = Shelf(state, keys.SECRETS, SecretRecord)
         self.routes = [
@@ -102,6 +104,7 @@ class SecretsApi:
         for field in list(self._view.access.secrets):
             await self._shelf.change(field, self._closed_anew)
             count += 1
+        count += await self._webhook_secrets.close_anew()
         if all(record.master == master for record in self._view.access.secrets.values()):
             self._vault.forget_old()
         return json_answer(Rekeyed(secrets=count, master=master))
@@ -121,12 +124,7 @@ class SecretsApi:
                 hint="use a key that was made without --function",
             )
         if not _may_see(caller, project) or not self._view.access.has_project(project):
-            near = [one for one in self._view.access.projects if _may_see(caller, one)]
-            hint = get_close_matches(project[:80], near, n=1)
-            raise NotFound(
-                f"project {project[:80]} does not exist",
-                hint=f"did you mean {hint[0]}?" if hint else "`fs project ls` lists what there is",
-            )
+            raise no_project(project, [one for one in self._view.access.projects if _may_see(caller, one)])
         return project, name
 
     def _check_total(self, project: str, name: str, size_bytes: int) -> None:

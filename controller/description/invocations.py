@@ -55,8 +55,8 @@ def paths() -> dict[str, Any]:
         },
         f"{ONE}/redeliver": {"post": operation("Send its webhook again", info, one)},
         "/api/v1/webhooks/secret": {
-            "get": operation("The secret that webhooks are signed with", ref(WebhookSecret)),
-            "post": operation("Another secret from now on", ref(WebhookSecret)),
+            "get": operation("What a project's webhooks are signed with", ref(WebhookSecret), in_query("project")),
+            "post": operation("Another secret from now on", ref(WebhookSecret), in_query("project")),
         },
         "/api/v1/schedules": {"get": operation("Functions that are called by the clock", listed(ScheduleInfo))},
     }

@@ -12,11 +12,12 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from fleetstart.controller.access.handling import caller_of
+from fleetstart.controller.access.decide import no_project
+from fleetstart.controller.access.handling import about, caller_of
+from fleetstart.controller.access.records import DEFAULT
 from fleetstart.controller.invocations import lifecycle, preferences
 from fleetstart.controller.invocations.acceptance import Acceptance
 from fleetstart.controller.invocations.book import Book, Entry, not_kept
-from fleetstart.controller.invocations.courier import SYSTEM, Courier
 from fleetstart.controller.invocations.events import EventId
 from fleetstart.controller.invocations.following import Follower
 from fleetstart.controller.invocations.layer import answer_ended
@@ -25,6 +26,7 @@ from fleetstart.controller.invocations.resources import InvocationInfo, ReplayTe
 from fleetstart.controller.invocations.schedules import Schedules, next_unix_s, schedule_id
 from fleetstart.controller.invocations.showing import Showing
 from fleetstart.controller.invocations.vault import Vault
+from fleetstart.controller.invocations.webhook_secrets import WebhookSecrets
 from fleetstart.controller.json_http import json_answer, json_body, now_unix_ms
 from fleetstart.controller.responses import Message
 from fleetstart.controller.view import View
@@ -44,7 +46,7 @@ class InvocationsApi:
         vault: Vault,
         showing: Showing,
         acceptance: Acceptance,
-        courier: Courier,
+        webhook_secrets: WebhookSecrets,
         schedules: Schedules,
         follower: Follower,
         view: View,
@@ -54,7 +56,7 @@ class InvocationsApi:
         self._vault = vault
         self._showing = showing
         self._acceptance = acceptance
-        self._courier = courier
+        self._webhook_secrets = webhook_secrets
         self._schedules = schedules
         self._follower = follower
         self._view = view
@@ -196,10 +198,20 @@ class InvocationsApi:
     # ── webhooks and schedules ─────────────────────────────────────────────────────────────────────
 
     async def secret(self, request: Request) -> Response:
-        return json_answer(WebhookSecret(project=SYSTEM, secret=await self._courier.secret("")))
+        project = self._project(request)
+        return json_answer(WebhookSecret(project=project, secret=await self._webhook_secrets.get(project)))
 
     async def rotate(self, request: Request) -> Response:
-        return json_answer(WebhookSecret(project=SYSTEM, secret=await self._courier.rotate("")))
+        project = self._project(request)
+        about(request, project)
+        return json_answer(WebhookSecret(project=project, secret=await self._webhook_secrets.rotate(project)))
+
+    def _project(self, request: Request) -> str:
+        """Errors: NotFound."""
+        project = request.query_params.get("project") or DEFAULT
+        if not self._view.access.has_project(project):
+            raise no_project(project, self._view.access.projects)
+        return project
 
     async def schedules(self, request: Request) -> Response:
         marks = await self._schedules.marks()

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import redis.asyncio as redis
 
+from fleetstart.controller.access.seen import project_of
 from fleetstart.controller.config import Config
 from fleetstart.controller.gateway import Gateway
 from fleetstart.controller.history import History
@@ -26,6 +27,7 @@ from fleetstart.controller.invocations.schedules import Schedules
 from fleetstart.controller.invocations.showing import Showing
 from fleetstart.controller.invocations.sweeper import Sweeper
 from fleetstart.controller.invocations.vault import Vault
+from fleetstart.controller.invocations.webhook_secrets import WebhookSecrets
 from fleetstart.controller.objects import ObjectStore
 from fleetstart.controller.parts import Part
 from fleetstart.controller.view import View
@@ -58,13 +60,20 @@ def assemble(
     gateway: Gateway,
     history: History,
     stopping: asyncio.Event,
+    webhook_secrets: WebhookSecrets,
     *,
     fence: Callable[[], int],
 ) -> InvocationParts:
     book, vault, claims = Book(client), Vault(store), Keys(client, store)
     acceptance = Acceptance(book, vault, gateway.check)
     showing = Showing(config.url, vault, history.trace)
-    courier = Courier(client, book, Poster(config.webhook_allow), showing.with_result)
+    courier = Courier(
+        book,
+        Poster(config.webhook_allow),
+        webhook_secrets,
+        showing.with_result,
+        lambda function: project_of(view, function),
+    )
     runner = Runner(gateway_id, client, view, book, vault, courier, gateway, trace=history.trace)
     keeping = Keeping(gateway, view, book, vault)
     schedules = Schedules(client, view, acceptance, fence)
@@ -81,7 +90,7 @@ def assemble(
         stopping=stopping,
     )
     follower = Follower(client, book, showing, stopping)
-    api = InvocationsApi(book, vault, showing, acceptance, courier, schedules, follower, view, stopping)
+    api = InvocationsApi(book, vault, showing, acceptance, webhook_secrets, schedules, follower, view, stopping)
     return InvocationParts(
         layer=layer,
         api=api,

@@ -5,21 +5,18 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from typing import cast
 
 import msgspec
-import redis.asyncio as redis
 
+from fleetstart.controller.access.records import DEFAULT
+from fleetstart.controller.access.vault import VaultClosed
 from fleetstart.controller.invocations import lifecycle, webhooks
 from fleetstart.controller.invocations.book import Book, Entry
 from fleetstart.controller.invocations.posting import Poster
 from fleetstart.controller.invocations.resources import InvocationInfo
-from fleetstart.runtime.contract import keys
+from fleetstart.controller.invocations.webhook_secrets import WebhookSecrets
 
 log = logging.getLogger(__name__)
-
-SYSTEM = "system"
-"""The project of calls that belong to none."""
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,28 +30,22 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
 
 class Courier:
     def __init__(
-        self, client: redis.Redis, book: Book, poster: Poster, info: Callable[[Entry], Awaitable[InvocationInfo]]
+        self,
+        book: Book,
+        poster: Poster,
+        secrets: WebhookSecrets,
+        info: Callable[[Entry], Awaitable[InvocationInfo]],
+        project_of: Callable[[str], str | None],
     ) -> None:
-        self._client = client
+        """`project_of` a function, if that is known."""
         self._book = book
         self._poster = poster
+        self._secrets = secrets
         self._info = info
+        self._project_of = project_of
 
     async def close(self) -> None:
         await self._poster.close()
-
-    async def secret(self, project: str) -> str:
-        """Of the project; made when it is first asked for."""
-        field = project or SYSTEM
-        await self._client.hsetnx(keys.WEBHOOK_SECRETS, field, webhooks.new_secret())
-        raw = await cast(Awaitable[bytes], self._client.hget(keys.WEBHOOK_SECRETS, field))
-        return raw.decode()
-
-    async def rotate(self, project: str) -> str:
-        """Another secret, from the next delivery on."""
-        secret = webhooks.new_secret()
-        await self._client.hset(keys.WEBHOOK_SECRETS, project or SYSTEM, secret)
-        return secret
 
     async def deliver(self, entry: Entry) -> None:
         """One try; what came of it is in the book afterwards."""
@@ -70,9 +61,13 @@ class Courier:
                 data=await self._info(entry),
             )
         )
-        secret = await self.secret(envelope.project)
-        headers = webhooks.headers(secret, envelope.id, int(time.time()), body)
-        status, error = await self._poster.post(envelope.webhook, headers, body)
+        try:
+            secret = await self._secrets.get(envelope.project or self._project_of(envelope.function) or DEFAULT)
+        except VaultClosed as closed:
+            status, error = 0, closed.message
+        else:
+            headers = webhooks.headers(secret, envelope.id, int(time.time()), body)
+            status, error = await self._poster.post(envelope.webhook, headers, body)
         now_unix_ms = time.time_ns() // 1_000_000
         after = lifecycle.delivered(claimed.progress, now_unix_ms, http_status=status, error=error)
         await self._book.write(claimed, after, tell=after.status)

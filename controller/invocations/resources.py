@@ -11,8 +11,8 @@
 | POST /api/v1/invocations/{id}/redrive | | InvocationInfo; one that failed, expired or was cancelled, once more |
 | POST /api/v1/invocations/{id}/replay | ReplayTerms | 202, InvocationInfo of a new invocation with the same request |
 | POST /api/v1/invocations/{id}/redeliver | | InvocationInfo; its webhook is sent again |
-| GET /api/v1/webhooks/secret | | WebhookSecret; made when it is first asked for |
-| POST /api/v1/webhooks/secret | | WebhookSecret; another one from now on |
+| GET /api/v1/webhooks/secret?project=default | | WebhookSecret; made when it is first asked for |
+| POST /api/v1/webhooks/secret?project=default | | WebhookSecret; another one from now on |
 | GET /api/v1/schedules | | [ScheduleInfo] |
 """  # noqa: E501
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from urllib.parse import quote
 
 import click
 
+from fleetstart.controller.access.records import DEFAULT
 from fleetstart.controller.cli import output
 from fleetstart.controller.cli.client import Server, find_server
 from fleetstart.controller.cli.commands.invocations import path, show
@@ -24,13 +26,14 @@ def command() -> None:
 
 
 @command.command
+@click.option("--project", default=DEFAULT, show_default=True, metavar="NAME", help="Whose functions' webhooks.")
 @click.option("--rotate", is_flag=True, help="Make another one; the old one signs nothing any more.")
 @verb()
 @click.pass_obj
-def secret(home: Path, *, rotate: bool, url: str | None, as_json: bool) -> None:
-    """Print the secret that webhooks are signed with; it is made when it is first asked for."""
+def secret(home: Path, *, project: str, rotate: bool, url: str | None, as_json: bool) -> None:
+    """Print the secret that a project's webhooks are signed with; it is made when it is first asked for."""
     with Server(find_server(url, home)) as server:
-        at = "/api/v1/webhooks/secret"
+        at = f"/api/v1/webhooks/secret?project={quote(project, safe='')}"
         found = server.change("POST", at, None, WebhookSecret) if rotate else server.get(at, WebhookSecret)
     if as_json:
         output.json_data(found)

@@ -36,7 +36,10 @@ def routes() -> list[Route]:
 
     nothing: Any = Anything()
     api = Api(nothing).app.routes
-    more = [*BillingApi(nothing, nothing, nothing, nothing).routes, *AccessApi(nothing, nothing, nothing).routes]
+    more = [
+        *BillingApi(nothing, nothing, nothing, nothing).routes,
+        *AccessApi(nothing, nothing, nothing, nothing).routes,
+    ]
     more += InvocationsApi(*[nothing] * 9).routes
     more += SeeingApi(nothing, nothing, nothing, calls=nothing, lag=nothing, process=nothing, budgets=nothing).routes
     return [route for route in [*api, *more] if isinstance(route, Route) and route.path not in FOR_EVERYBODY]

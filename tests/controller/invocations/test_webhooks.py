@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from fleetstart.controller.invocations import webhooks
 from fleetstart.controller.invocations.posting import Poster
 from fleetstart.controller.invocations.webhooks import WebhookRefused
+from fleetstart.runtime.contract import keys
 from fleetstart.runtime.contract.errors import InvalidInput, Refused
 from tests.controller.conftest import ControllerProcess, HandNode
 from tests.controller.invocations.conftest import Client
@@ -208,8 +209,69 @@ def test_a_name_that_leads_to_ourselves_is_not_called(
     assert refused.json()["error"]["code"] == "webhook_refused"
 
 
-def test_secrets_do_not_lie_about_in_logs(allowing: ControllerProcess, redis_server: RedisServer) -> None:
-    secret = allowing.http.get("/api/v1/webhooks/secret").json()["secret"]
+def test_secrets_do_not_lie_about(allowing: ControllerProcess, redis_server: RedisServer) -> None:
+    secret = secret_of(allowing)
     assert secret.startswith("whsec_")
-    assert allowing.http.get("/api/v1/webhooks/secret").json()["secret"] == secret
+    assert secret_of(allowing) == secret
     assert secret not in allowing.log()
+    with redis_server.client() as client:
+        assert secret not in str(client.hgetall(keys.WEBHOOK_SECRETS)), "not in Redis in clear, either"
+        client.hset(keys.WEBHOOK_SECRETS, "default", "whsec_MDEyMw==")
+        assert secret_of(allowing) == "whsec_MDEyMw==", "one that was kept in clear is read"
+        assert b"whsec_" not in (client.hget(keys.WEBHOOK_SECRETS, "default") or b"whsec_"), "and encrypted"
+    assert secret_of(allowing) == "whsec_MDEyMw=="
+
+
+def test_another_master_key_is_told_and_another_secret_mends_it(
+    allowing: ControllerProcess, node: HandNode, hook: str, receiver: Receiver
+) -> None:
+    allowing.deploy("hello")
+    calls = Client(allowing)
+    first = secret_of(allowing)
+    assert allowing.http.post("/api/v1/secrets/rekey").json()["secrets"] == 1
+    assert secret_of(allowing) == first, "it is encrypted anew with the others"
+    (allowing.home / "master.key").unlink()
+    lost = allowing.http.get("/api/v1/webhooks/secret")
+    assert lost.json()["error"]["code"] == "vault_closed"
+    assert "fs webhooks secret --rotate" in lost.json()["error"]["hint"]
+    invocation = calls.accepted("hello/echo", fs_webhook=hook)
+    failed = wait_until(lambda: delivery if (delivery := calls.get(invocation)["delivery"]) and delivery.get("error")
+                        else None)  # fmt: skip
+    assert failed is not None
+    assert "master key" in failed["error"]
+    assert first != allowing.http.post("/api/v1/webhooks/secret").json()["secret"]
+    wait_until(lambda: calls.get(invocation)["delivery"]["state"] == "delivered", 30)
+
+
+def test_a_project_has_a_secret_of_its_own_with_keys_and_without(
+    allowing: ControllerProcess, node: HandNode, hook: str, receiver: Receiver
+) -> None:
+    assert allowing.http.put("/api/v1/projects/ml", json={}).status_code == 200
+    allowing.deploy("hello")
+    allowing.deploy("learn", project="ml")
+    calls = Client(allowing)
+
+    def signed_with(name: str) -> str:
+        receiver.got.clear()
+        calls.accepted(f"{name}/echo", fs_webhook=hook)
+        headers, raw, _ = wait_until(lambda: receiver.got and receiver.got[0]) or ({}, b"", "")
+        for project in ("default", "ml"):
+            signature = webhooks.signature(
+                secret_of(allowing, project), headers["webhook-id"], int(headers["webhook-timestamp"]), raw
+            )
+            if signature == headers["webhook-signature"]:
+                return project
+        return "none that is shown"
+
+    assert (signed_with("hello"), signed_with("learn")) == ("default", "ml")
+    admin = allowing.http.post("/api/v1/keys", json={"name": "admin", "rights": ["admin"]}).json()["key"]
+    allowing.http.headers["authorization"] = f"Bearer {admin}"
+    assert (signed_with("hello"), signed_with("learn")) == ("default", "ml")
+    unknown = allowing.http.get("/api/v1/webhooks/secret", params={"project": "mll"})
+    assert (unknown.status_code, unknown.json()["error"]["hint"]) == (404, "did you mean ml?")
+
+
+def secret_of(controller: ControllerProcess, project: str = "default") -> str:
+    answer = controller.http.get("/api/v1/webhooks/secret", params={"project": project})
+    assert answer.status_code == 200, answer.text
+    return str(answer.json()["secret"])
