@@ -1,17 +1,16 @@
 """What lives inside a worker, and what a handler imports: `from fleetstart.runtime import function, LLM, Layered, ...`.
 
-Importing this loads neither torch nor a server: user code, the command line and the contract all pass here. What only
-a handler needs is imported when it is asked for.
+Importing this loads next to nothing: user code, the command line and the contract all pass here. What a handler needs
+is imported when it is asked for.
 """
 
 from typing import TYPE_CHECKING, Any
 
-from fleetstart.runtime.contract.errors import InvalidInput
-from fleetstart.runtime.contract.function import SLO, Limits, Scale
-from fleetstart.runtime.declare import LLM, Layered, function
-
 if TYPE_CHECKING:
     from fleetstart.runtime.calls import context
+    from fleetstart.runtime.contract.errors import InvalidInput
+    from fleetstart.runtime.contract.function import SLO, Limits, Scale
+    from fleetstart.runtime.declare import LLM, Layered, function
     from fleetstart.runtime.files import File
     from fleetstart.runtime.marks import batched, on_exit
     from fleetstart.runtime.responses import Response
@@ -31,7 +30,20 @@ __all__ = [
     "on_exit",
 ]
 
-_LATE = {"File": "files", "Response": "responses", "batched": "marks", "context": "calls", "on_exit": "marks"}
+_LATE = {
+    "LLM": "declare",
+    "SLO": "contract.function",
+    "File": "files",
+    "InvalidInput": "contract.errors",
+    "Layered": "declare",
+    "Limits": "contract.function",
+    "Response": "responses",
+    "Scale": "contract.function",
+    "batched": "marks",
+    "context": "calls",
+    "function": "declare",
+    "on_exit": "marks",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -6,6 +6,8 @@ fails; a call that was cut is made again if it can be without doing something tw
 
 from __future__ import annotations
 
+import ssl
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -77,6 +79,19 @@ def local_key(layout: Layout) -> str:
         return ""
 
 
+@contextmanager
+def _left_out(module: str) -> Iterator[None]:
+    """Imports of it fail meanwhile, unless it is there already."""
+    if module in sys.modules:
+        yield
+        return
+    sys.modules[module] = None  # type: ignore[assignment]  # as the import system has it: "not to be found"
+    try:
+        yield
+    finally:
+        del sys.modules[module]
+
+
 def function_path(name: str) -> str:
     return f"/api/v1/functions/{quote(name, safe='')}"
 
@@ -85,20 +100,24 @@ class Server:
     """One server. Also the ObjectStore that a deploy writes to."""
 
     def __init__(self, address: Address | str, *, timeout_s: float = 30.0) -> None:
-        import httpx  # late: the largest import of the command line
-
+        # Late, as it is the largest import of the command line, and without a command line of its own.
+        with _left_out("httpx._main"):
+            import httpx
         url, key = self.url, _ = (address, "") if isinstance(address, str) else address
         if not key.isascii() or not key.isprintable():
             raise Unauthorized("FS_KEY is no key: it has characters that no key has")
         self._httpx = httpx
         self._cut = (httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError)
         local = urlsplit(url).hostname in LOOPBACK
+        plain = urlsplit(url).scheme == "http"
         # A proxy of the environment is for the world outside, never for this machine.
         self.http = httpx.Client(
             base_url=url,
             headers={"authorization": f"Bearer {key}"} if key else {},
             timeout=httpx.Timeout(timeout_s, connect=5.0),
             trust_env=not local,
+            # Without TLS nobody's certificate is read, and to load those of the world takes longer than the call.
+            verify=ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT) if plain else True,
         )
 
     def __enter__(self) -> Self:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from array import array
+from itertools import accumulate
 from typing import Any
 
 import msgspec
@@ -107,30 +108,26 @@ def _pair(merge: Any) -> tuple[str, str]:
 
 def _merge_slots(merges: list[tuple[str, str]], vocabulary: dict[str, int]) -> array[int]:
     """At most half full, so that a search looks at two slots or so."""
+    if len(set(merges)) != len(merges):
+        raise ValueError("a merge stands twice")
     count = 1 << max(4, (2 * len(merges)).bit_length())
-    slots = array("I", [EMPTY]) * (4 * count)
     mask = count - 1
+    lefts, rights, ranks, merged = ([EMPTY] * count for _ in range(4))
     for rank, (left_text, right_text) in enumerate(merges):
-        left, right, merged = vocabulary[left_text], vocabulary[right_text], vocabulary[left_text + right_text]
+        left, right = vocabulary[left_text], vocabulary[right_text]
         slot = first_slot(left, right, mask)
-        while slots[4 * slot] != EMPTY:
-            if slots[4 * slot] == left and slots[4 * slot + 1] == right:
-                raise ValueError(f"the merge of {left_text!r} and {right_text!r} stands twice")
+        while lefts[slot] != EMPTY:
             slot = (slot + 1) & mask
-        slots[4 * slot : 4 * slot + 4] = array("I", (left, right, rank, merged))
+        lefts[slot], rights[slot], ranks[slot], merged[slot] = left, right, rank, vocabulary[left_text + right_text]
+    slots = array("I", bytes(16 * count))
+    for column, values in enumerate((lefts, rights, ranks, merged)):
+        slots[column::4] = array("I", values)
     return slots
 
 
 def _joined(texts: list[str]) -> tuple[array[int], bytes]:
-    offsets = array("I", [0])
-    parts = []
-    end = 0
-    for text in texts:
-        part = text.encode()
-        parts.append(part)
-        end += len(part)
-        offsets.append(end)
-    return offsets, b"".join(parts)
+    parts = [text.encode() for text in texts]
+    return array("I", accumulate(map(len, parts), initial=0)), b"".join(parts)
 
 
 def _rest(whole: dict[str, Any], added: list[dict[str, Any]]) -> RestOfTokenizer:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -21,16 +21,17 @@ from fleetstart.controller.cli.interface import batch_size, interface_of
 from fleetstart.controller.cli.layered import in_layers
 from fleetstart.controller.cli.layout import Layout
 from fleetstart.controller.cli.progress import Bar
-from fleetstart.controller.cli.rehearsal import Foreseen, rehearsal
 from fleetstart.controller.cli.root import verb
 from fleetstart.controller.cli.specs import adapter_of, build_spec, include_of, layers_of, module_name, weights_of
 from fleetstart.controller.cli.trials import wait
 from fleetstart.controller.cli.upload import ObjectStore
-from fleetstart.controller.forecast import Forecast, Proposal
 from fleetstart.controller.records import LIVE
 from fleetstart.controller.resources import Deployed
 from fleetstart.runtime.contract.errors import InvalidSpec
 from fleetstart.runtime.contract.function import FunctionSpec
+
+if TYPE_CHECKING:
+    from fleetstart.controller.cli.rehearsal import Foreseen
 
 S3 = "s3://"
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
@@ -223,6 +224,9 @@ class _Unsent:
 
 
 def _foreseen(server: Server, declaration: Declaration, path: Path, bundle: Bundle, cache: Path) -> Foreseen:
+    from fleetstart.controller.cli.rehearsal import Foreseen  # late: the planner comes with it
+    from fleetstart.controller.forecast import Forecast, Proposal
+
     packed = _packed(_Unsent(server), declaration, path, bundle, cache)
     base = packed.checkpoints[0] if packed.checkpoints else None
     proposal = Proposal(
@@ -245,6 +249,8 @@ def _rehearse(foreseen: Sequence[Foreseen], as_json: bool) -> int:
     if as_json:
         output.json_data(foreseen)
     else:
+        from fleetstart.controller.cli.rehearsal import rehearsal
+
         for one in foreseen:
             output.data(rehearsal(one))
     stuck = any(not one.forecast.explanation.plan.stages for one in foreseen)
