@@ -11,22 +11,25 @@ import logging
 import time
 from collections.abc import Callable
 
+from fleetstart.controller.answers import Answers, Cut
 from fleetstart.controller.billing.watch import BillingWatch
 from fleetstart.controller.books import Books
 from fleetstart.controller.client_watch import ClientWatch
 from fleetstart.controller.doorkeeper import Doorkeeper
 from fleetstart.controller.headers import request_headers, sane_request_id
-from fleetstart.controller.invoke import Cut, Invoker, open_session
+from fleetstart.controller.invoke import Invoker
 from fleetstart.controller.ledger import LedgerWriter
 from fleetstart.controller.outcomes import answer_error
 from fleetstart.controller.prospects import Prospects
 from fleetstart.controller.responses import Receive, Scope, Send
 from fleetstart.controller.route_table import RouteTable
 from fleetstart.controller.routes import Call, Route
+from fleetstart.controller.seating import Seating
 from fleetstart.controller.sockets import Sockets
 from fleetstart.controller.state import State
 from fleetstart.controller.target import Target, parse_target
 from fleetstart.controller.uploads import ClientGone, header, read_body, refuse_unread
+from fleetstart.controller.upstream import open_session
 from fleetstart.controller.waiting import Waits
 from fleetstart.runtime.contract.errors import DeadlineExceeded, FleetError, Unavailable
 from fleetstart.runtime.contract.headers import PROGRESS_HEADER
@@ -62,16 +65,15 @@ class Gateway:
         self._books = Books(gateway, state.view, ledger, freed=freed)
         self._doorkeeper = Doorkeeper(gateway, state.view, billing, waits, max_body_bytes=max_body_bytes, demand=demand)
         self._session = open_session()
-        self._invoker = Invoker(
-            self._session,
+        seating = Seating(
             demand=demand,
             turned_away=self._doorkeeper.turned_away,
             waited_out=self._doorkeeper.waited_out,
-            book=self._books.book,
             order_of=self._view.orders.get,
-            final_status=self._table.final_status,
         )
-        self._sockets = Sockets(self._table, self._books, self._doorkeeper, self._invoker, self._session, billing)
+        answers = Answers(seating, book=self._books.book, final_status=self._table.final_status)
+        self._invoker = Invoker(self._session, seating, answers, final_status=self._table.final_status)
+        self._sockets = Sockets(self._table, self._books, self._doorkeeper, seating, self._session, billing)
 
     async def close(self) -> None:
         await self._session.close()

@@ -18,7 +18,6 @@ import aiohttp
 from yarl import URL
 
 from fleetstart.controller import versions
-from fleetstart.controller.invoke import open_session
 from fleetstart.controller.pool import broken
 from fleetstart.controller.prospects import UNPLACED_NS
 from fleetstart.controller.records import Failure, FunctionRecord, Rollout, VersionKey, VersionRecord
@@ -26,6 +25,7 @@ from fleetstart.controller.redis_client import REDIS_DOWN
 from fleetstart.controller.registry import Registry
 from fleetstart.controller.scheduler import Scheduler
 from fleetstart.controller.state import State
+from fleetstart.controller.upstream import open_session
 from fleetstart.controller.view import View
 from fleetstart.runtime.contract.errors import ErrorInfo, FleetError, StartFailed
 from fleetstart.runtime.contract.function import FunctionSpec

@@ -22,11 +22,11 @@ from fleetstart.controller.billing.watch import BillingWatch
 from fleetstart.controller.books import Books
 from fleetstart.controller.doorkeeper import Doorkeeper
 from fleetstart.controller.headers import request_headers, sane_request_id
-from fleetstart.controller.invoke import DEATHS_ALLOWED, Invoker
 from fleetstart.controller.outcomes import own_headers
 from fleetstart.controller.responses import RawHeaders, Receive, Scope, Send, error_headers, error_json
 from fleetstart.controller.route_table import RouteTable
 from fleetstart.controller.routes import BUSY_NS, SUSPECT_NS, Call, Route, Worker
+from fleetstart.controller.seating import DEATHS_ALLOWED, Seating
 from fleetstart.controller.target import parse_target
 from fleetstart.controller.uploads import header
 from fleetstart.runtime.contract.errors import DeadlineExceeded, FleetError, Unavailable, WorkerLost
@@ -78,14 +78,14 @@ class Sockets:
         table: RouteTable,
         books: Books,
         doorkeeper: Doorkeeper,
-        invoker: Invoker,
+        seating: Seating,
         session: aiohttp.ClientSession,
         billing: BillingWatch,
     ) -> None:
         self._table = table
         self._books = books
         self._doorkeeper = doorkeeper
-        self._invoker = invoker
+        self._seating = seating
         self._session = session
         self._billing = billing
 
@@ -169,7 +169,7 @@ class Sockets:
         route, call = socket.route, socket.call
         again = False
         while True:
-            worker = await self._invoker.seat(route, call, again=again)
+            worker = await self._seating.seat(route, call, again=again)
             again = True
             try:
                 return await self._request(socket, worker)
@@ -179,11 +179,11 @@ class Sockets:
                     status = error.status if error.status >= 400 else 502
                     text = f"function {route.key.name} refused the WebSocket with HTTP {error.status}"
                     raise SocketRefused(text, status) from error
-                self._invoker.hand_back(route, call, worker, BUSY_NS)
+                self._seating.hand_back(route, call, worker, BUSY_NS)
             except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError):
-                self._invoker.hand_back(route, call, worker, SUSPECT_NS)
+                self._seating.hand_back(route, call, worker, SUSPECT_NS)
             except (aiohttp.ClientError, ConnectionError) as error:
-                self._invoker.hand_back(route, call, worker, SUSPECT_NS)
+                self._seating.hand_back(route, call, worker, SUSPECT_NS)
                 call.deaths += 1
                 if call.deaths >= DEATHS_ALLOWED:
                     name = route.key.name
@@ -216,7 +216,7 @@ class Sockets:
     ) -> None:
         route, call = socket.route, socket.call
         assert call.worker is not None
-        self._invoker.close_queue(call, call.worker)
+        self._seating.close_queue(call, call.worker)
         opened_ns = time.monotonic_ns()
         call.timeline.add("execute", call.dispatched_ns, opened_ns)
         call.begun, call.status = True, SWITCHED
