@@ -17,7 +17,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
-from starlette.routing import Route
+from starlette.routing import Route, WebSocketRoute
 
 from fleetstart.controller.access.api import AccessApi
 from fleetstart.controller.access.handling import about, caller_of
@@ -41,6 +41,7 @@ from fleetstart.controller.resources import Deployed, FunctionInfo, Prediction, 
 from fleetstart.controller.responses import error_headers, error_json
 from fleetstart.controller.seeing.api import SeeingApi
 from fleetstart.controller.seeing.context import REQUEST
+from fleetstart.controller.shells import Shells
 from fleetstart.controller.store_api import StoreApi
 from fleetstart.controller.versions import limits_of, pointed, scale_of
 from fleetstart.controller.versions_api import VersionsApi
@@ -73,6 +74,7 @@ class Services:
     seeing: SeeingApi
     invocations: InvocationsApi
     access: AccessApi
+    shells: Shells
     stopping: asyncio.Event
 
 
@@ -92,6 +94,7 @@ class Api:
                 Route("/api/v1/functions/{name}", self.function),
                 *VersionsApi(services.view, services.registry).routes,
                 Route("/api/v1/functions/{name}/logs", self.logs),
+                WebSocketRoute("/api/v1/functions/{name}/shell", services.shells),
                 Route("/api/v1/functions/{name}/openapi.json", self.interface),
                 Route("/api/v1/invocations", self.invocations),
                 *services.invocations.routes,

@@ -111,6 +111,9 @@ class FullRead:
                 statuses.update({s.worker: s for raw in observed.values() if (s := self._statuses.read(raw))})
         for gone in view.nodes.keys() - by_node.keys():
             del view.nodes[gone]
+        view.shell_orders = {worker: order for worker, order in orders.items() if order.shell}
+        for worker in view.shell_orders:
+            del orders[worker]
         for worker in (view.orders.keys() | orders.keys()) - view.touched:
             if worker in orders:
                 view.orders[worker] = orders[worker]
@@ -120,6 +123,8 @@ class FullRead:
             view.put_status(status, touch=False)
         for worker in view.statuses.keys() - statuses.keys() - view.touched:
             view.drop_status(worker)
+        for worker in view.shell_statuses.keys() - statuses.keys() - view.touched:
+            del view.shell_statuses[worker]
 
     def _apply_measures(self, raw: dict[bytes, bytes]) -> None:
         if raw != self._measures:

@@ -10,6 +10,7 @@ from starlette.applications import Starlette
 
 from fleetstart.controller.access.api import AccessApi
 from fleetstart.controller.access.audit import AuditLog
+from fleetstart.controller.access.sealing import Sealer
 from fleetstart.controller.access.vault import Vault
 from fleetstart.controller.api import Api, Services
 from fleetstart.controller.billing.api import BillingApi
@@ -30,6 +31,7 @@ from fleetstart.controller.rollouts import Rollouts
 from fleetstart.controller.seeing.api import SeeingApi
 from fleetstart.controller.seeing.calls import Calls
 from fleetstart.controller.seeing.process import LoopLag, Self
+from fleetstart.controller.shells import Shells
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -65,6 +67,7 @@ def build_management(
         config, core.gateway_id, core.client, core.view, store, core.gateway, history, stopping, webhook_secrets,
         fence=core.fence,
     )  # fmt: skip
+    shells = Shells(core.state, Sealer(core.view, vault))
     services = Services(
         config=config,
         gateway=core.gateway_id,
@@ -77,6 +80,7 @@ def build_management(
         seeing=_seeing(core, reader, calls, lag, billing.shown, traces),
         invocations=invocations.api,
         access=AccessApi(core.state, audit, vault, webhook_secrets),
+        shells=shells,
         stopping=stopping,
     )
     return Management(
@@ -84,7 +88,7 @@ def build_management(
         audit=audit,
         calls=calls,
         invocations=invocations,
-        parts=(rollouts, checkpoints, compactor, lag, audit, *invocations.parts),
+        parts=(rollouts, checkpoints, compactor, lag, audit, shells, *invocations.parts),
     )
 
 

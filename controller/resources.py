@@ -23,6 +23,7 @@
 | POST /api/v1/functions/{name}/rollback | VersionRef or nothing | Traffic; without a body the last change is undone |
 | PUT /api/v1/functions/{name}/scale | Scaled or null | Traffic; until another version is live |
 | GET /api/v1/functions/{name}/logs?tail=100&follow=0 | | LogLine a line (NDJSON); with follow, until the client leaves |
+| WebSocket /api/v1/functions/{name}/shell?version=live&idle_s=900 | see `contract.terminal` | a shell as one of its workers has it; 503 if none can be had |
 | GET /api/v1/functions/{name}/openapi.json?version=live | | OpenAPI description of a function's calls, from its types |
 | GET /api/v1/invocations?function=&limit=20 | | [InvocationRow], newest first |
 | GET /api/v1/invocations/{id} | | InvocationTrace |

@@ -46,6 +46,9 @@ class View:
         self.nodes: dict[NodeId, NodeSeen] = {}
         self.orders: dict[WorkerId, WorkerOrder] = {}
         self.statuses: dict[WorkerId, WorkerStatus] = {}
+        self.shell_orders: dict[WorkerId, WorkerOrder] = {}
+        self.shell_statuses: dict[WorkerId, WorkerStatus] = {}
+        """Of workers that are people's shells: nobody but `shells` is to take them for workers."""
         self.gateways: dict[str, tuple[GatewayReport, int]] = {}
         self.node_measures: dict[NodeId, NodeMeasures] = {}
         self.version_measures: dict[VersionKey, VersionMeasures] = {}
@@ -57,11 +60,16 @@ class View:
         self.touched: set[WorkerId] = set()
         """Workers heard of since the last full read began: it may hold older news of them."""
         self._worker_listeners: list[Callable[[WorkerStatus], None]] = []
+        self._shell_listeners: list[Callable[[WorkerStatus], None]] = []
         self._listeners: list[Callable[[], None]] = []
 
     def on_worker(self, listener: Callable[[WorkerStatus], None]) -> None:
         """Called for each status that is new or different, before `on_change`."""
         self._worker_listeners.append(listener)
+
+    def on_shell(self, listener: Callable[[WorkerStatus], None]) -> None:
+        """Called for each status of a shell that is new or different."""
+        self._shell_listeners.append(listener)
 
     def on_change(self, listener: Callable[[], None]) -> None:
         self._listeners.append(listener)
@@ -76,6 +84,9 @@ class View:
 
     def put_status(self, status: WorkerStatus, *, touch: bool = True) -> bool:
         """Takes over a status unless a newer one is known; True if it says something new."""
+        if status.shell:
+            self._put_shell_status(status)
+            return False
         known = self.statuses.get(status.worker) or self.ended.get(status.worker)
         if known is not None and (known.state in FINAL or known.changed_unix_ns > status.changed_unix_ns):
             return False
@@ -94,6 +105,15 @@ class View:
             listener(status)
         return True
 
+    def _put_shell_status(self, status: WorkerStatus) -> None:
+        known = self.shell_statuses.get(status.worker)
+        if known is not None and (known.state in FINAL or known.changed_unix_ns >= status.changed_unix_ns):
+            return
+        self.touched.add(status.worker)
+        self.shell_statuses[status.worker] = status
+        for listener in self._shell_listeners:
+            listener(status)
+
     def drop_status(self, worker: WorkerId) -> None:
         """Its node has forgotten it. Listeners are told that it is gone."""
         status = self.statuses.pop(worker, None)
@@ -103,11 +123,12 @@ class View:
                 listener(_gone(status))
 
     def put_order(self, order: WorkerOrder) -> None:
-        self.orders[order.worker] = order
+        (self.shell_orders if order.shell else self.orders)[order.worker] = order
         self.touched.add(order.worker)
 
     def drop_order(self, worker: WorkerId) -> None:
         self.orders.pop(worker, None)
+        self.shell_orders.pop(worker, None)
         self.touched.add(worker)
 
     def put_gateway(self, report: GatewayReport, now_ns: int) -> None:

@@ -60,7 +60,8 @@ class Equipment:
         host.segments.room.make(spec.memory_bytes, f"a worker of {spec.name}")
         self.reserved_bytes = spec.memory_bytes
         host.segments.room.memory.shrink()
-        checkpoints = [checkpoint for checkpoint in (spec.weights, spec.adapter) if checkpoint is not None]
+        wanted = () if self._order.shell else (spec.weights, spec.adapter)
+        checkpoints = [checkpoint for checkpoint in wanted if checkpoint is not None]
         stages = [self._role.layers, None]
         self.cold = not all(map(host.segments.is_ready, checkpoints, stages))
         self._traffic_before = self._traffic()
@@ -132,6 +133,7 @@ class Equipment:
                 threads=threads or self._host.cpus,
                 secrets=self.secrets,
                 slabs=[len(descriptors) - 1 for descriptors in of_segments],
+                shell=self._order.shell,
             )
             process.send(message, (listener.fileno(), *self._role.descriptors(), *chain.from_iterable(of_segments)))
         self.assigned_ns = time.monotonic_ns()

@@ -40,6 +40,7 @@ class Observed:
                 state="gone" if error is None else "failed",
                 error=error.info() if error is not None else None,
                 changed_unix_ns=time.time_ns(),
+                shell=order.shell,
             )
         )
 

@@ -13,6 +13,7 @@ from fleetstart.prefetcher.logs import Stream
 from fleetstart.prefetcher.meter import WorkerMeter
 from fleetstart.prefetcher.printed import read_line
 from fleetstart.runtime.contract.errors import ErrorInfo
+from fleetstart.runtime.contract.ledger import PhaseRow
 from fleetstart.runtime.contract.messages import Usage
 from fleetstart.runtime.contract.orders import WorkerOrder
 from fleetstart.runtime.contract.prices import PriceSheet
@@ -75,12 +76,16 @@ class Record:
 
     def ready(self, assigned_ns: int) -> None:
         now_ns = time.monotonic_ns()
-        self._host.rows.add(self._meter.phase("load", assigned_ns, now_ns))
+        self._book(self._meter.phase("load", assigned_ns, now_ns))
         self._meter.ready(now_ns)
         names = dict.fromkeys(phase.name for phase in self.timeline.phases)
         phases = {name: round(self.timeline.total_ms(name), 1) for name in names}
         order = self._order
-        self.say("system", f"worker ready after {(now_ns - self.seen_ns) / 1e6:.0f} ms", order.cause)
+        self.say(
+            "system",
+            f"{'shell' if order.shell else 'worker'} ready after {(now_ns - self.seen_ns) / 1e6:.0f} ms",
+            order.cause,
+        )
         caused = {"request": order.cause} if order.cause else {}
         extra = {"worker": order.worker, "function": order.spec.name, "phases_ms": phases, **caused}
         log.info("worker ready", extra=extra)
@@ -91,26 +96,31 @@ class Record:
 
     def used(self, usage: Usage) -> None:
         self._meter.busy(usage.busy_ns)
-        if usage.speed is not None:
+        if usage.speed is not None and not self._order.shell:
             version = f"{self._order.spec.name}@{self._order.version}"
             self._host.speeds.note(version, self._order.worker, usage.speed)
 
     def rate(self, sheet: PriceSheet, *, kept: bool) -> None:
         """What its idle time costs from now on: nothing, unless it is kept because of `min`."""
-        self._host.rows.add(*self._meter.rate(sheet, time.monotonic_ns(), kept=kept))
+        self._book(*self._meter.rate(sheet, time.monotonic_ns(), kept=kept))
 
     def flush(self) -> None:
         """Its time until now, into the ledger."""
-        self._host.rows.add(*self._meter.flush(time.monotonic_ns()))
+        self._book(*self._meter.flush(time.monotonic_ns()))
 
     def ended(self, tried_ns: tuple[int, int], *, failed: bool) -> None:
         """The rest of its time; of a failed attempt that never got ready, (begin, end) of the attempt."""
         if self.was_ready:
             self.flush()
         elif failed:
-            self._host.rows.add(self._meter.phase("failed", *tried_ns))
+            self._book(self._meter.phase("failed", *tried_ns))
         self._host.speeds.forget(self._order.worker)
+
+    def _book(self, *rows: PhaseRow) -> None:
+        """A person's shell is no part of what a function costs."""
+        if not self._order.shell:
+            self._host.rows.add(*rows)
 
     def _phase(self, name: Literal["start", "fetch"], begun_ns: int, ended_ns: int) -> None:
         self.timeline.add(name, begun_ns, ended_ns)
-        self._host.rows.add(self._meter.phase(name, begun_ns, ended_ns))
+        self._book(self._meter.phase(name, begun_ns, ended_ns))

@@ -18,6 +18,7 @@ from fleetstart.prefetcher.forkserver import ChannelGone, Exit
 from fleetstart.prefetcher.host import Host
 from fleetstart.prefetcher.links import Role
 from fleetstart.prefetcher.record import Record
+from fleetstart.runtime.contract import exits
 from fleetstart.runtime.contract.channel import ChannelClosed
 from fleetstart.runtime.contract.errors import ErrorInfo, FleetError, StartFailed, error_from
 from fleetstart.runtime.contract.messages import Drain, Drained, Pooled, Ready, StartError, Usage, Want, Whole
@@ -196,7 +197,7 @@ class Worker:
                     pass
 
     def _require_draining(self, status: int | None) -> None:
-        if self._drain_until_s is None:
+        if self._drain_until_s is None and not (self.order.shell and status == exits.DRAINED):
             raise self._why(status)
 
     # ── its end ────────────────────────────────────────────────────────────────────────────────────
@@ -255,5 +256,6 @@ class Worker:
                 error=error,
                 timeline=self.record.timeline,
                 changed_unix_ns=time.time_ns(),
+                shell=self.order.shell,
             )
         )

@@ -141,11 +141,14 @@ def enter_namespaces(*, network: bool) -> None:
         kernel.loopback_up()
 
 
-def confine(bundle_dir: str, steps: Iterable[MountStep], *, writable_bytes: int) -> None:
+def confine(bundle_dir: str, steps: Iterable[MountStep], *, writable_bytes: int, terminals: bool = False) -> None:
     """The second step, in a worker that has its namespaces. Call it while the process has one thread.
 
-    `writable_bytes` limits /tmp and /dev/shm together. Afterwards the working folder is FUNCTION_DIR.
+    `writable_bytes` limits /tmp and /dev/shm together. Afterwards the working folder is FUNCTION_DIR. With `terminals`,
+    pseudo-terminals can be had: of an instance of its own, in which there are no others.
     """
+    if terminals:
+        steps = (*steps, MountStep("keep", "/dev/tty"))
     trees = {step.path: kernel.open_tree(step.path) for step in steps if step.kind == "keep" and _exists(step.path)}
     folders = {path: os.path.isdir(path) for path in trees}
     bundle = kernel.open_tree(bundle_dir)
@@ -159,10 +162,15 @@ def confine(bundle_dir: str, steps: Iterable[MountStep], *, writable_bytes: int)
     _make_device_links()
     _put_back(bundle, FUNCTION_DIR, folder=True)
     os.mkdir("/dev/shm")
+    if terminals:
+        os.mkdir("/dev/pts")
+        os.symlink("pts/ptmx", "/dev/ptmx")
     kernel.set_read_only("/", True, recursive=True)
     kernel.set_read_only("/tmp", False, recursive=False)
     flags = kernel.MS_NOSUID | kernel.MS_NODEV
     kernel.mount("tmpfs", "/dev/shm", "tmpfs", flags, f"size={writable_bytes // 2},mode=1777")
+    if terminals:
+        kernel.mount("devpts", "/dev/pts", "devpts", kernel.MS_NOSUID | kernel.MS_NOEXEC, "newinstance,ptmxmode=0666")
     os.chdir(FUNCTION_DIR)
 
 

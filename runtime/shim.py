@@ -105,6 +105,12 @@ class Life:
             bundle_dir = self._shut_in(place)
             watchdog.watch(self._channel.fileno(), self._meter)
             listening = socket(fileno=descriptors[0])
+            if self._assign.shell:
+                from fleetstart.runtime.terminal import Terminal  # late: calls need none of it
+
+                terminal = Started(Terminal(self._leave.set, self._loop), True, None)
+                self._loop.run_until_complete(self._serve(terminal, listening, bundle_dir))
+                watchdog.end_process(exits.DRAINED)
             self._membership = self._join(descriptors)
             starting = Starting(
                 assign=self._assign,
@@ -151,7 +157,8 @@ class Life:
         with self._timeline.span("start"):
             try:
                 if place.confined:
-                    isolation.confine(bundle_dir, place.steps, writable_bytes=spec.memory_bytes // 2)
+                    writable_bytes, terminals = spec.memory_bytes // 2, self._assign.shell
+                    isolation.confine(bundle_dir, place.steps, writable_bytes=writable_bytes, terminals=terminals)
                     bundle_dir = isolation.FUNCTION_DIR
                 else:
                     os.chdir(bundle_dir)

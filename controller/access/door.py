@@ -20,14 +20,14 @@ from fleetstart.controller.access.audit_event import AuditEvent
 from fleetstart.controller.access.decide import Caller, authenticate, is_ours, local, shown_in
 from fleetstart.controller.access.quotas import Rates
 from fleetstart.controller.access.records import LOCAL, digest
-from fleetstart.controller.access.requirements import Kind, Need, need_of
+from fleetstart.controller.access.requirements import SOCKET, Kind, Need, need_of
 from fleetstart.controller.access.seen import project_of, seen_object
 from fleetstart.controller.invocations.envelopes import CALLER as INVOKER
 from fleetstart.controller.invocations.envelopes import Caller as Invoker
 from fleetstart.controller.json_http import now_unix_ms
 from fleetstart.controller.redis_client import REDIS_DOWN
 from fleetstart.controller.responses import Message, RawHeaders, Receive, Scope, Send
-from fleetstart.controller.sockets import deny
+from fleetstart.controller.sockets import SWITCHED, deny
 from fleetstart.controller.target import PREFIX, parse_target
 from fleetstart.controller.uploads import header, refuse_unread
 from fleetstart.controller.view import View
@@ -140,7 +140,7 @@ class Door:
 
     def _request(self, scope: Scope, caller: Caller) -> Need:
         """Errors: Forbidden, NotFound."""
-        need = need_of(scope.get("method", "GET"), scope["path"])
+        need = need_of(_method(scope), scope["path"])
         if need.right is not None:
             caller.require_right(need.right, need.what)
         if need.unlimited:
@@ -158,7 +158,8 @@ class Door:
 
         async def sending(message: Message) -> None:
             nonlocal code
-            if message["type"] == "http.response.start":
+            status = _status_in(message)
+            if status:
                 code = _error_code(message)
                 event = AuditEvent(
                     unix_ms=now_unix_ms(),
@@ -166,7 +167,7 @@ class Door:
                     address=_address(scope),
                     verb=deed.verb,
                     object=f"{deed.kind} {deed.name}".strip(),
-                    status=message["status"],
+                    status=status,
                     code=code,
                     before=digest(before(deed.kind, deed.name)),
                     after=digest(seen_object(self._view)(deed.kind, deed.name)),
@@ -249,13 +250,27 @@ def _refused(scope: Scope, error: FleetError, by: str) -> Refused:
     if path.startswith(PREFIX):
         verb, about = "invoke", f"function {parse_target(path, b'', b'').name}"
     else:
-        need = need_of(scope.get("method", "GET"), path)
+        need = need_of(_method(scope), path)
         verb, about = need.verb or "read", f"{need.kind} {need.name}".strip() or path
     return Refused(by, _address(scope), verb, about[:100], error.status, error.code)
 
 
 def _error_code(message: Message) -> str:
-    return next((value.decode() for name, value in message["headers"] if name == b"fs-error"), "")
+    return next((value.decode() for name, value in message.get("headers", ()) if name == b"fs-error"), "")
+
+
+def _method(scope: Scope) -> str:
+    """A handshake is a GET that asks for something else."""
+    return SOCKET if scope["type"] == "websocket" else str(scope["method"])
+
+
+def _status_in(message: Message) -> int:
+    """With which an answer begins; 0: this is no beginning."""
+    if message["type"] == "websocket.accept":
+        return SWITCHED
+    if message["type"] in ("http.response.start", "websocket.http.response.start"):
+        return int(message["status"])
+    return 0
 
 
 def _address(scope: Scope) -> str:

@@ -16,6 +16,8 @@ from fleetstart.controller.access.records import Right
 
 Kind = Literal["", "function", "object", "checkpoint", "budget", "price", "key", "project", "secret", "invocation"]
 READING = frozenset({"GET", "HEAD", "OPTIONS"})
+SOCKET = "WEBSOCKET"
+"""Stands for the method of a WebSocket's handshake, so that no rule for reading is one for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +88,7 @@ RULES = (
     _rule("PUT", f"{_FUNCTION}/scale", "deploy", "function.scale", "function"),
     _rule("GET", f"{_FUNCTION}/openapi.json", None, kind="function"),
     _rule("GET", f"{_FUNCTION}/logs", "read", kind="function"),
+    _rule(SOCKET, f"{_FUNCTION}/shell", "deploy", "function.shell", "function"),
     _rule("GET", "/api/v1/invocations", "read"),
     # Whoever may call may also fetch what came of it; that it is a call of one of his functions, the handler checks.
     _rule("GET", "/api/v1/invocations/{id}", None, kind="invocation"),

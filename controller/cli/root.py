@@ -34,6 +34,7 @@ VERBS = {
     "schedules": "List functions that are called by the clock.",
     "webhooks": "Show the secret that webhooks are signed with; deliver one again.",
     "logs": "Show what a function's workers printed.",
+    "shell": "Open a shell, or run a command, where a function's workers run.",
     "trace": "Show where the time of an invocation went.",
     "explain": "Show why a call's worker was started as it was, and what came of it.",
     "dashboard": "Print the URL of the dashboard, or open it.",

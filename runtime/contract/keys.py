@@ -6,7 +6,7 @@
 | fs:versions:{name} | hash | version → VersionRecord (JSON) | controller |
 | fs:nodes | hash | node → 1, every node ever seen and not removed | node |
 | fs:node:{node} | string, expiring | NodeReport: the node's lease | node |
-| fs:desired:{node} | hash | worker → WorkerOrder | scheduler |
+| fs:desired:{node} | hash | worker → WorkerOrder | scheduler; a shell's: the controller that serves it |
 | fs:observed:{node} | hash | worker → WorkerStatus | node |
 | fs:gateway:{gateway} | string, expiring | GatewayReport: the gateway's lease | gateway |
 | fs:leader | string, expiring | gateway id that schedules | scheduler |

@@ -86,6 +86,8 @@ class Assign(msgspec.Struct, frozen=True, tag="assign", kw_only=True):
     """Of each segment, how many: that of the weights, then that of their adapter."""
     stage: Stage | None = None
     secret: str = ""
+    shell: bool = False
+    """Whether it serves a terminal instead of the function."""
 
 
 class Want(msgspec.Struct, frozen=True, tag="want"):

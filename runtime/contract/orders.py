@@ -57,6 +57,9 @@ class WorkerOrder(msgspec.Struct, frozen=True, kw_only=True):
     """Whether a stage shall become a whole worker."""
     sealed: Sealed | None = None
     """The secrets that its function declares, which nobody but its node can read."""
+    shell: bool = False
+    """For a person and not for calls: its door is a terminal (`contract.terminal`). The controller that serves the
+    session writes and takes back its order; schedulers leave it alone."""
 
 
 NO_PEER = "-"
@@ -94,3 +97,5 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     error: ErrorInfo | None = None
     timeline: Timeline = msgspec.field(default_factory=Timeline)
     changed_unix_ns: int = 0
+    shell: bool = False
+    """As its order says."""

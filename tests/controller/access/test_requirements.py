@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from starlette.routing import Match, Route
+from starlette.routing import Match, Route, WebSocketRoute
 
-from fleetstart.controller.access.requirements import RULES, need_of
+from fleetstart.controller.access.requirements import RULES, SOCKET, need_of
 from fleetstart.controller.api import Api
 
 WORDS = {"{name}": "chat", "{key:path}": "bundles/0", "{id}": "x1", "{alias}": "prod", "{month}": "2026-11",
@@ -28,7 +28,7 @@ class Anything:
         return Anything()
 
 
-def routes() -> list[Route]:
+def routes() -> list[Route | WebSocketRoute]:
     from fleetstart.controller.access.api import AccessApi
     from fleetstart.controller.billing.api import BillingApi
     from fleetstart.controller.invocations.api import InvocationsApi
@@ -42,7 +42,8 @@ def routes() -> list[Route]:
     ]
     more += InvocationsApi(*[nothing] * 9).routes
     more += SeeingApi(nothing, nothing, nothing, calls=nothing, lag=nothing, process=nothing, budgets=nothing).routes
-    return [route for route in [*api, *more] if isinstance(route, Route) and route.path not in FOR_EVERYBODY]
+    kinds = (Route, WebSocketRoute)
+    return [route for route in [*api, *more] if isinstance(route, kinds) and route.path not in FOR_EVERYBODY]
 
 
 def filled(path: str) -> str:
@@ -55,7 +56,7 @@ def filled(path: str) -> str:
 def test_every_route_has_its_rule_and_every_rule_its_route() -> None:
     used = set()
     for route in routes():
-        for method in route.methods or ():
+        for method in (route.methods or ()) if isinstance(route, Route) else (SOCKET,):
             need = need_of(method, filled(route.path))
             assert (need.right, need.verb) != ("admin", "unknown"), f"{method} {route.path} has no rule"
             if method != "HEAD":

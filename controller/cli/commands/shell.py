@@ -1,0 +1,72 @@
+"""`fs shell`: a shell, or one command, where a function's workers run."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from fleetstart.controller.cli import output
+from fleetstart.controller.cli.client import Server, find_server, function_path, suggestion
+from fleetstart.controller.cli.root import verb
+from fleetstart.runtime.contract.errors import NotFound
+from fleetstart.runtime.contract.terminal import IDLE_MOST_S
+
+
+@click.command(
+    epilog="""Examples:
+
+    fs shell chat
+
+    fs shell chat@3 -- python -c 'import handler'
+
+    fs shell chat -- sh -c 'cat > /tmp/x; sha256sum /tmp/x' < file"""
+)
+@click.argument("which", metavar="NAME[@VERSION]")
+@click.argument("argv", metavar="[-- CMD ARGS...]", nargs=-1, type=click.UNPROCESSED)
+@click.option(
+    "--idle",
+    type=click.FloatRange(1, IDLE_MOST_S),
+    metavar="SECONDS",
+    help="Ends when nothing was typed or printed for so long; default 900.",
+)
+@verb()
+@click.pass_obj
+def command(
+    home: Path, *, which: str, argv: tuple[str, ...], idle: float | None, url: str | None, as_json: bool
+) -> int:
+    """Open a shell in the surroundings of a function's worker, on a node, or run one command there.
+
+    The same isolation, files, packages, environment with its secrets, and memory limit as a worker of it, in a fresh
+    one: calls are not disturbed, and the function may sleep. Needs the right to deploy; costs nothing. The exit status
+    is the command's own; with --json it stands in the answer, with what was printed.
+    """
+    if as_json and not argv:
+        raise click.UsageError("--json is for a command: fs shell NAME --json -- CMD")
+    # late: only this verb speaks WebSocket
+    from fleetstart.controller.cli.terminal import Wanted, converse, write_through
+
+    name, _, version = which.partition("@")
+    address = find_server(url, home)
+    wanted = Wanted(
+        path=f"{function_path(name)}/shell",
+        version=version or "live",
+        idle_s=idle,
+        argv=argv,
+        terminal=not argv and sys.stdin.isatty(),
+    )
+    printed: dict[int, bytearray] = {1: bytearray(), 2: bytearray()}
+    try:
+        status = converse(address, wanted, (lambda fd, data: printed[fd].extend(data)) if as_json else write_through)
+    except NotFound as error:
+        with Server(address) as server:
+            error.hint = (suggestion(server, name) if "version" not in error.message else "") or error.hint
+        raise
+    if not as_json:
+        return status
+    out, err = (printed[fd].decode(errors="replace") for fd in (1, 2))
+    answer: dict[str, Any] = {"status": status, "stdout": out, "stderr": err}
+    output.json_data(answer)
+    return output.OK
