@@ -66,8 +66,8 @@ def _rule(
 _FUNCTION = "/api/v1/functions/{name}"
 RULES = (
     _rule("GET", "/openapi.json", None),
-    _rule("GET", "/metrics", "read", unlimited=True),
-    _rule("GET", "/api/v1/activity", "read", unlimited=True),
+    _rule("GET", "/metrics", "read"),
+    _rule("GET", "/api/v1/activity", "read"),
     _rule("GET", "/api/v1/status", "read"),
     _rule("GET", "/api/v1/objects/{key:path}", "read", kind="object"),
     _rule("PUT", "/api/v1/objects/{key:path}", "deploy", kind="object"),
@@ -99,8 +99,8 @@ RULES = (
     _rule("POST", "/api/v1/invocations/{id}/redrive", "invoke", "invocation.redrive", "invocation"),
     _rule("POST", "/api/v1/invocations/{id}/replay", "invoke", "invocation.replay", "invocation"),
     _rule("POST", "/api/v1/invocations/{id}/redeliver", "invoke", "invocation.redeliver", "invocation"),
-    _rule("GET", "/api/v1/async", "read", unlimited=True),
-    _rule("GET", "/api/v1/schedules", "read", unlimited=True),
+    _rule("GET", "/api/v1/async", "read"),
+    _rule("GET", "/api/v1/schedules", "read"),
     _rule("GET", "/api/v1/webhooks/secret", "admin", unlimited=True),
     _rule("POST", "/api/v1/webhooks/secret", "admin", "webhook.secret.rotate", unlimited=True),
     _rule("GET", "/api/v1/invocations/{id}/plan", "read", kind="invocation"),

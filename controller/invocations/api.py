@@ -89,9 +89,10 @@ class InvocationsApi:
         limit = _limit(query.get("limit", ""))
         found: list[InvocationInfo] = []
         searched = 0
+        sees = caller_of(request).sees
         async for entry in self._book.newest(min(limit, 100)):
             searched += 1
-            if _fits(entry, function, status, dead=dead):
+            if sees(entry.envelope.function) and _fits(entry, function, status, dead=dead):
                 found.append(self._showing.briefly(entry))
             if len(found) >= limit or searched >= SEARCHED:
                 break
@@ -217,7 +218,10 @@ class InvocationsApi:
         marks = await self._schedules.marks()
         now_unix_s = int(time.time())
         shown = []
+        sees = caller_of(request).sees
         for spec in sorted(self._schedules.scheduled(), key=lambda spec: spec.name):
+            if not sees(spec.name):
+                continue
             mark = marks.get(spec.name)
             last_unix_s = mark.last_unix_s if mark is not None else 0
             last = schedule_id(spec.name, last_unix_s) if last_unix_s else None

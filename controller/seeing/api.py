@@ -14,13 +14,14 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
+from fleetstart.controller.access.handling import caller_of
 from fleetstart.controller.billing.budgets import DAY_S
 from fleetstart.controller.billing.reader import LedgerReader
 from fleetstart.controller.billing.segments import EntryId
 from fleetstart.controller.resources import BudgetInfo
 from fleetstart.controller.seeing.activity import WINDOW_MS, Recent
 from fleetstart.controller.seeing.calls import Calls
-from fleetstart.controller.seeing.exposition import CONTENT_TYPE, Family, render
+from fleetstart.controller.seeing.exposition import CONTENT_TYPE, Family, render, visible
 from fleetstart.controller.seeing.process import LoopLag, Self
 from fleetstart.controller.seeing.system import Failures, families
 from fleetstart.controller.view import View
@@ -88,7 +89,11 @@ class SeeingApi:
         own = self._calls.families(view.functions if view.synced else None)
         world = families(view, self._budgets(), time.time_ns() // 1_000_000, time.monotonic_ns())
         own += [*self._failures.families(), self._lag.family(), *self._extra(), *self._process.families()]
-        return Response(render([*own, *world]), headers={"content-type": CONTENT_TYPE})
+        shown = [*own, *world]
+        caller = caller_of(request)
+        if caller.limited:
+            shown = visible(shown, caller.sees)
+        return Response(render(shown), headers={"content-type": CONTENT_TYPE})
 
     # ── the dashboard ──────────────────────────────────────────────────────────────────────────────
 
@@ -104,12 +109,14 @@ class SeeingApi:
         return Response(content, headers={**HEADERS, "content-type": f"{kind}; charset=utf-8"})
 
     async def activity(self, request: Request) -> Response:
-        """The last minutes, by function."""
+        """The last minutes, by function that the caller sees."""
         now_unix_ms = time.time_ns() // 1_000_000
         async with self._reading:
             await self._read(now_unix_ms)
             today = await self._spent_today(now_unix_ms)
             found = self._recent.result(now_unix_ms, today)
+        sees = caller_of(request).sees
+        found = msgspec.structs.replace(found, functions=[one for one in found.functions if sees(one.function)])
         return Response(msgspec.json.encode(found), media_type="application/json")
 
     async def _read(self, now_unix_ms: int) -> None:

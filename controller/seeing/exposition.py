@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -59,6 +59,19 @@ class Histogram:
     def observe(self, value: float) -> None:
         self.counts[bisect_left(self.bounds, value)] += 1
         self.total += value
+
+
+def visible(families: Iterable[Family], sees: Callable[[str], bool]) -> list[Family]:
+    """What of them is about functions of which `sees` is true: what is about the whole system has no function."""
+    return [
+        Family(
+            family.name,
+            family.kind,
+            family.help,
+            [sample for sample in family.samples if sees(dict(sample.labels).get("function", ""))],
+        )
+        for family in families
+    ]
 
 
 def render(families: Iterable[Family]) -> bytes:
