@@ -1,14 +1,18 @@
 """Whose line it was: an exception, told with the place in the user's own code.
 
-The traceback that a user needs ends in their file, not in ours or in a library's. The whole of it goes to
-the log; the error that a caller sees names the last line inside the bundle.
+The traceback that a user needs is of their files, and of the libraries that they call: it goes to the log without
+what led there. The error that a caller sees names the last line inside the bundle.
 """
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 import traceback
+from types import TracebackType
+
+_OURS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")
 
 
 def describe(error: BaseException, bundle_dir: str) -> str:
@@ -30,10 +34,21 @@ def where(error: BaseException, bundle_dir: str) -> str:
 
 
 def log(error: BaseException, headline: str) -> None:
-    """The whole traceback to stderr, which is the worker's log."""
-    lines = traceback.format_exception(error)
+    """The traceback to stderr, which is the worker's log; from the user's first line on, if there is one."""
+    lines = traceback.format_exception(type(error), error, _from_theirs(error.__traceback__))
     sys.stderr.write(f"{headline}\n{''.join(lines)}")
     sys.stderr.flush()
+
+
+def _from_theirs(first: TracebackType | None) -> TracebackType | None:
+    link = first
+    while link is not None and _is_ours(link.tb_frame.f_code.co_filename):
+        link = link.tb_next
+    return link or first
+
+
+def _is_ours(filename: str) -> bool:
+    return filename.startswith((_OURS, "<frozen importlib.")) or filename == importlib.__file__
 
 
 def _message(error: BaseException) -> str:

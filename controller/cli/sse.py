@@ -35,9 +35,11 @@ def events(lines: Iterable[str]) -> Iterator[Event]:
 
 
 def chunk_text(data: str) -> str | None:
-    """The text that one OpenAI chunk adds: chat or completion; None if it is no such chunk."""
+    """The text that one event adds: a JSON string, or an OpenAI chunk of chat or completion; None if it is neither."""
     try:
         chunk: Any = msgspec.json.decode(data)
+        if isinstance(chunk, str):
+            return chunk
         choice = chunk["choices"][0]
     except (msgspec.DecodeError, KeyError, IndexError, TypeError):
         return None

@@ -36,7 +36,9 @@ BILL_EVENT = "fleetstart"
 @click.option("--path", default="", metavar="/PATH", help="Below the function's URL, such as /v1/chat/completions.")
 @click.option("-X", "--method", help="Default: POST with a body or without a path, GET otherwise.")
 @click.option("-H", "--header", "headers", multiple=True, metavar="NAME: VALUE", help="May be repeated.")
-@click.option("--stream", is_flag=True, help='Ask for a stream ("stream": true) and show its text as it arrives.')
+@click.option(
+    "--stream", is_flag=True, help='Show a stream\'s text as it arrives; below --path, ask for it ("stream": true).'
+)
 @click.option("--async", "in_background", is_flag=True, help="Do not wait: print the invocation's id.")
 @click.option("--wait", "and_wait", is_flag=True, help="With --async: wait for it to end, and print its answer.")
 @click.option("--webhook", metavar="URL", help="With --async: to be told when it has ended.")
@@ -68,7 +70,7 @@ def command(
     """
     if (and_wait or webhook) and not in_background:
         raise click.UsageError("--wait and --webhook are for async calls: add --async")
-    content, content_type = _body(body, stream=stream)
+    content, content_type = _body(body, ask_for_stream=stream and bool(path))
     sent = {REQUEST_HEADER: new_invocation_id(), **content_type, **_headers(headers)}
     method = method or ("POST" if content is not None or not path else "GET")
     target = f"/fn/{quote(name, safe='@')}" + (path if path.startswith("/") or not path else f"/{path}")
@@ -199,7 +201,7 @@ def _summary(response: httpx.Response, bill: Mapping[str, Any], took_s: float) -
     return ", ".join(fact for fact in facts if fact)
 
 
-def _body(text: str | None, *, stream: bool) -> tuple[bytes | None, dict[str, str]]:
+def _body(text: str | None, *, ask_for_stream: bool) -> tuple[bytes | None, dict[str, str]]:
     """The bytes to send and their content type. What is typed must be JSON, what comes from a file may be anything."""
     if text is None:
         return None, {}
@@ -218,7 +220,7 @@ def _body(text: str | None, *, stream: bool) -> tuple[bytes | None, dict[str, st
         if text != "-" and not text.startswith("@"):
             raise click.UsageError(f"the body is not JSON: {error}; text needs its quotes: '\"like this\"'") from error
         return content, {"content-type": "application/octet-stream"}
-    if stream and isinstance(value, dict):
+    if ask_for_stream and isinstance(value, dict):
         content = msgspec.json.encode({**value, "stream": True})
     return content, {"content-type": "application/json"}
 

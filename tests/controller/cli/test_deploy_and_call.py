@@ -74,8 +74,9 @@ def test_a_call_as_json_has_status_and_headers(system: System) -> None:
 
 
 def test_a_stream_is_shown_event_by_event(system: System) -> None:
-    lines = system.fs("invoke", "counter", '{"n": 3}').stdout.splitlines()
-    assert [json.loads(line) for line in lines] == [{"i": 0}, {"i": 1}, {"i": 2}]
+    for options in ((), ("--stream",)):
+        lines = system.fs("invoke", "counter", '{"n": 3}', *options).stdout.split()
+        assert "".join(lines) == '{"i":0}{"i":1}{"i":2}'
 
 
 def test_a_handler_that_raises_fails_the_command(system: System) -> None:

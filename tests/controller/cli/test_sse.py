@@ -18,6 +18,7 @@ def test_events_end_at_empty_lines() -> None:
         ('{"choices": [{"delta": {}, "finish_reason": "stop"}]}', ""),
         ('{"choices": [{"delta": {"content": null}}]}', ""),
         ('{"choices": [{"text": " there"}]}', " there"),
+        ('"a piece "', "a piece "),
         ('{"choices": []}', None),
         ('{"choices": 3}', None),
         ('{"n": 1}', None),
