@@ -150,7 +150,7 @@ class AuditLog:
         while int(await self._client.xlen(keys.AUDIT)) > rows:
             entries: Any = await self._client.xrange(keys.AUDIT, count=segment_rows)
             first, last = entries[0][0].decode(), entries[-1][0].decode()
-            lines = b"".join(entry.partition(b"-")[0] + b" " + fields[b"event"] + b"\n" for entry, fields in entries)
+            lines = b"".join(entry + b" " + fields[b"event"] + b"\n" for entry, fields in entries)
             unix_ms, _, number = first.partition("-")
             name = f"{FOLDER}{int(unix_ms):016d}-{number}-{len(entries)}.z"
             await self._store.create(name, zlib.compress(lines))
@@ -170,22 +170,42 @@ class AuditLog:
         return found
 
     async def _newest(self, since_unix_ms: int) -> AsyncIterator[AuditEvent]:
+        """Each line once: those that the store has and Redis still has, and those that two objects have, too."""
         entries: Any = await self._client.xrevrange(keys.AUDIT, min=str(since_unix_ms))
-        oldest_unix_ms = None
+        oldest: _Place | None = None
         for entry, fields in entries:
-            oldest_unix_ms = int(entry.partition(b"-")[0])
+            oldest = _place(entry)
             yield msgspec.json.decode(fields[b"event"], type=AuditEvent)
-        objects = sorted((one.key for one in await self._store.list(FOLDER)), reverse=True)
-        for key in objects:
+        objects = await self._store.list(FOLDER)
+        for key in sorted((one.key for one in objects), key=_first_place, reverse=True):
             data = await self._store.read(key, SEGMENT_MAX_BYTES)
             if data is None:
                 continue
             for line in reversed(_lines(key, data)):
-                at, _, event = line.partition(b" ")
-                if int(at) < since_unix_ms:
+                entry, _, event = line.partition(b" ")
+                place = _place(entry)
+                if place.unix_ms < since_unix_ms:
                     return
-                if oldest_unix_ms is None or int(at) < oldest_unix_ms:
+                if oldest is None or place < oldest:
+                    oldest = place
                     yield msgspec.json.decode(event, type=AuditEvent)
+
+
+class _Place(NamedTuple):
+    """Of a line in the stream."""
+
+    unix_ms: int
+    number: int
+
+
+def _place(entry: bytes) -> _Place:
+    unix_ms, _, number = entry.partition(b"-")
+    return _Place(int(unix_ms), int(number))
+
+
+def _first_place(key: str) -> _Place:
+    unix_ms, number, _ = key.removeprefix(FOLDER).split("-")
+    return _Place(int(unix_ms), int(number))
 
 
 def _lines(key: str, data: bytes) -> list[bytes]:

@@ -46,6 +46,8 @@ DASHBOARD = "/ui/"
 KNOWS_NOTHING = frozenset({"/api/v1/status", "/openapi.json"})
 """What is answered before Redis was read once: it tells no more than that."""
 OWN_HEADER = b"fs-key"
+OBJECT_MAX = 200
+"""Characters of an object's name in the audit log: more than any that is allowed has."""
 _CHALLENGE: RawHeaders = [(b"www-authenticate", b'Bearer realm="fleetstart"')]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
@@ -166,7 +168,7 @@ class Door:
                     by=caller.name,
                     address=_address(scope),
                     verb=deed.verb,
-                    object=f"{deed.kind} {deed.name}".strip(),
+                    object=f"{deed.kind} {deed.name}".strip()[:OBJECT_MAX],
                     status=status,
                     code=code,
                     before=digest(before(deed.kind, deed.name)),
