@@ -352,9 +352,12 @@ class ControllerProcess:
     def spawn(self) -> None:
         with (self.home / "controller.log").open("ab") as log:
             self.process = spawn(
-                [sys.executable, "-m", "fleetstart.controller"], env={**os.environ, **self._env}, stdout=log,
+                self.command(), env={**os.environ, **self._env}, stdout=log,
                 stderr=log, pass_fds=[self.socket.fileno()],
             )  # fmt: skip
+
+    def command(self) -> list[str]:
+        return [sys.executable, "-m", "fleetstart.controller"]
 
     def _is_up(self) -> bool:
         return self.answers("/api/v1/status") and bool(self.http.get("/api/v1/status").json()["redis"] == "ok")

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from fleetstart.controller.cli.ceilings import examine_speed, pages, speeds, store_of
-from fleetstart.controller.cli.checks import Finding
+from fleetstart.controller.cli.checks import Finding, access, examine
+from fleetstart.controller.cli.layout import Layout
 from fleetstart.controller.cli.root import run
 from fleetstart.runtime.contract.ceilings import Ceilings
 from fleetstart.runtime.contract.function import MIB
@@ -58,6 +59,32 @@ def test_a_measurement_that_breaks_is_a_finding(tmp_path: Path, monkeypatch: pyt
     (finding,) = examine_speed(tmp_path, str(tmp_path))
     assert finding.verdict == "warn"
     assert "ended with 1" in finding.found
+
+
+def test_files_that_tell_secrets_are_for_their_owner_alone(tmp_path: Path) -> None:
+    layout = Layout(tmp_path)
+    assert access(tmp_path).verdict == "ok"
+    assert "without keys, whoever is on this machine may do everything" in access(tmp_path).found
+    assert access(tmp_path).advice == "fs key create admin --scope admin"
+    for path in (layout.key, layout.master_key):
+        path.touch(mode=0o600)
+    kept = access(tmp_path)
+    assert (kept.verdict, kept.advice) == ("ok", "")
+    assert str(layout.key) in kept.found
+    for path, mode in ((layout.key, 0o640), (layout.master_key, 0o604)):
+        path.chmod(mode)
+        loose = access(tmp_path)
+        assert loose.verdict == "bad"
+        assert loose.found == f"others on this machine can read {path}"
+        assert f"chmod 600 {path}" in loose.advice
+        path.chmod(0o600)
+
+
+def test_a_folder_that_cannot_be_looked_into_is_a_finding(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    found = {finding.check: finding for finding in examine(tmp_path / "file" / "home", 0)}
+    assert found["store"].verdict == "bad"
+    assert found["access"].verdict in ("ok", "warn")
 
 
 @pytest.mark.parametrize(
