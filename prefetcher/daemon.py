@@ -20,6 +20,7 @@ from fleetstart.prefetcher.bundles import Bundles
 from fleetstart.prefetcher.cgroups import Groups, epoch_is_alive, new_epoch, open_groups, read_hierarchies
 from fleetstart.prefetcher.config import Config
 from fleetstart.prefetcher.disk import DiskTier
+from fleetstart.prefetcher.egress import Egress
 from fleetstart.prefetcher.forkserver import ForkServer
 from fleetstart.prefetcher.host import Host
 from fleetstart.prefetcher.lease import Lease, report_of
@@ -90,6 +91,7 @@ class Daemon:
             starts_under_way=self._starts_under_way,
         )
         self._relays = open_relays(config.store)
+        self._egress = Egress()
         host = Host(
             node=config.node,
             address=config.address,
@@ -101,6 +103,7 @@ class Daemon:
             rows=self._rows,
             speeds=self._speeds,
             opener=self._opener,
+            egress=self._egress,
             relays=self._relays,
             publish=self._publish,
         )
@@ -141,6 +144,7 @@ class Daemon:
         finally:
             if self._relays is not None:
                 await asyncio.to_thread(self._relays.close)
+            await asyncio.to_thread(self._egress.close)
             await self._spares.close()
             await self._segments.close()
             for server in servers:
@@ -167,6 +171,7 @@ class Daemon:
             speeds=self._speeds,
             rows=self._rows,
             public_key=self._opener.public_key,
+            egress=self._egress.traffic,
         )
 
     def _server_changed(self) -> None:

@@ -65,8 +65,9 @@ class Equipment:
         stages = [self._role.layers, None]
         self.cold = not all(map(host.segments.is_ready, checkpoints, stages))
         self._traffic_before = self._traffic()
-        fresh = spec.network or not host.spares.has(spec.profile)
-        fork = asyncio.ensure_future(host.spares.fork(spec.profile, network=spec.network)) if fresh else None
+        network = spec.network is True
+        fresh = network or not host.spares.has(spec.profile)
+        fork = asyncio.ensure_future(host.spares.fork(spec.profile, network=network)) if fresh else None
         weights = asyncio.ensure_future(host.segments.acquire_all(checkpoints, self._order.worker, self._role.layers))
         try:
             bundle = host.bundles.ready(spec.bundle) or await host.bundles.get(spec.bundle)

@@ -30,6 +30,7 @@ from fleetstart.runtime.contract.messages import (
     Forked,
     ForkFailed,
     ForkServerMessage,
+    Outlet,
     Pooled,
     Warm,
     WorkerMessage,
@@ -70,6 +71,8 @@ class Process:
         self.pooled_ns = 0
         """When its own code began to run; 0 until it has said so."""
         self.exited = asyncio.Event()
+        self._outlet: int | None = None
+        """Its descriptor, once it has come; -1 once it was taken."""
         self._on_event: Callable[[ProcessEvent], None] = lambda event: None
         self._early: list[ProcessEvent] = []
         self._listening = False
@@ -99,10 +102,19 @@ class Process:
     def close(self) -> None:
         """Everything but the group, which may still hold dying processes."""
         self._close_channel()
+        if (outlet := self.take_outlet()) is not None:
+            os.close(outlet)
         self.log.close()
         if self._pidfd >= 0:
             os.close(self._pidfd)
             self._pidfd = -1
+
+    def take_outlet(self) -> int | None:
+        """What came with the first `Outlet`, which is sent before any code of a function runs. The caller owns it."""
+        if self._outlet is None or self._outlet < 0:
+            return None
+        outlet, self._outlet = self._outlet, -1
+        return outlet
 
     def forked(self, pid: int, isolation: str) -> None:
         self.pid = pid
@@ -135,6 +147,8 @@ class Process:
                 self._close_channel()
                 self._emit(ChannelGone())
                 return
+            if isinstance(message, Outlet) and self._outlet is None and descriptors:
+                self._outlet = descriptors.pop()
             for descriptor in descriptors:
                 os.close(descriptor)
             self._emit(message)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from fleetstart.prefetcher.bundles import Bundles
+from fleetstart.prefetcher.egress import Egress
 from fleetstart.prefetcher.logs import Logs
 from fleetstart.prefetcher.meter import Rows
 from fleetstart.prefetcher.relay import Relays
@@ -29,6 +30,7 @@ class Host:
     rows: Rows
     speeds: Speeds
     opener: Opener
+    egress: Egress
     relays: Relays | None
     """None where the store is none that nodes share over a network."""
     publish: Callable[[WorkerStatus], None]

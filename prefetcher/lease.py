@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 
 from fleetstart.prefetcher.cgroups import Groups
 from fleetstart.prefetcher.config import Config
+from fleetstart.prefetcher.egress import Traffic
 from fleetstart.prefetcher.forkserver import ForkServer
 from fleetstart.prefetcher.meter import Rows
 from fleetstart.prefetcher.segments import Segments
@@ -70,6 +71,7 @@ def report_of(
     speeds: Speeds,
     rows: Rows,
     public_key: str,
+    egress: Traffic,
 ) -> NodeReport:
     """What the scheduler learns of the node."""
     warm = {name: server.warm for name, server in servers.items() if server.warm is not None}
@@ -86,6 +88,8 @@ def report_of(
         profiles=sorted(warm),
         pid=os.getpid(),
         public_key=public_key,
+        egress_bytes={"in": egress.received_bytes, "out": egress.sent_bytes},
+        egress_refused=egress.refused,
         weights_memory=segments.room.memory.report(),
         bytes_per_s=segments.bandwidths.bytes_per_s(),
         fetched_bytes=segments.fetched_bytes,

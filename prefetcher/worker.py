@@ -10,7 +10,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import socket
 import time
+from collections.abc import Callable
 
 from fleetstart.prefetcher.body import Body
 from fleetstart.prefetcher.equipment import Equipment
@@ -21,7 +23,7 @@ from fleetstart.prefetcher.record import Record
 from fleetstart.runtime.contract import exits
 from fleetstart.runtime.contract.channel import ChannelClosed
 from fleetstart.runtime.contract.errors import ErrorInfo, FleetError, StartFailed, error_from
-from fleetstart.runtime.contract.messages import Drain, Drained, Pooled, Ready, StartError, Usage, Want, Whole
+from fleetstart.runtime.contract.messages import Drain, Drained, Outlet, Pooled, Ready, StartError, Usage, Want, Whole
 from fleetstart.runtime.contract.orders import WorkerOrder, WorkerState, WorkerStatus
 from fleetstart.runtime.contract.redaction import Redactor
 from fleetstart.runtime.contract.timeline import Timeline
@@ -54,6 +56,7 @@ class Worker:
         self._begun = False
         self._ending = False
         self._fetched: dict[str, int] = {}
+        self._end_way_out: Callable[[], None] = lambda: None
 
     # ── what others ask of it ──────────────────────────────────────────────────────────────────────
 
@@ -129,6 +132,8 @@ class Worker:
             match await self.body.events.get():
                 case Pooled(started_ns=started_ns):
                     self.equipment.forked(started_ns)
+                case Outlet():
+                    self._let_out()
                 case Want(first=first, last=last):
                     self.equipment.first(first, last)
                 case Whole():
@@ -146,6 +151,22 @@ class Worker:
                     raise self._why(status)
                 case _:
                     pass
+
+    def _let_out(self) -> None:
+        """To what its function's list names."""
+        process = self.body.process
+        if process is None or not self._spec.egress or (descriptor := process.take_outlet()) is None:
+            return  # its function's own doing: what it sent is closed with the process
+        listener = socket.socket(fileno=descriptor)
+        self._end_way_out = self._host.egress.open(
+            listener, self._spec.egress, lambda text: self.record.say("system", text)
+        )
+        if "net" not in process.isolation.split(","):
+            self.record.say(
+                "system",
+                "network: this node cannot give a worker a network of its own: the list binds "
+                "only what goes through the proxy",
+            )
 
     def _started(self, timeline: Timeline) -> None:
         """Whether it is ready or has failed: its start is over."""
@@ -222,6 +243,7 @@ class Worker:
         self._publish("failed" if info is not None else "gone", info)
         self.record.ended((assigned_ns or self.record.seen_ns, ended_ns), failed=error is not None)
         await self.body.bury()
+        self._end_way_out()
         self._role.close()
         self.equipment.release()
 

@@ -54,7 +54,7 @@ def function(
     max_body: str | int = ...,
     cors: str | Iterable[str] = ...,
     start_timeout_s: float = ...,
-    network: bool = ...,
+    network: bool | Iterable[str] = ...,
     env: Mapping[str, str] = ...,
     tags: Mapping[str, str] = ...,
     include: Iterable[str] = ...,

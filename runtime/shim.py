@@ -42,6 +42,7 @@ from fleetstart.runtime.contract.timeline import Timeline
 from fleetstart.runtime.discretion import discreet
 from fleetstart.runtime.membership import Membership
 from fleetstart.runtime.meter import Meter
+from fleetstart.runtime.outlet import open_outlet
 from fleetstart.runtime.server import Door, Listener
 from fleetstart.runtime.start import Started, Starting, start
 
@@ -163,6 +164,8 @@ class Life:
                 else:
                     os.chdir(bundle_dir)
                 isolation.give_up_rights()
+                if spec.egress:
+                    os.environ.update(open_outlet(self._channel.send))
             except OSError as error:
                 raise StartFailed(f"the worker could not be shut in: {error}") from error
             os.environ.update(spec.env)

@@ -22,10 +22,10 @@ from fleetstart.controller.invocations.preferences import Asked
 from fleetstart.controller.invocations.recording import send_answer
 from fleetstart.controller.invocations.resources import InvocationInfo
 from fleetstart.controller.invocations.vault import REQUEST_MAX_BYTES, Vault
-from fleetstart.controller.invocations.webhooks import Network
 from fleetstart.controller.redis_client import REDIS_DOWN
 from fleetstart.controller.responses import RawHeaders, Receive, Scope, Send, respond_error
 from fleetstart.controller.uploads import ClientGone, header, read_body, refuse_unread
+from fleetstart.runtime.contract.addresses import Network
 from fleetstart.runtime.contract.errors import FleetError, Refused, TooLarge, Unavailable, error_from
 from fleetstart.runtime.contract.ids import InvocationId, new_invocation_id
 

@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
 
-from fleetstart.controller.invocations.webhooks import Network, check_address, check_url
+from fleetstart.controller.invocations.webhooks import check_address, check_url
+from fleetstart.runtime.contract.addresses import Network
 from fleetstart.runtime.contract.errors import FleetError
 
 POST_S = 10.0

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fleetstart.controller.headers import HOP_BY_HOP
-from fleetstart.controller.invocations.webhooks import Network, check_url
+from fleetstart.controller.invocations.webhooks import check_url
 from fleetstart.controller.responses import RawHeaders
+from fleetstart.runtime.contract.addresses import Network
 from fleetstart.runtime.contract.errors import InvalidInput
 
 WATCHED = frozenset((b"prefer", b"idempotency-key", b"fs-webhook"))

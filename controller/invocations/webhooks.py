@@ -1,4 +1,4 @@
-"""What a webhook says, how it is signed, and where it may go. Pure, but for the look-up of names.
+"""What a webhook says, how it is signed, and where it may go. Pure.
 
 The headers and the signature are those of the Standard Webhooks specification: HMAC-SHA256 over `id.timestamp.body`.
 A URL comes from a caller, so it could name what only we can reach: whatever it resolves to must be a public address,
@@ -11,21 +11,16 @@ import base64
 import binascii
 import hashlib
 import hmac
-import ipaddress
 import secrets
-import socket
 from collections.abc import Sequence
 from urllib.parse import urlsplit
 
+from fleetstart.runtime.contract.addresses import Address, Network, embedded, is_public, literal
 from fleetstart.runtime.contract.errors import InvalidInput, Refused
-
-Network = ipaddress.IPv4Network | ipaddress.IPv6Network
-Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 URL_MAX = 2048
 PREFIX = "whsec_"
 SECRET_BYTES = 32
-_NAT64 = ipaddress.ip_network("64:ff9b::/96")
 _HINT = "an operator can allow networks of their own: FS_WEBHOOK_ALLOW=10.0.0.0/8"
 
 
@@ -79,36 +74,11 @@ def check_url(url: str, allowed: Sequence[Network]) -> str:
     return url
 
 
-def literal(host: str) -> Address | None:
-    """The address that the host of a URL is, if it is one rather than a name; also one such as 2130706433 or 127.1."""
-    try:
-        return ipaddress.ip_address(host.partition("%")[0])
-    except ValueError:
-        try:
-            return ipaddress.IPv4Address(socket.inet_aton(host))
-        except OSError:
-            return None
-
-
 def check_address(host: str, address: Address, allowed: Sequence[Network]) -> None:
     """Errors: WebhookRefused."""
     if any(address in network for network in allowed):
         return
-    meant = _embedded(address)
-    if any(meant in network for network in allowed):
+    if any(embedded(address) in network for network in allowed):
         return
-    if not meant.is_global or meant.is_multicast or meant.is_reserved or meant.is_unspecified:
+    if not is_public(address):
         raise WebhookRefused(f"Fs-Webhook: {host} is {address}, which is no public address", hint=_HINT)
-
-
-def _embedded(address: Address) -> Address:
-    """An IPv4 address that an IPv6 address stands for."""
-    if isinstance(address, ipaddress.IPv4Address):
-        return address
-    if address.ipv4_mapped is not None:
-        return address.ipv4_mapped
-    if address.sixtofour is not None:
-        return address.sixtofour
-    if address in _NAT64:
-        return ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
-    return address

@@ -90,6 +90,8 @@ def _bytes(nodes: list[NodeReport]) -> list[Family]:
     rates = Family("fleetstart_source_bytes_per_second", "gauge", "How fast a source was when it was last used.")
     waived = Family("fleetstart_waived_milliseconds_total", "counter", "Workers' time that nobody pays for, by phase.")
     kept = Family("fleetstart_kept_dollars_total", "counter", "What kept workers' idle time cost.")
+    egress = Family("fleetstart_egress_bytes_total", "counter", "Of workers whose network is a list: in and out.")
+    refused = Family("fleetstart_egress_refused_total", "counter", "Connections that no list allowed.")
     for node in nodes:
         for source, size_bytes in sorted(node.fetched_bytes.items()):
             fetched.add(size_bytes, node=node.node, source=source)
@@ -98,7 +100,10 @@ def _bytes(nodes: list[NodeReport]) -> list[Family]:
         for phase, spent_ms in sorted(node.waived_ms.items()):
             waived.add(spent_ms, node=node.node, phase=phase)
         kept.add(node.kept_nusd / 1e9, node=node.node)
-    return [fetched, rates, waived, kept]
+        for direction, size_bytes in sorted(node.egress_bytes.items()):
+            egress.add(size_bytes, node=node.node, direction=direction)
+        refused.add(node.egress_refused, node=node.node)
+    return [fetched, rates, waived, kept, egress, refused]
 
 
 def _prediction(view: View) -> list[Family]:

@@ -140,8 +140,9 @@ class FunctionSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     scale: Scale = Scale()
     slo: SLO | None = None
     """None: as quick as is worth the machines."""
-    network: bool = False
-    """Whether the worker sees the node's network; without it, it has a loopback of its own only."""
+    network: bool | list[str] = False
+    """Whether the worker sees the node's network; without it, it has a loopback of its own only. A list: that loopback,
+    and what the list names (`contract.egress`) through a proxy of the node."""
     env: dict[str, str] = {}
     tags: dict[str, str] = {}
     """Whom or what it is for; each row of the ledger carries them, so usage can be summed by them."""
@@ -200,6 +201,7 @@ class FunctionSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         _check_origins(self.cors)
         _check_tags(self.tags)
         _check_secrets(self.secrets, self.env)
+        _check_network(self.network)
         if self.project and not _PROJECT.fullmatch(self.project):
             raise InvalidSpec(f"project {self.project[:80]!r} is no name that a project could have")
         if self.adapter is not None and self.weights is None:
@@ -209,6 +211,11 @@ class FunctionSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             )
         if self.adapter is not None and self.adapter == self.weights:
             raise InvalidSpec(f"function {self.name}: weights and adapter are one and the same checkpoint")
+
+    @property
+    def egress(self) -> list[str]:
+        """What it may reach from a network of its own; empty: nothing, or all that the node does."""
+        return self.network if isinstance(self.network, list) else []
 
     @property
     def in_layers(self) -> bool:
@@ -225,6 +232,13 @@ def _check_origins(origins: list[str]) -> None:
                 f"cors: {origin[:100]!r} is no origin",
                 hint='write scheme and host, no path: cors=["https://app.example.com"]; or cors="*" for all',
             )
+
+
+def _check_network(network: bool | list[str]) -> None:
+    if isinstance(network, list):
+        from fleetstart.runtime.contract.egress import parse_rules  # late: few functions need it, and `fs` starts fast
+
+        parse_rules(network)
 
 
 def _check_secrets(names: list[str], env: dict[str, str]) -> None:

@@ -5,10 +5,12 @@ answered by `Forked` or `ForkFailed`; later comes `Exited`.
 
 *Daemon and worker* share the worker's control socket. A pooled worker says `Pooled` and waits for `Assign`
 (descriptors: the listening socket, a stage's second one for its links, then control block and slabs of each segment
-if there are weights). It may say `Want` when it waits for weights out of order,
-answers `Ready` or `StartError`, sends `Usage` about once a second, and on `Drain` finishes its calls, says
-`Drained` and exits. The end of the socket is the end of the worker, from either side. A stage of a pipeline is
-given its connections to the others (`Peers`) and may be told to become a whole worker (`Grow`, `Whole`): see `orders`.
+if there are weights). If its function has a list of what it may reach, it says `Outlet` before it runs anything of it,
+with one descriptor: the socket on its own loopback at which it will ask its node for ways out. It may say `Want` when
+it waits for weights out of order, answers `Ready` or `StartError`, sends `Usage` about once a second, and on `Drain`
+finishes its calls, says `Drained` and exits. The end of the socket is the end of the worker, from either side. A stage
+of a pipeline is given its connections to the others (`Peers`) and may be told to become a whole worker (`Grow`,
+`Whole`): see `orders`.
 """
 
 from __future__ import annotations
@@ -90,6 +92,10 @@ class Assign(msgspec.Struct, frozen=True, tag="assign", kw_only=True):
     """Whether it serves a terminal instead of the function."""
 
 
+class Outlet(msgspec.Struct, frozen=True, tag="outlet"):
+    """Descriptor with it: a listening socket of the worker's own loopback, which is the node's from now on."""
+
+
 class Want(msgspec.Struct, frozen=True, tag="want"):
     """The worker waits for these chunks (inclusive) of its first segment: they should come before others."""
 
@@ -138,5 +144,5 @@ class Drained(msgspec.Struct, frozen=True, tag="drained"):
     pass
 
 
-WorkerMessage = Pooled | Want | Ready | StartError | Usage | Whole | Drained
+WorkerMessage = Pooled | Outlet | Want | Ready | StartError | Usage | Whole | Drained
 DaemonMessage = Assign | Peers | Grow | Drain

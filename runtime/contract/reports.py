@@ -71,6 +71,10 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     """Of checkpoints that are kept on the node's disk."""
     disk: dict[CheckpointId, list[tuple[int, int]]] = {}
     """(begin, end) of the chunks that the disk has of each."""
+    egress_bytes: dict[str, int] = {}
+    """That workers exchanged with what their lists name, since the daemon began: "in", "out"."""
+    egress_refused: int = 0
+    """Connections that their lists do not allow, since then."""
     speeds: dict[str, Speed] = {}
     """Keyed `name@version`, of those that were called here of late."""
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
 
 from tests.e2e.systems import System
+from tests.servers import wait_until
 
 PEEK = '''
 import ctypes, glob, os, socket
@@ -136,3 +140,89 @@ def test_two_workers_see_nothing_of_each_other(system: System) -> None:
     system.deploy(text.replace("NAME", "right"), name="right")
     assert system.ok("left", {"leave": True}) == ["/tmp", "/dev/shm"]
     assert system.ok("right") == []
+
+
+# ── out into what a list names ─────────────────────────────────────────────────────────────────────
+
+REACH = """
+import http.client, os, socket, urllib.error, urllib.request
+
+import httpx
+from fleetstart.runtime import Scale, function
+
+@function(memory="128MiB", network=["127.0.0.2:PORT", "api.example.com"], scale=Scale(max=1, keep_alive_s=60))
+def reach(url: str, port: int):
+    proxy = os.environ["HTTPS_PROXY"].rpartition(":")[2]
+    tunnel = http.client.HTTPConnection("127.0.0.1", int(proxy), timeout=20)
+    tunnel.set_tunnel("127.0.0.2", port)
+    tunnel.request("POST", "/tunnel", body=b"x" * 100_000)
+    try:
+        socket.create_connection(("127.0.0.2", port), timeout=2).close()
+        around = "connected"
+    except OSError as error:
+        around = type(error).__name__
+    try:
+        httpx.get("https://evil.example/")
+        refused = ""
+    except httpx.ProxyError as error:
+        refused = str(error)
+    return {
+        "tunnel": tunnel.getresponse().read().decode(),
+        "urllib": urllib.request.urlopen(url, timeout=20).read().decode(),
+        "httpx": httpx.post(url, content=b"y" * 1000).text,
+        "around": around,
+        "refused": refused,
+        "refused_plain": httpx.get("http://127.0.0.3/").status_code,
+        "interfaces": [name for _, name in socket.if_nameindex()],
+    }
+"""
+
+
+class Echo(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        body = self.rfile.read(int(self.headers.get("content-length", "0")))
+        answer = f"{self.command} {self.path} {len(body)}".encode()
+        self.send_response(200)
+        self.send_header("content-length", str(len(answer)))
+        self.end_headers()
+        self.wfile.write(answer)
+
+    do_POST = do_GET
+
+    def log_message(self, format: str, *args: Any) -> None:
+        return
+
+
+@pytest.fixture
+def outside() -> Iterator[int]:
+    """A server on this machine, whose loopback is another than a worker's; its port."""
+    server = ThreadingHTTPServer(("127.0.0.2", 0), Echo)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield server.server_port
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def test_it_reaches_what_its_list_names_and_nothing_else(system: System, outside: int) -> None:
+    if not system.status().nodes[0].isolation:
+        pytest.skip("this machine refuses namespaces: workers are plain processes, and the node says so")
+    system.deploy(REACH.replace("PORT", str(outside)), name="reach")
+
+    said = system.ok("reach", {"url": f"http://127.0.0.2:{outside}/plain", "port": outside})
+
+    assert said["tunnel"] == "POST /tunnel 100000"
+    assert said["urllib"] == "GET /plain 0"
+    assert said["httpx"] == "POST /plain 1000"
+    assert said["around"] != "connected"
+    assert said["refused"].startswith("403 Forbidden: evil.example:443 is not in the list; this function may reach:")
+    assert said["refused_plain"] == 403
+    assert said["interfaces"] == ["lo"]
+    wait_until(lambda: refusals(system) == 2, what="two refusals in the log")
+    system.ok("reach", {"url": f"http://127.0.0.2:{outside}/again", "port": outside})
+    assert refusals(system) == 2
+
+
+def refusals(system: System) -> int:
+    return sum("this function may reach" in line.text for line in system.logs("reach") if line.stream == "system")

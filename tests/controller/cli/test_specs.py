@@ -92,6 +92,8 @@ def test_flags_win_over_the_file_setting_by_setting() -> None:
         ({"concurrency": "2"}, "concurrency"),
         ({"timeout_s": -1}, "timeout_s"),
         ({"network": 1}, "network"),
+        ({"network": "api.example.com"}, "network"),
+        ({"network": ["https://api.example.com/v1"]}, "is a URL"),
         ({"env": {"A": 1}}, "env"),
         ({"name": "Not Allowed"}, "'Not Allowed' is not allowed"),
         ({"scale": 3}, "scale"),

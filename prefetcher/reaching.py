@@ -1,0 +1,68 @@
+"""Names to addresses, and a connection to the first of some addresses that answers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import socket
+import threading
+from collections.abc import Sequence
+
+from fleetstart.runtime.contract.addresses import Address
+
+ADDRESSES_MOST = 4
+"""Of a host's, that are tried; each gets its part of the time."""
+
+
+class NotReached(Exception):
+    """Nobody there, or no such name; the message says which."""
+
+
+async def look_up(host: str, port: int) -> tuple[Address, ...]:
+    """In a thread that nobody waits for at the process's end: a resolver may take half a minute. Errors: NotReached."""
+    loop = asyncio.get_running_loop()
+    answered: asyncio.Future[list[str] | OSError] = loop.create_future()
+
+    def ask() -> None:
+        found: list[str] | OSError
+        try:
+            said = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            found = [str(address[0]).partition("%")[0] for _, _, _, _, address in said]
+        except (OSError, UnicodeError) as error:
+            found = error if isinstance(error, OSError) else OSError(str(error))
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(lambda: None if answered.done() else answered.set_result(found))
+
+    threading.Thread(target=ask, name="egress-lookup", daemon=True).start()
+    found = await answered
+    if isinstance(found, OSError):
+        raise NotReached(f"{host} cannot be looked up: {found.strerror or found}") from found
+    return tuple(dict.fromkeys(map(ipaddress.ip_address, found)))
+
+
+async def connect(addresses: Sequence[Address], port: int, within_s: float) -> socket.socket:
+    """To the first that answers; non-blocking. Errors: NotReached, saying what the last one did."""
+    tried = addresses[:ADDRESSES_MOST]
+    last: OSError | None = None
+    for address in tried:
+        try:
+            async with asyncio.timeout(within_s / len(tried)):
+                return await _connected(address, port)
+        except OSError as error:  # also of the time that is up
+            last = error
+    why = "no answer" if isinstance(last, TimeoutError) else (last.strerror or str(last)) if last else "no address"
+    raise NotReached(f"{tried[-1] if tried else 'nobody'} port {port}: {why}")
+
+
+async def _connected(address: Address, port: int) -> socket.socket:
+    family = socket.AF_INET if address.version == 4 else socket.AF_INET6
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        await asyncio.get_running_loop().sock_connect(sock, (str(address), port))
+    except BaseException:
+        sock.close()
+        raise
+    return sock

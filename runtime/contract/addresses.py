@@ -1,0 +1,51 @@
+"""Which addresses of the internet anybody may be sent to: those that are public, whatever notation hides them.
+
+For what connects on a caller's behalf (webhooks, the ways out of workers): a name or a URL could lead to what only we
+can reach. Pure, and strict where Python's `is_global` is not.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+_NAT64 = ipaddress.ip_network("64:ff9b::/96")
+_NOT_PUBLIC = tuple(
+    map(ipaddress.ip_network, ("192.0.0.0/24", "64:ff9b:1::/48", "fec0::/10", "3fff::/20")),
+)
+"""Protocol assignments, NAT64 of one's own, what was site-local, examples: `is_global` holds (some of) them for so."""
+
+
+def literal(host: str) -> Address | None:
+    """The address that the host of a URL is, if it is one rather than a name; also one such as 2130706433 or 127.1."""
+    try:
+        return ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        try:
+            return ipaddress.IPv4Address(socket.inet_aton(host))
+        except (OSError, ValueError):
+            return None
+
+
+def embedded(address: Address) -> Address:
+    """An IPv4 address that an IPv6 address stands for; else the address itself."""
+    if isinstance(address, ipaddress.IPv4Address):
+        return address
+    if address.ipv4_mapped is not None:
+        return address.ipv4_mapped
+    if address.sixtofour is not None:
+        return address.sixtofour
+    if address in _NAT64:
+        return ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
+    return address
+
+
+def is_public(address: Address) -> bool:
+    """Whether it is one host's, out in the internet: not private, loopback, link-local, multicast or reserved."""
+    meant = embedded(address)
+    if not meant.is_global or meant.is_multicast or meant.is_reserved or meant.is_unspecified or meant.is_link_local:
+        return False
+    return not any(meant in network for network in _NOT_PUBLIC)

@@ -1,0 +1,393 @@
+"""The proxy at a worker's way out, over real sockets: what passes, what is refused, and what it takes from whom."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import http.client
+import socket
+import threading
+import urllib.request
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from fleetstart.prefetcher.egress import SAID_MOST, Bounds, Egress
+from tests.prefetcher.nodes import Node, Store, call, spec_of
+from tests.servers import wait_until
+
+LONG = "x" * 40_000
+
+
+class Peer:
+    """A server on this machine's loopback: answers requests with what it heard, and keeps connections that say HOLD."""
+
+    def __init__(self, host: str = "127.0.0.1") -> None:
+        self.host = host
+        self.listener = socket.create_server((host, 0))
+        self.port = self.listener.getsockname()[1]
+        self.held: list[socket.socket] = []
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = self.listener.accept()
+                threading.Thread(target=self._serve, args=(client,), daemon=True).start()
+
+    def _serve(self, client: socket.socket) -> None:
+        heard = b""
+        while b"\r\n\r\n" not in heard and (more := client.recv(65536)):
+            heard += more
+        if heard.startswith(b"HOLD"):
+            self.held.append(client)
+            return
+        with client:
+            head, _, body = heard.partition(b"\r\n\r\n")
+            lines = head.lower().split(b"\r\n")
+            length = next((int(line[15:]) for line in lines if line.startswith(b"content-length:")), 0)
+            while len(body) < length:
+                body += client.recv(65536)
+            answer = head.partition(b"\r\n")[0] + b"|" + body
+            client.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\nConnection: close\r\n\r\n" % len(answer) + answer)
+
+    def is_left(self, index: int = 0) -> bool:
+        """Whether the other side of a connection that is held has closed it."""
+        wait_until(lambda: len(self.held) > index, what="a connection that is held")
+        self.held[index].settimeout(20)
+        try:
+            return self.held[index].recv(1) == b""
+        except ConnectionResetError:
+            return True
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self.listener.shutdown(socket.SHUT_RDWR)
+        self.listener.close()
+        for client in self.held:
+            client.close()
+
+
+@pytest.fixture
+def peer() -> Iterator[Peer]:
+    peer = Peer()
+    yield peer
+    peer.close()
+
+
+@pytest.fixture
+def abroad() -> Iterator[Peer]:
+    """At an address of this machine that clients inside a worker do not take for the worker's own."""
+    peer = Peer("127.0.0.2")
+    yield peer
+    peer.close()
+
+
+class Way:
+    """A way out as its worker sees it."""
+
+    def __init__(self, entries: list[str], bounds: Bounds) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._said: list[str] = []
+        self.egress = Egress(bounds)
+        listener = socket.create_server(("127.0.0.1", 0))
+        self.port = listener.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.end = self._loop.run_until_complete(self._open(listener, entries))
+
+    async def _open(self, listener: socket.socket, entries: list[str]) -> Callable[[], None]:
+        return self.egress.open(listener, entries, self._said.append)
+
+    @property
+    def said(self) -> list[str]:
+        self._loop.run_until_complete(asyncio.sleep(0))
+        return self._said
+
+    def socket(self) -> socket.socket:
+        sock = socket.create_connection(("127.0.0.1", self.port))
+        sock.settimeout(20)
+        return sock
+
+    def says(self, request: bytes, *, end: bool = False) -> bytes:
+        """The whole answer."""
+        with self.socket() as sock:
+            sock.sendall(request)
+            if end:
+                sock.shutdown(socket.SHUT_WR)
+            return read_all(sock)
+
+    def tunnel(self, host: str, port: int) -> http.client.HTTPConnection:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
+        connection.set_tunnel(host, port)
+        return connection
+
+    def close(self) -> None:
+        self.egress.close()
+        self._loop.close()
+
+
+def read_all(sock: socket.socket) -> bytes:
+    said = b""
+    with contextlib.suppress(ConnectionResetError):
+        while more := sock.recv(65536):
+            said += more
+    return said
+
+
+Open = Callable[..., Way]
+
+
+@pytest.fixture
+def way(peer: Peer) -> Iterator[Open]:
+    """Opens one; what is not said otherwise, it leads to the peer alone."""
+    opened: list[Way] = []
+
+    def open_way(*entries: str, **bounds: Any) -> Way:
+        opened.append(Way(list(entries) or [f"127.0.0.1:{peer.port}"], Bounds(**bounds)))
+        return opened[-1]
+
+    yield open_way
+    for one in opened:
+        one.close()
+
+
+# ── what passes ────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_tunnel_carries_both_ways(way: Open, peer: Peer) -> None:
+    out = way()
+    connection = out.tunnel("127.0.0.1", peer.port)
+    connection.request("POST", "/x", body=b"y" * 300_000)
+    answer = connection.getresponse().read()
+    connection.close()
+    assert answer == b"POST /x HTTP/1.1|" + b"y" * 300_000
+    assert out.egress.traffic.sent_bytes > 300_000
+    assert out.egress.traffic.received_bytes > 300_000
+    assert out.said == []
+
+
+@pytest.mark.parametrize("client", ["httpx", "urllib"])
+def test_plain_http_passes_by_whole_urls(way: Open, peer: Peer, client: str) -> None:
+    out, url = way(), f"http://127.0.0.1:{peer.port}/path?q=1"
+    if client == "httpx":
+        with httpx.Client(proxy=out.url) as http_client:
+            answers = [http_client.post(url, content=LONG).content for _ in range(2)]
+    else:
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({"http": out.url}))
+        answers = [opener.open(url, data=LONG.encode(), timeout=20).read() for _ in range(2)]
+    assert answers == [f"POST /path?q=1 HTTP/1.1|{LONG}".encode()] * 2
+
+
+def test_a_listed_name_leads_to_a_private_address_that_is_listed_too(way: Open, peer: Peer) -> None:
+    listed = way(f"localhost:{peer.port}", f"127.0.0.0/8:{peer.port}")
+    connection = listed.tunnel("localhost", peer.port)
+    connection.request("GET", "/")
+    assert connection.getresponse().read() == b"GET / HTTP/1.1|"
+    connection.close()
+
+    alone = way(f"localhost:{peer.port}")
+    answer = alone.says(b"CONNECT localhost:%d HTTP/1.1\r\n\r\n" % peer.port)
+    assert answer.startswith(b"HTTP/1.1 403 ")
+    assert b"no public address" in answer
+
+
+def test_what_was_sent_ahead_of_the_answer_is_not_lost(way: Open, peer: Peer) -> None:
+    answer = way().says(b"CONNECT 127.0.0.1:%d HTTP/1.1\r\n\r\nGET /early HTTP/1.1\r\n\r\n" % peer.port)
+    assert answer.startswith(b"HTTP/1.1 200 ")
+    assert answer.endswith(b"GET /early HTTP/1.1|")
+
+
+# ── what is refused ────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_refusal_names_host_port_and_list_and_is_told_once(way: Open) -> None:
+    out = way("api.example.com", "*.example.org:8443")
+    for _ in range(3):
+        answer = out.says(b"CONNECT evil.example:443 HTTP/1.1\r\n\r\n").decode()
+        assert answer.startswith("HTTP/1.1 403 Forbidden: evil.example:443 is not in the list")
+        assert answer.endswith("this function may reach: api.example.com, *.example.org:8443\n")
+    assert len(out.said) == 1
+    assert "evil.example:443" in out.said[0]
+    assert out.egress.traffic.refused == 3
+
+    with httpx.Client(proxy=out.url) as client, pytest.raises(httpx.ProxyError, match=r"evil\.example:443"):
+        client.get("https://evil.example/")
+    with httpx.Client(proxy=out.url) as client:
+        assert client.post("http://evil.example/", content=LONG).status_code == 403
+
+
+def test_a_log_is_not_flooded_with_refusals(way: Open) -> None:
+    out = way("api.example.com")
+    for number in range(SAID_MOST + 5):
+        out.says(b"CONNECT h%d.example:443 HTTP/1.1\r\n\r\n" % number)
+    assert len(out.said) == SAID_MOST + 1
+    assert "more" in out.said[-1]
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.1", "[::ffff:127.0.0.1]", "0.0.0.0", "[::1]", "169.254.169.254"])
+def test_this_machine_is_not_reached_by_any_of_its_names(way: Open, peer: Peer, host: str) -> None:
+    out = way(f"0.0.0.0/0:{peer.port}", f"[::/0]:{peer.port}")
+    answer = out.says(f"CONNECT {host}:{peer.port} HTTP/1.1\r\n\r\n".encode())
+    assert answer.startswith(b"HTTP/1.1 403 ")
+
+
+def test_nobody_there_is_told(way: Open) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    assert way(f"127.0.0.1:{port}").says(b"CONNECT 127.0.0.1:%d HTTP/1.1\r\n\r\n" % port).startswith(b"HTTP/1.1 502 ")
+    answer = way("nobody.invalid").says(b"CONNECT nobody.invalid:443 HTTP/1.1\r\n\r\n")
+    assert answer.startswith((b"HTTP/1.1 502 ", b"HTTP/1.1 504 "))  # what name servers say of it, if there are any
+
+
+@pytest.mark.parametrize(
+    ("request_", "status"),
+    [
+        (b"GET / HTTP/1.1\r\n\r\n", 400),
+        (b"CONNECT nowhere HTTP/1.1\r\n\r\n", 400),
+        (b"CONNECT 127.0.0.1:0 HTTP/1.1\r\n\r\n", 400),
+        (b"\r\n\r\n", 400),
+        (b"\x16\x03\x01" + b"\0" * 400 + b"\r\n\r\n", 400),
+        (b"GET http://a.example/ HTTP/1.1\r\nX: " + b"x" * 100_000, 431),
+        (b"A" * 1_000_000, 431),
+        (b"CONNECT api.example.com:443 HTTP/1.1\r\n", 408),
+        (b"CONNECT api.example.com:443 HTTP/1.1\n\n", 408),
+        (b"C", 408),
+    ],
+)
+def test_what_is_no_request_gets_an_answer_and_the_next_is_served(
+    way: Open, peer: Peer, request_: bytes, status: int
+) -> None:
+    out = way(head_s=0.3 if status == 408 else 20.0)
+    with contextlib.suppress(ConnectionError):
+        assert out.says(request_).startswith(b"HTTP/1.1 %d " % status)
+    assert out.says(b"CONNECT 127.0.0.1:%d HTTP/1.1\r\n\r\nGET / HTTP/1.1\r\n\r\n" % peer.port).endswith(b"|")
+
+
+def test_who_says_nothing_and_leaves_costs_nothing(way: Open) -> None:
+    out = way()
+    for request in (b"", b"CONNECT"):
+        assert out.says(request, end=True) == b""
+    wait_until(lambda: out.egress.traffic.open == 0, what="no connection")
+
+
+# ── limits ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def hold(out: Way, peer: Peer) -> socket.socket:
+    before = len(peer.held)
+    sock = out.socket()
+    sock.sendall(b"CONNECT 127.0.0.1:%d HTTP/1.1\r\n\r\nHOLD\r\n\r\n" % peer.port)
+    assert sock.recv(100).startswith(b"HTTP/1.1 200 ")
+    wait_until(lambda: len(peer.held) > before, what="the connection at its peer")
+    return sock
+
+
+@pytest.mark.parametrize("bound", ["connections", "connections_of_node"])
+def test_one_connection_too_many_is_told_so_and_there_is_room_when_one_ends(way: Open, peer: Peer, bound: str) -> None:
+    out = way(**{bound: 2})
+    with hold(out, peer):
+        with hold(out, peer):
+            answer = out.says(b"CONNECT 127.0.0.1:%d HTTP/1.1\r\n\r\n" % peer.port)
+            assert answer.startswith(b"HTTP/1.1 503 ")
+            assert b"2 connections" in answer
+        peer.held[1].close()
+        wait_until(lambda: out.egress.traffic.open == 1, what="one connection")
+        hold(out, peer).close()
+
+
+def test_a_connection_over_which_nothing_goes_ends(way: Open, peer: Peer) -> None:
+    with hold(way(idle_s=0.2), peer) as sock:
+        assert read_all(sock) == b""
+        assert peer.is_left()
+
+
+def test_each_side_may_have_said_its_last_before_the_other(way: Open, peer: Peer) -> None:
+    with hold(way(), peer) as sock:
+        sock.shutdown(socket.SHUT_WR)
+        assert peer.is_left()
+        peer.held[0].sendall(b"still here")
+        peer.held[0].shutdown(socket.SHUT_WR)
+        assert read_all(sock) == b"still here"
+
+
+def test_everything_ends_with_the_worker_and_with_the_node(way: Open, peer: Peer) -> None:
+    for index, how in enumerate(("worker", "node")):
+        out = way()
+        with hold(out, peer) as sock:
+            out.end() if how == "worker" else out.egress.close()
+            assert read_all(sock) == b""
+            assert peer.is_left(index)
+        wait_until(functools.partial(refuses, out.port), what="the end of the listener")
+
+
+def refuses(port: int) -> bool:
+    with socket.socket() as sock:
+        return sock.connect_ex(("127.0.0.1", port)) != 0
+
+
+# ── with a worker ──────────────────────────────────────────────────────────────────────────────────
+
+HANDLER = """
+import socket, urllib.error, urllib.request
+HELD = []
+
+def hello(port: int, what: str):
+    if what == "hold":
+        proxy = urllib.request.getproxies()["https"].rpartition(":")[2]
+        sock = socket.create_connection(("127.0.0.1", int(proxy)))
+        sock.sendall(b"CONNECT 127.0.0.2:%d HTTP/1.1\\r\\n\\r\\nHOLD\\r\\n\\r\\n" % port)
+        HELD.append(sock)
+        return sock.recv(100).decode()
+    try:
+        return urllib.request.urlopen(what, timeout=20).read().decode()
+    except urllib.error.HTTPError as error:
+        return f"{error.code} {error.read().decode()}"
+"""
+
+
+def ask(status: Any, abroad: Peer, what: str) -> str:
+    code, answer = call(status, b'{"port": %d, "what": "%s"}' % (abroad.port, what.encode()))
+    assert code == 200, answer
+    return answer.decode()
+
+
+def test_a_worker_reaches_what_its_list_names_and_the_rest_stands_in_its_log(
+    node: Node, store: Store, abroad: Peer
+) -> None:
+    wait_until(lambda: "spare worker waits" in node.log(), 20, what="a spare")
+    spec = spec_of(store.put_bundle({"handler.py": HANDLER}), network=[f"127.0.0.0/8:{abroad.port}"])
+
+    status = node.wait_for(node.order(spec), "ready")
+
+    assert status.pooled
+    if not status.isolation:
+        pytest.skip("this machine refuses namespaces: workers have its network")
+    assert "net" in status.isolation.split(",")
+    assert ask(status, abroad, f"http://127.0.0.2:{abroad.port}/x") == '"GET /x HTTP/1.1|"'
+    for _ in range(2):
+        assert "403" in ask(status, abroad, "http://evil.example/")
+    refusals = wait_until(
+        lambda: [line.text for line in node.log_lines("hello") if "evil.example" in line.text], what="its refusal"
+    )
+    assert len(refusals) == 1
+    assert f"127.0.0.0/8:{abroad.port}" in refusals[0]
+    wait_until(lambda: node.lease().egress_refused == 2, what="refusals in the node's report")
+    assert node.lease().egress_bytes["in"] > 0
+
+
+@pytest.mark.parametrize("victim", ["worker", "daemon"])
+def test_connections_end_with_a_worker_and_a_daemon_that_are_killed(
+    node: Node, store: Store, abroad: Peer, victim: str
+) -> None:
+    spec = spec_of(store.put_bundle({"handler.py": HANDLER}), network=[f"127.0.0.2:{abroad.port}"])
+    worker = node.order(spec)
+    status = node.wait_for(worker, "ready")
+    assert "200" in ask(status, abroad, "hold")
+    if victim == "daemon":
+        node.kill()
+    else:
+        node.take_back(worker)
+    assert abroad.is_left()
