@@ -77,8 +77,9 @@ class Outgoing:
         self._source.close()
         if self._why:
             self._failed(self._why)
-        if self._repeated and not self._hurried:
-            time.sleep(LATE_S)
+        if self._repeated:
+            with self._changed:
+                self._changed.wait_for(lambda: self._hurried, LATE_S)
         if self._taken < self._next or self._repeated:
             remove(self._objects, self._link)
 

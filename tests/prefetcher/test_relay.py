@@ -8,7 +8,6 @@ import os
 import signal
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -51,6 +50,15 @@ def left(store: Store) -> list[str]:
 
 def wait_empty(store: Store) -> None:
     assert wait_until(lambda: "nothing" if not left(store) else "", 10, what="an empty bucket") == "nothing"
+
+
+def repeats(relays: Relays) -> bool:
+    """Whether some write was given up and is tried again."""
+    return any(outgoing._repeated for outgoing in relays._outgoing)
+
+
+def at_work(part: str) -> bool:
+    return any(thread.name.startswith(part) for thread in threading.enumerate())
 
 
 def says_more(ends: Ends) -> bool:
@@ -182,6 +190,26 @@ def test_closing_removes_what_nobody_has_read(relays: Relays, store: Store, monk
     ends.close()
 
 
+def test_closing_does_not_wait_for_what_a_store_may_carry_out_late(
+    relays: Relays, store: Store, s3_server: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(relay_out, "LATE_S", 1000.0)
+    assert s3_server.process is not None
+    with joined(relays) as ends:
+        s3_server.process.send_signal(signal.SIGSTOP)
+        ends.sender.sendall(b"late")
+        wait_until(lambda: repeats(relays), what="a write that came to nothing")
+        s3_server.process.send_signal(signal.SIGCONT)
+        assert ends.read(4) == b"late"
+        ends.sender.close()
+        assert ends.receiver.recv(1) == b""
+        wait_until(lambda: not at_work("relay-put") and not at_work("relay-in"), what="all but the waiting")
+        assert at_work("relay-out")
+        relays.close()
+        assert not at_work("relay-out")
+        assert left(store) == []
+
+
 # ── stores that fail ───────────────────────────────────────────────────────────────────────────────
 
 
@@ -194,7 +222,7 @@ def test_a_store_that_stalls_for_a_moment_delays_and_loses_nothing(
         assert ends.read(5) == b"hello"
         s3_server.process.send_signal(signal.SIGSTOP)
         ends.sender.sendall(b"are you ")
-        time.sleep(0.8)  # the fault itself: longer than a request may take
+        wait_until(lambda: repeats(relays), what="a write that came to nothing")
         ends.sender.sendall(b"still there?")
         s3_server.process.send_signal(signal.SIGCONT)
         assert ends.read(20) == b"are you still there?"
@@ -211,12 +239,12 @@ def test_what_a_store_carries_out_when_all_is_over_goes_too(
     with joined(relays) as ends:
         s3_server.process.send_signal(signal.SIGSTOP)
         ends.sender.sendall(b"late")
-        time.sleep(0.8)  # the fault itself: longer than a request may take
+        wait_until(lambda: repeats(relays), what="a write that came to nothing")
         s3_server.process.send_signal(signal.SIGCONT)
         assert ends.read(4) == b"late"
         ends.sender.close()
         assert ends.receiver.recv(1) == b""
-        wait_until(lambda: not [name for name in threading.enumerate() if name.name.startswith("relay-in")])
+        wait_until(lambda: not at_work("relay-in"))
         store.put(LINK.key(0), LINK.sealed(0, b"late"))
         wait_empty(store)
 
