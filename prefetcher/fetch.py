@@ -18,7 +18,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
 
 from fleetstart import native
 from fleetstart.prefetcher.bandwidth import Stopwatch
@@ -51,10 +50,10 @@ class Fetch:
         slab_bytes: int,
         control: native.ControlBlock,
         lanes: Sequence[Lane],
+        pace: Pace,
         on_filled: Callable[[FleetError | None], None],
         on_grown: Callable[[FleetError | None], None] = lambda error: None,
         on_chunk: Callable[[ChunkRange, str], None] = lambda chunk, source: None,
-        pace: Pace | None = None,
     ) -> None:
         self._checkpoint = checkpoint
         self._region: native.Region | None = region
@@ -195,11 +194,10 @@ class Fetch:
         done_bytes = 0
         if run.wanted:
             stopwatch.begin()
-        urgent = self._pace.urgent() if run.wanted and self._pace is not None else nullcontext()
+        pace, stopped = (None, self._stop.is_set) if run.wanted else (self._pace, lambda: self._is_moot(run))
         try:
             pieces = self._pieces(run.chunks)
-            pace, stopped = (None, self._stop.is_set) if run.wanted else (self._pace, lambda: self._is_moot(run))
-            with urgent:
+            with self._pace.urgent(run.wanted):
                 for found in source.read(run.chunks, pieces, stopped, pace):
                     chunk = missing.pop(0)
                     if found == chunk.checksum:

@@ -69,15 +69,15 @@ class Pace:
             return max(0.0, begin_s - now_s)
 
     @contextmanager
-    def urgent(self) -> Iterator[None]:
+    def urgent(self, awaited: bool = True) -> Iterator[None]:
         """While somebody waits for what is read inside, paced reads hold still."""
         with self._lock:
-            self._urgent += 1
+            self._urgent += awaited
         try:
             yield
         finally:
             with self._free:
-                self._urgent -= 1
+                self._urgent -= awaited
                 if not self._urgent:
                     self._free.notify_all()
 
