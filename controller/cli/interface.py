@@ -14,8 +14,10 @@ import msgspec
 
 from fleetstart.controller.cli.constants import NotConstant, dotted, evaluate
 from fleetstart.controller.cli.declarations import API, Declaration, parse
+from fleetstart.controller.cli.neighbours import short_name
+from fleetstart.controller.cli.schema_forms import Schema
 from fleetstart.controller.cli.source_module import Module
-from fleetstart.controller.cli.type_schemas import Schema, TypeSchemas
+from fleetstart.controller.cli.type_schemas import TypeSchemas
 from fleetstart.runtime.contract.errors import InvalidSpec
 from fleetstart.runtime.contract.interface import INTERFACE_MAX_BYTES, Interface
 
@@ -179,12 +181,12 @@ class _Reader:
         if kind is None or self._module.full(kind) in ("typing.Any",):
             return True
         head = kind.value if isinstance(kind, ast.Subscript) else kind
-        if self._types.short(head, self._module) in ("dict", "Dict", "Mapping"):
+        if short_name(head, self._module) in ("dict", "Dict", "Mapping"):
             return True
-        found = self._types.find(self._module.full(head), self._module)
+        found = self._types.neighbours.find(self._module.full(head), self._module)
         if found is None or found[1] not in found[0].classes:
             return False
-        kind_of = self._types.kind_of(found[0].classes[found[1]], found[0])
+        kind_of = self._types.neighbours.kind_of(found[0].classes[found[1]], found[0])
         return kind_of in ("struct", "dataclass", "typeddict", "model")
 
     # ── output ─────────────────────────────────────────────────────────────────────────────────────
@@ -217,9 +219,9 @@ class _Reader:
         if isinstance(kind, ast.Constant) and isinstance(kind.value, str):
             return "", []
         if not isinstance(kind, ast.Subscript):
-            return (self._types.short(kind, self._module) if kind is not None else ""), []
+            return (short_name(kind, self._module) if kind is not None else ""), []
         items: list[Any] = kind.slice.elts if isinstance(kind.slice, ast.Tuple) else [kind.slice]
-        return self._types.short(kind.value, self._module), items
+        return short_name(kind.value, self._module), items
 
 
 def _options(kind: ast.expr | None) -> list[ast.expr]:

@@ -9,35 +9,22 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable
-from contextlib import suppress
-from pathlib import Path
-from typing import Any
 
-from fleetstart.controller.cli.declarations import API, parse
+from fleetstart.controller.cli.neighbours import DEPTH_MAX, Neighbours, short_name
+from fleetstart.controller.cli.schema_forms import (
+    PLAIN,
+    Schema,
+    any_of,
+    array,
+    constrained,
+    literal,
+    object_of,
+    tuple_of,
+)
 from fleetstart.controller.cli.source_module import Module, constant
-from fleetstart.runtime.contract.errors import HandlerSyntax
 
-Schema = dict[str, Any]
 REF = "#/components/schemas/{}"
-DEPTH_MAX = 40
-"""Of one annotation: deeper is no type that somebody wrote."""
 
-_PLAIN: dict[str, Schema] = {
-    "int": {"type": "integer"},
-    "float": {"type": "number"},
-    "str": {"type": "string"},
-    "bool": {"type": "boolean"},
-    "bytes": {"type": "string", "contentEncoding": "base64"},
-    "bytearray": {"type": "string", "contentEncoding": "base64"},
-    "None": {"type": "null"},
-    "datetime.datetime": {"type": "string"},  # RFC 3339 with a zone or without, so no "date-time"
-    "datetime.date": {"type": "string", "format": "date"},
-    "datetime.time": {"type": "string"},
-    "datetime.timedelta": {"type": "string", "format": "duration"},
-    "uuid.UUID": {"type": "string", "format": "uuid"},
-    "decimal.Decimal": {"type": "string", "format": "decimal"},
-    f"{API}.File": {"type": "string", "format": "binary"},
-}
 _ARRAYS = frozenset(
     (
         "list", "List", "set", "Set", "frozenset", "FrozenSet", "Sequence", "MutableSequence", "Collection", "Iterable",
@@ -47,19 +34,6 @@ _ARRAYS = frozenset(
 _SETS = ("set", "frozenset")
 _OBJECTS = frozenset(["dict", "Dict", "Mapping", "MutableMapping"])
 _WRAPPERS = frozenset(["Required", "NotRequired", "ReadOnly", "Final", "InitVar"])
-_TYPING = ("typing", "typing_extensions", "collections.abc")
-_BOUNDS = {
-    "ge": "minimum",
-    "gt": "exclusiveMinimum",
-    "le": "maximum",
-    "lt": "exclusiveMaximum",
-    "multiple_of": "multipleOf",
-    "pattern": "pattern",
-    "title": "title",
-    "description": "description",
-    "examples": "examples",
-}
-_LENGTHS = {"string": "Length", "array": "Items", "object": "Properties"}
 _UNTYPED = frozenset(["typing.Any", "object", "typing_extensions.Any"])
 
 
@@ -68,7 +42,7 @@ class TypeSchemas:
 
     def __init__(self, module: Module) -> None:
         self.schemas: dict[str, Schema] = {}
-        self._modules: dict[Path, Module | None] = {}
+        self.neighbours = Neighbours()
         self._named: dict[int, str] = {}
         self.module = module
 
@@ -82,41 +56,35 @@ class TypeSchemas:
 
         match node:
             case ast.Constant(value=None):
-                return dict(_PLAIN["None"])
+                return dict(PLAIN["None"])
             case ast.Constant(value=str(text)):
                 return self.schema(_parsed(text), module, depth + 1)
             case ast.BinOp(left=left, op=ast.BitOr(), right=right):
-                return _any_of([inner(left), inner(right)])
+                return any_of([inner(left), inner(right)])
             case ast.Subscript(value=value, slice=arguments):
                 items = arguments.elts if isinstance(arguments, ast.Tuple) else [arguments]
-                return self._generic(self.short(value, module), items, module, inner)
+                return self._generic(short_name(value, module), items, module, inner)
             case ast.Name() | ast.Attribute():
                 return self._named_type(node, module, depth)
         return {}
 
-    def short(self, node: ast.expr, module: Module) -> str:
-        """ "Optional" of `typing.Optional`, "list" of `list`; the dotted name of what is not typing's."""
-        full = module.full(node)
-        home, _, name = full.rpartition(".")
-        return name if home in _TYPING else full
-
     def _generic(self, name: str, items: list[ast.expr], module: Module, inner: Callable[[ast.expr], Schema]) -> Schema:
         if name in _ARRAYS:
-            return _array(inner(items[0]), unique=name.lower() in _SETS)
+            return array(inner(items[0]), unique=name.lower() in _SETS)
         if name in _OBJECTS:
-            return _object(inner(items[1]) if len(items) > 1 else {})
+            return object_of(inner(items[1]) if len(items) > 1 else {})
         if name in ("tuple", "Tuple"):
             if len(items) == 2 and isinstance(items[1], ast.Constant) and items[1].value is ...:
-                return _array(inner(items[0]))
-            return _tuple([inner(item) for item in items])
+                return array(inner(items[0]))
+            return tuple_of([inner(item) for item in items])
         if name == "Optional":
-            return _any_of([inner(items[0]), dict(_PLAIN["None"])])
+            return any_of([inner(items[0]), dict(PLAIN["None"])])
         if name == "Union":
-            return _any_of([inner(item) for item in items])
+            return any_of([inner(item) for item in items])
         if name == "Literal":
-            return _literal(items)
+            return literal(items)
         if name == "Annotated":
-            return self.constrained(inner(items[0]), items[1:], module)
+            return constrained(inner(items[0]), items[1:], module)
         if name in _WRAPPERS:
             return inner(items[0])
         return {}
@@ -125,14 +93,14 @@ class TypeSchemas:
         full = module.full(node)
         if full in _UNTYPED:
             return {}
-        if full in _PLAIN:
-            return dict(_PLAIN[full])
-        short = self.short(node, module)
+        if full in PLAIN:
+            return dict(PLAIN[full])
+        short = short_name(node, module)
         if short in _ARRAYS or short in ("tuple", "Tuple"):
             return {"type": "array"}
         if short in _OBJECTS:
             return {"type": "object"}
-        found = self.find(full, module)
+        found = self.neighbours.find(full, module)
         if found is None:
             return {}
         home, name = found
@@ -140,33 +108,12 @@ class TypeSchemas:
             return self._class(home.classes[name], home)
         return self.schema(home.values[name], home, depth + 1) if name in home.values else {}
 
-    def find(self, full: str, module: Module) -> tuple[Module, str] | None:
-        """Where a name is bound: in the module itself, or in a file beside it."""
-        if full in module.classes or full in module.values or full in module.functions:
-            return module, full
-        home, _, name = full.rpartition(".")
-        beside = self._beside(module.folder, home.strip(".")) if home.strip(".") else None
-        if beside is None:
-            return None
-        return (beside, name) if name in beside.classes or name in beside.values else None
-
-    def _beside(self, folder: Path, dotted_name: str) -> Module | None:
-        path = folder.joinpath(*dotted_name.split(".")).with_suffix(".py")
-        if path not in self._modules:
-            self._modules[path] = None
-            if path.is_file():
-                try:
-                    self._modules[path] = Module(parse(path.read_bytes(), str(path)), folder)
-                except (HandlerSyntax, OSError):
-                    self._modules[path] = None
-        return self._modules[path]
-
     # ── classes ────────────────────────────────────────────────────────────────────────────────────
 
     def _class(self, node: ast.ClassDef, module: Module) -> Schema:
         if id(node) in self._named:
             return {"$ref": REF.format(self._named[id(node)])}
-        kind = self.kind_of(node, module)
+        kind = self.neighbours.kind_of(node, module)
         if kind in ("", "other"):
             return {}
         name = node.name
@@ -176,21 +123,6 @@ class TypeSchemas:
         self.schemas[name] = {}  # a class may hold itself
         self.schemas[name] = self._enum(node, module) if kind == "enum" else self._fields(node, module, kind)
         return {"$ref": REF.format(name)}
-
-    def kind_of(self, node: ast.ClassDef, module: Module, depth: int = 0) -> str:
-        """ "struct", "dataclass", "typeddict", "namedtuple", "model", "enum"; "" if it is no data."""
-        for decorator in node.decorator_list:
-            full = module.full(decorator.func if isinstance(decorator, ast.Call) else decorator)
-            if full in ("dataclasses.dataclass", "pydantic.dataclasses.dataclass"):
-                return "dataclass"
-        for base in node.bases:
-            kind = _BASES.get(module.full(base), "")
-            found = self.find(module.full(base), module) if not kind and depth < DEPTH_MAX else None
-            if found is not None and found[1] in found[0].classes:
-                kind = self.kind_of(found[0].classes[found[1]], found[0], depth + 1)
-            if kind:
-                return kind
-        return ""
 
     def _enum(self, node: ast.ClassDef, module: Module) -> Schema:
         values = []
@@ -209,7 +141,7 @@ class TypeSchemas:
         required: list[str] = []
         self._gather(node, module, kind, properties, required, 0)
         if kind == "namedtuple":
-            values = _tuple(list(properties.values()))
+            values = tuple_of(list(properties.values()))
             del values["items"]
             return {"title": node.name} | values | _described(node)
         schema: Schema = {"title": node.name} | _described(node)
@@ -235,7 +167,7 @@ class TypeSchemas:
     ) -> None:
         """A class's own fields after those of its bases, which they replace."""
         for base in node.bases:
-            found = self.find(module.full(base), module) if depth < DEPTH_MAX else None
+            found = self.neighbours.find(module.full(base), module) if depth < DEPTH_MAX else None
             if found is not None and found[1] in found[0].classes:
                 self._gather(found[0].classes[found[1]], found[0], kind, properties, required, depth + 1)
         total = not any(keyword.arg == "total" and not _true(keyword.value) for keyword in node.keywords)
@@ -243,8 +175,8 @@ class TypeSchemas:
             if not isinstance(statement, ast.AnnAssign) or not isinstance(statement.target, ast.Name):
                 continue
             wrapper = statement.annotation
-            outer = self.short(wrapper.value, module) if isinstance(wrapper, ast.Subscript) else ""
-            if outer == "ClassVar" or self.short(wrapper, module) == "ClassVar":
+            outer = short_name(wrapper.value, module) if isinstance(wrapper, ast.Subscript) else ""
+            if outer == "ClassVar" or short_name(wrapper, module) == "ClassVar":
                 continue
             name, schema = self._field(statement, module)
             needed = statement.value is None or _asks(statement.value, module)
@@ -267,36 +199,10 @@ class TypeSchemas:
                 text = getattr(given.get(rename), "value", None)
                 if isinstance(text, str) and module.full(value.func) in ("pydantic.Field", "msgspec.field"):
                     name = text
-            schema = self.constrained(schema, [value], module)
+            schema = constrained(schema, [value], module)
             value = given.get("default") or (value.args[0] if value.args else None)
         said_value, known = constant(value, module) if value is not None else (None, False)
         return name, schema | {"default": said_value} if known and said_value is not ... else schema
-
-    def constrained(self, schema: Schema, said: list[ast.expr], module: Module) -> Schema:
-        """With what `Meta(ge=1)` and the like say."""
-        for one in said:
-            if not isinstance(one, ast.Call) or module.full(one.func).rpartition(".")[2] not in _SAY:
-                continue
-            for keyword in one.keywords:
-                said_value, known = constant(keyword.value, module)
-                if not known or keyword.arg is None:
-                    continue
-                if keyword.arg in _BOUNDS:
-                    schema = schema | {_BOUNDS[keyword.arg]: said_value}
-                elif keyword.arg in ("min_length", "max_length"):
-                    of = _LENGTHS.get(str(schema.get("type", "string")), "Length")
-                    schema = schema | {keyword.arg.removesuffix("_length") + of: said_value}
-        return schema
-
-
-_SAY = frozenset(["Meta", "Field", "Interval", "Ge", "Gt", "Le", "Lt", "MultipleOf", "MinLen", "MaxLen", "Len"])
-_BASES = {
-    "msgspec.Struct": "struct",
-    "pydantic.BaseModel": "model",
-    **{f"{home}.TypedDict": "typeddict" for home in _TYPING},
-    **{f"{home}.NamedTuple": "namedtuple" for home in _TYPING},
-    **{f"enum.{name}": "enum" for name in ("Enum", "IntEnum", "StrEnum", "Flag", "IntFlag")},
-}
 
 
 def _parsed(text: str) -> ast.expr | None:
@@ -326,36 +232,3 @@ _FIELD_MAKERS = frozenset(("dataclasses.field", "msgspec.field", "pydantic.Field
 def _described(node: ast.ClassDef) -> Schema:
     text = ast.get_docstring(node)
     return {"description": text} if text else {}
-
-
-def _any_of(options: list[Schema]) -> Schema:
-    flat: list[Schema] = []
-    for option in options:
-        for one in option["anyOf"] if set(option) == {"anyOf"} else [option]:
-            if one not in flat:
-                flat.append(one)
-    if {} in flat:
-        return {}
-    return flat[0] if len(flat) == 1 else {"anyOf": flat}
-
-
-def _array(item: Schema, *, unique: bool = False) -> Schema:
-    schema: Schema = {"type": "array", "items": item} if item else {"type": "array"}
-    return schema | {"uniqueItems": True} if unique else schema
-
-
-def _object(value: Schema) -> Schema:
-    return {"type": "object", "additionalProperties": value} if value else {"type": "object"}
-
-
-def _tuple(items: list[Schema]) -> Schema:
-    return {"type": "array", "minItems": len(items), "maxItems": len(items), "prefixItems": items, "items": False}
-
-
-def _literal(items: list[ast.expr]) -> Schema:
-    values = [item.value for item in items if isinstance(item, ast.Constant)]
-    rest = [value for value in values if value is not None]
-    with suppress(TypeError):
-        rest.sort(key=lambda one: (isinstance(one, str), one))
-    schema: Schema = {"enum": rest}
-    return _any_of([schema, dict(_PLAIN["None"])]) if None in values else schema
