@@ -10,13 +10,11 @@ import contextlib
 import http.client
 import socket
 import threading
-from typing import Any
 
-from fleetstart.prefetcher.connections import CONNECT_TIMEOUT_S, Connections, request_path
-from fleetstart.prefetcher.s3 import READ_TIMEOUT_S, STALE
+from fleetstart.prefetcher.connections import Connections, request_path
+from fleetstart.prefetcher.s3_client import STALE, URL_LIVES_S, open_client
 from fleetstart.prefetcher.sources import ObjectMissing, SourceError, check_key
 
-URL_LIVES_S = 3600
 REQUEST_S = 0.5
 """Ten times what a store usually takes."""
 SLOWEST_BYTES_PER_S = 1e6
@@ -38,22 +36,9 @@ class S3Objects:
     """
 
     def __init__(self, bucket: str, prefix: str) -> None:
-        import boto3
-        from botocore.config import Config as ClientConfig
-
         self._bucket = bucket
         self._prefix = f"{prefix}/" if prefix else ""
-        self._client: Any = boto3.session.Session().client(
-            "s3",
-            config=ClientConfig(
-                signature_version="s3v4",
-                connect_timeout=CONNECT_TIMEOUT_S,
-                read_timeout=READ_TIMEOUT_S,
-                retries={"total_max_attempts": 1},
-                # Bytes are digested by who wrote them, and the signature must hold without a checksum of the body.
-                request_checksum_calculation="when_required",
-            ),
-        )
+        self._client = open_client()
         self._connections = Connections()
         self._lock = threading.Lock()
         self._urls: dict[tuple[str, str], str] = {}

@@ -10,27 +10,18 @@ from __future__ import annotations
 
 import http.client
 import socket
-import ssl
-import struct
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any
 
-from fleetstart import native
-from fleetstart.prefetcher.connections import CONNECT_TIMEOUT_S, Connections, request_path
-from fleetstart.prefetcher.pace import Pace
+from fleetstart.prefetcher.connections import Connections, request_path
+from fleetstart.prefetcher.s3_body import Body, Progress, check_range
+from fleetstart.prefetcher.s3_client import READ_TIMEOUT_S, STALE, URL_LIVES_S, open_client
 from fleetstart.prefetcher.sources import Abandoned, ObjectMissing, ObjectSize, Range, SourceError, check_key
 
-SLICE_S = 0.25
-"""Between two looks at the clock and at `stopped`."""
-READ_BYTES = 256 * 1024
-"""The same over TLS, where bytes pass through Python; hashed while they are in the second-level cache."""
-READ_TIMEOUT_S = 10.0
-"""Without a single byte. Longest that an abandoned read can hold its memory."""
 STALL_S = 2.0
-"""The same, while asking again elsewhere may help."""
+"""Without a single byte, while asking again elsewhere may help."""
 LAG_AFTER_S = 1.0
 """Before that a slow range is one that has just begun."""
 LAG_FACTOR = 5
@@ -38,10 +29,8 @@ LAG_FACTOR = 5
 LAGS_MOST = 2
 """A range that lags a third time is as fast as it gets."""
 SMOOTHING = 0.2
-URL_LIVES_S = 3600
 URL_USED_S = 300.0
 """A signature is good for an hour, if the credentials behind it are."""
-STALE = (http.client.RemoteDisconnected, ConnectionResetError, BrokenPipeError)
 MISSING = frozenset({"NoSuchKey", "404", "NotFound"})
 
 
@@ -51,22 +40,9 @@ class S3Source:
     threads = 0
 
     def __init__(self, *, bucket: str, prefix: str = "") -> None:
-        import boto3
-        from botocore.config import Config as ClientConfig
-
         self._bucket = bucket
         self._prefix = f"{prefix}/" if prefix else ""
-        self._client: Any = boto3.session.Session().client(
-            "s3",
-            config=ClientConfig(
-                signature_version="s3v4",
-                connect_timeout=CONNECT_TIMEOUT_S,
-                read_timeout=READ_TIMEOUT_S,
-                retries={"total_max_attempts": 1},
-                # We check every chunk ourselves; S3's own checksums do not cover ranges.
-                response_checksum_validation="when_required",
-            ),
-        )
+        self._client = open_client()
         self._connections = Connections()
         self._paced = Connections()
         """With small receive buffers, which the kernel would not let grow again."""
@@ -95,7 +71,7 @@ class S3Source:
             raise SourceError(f"{key}: {error}") from error
 
     def read(self, asked: Range, stopped: Callable[[], bool]) -> Iterator[int]:
-        progress = _Progress(asked)
+        progress = Progress(asked)
         lags = 0 if asked.pace is None else LAGS_MOST  # what is slow on purpose does not lag
         while not progress.whole:
             try:
@@ -105,9 +81,7 @@ class S3Source:
             except _Stale:  # each is gone then, and the next may be new
                 continue
 
-    def _stream(
-        self, asked: Range, progress: _Progress, stopped: Callable[[], bool], *, patient: bool
-    ) -> Iterator[int]:
+    def _stream(self, asked: Range, progress: Progress, stopped: Callable[[], bool], *, patient: bool) -> Iterator[int]:
         """One request for what is missing. _Lagging if another connection should go on, unless `patient`."""
         if stopped():
             raise Abandoned(asked.key)
@@ -118,7 +92,7 @@ class S3Source:
         whole = False
         try:
             answer = self._ask(connection, url, asked, progress, patient=patient)
-            body = _Body(answer, connection.sock, READ_TIMEOUT_S if patient else STALL_S, asked.pace)
+            body = Body(answer, connection.sock, READ_TIMEOUT_S if patient else STALL_S, asked.pace)
             began_s, begin = time.monotonic(), progress.offset
             while not progress.whole:
                 if stopped():
@@ -156,7 +130,7 @@ class S3Source:
                 connection.close()
 
     def _ask(
-        self, connection: http.client.HTTPConnection, url: str, asked: Range, progress: _Progress, *, patient: bool
+        self, connection: http.client.HTTPConnection, url: str, asked: Range, progress: Progress, *, patient: bool
     ) -> http.client.HTTPResponse:
         """The answer, once its headers were checked."""
         wanted = f"bytes={progress.offset}-{progress.end - 1}"
@@ -172,10 +146,10 @@ class S3Source:
             raise
         return answer
 
-    def _check(self, answer: http.client.HTTPResponse, asked: Range, progress: _Progress) -> None:
+    def _check(self, answer: http.client.HTTPResponse, asked: Range, progress: Progress) -> None:
         """Errors: ObjectMissing, ObjectSize, SourceError: all answers but the one that was asked for."""
         if answer.status == 206:
-            _check_range(asked, progress, answer)
+            check_range(asked, progress, answer)
             return
         if answer.status == 404:
             raise ObjectMissing(asked.key)
@@ -240,110 +214,3 @@ class _Stale(Exception):
 
 class _Lagging(Exception):
     """This connection; another one may do better."""
-
-
-class _Body:
-    """The bytes of an answer: those that came with its headers, then, past Python's buffers, those of the socket.
-
-    Over TLS all of them pass through Python's: the kernel cannot decrypt them.
-    """
-
-    def __init__(
-        self, answer: http.client.HTTPResponse, sock: socket.socket, stall_s: float, pace: Pace | None
-    ) -> None:
-        self._answer = answer
-        self._socket = sock
-        self._pace = pace
-        self._encrypted = isinstance(self._socket, ssl.SSLSocket)
-        self._left_bytes = answer.length or 0
-        self._buffered_bytes = 0
-        if not self._encrypted:
-            self._buffered_bytes = min(len(answer.peek()), self._left_bytes)
-            self._socket.settimeout(None)
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", *_parts(stall_s)))
-
-    def read(self, into: memoryview, checksum: native.Checksum, begin: int) -> int:
-        """Fills `into` from `begin` on; how far it is filled, if time was up before its end."""
-        most_bytes = READ_BYTES if self._pace is None else self._pace.portion_bytes
-        if self._encrypted:
-            room = into[begin : begin + most_bytes]
-            count = self._answer.readinto(room)
-            if count < len(room):
-                raise EOFError
-            filled = begin + count
-            checksum.advance(filled)
-        elif self._buffered_bytes:
-            filled = begin + self._answer.readinto(into[begin : begin + self._buffered_bytes])
-            self._buffered_bytes -= filled - begin
-            checksum.advance(filled)
-        elif self._pace is not None:
-            filled = begin + self._receive(into[begin : begin + most_bytes])
-            checksum.advance(filled)
-        else:
-            filled = checksum.receive(self._socket.fileno(), begin, SLICE_S)
-        self._left_bytes -= filled - begin
-        return filled
-
-    def _receive(self, room: memoryview) -> int:
-        try:
-            count = self._socket.recv_into(room)
-        except BlockingIOError as error:  # SO_RCVTIMEO
-            raise TimeoutError from error
-        if not count:
-            raise EOFError
-        return count
-
-    def end(self) -> bool:
-        """Whether the connection is good for another request."""
-        reusable = self._left_bytes == 0 and not self._answer.will_close
-        self._answer.close()
-        return reusable
-
-
-def _parts(seconds: float) -> tuple[int, int]:
-    """As the kernel's struct timeval."""
-    return int(seconds), int(seconds % 1 * 1e6)
-
-
-class _Progress:
-    """How far a range has come. `offset` is the next byte of the object."""
-
-    def __init__(self, asked: Range) -> None:
-        self._pieces = iter(asked.pieces)
-        self.offset = asked.offset
-        self.end = asked.offset + sum(piece.size_bytes for piece in asked.pieces)
-        self._into = memoryview(b"")
-        self._filled = 0
-        self._begin_piece()
-
-    @property
-    def whole(self) -> bool:
-        return self.offset == self.end
-
-    def fill(self, body: _Body) -> int | None:
-        """Some more bytes. The piece's xxh3, if they were its last. Errors: EOFError, TimeoutError, OSError."""
-        filled = body.read(self._into, self._checksum, self._filled)
-        self.offset += filled - self._filled
-        self._filled = filled
-        if self._filled < len(self._into):
-            return None
-        checksum = self._checksum.digest()
-        if not self.whole:
-            self._begin_piece()
-        return checksum
-
-    def _begin_piece(self) -> None:
-        self._into = next(self._pieces).into
-        self._filled = 0
-        self._checksum = native.Checksum(self._into)
-
-
-def _check_range(asked: Range, progress: _Progress, answer: http.client.HTTPResponse) -> None:
-    """Errors: ObjectSize if the object is not as long as it should be, SourceError if these are other bytes."""
-    span, _, total = answer.headers.get("Content-Range", "").partition("/")
-    if total.isdecimal() and int(total) != asked.object_bytes:
-        raise ObjectSize(asked.key, expected_bytes=asked.object_bytes, found_bytes=int(total))
-    expected = f"bytes {progress.offset}-{progress.end - 1}"
-    length = answer.headers.get("Content-Length", "")
-    if span != expected or length != str(progress.end - progress.offset):
-        raise SourceError(f"{asked.key}: {span or 'no range'} in {length or 'unknown many'} bytes came for {expected}")

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from statistics import median
-from typing import Any
 
 from fleetstart import native
-from fleetstart.prefetcher.connections import CONNECT_TIMEOUT_S
 from fleetstart.prefetcher.rounds import Rounds
-from fleetstart.prefetcher.s3 import READ_TIMEOUT_S, S3Source
+from fleetstart.prefetcher.s3 import S3Source
+from fleetstart.prefetcher.s3_client import open_client
 from fleetstart.prefetcher.sources import Abandoned, ObjectMissing, ObjectSize, Piece, Range, SourceError
 
 RANGE_BYTES = S3Source.run_bytes
@@ -55,11 +54,7 @@ def store_ceiling(
 
 def _largest_part(bucket: str, prefix: str) -> tuple[str, int]:
     """Its key, as a source knows it, and its size; nothing and 0 if there is none."""
-    import boto3
-    from botocore.config import Config
-
-    settings = Config(connect_timeout=CONNECT_TIMEOUT_S, read_timeout=READ_TIMEOUT_S, retries={"total_max_attempts": 1})
-    client: Any = boto3.session.Session().client("s3", config=settings)
+    client = open_client()
     try:
         root = f"{prefix}/" if prefix else ""
         pages = client.get_paginator("list_objects_v2").paginate(

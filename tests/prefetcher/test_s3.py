@@ -11,7 +11,8 @@ import xxhash
 
 from fleetstart.prefetcher import s3
 from fleetstart.prefetcher.connections import authorities, proxy_of, request_path
-from fleetstart.prefetcher.s3 import READ_BYTES, S3Source
+from fleetstart.prefetcher.s3 import S3Source
+from fleetstart.prefetcher.s3_body import READ_BYTES
 from fleetstart.prefetcher.sources import ObjectMissing, ObjectSize, Piece, Range, SourceError
 from tests.prefetcher.faulty_s3 import (
     Fault,
