@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from fleetstart.controller.confining import confined
 from fleetstart.runtime.contract.headers import (
     ATTEMPT_HEADER,
     BUSY_HEADER,
@@ -55,11 +56,13 @@ def request_headers(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[str, s
 def response_headers(raw: Iterable[tuple[bytes, bytes]], *, keep_length: bool) -> list[tuple[bytes, bytes]]:
     """What the client gets of the worker's headers."""
     pairs = [(name.lower(), value) for name, value in raw]
-    return [
-        (name, value)
-        for name, value in pairs
-        if name not in _DROP_RESPONSE and (keep_length or name != b"content-length")
-    ]
+    return confined(
+        [
+            (name, value)
+            for name, value in pairs
+            if name not in _DROP_RESPONSE and (keep_length or name != b"content-length")
+        ]
+    )
 
 
 def sane_request_id(value: bytes | None) -> str | None:

@@ -17,6 +17,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from fleetstart.runtime.contract.ledger import LogLine
+from tests.browser import browsing
 from tests.e2e.systems import System, running
 from tests.servers import wait_until
 
@@ -53,6 +54,35 @@ from fleetstart.runtime import function
 def hostile():
     print("<script>document.title='owned'</script><img src=x onerror=document.title='owned'>")
     raise RuntimeError("<img src=x onerror=document.title='owned'>")
+"""
+
+SPYING = """
+from fleetstart.runtime import Response, function
+
+PAGE = '''<!doctype html><title>a page of a function</title><body>looking<script>
+const tried = async (look) => { try { return String(await look()); } catch (error) { return error.name; } };
+(async () => {
+  const told = {
+    ran: "yes",
+    origin: self.origin,
+    storage: await tried(() => localStorage.getItem("key")),
+    cookie: await tried(() => document.cookie),
+    functions: await tried(async () => (await fetch("/api/v1/functions")).text()),
+    key: await tried(async () => (await fetch("/api/v1/keys", {
+      method: "POST", mode: "no-cors", body: '{"name": "mine", "rights": ["admin"]}'})).type),
+    worker: await tried(() => navigator.serviceWorker.register("worker.js")),
+    own: await tried(async () => (await fetch("?svg=false")).status),
+  };
+  document.body.textContent = JSON.stringify(told);
+})();
+</script>'''
+
+@function(memory="64MiB", cors=["*"])
+def spying(svg: bool = False):
+    if svg:
+        return Response('<svg xmlns="http://www.w3.org/2000/svg"><script>document.documentElement.setAttribute("told",'
+                        'self.origin)</script></svg>', content_type="image/svg+xml")
+    return Response(PAGE, content_type="text/html")
 """
 
 
@@ -172,3 +202,22 @@ def test_pages_in_a_browser(seen: System, page: str, texts: tuple[str, ...], tmp
     assert "<title>owned" not in shown.stdout
     assert '<span id="state" role="status" class="live">live</span>' in shown.stdout
     assert not re.search(r"CONSOLE.*(Uncaught|Refused|violates|Error)", shown.stderr), shown.stderr
+
+
+def test_a_page_of_a_function_has_an_origin_of_its_own(seen: System, tmp_path: Path) -> None:
+    seen.deploy(SPYING, name="spying")
+    with browsing(tmp_path) as page:
+        page.open(f"{seen.url}/ui/")
+        page.run("localStorage.setItem('key', 'fs_of_the_dashboard')")
+        assert page.run("localStorage.getItem('key')") == "fs_of_the_dashboard"
+        page.open(f"{seen.url}/fn/spying")
+        page.shows("ran")
+        told = json.loads(page.text)
+        assert told == {
+            "ran": "yes", "origin": "null", "storage": "SecurityError", "cookie": "SecurityError",
+            "functions": "TypeError", "key": "opaque", "worker": told["worker"], "own": "200",
+        }  # fmt: skip
+        assert told["worker"].endswith("Error")
+        page.open(f"{seen.url}/fn/spying?svg=true")
+        assert page.run("document.documentElement.getAttribute('told')") == "null"
+    assert json.loads(seen.fs("key", "ls", "--json").out) == [], "it was sent, and refused"
