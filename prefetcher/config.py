@@ -64,6 +64,8 @@ class Config:
     """Environment of fork servers, and so of workers: no setting and no secret of the node."""
     keep_bytes: int = 0
     """Memory for weights that is made ahead, so that the first cold start need not wait for the kernel's zeroes."""
+    keep_idle: bool = True
+    """Whether weights stay in memory when nobody uses them; FS_KEEP_WEIGHTS=0 is for who wants to see cold starts."""
     disk_cache_bytes: int = 0
     """Checkpoints kept on this node's disk; none where the store is a folder, which is a disk itself."""
     fetch_threads: int = FETCH_THREADS
@@ -89,6 +91,7 @@ def config_from(env: Mapping[str, str]) -> Config:
         address=env.get("FS_NODE_ADDRESS") or "127.0.0.1",
         memory_bytes=memory_bytes,
         keep_bytes=_size(env, "FS_POOL_MEMORY", default=min(KEEP_BYTES, memory_bytes // KEEP_SHARE)),
+        keep_idle=env.get("FS_KEEP_WEIGHTS", "") != "0",
         disk_cache_bytes=_size(env, "FS_DISK_CACHE", default=DISK_CACHE_BYTES) if is_remote(env["FS_STORE"]) else 0,
         pool_size=_whole(env, "FS_POOL_SIZE", default=1, most=64),
         profiles=_profiles(env.get("FS_PROFILES") or ",".join(PROFILES)),

@@ -81,6 +81,7 @@ class Daemon:
             workers_bytes=self._workers_bytes,
             threads=config.fetch_threads,
             keep_bytes=config.keep_bytes,
+            keep_idle=config.keep_idle,
             disk=_disk_tier(config),
             changed=self._lease.changed,
         )

@@ -24,8 +24,15 @@ class Room:
     """`changed` is called when segments have given way."""
 
     def __init__(
-        self, *, memory_bytes: int, workers_bytes: Callable[[], int], keep_bytes: int, changed: Callable[[], None]
+        self,
+        *,
+        memory_bytes: int,
+        workers_bytes: Callable[[], int],
+        keep_bytes: int,
+        keep_idle: bool,
+        changed: Callable[[], None],
     ) -> None:
+        self._keep_idle = keep_idle
         self._memory_bytes = memory_bytes
         self._workers_bytes = workers_bytes
         self._changed = changed
@@ -108,7 +115,10 @@ class Room:
             self._let_go(segment)
 
     def unpinned(self, segment: Segment) -> None:
-        """Its last worker has gone: it stays warm, unless it failed."""
+        """Its last worker has gone: it stays warm, unless it failed, or none shall."""
+        if not self._keep_idle and segment in self.segments.values():
+            self.discard(segment)
+            self._changed()
         if segment in self._retired:
             self._retired.remove(segment)
             self._let_go(segment)

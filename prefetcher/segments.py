@@ -48,13 +48,21 @@ class Segments:
         workers_bytes: Callable[[], int],
         threads: int,
         keep_bytes: int = 0,
+        keep_idle: bool = True,
         disk: DiskTier | None = None,
         changed: Callable[[], None] = lambda: None,
     ) -> None:
-        """`workers_bytes` tells what workers have been promised of `memory_bytes`; `changed` is called at events."""
+        """`workers_bytes` tells what workers have been promised of `memory_bytes`; `changed` is called at events.
+        Without `keep_idle`, a segment goes with its last worker."""
         self._changed = changed
         self._disk = disk
-        self.room = Room(memory_bytes=memory_bytes, workers_bytes=workers_bytes, keep_bytes=keep_bytes, changed=changed)
+        self.room = Room(
+            memory_bytes=memory_bytes,
+            workers_bytes=workers_bytes,
+            keep_bytes=keep_bytes,
+            keep_idle=keep_idle,
+            changed=changed,
+        )
         self.bandwidths = Bandwidths()
         self._pace = Pace()
         self._opener = Opener(source=source, disk=disk, threads=threads, pace=self._pace)

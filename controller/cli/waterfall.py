@@ -44,6 +44,32 @@ def waterfall(phases: Sequence[Phase], *, width: int = 100) -> str:
     return "\n".join(lines)
 
 
+def beside(before: Sequence[Phase], now: Sequence[Phase], *, width: int = 100) -> str:
+    """Two timelines on one axis, both from its beginning: of each phase, what it is now and, below, what it was."""
+    if not (before and now):
+        return waterfall(now or before, width=width)
+    rows: dict[str, tuple[list[Phase], list[Phase]]] = {}
+    for number, phases in enumerate((now, before)):
+        begin_ns = min(phase.started_ns for phase in phases)
+        for phase in sorted(phases, key=lambda phase: phase.started_ns):
+            shifted = Phase(phase.name, phase.started_ns - begin_ns, phase.ended_ns - begin_ns)
+            rows.setdefault(phase.name, ([], []))[number].append(shifted)
+    span_ns = max(1, *(phase.ended_ns for pair in rows.values() for row in pair for phase in row))
+    name_width = max(map(len, rows))
+    columns = max(10, width - name_width - len("  before  ") - len("  1234567.8 ms  +1234567.8"))
+    lines = []
+    for name, pair in rows.items():
+        now_ms, before_ms = (sum(phase.duration_ms for phase in row) for row in pair)
+        for row, title, said, total_ms, change in (
+            (pair[0], name, "now", now_ms, f"  {now_ms - before_ms:+.1f}"),
+            (pair[1], "", "before", before_ms, ""),
+        ):
+            drawn = _over(bar(p.started_ns / span_ns, p.ended_ns / span_ns, columns) for p in row) if row else ""
+            lines.append(f"{title:<{name_width}}  {said:<6}  {drawn:<{columns}}  {total_ms:>9.1f} ms{change}")
+    lines.append(" " * (name_width + 10) + _axis(span_ns / 1e6, columns))
+    return "\n".join(lines)
+
+
 def _over(bars: Iterable[str]) -> str:
     """Bars of one width laid over each other; where two meet, the fuller column stays."""
     return "".join(max(column, key=EIGHTHS.index) for column in zip(*bars, strict=True))

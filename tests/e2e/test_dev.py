@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
 import pytest
 
-from tests.e2e.systems import FS
+from tests.e2e.checkpoints import write_safetensors
+from tests.e2e.systems import FS, running
 from tests.servers import spawn, wait_until
 
 HANDLER = """
@@ -25,10 +28,32 @@ def work(word: str = "you"):
 """
 
 
+PLAIN = """
+from fleetstart.runtime import function
+
+@function(memory="64MiB")
+def plain(word: str = "you"):
+    print("plain was called")
+    return ANSWER
+"""
+COLD = """
+from fleetstart.runtime import function
+
+@function(weights="./w.safetensors", memory="64MiB")
+class Weighs:
+    def load(self, weights):
+        self.names = list(weights)
+
+    def __call__(self):
+        return ANSWER
+"""
+
+
 class Dev:
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *options: str, source: str = HANDLER) -> None:
+        self.source = source
         self.handler = folder / "src" / "handler.py"
-        self.handler.parent.mkdir()
+        self.handler.parent.mkdir(exist_ok=True)
         self.save("1")
         self.tmp = folder / "t"
         self.tmp.mkdir()
@@ -36,8 +61,8 @@ class Dev:
         self.env = {**env, "FS_HOME": str(folder / "home"), "TMPDIR": str(self.tmp), "FS_POOL_MEMORY": "32MiB",
                     "DEV_TOKEN": "a secret"}  # fmt: skip
         self.process = spawn(
-            [*FS, "dev", self.handler], env={**self.env, "FS_PROFILES": "python"},
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            [*FS, "dev", self.handler, *options], env={**self.env, "FS_PROFILES": "python"},
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )  # fmt: skip
         self.lines: list[str] = []
         self.reader = threading.Thread(target=self._read, daemon=True)
@@ -57,7 +82,7 @@ class Dev:
         return next((line for line in self.lines if line.startswith("http://")), "")
 
     def save(self, answer: str) -> None:
-        self.handler.write_text(HANDLER.replace("ANSWER", answer))
+        self.handler.write_text(self.source.replace("ANSWER", answer))
 
     def answer(self) -> str:
         return httpx.post(self.url, json={"word": "it"}, trust_env=False, timeout=30).text
@@ -83,15 +108,21 @@ class Dev:
 
 @pytest.fixture
 def dev(tmp_path: Path) -> Iterator[Dev]:
-    dev = Dev(tmp_path)
+    with working(Dev(tmp_path)) as dev:
+        yield dev
+
+
+@contextmanager
+def working(dev: Dev) -> Iterator[Dev]:
     try:
         wait_until(lambda: dev.url or dev.process.poll() is not None, 60, what="its URL")
         yield dev
     finally:
         if dev.process.poll() is None:
             dev.end(signal.SIGINT)
-        assert dev.process.stdout is not None
-        dev.process.stdout.close()
+        for pipe in (dev.process.stdin, dev.process.stdout):
+            assert pipe is not None
+            pipe.close()
 
 
 def test_each_save_is_live_a_broken_one_is_told_of_and_nothing_is_left(dev: Dev) -> None:
@@ -117,3 +148,35 @@ def test_its_processes_end_with_it_however_it_ends(dev: Dev, number: signal.Sign
     if number == signal.SIGTERM:
         assert code == 0
         assert list(dev.tmp.iterdir()) == []
+
+
+def test_each_save_and_each_enter_shows_the_cold_start_beside_the_one_before(tmp_path: Path) -> None:
+    (tmp_path / "src").mkdir()
+    write_safetensors(tmp_path / "src" / "w.safetensors")
+    with working(Dev(tmp_path, "--cold", source=COLD)) as dev:
+        wait_until(lambda: "weighs@1, cold start" in dev.text and "billed" in dev.text, 60, what="the first start")
+        assert "from the store" in dev.text
+        dev.save("2")
+        wait_until(lambda: "ms from zero, before" in dev.text, 60, what="the second beside the first")
+        assert "weighs@2, cold start" in dev.text
+        assert dev.process.stdin is not None
+        dev.process.stdin.write(b"\n")
+        dev.process.stdin.flush()
+        wait_until(lambda: dev.text.count("ms from zero, before") == 2, 60, what="the third")
+        assert dev.text.count("cold start") == 3
+        assert re.search(r"^fetch +now +█.* ms", dev.text, re.MULTILINE)
+        assert dev.end(signal.SIGINT) == 0
+
+
+def test_elsewhere_it_has_a_name_of_its_own_and_is_removed_in_the_end(tmp_path: Path) -> None:
+    with running(env={"FS_PROFILES": "python"}) as system:
+        system.deploy(PLAIN.replace("ANSWER", "0"), name="plain")
+        with working(Dev(tmp_path, "--url", system.url, source=PLAIN)) as dev:
+            assert dev.url == f"{system.url}/fn/plain-dev"
+            assert dev.answer() == "1"
+            wait_until(lambda: "plain was called" in dev.text, what="what the worker printed")
+            dev.save("2")
+            wait_until(lambda: dev.answer() == "2", 30, what="the second version")
+            assert dev.end(signal.SIGTERM) == 0
+        assert system.ok("plain") == 0
+        assert system.call("plain-dev").status_code == 404

@@ -20,6 +20,8 @@ def test_defaults() -> None:
     assert "python" in config.profiles
     assert config.memory_bytes > 0
     assert not config.parent_death
+    assert config.keep_idle
+    assert not config_from({**LEAST, "FS_KEEP_WEIGHTS": "0"}).keep_idle
 
 
 def test_settings() -> None:

@@ -33,9 +33,17 @@ SLAB_BYTES = slab_size(1 << 30)
 Scenario = Callable[[Segments], Coroutine[Any, Any, None]]
 
 
-def run(source: Source, scenario: Scenario, *, memory_bytes: int = 1 << 30, workers_bytes: int = 0) -> None:
+def run(
+    source: Source, scenario: Scenario, *, memory_bytes: int = 1 << 30, workers_bytes: int = 0, keep_idle: bool = True
+) -> None:
     async def main() -> None:
-        segments = Segments(source=source, memory_bytes=memory_bytes, workers_bytes=lambda: workers_bytes, threads=4)
+        segments = Segments(
+            source=source,
+            memory_bytes=memory_bytes,
+            workers_bytes=lambda: workers_bytes,
+            threads=4,
+            keep_idle=keep_idle,
+        )
         try:
             async with asyncio.timeout(60):
                 await scenario(segments)
@@ -413,3 +421,23 @@ def test_a_waiter_that_gives_up_leaves_no_pin(store: Store) -> None:
         await segment.filled.wait()
 
     run(FileSource(store.folder), scenario)
+
+
+def test_where_idle_weights_are_not_kept_they_go_with_their_last_worker(store: Store) -> None:
+    checkpoint = store.put_checkpoint(os.urandom(4 * CHUNK_BYTES))
+
+    async def scenario(segments: Segments) -> None:
+        first = await segments.acquire(checkpoint, ONE)
+        assert await segments.acquire(checkpoint, TWO) is first
+        await first.filled.wait()
+        segments.release(first, ONE)
+        assert segments.is_ready(checkpoint)
+        segments.release(first, TWO)
+        assert not segments.is_ready(checkpoint)
+        assert segments.room.used_bytes == 0
+        again = await segments.acquire(checkpoint, ONE)
+        assert again is not first
+        await again.filled.wait()
+        assert again.error is None
+
+    run(FileSource(store.folder), scenario, keep_idle=False)

@@ -1,7 +1,8 @@
 """`fs dev`: a whole system of its own for one handler, deployed again at each save, gone with ctrl-C.
 
 It is the very system that `fs up` starts, in a folder that is removed afterwards: what works here works there. A save
-that cannot be read, or whose worker does not start, is told of, and the version before it goes on serving.
+that cannot be read, or whose worker does not start, is told of, and the version before it goes on serving. With --url
+there is no system of its own, but a function of its own on another one, which is removed in the end.
 """
 
 from __future__ import annotations
@@ -10,88 +11,223 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
 
 from fleetstart.controller.cli import output
-from fleetstart.controller.cli.client import Server
+from fleetstart.controller.cli.client import Address, Server, find_server, function_path
 from fleetstart.controller.cli.commands.deploy import bundle_of, deploy_all, setting_flags
 from fleetstart.controller.cli.commands.down import stop
 from fleetstart.controller.cli.commands.logs import shown
 from fleetstart.controller.cli.commands.up import supervisor_argv, wait_ready
+from fleetstart.controller.cli.declarations import Declaration
 from fleetstart.controller.cli.handlers import flags_of, select
 from fleetstart.controller.cli.layout import Layout
 from fleetstart.controller.cli.own_secrets import provide
+from fleetstart.controller.cli.probing import Prober
 from fleetstart.controller.cli.root import verb
 from fleetstart.controller.cli.saves import Saves, stamps
+from fleetstart.controller.cli.specs import default_name
 from fleetstart.controller.cli.supervisor import dies_with
-from fleetstart.runtime.contract.errors import FleetError
+from fleetstart.controller.resources import Deployed, FunctionInfo
+from fleetstart.runtime.contract.errors import FleetError, NotFound
 
 LOOK_S = 0.3
 """Between two looks at the files; a change is deployed at the second look that sees it."""
 PREFIX = "fs-dev-"
+SUFFIX = "-dev"
+"""Of the names on another system."""
+NAME_MAX = 63
 
 
-@click.command
+@click.command(
+    epilog="""Examples:
+
+    fs dev handler.py
+
+    fs dev handler.py --cold --body '{"name": "Ada"}'
+
+    fs dev handler.py --url https://fleet.example.com"""
+)
 @click.argument("handler", metavar="HANDLER.PY[:NAME]")
 @setting_flags
 @click.option("--port", default=0, type=click.IntRange(0, 65535), help="Default: a free one.")
+@click.option("--cold", is_flag=True, help="Call it from zero after each save, and at Enter; show where the time went.")
+@click.option("--path", default="", metavar="PATH", help="Of the calls of --cold, such as /v1/chat/completions.")
+@click.option("--body", default="{}", metavar="JSON|@FILE", help="Of the calls of --cold; default {}.")
+@click.option("--url", default="", help="Serve it there, as NAME-dev, instead of on a system of its own.")
 @verb(server=False)
 @click.pass_obj
-def command(home: Path, /, *, handler: str, port: int, as_json: bool, **flags: Any) -> None:
+def command(
+    home: Path,
+    /,
+    *,
+    handler: str,
+    port: int,
+    cold: bool,
+    path: str,
+    body: str,
+    url: str,
+    as_json: bool,
+    **flags: Any,
+) -> None:
     """Serve a handler on this machine while you work on it: the same contract, deployed again at each save.
 
     Needs no server: it starts one of its own, and ctrl-C leaves nothing of it. Prints the URLs, then what the workers
-    print. A save that does not work is told of, and the version before it goes on serving.
+    print. A save that does not work is told of, and the version before it goes on serving. With --cold, no worker and
+    no weights stay between calls, and each save shows what it did to the cold start.
     """
-    path, _ = select(handler, flags_of(**flags))  # what is wrong with it is said before anything is started
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a polite end is a ctrl-C
-    with _own_system(port) as url, Server(url) as server:
-        names: set[str] = set()
-        saves = Saves(stamps(path.parent))
-        included = _deploy(server, handler, flags, Layout(home).cache, names, as_json=as_json)
+    if cold and url:
+        raise click.UsageError("--cold empties the memory of its own system, which that of --url is not: give one")
+    file, _ = select(handler, flags_of(**flags))  # what is wrong with it is said before anything is started
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler)  # a polite end is a ctrl-C
+    if cold:
+        flags |= {"keep_alive_s": 0.0, "min_workers": 0}
+    cache = Layout(home).cache
+    if url:
+        address = find_server(url, home)
+        with Server(address) as server:
+            work = _Work(server, address, handler, flags, cache, as_json=as_json, elsewhere=True)
+            try:
+                work.go_on(file)
+            finally:
+                work.remove()
+        return
+    with _own_system(port, keep_weights=not cold) as own, Server(own) as server:
+        prober = Prober(server=server, path=path, body=body, as_json=as_json) if cold else None
+        _Work(server, Address(own), handler, flags, cache, as_json=as_json, prober=prober).go_on(file)
+
+
+class _Work:
+    """On one handler, on one server."""
+
+    def __init__(
+        self,
+        server: Server,
+        address: Address,
+        handler: str,
+        flags: dict[str, Any],
+        cache: Path,
+        *,
+        as_json: bool,
+        elsewhere: bool = False,
+        prober: Prober | None = None,
+    ) -> None:
+        self._server = server
+        self._address = address
+        self._handler = handler
+        self._flags = flags
+        self._cache = cache
+        self._as_json = as_json
+        self._elsewhere = elsewhere
+        self._prober = prober
+        self._names: list[str] = []
+        """Of what is elsewhere, whatever came of its deploy."""
+        self._followed: set[str] = set()
+
+    def go_on(self, file: Path) -> None:
+        """Until ctrl-C."""
         with suppress(KeyboardInterrupt):
+            saves = Saves(stamps(file.parent))
+            enter = _enter() if self._prober is not None else threading.Event()
+            included = self._deploy()
+            self._probe()
             while True:
                 time.sleep(LOOK_S)
-                if saves.changed(stamps(path.parent, included)):
-                    included = _deploy(server, handler, flags, Layout(home).cache, names, as_json=as_json) or included
+                if saves.changed(stamps(file.parent, included)):
+                    files = self._deploy()
+                    included = files or included
+                    if files:
+                        self._probe()
+                elif enter.is_set():
+                    self._probe()
+                enter.clear()
 
+    def remove(self) -> None:
+        """What was deployed elsewhere; what cannot be removed is told of."""
+        for name in self._names:
+            try:
+                self._server.delete(function_path(name), FunctionInfo)
+                output.say(f"{name} removed")
+            except NotFound:
+                continue
+            except FleetError as error:
+                output.say(f"{name} stays at {self._address.url}: {error.message}; remove it with `fs rm {name}`")
 
-def _deploy(
-    server: Server, handler: str, flags: dict[str, Any], cache: Path, names: set[str], *, as_json: bool
-) -> tuple[str, ...]:
-    """What the bundle has in it; nothing if it came to none. New names are printed and followed."""
-    try:
-        path, handlers = select(handler, flags_of(**flags))
-        declarations = [one.declaration for one in handlers]
-        provide(server, declarations, os.environ)
-        bundle = bundle_of(path, declarations)
-        deployed = deploy_all(server, declarations, path, bundle, {"probe": 1}, cache)
-    except (FleetError, click.UsageError) as error:
-        told = error if isinstance(error, FleetError) else FleetError(error.format_message())
-        output.show_error(told, as_json=as_json)
-        return ()
-    for one in deployed:
-        if one.name not in names:
-            names.add(one.name)
-            threading.Thread(target=_follow, args=(server.url, one.name, as_json), daemon=True).start()
-            if as_json:
-                output.json_line(one)
+    def _deploy(self) -> tuple[str, ...]:
+        """What the bundle has in it; nothing if it came to none. New names are printed and followed."""
+        try:
+            path, handlers = select(self._handler, flags_of(**self._flags))
+            declarations = [one.declaration for one in handlers]
+            if self._elsewhere:
+                declarations = [_renamed(declaration) for declaration in declarations]
+                self._names += [name for one in declarations if (name := one.settings["name"]) not in self._names]
             else:
-                output.data(one.url)
-    return bundle.files
+                provide(self._server, declarations, os.environ)
+            bundle = bundle_of(path, declarations)
+            deployed = deploy_all(self._server, declarations, path, bundle, {"probe": 1}, self._cache)
+        except (FleetError, click.UsageError) as error:
+            self._tell(error)
+            return ()
+        for one in deployed:
+            self._follow(one)
+        return bundle.files
+
+    def _follow(self, deployed: Deployed) -> None:
+        if deployed.name in self._followed:
+            return
+        self._followed.add(deployed.name)
+        threading.Thread(target=_follow, args=(self._address, deployed.name, self._as_json), daemon=True).start()
+        if self._as_json:
+            output.json_line(deployed)
+        else:
+            output.data(deployed.url)
+
+    def _probe(self) -> None:
+        if self._prober is None:
+            return
+        for name in sorted(self._followed):
+            try:
+                self._prober.probe(name)
+            except (FleetError, click.UsageError) as error:
+                self._tell(error)
+
+    def _tell(self, error: FleetError | click.UsageError) -> None:
+        told = error if isinstance(error, FleetError) else FleetError(error.format_message())
+        output.show_error(told, as_json=self._as_json)
 
 
-def _follow(url: str, name: str, as_json: bool) -> None:
+def _renamed(declaration: Declaration) -> Declaration:
+    """Under a name of its own, so that it takes no calls away from what is deployed."""
+    name = str(declaration.settings.get("name") or default_name(declaration.attribute))
+    return replace(declaration, settings={**declaration.settings, "name": name[: NAME_MAX - len(SUFFIX)] + SUFFIX})
+
+
+def _enter() -> threading.Event:
+    """Set at each line on stdin."""
+    pressed = threading.Event()
+
+    def read() -> None:
+        for _ in sys.stdin:
+            pressed.set()
+
+    threading.Thread(target=read, daemon=True).start()
+    return pressed
+
+
+def _follow(address: Address, name: str, as_json: bool) -> None:
     """Until the server is gone."""
-    with suppress(FleetError), Server(url) as server:
+    with suppress(FleetError), Server(address) as server:
         for line in server.log_lines(name, tail=0, follow=True):
             if as_json:
                 output.json_line(line)
@@ -100,7 +236,7 @@ def _follow(url: str, name: str, as_json: bool) -> None:
 
 
 @contextmanager
-def _own_system(port: int) -> Iterator[str]:
+def _own_system(port: int, *, keep_weights: bool) -> Iterator[str]:
     """The URL of a system in a folder of its own; both are gone afterwards, the processes also if we are killed."""
     folder = Path(tempfile.mkdtemp(prefix=PREFIX))
     layout = Layout(folder / "home")
@@ -109,6 +245,7 @@ def _own_system(port: int) -> Iterator[str]:
         with layout.log("supervisor").open("ab") as log:
             process = subprocess.Popen(
                 supervisor_argv(layout.home, port=port),
+                env={**os.environ, **({} if keep_weights else {"FS_KEEP_WEIGHTS": "0"})},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

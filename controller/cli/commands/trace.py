@@ -34,6 +34,16 @@ def command(home: Path, *, which: str, url: str | None, as_json: bool) -> None:
 
 def shown(trace: InvocationTrace, *, width: int) -> str:
     row = trace.row
+    bill = f"billed {row.billed_ms} ms of {output.size(row.memory_bytes)} = ${dollars(row.cost_nusd)}"
+    waived = f"waited {row.queue_ms} ms, not billed"
+    chart = waterfall(trace.timeline.phases, width=width)
+    spans = f"\ntrace {trace.context.trace_id}" if trace.context.trace_id else ""
+    return f"{summary(trace)}\n\n{chart}\n\n{bill}; {waived}{spans}"
+
+
+def summary(trace: InvocationTrace) -> str:
+    """What call it was, and what it came to, on one line."""
+    row = trace.row
     outcome = f"HTTP {row.status}" + (f" {row.error}" if row.error else "")
     worker = f"worker {row.worker or 'none'}{', pooled' if trace.pooled else ''}"
     facts = [f"{row.function}@{row.version}", f"{row.start} start", outcome, worker]
@@ -43,11 +53,7 @@ def shown(trace: InvocationTrace, *, width: int) -> str:
         facts.append(", ".join(f"{output.size(count)} from the {source}" for source, count in trace.fetched.items()))
     if row.attempts > 1:
         facts.append(f"{row.attempts} attempts")
-    bill = f"billed {row.billed_ms} ms of {output.size(row.memory_bytes)} = ${dollars(row.cost_nusd)}"
-    waived = f"waited {row.queue_ms} ms, not billed"
-    chart = waterfall(trace.timeline.phases, width=width)
-    spans = f"\ntrace {trace.context.trace_id}" if trace.context.trace_id else ""
-    return f"{row.id}   {', '.join(facts)}\n\n{chart}\n\n{bill}; {waived}{spans}"
+    return f"{row.id}   {', '.join(facts)}"
 
 
 def stages(indices: Sequence[int]) -> str:

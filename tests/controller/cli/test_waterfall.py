@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import re
+from typing import Any
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetstart.controller.cli.waterfall import bar, waterfall
+from fleetstart.controller.cli.waterfall import bar, beside, waterfall
 from fleetstart.runtime.contract.timeline import Phase
 
 MS = 1_000_000
@@ -29,6 +32,31 @@ def test_a_phase_in_several_pieces_is_one_line() -> None:
     start, fetch, _ = waterfall(phases, width=80).splitlines()
     assert "40.0 ms  starting a process" in start
     assert start.index("█") < fetch.index("█") < start.rindex("█")
+
+
+def test_two_timelines_share_one_axis_from_their_beginnings() -> None:
+    before = [Phase("start", 1000 * MS, 1020 * MS), Phase("load", 1020 * MS, 1100 * MS)]
+    now = [Phase("start", 7 * MS, 27 * MS), Phase("fetch", 27 * MS, 37 * MS), Phase("load", 27 * MS, 67 * MS)]
+    lines = beside(before, now, width=100).splitlines()
+    said = [re.sub("[▏▎▍▌▋▊▉█]", "", line).split() for line in lines[:-1]]
+    assert said == [
+        ["start", "now", "20.0", "ms", "+0.0"],
+        ["before", "20.0", "ms"],
+        ["fetch", "now", "10.0", "ms", "+10.0"],
+        ["before", "0.0", "ms"],
+        ["load", "now", "40.0", "ms", "-40.0"],
+        ["before", "80.0", "ms"],
+    ]
+    assert lines[0].index("█") == lines[1].index("█")
+    assert abs(lines[5].count("█") - 2 * lines[4].count("█")) <= 1
+    assert lines[-1].endswith("100.0 ms")
+
+
+@given(st.lists(st.tuples(st.sampled_from(["start", "load"]), st.integers(0, 10**12), st.integers(0, 10**12))))
+def test_any_two_timelines_can_stand_beside_each_other(given: list[tuple[Any, int, int]]) -> None:
+    phases = [Phase(name, min(one, two), max(one, two)) for name, one, two in given]
+    for now in (phases, phases[:1], [Phase("fetch", 5, 5)]):
+        assert len({line.index("  now  ") for line in beside(phases, now).splitlines() if "  now  " in line}) <= 1
 
 
 def test_nothing_recorded_is_said() -> None:
