@@ -132,6 +132,7 @@ class Api:
                 nodes=[seen.report for seen in view.nodes.values() if not seen.lost(now_ns) and not caller.limited],
                 functions=[self._info(record) for record in view.functions.values() if caller.sees(record.name)],
                 budgets=[info for info in services.billing.shown() if caller.sees(info.function)],
+                limited=caller.limited,
             )
         )
 

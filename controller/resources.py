@@ -171,6 +171,8 @@ class SystemStatus(msgspec.Struct, frozen=True, kw_only=True):
     nodes: list[NodeReport]
     functions: list[FunctionInfo]
     budgets: list[BudgetInfo] = []
+    limited: bool = False
+    """Whether the key that was shown is for some functions only: it is told of these, and of no nodes."""
 
 
 class UsageLine(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,6 +12,8 @@ import httpx
 import openai
 import pytest
 
+from fleetstart.controller.access.credentials import new_credential
+from tests.browser import browsing
 from tests.e2e.systems import System, running
 from tests.servers import wait_until
 
@@ -158,6 +160,7 @@ def test_the_first_key_is_kept_for_this_machine_and_others_show_theirs(system: S
     assert fs(system, "deploy", str(system.root / "src/plain/handler.py"), "--max", "2", key=ml)[0]["created"] is False
     assert fs(system, "deploy", str(system.root / "src/uses/handler.py"), key=ml)["message"] == "the name uses is taken"
     assert fs(system, "audit", key=ml)["code"] == "forbidden"
+    assert "without --function and --project" in fs(system, "nodes", key=ml)["hint"]
     client = openai.OpenAI(base_url=f"{system.url}/fn/plain/v1", api_key=app, max_retries=0)
     client.models.list()  # the handler takes any path: it was let in
     client = openai.OpenAI(base_url=f"{system.url}/fn/uses/v1", api_key="sk-wrong", max_retries=0)
@@ -179,6 +182,44 @@ def test_a_rotated_local_key_is_kept_and_a_lost_one_is_told_of(system: System) -
     assert "FS_KEY" in again.err
     moved.rename(system.home / "key")
     system.http.headers["authorization"] = f"Bearer {rotated['key']}"
+
+
+def test_a_key_is_entered_on_the_dashboard(system: System, tmp_path: Path) -> None:
+    admin = (system.home / "key").read_text().strip()
+    ml = fs(system, "key", "create", "reader", "--scope", "read", "--project", "ml")["key"]
+    unknown = new_credential().text
+    mistyped = admin[:-1] + ("A" if admin[-1] != "A" else "B")
+    with browsing(tmp_path / "profile") as page:
+        page.open(f"{system.url}/ui/")
+        page.shows("This needs an API key, and none was shown.")
+        page.shows("a key is needed")
+        for text, told in ((mistyped, "What was shown is no key"), (unknown, "This key is not known here.")):
+            page.type(text)
+            page.shows(told)
+        page.screenshot(tmp_path / "wrong.png")
+        page.type(admin)
+        page.shows("live")
+        for text in ("uses", "plain", "Latest invocations"):
+            page.shows(text)
+        assert "API key" not in page.text
+        page.screenshot(tmp_path / "right.png")
+        page.run("location.hash = '#/nodes'")
+        page.shows("host memory")
+        page.run("location.hash = '#/usage'")
+        page.shows("By function and phase")
+        assert admin not in page.run("document.documentElement.outerHTML + JSON.stringify({...localStorage})")
+        page.open("about:blank")
+        page.open(f"{system.url}/ui/")
+        page.shows("none was shown")  # it was kept nowhere
+        page.type(ml)
+        page.shows("plain")
+        page.shows("live")
+        assert "uses" not in page.text
+        assert "No node" not in page.text, "there is one, which is none of this key's business"
+        page.run("location.hash = '#/nodes'")
+        page.shows("made for some functions")
+        page.screenshot(tmp_path / "limited.png")
+        assert not [one for one in page.complaints if "401" not in one], page.complaints
 
 
 def test_the_audit_log_names_who_did_what(system: System) -> None:

@@ -11,7 +11,7 @@ from fleetstart.controller.cli.client import Server, find_server
 from fleetstart.controller.cli.commands.status import node_lines
 from fleetstart.controller.cli.root import verb
 from fleetstart.controller.resources import SystemStatus
-from fleetstart.runtime.contract.errors import NotFound
+from fleetstart.runtime.contract.errors import Forbidden, NotFound
 
 
 @click.command
@@ -22,6 +22,11 @@ def command(home: Path, *, node: str | None, url: str | None, as_json: bool) -> 
     """Show the nodes that are alive: memory, isolation, weights in memory and on disk, workers."""
     with Server(find_server(url, home)) as server:
         status = server.get("/api/v1/status", SystemStatus)
+    if status.limited:
+        raise Forbidden(
+            "this key is for some functions only, and nodes are everybody's",
+            hint="use a key that was made without --function and --project",
+        )
     nodes = [report for report in status.nodes if node in (None, report.node)]
     if node is not None and not nodes:
         alive = ", ".join(report.node for report in status.nodes) or "none"

@@ -30,7 +30,7 @@ def command(home: Path, *, url: str | None, as_json: bool) -> None:
     output.data(f"server   {status.url}   fleetstart {status.version}   Redis {status.redis}   store {status.store}")
     for node in status.nodes:
         output.data(node_lines(node))
-    if not status.nodes:
+    if not status.nodes and not status.limited:
         output.data("no node is registered: nothing can run")
     for budget in status.budgets:
         if budget.stage != "ok":

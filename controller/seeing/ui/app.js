@@ -104,10 +104,14 @@ function askForKey(error) {
     notice.hidden = true;
     show(true);
   };
-  notice.replaceChildren(`${error.message} It is kept until this page is closed or loaded anew.`,
+  notice.replaceChildren(`${sentence(error.message)} What you enter is kept until this page is closed or loaded anew.`,
     h("form", { onsubmit: taken }, field, h("button", { type: "submit" }, "Use key")));
   notice.hidden = false;
   field.focus();
+}
+
+function sentence(text) {
+  return `${text.charAt(0).toUpperCase()}${text.slice(1)}.`;
 }
 
 addEventListener("hashchange", () => {

@@ -29,7 +29,7 @@ export function view({ status, activity, recent }, nowMs) {
       figure(count(sum("failed")), `failed, last ${minutes} min`),
       figure(about(sum("cost_today_nusd")), "today (UTC)")),
     status.redis === "ok" ? null : h("p", { class: "trouble" }, `Redis: ${status.redis}`),
-    status.nodes.length ? null : h("p", { class: "trouble" }, "No node is registered: nothing can run."),
+    status.nodes.length || status.limited ? null : h("p", { class: "trouble" }, "No node is registered: nothing can run."),
     status.budgets.filter((budget) => budget.stage !== "ok").map((budget) => h("p", { class: "trouble" },
       `The budget of ${budget.function} for ${budget.period} is ${budget.stage === "spent" ? "spent: calls are refused" :
         `${percent(budget.spent_nusd, budget.limit_nusd)} spent`}.`)),

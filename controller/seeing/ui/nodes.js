@@ -11,6 +11,7 @@ export async function load(parts, query, signal) {
 }
 
 export function view(status) {
+  if (status.limited) return card("Nodes", empty("This key was made for some functions only, and nodes are everybody's."));
   if (!status.nodes.length) return card("Nodes", empty("No node is registered: nothing can run.", "fs up"));
   const users = new Map();
   for (const info of status.functions) {
