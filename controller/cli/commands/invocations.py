@@ -23,12 +23,15 @@ STATUSES = ("queued", "running", "succeeded", "failed", "cancelled", "expired")
 
 @click.group(cls=Subverbs, context_settings={"max_content_width": 100})
 def command() -> None:
-    """Calls that were made with `fs invoke --async`, by a schedule or by a replay. Each has --json.
+    """Calls that were made with `fs invoke --async`, by a schedule or by a replay, and those of functions with
+    keep_requests=True. They are kept for a day after their end, or as long as their Fs-Ttl-S said. Each has --json.
 
     \b
     fs invocations ls --function chat --status failed
+    fs invocations get inv-...         # state, progress, history, answer
     fs invocations ls --dead           # what the platform lost again and again
     fs invocations redrive inv-...     # once more
+    fs replay inv-... --version 3      # its request again, as a call of its own
     """
 
 
@@ -36,13 +39,18 @@ def command() -> None:
 @click.option("--function", metavar="NAME", help="Of this function only.")
 @click.option("--status", type=click.Choice(STATUSES), help="In this state only.")
 @click.option("--dead", is_flag=True, help="Dead letters only: what failed because the platform did, again and again.")
-@click.option("--limit", type=click.IntRange(1, 1000), default=50, show_default=True)
+@click.option("--limit", type=click.IntRange(1, 1000), default=50, show_default=True, help="The newest so many.")
 @verb()
 @click.pass_obj
 def ls(
     home: Path, *, function: str | None, status: str | None, dead: bool, limit: int, url: str | None, as_json: bool
 ) -> None:
-    """List what is kept, the newest first."""
+    """List what is kept, the newest first.
+
+    \b
+    fs invocations ls --status running
+    fs invocations ls --function chat --limit 1000 --json
+    """
     with Server(find_server(url, home)) as server:
         query: dict[str, str | int] = {"limit": limit, "dead": int(dead)}
         query |= {"function": function} if function else {}
@@ -62,7 +70,15 @@ def ls(
 @verb()
 @click.pass_obj
 def get(home: Path, *, invocation: str, result_only: bool, url: str | None, as_json: bool) -> int:
-    """Show what has become of one."""
+    """Show what has become of one.
+
+    That is its state and progress, its history, its webhook, and its answer if that is small JSON. --result has exit
+    code 1 if there is no answer yet, or if it is an error.
+
+    \b
+    fs invocations get inv-...
+    fs invocations get inv-... --result > answer.png
+    """
     with Server(find_server(url, home)) as server:
         if result_only:
             return write_result(server, invocation)
@@ -75,7 +91,11 @@ def get(home: Path, *, invocation: str, result_only: bool, url: str | None, as_j
 @verb()
 @click.pass_obj
 def cancel(home: Path, *, invocation: str, url: str | None, as_json: bool) -> None:
-    """Cancel one, also while it runs: its worker stops working at it."""
+    """Cancel one, also while it runs: its worker stops working at it. One that has ended stays as it is.
+
+    \b
+    fs invocations cancel inv-...
+    """
     with Server(find_server(url, home)) as server:
         show(server.change("POST", f"{path(invocation)}/cancel", None, InvocationInfo), as_json=as_json)
 
@@ -86,7 +106,14 @@ def cancel(home: Path, *, invocation: str, url: str | None, as_json: bool) -> No
 @verb()
 @click.pass_obj
 def redrive(home: Path, *, invocation: str | None, dead: str | None, url: str | None, as_json: bool) -> None:
-    """Run one that failed, expired or was cancelled once more, under the same id."""
+    """Run once more what did not succeed.
+
+    It keeps its id; what became of it before stays in its history. Synchronous calls are repeated with `fs replay`.
+
+    \b
+    fs invocations redrive inv-...
+    fs invocations redrive --dead chat       # up to 1000 at a time
+    """
     if (invocation is None) == (dead is None):
         raise click.UsageError("name an invocation, or a function whose dead letters are meant: --dead NAME")
     with Server(find_server(url, home)) as server:

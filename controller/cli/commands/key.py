@@ -109,7 +109,14 @@ def rotate(home: Path, *, name: str, grace: str, url: str | None, as_json: bool)
 @verb()
 @click.pass_obj
 def revoke(home: Path, *, name: str, url: str | None, as_json: bool) -> None:
-    """Make a key good for nothing, within a second, everywhere. Its name stays taken: bills and audit log have it."""
+    """Make a key good for nothing. Its name stays taken: bills and audit log have it.
+
+    The controller that answers refuses it from now on; others do when they hear of it or read Redis again, which they
+    do once a second. One that cannot reach Redis goes on with the keys that it knew.
+
+    \b
+    fs key revoke app
+    """
     with Server(find_server(url, home)) as server:
         info = server.delete(f"/api/v1/keys/{name}", KeyInfo)
     if as_json:
