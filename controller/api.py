@@ -33,6 +33,7 @@ from fleetstart.controller.invocations.api import InvocationsApi
 from fleetstart.controller.invocations.schedules import check_schedule
 from fleetstart.controller.json_http import function_asked_for, json_answer, json_body, now_unix_ms
 from fleetstart.controller.objects import ObjectStore
+from fleetstart.controller.planner import regions
 from fleetstart.controller.pool import broken
 from fleetstart.controller.records import LIVE, FunctionRecord, VersionKey
 from fleetstart.controller.redis_client import REDIS_DOWN
@@ -161,8 +162,15 @@ class Api:
                 url=self._url(spec.name),
                 created=created,
                 trying=rollout is not None and rollout.version == record.version,
+                warning=self._warning(spec),
             )
         )
+
+    def _warning(self, spec: FunctionSpec) -> str:
+        now_ns = time.monotonic_ns()
+        nodes = [seen.report.region for seen in self._services.view.nodes.values() if not seen.lost(now_ns)]
+        why = regions.lack(spec.region, nodes)
+        return f"function {spec.name}: {why}; its calls wait, and get 503" if why else ""
 
     async def forecast(self, request: Request) -> Response:
         proposal = await json_body(request, Proposal, limit_bytes=2 * SPEC_MAX_BYTES, error=InvalidSpec)

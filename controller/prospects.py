@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fleetstart.controller.planner import Cluster, NodeState, PlanRequest, Shape, plan
+from fleetstart.controller.planner.regions import admits
 from fleetstart.controller.pool import broken
 from fleetstart.controller.routes import Route
 from fleetstart.controller.starts import cluster_of, request_of
@@ -75,7 +76,9 @@ class Prospects:
         reason = _lack(request, states)
         if reason is None:
             return None, False
-        return reason, bool(states) and _lack(request, [_emptied(state) for state in states]) is not None
+        # In a region without nodes, one may be about to come back: it is waited for, as if it were the only one.
+        fitting = [_emptied(state) for state in states if admits(request.regions, state.region)]
+        return reason, bool(fitting) and _lack(request, fitting) is not None
 
     def nodes(self, now_ns: int, now_unix_ms: int) -> list[NodeState]:
         """As the planner sees them, a moment ago at most."""

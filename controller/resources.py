@@ -68,6 +68,8 @@ class Deployed(msgspec.Struct, frozen=True, kw_only=True):
     """False if the very same spec was in service already."""
     trying: bool = False
     """Whether its calls wait for it to be tried: `traffic` tells what comes of that."""
+    warning: str = ""
+    """What would keep it from running as things are now."""
 
 
 class Prediction(msgspec.Struct, frozen=True, kw_only=True):

@@ -23,6 +23,7 @@ import msgspec
 from fleetstart.controller.access.decide import Caller
 from fleetstart.controller.access.door import CALLER
 from fleetstart.controller.headers import sane_request_id
+from fleetstart.controller.planner.regions import admits, lack
 from fleetstart.controller.records import LIVE, VersionKey, VersionRecord
 from fleetstart.controller.redis_client import REDIS_DOWN
 from fleetstart.controller.responses import Receive, Scope, Send
@@ -263,6 +264,9 @@ def place(spec: FunctionSpec, nodes: Iterable[NodeReport]) -> NodeReport:
     known = list(nodes)
     if not known:
         raise Unavailable("no node is there to run a shell on", hint="`fs nodes` lists them; `fs up` starts one")
+    if why := lack(spec.region, [node.region for node in known]):
+        raise Unavailable(f"function {spec.name}: {why}", hint="`fs nodes` tells where nodes are")
+    known = [node for node in known if admits(spec.region, node.region)]
     able = [node for node in known if spec.profile in node.profiles]
     if not able:
         names = ", ".join(sorted(node.node for node in known))

@@ -86,6 +86,7 @@ def request_of(
         workers=workers,
         most=spec.scale.max,
         waited_s=waited_s,
+        regions=tuple(spec.region),
     )
 
 

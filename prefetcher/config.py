@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fleetstart.runtime.contract.errors import InvalidSpec
-from fleetstart.runtime.contract.function import GIB, parse_size
+from fleetstart.runtime.contract.function import GIB, check_region, parse_size
 from fleetstart.runtime.contract.ids import NodeId
 from fleetstart.runtime.contract.logformat import LogFormat, read_format
 
@@ -70,6 +70,8 @@ class Config:
     """Checkpoints kept on this node's disk; none where the store is a folder, which is a disk itself."""
     fetch_threads: int = FETCH_THREADS
     """Connections to the object store."""
+    region: str = ""
+    """Where the node is: functions may ask for it."""
     log_format: LogFormat = "text"
     shutdown_grace_s: float = 2.0
     """For calls under way when the daemon is told to end: `fs down` should feel immediate."""
@@ -99,6 +101,7 @@ def config_from(env: Mapping[str, str]) -> Config:
         worker_env={name: value for name, value in env.items() if name.startswith(WORKER_ENV)},
         watch_only=env.get("FS_LIMITS", "") == "watched",
         parent_death=env.get("FS_PARENT_DEATH", "") == "1",
+        region=_region(env.get("FS_REGION", "")),
         log_format=_log_format(env.get("FS_LOG_FORMAT", "")),
         fetch_threads=_whole(env, "FS_FETCH_THREADS", default=default_fetch_threads(cpus), least=1, most=64),
     )
@@ -109,6 +112,15 @@ def _log_format(text: str) -> LogFormat:
         return read_format(text)
     except ValueError as error:
         raise ConfigError(str(error)) from error
+
+
+def _region(text: str) -> str:
+    try:
+        if text:
+            check_region(text)
+    except InvalidSpec as error:
+        raise ConfigError(f"FS_REGION: {error}") from error
+    return text
 
 
 def _required(env: Mapping[str, str], name: str) -> str:

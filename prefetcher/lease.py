@@ -88,6 +88,7 @@ def report_of(
         profiles=sorted(warm),
         pid=os.getpid(),
         public_key=public_key,
+        region=config.region,
         egress_bytes={"in": egress.received_bytes, "out": egress.sent_bytes},
         egress_refused=egress.refused,
         weights_memory=segments.room.memory.report(),

@@ -18,7 +18,7 @@ Target = TypeVar("Target")
 
 GENERAL = (
     "name", "weights", "adapter", "memory", "scale", "concurrency", "timeout_s", "queue_timeout_s", "start_timeout_s",
-    "slo", "limits", "max_body", "cors", "network", "env", "tags", "include", "probe",
+    "slo", "limits", "max_body", "cors", "network", "region", "env", "tags", "include", "probe",
     "schedule", "timezone", "keep_requests", "project", "secrets",
 )  # fmt: skip
 """Settings that every declaration takes."""
@@ -55,6 +55,7 @@ def function(
     cors: str | Iterable[str] = ...,
     start_timeout_s: float = ...,
     network: bool | Iterable[str] = ...,
+    region: str | Iterable[str] = ...,
     env: Mapping[str, str] = ...,
     tags: Mapping[str, str] = ...,
     include: Iterable[str] = ...,

@@ -73,6 +73,7 @@ def flags_of(
     env: Sequence[str],
     tags: Sequence[str],
     project: str | None = None,
+    region: Sequence[str] = (),
 ) -> dict[str, Any]:
     """What was given, as the settings that it stands for."""
     scale = {"min": min_workers, "max": max_workers, "keep_alive_s": keep_alive_s}
@@ -90,6 +91,7 @@ def flags_of(
         "env": _pairs("--env", env) or None,
         "tags": _pairs("--tag", tags) or None,
         "project": project,
+        "region": list(region) or None,
     }
     return {key: value for key, value in given.items() if value is not None}
 

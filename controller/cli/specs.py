@@ -86,6 +86,8 @@ def build_spec(
         fields["max_body_bytes"] = parse_size(settings["max_body"])
     if "cors" in settings:
         fields["cors"] = ["*"] if settings["cors"] == "*" else settings["cors"]
+    if "region" in settings:
+        fields["region"] = [settings["region"]] if isinstance(settings["region"], str) else settings["region"]
     if declaration.kind == "llm":
         engine = {field: settings[key] for key, field in _ENGINE.items() if key in settings}
         if "kv_memory" in settings:

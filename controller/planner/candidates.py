@@ -56,6 +56,8 @@ class PlanRequest:
     """Whole workers that are wanted of this start in the end."""
     most: int = 1
     """That its function may ever have: so many more calls may make of its helpers."""
+    regions: tuple[str, ...] = ()
+    """In which it may run; none: anywhere."""
 
     @property
     def segment_bytes(self) -> int:
@@ -146,10 +148,10 @@ def find_seats(
         needs.update(request.own_bytes(cut, full=False) + cut.size_bytes * weigh for cut in request.shape.cuts(size))
     least_fetch = min(cut.size_bytes for cut in request.shape.cuts(max(sizes))) if weigh else 0
     fetch_bytes = (least_fetch, request.segment_bytes)
-    states, refused = cluster.quickest(sorted(needs, reverse=True), fetch_bytes, max(sizes), now_s)
+    states, refused = cluster.quickest(sorted(needs, reverse=True), fetch_bytes, max(sizes), now_s, request.regions)
     known = {now.state.node for now in states}
     least_bytes = min(request.own_bytes(cut, full=False) for size in sizes for cut in request.shape.cuts(size))
-    holders = cluster.holders(request.checkpoint, least_bytes, now_s)
+    holders = cluster.holders(request.checkpoint, least_bytes, now_s, request.regions)
     seats = [Seat(now, request, now_s) for now in states]
     seats += [Seat(now, request, now_s) for now in holders if now.state.node not in known]
     seats.sort(key=lambda seat: (seat.ratio, seat.state.node))

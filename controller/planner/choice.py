@@ -19,6 +19,8 @@ from fleetstart.controller.planner.candidates import Candidate, Lack, PlanReques
 from fleetstart.controller.planner.cluster import Cluster
 from fleetstart.controller.planner.contention import NEVER, Link
 from fleetstart.controller.planner.plans import Considered, Plan, StagePlan
+from fleetstart.controller.planner.regions import admits
+from fleetstart.controller.planner.regions import lack as lack_of_region
 from fleetstart.runtime.contract.errors import Unavailable
 from fleetstart.runtime.contract.function import MIB
 
@@ -193,6 +195,7 @@ def _plan(request: PlanRequest, choice: Choice, found: Sequence[Candidate | Lack
     taken = choice.taken
     return Plan(
         stages=_stages(request, choice),
+        regions=list(request.regions),
         ttft_s=taken.ttft_s,
         margin=taken.margin,
         ready_s=taken.ready_s,
@@ -212,6 +215,7 @@ def _stages(request: PlanRequest, choice: Choice) -> list[StagePlan]:
     return [
         StagePlan(
             node=seat.state.node,
+            region=seat.state.region,
             epoch=seat.state.epoch,
             first=cut.first,
             end=cut.end,
@@ -294,10 +298,18 @@ def _none(request: PlanRequest, cluster: Cluster, found: Sequence[Candidate | La
             hint="`fs status` lists nodes; `fs up` starts one here",
             retry_after_s=2,
         )
-    else:
-        roomiest = min(cluster, key=lambda state: (-state.free_bytes, state.node))
+    elif why := lack_of_region(request.regions, [state.region for state in cluster]):
         error = Unavailable(
-            f"function {request.function}: a worker needs {need_mib} MiB, the roomiest node {roomiest.node} has "
+            f"function {request.function}: {why}",
+            hint="start a node there (`fs up --region`, or FS_REGION), or deploy with another `region`",
+            retry_after_s=5,
+        )
+    else:
+        fitting = [state for state in cluster if admits(request.regions, state.region)]
+        there = f" in {', '.join(request.regions)}" if request.regions else ""
+        roomiest = min(fitting, key=lambda state: (-state.free_bytes, state.node))
+        error = Unavailable(
+            f"function {request.function}: a worker needs {need_mib} MiB, the roomiest node{there} {roomiest.node} has "
             f"{max(0, roomiest.free_bytes) // MIB} of {roomiest.memory_bytes // MIB} MiB free",
             hint="stop or shrink other functions, or lower `memory`",
             retry_after_s=5,
@@ -306,6 +318,7 @@ def _none(request: PlanRequest, cluster: Cluster, found: Sequence[Candidate | La
         stages=[],
         meets_slo=False,
         reason=error.message,
+        regions=list(request.regions),
         considered=[
             Considered(stages=one.stages, full=one.full, nodes=[], why_not=f"{one.found} nodes have room")
             for one in found

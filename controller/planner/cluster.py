@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from fleetstart.controller.planner.contention import Link
 from fleetstart.controller.planner.nodes import Held, NodeState
+from fleetstart.controller.planner.regions import admits
 from fleetstart.controller.planner.shape import EVERY_LAYER
 from fleetstart.runtime.contract.ids import CheckpointId, NodeId
 
@@ -76,18 +77,29 @@ class Cluster:
             if not holders:
                 del self._holders[checkpoint]
 
-    def holders(self, checkpoint: CheckpointId | None, least_bytes: int, now_s: float) -> list[Now]:
+    def holders(
+        self, checkpoint: CheckpointId | None, least_bytes: int, now_s: float, regions: Sequence[str] = ()
+    ) -> list[Now]:
         """The best of those that have any of it, in memory, on the way or on disk, and that much room."""
         if checkpoint is None or checkpoint not in self._holders:
             return []
         states = (self._states[node] for _, node in self._holders[checkpoint])
-        roomy = (Now(state, state.link.at(now_s)) for state in states if state.free_bytes >= least_bytes)
+        roomy = (
+            Now(state, state.link.at(now_s))
+            for state in states
+            if state.free_bytes >= least_bytes and admits(regions, state.region)
+        )
         return list(islice(roomy, HOLDERS))
 
     def quickest(
-        self, needs_bytes: Sequence[int], fetch_bytes: tuple[int, int], enough: int, now_s: float
+        self,
+        needs_bytes: Sequence[int],
+        fetch_bytes: tuple[int, int],
+        enough: int,
+        now_s: float,
+        regions: Sequence[str] = (),
     ) -> tuple[list[Now], list[Now]]:
-        """Of each list, the first `enough` that have room for each of these needs and take the fetches.
+        """Of each list, the first `enough` there that have room for each of these needs and take the fetches.
 
         `needs_bytes` falls from left to right: room for one is room for all that follow. `fetch_bytes` are the least
         and the most to be fetched: who takes the most takes all. Who takes only less is looked at too, but not relied
@@ -101,7 +113,7 @@ class Cluster:
             counts, partial = [0] * len(needs_bytes), 0
             for _, node in ranks:
                 state = states[node]
-                if state.free_bytes < least_bytes:
+                if state.free_bytes < least_bytes or not admits(regions, state.region):
                     continue
                 kind = next(index for index, need in enumerate(needs_bytes) if state.free_bytes >= need)
                 if counts[kind] >= enough:

@@ -57,6 +57,8 @@ def text(explanation: Explanation) -> str:
     if not plan.stages:
         return "\n".join([f"nothing was started: {plan.reason}", *_table(_candidates(plan.considered))])
     head = f"{_counted(len(plan.stages))}: {plan.reason}"
+    if plan.regions:
+        head += f"\nit may run in {', '.join(plan.regions)}"
     hidden_s = plan.sequential_ttft_s - plan.ttft_s
     if hidden_s > 0:
         head += f"\noverlapping the parts of the start hides {hidden_s:.2f} s"
@@ -73,9 +75,10 @@ def _counted(stages: int) -> str:
 def _stages(stages: list[StagePlan]) -> list[list[str]]:
     rows = [["stage", "node", "layers", "memory", "to fetch", "from the store", "fetch, s", "within, s"]]
     for index, stage in enumerate(stages):
+        node = f"{stage.node} ({stage.region})" if stage.region else stage.node
         within = "–" if stage.fetch_within_s is None else f"{stage.fetch_within_s:.2f}"
         rows.append([
-            str(index), stage.node, f"{stage.first}–{stage.end - 1}", "whole" if stage.full else "its share",
+            str(index), node, f"{stage.first}–{stage.end - 1}", "whole" if stage.full else "its share",
             f"{stage.missing_bytes / MIB:.0f} MiB", f"{stage.store_bytes / MIB:.0f} MiB", f"{stage.fetch_s:.2f}",
             within,
         ])  # fmt: skip

@@ -43,6 +43,8 @@ class NodeState:
     start_s: float
     """t_cc + t_cu."""
     held: Mapping[CheckpointId, Held]
+    region: str = ""
+    """Where it is; empty if it does not say."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +101,7 @@ def node_state(
         device_bytes_per_s=measures.device_bytes_per_s.value,
         start_s=measures.start_s.value + measures.device_s.value,
         held=_held(report, alive, segments, shapes),
+        region=report.region,
     )
 
 

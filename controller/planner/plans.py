@@ -15,6 +15,8 @@ class StagePlan(msgspec.Struct, frozen=True, kw_only=True):
     """One worker of the plan. The first stage of a pipeline has both ends of the model."""
 
     node: NodeId
+    region: str = ""
+    """Where the node is, if it says so."""
     epoch: str
     first: int
     end: int
@@ -66,6 +68,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """From the first token until whole workers can take over."""
     meets_slo: bool = True
     reason: str
+    regions: list[str] = []
+    """In which it may run; none: anywhere. Only nodes there were looked at."""
     considered: list[Considered] = []
     decided_unix_ms: int = 0
     """By the clock of whoever ordered it; the planner has none."""

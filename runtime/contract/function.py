@@ -23,6 +23,8 @@ _TAG = re.compile(r"[A-Za-z0-9._/-]{1,63}")
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[A-Za-z0-9._~\[\]:-]{1,253}")
 ORIGINS_MAX = 100
 _PROJECT = re.compile(r"[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?")
+_REGION = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+REGIONS_MAX = 16
 SECRET_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 SECRETS_MAX = 32
 TAGS_MAX = 8
@@ -143,6 +145,8 @@ class FunctionSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     network: bool | list[str] = False
     """Whether the worker sees the node's network; without it, it has a loopback of its own only. A list: that loopback,
     and what the list names (`contract.egress`) through a proxy of the node."""
+    region: list[str] = []
+    """In which its workers may run, by what nodes say of themselves; empty: anywhere."""
     env: dict[str, str] = {}
     tags: dict[str, str] = {}
     """Whom or what it is for; each row of the ledger carries them, so usage can be summed by them."""
@@ -202,6 +206,10 @@ class FunctionSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         _check_tags(self.tags)
         _check_secrets(self.secrets, self.env)
         _check_network(self.network)
+        if len(self.region) > REGIONS_MAX:
+            raise InvalidSpec(f"region has {REGIONS_MAX} names at most, got {len(self.region)}")
+        for region in self.region:
+            check_region(region)
         if self.project and not _PROJECT.fullmatch(self.project):
             raise InvalidSpec(f"project {self.project[:80]!r} is no name that a project could have")
         if self.adapter is not None and self.weights is None:
@@ -232,6 +240,14 @@ def _check_origins(origins: list[str]) -> None:
                 f"cors: {origin[:100]!r} is no origin",
                 hint='write scheme and host, no path: cors=["https://app.example.com"]; or cors="*" for all',
             )
+
+
+def check_region(name: str) -> None:
+    """Errors: InvalidSpec."""
+    if not _REGION.fullmatch(name):
+        raise InvalidSpec(
+            f"region {name[:80]!r} is not allowed", hint='use 1 to 63 of a-z, 0-9 and -, as in "eu" or "us-east-1"'
+        )
 
 
 def _check_network(network: bool | list[str]) -> None:

@@ -71,6 +71,8 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     """Of checkpoints that are kept on the node's disk."""
     disk: dict[CheckpointId, list[tuple[int, int]]] = {}
     """(begin, end) of the chunks that the disk has of each."""
+    region: str = ""
+    """Where it is, if it says so."""
     egress_bytes: dict[str, int] = {}
     """That workers exchanged with what their lists name, since the daemon began: "in", "out"."""
     egress_refused: int = 0

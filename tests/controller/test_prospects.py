@@ -124,6 +124,16 @@ def test_without_a_node_calls_wait_for_its_return_but_not_for_ever() -> None:
     assert prospects.hopeless(route, DAY + UNPLACED_NS, 0) is None, "and the wait begins anew"
 
 
+def test_in_a_region_without_nodes_calls_wait_for_one_but_not_for_ever() -> None:
+    cluster = Cluster()
+    route, prospects = deployed(cluster, region=["eu"]), Prospects(cluster.view)
+    assert prospects.hopeless(route, 0, 0) is None, "it may be about to come back"
+    ended = prospects.hopeless(route, UNPLACED_NS + 1, 0)
+    assert ended is not None
+    assert ended[0].status == 503
+    assert "it may run in eu, and no node is there: 1 node is in no region" in ended[0].message
+
+
 def test_given_up_starts_are_told_unless_a_worker_from_before_still_serves() -> None:
     cluster = Cluster()
     route, prospects = deployed(cluster), Prospects(cluster.view)

@@ -25,8 +25,11 @@ def test_defaults() -> None:
 
 
 def test_settings() -> None:
-    config = config_from({**LEAST, "FS_NODE_MEMORY": "2GiB", "FS_POOL_SIZE": "0", "FS_PROFILES": "python"})
+    config = config_from(
+        {**LEAST, "FS_NODE_MEMORY": "2GiB", "FS_POOL_SIZE": "0", "FS_PROFILES": "python", "FS_REGION": "eu"}
+    )
 
+    assert config.region == "eu"
     assert (config.memory_bytes, config.pool_size, config.profiles) == (2 << 30, 0, ("python",))
 
 
@@ -47,6 +50,7 @@ def test_workers_inherit_no_setting_and_no_secret() -> None:
         ("FS_POOL_SIZE", "65"),
         ("FS_PROFILES", "python,fortran"),
         ("FS_FETCH_THREADS", "0"),
+        ("FS_REGION", "EU West"),
     ],
 )
 def test_a_wrong_setting_is_named(name: str, value: str) -> None:

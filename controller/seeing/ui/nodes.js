@@ -29,7 +29,7 @@ function one(node, workers, users) {
   const reserved = node.memory_used_bytes - weights;
   return card(null,
     h("div", { class: "title" }, h("h1", null, node.node), tag(`${node.cpus} cores`),
-      h("span", { class: "sub" }, `${node.address}, process ${node.pid}`)),
+      node.region ? tag(node.region) : null, h("span", { class: "sub" }, `${node.address}, process ${node.pid}`)),
     h("p", null, `Memory: ${bytes(node.memory_used_bytes)} of ${bytes(node.memory_bytes)} (${percent(node.memory_used_bytes, node.memory_bytes)})`),
     meter([["used", reserved / node.memory_bytes, `workers: ${bytes(reserved)}`],
       ["weights", weights / node.memory_bytes, `weights: ${bytes(weights)}`]], "memory in use"),

@@ -78,6 +78,12 @@ def test_torch_anywhere_in_the_bundle_chooses_its_fork_server() -> None:
     assert spec_of(declared(), {"json", "torchlike"}).profile == "python"
 
 
+def test_a_region_is_a_name_or_several() -> None:
+    assert spec_of(declared(region="eu")).region == ["eu"]
+    assert spec_of(declared(region=["eu", "us-east-1"])).region == ["eu", "us-east-1"]
+    assert spec_of(declared(region="eu"), region=["us"]).region == ["us"]
+
+
 def test_flags_win_over_the_file_setting_by_setting() -> None:
     declaration = declared(name="a", memory="1GiB", scale=Scale(max=8, keep_alive_s=5))
     spec = spec_of(declaration, name="b", scale={"max": 2})
@@ -91,6 +97,9 @@ def test_flags_win_over_the_file_setting_by_setting() -> None:
         ({"memory": 1}, "memory must be"),
         ({"concurrency": "2"}, "concurrency"),
         ({"timeout_s": -1}, "timeout_s"),
+        ({"region": 1}, "region"),
+        ({"region": "EU West"}, "region 'EU West' is not allowed"),
+        ({"region": ["eu"] * 17}, "region has 16 names at most"),
         ({"network": 1}, "network"),
         ({"network": "api.example.com"}, "network"),
         ({"network": ["https://api.example.com/v1"]}, "is a URL"),

@@ -40,8 +40,9 @@ def healthy(url: str) -> bool:
 
 def test_up_is_idempotent_and_down_leaves_nothing(system: System) -> None:
     shared = set(os.listdir("/dev/shm"))
-    url = system.up()
+    url = system.up("--region", "eu")
     assert healthy(url)
+    assert "region eu" in system.fs("nodes").stdout
     again = system.fs("up")
     assert again.stdout.strip() == url
     assert "already up" in again.stderr
