@@ -37,6 +37,7 @@ from fleetstart.runtime.contract.errors import (
     FleetError,
     InvalidInput,
     NotFound,
+    RateLimited,
     StartFailed,
     Unavailable,
     WorkerLost,
@@ -52,6 +53,8 @@ from fleetstart.runtime.contract.terminal import FRAME_MAX_BYTES, IDLE_MOST_S, I
 log = logging.getLogger(__name__)
 
 SWEEP_S = 2.0
+OPEN_MOST = 8
+"""Of one function at a time, on all gateways: each takes a worker's memory, and no quota counts it."""
 ANSWER_S = 10.0
 """Beyond the function's own limit on a start, for orders and statuses to travel."""
 
@@ -152,7 +155,10 @@ class Shells:
         return record
 
     def _order(self, record: VersionRecord) -> WorkerOrder:
-        """Errors: Unavailable."""
+        """Errors: Unavailable, RateLimited."""
+        name = record.spec.name
+        if sum(order.spec.name == name for order in self._view.shell_orders.values()) >= OPEN_MOST:
+            raise RateLimited(f"{OPEN_MOST} shells of {name} are open, the most that may be", retry_after_s=1)
         now_ns, unix_ns = time.monotonic_ns(), time.time_ns()
         nodes = [seen.report for seen in self._view.nodes.values() if not seen.lost(now_ns)]
         node = place(record.spec, nodes)

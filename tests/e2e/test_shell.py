@@ -20,6 +20,7 @@ import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
+from fleetstart.controller.shells import OPEN_MOST
 from fleetstart.runtime.contract.terminal import FRAME_MAX_BYTES
 from tests.e2e.systems import FS, System, running
 from tests.servers import wait_until
@@ -247,6 +248,16 @@ def opened(system: System, key: str = "", query: str = "") -> ClientConnection:
     headers = {"authorization": f"Bearer {key}"} if key else {}
     url = f"{system.url.replace('http', 'ws')}/api/v1/functions/looks/shell{query}"
     return connect(url, additional_headers=headers, proxy=None, open_timeout=60)
+
+
+def test_no_more_than_some_are_open_at_a_time(system: System) -> None:
+    with contextlib.ExitStack() as stack:
+        for _ in range(OPEN_MOST):
+            stack.enter_context(opened(system))
+        with pytest.raises(InvalidStatus) as refused:
+            opened(system)
+        assert refused.value.response.status_code == 429
+    wait_until(lambda: not shells(system), 60, what="the end of all of them")
 
 
 def hear_all(socket: ClientConnection) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import platform
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from fleetstart.runtime import seccomp
 from tests.runtime.workers import ForkServerProcess, Functions, served
 
 
@@ -46,3 +49,23 @@ def functions(python_server: ForkServerProcess, hidden: Path, tmp_path: Path) ->
 @pytest.fixture
 def torch_functions(torch_server: ForkServerProcess, tmp_path: Path) -> Iterator[Functions]:
     yield from served(torch_server, tmp_path)
+
+
+@pytest.fixture
+def plain_server(tmp_path: Path) -> Iterator[ForkServerProcess]:
+    """Started under a filter that refuses namespaces, as container engines put over what they run."""
+    if not seccomp.supported():
+        pytest.skip(f"no call numbers for {platform.machine()}")
+    script = tmp_path / "refuse.py"
+    script.write_text(
+        "import os, sys\n"
+        "from fleetstart.runtime import kernel, seccomp\n"
+        "kernel.forbid_new_privileges()\n"
+        "seccomp.install()\n"
+        "os.execv(sys.argv[1], sys.argv[1:])\n"
+    )
+    server = ForkServerProcess(through=[sys.executable, str(script)])
+    try:
+        yield server
+    finally:
+        server.close()

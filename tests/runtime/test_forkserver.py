@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import platform
 import signal
 import subprocess
 import sys
@@ -14,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from fleetstart.runtime import isolation, seccomp
+from fleetstart.runtime import isolation
 from fleetstart.runtime.contract import exits
 from fleetstart.runtime.contract.channel import pair
 from fleetstart.runtime.contract.ids import WorkerId
@@ -174,26 +173,6 @@ def test_the_log_carries_both_streams_line_by_line(functions: Functions) -> None
 
 
 UNSHARE = {"x86_64": 272, "aarch64": 97}
-
-
-@pytest.fixture
-def plain_server(tmp_path: Path) -> Iterator[ForkServerProcess]:
-    """Started under a filter that refuses namespaces, as container engines put over what they run."""
-    if not seccomp.supported():
-        pytest.skip(f"no call numbers for {platform.machine()}")
-    script = tmp_path / "refuse.py"
-    script.write_text(
-        "import os, sys\n"
-        "from fleetstart.runtime import kernel, seccomp\n"
-        "kernel.forbid_new_privileges()\n"
-        "seccomp.install()\n"
-        "os.execv(sys.argv[1], sys.argv[1:])\n"
-    )
-    server = ForkServerProcess(through=[sys.executable, str(script)])
-    try:
-        yield server
-    finally:
-        server.close()
 
 
 def test_where_namespaces_are_refused_workers_are_plain_processes_and_say_so(

@@ -172,6 +172,7 @@ class Worker:
         segment: tuple[int, ...] = (),
         adapter_segment: tuple[int, ...] = (),
         threads: int = 1,
+        shell: bool = False,
         **spec: Any,
     ) -> None:
         """Of each segment the descriptors: its control block, its slabs."""
@@ -186,6 +187,7 @@ class Worker:
             token=TOKEN,
             threads=threads,
             slabs=[len(descriptors) - 1 for descriptors in (segment, adapter_segment) if descriptors],
+            shell=shell,
         )
         self.channel.send(message, (listening.fileno(), *segment, *adapter_segment))
         listening.close()
