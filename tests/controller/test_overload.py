@@ -14,8 +14,9 @@ import pytest
 from fleetstart.runtime.contract.function import MIB
 from fleetstart.runtime.contract.orders import WorkerOrder
 from fleetstart.runtime.contract.reports import SegmentReport
-from tests.controller.conftest import ControllerProcess, HandNode, WorkerApp
+from tests.controller.conftest import ControllerProcess, HandNode
 from tests.controller.test_api import CHECKPOINT, PART, manifest, put
+from tests.controller.worker_app import WorkerApp
 from tests.servers import wait_until
 
 ONE = {"scale": {"max": 1}, "concurrency": 1}

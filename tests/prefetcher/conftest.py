@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from fleetstart.prefetcher import fetch
+from fleetstart.prefetcher import fetch, relay_out
+from fleetstart.prefetcher.relay import Relays
 from fleetstart.prefetcher.sources import FileSource, Source
 from tests.prefetcher.nodes import Node, S3Server, Store
 from tests.prefetcher.stages import Gated, Model
@@ -85,3 +86,17 @@ def s3_node(redis_server: RedisServer, store: Store, s3_server: S3Server, tmp_pa
         yield node.start()
     finally:
         node.close()
+
+
+@pytest.fixture
+def relays(s3_server: S3Server, aws: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Relays]:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3_server.url)
+    relays = Relays("weights")
+    yield relays
+    relays.close()
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relay_out, "TAKEN_S", 0.3)
+    monkeypatch.setattr(relay_out, "LOOK_S", 0.1)

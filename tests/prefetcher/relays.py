@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
+import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 from fleetstart.prefetcher.relay import Relays
-from fleetstart.prefetcher.relay_objects import Link
+from fleetstart.prefetcher.relay_objects import RELAY, Link
 from fleetstart.runtime.contract.ids import PipelineId
+from tests.prefetcher.nodes import Store
+from tests.servers import wait_until
 
 LINK = Link(pipeline=PipelineId("p-1"), sender=0, receiver=1, secret="word")
 
@@ -69,3 +74,34 @@ def joined(relays: Relays, link: Link = LINK) -> Iterator[Ends]:
     finally:
         ends.close()
         ends.stop()
+
+
+# ── what others see of it ──────────────────────────────────────────────────────────────────────────
+
+
+def left(store: Store) -> list[str]:
+    """Objects of relays in the bucket."""
+    found = [Path(folder, name) for folder, _, names in os.walk(store.path(RELAY)) for name in names]
+    return sorted(str(path.relative_to(store.folder)) for path in found)
+
+
+def wait_empty(store: Store) -> None:
+    assert wait_until(lambda: "nothing" if not left(store) else "", 10, what="an empty bucket") == "nothing"
+
+
+def repeats(relays: Relays) -> bool:
+    """Whether some write was given up and is tried again."""
+    return any(outgoing._repeated for outgoing in relays._outgoing)
+
+
+def at_work(part: str) -> bool:
+    return any(thread.name.startswith(part) for thread in threading.enumerate())
+
+
+def says_more(ends: Ends) -> bool:
+    """As a stage does that says that it is there. True once nobody hears it any more."""
+    try:
+        ends.sender.sendall(b"is anybody there?")
+    except BrokenPipeError:
+        return True
+    return False

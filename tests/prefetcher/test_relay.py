@@ -8,7 +8,6 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,56 +17,14 @@ from hypothesis import strategies as st
 from fleetstart.prefetcher import relay_out
 from fleetstart.prefetcher.relay import Relays, open_relays
 from fleetstart.prefetcher.relay_in import LEAST_S, MOST_S, poll_after_s
-from fleetstart.prefetcher.relay_objects import OBJECT_BYTES, RELAY, Link, NotOfThisLink
+from fleetstart.prefetcher.relay_objects import OBJECT_BYTES, Link, NotOfThisLink
 from fleetstart.prefetcher.relay_store import S3Objects
 from fleetstart.runtime.contract.ids import PipelineId
 from tests.prefetcher.nodes import S3Server, Store
-from tests.prefetcher.relays import LINK, Ends, joined
+from tests.prefetcher.relays import LINK, Ends, at_work, joined, left, repeats, says_more, wait_empty
 from tests.servers import wait_until
 
 NUMBERS = itertools.count()
-
-
-@pytest.fixture
-def relays(s3_server: S3Server, aws: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Relays]:
-    monkeypatch.setenv("AWS_ENDPOINT_URL", s3_server.url)
-    relays = Relays("weights")
-    yield relays
-    relays.close()
-
-
-@pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(relay_out, "TAKEN_S", 0.3)
-    monkeypatch.setattr(relay_out, "LOOK_S", 0.1)
-
-
-def left(store: Store) -> list[str]:
-    """Objects of relays in the bucket."""
-    found = [Path(folder, name) for folder, _, names in os.walk(store.path(RELAY)) for name in names]
-    return sorted(str(path.relative_to(store.folder)) for path in found)
-
-
-def wait_empty(store: Store) -> None:
-    assert wait_until(lambda: "nothing" if not left(store) else "", 10, what="an empty bucket") == "nothing"
-
-
-def repeats(relays: Relays) -> bool:
-    """Whether some write was given up and is tried again."""
-    return any(outgoing._repeated for outgoing in relays._outgoing)
-
-
-def at_work(part: str) -> bool:
-    return any(thread.name.startswith(part) for thread in threading.enumerate())
-
-
-def says_more(ends: Ends) -> bool:
-    """As a stage does that says that it is there. True once nobody hears it any more."""
-    try:
-        ends.sender.sendall(b"is anybody there?")
-    except BrokenPipeError:
-        return True
-    return False
 
 
 # ── as it should be ────────────────────────────────────────────────────────────────────────────────
@@ -208,136 +165,6 @@ def test_closing_does_not_wait_for_what_a_store_may_carry_out_late(
         relays.close()
         assert not at_work("relay-out")
         assert left(store) == []
-
-
-# ── stores that fail ───────────────────────────────────────────────────────────────────────────────
-
-
-def test_a_store_that_stalls_for_a_moment_delays_and_loses_nothing(
-    relays: Relays, store: Store, s3_server: S3Server
-) -> None:
-    assert s3_server.process is not None
-    with joined(relays) as ends:
-        ends.sender.sendall(b"hello")
-        assert ends.read(5) == b"hello"
-        s3_server.process.send_signal(signal.SIGSTOP)
-        ends.sender.sendall(b"are you ")
-        wait_until(lambda: repeats(relays), what="a write that came to nothing")
-        ends.sender.sendall(b"still there?")
-        s3_server.process.send_signal(signal.SIGCONT)
-        assert ends.read(20) == b"are you still there?"
-        assert (ends.sent_failed, ends.received_failed) == ([], [])
-    wait_empty(store)
-
-
-def test_what_a_store_carries_out_when_all_is_over_goes_too(
-    relays: Relays, store: Store, s3_server: S3Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A write that was given up and repeated: the first one may come after its object was read and deleted."""
-    monkeypatch.setattr(relay_out, "LATE_S", 3.0)
-    assert s3_server.process is not None
-    with joined(relays) as ends:
-        s3_server.process.send_signal(signal.SIGSTOP)
-        ends.sender.sendall(b"late")
-        wait_until(lambda: repeats(relays), what="a write that came to nothing")
-        s3_server.process.send_signal(signal.SIGCONT)
-        assert ends.read(4) == b"late"
-        ends.sender.close()
-        assert ends.receiver.recv(1) == b""
-        wait_until(lambda: not at_work("relay-in"))
-        store.put(LINK.key(0), LINK.sealed(0, b"late"))
-        wait_empty(store)
-
-
-def test_a_store_that_stays_away_ends_both_ends_and_says_so(relays: Relays, s3_server: S3Server, store: Store) -> None:
-    with joined(relays) as ends:
-        ends.sender.sendall(b"hello")
-        assert ends.read(5) == b"hello"
-        s3_server.kill()
-        ends.sender.sendall(b"hello?")
-        assert ends.sender.recv(1) == b""
-        assert ends.receiver.recv(1) == b""
-        wait_until(lambda: ends.sent_failed and ends.received_failed, what="reasons")
-        assert "the object store does not take it" in ends.sent_failed[0]
-        assert "the object store does not give" in ends.received_failed[0]
-
-
-def test_a_bucket_that_may_not_be_written_is_named(relays: Relays, store: Store) -> None:
-    ends = Ends(relays)
-    store.folder.chmod(0o700)
-    relays._bucket = "no-such-bucket"
-    ends.send()
-    ends.sender.sendall(b"hello")
-    assert ends.sender.recv(1) == b""
-    wait_until(lambda: ends.sent_failed, what="a reason")
-    assert "could not be written: the store answered 404 NoSuchBucket" in ends.sent_failed[0]
-    ends.close()
-
-
-# ── objects of others ──────────────────────────────────────────────────────────────────────────────
-
-STRANGE = {
-    "nothing": b"",
-    "not an object of a link": b"hello",
-    "a head alone": b"fsr1+",
-    "another kind": LINK.sealed(0, b"x").replace(b"+", b"!", 1),
-    "another place": LINK.sealed(1, b"x"),
-    "another link": Link(pipeline=PipelineId("p-1"), sender=2, receiver=1, secret="word").sealed(0, b"x"),
-    "another secret": Link(pipeline=PipelineId("p-1"), sender=0, receiver=1, secret="guess").sealed(0, b"x"),
-    "changed": LINK.sealed(0, b"x")[:-1] + b"y",
-    "an end that is none": LINK.sealed(0, b"x", last=False).replace(b"+", b".", 1),
-    "too large": LINK.sealed(0, bytes(OBJECT_BYTES + 1)),
-}
-
-
-@pytest.mark.parametrize("strange", STRANGE.values(), ids=STRANGE)
-def test_an_object_that_the_sender_did_not_write_ends_the_link(relays: Relays, store: Store, strange: bytes) -> None:
-    store.put(LINK.key(0), strange)
-    ends = Ends(relays)
-    ends.receive()
-    wait_until(lambda: ends.received_failed, what="a reason")
-    assert LINK.key(0) in ends.received_failed[0]
-    wait_empty(store)
-    ends.close()
-
-
-def test_objects_of_other_links_are_left_alone(relays: Relays, store: Store) -> None:
-    others = [f"{RELAY}p-1/0-10/0000000000", f"{RELAY}p-1/10-1/0000000000", f"{RELAY}p-10/0-1/0000000000", "relay/x"]
-    for key in others:
-        store.put(key, b"of another link")
-    with joined(relays) as ends:
-        ends.sender.sendall(b"hello")
-        assert ends.read(5) == b"hello"
-        ends.sender.close()
-        assert ends.receiver.recv(1) == b""
-    wait_until(lambda: left(store) == sorted(others), what="only theirs")
-
-
-def test_a_duplicate_that_comes_late_is_not_read_and_goes_in_the_end(relays: Relays, store: Store) -> None:
-    """As of a request that was given up, and that the store carries out after its repetition."""
-    with joined(relays) as ends:
-        ends.sender.sendall(b"one")
-        assert ends.read(3) == b"one"
-        wait_until(lambda: not left(store), what="deletion")
-        store.put(LINK.key(0), LINK.sealed(0, b"one"))
-        ends.sender.sendall(b"two")
-        assert ends.read(3) == b"two"
-        ends.sender.close()
-        assert ends.receiver.recv(1) == b""
-    wait_empty(store)
-
-
-@pytest.mark.parametrize("pipeline", ["../../checkpoints", "", "a//b"])
-def test_a_pipeline_whose_name_leads_elsewhere_has_no_link(relays: Relays, store: Store, pipeline: str) -> None:
-    ends = Ends(relays, Link(pipeline=PipelineId(pipeline), sender=0, receiver=1, secret="word"))
-    ends.send()
-    ends.receive()
-    ends.sender.sendall(b"hello")
-    assert ends.sender.recv(1) == b""
-    wait_until(lambda: ends.sent_failed and ends.received_failed, what="reasons")
-    assert "is not in the store" in ends.sent_failed[0]
-    ends.close()
-    assert [path for path in store.folder.parent.rglob("*") if path.is_file()] == []
 
 
 # ── pure ───────────────────────────────────────────────────────────────────────────────────────────

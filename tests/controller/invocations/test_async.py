@@ -2,28 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import os
-import signal
-import threading
-from collections.abc import Iterator
-
-import pytest
-
 from fleetstart.runtime.contract import keys
-from fleetstart.runtime.contract.ids import InvocationId
 from tests.controller.conftest import ControllerProcess, HandNode
 from tests.controller.invocations.conftest import Client
 from tests.servers import RedisServer, wait_until
-
-
-@pytest.fixture
-def second(redis_url: str, controller: ControllerProcess) -> Iterator[ControllerProcess]:
-    other = ControllerProcess(controller.home.parent / "home2", redis_url, FS_STORE=str(controller.home / "store"))
-    try:
-        yield other.start()
-    finally:
-        other.close()
 
 
 def test_a_call_is_accepted_polled_and_its_answer_kept(
@@ -173,64 +155,6 @@ def test_a_call_that_the_platform_loses_becomes_a_dead_letter_and_is_redriven(
     assert refused.status_code == 400
 
 
-def test_a_killed_gateways_call_is_taken_over_and_billed_once(
-    controller: ControllerProcess, second: ControllerProcess, node: HandNode, calls: Client, redis_server: RedisServer
-) -> None:
-    controller.deploy("hello")
-    invocation = calls.accepted("hello/hold")
-    others = Client(second)
-    info = others.until(invocation, "running")
-    wait_until(lambda: any(app.running for app in node.apps.values()))
-    with redis_server.client() as client:
-        gateway = json.loads(client.hget(keys.invocation(InvocationId(invocation)), "state") or b"")["gateway"]
-    mine = controller.http.get("/api/v1/status").json()["gateway"] == gateway
-    killed, survivor = (controller, others) if mine else (second, calls)
-    killed.kill()
-    wait_until(lambda: any(len(app.calls) > 1 for app in node.apps.values()) or len(node.apps) > 1, 20)
-    for app in list(node.apps.values()):
-        app.release.set()
-    ended = survivor.until(invocation, "succeeded", deadline_s=20)
-    assert "taken over from a gateway that is gone" in [moment["what"] for moment in ended["history"]]
-    assert info["id"] == ended["id"]
-    served = wait_until(
-        lambda: [row["id"] for row in survivor.rows_of("hello") if row["status"] == 200], what="its row"
-    )
-    assert served == [invocation]
-
-
-def test_a_gateway_that_goes_down_hands_its_calls_over(
-    controller: ControllerProcess, second: ControllerProcess, node: HandNode, calls: Client, redis_server: RedisServer
-) -> None:
-    controller.deploy("hello")
-    invocation = calls.accepted("hello/hold")
-    others = Client(second)
-    others.until(invocation, "running")
-    with redis_server.client() as client:
-        gateway = json.loads(client.hget(keys.invocation(InvocationId(invocation)), "state") or b"")["gateway"]
-    mine = controller.http.get("/api/v1/status").json()["gateway"] == gateway
-    ending, survivor = (controller, others) if mine else (second, calls)
-    assert ending.process is not None
-    os.kill(ending.process.pid, signal.SIGTERM)
-    wait_until(lambda: ending.process is not None and ending.process.poll() is not None, 20)
-    found = survivor.until(invocation, "running")
-    for app in list(node.apps.values()):
-        app.release.set()
-    ended = survivor.until(invocation, "succeeded")
-    assert found["runs"] == ended["runs"] == 2
-    assert "handed back by a gateway that goes down" in [moment["what"] for moment in ended["history"]]
-
-
-def test_a_controller_that_is_alone_finds_its_calls_again(
-    controller: ControllerProcess, node: HandNode, calls: Client
-) -> None:
-    controller.deploy("hello")
-    waiting = [calls.accepted("hello/echo", b"%d" % number) for number in range(5)]
-    controller.kill()
-    controller.start()
-    for number, invocation in enumerate(waiting):
-        assert calls.until(invocation, "succeeded", deadline_s=20)["result"]["body"] == str(number)
-
-
 def test_calls_wait_for_their_turn_and_others_go_ahead(
     controller: ControllerProcess, node: HandNode, calls: Client
 ) -> None:
@@ -260,87 +184,6 @@ def test_kept_calls_are_swept_when_their_time_is_over(
     assert left == []
     # Its trace is what is left of it, as of any other call.
     assert controller.http.get(f"/api/v1/invocations/{invocation}").json()["row"]["id"] == invocation
-
-
-def test_events_of_a_stream_are_read_again_from_where_one_left(
-    controller: ControllerProcess, node: HandNode, calls: Client
-) -> None:
-    controller.deploy("hello")
-    invocation = calls.accepted("hello/gate")
-    url = f"/api/v1/invocations/{invocation}/events"
-    app = wait_until(lambda: next((app for app in node.apps.values() if app.running), None))
-    assert app is not None
-    with calls.http.stream("GET", url) as response:
-        assert response.headers["content-type"].startswith("text/event-stream")
-        lines = response.iter_lines()
-        assert [next(lines), next(lines)] == ["id: 1-1", "data: first"]
-    reader = threading.Thread(target=app.release.set)
-    reader.start()
-    rest = calls.http.get(url, headers={"last-event-id": "1-1"}).text
-    reader.join()
-    events = [block.splitlines() for block in rest.split("\n\n") if block]
-    assert events[0] == ["id: 1-2", "data: second"]
-    assert events[1][:2] == ["id: 1-3", "event: fleetstart"]
-    assert events[2][:2] == ["id: 1-4", "event: invocation"]
-    assert json.loads(events[2][2].removeprefix("data: "))["status"] == "succeeded"
-    assert calls.http.get(url, headers={"last-event-id": "1-4"}).status_code == 204
-    assert calls.http.get(url, headers={"last-event-id": "4"}).status_code == 400
-    ended = wait_until(lambda: found if "row" in (found := calls.get(invocation)) else None, what="its row")
-    assert ended is not None
-    assert ended["content_type"].startswith("text/event-stream")
-    assert ended["billed_ms"] == ended["row"]["billed_ms"]
-
-
-def test_the_progress_of_a_call_is_told_and_leaves_its_answer_alone(
-    controller: ControllerProcess, node: HandNode, calls: Client
-) -> None:
-    controller.deploy("hello")
-    invocation = calls.accepted("hello/told", fs_progress="no caller's")
-    told = wait_until(lambda: calls.get(invocation).get("progress"), 15, what="its progress")
-    assert told is not None
-    assert (told["fraction"], told["message"]) == (0.5, "half")
-    assert calls.listed()[0]["progress"] == told
-    url = f"/api/v1/invocations/{invocation}/events"
-    with calls.http.stream("GET", url) as response:
-        lines = response.iter_lines()
-        assert [next(lines), next(lines)] == ["id: 1-1", "event: progress"]
-    for app in node.apps.values():
-        app.release.set()
-    ended = calls.until(invocation, "succeeded")
-    assert (ended["http_status"], ended["result"], ended["progress"]["fraction"]) == (201, {"done": 1}, 1.0)
-    assert (ended["version"], ended["start"]) == (1, "warm")
-    assert ended["cost"] != "spoofed"
-    result = controller.http.get(f"/api/v1/invocations/{invocation}/result")
-    assert (result.status_code, result.content, result.headers["x-own"]) == (201, b'{"done":1}', "1")
-    assert "fs-progress" not in result.headers
-    rest = calls.http.get(url, headers={"last-event-id": "1-1"}).text
-    kinds = [block.splitlines()[1] for block in rest.split("\n\n") if block]
-    assert kinds == ["event: progress", "event: fleetstart", "event: invocation"]
-
-
-def test_a_stream_that_its_worker_cuts_at_the_deadline_is_late_and_not_lost(
-    controller: ControllerProcess, node: HandNode, calls: Client
-) -> None:
-    controller.deploy("hello", timeout_s=1)
-    invocation = calls.accepted("hello/late")
-    failed = calls.until(invocation, "failed")
-    assert (failed["error"]["code"], failed["runs"]) == ("deadline_exceeded", 1), (
-        "it would be run again if it were lost"
-    )
-
-
-def test_a_reader_who_was_away_too_long_is_told_so(
-    controller: ControllerProcess, node: HandNode, calls: Client, redis_server: RedisServer
-) -> None:
-    controller.deploy("hello")
-    invocation = calls.accepted("hello/stream")
-    calls.until(invocation, "succeeded")
-    with redis_server.client() as client:
-        client.xtrim(keys.invocation_events(InvocationId(invocation)), maxlen=1, approximate=False)
-    gone = calls.http.get(f"/api/v1/invocations/{invocation}/events")
-    assert gone.status_code == 410
-    assert gone.json()["error"]["code"] == "events_gone"
-    assert "result_url" in gone.json()["error"]["hint"]
 
 
 def test_a_past_call_is_replayed(controller: ControllerProcess, node: HandNode, calls: Client) -> None:
@@ -373,16 +216,3 @@ def test_synchronous_calls_are_kept_where_the_function_asks_for_it(
     assert calls.until(again["id"], "succeeded")["result"]["body"] == "hello"
     assert calls.listed(function="plain") == []
     assert calls.http.post(f"/api/v1/invocations/{one['id']}/redrive").status_code == 400
-
-
-def test_what_redis_forgot_is_taken_up_from_the_store(
-    controller: ControllerProcess, node: HandNode, calls: Client, redis_server: RedisServer
-) -> None:
-    controller.deploy("hello")
-    done = calls.accepted("hello/echo", b"one")
-    calls.until(done, "succeeded")
-    with redis_server.client() as client:
-        for key in client.keys("fs:invocation*"):
-            client.delete(key)
-    wait_until(lambda: [one["id"] for one in calls.listed()] == [done], 25, what="the store to be compared")
-    assert calls.until(done, "succeeded")["result"]["body"] == "one"

@@ -10,6 +10,7 @@ pytest.importorskip("tokenizers")
 import torch
 
 from tests.runtime.llm.models import Checkpoint, real_model, tiny
+from tests.runtime.llm.stages import LAYERS
 
 torch.set_num_threads(1)
 
@@ -22,3 +23,8 @@ def tiny_model() -> Checkpoint:
 @pytest.fixture(scope="session")
 def chat_model() -> Checkpoint:
     return real_model()
+
+
+@pytest.fixture(scope="module")
+def model() -> Checkpoint:
+    return tiny(num_hidden_layers=LAYERS)

@@ -14,8 +14,8 @@ from fleetstart.runtime.llm.answers import Request
 from fleetstart.runtime.llm.layers import EMBEDDING, HEAD
 from fleetstart.runtime.llm.loading import load_model
 from fleetstart.runtime.llm.sampler import SamplingParams
+from tests.runtime.llm.batches import batch_of, some_tokens
 from tests.runtime.llm.models import Checkpoint, native, plain, run, stage_of, tiny, tokens_of
-from tests.runtime.llm.test_decoders import batch_of, some_tokens
 from tests.runtime.test_adapter import P, config, filled, noise, pair, segment_of
 
 TARGETS = ("model.layers.0.self_attn.q_proj", "model.layers.2.mlp.down_proj")

@@ -1,0 +1,132 @@
+"""Workers of a real daemon that die, take too much, or never start: what is said of them, and what is left."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from fleetstart.runtime.contract.function import MIB
+from tests.prefetcher.nodes import HELLO, Node, Store, call, spec_of
+from tests.prefetcher.workers import wait_for_spare, workers_of
+from tests.servers import RedisServer, wait_until
+
+
+def test_a_killed_worker_is_reported_with_its_signal(node: Node, store: Store) -> None:
+    wait_for_spare(node)
+    worker = node.order(spec_of(store.put_bundle({"handler.py": HELLO})))
+    node.wait_for(worker, "ready")
+    wait_until(lambda: len(workers_of(node)) == 2, what="worker and spare")
+    # The first spare became the worker, so it is the older one.
+    mine = min(workers_of(node), key=lambda process: process.create_time())
+
+    mine.send_signal(signal.SIGKILL)
+
+    status = node.wait_for(worker, "failed")
+    assert status.error is not None
+    assert status.error.code == "worker_lost"
+    assert "SIGKILL" in status.error.message
+    wait_until(lambda: any("SIGKILL" in line.text for line in node.log_lines("hello")), what="the line that says so")
+
+
+@pytest.mark.parametrize("groups", [True, False], ids=["cgroup", "watched"])
+def test_a_memory_hog_is_ended_as_out_of_memory(
+    redis_server: RedisServer, store: Store, tmp_path: Path, groups: bool
+) -> None:
+    env = {} if groups else {"FS_LIMITS": "watched"}
+    node = Node(redis_server, str(store.folder), tmp_path / "home", **env).start()
+    try:
+        hog = "held = []\ndef hello() -> str:\n    while True:\n        held.append(b'x' * 1_000_000)\n"
+        worker = node.order(spec_of(store.put_bundle({"handler.py": hog}), memory_bytes=128 * MIB))
+        status = node.wait_for(worker, "ready")
+        threading.Thread(target=_call_quietly, args=(status,), daemon=True).start()
+
+        ended = node.wait_for(worker, "failed")
+
+        assert ended.error is not None
+        assert ended.error.code == "out_of_memory"
+        assert "128 MiB" in ended.error.message
+        report = node.report()
+        assert report is not None
+        assert report.limits == "watched" or groups
+        fine = node.order(spec_of(store.put_bundle({"handler.py": HELLO})))
+        assert call(node.wait_for(fine, "ready"))[0] == 200
+    finally:
+        node.close()
+
+
+def _call_quietly(status: object) -> None:
+    try:
+        call(status)  # type: ignore[arg-type]
+    except OSError:
+        return
+
+
+def test_a_module_that_raises_fails_with_its_message_and_its_traceback_in_the_log(node: Node, store: Store) -> None:
+    broken = "def hello() -> str:\n    return ''\nraise RuntimeError('no such thing')\n"
+
+    worker = node.order(spec_of(store.put_bundle({"handler.py": broken})))
+
+    status = node.wait_for(worker, "failed")
+    assert status.error is not None
+    assert status.error.code == "start_failed"
+    assert "no such thing" in status.error.message
+    lines = wait_until(lambda: [line for line in node.log_lines("hello") if line.stream == "system"], what="log")
+    texts = [line.text for line in node.log_lines("hello")]
+    assert any("RuntimeError: no such thing" in text for text in texts)
+    assert "failed to start" in lines[-1].text
+
+
+def test_a_start_that_hangs_ends_at_its_own_deadline(node: Node, store: Store) -> None:
+    hangs = "import time\ntime.sleep(1000)\ndef hello() -> str:\n    return ''\n"
+
+    worker = node.order(spec_of(store.put_bundle({"handler.py": hangs}), start_timeout_s=1.0))
+
+    status = node.wait_for(worker, "failed")
+    assert status.error is not None
+    assert status.error.code == "start_failed"
+    assert "1 s" in status.error.message
+
+
+def test_more_than_the_node_has_is_refused_with_the_figures(
+    redis_server: RedisServer, store: Store, tmp_path: Path
+) -> None:
+    node = Node(redis_server, str(store.folder), tmp_path / "home", FS_NODE_MEMORY="300MiB").start()
+    try:
+        bundle = store.put_bundle({"handler.py": HELLO})
+        first = node.order(spec_of(bundle))
+        node.wait_for(first, "ready")
+
+        status = node.wait_for(node.order(spec_of(bundle)), "failed")
+
+        assert status.error is not None
+        assert status.error.code == "unavailable"
+        assert f"{300 * MIB:,}" in status.error.message
+        node.take_back(first)
+        wait_until(lambda: node.status(first) is None)
+        node.wait_for(node.order(spec_of(bundle)), "ready")
+    finally:
+        node.close()
+
+
+def test_a_profile_that_the_node_lacks_is_named(node: Node, store: Store) -> None:
+    worker = node.order(spec_of(store.put_bundle({"handler.py": HELLO}), profile="torch"))
+
+    status = node.wait_for(worker, "failed")
+    assert status.error is not None
+    assert status.error.code == "unavailable"
+    assert "no profile torch; it has python" in status.error.message
+
+
+def test_a_worker_sees_no_setting_and_no_secret_of_its_node(s3_node: Node, store: Store) -> None:
+    code = "import os\ndef hello() -> list[str]:\n    return sorted(os.environ) + os.listdir('/run')\n"
+    worker = s3_node.order(spec_of(store.put_bundle({"handler.py": code}), env={"MINE": "1"}))
+
+    answer = call(s3_node.wait_for(worker, "ready"))
+
+    names = msgspec.json.decode(answer[1], type=list[str])
+    assert "MINE" in names
+    assert not [name for name in names if name.startswith(("AWS_", "FS_"))]
