@@ -161,12 +161,7 @@ def test_status_and_streams_of_a_command_pass_through(system: System) -> None:
         return done.returncode, done.stdout, done.stderr
 
     assert run("--", "sh", "-c", "cat; echo err >&2; exit 7", text=b"x" * 300_000) == (7, b"x" * 300_000, b"err\n")
-    assert run("--", "sh", "-c", "kill -TERM $$")[0] == 143
-    code, out, err = run("--", "no-such-program")
-    assert (code, out) == (127, b"")
-    assert b"no-such-program" in err
     assert run(text=b"echo $((6 * 7)); exit 3\n")[:2] == (3, b"42\n"), "without a terminal, a shell reads its commands"
-    assert run("--", "sh", "-c", "sleep 600 & echo begun")[:2] == (0, b"begun\n")
     code, _, err = run("--", "python", "-c", "x = bytearray(300 << 20)")
     assert code in (1, 137)
     if code == 1:
@@ -235,10 +230,14 @@ def test_it_ends_with_its_time_and_with_its_function(system: System) -> None:
 def test_what_cannot_be_had_is_said(system: System) -> None:
     system.deploy(HUGE, name="huge")
     assert "no node can hold a worker of huge" in system.fs("shell", "huge", "--", "true", code=1).err
-    refused = system.fs("shell", "look", "--", "true", code=3)
-    assert "did you mean 'looks'?" in refused.err
-    assert "has no version 99" in system.fs("shell", "looks@99", "--", "true", code=3).err
-    for query, status in (("version=prod", 404), ("idle_s=0", 400), ("idle_s=nan", 400), ("idle_s=1e9", 400)):
+    assert "did you mean 'looks'?" in system.fs("shell", "look", "--", "true", code=3).err
+    for query, status in (
+        ("version=99", 404),
+        ("version=prod", 404),
+        ("idle_s=0", 400),
+        ("idle_s=nan", 400),
+        ("idle_s=1e9", 400),
+    ):
         with pytest.raises(InvalidStatus) as answer:
             opened(system, query=f"?{query}")
         assert answer.value.response.status_code == status

@@ -75,6 +75,29 @@ def test_one_command_and_then_the_end(functions: Functions) -> None:
     ends_well(worker)
 
 
+@pytest.mark.parametrize(
+    ("command", "printed", "status"),
+    [
+        (["sh", "-c", "kill -TERM $$"], b"", 143),
+        (["sh", "-c", "sleep 1000 & echo begun"], b"begun\n", 0),
+        (["no-such-program"], b"", 127),
+        (["/etc/passwd"], b"", 126),
+        (["sh", "-c", "exit 300"], b"", 300 % 256),
+        (["a\0b"], b"", 126),
+    ],
+)
+def test_how_it_ended_is_told_as_a_shell_tells_it(
+    functions: Functions, command: list[str], printed: bytes, status: int
+) -> None:
+    worker = shell(functions)
+    with connected(worker) as socket:
+        say(socket, Start(argv=command))
+        out, err, end = heard(socket)
+    assert (out, end) == (printed, Exit(status))
+    assert bool(err) == (status in (126, 127))
+    ends_well(worker)
+
+
 def test_a_terminal_is_alone_in_its_namespace(functions: Functions) -> None:
     worker = shell(functions)
     with connected(worker) as socket:
