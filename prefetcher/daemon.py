@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import resource
 import time
 from collections.abc import Awaitable
 from pathlib import Path
@@ -20,7 +21,7 @@ from fleetstart.prefetcher.bundles import Bundles
 from fleetstart.prefetcher.cgroups import Groups, epoch_is_alive, new_epoch, open_groups, read_hierarchies
 from fleetstart.prefetcher.config import Config
 from fleetstart.prefetcher.disk import DiskTier
-from fleetstart.prefetcher.egress import Egress
+from fleetstart.prefetcher.egress import Egress, bounds_of
 from fleetstart.prefetcher.forkserver import ForkServer
 from fleetstart.prefetcher.host import Host
 from fleetstart.prefetcher.lease import Lease, report_of
@@ -92,7 +93,7 @@ class Daemon:
             starts_under_way=self._starts_under_way,
         )
         self._relays = open_relays(config.store)
-        self._egress = Egress()
+        self._egress = Egress(bounds_of(resource.getrlimit(resource.RLIMIT_NOFILE)[0]))
         host = Host(
             node=config.node,
             address=config.address,

@@ -63,6 +63,12 @@ class Bounds:
     """Without a byte, either way."""
 
 
+def bounds_of(descriptors: int) -> Bounds:
+    """Of a process that may have so many: a fourth of them, two a connection, so that its other work goes on."""
+    of_node = min(Bounds().connections_of_node, max(1, descriptors // 8))
+    return Bounds(connections=min(Bounds().connections, of_node), connections_of_node=of_node)
+
+
 class Turned(Exception):
     """A request that goes nowhere, with the status and the words for whoever sent it."""
 
@@ -90,9 +96,9 @@ class Traffic:
 class Egress:
     """Of one node. Its methods are for the daemon's own loop."""
 
-    def __init__(self, bounds: Bounds | None = None) -> None:
+    def __init__(self, bounds: Bounds) -> None:
         self.traffic = Traffic()
-        self._bounds = bounds or Bounds()
+        self._bounds = bounds
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
 

@@ -113,7 +113,7 @@ class Cluster:
             counts, partial = [0] * len(needs_bytes), 0
             for _, node in ranks:
                 state = states[node]
-                if state.free_bytes < least_bytes or not admits(regions, state.region):
+                if state.free_bytes < least_bytes or (regions and not admits(regions, state.region)):
                     continue
                 kind = next(index for index, need in enumerate(needs_bytes) if state.free_bytes >= need)
                 if counts[kind] >= enough:

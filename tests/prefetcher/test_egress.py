@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from fleetstart.prefetcher.egress import SAID_MOST, Bounds, Egress
+from fleetstart.prefetcher.egress import SAID_MOST, Bounds, Egress, bounds_of
 from tests.prefetcher.nodes import Node, Store, call, spec_of
 from tests.servers import wait_until
 
@@ -298,6 +298,12 @@ def test_one_connection_too_many_is_told_so_and_there_is_room_when_one_ends(way:
         hold(out, peer).close()
 
 
+def test_a_node_with_few_descriptors_keeps_most_of_them() -> None:
+    assert bounds_of(65_536) == Bounds()
+    assert bounds_of(1024) == Bounds(connections=128, connections_of_node=128)
+    assert bounds_of(256) == Bounds(connections=32, connections_of_node=32)
+
+
 def test_a_connection_over_which_nothing_goes_ends(way: Open, peer: Peer) -> None:
     with hold(way(idle_s=0.2), peer) as sock:
         assert read_all(sock) == b""
@@ -376,6 +382,32 @@ def test_a_worker_reaches_what_its_list_names_and_the_rest_stands_in_its_log(
     assert f"127.0.0.0/8:{abroad.port}" in refusals[0]
     wait_until(lambda: node.lease().egress_refused == 2, what="refusals in the node's report")
     assert node.lease().egress_bytes["in"] > 0
+
+
+FORGER = """
+import os, socket, urllib.request
+
+def hello(url: str):
+    return urllib.request.urlopen(url, timeout=20).read().decode()
+
+mine = socket.create_server(("127.0.0.1", 0))
+control = socket.socket(fileno=os.dup(3))
+for descriptor in (mine.fileno(), os.pipe()[0]):
+    socket.send_fds(control, [b'{"type":"outlet"}'], [descriptor])
+"""
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_a_socket_that_a_functions_code_hands_over_is_not_taken(
+    node: Node, store: Store, abroad: Peer, listed: bool
+) -> None:
+    network = [f"127.0.0.2:{abroad.port}"] if listed else False
+    status = node.wait_for(node.order(spec_of(store.put_bundle({"handler.py": FORGER}), network=network)), "ready")
+    if not status.isolation:
+        pytest.skip("this machine refuses namespaces: workers have its network")
+    code, answer = call(status, b'{"url": "http://127.0.0.2:%d/x"}' % abroad.port)
+    assert (code, answer) == (200, b'"GET /x HTTP/1.1|"') if listed else code == 500
+    assert "failed" not in node.log()
 
 
 @pytest.mark.parametrize("victim", ["worker", "daemon"])
