@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from difflib import get_close_matches
-
 import click
 
 
@@ -12,6 +10,8 @@ class Subverbs(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and args[0] not in self.commands and not args[0].startswith("-"):
+            from difflib import get_close_matches
+
             near = get_close_matches(args[0], self.commands, n=1)
             name = ctx.command_path
             advice = f"did you mean `{name} {near[0]}`?" if near else f"see `{name} --help`"

@@ -21,25 +21,11 @@ from fleetstart.controller.cli.layout import Layout
 from fleetstart.controller.cli.origins import FileList
 from fleetstart.controller.cli.progress import Bar
 from fleetstart.controller.cli.root import verb
+from fleetstart.controller.cli.subverbs import Subverbs
 from fleetstart.controller.resources import CheckpointInfo
 from fleetstart.runtime.contract.errors import CheckpointInvalid
 from fleetstart.runtime.contract.function import parse_size
 from fleetstart.runtime.contract.ids import CheckpointId
-
-
-class Subverbs(click.Group):
-    """Suggests the nearest name, as `fs` itself does."""
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and args[0] not in self.commands and not args[0].startswith("-"):
-            from difflib import get_close_matches
-
-            near = get_close_matches(args[0], self.commands, n=1)
-            advice = f"did you mean `fs weights {near[0]}`?" if near else "see `fs weights --help`"
-            ctx.fail(f"no command {args[0]!r}; {advice}")
-        return super().resolve_command(ctx, args)
 
 
 @click.group(cls=Subverbs, context_settings={"max_content_width": 100})
