@@ -8,13 +8,13 @@ faults, and the tensors are views of the segment. On CUDA (`cuda`) a move goes t
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Protocol
 
 from fleetstart.native import Region
 from fleetstart.runtime.arrival import Arrival
-from fleetstart.runtime.contract.manifest import TensorEntry, chunks_of
-from fleetstart.runtime.tensors import Tensors, unknown
+from fleetstart.runtime.contract.manifest import chunks_of
+from fleetstart.runtime.tensors import Listed, Tensors
 from fleetstart.runtime.transfer import Piece, Transfer
 from fleetstart.runtime.views import size_of, view
 
@@ -162,12 +162,12 @@ class Loading:
             self._arrival.wait_shortly(f"loading to {self.device.name}", front, PATIENCE_S)
 
 
-class DeviceWeights(Tensors):
+class DeviceWeights(Listed):
     """The tensors of `source` on a device. Its files stay where they are."""
 
     def __init__(self, source: Weights, names: Iterable[str], loading: Loading) -> None:
+        super().__init__({name: source.entry(name) for name in names})
         self.source = source
-        self._entries = {name: source.entry(name) for name in names}
         self._loading = loading
 
     def __getitem__(self, name: str) -> torch.Tensor:
@@ -190,21 +190,6 @@ class DeviceWeights(Tensors):
     def wait(self) -> None:
         """Returns when all that moves has moved, and the device has it."""
         self._loading.wait_for_all()
-
-    def entry(self, name: str) -> TensorEntry:
-        entry = self._entries.get(name)
-        if entry is None:
-            raise unknown("tensor", name, self._entries)
-        return entry
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._entries)
-
-    def __len__(self) -> int:
-        return len(self._entries)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._entries
 
     def __repr__(self) -> str:
         return f"DeviceWeights({len(self)} tensors on {self._loading.device.name}, from {self.source!r})"

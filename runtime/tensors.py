@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -79,6 +79,29 @@ class Tensors(Mapping[str, "torch.Tensor"]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Nothing to close: memory lives as long as its last tensor."""
+
+
+class Listed(Tensors):
+    """Names, shapes and dtypes are known from the start; bytes may still have to come."""
+
+    def __init__(self, entries: Mapping[str, TensorEntry]) -> None:
+        self._entries = entries
+
+    def entry(self, name: str) -> TensorEntry:
+        entry = self._entries.get(name)
+        if entry is None:
+            raise unknown("tensor", name, self._entries)
+        return entry
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, name: object) -> bool:
+        """Knows the names without waiting for the bytes."""
+        return name in self._entries
 
 
 class Slice:

@@ -9,7 +9,7 @@ a tensor (tied weights) comes right after it and gives the same memory.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
@@ -18,7 +18,7 @@ from fleetstart.runtime.arrival import Arrival
 from fleetstart.runtime.contract.errors import CheckpointInvalid
 from fleetstart.runtime.contract.manifest import FileEntry, Manifest, TensorEntry, chunks_of, decode_manifest
 from fleetstart.runtime.device import DeviceWeights, Host, Loading
-from fleetstart.runtime.tensors import Tensors, select, unknown
+from fleetstart.runtime.tensors import Listed, select, unknown
 from fleetstart.runtime.transfer import Transfer
 from fleetstart.runtime.views import size_of, view
 
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
     import torch
 
 
-class Weights(Tensors):
+class Weights(Listed):
     """Tensors by name. They are views: a write to one changes this worker's copy of the page alone."""
 
     def __init__(self, manifest: Manifest, region: Region, arrival: Arrival) -> None:
+        super().__init__(_in_order(manifest))
         self.manifest = manifest
         self.region = region
         self.arrival = arrival
-        self._entries = _in_order(manifest)
         self._loadings: WeakValueDictionary[tuple[str, tuple[str, ...] | None], Loading] = WeakValueDictionary()
         self._mapped: Loading | None = None
 
@@ -65,9 +65,7 @@ class Weights(Tensors):
         return cls(manifest, region, Arrival(control, deadline_ns, want))
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        entry = self._entries.get(name)
-        if entry is None:
-            raise unknown("tensor", name, self._entries)
+        entry = self.entry(name)
         self._wait(name, entry.offset, entry.size_bytes)
         return view(self.region, entry.dtype, entry.offset, entry.shape)
 
@@ -77,22 +75,6 @@ class Weights(Tensors):
         offset, shape = entry.offset + begin * row_bytes, (end - begin, *entry.shape[1:])
         self._wait(name, offset, size_of(entry.dtype, shape))
         return view(self.region, entry.dtype, offset, shape)
-
-    def entry(self, name: str) -> TensorEntry:
-        entry = self._entries.get(name)
-        if entry is None:
-            raise unknown("tensor", name, self._entries)
-        return entry
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._entries)
-
-    def __len__(self) -> int:
-        return len(self._entries)
-
-    def __contains__(self, name: object) -> bool:
-        """Knows the names without waiting for the bytes."""
-        return name in self._entries
 
     def __repr__(self) -> str:
         ready, chunks = self.arrival.ready_count, self.arrival.chunk_count
