@@ -7,6 +7,7 @@ directory: `python -m tests.bench.NAME`. Fixtures that wrap these are in tests/c
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import importlib.util
 import os
@@ -44,6 +45,13 @@ def wait_until(predicate: Callable[[], Value], deadline_s: float = 10.0, *, what
         if time.monotonic() > ends:
             raise AssertionError(f"{what or predicate} still {value!r} after {deadline_s} s")
         time.sleep(0.005)
+
+
+async def until(predicate: Callable[[], object], deadline_s: float = 10.0) -> None:
+    """The same for what happens in the caller's own loop."""
+    async with asyncio.timeout(deadline_s):
+        while not predicate():
+            await asyncio.sleep(0.002)
 
 
 def free_port() -> int:

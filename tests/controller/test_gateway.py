@@ -220,8 +220,7 @@ def test_a_call_that_breaks_its_worker_is_tried_three_times(controller: Controll
 
     def die_when_called(node: HandNode, order: Any) -> None:
         app = node.apps[order.worker]
-        while not app.calls and not node.closed:  # the last one is kept warm, and never called
-            time.sleep(0.005)
+        wait_until(lambda: app.calls or node.closed, 100)  # the last one is kept warm, and never called
         if app.calls:
             node.fail(order, "out_of_memory", "the worker passed its limit of 512 MiB")
 

@@ -26,7 +26,7 @@ from fleetstart.runtime.contract.orders import WorkerOrder
 from fleetstart.runtime.contract.timeline import Timeline
 from tests.controller.conftest import ControllerProcess, HandNode
 from tests.controller.test_autoscale import spec
-from tests.servers import RedisServer, wait_until
+from tests.servers import RedisServer, until, wait_until
 
 
 @pytest.fixture
@@ -246,28 +246,23 @@ def test_calls_of_a_dead_gateway_are_closed_once_and_may_be_taken_over(redis_ser
     asyncio.run(scenario())
 
 
-def test_rows_wait_for_redis_and_are_written_once(redis_server: RedisServer) -> None:
+def test_rows_wait_for_redis_and_are_written_once(redis_server: RedisServer, caplog: pytest.LogCaptureFixture) -> None:
     async def scenario() -> None:
         client = connect(redis_server.url)
         writer = LedgerWriter(client)
         running = asyncio.create_task(writer.run())
         writer.ended(_trace("before"))
-        while writer.pending:
-            await asyncio.sleep(0.01)
+        await until(lambda: not writer.pending)
         redis_server.kill()
         writer.opened(_call("while-away"))
         writer.ended(_trace("while-away"))
         writer.ended(_trace("while-away", status=500))
-        await asyncio.sleep(0.05)
+        await until(lambda: "ledger rows wait for redis" in caplog.text)
         assert writer.pending
         await asyncio.to_thread(redis_server.start)
-        async with asyncio.timeout(10):
-            while writer.pending:
-                await asyncio.sleep(0.01)
+        await until(lambda: not writer.pending)
         writer.ended(_trace("before"))
-        async with asyncio.timeout(10):
-            while writer.pending:
-                await asyncio.sleep(0.01)
+        await until(lambda: not writer.pending)
         running.cancel()
         entries: Any = await client.xrange(keys.LEDGER)
         rows = [msgspec.json.decode(fields[b"row"]) for _, fields in entries]

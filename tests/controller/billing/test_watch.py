@@ -20,7 +20,7 @@ from fleetstart.runtime.contract.ids import FunctionName
 from fleetstart.runtime.contract.ledger import APPEND_KEYS, InvocationRow, append_args, append_script
 from fleetstart.runtime.contract.prices import FIRST
 from tests.controller.billing.rows import call
-from tests.servers import RedisServer
+from tests.servers import RedisServer, until
 
 F = FunctionName("f")
 
@@ -84,9 +84,7 @@ def test_people_are_told_once_whoever_schedules(redis_url: str) -> None:
 
 async def _runs_until_read(watch: BillingWatch) -> None:
     running = asyncio.create_task(watch.run())
-    async with asyncio.timeout(10):
-        while not watch.told:
-            await asyncio.sleep(0.005)
+    await until(lambda: watch.told)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
 

@@ -17,7 +17,7 @@ from fleetstart.runtime.llm.engine import Engine
 from fleetstart.runtime.llm.sampler import SamplingParams
 from fleetstart.runtime.llm.service import EngineService, Stream
 from tests.runtime.llm.models import Checkpoint, engine, native, run, tokens_of
-from tests.servers import wait_until
+from tests.servers import until, wait_until
 
 WAIT_S = 20.0
 
@@ -39,9 +39,7 @@ def serving(weights: Checkpoint) -> Iterator[tuple[EngineService, Engine]]:
 
 
 async def until_idle(subject: Engine) -> None:
-    async with asyncio.timeout(WAIT_S):
-        while not subject.idle:
-            await asyncio.sleep(0.001)
+    await until(lambda: subject.idle, WAIT_S)
     assert subject.scheduler.pool.free_count == subject.scheduler.pool.block_count
 
 
@@ -80,9 +78,7 @@ def test_leaving_a_stream_frees_its_blocks(tiny_model: Checkpoint) -> None:
 def test_a_cancelled_reader_frees_its_blocks(tiny_model: Checkpoint) -> None:
     async def main(service: EngineService, subject: Engine) -> None:
         reader = asyncio.create_task(collect(service.open([request()])))
-        async with asyncio.timeout(WAIT_S):
-            while subject.idle:
-                await asyncio.sleep(0.001)
+        await until(lambda: not subject.idle, WAIT_S)
         reader.cancel()
         with pytest.raises(asyncio.CancelledError):
             await reader
