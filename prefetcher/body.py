@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable
 
 from fleetstart.prefetcher.endings import status_words, why_it_ended
-from fleetstart.prefetcher.forkserver import Exit, Process, ProcessEvent
+from fleetstart.prefetcher.process import Exit, Process, ProcessEvent
 from fleetstart.prefetcher.spares import Spares
 from fleetstart.runtime.contract import exits
 from fleetstart.runtime.contract.errors import FleetError

@@ -16,9 +16,9 @@ from itertools import chain
 
 from fleetstart.prefetcher.body import Body
 from fleetstart.prefetcher.endings import out_of_memory
-from fleetstart.prefetcher.forkserver import Process
 from fleetstart.prefetcher.host import Host
 from fleetstart.prefetcher.links import Role
+from fleetstart.prefetcher.process import Process
 from fleetstart.prefetcher.segments import Segment
 from fleetstart.runtime.contract.channel import ChannelClosed
 from fleetstart.runtime.contract.errors import FleetError, StartFailed

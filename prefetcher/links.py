@@ -13,7 +13,7 @@ import logging
 import socket
 from collections.abc import Callable, Sequence
 
-from fleetstart.prefetcher.forkserver import Process
+from fleetstart.prefetcher.process import Process
 from fleetstart.prefetcher.relay import Relays
 from fleetstart.prefetcher.relay_objects import Link
 from fleetstart.prefetcher.segments import Segment, Segments

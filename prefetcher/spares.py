@@ -12,8 +12,9 @@ import time
 from collections.abc import Callable
 
 from fleetstart.prefetcher.cgroups import Group, Groups
-from fleetstart.prefetcher.forkserver import ChannelGone, Exit, ForkServer, Process, ProcessEvent
+from fleetstart.prefetcher.forkserver import ForkServer
 from fleetstart.prefetcher.pool import CALM_S, ProfilePool, choose_spare
+from fleetstart.prefetcher.process import ChannelGone, Exit, Process, ProcessEvent
 from fleetstart.runtime.contract.errors import FleetError, Unavailable
 from fleetstart.runtime.contract.ids import WorkerId, new_worker_id
 from fleetstart.runtime.contract.messages import Pooled

@@ -16,9 +16,9 @@ from collections.abc import Callable
 
 from fleetstart.prefetcher.body import Body
 from fleetstart.prefetcher.equipment import Equipment
-from fleetstart.prefetcher.forkserver import ChannelGone, Exit
 from fleetstart.prefetcher.host import Host
 from fleetstart.prefetcher.links import Role
+from fleetstart.prefetcher.process import ChannelGone, Exit
 from fleetstart.prefetcher.record import Record
 from fleetstart.runtime.contract import exits
 from fleetstart.runtime.contract.channel import ChannelClosed
