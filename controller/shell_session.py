@@ -14,8 +14,8 @@ from typing import Any
 import aiohttp
 import msgspec
 
+from fleetstart.controller.open_socket import CLOSE_S, GOING_AWAY, LOST, POLICY, TOO_BIG, Close
 from fleetstart.controller.responses import Receive, Send
-from fleetstart.controller.sockets import CLOSE_S, GOING_AWAY, LOST, POLICY, TOO_BIG, Close
 from fleetstart.runtime.contract.terminal import FRAME_MAX_BYTES, Start, read_client
 
 LOOK_S = 0.5

@@ -23,12 +23,13 @@ import msgspec
 from fleetstart.controller.access.decide import Caller
 from fleetstart.controller.access.door import CALLER
 from fleetstart.controller.headers import sane_request_id
+from fleetstart.controller.open_socket import CLOSE_S, deny
 from fleetstart.controller.planner.regions import admits, lack
 from fleetstart.controller.records import LIVE, VersionKey, VersionRecord
 from fleetstart.controller.redis_client import REDIS_DOWN
 from fleetstart.controller.responses import Receive, Scope, Send
 from fleetstart.controller.shell_session import Session
-from fleetstart.controller.sockets import CLOSE_S, HEARTBEAT_S, deny
+from fleetstart.controller.sockets import HEARTBEAT_S
 from fleetstart.controller.state import State
 from fleetstart.controller.uploads import header
 from fleetstart.controller.versions import pointed

@@ -25,9 +25,10 @@ from fleetstart.controller.access.seen import project_of, seen_object
 from fleetstart.controller.invocations.envelopes import CALLER as INVOKER
 from fleetstart.controller.invocations.envelopes import Caller as Invoker
 from fleetstart.controller.json_http import now_unix_ms
+from fleetstart.controller.open_socket import deny
 from fleetstart.controller.redis_client import REDIS_DOWN
 from fleetstart.controller.responses import Message, RawHeaders, Receive, Scope, Send
-from fleetstart.controller.sockets import SWITCHED, deny
+from fleetstart.controller.sockets import SWITCHED
 from fleetstart.controller.target import PREFIX, parse_target
 from fleetstart.controller.uploads import header, refuse_unread
 from fleetstart.controller.view import View

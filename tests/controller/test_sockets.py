@@ -18,8 +18,8 @@ from tests.servers import AppServer, wait_until
 
 PROGRAM = """
 import runpy
-from fleetstart.controller import sockets
-sockets.IDLE_S = 1.0
+from fleetstart.controller import open_socket
+open_socket.IDLE_S = 1.0
 runpy.run_module("fleetstart.controller", run_name="__main__")
 """
 
