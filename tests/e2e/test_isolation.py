@@ -76,11 +76,16 @@ def peek(home: str, redis: str, port: int):
 '''
 
 
+def require_namespaces(system: System) -> None:
+    """A node knows what its machine gives once a fork server of it is warm: before that it says nothing."""
+    wait_until(lambda: system.status().nodes[0].profiles, 60, what="a warm fork server")
+    if not system.status().nodes[0].isolation:
+        pytest.skip("this machine refuses namespaces: workers are plain processes, and the node says so")
+
+
 @pytest.fixture(scope="module")
 def seen(system: System) -> dict[str, Any]:
-    node = system.status().nodes[0]
-    if not node.isolation:
-        pytest.skip("this machine refuses namespaces: workers are plain processes, and the node says so")
+    require_namespaces(system)
     system.deploy(PEEK, name="peek")
     port = int(system.url.rpartition(":")[2])
     return dict(
@@ -206,8 +211,7 @@ def outside() -> Iterator[int]:
 
 
 def test_it_reaches_what_its_list_names_and_nothing_else(system: System, outside: int) -> None:
-    if not system.status().nodes[0].isolation:
-        pytest.skip("this machine refuses namespaces: workers are plain processes, and the node says so")
+    require_namespaces(system)
     system.deploy(REACH.replace("PORT", str(outside)), name="reach")
 
     said = system.ok("reach", {"url": f"http://127.0.0.2:{outside}/plain", "port": outside})
