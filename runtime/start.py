@@ -7,12 +7,8 @@ meanwhile. Whatever goes wrong leaves as one FleetError that names the line of t
 from __future__ import annotations
 
 import asyncio
-import difflib
-import importlib
 import inspect
-import os
 import sys
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -36,8 +32,10 @@ from fleetstart.runtime.contract.messages import Assign
 from fleetstart.runtime.contract.speed import Speed
 from fleetstart.runtime.contract.timeline import Timeline
 from fleetstart.runtime.declare import LLM, Layered
+from fleetstart.runtime.entry import import_entry
 from fleetstart.runtime.handler import handler_app, is_asgi
 from fleetstart.runtime.hooks import closer, prepare
+from fleetstart.runtime.readying import Device
 
 if TYPE_CHECKING:
     from fleetstart.runtime.contract.function import LLMSettings
@@ -46,7 +44,6 @@ if TYPE_CHECKING:
     from fleetstart.runtime.pipeline.part import StageOf
     from fleetstart.runtime.tensors import Tensors
     from fleetstart.runtime.weights import Weights
-
 
 CLOSE_S = 10.0
 """Of what a drain leaves of its grace, for a handler to close what it has open."""
@@ -96,7 +93,7 @@ def start(starting: Starting, timeline: Timeline) -> Started:
 
 def _start(starting: Starting, timeline: Timeline) -> Started:
     spec = starting.assign.spec
-    device = _Device(starting.assign.threads, timeline)
+    device = Device(starting.assign.threads, timeline)
     if spec.profile == "torch":
         device.begin()
     attached = _attach(starting)
@@ -121,7 +118,7 @@ def _in_context(app: App, starting: Starting) -> App:
     return with_context(app, starting.assign.spec.name, starting.assign.version)
 
 
-def _start_llm(starting: Starting, device: _Device, attached: list[Weights]) -> Started:
+def _start_llm(starting: Starting, device: Device, attached: list[Weights]) -> Started:
     spec, threads = starting.assign.spec, starting.assign.threads
     weights: Any = _weights(attached)
     if weights is None or spec.llm is None:
@@ -165,7 +162,7 @@ def _start_stage(starting: Starting, of: StageOf, settings: LLMSettings, weights
     return Started(loaded.app, False, loaded.close, loaded.speed)
 
 
-def _start_layered(starting: Starting, device: _Device, target: Any, attached: list[Weights]) -> Started:
+def _start_layered(starting: Starting, device: Device, target: Any, attached: list[Weights]) -> Started:
     spec = starting.assign.spec
     if not attached:
         raise WeightsMissing(f"{spec.name} is Layered and came without a segment")
@@ -221,43 +218,7 @@ def _weights(attached: list[Weights]) -> Tensors | None:
     return AdaptedWeights(base, adapter)
 
 
-def import_entry(entry: str, bundle_dir: str) -> Any:
-    """The object that `module:attribute` names. Errors: NoHandler, and whatever the module raises."""
-    module_name, _, attribute = entry.partition(":")
-    _refuse_taken_name(module_name, bundle_dir)
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not (module_name == error.name or module_name.startswith(error.name + ".")):
-            raise
-        raise NoHandler(f"the bundle has no module {module_name!r}", hint="deploy the file that the entry names") from (
-            error
-        )
-    if not hasattr(module, attribute):
-        own = [name for name in vars(module) if not name.startswith("_")]
-        near = difflib.get_close_matches(attribute, own, n=1)
-        raise NoHandler(
-            f"{module_name} has no {attribute!r}",
-            hint=f"did you mean {near[0]!r}?" if near else "declare one with @function",
-        )
-    return getattr(module, attribute)
-
-
-def _refuse_taken_name(module_name: str, bundle_dir: str) -> None:
-    """A user's `queue.py` would silently be the standard library's, which is imported already."""
-    top = module_name.partition(".")[0]
-    taken = sys.modules.get(top)
-    path = os.path.join(bundle_dir, top)
-    if taken is None or not (os.path.exists(path + ".py") or os.path.isdir(path)):
-        return
-    if not os.path.abspath(getattr(taken, "__file__", None) or "").startswith(os.path.abspath(bundle_dir) + os.sep):
-        raise NoHandler(
-            f"the name {top!r} is taken by a module of Python or of the platform",
-            hint=f"rename {top}.py",
-        )
-
-
-def _build(target: Any, device: _Device, weights: Any, loop: asyncio.AbstractEventLoop) -> Any:
+def _build(target: Any, device: Device, weights: Any, loop: asyncio.AbstractEventLoop) -> Any:
     """The callable to serve; a class is made into an instance and loaded."""
     if isinstance(target, LLM):
         raise InvalidSpec("the entry is an LLM, but the version was deployed without its llm settings: deploy again")
@@ -276,43 +237,6 @@ def _build(target: Any, device: _Device, weights: Any, loop: asyncio.AbstractEve
         raise NoHandler(f"class {target.__name__} has no __call__", hint="add def __call__(self, request): ...")
     prepare(handler, weights if weights is not None else {}, loop)
     return handler
-
-
-class _Device:
-    """Brings up the device beside the import. A CUDA context takes most of a second; a CPU needs a number."""
-
-    def __init__(self, threads: int, timeline: Timeline) -> None:
-        self._threads = max(1, threads)
-        self._timeline = timeline
-        self._thread: threading.Thread | None = None
-        self._error: Exception | None = None
-
-    def begin(self) -> None:
-        import torch
-
-        if torch.version.cuda is None:
-            with self._timeline.span("device"):
-                torch.set_num_threads(self._threads)
-            return
-        self._thread = threading.Thread(target=self._touch, name="device", daemon=True)
-        self._thread.start()
-
-    def _touch(self) -> None:
-        import torch
-
-        try:
-            with self._timeline.span("device"):
-                torch.set_num_threads(self._threads)
-                if torch.cuda.is_available():
-                    torch.zeros(1, device="cuda")
-        except Exception as error:
-            self._error = error
-
-    def wait(self) -> None:
-        if self._thread is not None:
-            self._thread.join()
-        if self._error is not None:
-            raise self._error
 
 
 def _explained(error: Exception, starting: Starting) -> FleetError:

@@ -8,7 +8,7 @@ import pytest
 
 from fleetstart.runtime import blame
 from fleetstart.runtime.calls import context
-from fleetstart.runtime.start import import_entry
+from fleetstart.runtime.entry import import_entry
 
 
 def below_this_file(error: BaseException) -> BaseException:
