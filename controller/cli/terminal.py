@@ -82,6 +82,8 @@ async def _converse(address: Address, wanted: Wanted, write: Write) -> int:
         close = error.rcvd
         why = close.reason if close is not None and close.reason else "the connection broke"
         raise WorkerLost(f"the shell has ended: {why}") from error
+    except BrokenPipeError:
+        raise  # whoever reads what is printed has enough of it
     except (OSError, InvalidHandshake) as error:
         raise Unreachable(f"{address.url} does not answer: {error or type(error).__name__}") from error
 

@@ -8,6 +8,7 @@ import json
 import os
 import pty
 import re
+import shlex
 import signal
 import struct
 import subprocess
@@ -113,7 +114,10 @@ class Person:
                     self.seen += data.decode(errors="replace")
             return re.search(pattern, self.seen)
 
-        match = wait_until(found, 60, what=f"{pattern!r} in what the terminal shows: {self.seen[-2000:]}")
+        try:
+            match = wait_until(found, 60)
+        except AssertionError:
+            raise AssertionError(f"no {pattern!r} in what the terminal shows: {self.seen[-2000:]!r}") from None
         assert match is not None
         self.seen = self.seen[match.end() :]
         return match
@@ -162,6 +166,9 @@ def test_status_and_streams_of_a_command_pass_through(system: System) -> None:
 
     assert run("--", "sh", "-c", "cat; echo err >&2; exit 7", text=b"x" * 300_000) == (7, b"x" * 300_000, b"err\n")
     assert run(text=b"echo $((6 * 7)); exit 3\n")[:2] == (3, b"42\n"), "without a terminal, a shell reads its commands"
+    enough = shlex.join([*FS, "shell", "looks", "--", "yes"]) + " | head -n 2"
+    done = subprocess.run(["bash", "-c", enough], env=system.env, capture_output=True)
+    assert (done.stdout, done.stderr) == (b"y\ny\n", b"")
     code, _, err = run("--", "python", "-c", "x = bytearray(300 << 20)")
     assert code in (1, 137)
     if code == 1:
@@ -174,8 +181,8 @@ def test_a_terminal_with_its_window_its_keys_and_its_end(person: Person) -> None
     person.sees(r"/dev/pts/0\r\n31 97\r\nxterm")
     person.resize(20, 60)
     os.kill(person.process.pid, signal.SIGWINCH)
-    person.type("for i in $(seq 600); do stty size | grep '20 60' && break; sleep 0.1; done\r")
-    person.sees(r"\r20 60")
+    person.type("until stty size | grep -q '^20 60$'; do sleep 0.1; done; echo resized $((40 + 1))\r")
+    person.sees(r"resized 41")
     person.type("sleep 600; echo after=$?\r")
     person.sees(r"after=.*\n")  # what was typed
     person.type("\x03")
@@ -189,7 +196,7 @@ def test_a_terminal_with_its_window_its_keys_and_its_end(person: Person) -> None
 def test_nothing_is_left_when_the_client_is_killed(system: System, person: Person) -> None:
     person.sees(r"[#$] $")
     person.type(f"sleep {SLEEP_S} & sleep {SLEEP_S}\r")
-    wait_until(lambda: sleeping() == 2, what="the sleepers")
+    wait_until(lambda: sleeping() == 2, 60, what="the sleepers")
     os.kill(person.process.pid, signal.SIGKILL)
     wait_until(lambda: not sleeping() and not shells(system), 60, what="the end of the session")
 
@@ -290,7 +297,7 @@ def test_hostile_frames_end_the_session_and_nothing_else(system: System, frames:
 def test_it_ends_with_its_node_which_comes_back(system: System, person: Person) -> None:
     person.sees(r"[#$] $")
     person.type(f"sleep {SLEEP_S}\r")
-    wait_until(sleeping, what="the sleeper")
+    wait_until(sleeping, 60, what="the sleeper")
     system.kill(system.one("node"))
     person.sees("the shell has ended")
     assert person.ended() == 1
