@@ -25,13 +25,14 @@ CLASSIFY := examples/classify/weights/model.safetensors
 demo: models
 	@$(BIN)/python examples/demo.py
 
-# Test beds, whose four hosts have kills and deadlines, get both cores; the rest run two at a time. PYTEST_ARGS=... picks some.
+# Test beds, whose four hosts have kills and deadlines, get both cores; the rest run three at a time, as most wait for
+# something most of the time; the longest are collected first. PYTEST_ARGS=... picks some.
 test: dev models
 ifdef PYTEST_ARGS
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
 else
-	@$(BIN)/python -m pytest --quiet -m 'not e2e' -n 2 --dist worksteal
-	@$(BIN)/python -m pytest --quiet -m 'e2e and not bed' -n 2 --dist loadfile
+	@$(BIN)/python -m pytest --quiet -m 'not e2e' -n 3 --dist worksteal
+	@$(BIN)/python -m pytest --quiet -m 'e2e and not bed' -n 3 --dist loadfile --no-loadscope-reorder
 	@$(BIN)/python -m pytest --quiet -m 'e2e and bed'
 endif
 

@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.testbed import why_not
-
 pytestmark = pytest.mark.e2e
 
 ROOT = Path(__file__).parents[2]
@@ -18,16 +16,10 @@ SCRIPTS = ("gateway", "overload", "cli", "wakeup", "chat", "engine", "weights", 
 ON_A_BED = ("coldstart",)
 
 
+@pytest.mark.timeout(200)
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_it_runs(name: str, tmp_path: Path) -> None:
-    run(name, tmp_path / "found.json", timeout_s=110)
-
-
-@pytest.mark.skipif(bool(why_not()), reason=f"no test bed: {why_not()}")
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("name", ON_A_BED)
-def test_it_runs_on_a_bed(name: str, tmp_path: Path) -> None:
-    run(name, tmp_path / "found.json", timeout_s=290)
+    run(name, tmp_path / "found.json", timeout_s=190)
 
 
 def run(name: str, found: Path, *, timeout_s: float) -> None:
