@@ -135,6 +135,10 @@ def test_a_killed_controller_goes_on_where_it_was(
     assert controller.http.get("/fn/later").status_code == 200, "it schedules again"
 
 
+def states(controller: ControllerProcess, function: str) -> list[str]:
+    return [worker["state"] for worker in controller.http.get(f"/api/v1/functions/{function}").json()["workers"]]
+
+
 def test_the_other_controller_takes_over(
     controller: ControllerProcess, second: ControllerProcess, node: HandNode
 ) -> None:
@@ -143,6 +147,7 @@ def test_the_other_controller_takes_over(
     other = second if leader is controller else controller
     other.deploy("hello")
     assert leader.http.get("/fn/hello").status_code == 200
+    wait_until(lambda: "ready" in states(other, "hello"), what="word of the worker at the other controller")
     assert other.http.get("/fn/hello").headers["fs-start"] == "hot"
     leader.kill()
     other.deploy("later")
