@@ -75,17 +75,16 @@ class Controller:
         if self._traces is not None:
             ledger.on_trace(self._traces.ended)
         log.info("controller serves", extra={"url": self._config.url, "gateway": self._core.gateway_id})
+        background = [asyncio.create_task(keep_running(part)) for part in parts]
         try:
-            async with asyncio.TaskGroup() as group:
-                background = [group.create_task(keep_running(part)) for part in parts]
-                await self._first_read()
-                refusal = self._lack_of_keys()
-                if refusal is None:
-                    await self._server.serve(sockets=[self._listener])
-                await self._invocations.hand_back()
-                await self._core.withdraw()
-                await end_tasks(background)
+            await self._first_read()
+            refusal = self._lack_of_keys()
+            if refusal is None:
+                await self._server.serve(sockets=[self._listener])
+            await self._invocations.hand_back()
+            await self._core.withdraw()
         finally:
+            await end_tasks(background)
             await self._invocations.close()
             await self._core.close()
             if self._traces is not None:

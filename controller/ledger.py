@@ -34,6 +34,7 @@ from fleetstart.runtime.contract.ledger import (
     append_args,
     append_script,
 )
+from fleetstart.runtime.contract.tasks import together
 from fleetstart.runtime.contract.timeline import Timeline
 
 log = logging.getLogger(__name__)
@@ -119,9 +120,7 @@ class LedgerWriter:
         return (trace.row for trace in self._ended.values())
 
     async def run(self) -> None:
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._write_batches())
-            group.create_task(self._confirm_batches())
+        await together(self._write_batches(), self._confirm_batches())
 
     async def _write_batches(self) -> None:
         while True:

@@ -19,6 +19,7 @@ from fleetstart.controller.records import VersionKey
 from fleetstart.controller.redis_client import REDIS_DOWN
 from fleetstart.runtime.contract.errors import ErrorInfo
 from fleetstart.runtime.contract.orders import WorkerOrder
+from fleetstart.runtime.contract.tasks import together
 
 log = logging.getLogger(__name__)
 
@@ -49,10 +50,7 @@ class Scheduler:
         self._wake.set()
 
     async def run(self) -> None:
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._hold_lease())
-            group.create_task(self._steps())
-            group.create_task(self._close_abandoned())
+        await together(self._hold_lease(), self._steps(), self._close_abandoned())
 
     async def release(self) -> None:
         """Hands the lease to whoever asks next."""

@@ -25,6 +25,7 @@ from fleetstart.runtime.contract import keys
 from fleetstart.runtime.contract.ids import FunctionName, NodeId
 from fleetstart.runtime.contract.orders import WorkerOrder, WorkerStatus
 from fleetstart.runtime.contract.reports import GatewayReport
+from fleetstart.runtime.contract.tasks import together
 
 log = logging.getLogger(__name__)
 
@@ -45,9 +46,7 @@ class State:
     # ── full reads ─────────────────────────────────────────────────────────────────────────────────
 
     async def run(self) -> None:
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._listen())
-            group.create_task(self._resync())
+        await together(self._listen(), self._resync())
 
     async def _resync(self) -> None:
         while True:

@@ -23,6 +23,7 @@ from fleetstart.controller.objects import ObjectStore
 from fleetstart.controller.redis_client import REDIS_DOWN
 from fleetstart.runtime.contract import keys
 from fleetstart.runtime.contract.errors import TooLarge
+from fleetstart.runtime.contract.tasks import together
 
 log = logging.getLogger(__name__)
 
@@ -105,10 +106,7 @@ class AuditLog:
     # ── in the background ──────────────────────────────────────────────────────────────────────────
 
     async def run(self) -> None:
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._write_refusals())
-            group.create_task(self._write_used())
-            group.create_task(self._keep())
+        await together(self._write_refusals(), self._write_used(), self._keep())
 
     async def _write_refusals(self) -> None:
         while True:

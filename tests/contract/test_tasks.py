@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from fleetstart.runtime.contract.tasks import end_tasks
+from fleetstart.runtime.contract.tasks import end_tasks, together
 
 WAIT_S = 10.0
 
@@ -67,3 +67,63 @@ def test_a_cancellation_that_comes_together_with_a_result_is_not_the_last() -> N
 
 def test_nothing_is_ended_at_once() -> None:
     asyncio.run(end_tasks([]))
+
+
+def test_who_is_cancelled_meanwhile_is_so_when_all_have_ended() -> None:
+    async def main() -> None:
+        async with asyncio.timeout(WAIT_S):
+            deaf = asyncio.create_task(loses_two())
+            await asyncio.sleep(0)
+            ending = asyncio.create_task(end_tasks([deaf]))
+            await asyncio.sleep(0)
+            ending.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await ending
+            assert deaf.done()
+
+    asyncio.run(main())
+
+
+def test_what_runs_together_ends_with_its_part_though_a_cancellation_is_lost() -> None:
+    """A part of the controller that had its tasks in a TaskGroup kept a controller from going down, now and then."""
+
+    async def main() -> None:
+        async with asyncio.timeout(WAIT_S):
+            works: list[asyncio.Task[None]] = []
+
+            async def noted() -> None:
+                task = asyncio.current_task()
+                assert task is not None
+                works.append(task)
+                await loses_two()
+
+            part = asyncio.create_task(together(noted(), noted()))
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            await end_tasks([part])
+            assert part.cancelled()
+            assert [work.done() for work in works] == [True, True]
+
+    asyncio.run(main())
+
+
+def test_the_first_failure_ends_the_others_and_is_raised() -> None:
+    others: list[asyncio.Task[None]] = []
+
+    async def other() -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        others.append(task)
+        await for_ever()
+
+    async def broken() -> None:
+        raise ValueError("broken")
+
+    async def main() -> None:
+        async with asyncio.timeout(WAIT_S):
+            with pytest.raises(ValueError, match="broken"):
+                await together(other(), broken())
+            assert others[0].cancelled()
+            await together(returns(), returns())
+
+    asyncio.run(main())
