@@ -7,7 +7,6 @@ import contextlib
 import functools
 import http.client
 import socket
-import threading
 import urllib.request
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -16,72 +15,15 @@ import httpx
 import pytest
 
 from fleetstart.prefetcher.egress import SAID_MOST, Bounds, Egress, bounds_of
-from tests.prefetcher.nodes import Node, Store, call, spec_of
+from tests.prefetcher.peer import Peer
 from tests.servers import wait_until
 
 LONG = "x" * 40_000
 
 
-class Peer:
-    """A server on this machine's loopback: answers requests with what it heard, and keeps connections that say HOLD."""
-
-    def __init__(self, host: str = "127.0.0.1") -> None:
-        self.host = host
-        self.listener = socket.create_server((host, 0))
-        self.port = self.listener.getsockname()[1]
-        self.held: list[socket.socket] = []
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def _accept(self) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                client, _ = self.listener.accept()
-                threading.Thread(target=self._serve, args=(client,), daemon=True).start()
-
-    def _serve(self, client: socket.socket) -> None:
-        heard = b""
-        while b"\r\n\r\n" not in heard and (more := client.recv(65536)):
-            heard += more
-        if heard.startswith(b"HOLD"):
-            self.held.append(client)
-            return
-        with client:
-            head, _, body = heard.partition(b"\r\n\r\n")
-            lines = head.lower().split(b"\r\n")
-            length = next((int(line[15:]) for line in lines if line.startswith(b"content-length:")), 0)
-            while len(body) < length:
-                body += client.recv(65536)
-            answer = head.partition(b"\r\n")[0] + b"|" + body
-            client.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\nConnection: close\r\n\r\n" % len(answer) + answer)
-
-    def is_left(self, index: int = 0) -> bool:
-        """Whether the other side of a connection that is held has closed it."""
-        wait_until(lambda: len(self.held) > index, what="a connection that is held")
-        self.held[index].settimeout(20)
-        try:
-            return self.held[index].recv(1) == b""
-        except ConnectionResetError:
-            return True
-
-    def close(self) -> None:
-        with contextlib.suppress(OSError):
-            self.listener.shutdown(socket.SHUT_RDWR)
-        self.listener.close()
-        for client in self.held:
-            client.close()
-
-
 @pytest.fixture
 def peer() -> Iterator[Peer]:
     peer = Peer()
-    yield peer
-    peer.close()
-
-
-@pytest.fixture
-def abroad() -> Iterator[Peer]:
-    """At an address of this machine that clients inside a worker do not take for the worker's own."""
-    peer = Peer("127.0.0.2")
     yield peer
     peer.close()
 
@@ -332,94 +274,3 @@ def test_everything_ends_with_the_worker_and_with_the_node(way: Open, peer: Peer
 def refuses(port: int) -> bool:
     with socket.socket() as sock:
         return sock.connect_ex(("127.0.0.1", port)) != 0
-
-
-# ── with a worker ──────────────────────────────────────────────────────────────────────────────────
-
-HANDLER = """
-import socket, urllib.error, urllib.request
-HELD = []
-
-def hello(port: int, what: str):
-    if what == "hold":
-        proxy = urllib.request.getproxies()["https"].rpartition(":")[2]
-        sock = socket.create_connection(("127.0.0.1", int(proxy)))
-        sock.sendall(b"CONNECT 127.0.0.2:%d HTTP/1.1\\r\\n\\r\\nHOLD\\r\\n\\r\\n" % port)
-        HELD.append(sock)
-        return sock.recv(100).decode()
-    try:
-        return urllib.request.urlopen(what, timeout=20).read().decode()
-    except urllib.error.HTTPError as error:
-        return f"{error.code} {error.read().decode()}"
-"""
-
-
-def ask(status: Any, abroad: Peer, what: str) -> str:
-    code, answer = call(status, b'{"port": %d, "what": "%s"}' % (abroad.port, what.encode()))
-    assert code == 200, answer
-    return answer.decode()
-
-
-def test_a_worker_reaches_what_its_list_names_and_the_rest_stands_in_its_log(
-    node: Node, store: Store, abroad: Peer
-) -> None:
-    wait_until(lambda: "spare worker waits" in node.log(), 20, what="a spare")
-    spec = spec_of(store.put_bundle({"handler.py": HANDLER}), network=[f"127.0.0.0/8:{abroad.port}"])
-
-    status = node.wait_for(node.order(spec), "ready")
-
-    assert status.pooled
-    if not status.isolation:
-        pytest.skip("this machine refuses namespaces: workers have its network")
-    assert "net" in status.isolation.split(",")
-    assert ask(status, abroad, f"http://127.0.0.2:{abroad.port}/x") == '"GET /x HTTP/1.1|"'
-    for _ in range(2):
-        assert "403" in ask(status, abroad, "http://evil.example/")
-    refusals = wait_until(
-        lambda: [line.text for line in node.log_lines("hello") if "evil.example" in line.text], what="its refusal"
-    )
-    assert len(refusals) == 1
-    assert f"127.0.0.0/8:{abroad.port}" in refusals[0]
-    wait_until(lambda: node.lease().egress_refused == 2, what="refusals in the node's report")
-    assert node.lease().egress_bytes["in"] > 0
-
-
-FORGER = """
-import os, socket, urllib.request
-
-def hello(url: str):
-    return urllib.request.urlopen(url, timeout=20).read().decode()
-
-mine = socket.create_server(("127.0.0.1", 0))
-control = socket.socket(fileno=os.dup(3))
-for descriptor in (mine.fileno(), os.pipe()[0]):
-    socket.send_fds(control, [b'{"type":"outlet"}'], [descriptor])
-"""
-
-
-@pytest.mark.parametrize("listed", [True, False])
-def test_a_socket_that_a_functions_code_hands_over_is_not_taken(
-    node: Node, store: Store, abroad: Peer, listed: bool
-) -> None:
-    network = [f"127.0.0.2:{abroad.port}"] if listed else False
-    status = node.wait_for(node.order(spec_of(store.put_bundle({"handler.py": FORGER}), network=network)), "ready")
-    if not status.isolation:
-        pytest.skip("this machine refuses namespaces: workers have its network")
-    code, answer = call(status, b'{"url": "http://127.0.0.2:%d/x"}' % abroad.port)
-    assert (code, answer) == (200, b'"GET /x HTTP/1.1|"') if listed else code == 500
-    assert "failed" not in node.log()
-
-
-@pytest.mark.parametrize("victim", ["worker", "daemon"])
-def test_connections_end_with_a_worker_and_a_daemon_that_are_killed(
-    node: Node, store: Store, abroad: Peer, victim: str
-) -> None:
-    spec = spec_of(store.put_bundle({"handler.py": HANDLER}), network=[f"127.0.0.2:{abroad.port}"])
-    worker = node.order(spec)
-    status = node.wait_for(worker, "ready")
-    assert "200" in ask(status, abroad, "hold")
-    if victim == "daemon":
-        node.kill()
-    else:
-        node.take_back(worker)
-    assert abroad.is_left()
