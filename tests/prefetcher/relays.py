@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import socket
 import threading
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ from pathlib import Path
 from fleetstart.prefetcher.relay import Relays
 from fleetstart.prefetcher.relay_objects import RELAY, Link
 from fleetstart.runtime.contract.ids import PipelineId
-from tests.prefetcher.nodes import Store
+from tests.prefetcher.nodes import S3Server, Store
 from tests.servers import wait_until
 
 LINK = Link(pipeline=PipelineId("p-1"), sender=0, receiver=1, secret="word")
@@ -74,6 +75,18 @@ def joined(relays: Relays, link: Link = LINK) -> Iterator[Ends]:
     finally:
         ends.close()
         ends.stop()
+
+
+def carry_late(relays: Relays, s3_server: S3Server, ends: Ends) -> None:
+    """A write that was given up and repeated, all of it read, and both ends gone."""
+    assert s3_server.process is not None
+    s3_server.process.send_signal(signal.SIGSTOP)
+    ends.sender.sendall(b"late")
+    wait_until(lambda: repeats(relays), what="a write that came to nothing")
+    s3_server.process.send_signal(signal.SIGCONT)
+    assert ends.read(4) == b"late"
+    ends.sender.close()
+    assert ends.receiver.recv(1) == b""
 
 
 # ── what others see of it ──────────────────────────────────────────────────────────────────────────

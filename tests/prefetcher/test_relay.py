@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import itertools
 import os
-import signal
 import socket
 import threading
 from pathlib import Path
@@ -21,7 +20,7 @@ from fleetstart.prefetcher.relay_objects import OBJECT_BYTES, Link, NotOfThisLin
 from fleetstart.prefetcher.relay_store import S3Objects
 from fleetstart.runtime.contract.ids import PipelineId
 from tests.prefetcher.nodes import S3Server, Store
-from tests.prefetcher.relays import LINK, Ends, at_work, joined, left, repeats, says_more, wait_empty
+from tests.prefetcher.relays import LINK, Ends, at_work, carry_late, joined, left, says_more, wait_empty
 from tests.servers import wait_until
 
 NUMBERS = itertools.count()
@@ -151,15 +150,8 @@ def test_closing_does_not_wait_for_what_a_store_may_carry_out_late(
     relays: Relays, store: Store, s3_server: S3Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(relay_out, "LATE_S", 1000.0)
-    assert s3_server.process is not None
     with joined(relays) as ends:
-        s3_server.process.send_signal(signal.SIGSTOP)
-        ends.sender.sendall(b"late")
-        wait_until(lambda: repeats(relays), what="a write that came to nothing")
-        s3_server.process.send_signal(signal.SIGCONT)
-        assert ends.read(4) == b"late"
-        ends.sender.close()
-        assert ends.receiver.recv(1) == b""
+        carry_late(relays, s3_server, ends)
         wait_until(lambda: not at_work("relay-put") and not at_work("relay-in"), what="all but the waiting")
         assert at_work("relay-out")
         relays.close()

@@ -11,7 +11,7 @@ from fleetstart.prefetcher.relay import Relays
 from fleetstart.prefetcher.relay_objects import OBJECT_BYTES, RELAY, Link
 from fleetstart.runtime.contract.ids import PipelineId
 from tests.prefetcher.nodes import S3Server, Store
-from tests.prefetcher.relays import LINK, Ends, at_work, joined, left, repeats, wait_empty
+from tests.prefetcher.relays import LINK, Ends, at_work, carry_late, joined, left, repeats, wait_empty
 from tests.servers import wait_until
 
 # ── stores that fail ───────────────────────────────────────────────────────────────────────────────
@@ -37,17 +37,10 @@ def test_a_store_that_stalls_for_a_moment_delays_and_loses_nothing(
 def test_what_a_store_carries_out_when_all_is_over_goes_too(
     relays: Relays, store: Store, s3_server: S3Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A write that was given up and repeated: the first one may come after its object was read and deleted."""
+    """Of a write that was repeated, the first one may come after its object was read and deleted."""
     monkeypatch.setattr(relay_out, "LATE_S", 3.0)
-    assert s3_server.process is not None
     with joined(relays) as ends:
-        s3_server.process.send_signal(signal.SIGSTOP)
-        ends.sender.sendall(b"late")
-        wait_until(lambda: repeats(relays), what="a write that came to nothing")
-        s3_server.process.send_signal(signal.SIGCONT)
-        assert ends.read(4) == b"late"
-        ends.sender.close()
-        assert ends.receiver.recv(1) == b""
+        carry_late(relays, s3_server, ends)
         wait_until(lambda: not at_work("relay-in"))
         store.put(LINK.key(0), LINK.sealed(0, b"late"))
         wait_empty(store)
