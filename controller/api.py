@@ -33,7 +33,7 @@ from fleetstart.controller.invocations.api import InvocationsApi
 from fleetstart.controller.invocations.schedules import check_schedule
 from fleetstart.controller.json_http import function_asked_for, json_answer, json_body, now_unix_ms
 from fleetstart.controller.objects import ObjectStore
-from fleetstart.controller.planner import regions
+from fleetstart.controller.planner.where import lack, wanted_by
 from fleetstart.controller.pool import broken
 from fleetstart.controller.records import LIVE, FunctionRecord, VersionKey
 from fleetstart.controller.redis_client import REDIS_DOWN
@@ -168,8 +168,8 @@ class Api:
 
     def _warning(self, spec: FunctionSpec) -> str:
         now_ns = time.monotonic_ns()
-        nodes = [seen.report.region for seen in self._services.view.nodes.values() if not seen.lost(now_ns)]
-        why = regions.lack(spec.region, nodes)
+        nodes = [seen.report for seen in self._services.view.nodes.values() if not seen.lost(now_ns)]
+        why, _ = lack(wanted_by(spec), nodes)
         return f"function {spec.name}: {why}; its calls wait, and get 503" if why else ""
 
     async def forecast(self, request: Request) -> Response:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fleetstart.controller.planner import Cluster, NodeState, PlanRequest, Shape, plan
-from fleetstart.controller.planner.regions import admits
+from fleetstart.controller.planner.where import admits
 from fleetstart.controller.pool import broken
 from fleetstart.controller.routes import Route
 from fleetstart.controller.starts import cluster_of, request_of
@@ -77,7 +77,7 @@ class Prospects:
         if reason is None:
             return None, False
         # In a region without nodes, one may be about to come back: it is waited for, as if it were the only one.
-        fitting = [_emptied(state) for state in states if admits(request.regions, state.region)]
+        fitting = [_emptied(state) for state in states if admits(request.wanted, state)]
         return reason, bool(fitting) and _lack(request, fitting) is not None
 
     def nodes(self, now_ns: int, now_unix_ms: int) -> list[NodeState]:

@@ -24,7 +24,7 @@ from fleetstart.controller.access.decide import Caller
 from fleetstart.controller.access.door import CALLER
 from fleetstart.controller.headers import sane_request_id
 from fleetstart.controller.open_socket import CLOSE_S, deny
-from fleetstart.controller.planner.regions import admits, lack
+from fleetstart.controller.planner.where import admits, lack, wanted_by
 from fleetstart.controller.records import LIVE, VersionKey, VersionRecord
 from fleetstart.controller.redis_client import REDIS_DOWN
 from fleetstart.controller.responses import Receive, Scope, Send
@@ -271,13 +271,15 @@ def place(spec: FunctionSpec, nodes: Iterable[NodeReport]) -> NodeReport:
     known = list(nodes)
     if not known:
         raise Unavailable("no node is there to run a shell on", hint="`fs nodes` lists them; `fs up` starts one")
-    if why := lack(spec.region, [node.region for node in known]):
-        raise Unavailable(f"function {spec.name}: {why}", hint="`fs nodes` tells where nodes are")
-    known = [node for node in known if admits(spec.region, node.region)]
-    able = [node for node in known if spec.profile in node.profiles]
+    wanted = wanted_by(spec)
+    why, advice = lack(wanted, known)
+    if why:
+        raise Unavailable(f"function {spec.name}: {why}", hint=advice)
+    known = [node for node in known if admits(wanted, node)]
+    able = [node for node in known if spec.pool in node.profiles]
     if not able:
         names = ", ".join(sorted(node.node for node in known))
-        raise Unavailable(f"no node has profile {spec.profile} ready, neither of {names}", retry_after_s=1)
+        raise Unavailable(f"no node has profile {spec.pool} ready, neither of {names}", retry_after_s=1)
     roomiest = max(able, key=lambda node: (node.memory_bytes - node.memory_used_bytes, node.node))
     if all(node.memory_bytes < spec.memory_bytes for node in able):
         raise Unavailable(

@@ -30,6 +30,7 @@ from fleetstart.controller.planner.measures import (
     node_prior,
     version_prior,
 )
+from fleetstart.controller.planner.where import wanted_by
 from fleetstart.controller.records import VersionKey, VersionRecord
 from fleetstart.controller.view import View
 from fleetstart.runtime.contract.function import FunctionSpec
@@ -86,7 +87,7 @@ def request_of(
         workers=workers,
         most=spec.scale.max,
         waited_s=waited_s,
-        regions=tuple(spec.region),
+        wanted=wanted_by(spec),
     )
 
 

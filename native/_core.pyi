@@ -51,6 +51,10 @@ class Region:
         In the owner, allocates them: OSError if memory is short. When attached, only for chunks that are ready.
         """
 
+def attach_across_kernels() -> None:
+    """For a process whose kernel is not its owner's, as inside gVisor: what is attached from now on is not asked for
+    its seals, which are not known there, and waits look once a millisecond, as no wake-up crosses. Not taken back."""
+
 class ControlBlock:
     """State of one segment in shared memory: ready bits, state, error, the manifest, and a futex word to wait on.
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import io
+import os
 import re
 import secrets
 import shutil
@@ -77,6 +78,18 @@ class Bundles:
         if (found := hashlib.sha256(data).hexdigest()) != bundle:
             raise ChecksumMismatch(f"bundle {bundle[:12]}: the store's bytes have digest {found[:12]}")
         return unpack(data, self._folder / bundle)
+
+
+def packed(folder: Path) -> int:
+    """A descriptor of a tar of the folder, in memory, for who cannot see the folder itself. Blocks. Errors: OSError."""
+    descriptor = os.memfd_create("bundle", os.MFD_CLOEXEC)
+    try:
+        with os.fdopen(os.dup(descriptor), "wb") as file, tarfile.open(fileobj=file, mode="w") as tar:
+            tar.add(folder, arcname=".")
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
 
 
 def unpack(data: bytes, target: Path) -> Path:

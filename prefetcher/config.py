@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from fleetstart.runtime.contract.errors import InvalidSpec
-from fleetstart.runtime.contract.function import GIB, check_region, parse_size
+from fleetstart.runtime.contract.function import GIB, check_region, parse_size, pool_name
 from fleetstart.runtime.contract.ids import NodeId
 from fleetstart.runtime.contract.logformat import LogFormat, read_format
 
 PROFILES = {"python": None, "torch": "torch"}
 """Profile → module that must be installed for it; looked for, never imported here."""
+RUNSC = "runsc"
+"""gVisor's program."""
+POOLS = (*PROFILES, *(pool_name(profile, "gvisor") for profile in PROFILES))
 MEMORY_SHARE = 0.8
 """Of the machine's memory: the rest is left to the system, the controller and Redis."""
 KEEP_BYTES = GIB
@@ -96,7 +100,7 @@ def config_from(env: Mapping[str, str]) -> Config:
         keep_idle=env.get("FS_KEEP_WEIGHTS", "") != "0",
         disk_cache_bytes=_size(env, "FS_DISK_CACHE", default=DISK_CACHE_BYTES) if is_remote(env["FS_STORE"]) else 0,
         pool_size=_whole(env, "FS_POOL_SIZE", default=1, most=64),
-        profiles=_profiles(env.get("FS_PROFILES") or ",".join(PROFILES)),
+        profiles=_profiles(env.get("FS_PROFILES") or ",".join(POOLS)),
         cpus=cpus,
         worker_env={name: value for name, value in env.items() if name.startswith(WORKER_ENV)},
         watch_only=env.get("FS_LIMITS", "") == "watched",
@@ -176,10 +180,13 @@ def _whole(env: Mapping[str, str], name: str, *, default: int, least: int = 0, m
 def _profiles(text: str) -> tuple[str, ...]:
     """Those asked for that this installation can serve."""
     asked = tuple(name.strip() for name in text.split(",") if name.strip())
-    if unknown := [name for name in asked if name not in PROFILES]:
-        raise ConfigError(f"FS_PROFILES names {unknown[0]!r}; known are {', '.join(PROFILES)}")
-    return tuple(name for name in asked if _installed(PROFILES[name]))
+    if unknown := [name for name in asked if name not in POOLS]:
+        raise ConfigError(f"FS_PROFILES names {unknown[0]!r}; known are {', '.join(POOLS)}")
+    return tuple(name for name in asked if _installed(*name.split("+")))
 
 
-def _installed(module: str | None) -> bool:
-    return module is None or importlib.util.find_spec(module) is not None
+def _installed(profile: str, isolation: str = "") -> bool:
+    module = PROFILES[profile]
+    return (module is None or importlib.util.find_spec(module) is not None) and (
+        not isolation or shutil.which(RUNSC) is not None
+    )

@@ -13,7 +13,7 @@ import logging
 import os
 import resource
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -30,8 +30,10 @@ from fleetstart.prefetcher.meter import FLUSH_S, Rows
 from fleetstart.prefetcher.observed import Observed
 from fleetstart.prefetcher.orders import Orders
 from fleetstart.prefetcher.outbox import Outbox, attempts
+from fleetstart.prefetcher.pool import is_light
 from fleetstart.prefetcher.relay import open_relays
 from fleetstart.prefetcher.segments import Segments
+from fleetstart.prefetcher.side_loop import SideLoop
 from fleetstart.prefetcher.sources import Source
 from fleetstart.prefetcher.spares import Spares
 from fleetstart.prefetcher.speeds import Speeds
@@ -70,12 +72,7 @@ class Daemon:
         self._logs = Logs()
         self._outbox = Outbox(self._state, self._logs, self._rows)
         self._observed = Observed(self._outbox)
-        self._servers = {
-            profile: ForkServer(
-                profile=profile, hide=_hidden(config), env=config.worker_env, changed=self._server_changed
-            )
-            for profile in config.profiles
-        }
+        self._servers = _servers(config, self._groups is not None, self._server_changed)
         self._segments = Segments(
             source=source,
             memory_bytes=config.memory_bytes,
@@ -93,7 +90,8 @@ class Daemon:
             starts_under_way=self._starts_under_way,
         )
         self._relays = open_relays(config.store)
-        self._egress = Egress(bounds_of(resource.getrlimit(resource.RLIMIT_NOFILE)[0]))
+        self._side = SideLoop()
+        self._egress = Egress(bounds_of(resource.getrlimit(resource.RLIMIT_NOFILE)[0]), self._side)
         host = Host(
             node=config.node,
             address=config.address,
@@ -106,6 +104,7 @@ class Daemon:
             speeds=self._speeds,
             opener=self._opener,
             egress=self._egress,
+            side=self._side,
             relays=self._relays,
             publish=self._publish,
         )
@@ -120,7 +119,7 @@ class Daemon:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Until `stop` is set; then ends everything in order. NodeTaken if the node's name is in use."""
-        servers = [asyncio.create_task(server.run(), name=f"server-{name}") for name, server in self._servers.items()]
+        servers = [asyncio.create_task(server.run(), name="server") for server in set(self._servers.values())]
         try:
             await self._take_name(stop)
             loops = [
@@ -146,7 +145,7 @@ class Daemon:
         finally:
             if self._relays is not None:
                 await asyncio.to_thread(self._relays.close)
-            await asyncio.to_thread(self._egress.close)
+            await asyncio.to_thread(self._side.close)
             await self._spares.close()
             await self._segments.close()
             for server in servers:
@@ -274,6 +273,24 @@ def _open_groups(epoch: str) -> Groups | None:
     except (OSError, ValueError) as error:
         log.warning("control groups cannot be used, memory is watched", extra={"error": str(error)})
         return None
+
+
+def _servers(config: Config, groups: bool, changed: Callable[[], None]) -> dict[str, ForkServer]:
+    """By the pools that they fill: a warm parent for each profile, one launcher for all sandboxes."""
+    hide = [argument for path in _hidden(config) for argument in ("--hide", path)]
+
+    def server(module: str, *arguments: str) -> ForkServer:
+        return ForkServer(
+            module=f"fleetstart.runtime.{module}", arguments=(*arguments, *hide), env=config.worker_env, changed=changed
+        )
+
+    light = [pool for pool in config.profiles if is_light(pool)]
+    servers = {profile: server("forkserver", "--profile", profile) for profile in light}
+    # Its memory is no process' own: without control groups nothing would hold a function to what it asked for.
+    if groups and len(light) < len(config.profiles):
+        sandboxes = server("gvisor", "--state", str(config.state_dir / "gvisor"))
+        servers |= {pool: sandboxes for pool in config.profiles if not is_light(pool)}
+    return servers
 
 
 def _hidden(config: Config) -> tuple[str, ...]:

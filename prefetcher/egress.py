@@ -4,9 +4,8 @@ A worker's network is its own and has a loopback alone; what connects to the soc
 over (`runtime.outlet`) is accepted here. Each request is judged by the function's list (`contract.egress`), and what
 is connected to is an address that was judged, not a name that could mean something else a moment later.
 
-All of it lives in one thread with a loop of its own, made when the first worker needs it: bytes must not hold up
-starts. A way out ends with its worker, connections included; a daemon that is killed leaves nothing, as sockets are
-all there is.
+All of it lives in the side loop. A way out ends with its worker, connections included; a daemon that is killed leaves
+nothing, as sockets are all there is.
 """
 
 from __future__ import annotations
@@ -16,17 +15,16 @@ import contextlib
 import functools
 import logging
 import socket
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from fleetstart.prefetcher.proxy_head import END, HEAD_MAX_BYTES, Asked, BadHead, read_head
 from fleetstart.prefetcher.reaching import NotReached, connect, look_up
+from fleetstart.prefetcher.side_loop import SideLoop
 from fleetstart.prefetcher.tunnel import carry
 from fleetstart.runtime.contract.addresses import literal
 from fleetstart.runtime.contract.egress import Rule, decide, must_look_up, parse_rules
-from fleetstart.runtime.contract.tasks import end_tasks
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +39,6 @@ LINGER_BYTES = 1 << 20
 """Of a request that was refused: read until then, since a socket that is closed before takes the answer with it."""
 ACCEPT_PAUSE_S = 0.1
 """When the process has no descriptor left."""
-CLOSE_S = 2.0
 _REASONS = {
     400: "Bad Request", 403: "Forbidden", 408: "Request Timeout", 431: "Request Header Fields Too Large",
     502: "Bad Gateway", 503: "Service Unavailable", 504: "Gateway Timeout",
@@ -96,49 +93,22 @@ class Traffic:
 class Egress:
     """Of one node. Its methods are for the daemon's own loop."""
 
-    def __init__(self, bounds: Bounds) -> None:
+    def __init__(self, bounds: Bounds, side: SideLoop) -> None:
         self.traffic = Traffic()
         self._bounds = bounds
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
+        self._side = side
 
     def open(self, listener: socket.socket, entries: Sequence[str], say: Say) -> Callable[[], None]:
         """Owns the socket from now on. `say` gets what belongs in the function's log. What is returned ends the way."""
-        home, loop = asyncio.get_running_loop(), self._running()
+        home = asyncio.get_running_loop()
 
         def tell(text: str) -> None:
             with contextlib.suppress(RuntimeError):  # the daemon's loop has ended
                 home.call_soon_threadsafe(say, text)
 
         way = WayOut(listener, entries, tell, self._bounds, self.traffic)
-        loop.call_soon_threadsafe(way.start)
-
-        def end() -> None:
-            with contextlib.suppress(RuntimeError):  # the thread has ended, and every way with it
-                loop.call_soon_threadsafe(way.end)
-
-        return end
-
-    def close(self) -> None:
-        """Whatever is still open ends with it."""
-        loop, self._loop = self._loop, None
-        if loop is not None and self._thread is not None:
-            loop.call_soon_threadsafe(loop.stop)
-            self._thread.join(CLOSE_S)
-
-    def _running(self) -> asyncio.AbstractEventLoop:
-        if self._loop is None:
-            self._loop = asyncio.new_event_loop()
-            self._thread = threading.Thread(target=self._run, args=(self._loop,), name="egress", daemon=True)
-            self._thread.start()
-        return self._loop
-
-    def _run(self, loop: asyncio.AbstractEventLoop) -> None:
-        try:
-            loop.run_forever()
-            loop.run_until_complete(end_tasks(asyncio.all_tasks(loop)))
-        finally:
-            loop.close()
+        self._side.call(way.start)
+        return lambda: self._side.call(way.end)
 
 
 class WayOut:

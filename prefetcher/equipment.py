@@ -19,6 +19,7 @@ from fleetstart.prefetcher.endings import out_of_memory
 from fleetstart.prefetcher.host import Host
 from fleetstart.prefetcher.links import Role
 from fleetstart.prefetcher.process import Process
+from fleetstart.prefetcher.sandbox import SANDBOX_BYTES, Sandbox
 from fleetstart.prefetcher.segments import Segment
 from fleetstart.runtime.contract.channel import ChannelClosed
 from fleetstart.runtime.contract.errors import FleetError, StartFailed
@@ -53,6 +54,7 @@ class Equipment:
         self.secrets: dict[str, str] = {}
         """Environment variables that nobody else may see; set before it is assigned."""
         self.assigned_ns = 0
+        self._sandbox = Sandbox(host, body) if order.spec.isolation == "gvisor" else None
 
     async def prepare(self) -> str:
         """Bundle, segments and process; returns the bundle's folder. Errors: whatever kept one of them away."""
@@ -66,17 +68,19 @@ class Equipment:
         self.cold = not all(map(host.segments.is_ready, checkpoints, stages))
         self._traffic_before = self._traffic()
         network = spec.network is True
-        fresh = network or not host.spares.has(spec.profile)
-        fork = asyncio.ensure_future(host.spares.fork(spec.profile, network=network)) if fresh else None
+        fresh = network or not host.spares.has(spec.pool)
+        fork = asyncio.ensure_future(host.spares.fork(spec.pool, network=network)) if fresh else None
         weights = asyncio.ensure_future(host.segments.acquire_all(checkpoints, self._order.worker, self._role.layers))
         try:
             bundle = host.bundles.ready(spec.bundle) or await host.bundles.get(spec.bundle)
             self.segments = await weights
-            if fork is None and (process := host.spares.take(spec.profile)) is not None:
+            if fork is None and (process := host.spares.take(spec.pool)) is not None:
                 self.pooled = True
             else:
-                process = await (fork or host.spares.fork(spec.profile, network=False))
+                process = await (fork or host.spares.fork(spec.pool, network=False))
             self._body.adopt(process)
+            if self._sandbox is not None:
+                await self._sandbox.prepare(bundle, self.segments)
         finally:
             await self._settle(fork, weights)
         return str(bundle)
@@ -104,7 +108,7 @@ class Equipment:
             log.warning("a spare worker was dead, forking another", extra={"worker": self._order.worker})
             await self._body.bury()
             self.pooled = False
-            self._body.adopt(await self._host.spares.fork(self._spec.profile, network=False))
+            self._body.adopt(await self._host.spares.fork(self._spec.pool, network=False))
             try:
                 self._send_assignment(bundle_dir)
             except ChannelClosed as again:
@@ -115,7 +119,7 @@ class Equipment:
         assert process is not None
         if process.group is not None:
             try:
-                process.group.limit(self._spec.memory_bytes)
+                process.group.limit(self._spec.memory_bytes + (SANDBOX_BYTES if self._sandbox is not None else 0))
             except OSError as error:
                 raise out_of_memory(self._spec.memory_bytes) from error
         with _listening_socket(self._host.address) as listener:
@@ -136,7 +140,11 @@ class Equipment:
                 slabs=[len(descriptors) - 1 for descriptors in of_segments],
                 shell=self._order.shell,
             )
-            process.send(message, (listener.fileno(), *self._role.descriptors(), *chain.from_iterable(of_segments)))
+            if self._sandbox is not None:
+                self._sandbox.send(process, message, listener, chain.from_iterable(of_segments))
+            else:
+                descriptors = (listener.fileno(), *self._role.descriptors(), *chain.from_iterable(of_segments))
+                process.send(message, descriptors)
         self.assigned_ns = time.monotonic_ns()
         self._role.assigned(process)
 
@@ -182,6 +190,8 @@ class Equipment:
 
     def release(self) -> None:
         """Once its process has ended."""
+        if self._sandbox is not None:
+            self._sandbox.close()
         self.reserved_bytes = 0
         for segment in self.segments:
             self._host.segments.release(segment, self._order.worker)

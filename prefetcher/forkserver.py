@@ -1,4 +1,4 @@
-"""The processes of one profile: a warm fork server, and the workers that it forks.
+"""A launcher of workers: a warm fork server of one profile, or that of sandboxes; and the workers that it has made.
 
 The daemon never forks workers itself: it has threads, sockets and secrets that no worker should inherit.
 A fork server that dies takes its workers with it (the kernel sees to that), is reported, and is started
@@ -15,7 +15,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from fleetstart.prefetcher.cgroups import Group
 from fleetstart.prefetcher.process import Process
@@ -31,14 +31,14 @@ _PR_SET_PDEATHSIG = 1
 
 
 class ForkServer:
-    """One profile's fork server, kept alive by `run`."""
+    """One launcher, kept alive by `run`: `module` is its program, which gets `arguments`, and `--fd`."""
 
     def __init__(
-        self, *, profile: str, hide: tuple[str, ...], env: Mapping[str, str], changed: Callable[[], None]
+        self, *, module: str, arguments: Sequence[str], env: Mapping[str, str], changed: Callable[[], None]
     ) -> None:
-        self.profile = profile
         self.warm: Warm | None = None
-        self._hide = hide
+        self._module = module
+        self._arguments = list(arguments)
         self._env = dict(env)
         self._changed = changed
         self._channel: Channel[ForkServerMessage] | None = None
@@ -62,32 +62,34 @@ class ForkServer:
                 failures = 0 if self.warm is not None else failures + 1
                 status = await self._end()
                 pause_s = RESTART_PAUSES_S[min(failures, len(RESTART_PAUSES_S) - 1)]
-                log.error("fork server died", extra={"profile": self.profile, "status": status, "pause_s": pause_s})
+                extra = {"program": self._module, "arguments": self._arguments, "status": status, "pause_s": pause_s}
+                log.error("fork server died", extra=extra)
                 await asyncio.sleep(pause_s)
         finally:
             await self._end()
 
-    async def fork(self, worker: WorkerId, group: Group | None, *, network: bool) -> Process:
+    async def fork(self, worker: WorkerId, group: Group | None, *, pool: str, network: bool) -> Process:
         """Waits for a server that starts again. Unavailable if it dies or cannot fork; callers bring the deadline."""
         await self._up.wait()
         assert self._channel is not None
         control, its_control = pair()
         log_read, log_write = os.pipe()
-        process = Process(fork_id=worker, profile=self.profile, control=control, log_fd=log_read, group=group)
+        process = Process(fork_id=worker, pool=pool, control=control, log_fd=log_read, group=group)
         answered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._alive[worker] = process
         self._forking[worker] = answered
         try:
             procs = group.procs if group is not None else []
             descriptors = (its_control.fileno(), log_write)
-            self._channel.send(Fork(worker=worker, cgroup_procs=procs, network=network), descriptors)
+            profile = pool.partition("+")[0]
+            self._channel.send(Fork(worker=worker, cgroup_procs=procs, network=network, profile=profile), descriptors)
             its_control.close()
             os.close(log_write)
             log_write = -1
             await answered
         except ChannelClosed as error:
             self._abandon(process)
-            raise Unavailable(f"the fork server of profile {self.profile} is gone: {error}") from error
+            raise Unavailable(f"the fork server of {pool} is gone: {error}") from error
         except BaseException:
             self._abandon(process)
             raise
@@ -110,10 +112,7 @@ class ForkServer:
         ours, its = pair()
         ours.setblocking(False)
         self._lost.clear()
-        argv = [sys.executable, "-m", "fleetstart.runtime.forkserver", "--profile", self.profile]
-        argv += ["--fd", str(its.fileno())]
-        for path in self._hide:
-            argv += ["--hide", path]
+        argv = [sys.executable, "-m", self._module, *self._arguments, "--fd", str(its.fileno())]
         with its:
             self._popen = subprocess.Popen(
                 argv,
@@ -146,7 +145,7 @@ class ForkServer:
         match message:
             case Warm():
                 self.warm = message
-                log.info("fork server warm", extra={"profile": self.profile, "isolation": message.isolation})
+                log.info("fork server warm", extra={"profile": message.profile, "isolation": message.isolation})
                 if message.refused:
                     log.warning("workers are less isolated than they should be", extra={"why": message.refused})
                 self._changed()
@@ -181,7 +180,7 @@ class ForkServer:
             process.ended(None)
             answered = self._forking.pop(worker, None)
             if answered is not None and not answered.done():
-                answered.set_exception(Unavailable(f"the fork server of profile {self.profile} died"))
+                answered.set_exception(Unavailable(f"the fork server of {process.pool} died"))
         self._alive.clear()
         self._popen = None
         if was_warm:

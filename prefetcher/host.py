@@ -11,6 +11,7 @@ from fleetstart.prefetcher.logs import Logs
 from fleetstart.prefetcher.meter import Rows
 from fleetstart.prefetcher.relay import Relays
 from fleetstart.prefetcher.segments import Segments
+from fleetstart.prefetcher.side_loop import SideLoop
 from fleetstart.prefetcher.spares import Spares
 from fleetstart.prefetcher.speeds import Speeds
 from fleetstart.prefetcher.unsealing import Opener
@@ -31,6 +32,7 @@ class Host:
     speeds: Speeds
     opener: Opener
     egress: Egress
+    side: SideLoop
     relays: Relays | None
     """None where the store is none that nodes share over a network."""
     publish: Callable[[WorkerStatus], None]

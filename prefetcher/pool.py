@@ -17,8 +17,8 @@ FAILURE_PAUSES_S = (0.5, 2.0, 10.0, 30.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProfilePool:
-    """What there is of one profile."""
+class PoolState:
+    """What there is of one pool: the workers of one profile and isolation."""
 
     warm: bool
     waiting: int
@@ -29,9 +29,9 @@ class ProfilePool:
 
 
 def choose_spare(
-    pools: Mapping[str, ProfilePool], *, size: int, starts_under_way: int, last_start_s: float, now_s: float
+    pools: Mapping[str, PoolState], *, size: int, starts_under_way: int, last_start_s: float, now_s: float
 ) -> str | None:
-    """The profile to fork one spare worker for now, if any: one at a time, the emptiest pool first."""
+    """The pool to fork one spare worker for now, if any: one at a time, the emptiest pool first."""
     if starts_under_way or now_s - last_start_s < CALM_S or any(pool.forking for pool in pools.values()):
         return None
     short = [
@@ -40,6 +40,12 @@ def choose_spare(
         if pool.warm and pool.waiting < size and now_s >= pool.failed_at_s + pause_s(pool.failures)
     ]
     return min(short)[1] if short else None
+
+
+def is_light(pool: str) -> bool:
+    """Whether a spare is kept before anybody has asked for one: a fork shares nearly all of its memory, a sandbox that
+    nobody needs costs a hundred megabytes."""
+    return "+" not in pool
 
 
 def pause_s(failures: int) -> float:

@@ -33,10 +33,10 @@ ProcessEvent = WorkerMessage | ChannelGone | Exit
 class Process:
     """One forked worker. Owns its control socket, log pipe, pidfd and group."""
 
-    def __init__(self, *, fork_id: WorkerId, profile: str, control: socket.socket, log_fd: int, group: Group | None):
+    def __init__(self, *, fork_id: WorkerId, pool: str, control: socket.socket, log_fd: int, group: Group | None):
         control.setblocking(False)
         self.fork_id = fork_id
-        self.profile = profile
+        self.pool = pool
         self.group = group
         self.log = LogPipe(log_fd)
         self.pid = 0

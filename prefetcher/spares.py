@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from fleetstart.prefetcher.cgroups import Group, Groups
 from fleetstart.prefetcher.forkserver import ForkServer
-from fleetstart.prefetcher.pool import CALM_S, ProfilePool, choose_spare
+from fleetstart.prefetcher.pool import CALM_S, PoolState, choose_spare, is_light
 from fleetstart.prefetcher.process import ChannelGone, Exit, Process, ProcessEvent
 from fleetstart.runtime.contract.errors import FleetError, Unavailable
 from fleetstart.runtime.contract.ids import WorkerId, new_worker_id
@@ -21,8 +21,8 @@ from fleetstart.runtime.contract.messages import Pooled
 
 log = logging.getLogger(__name__)
 
-SPARE_TIMEOUT_S = 10.0
-"""From fork to `Pooled`."""
+SPARE_TIMEOUT_S = 30.0
+"""From fork to `Pooled`: most of a second, but a sandbox imports torch by itself."""
 REMOVE_TIMEOUT_S = 5.0
 """For a group to become empty after its worker's end."""
 TICK_S = 0.5
@@ -37,16 +37,17 @@ class Spares:
         self._groups = groups
         self._size = size
         self._starts_under_way = starts_under_way
-        self._waiting: dict[str, list[Process]] = {profile: [] for profile in servers}
+        self._waiting: dict[str, list[Process]] = {pool: [] for pool in servers}
         self._forking: dict[str, int] = dict.fromkeys(servers, 0)
         self._failures: dict[str, tuple[int, float]] = dict.fromkeys(servers, (0, 0.0))
+        self._asked: set[str] = set()
         self._last_start_s = 0.0
         self._saw_starts = False
         self._woken = asyncio.Event()
         self._removing: set[asyncio.Task[None]] = set()
 
-    def has(self, profile: str) -> bool:
-        return bool(self._waiting.get(profile))
+    def has(self, pool: str) -> bool:
+        return bool(self._waiting.get(pool))
 
     def wake(self) -> None:
         """Something changed: a start, its end, a fork server."""
@@ -55,22 +56,23 @@ class Spares:
     def waiting(self) -> list[Process]:
         return [process for processes in self._waiting.values() for process in processes]
 
-    def take(self, profile: str) -> Process | None:
-        waiting = self._waiting.get(profile)
+    def take(self, pool: str) -> Process | None:
+        waiting = self._waiting.get(pool)
         return waiting.pop(0) if waiting else None
 
-    async def fork(self, profile: str, *, network: bool) -> Process:
+    async def fork(self, pool: str, *, network: bool) -> Process:
         """A fresh worker. Unavailable, saying why."""
-        server = self._servers.get(profile)
+        server = self._servers.get(pool)
         if server is None:
             raise Unavailable(
-                f"this node has no profile {profile}; it has {', '.join(self._servers) or 'none'}",
-                hint=f"install what {profile} needs on the node, or choose another profile",
+                f"this node starts no workers of {pool}; it has {', '.join(self._servers) or 'none'}",
+                hint="install there what they need (torch; for gvisor, runsc and control groups)",
             )
+        self._asked.add(pool)
         worker = new_worker_id()
         group = self._create_group(worker)
         try:
-            return await server.fork(worker, group, network=network)
+            return await server.fork(worker, group, pool=pool, network=network)
         except BaseException:
             self.remove_group(group)
             raise
@@ -91,15 +93,15 @@ class Spares:
                 # Also the first look after them: how long ago they ended it cannot know better.
                 self._last_start_s = time.monotonic()
             self._saw_starts = starts > 0
-            profile = choose_spare(
+            pool = choose_spare(
                 self._pools(),
                 size=self._size,
                 starts_under_way=starts,
                 last_start_s=self._last_start_s,
                 now_s=time.monotonic(),
             )
-            if profile is not None:
-                await self._fork_spare(profile)
+            if pool is not None:
+                await self._fork_spare(pool)
                 continue
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(CALM_S + 0.01 if starts or self._is_calming() else TICK_S):
@@ -119,41 +121,41 @@ class Spares:
         for task in list(self._removing):
             await task
 
-    def _pools(self) -> dict[str, ProfilePool]:
+    def _pools(self) -> dict[str, PoolState]:
         return {
-            profile: ProfilePool(
-                warm=server.warm is not None,
-                waiting=len(self._waiting[profile]),
-                forking=self._forking[profile],
-                failures=self._failures[profile][0],
-                failed_at_s=self._failures[profile][1],
+            pool: PoolState(
+                warm=server.warm is not None and (is_light(pool) or pool in self._asked),
+                waiting=len(self._waiting[pool]),
+                forking=self._forking[pool],
+                failures=self._failures[pool][0],
+                failed_at_s=self._failures[pool][1],
             )
-            for profile, server in self._servers.items()
+            for pool, server in self._servers.items()
         }
 
-    async def _fork_spare(self, profile: str) -> None:
+    async def _fork_spare(self, pool: str) -> None:
         process: Process | None = None
-        self._forking[profile] += 1
+        self._forking[pool] += 1
         try:
             async with asyncio.timeout(SPARE_TIMEOUT_S):
-                process = await self.fork(profile, network=False)
+                process = await self.fork(pool, network=False)
                 pooled = await self._pooled(process)
         except (TimeoutError, FleetError) as error:
-            log.warning("no spare worker", extra={"profile": profile, "error": str(error)})
+            log.warning("no spare worker", extra={"pool": pool, "error": str(error)})
             pooled = False
         except asyncio.CancelledError:
             if process is not None:
                 self._discard(process)
             raise
         finally:
-            self._forking[profile] -= 1
+            self._forking[pool] -= 1
         if process is not None and pooled:
-            self._failures[profile] = (0, 0.0)
-            self._waiting[profile].append(process)
+            self._failures[pool] = (0, 0.0)
+            self._waiting[pool].append(process)
             process.listen(lambda event: self._on_waiting_event(process, event))
-            log.info("spare worker waits", extra={"profile": profile, "pid": process.pid})
+            log.info("spare worker waits", extra={"pool": pool, "pid": process.pid})
             return
-        self._failures[profile] = (self._failures[profile][0] + 1, time.monotonic())
+        self._failures[pool] = (self._failures[pool][0] + 1, time.monotonic())
         if process is not None:
             self._discard(process)
 
@@ -169,10 +171,10 @@ class Spares:
 
     def _on_waiting_event(self, process: Process, event: ProcessEvent) -> None:
         """A spare that says anything but nothing is of no use any more."""
-        if isinstance(event, ChannelGone | Exit) and process in self._waiting[process.profile]:
-            self._waiting[process.profile].remove(process)
-            failures, _ = self._failures[process.profile]
-            self._failures[process.profile] = (failures + 1, time.monotonic())
+        if isinstance(event, ChannelGone | Exit) and process in self._waiting[process.pool]:
+            self._waiting[process.pool].remove(process)
+            failures, _ = self._failures[process.pool]
+            self._failures[process.pool] = (failures + 1, time.monotonic())
             self._discard(process)
 
     def _discard(self, process: Process) -> None:

@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from fleetstart.runtime.contract.function import SLO, Limits, Scale
+from fleetstart.runtime.contract.function import SLO, Isolation, Limits, Scale
 
 Target = TypeVar("Target")
 
 GENERAL = (
     "name", "weights", "adapter", "memory", "scale", "concurrency", "timeout_s", "queue_timeout_s", "start_timeout_s",
-    "slo", "limits", "max_body", "cors", "network", "region", "env", "tags", "include", "probe",
+    "slo", "limits", "max_body", "cors", "network", "isolation", "region", "env", "tags", "include", "probe",
     "schedule", "timezone", "keep_requests", "project", "secrets",
 )  # fmt: skip
 """Settings that every declaration takes."""
@@ -55,6 +55,7 @@ def function(
     cors: str | Iterable[str] = ...,
     start_timeout_s: float = ...,
     network: bool | Iterable[str] = ...,
+    isolation: Isolation = ...,
     region: str | Iterable[str] = ...,
     env: Mapping[str, str] = ...,
     tags: Mapping[str, str] = ...,

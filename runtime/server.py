@@ -198,13 +198,27 @@ class Listener:
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
         self._server = uvicorn.Server(config)
         self._server.lifespan = config.lifespan_class(config)
+        self._taking: set[asyncio.Task[object]] = set()
 
-    async def start(self, sock: socket) -> None:
-        """Errors: RuntimeError if the app's own start-up failed."""
+    async def start(self, sock: socket | None) -> None:
+        """Without a socket, connections come by `take`. Errors: RuntimeError if the app's own start-up failed."""
         try:
-            await self._server.startup(sockets=[sock])
+            await self._server.startup(sockets=[sock] if sock is not None else [])
         except SystemExit:
             raise RuntimeError("the app's lifespan start-up failed; its log says why") from None
+
+    def take(self, connection: socket) -> None:
+        """Serves what somebody else has accepted."""
+        loop = asyncio.get_running_loop()
+        taking = loop.create_task(loop.connect_accepted_socket(self._protocol, connection))
+        self._taking.add(taking)
+        taking.add_done_callback(self._taking.discard)
+
+    def _protocol(self) -> asyncio.Protocol:
+        """As uvicorn makes it for what it accepts itself."""
+        config, server = self._server.config, self._server
+        make: Callable[..., asyncio.Protocol] = config.http_protocol_class
+        return make(config=config, server_state=server.server_state, app_state=server.lifespan.state)
 
     async def stop(self) -> None:
         """Takes no more connections, lets the open ones send what they have, then the app's own shutdown."""

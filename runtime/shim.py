@@ -13,19 +13,19 @@ import select
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from socket import socket
 from typing import NoReturn
 
 import msgspec
 import uvloop
 
-from fleetstart.runtime import isolation, watchdog
+from fleetstart.runtime import watchdog
 from fleetstart.runtime.contract import exits
 from fleetstart.runtime.contract.channel import Channel, ChannelClosed
 from fleetstart.runtime.contract.errors import FleetError, StartFailed
 from fleetstart.runtime.contract.messages import (
     Assign,
+    Caller,
     DaemonMessage,
     Drain,
     Drained,
@@ -43,6 +43,7 @@ from fleetstart.runtime.discretion import discreet
 from fleetstart.runtime.membership import Membership
 from fleetstart.runtime.meter import Meter
 from fleetstart.runtime.outlet import open_outlet
+from fleetstart.runtime.place import Place
 from fleetstart.runtime.server import Door, Listener
 from fleetstart.runtime.start import Started, Starting, start
 
@@ -53,17 +54,9 @@ CLOSE_S = 2.0
 """What closing gets at least, after the calls have ended: an engine ends its thread. The process ends anyway."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """Where a worker was forked: whether it has its namespaces, and which mounts shut it in."""
-
-    confined: bool
-    steps: tuple[isolation.MountStep, ...] = ()
-
-
 def run(control: socket, place: Place) -> NoReturn:
     """Lives; ends the process with one of `contract.exits`."""
-    started_ns = time.monotonic_ns()
+    started_ns = time.monotonic_ns() + place.clock_shift_ns
     loop = uvloop.new_event_loop()
     asyncio.set_event_loop(loop)
     channel: Channel[DaemonMessage] = Channel(control, DaemonMessage)
@@ -100,12 +93,12 @@ class Life:
         self._grace_ends_s = 0.0
         self._membership: Membership | None = None
         self._reporter = Reporter(loop, self._meter, self._send)
+        self._listener: Listener | None = None
 
     def live(self, place: Place, descriptors: list[int]) -> NoReturn:
         try:
-            bundle_dir = self._shut_in(place)
+            bundle_dir, listening = self._shut_in(place, descriptors.pop(0))
             watchdog.watch(self._channel.fileno(), self._meter)
-            listening = socket(fileno=descriptors[0])
             if self._assign.shell:
                 from fleetstart.runtime.terminal import Terminal  # late: calls need none of it
 
@@ -116,7 +109,7 @@ class Life:
             starting = Starting(
                 assign=self._assign,
                 bundle_dir=bundle_dir,
-                segment_fds=tuple(descriptors[1:]),
+                segment_fds=tuple(descriptors),
                 loop=self._loop,
                 want=lambda chunks: self._send(Want(chunks[0], chunks[-1])),
                 membership=self._membership,
@@ -136,7 +129,7 @@ class Life:
         """A stage hears its node from now on; takes the listener for its links out of the descriptors."""
         if self._assign.stage is None:
             return None
-        membership = Membership(socket(fileno=descriptors.pop(1)))
+        membership = Membership(socket(fileno=descriptors.pop(0)))
         self._channel.socket.setblocking(False)
         membership.hear(
             self._channel,
@@ -151,19 +144,12 @@ class Life:
             print(f"the stage ends: {why}", file=sys.stderr, flush=True)
             watchdog.end_process(exits.ORPHANED)
 
-    def _shut_in(self, place: Place) -> str:
-        """Before any of the user's code. Returns where the bundle lies afterwards."""
+    def _shut_in(self, place: Place, first: int) -> tuple[str, socket | None]:
+        """Before any of the user's code. Returns where the bundle lies afterwards, and where to listen."""
         spec = self._assign.spec
-        bundle_dir = self._assign.bundle_dir
         with self._timeline.span("start"):
             try:
-                if place.confined:
-                    writable_bytes, terminals = spec.memory_bytes // 2, self._assign.shell
-                    isolation.confine(bundle_dir, place.steps, writable_bytes=writable_bytes, terminals=terminals)
-                    bundle_dir = isolation.FUNCTION_DIR
-                else:
-                    os.chdir(bundle_dir)
-                isolation.give_up_rights()
+                bundle_dir, listening = place.shut_in(self._assign, first)
                 if spec.egress:
                     os.environ.update(open_outlet(self._channel.send))
             except OSError as error:
@@ -173,9 +159,9 @@ class Life:
             os.environ.setdefault("OMP_NUM_THREADS", str(self._assign.threads))
             sys.path.insert(0, bundle_dir)
             sys.dont_write_bytecode = True
-        return bundle_dir
+        return bundle_dir, listening
 
-    async def _serve(self, started: Started, listening: socket, bundle_dir: str) -> None:
+    async def _serve(self, started: Started, listening: socket | None, bundle_dir: str) -> None:
         door = Door(
             started.app,
             token=self._assign.token,
@@ -184,7 +170,9 @@ class Life:
             changed=self._changed,
             sockets=started.lifespan,
         )
-        listener = Listener(discreet(door, Redactor(self._assign.secrets.values())), lifespan=started.lifespan)
+        listener = self._listener = Listener(
+            discreet(door, Redactor(self._assign.secrets.values())), lifespan=started.lifespan
+        )
         try:
             await listener.start(listening)
         except RuntimeError as error:
@@ -216,6 +204,8 @@ class Life:
             return
         except ChannelClosed:
             watchdog.end_process(exits.ORPHANED)
+        if isinstance(message, Caller) and self._listener is not None and descriptors:
+            self._listener.take(socket(fileno=descriptors.pop()))
         for descriptor in descriptors:
             os.close(descriptor)
         self._obey(message)

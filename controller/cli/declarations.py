@@ -27,7 +27,7 @@ SOURCE_MAX_BYTES = 4 * 1024 * 1024
 
 FUNCTION_SETTINGS = (
     "name", "weights", "adapter", "memory", "concurrency", "timeout_s", "queue_timeout_s", "start_timeout_s", "scale",
-    "slo", "limits", "max_body", "cors", "network", "region", "env", "tags", "include", "probe",
+    "slo", "limits", "max_body", "cors", "network", "isolation", "region", "env", "tags", "include", "probe",
     "schedule", "timezone", "keep_requests", "project", "secrets",
 )  # fmt: skip
 LLM_SETTINGS = (*FUNCTION_SETTINGS, "dtype", "max_batch", "max_context", "kv_memory", "threads")

@@ -32,8 +32,8 @@ LLM_QUEUE_FACTOR = 2
 Spec = TypeVar("Spec", FunctionSpec, LLMSettings)
 
 _SAME = (
-    "concurrency", "timeout_s", "queue_timeout_s", "start_timeout_s", "scale", "slo", "limits", "network", "env",
-    "tags", "probe", "schedule", "timezone", "keep_requests", "project", "secrets",
+    "concurrency", "timeout_s", "queue_timeout_s", "start_timeout_s", "scale", "slo", "limits", "network", "isolation",
+    "env", "tags", "probe", "schedule", "timezone", "keep_requests", "project", "secrets",
 )  # fmt: skip
 _ENGINE = {
     "dtype": "dtype",

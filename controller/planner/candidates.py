@@ -27,6 +27,7 @@ from fleetstart.controller.planner.predict import (
     work,
 )
 from fleetstart.controller.planner.shape import EVERY_LAYER, Cut, Shape
+from fleetstart.controller.planner.where import ANYWHERE, Wanted
 from fleetstart.runtime.contract.function import SLO
 from fleetstart.runtime.contract.ids import CheckpointId, FunctionName
 
@@ -56,7 +57,7 @@ class PlanRequest:
     """Whole workers that are wanted of this start in the end."""
     most: int = 1
     """That its function may ever have: so many more calls may make of its helpers."""
-    regions: tuple[str, ...] = ()
+    wanted: Wanted = ANYWHERE
     """In which it may run; none: anywhere."""
 
     @property
@@ -148,10 +149,10 @@ def find_seats(
         needs.update(request.own_bytes(cut, full=False) + cut.size_bytes * weigh for cut in request.shape.cuts(size))
     least_fetch = min(cut.size_bytes for cut in request.shape.cuts(max(sizes))) if weigh else 0
     fetch_bytes = (least_fetch, request.segment_bytes)
-    states, refused = cluster.quickest(sorted(needs, reverse=True), fetch_bytes, max(sizes), now_s, request.regions)
+    states, refused = cluster.quickest(sorted(needs, reverse=True), fetch_bytes, max(sizes), now_s, request.wanted)
     known = {now.state.node for now in states}
     least_bytes = min(request.own_bytes(cut, full=False) for size in sizes for cut in request.shape.cuts(size))
-    holders = cluster.holders(request.checkpoint, least_bytes, now_s, request.regions)
+    holders = cluster.holders(request.checkpoint, least_bytes, now_s, request.wanted)
     seats = [Seat(now, request, now_s) for now in states]
     seats += [Seat(now, request, now_s) for now in holders if now.state.node not in known]
     seats.sort(key=lambda seat: (seat.ratio, seat.state.node))

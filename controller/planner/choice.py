@@ -19,8 +19,7 @@ from fleetstart.controller.planner.candidates import Candidate, Lack, PlanReques
 from fleetstart.controller.planner.cluster import Cluster
 from fleetstart.controller.planner.contention import NEVER, Link
 from fleetstart.controller.planner.plans import Considered, Plan, StagePlan
-from fleetstart.controller.planner.regions import admits
-from fleetstart.controller.planner.regions import lack as lack_of_region
+from fleetstart.controller.planner.where import admits, lack
 from fleetstart.runtime.contract.errors import Unavailable
 from fleetstart.runtime.contract.function import MIB
 
@@ -147,13 +146,13 @@ def choose(request: PlanRequest, found: Sequence[Candidate]) -> Choice | None:
         by_lack.setdefault(_lacking(request, one), []).append(one)
     if request.slo is None:
         return _worthwhile(by_lack[min(by_lack)])
-    for lack in sorted(by_lack):
-        keeping = [one for one in by_lack[lack] if _meets(request, one)]
+    for missing in sorted(by_lack):
+        keeping = [one for one in by_lack[missing] if _meets(request, one)]
         if keeping:
             best = min(keeping, key=_cheapest)
             return Choice(best, f"the cheapest of {len(keeping)} that keep the SLO", True)
-    for lack in sorted(by_lack):
-        hopeful = [one for one in by_lack[lack] if _meets(request, one, bare=True)]
+    for missing in sorted(by_lack):
+        hopeful = [one for one in by_lack[missing] if _meets(request, one, bare=True)]
         if hopeful:
             best = min(hopeful, key=lambda one: (one.ttft_s, one.weight, -one.full))
             return Choice(best, "the quickest: none keeps the SLO with its margin", True, sure=False)
@@ -195,7 +194,8 @@ def _plan(request: PlanRequest, choice: Choice, found: Sequence[Candidate | Lack
     taken = choice.taken
     return Plan(
         stages=_stages(request, choice),
-        regions=list(request.regions),
+        regions=list(request.wanted.regions),
+        isolation=request.wanted.isolation,
         ttft_s=taken.ttft_s,
         margin=taken.margin,
         ready_s=taken.ready_s,
@@ -285,6 +285,7 @@ def _later(request: PlanRequest, wait_s: float) -> Plan:
 
 
 def _none(request: PlanRequest, cluster: Cluster, found: Sequence[Candidate | Lack], refused: int) -> Plan:
+    why = lack(request.wanted, cluster)
     need_mib = (request.memory_bytes + request.segment_bytes) // MIB
     if refused:
         error = Unavailable(
@@ -298,15 +299,12 @@ def _none(request: PlanRequest, cluster: Cluster, found: Sequence[Candidate | La
             hint="`fs status` lists nodes; `fs up` starts one here",
             retry_after_s=2,
         )
-    elif why := lack_of_region(request.regions, [state.region for state in cluster]):
-        error = Unavailable(
-            f"function {request.function}: {why}",
-            hint="start a node there (`fs up --region`, or FS_REGION), or deploy with another `region`",
-            retry_after_s=5,
-        )
+    elif why[0]:
+        error = Unavailable(f"function {request.function}: {why[0]}", hint=why[1], retry_after_s=5)
     else:
-        fitting = [state for state in cluster if admits(request.regions, state.region)]
-        there = f" in {', '.join(request.regions)}" if request.regions else ""
+        fitting = [state for state in cluster if admits(request.wanted, state)]
+        regions = request.wanted.regions
+        there = f" in {', '.join(regions)}" if regions else ""
         roomiest = min(fitting, key=lambda state: (-state.free_bytes, state.node))
         error = Unavailable(
             f"function {request.function}: a worker needs {need_mib} MiB, the roomiest node{there} {roomiest.node} has "
@@ -318,7 +316,8 @@ def _none(request: PlanRequest, cluster: Cluster, found: Sequence[Candidate | La
         stages=[],
         meets_slo=False,
         reason=error.message,
-        regions=list(request.regions),
+        regions=list(request.wanted.regions),
+        isolation=request.wanted.isolation,
         considered=[
             Considered(stages=one.stages, full=one.full, nodes=[], why_not=f"{one.found} nodes have room")
             for one in found

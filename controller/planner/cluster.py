@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 from fleetstart.controller.planner.contention import Link
 from fleetstart.controller.planner.nodes import Held, NodeState
-from fleetstart.controller.planner.regions import admits
 from fleetstart.controller.planner.shape import EVERY_LAYER
+from fleetstart.controller.planner.where import ANYWHERE, Wanted, admits
 from fleetstart.runtime.contract.ids import CheckpointId, NodeId
 
 HOLDERS = 16
@@ -78,7 +78,7 @@ class Cluster:
                 del self._holders[checkpoint]
 
     def holders(
-        self, checkpoint: CheckpointId | None, least_bytes: int, now_s: float, regions: Sequence[str] = ()
+        self, checkpoint: CheckpointId | None, least_bytes: int, now_s: float, wanted: Wanted = ANYWHERE
     ) -> list[Now]:
         """The best of those that have any of it, in memory, on the way or on disk, and that much room."""
         if checkpoint is None or checkpoint not in self._holders:
@@ -87,7 +87,7 @@ class Cluster:
         roomy = (
             Now(state, state.link.at(now_s))
             for state in states
-            if state.free_bytes >= least_bytes and admits(regions, state.region)
+            if state.free_bytes >= least_bytes and admits(wanted, state)
         )
         return list(islice(roomy, HOLDERS))
 
@@ -97,7 +97,7 @@ class Cluster:
         fetch_bytes: tuple[int, int],
         enough: int,
         now_s: float,
-        regions: Sequence[str] = (),
+        wanted: Wanted = ANYWHERE,
     ) -> tuple[list[Now], list[Now]]:
         """Of each list, the first `enough` there that have room for each of these needs and take the fetches.
 
@@ -108,12 +108,12 @@ class Cluster:
         found: list[Now] = []
         refused: list[Now] = []
         least_fetch, most_fetch = fetch_bytes
-        states, least_bytes = self._states, needs_bytes[-1]
+        states, least_bytes, chosen = self._states, needs_bytes[-1], wanted != ANYWHERE
         for ranks in (self._free, self._shared):
             counts, partial = [0] * len(needs_bytes), 0
             for _, node in ranks:
                 state = states[node]
-                if state.free_bytes < least_bytes or (regions and not admits(regions, state.region)):
+                if state.free_bytes < least_bytes or (chosen and not admits(wanted, state)):
                     continue
                 kind = next(index for index, need in enumerate(needs_bytes) if state.free_bytes >= need)
                 if counts[kind] >= enough:

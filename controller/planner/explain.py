@@ -59,6 +59,8 @@ def text(explanation: Explanation) -> str:
     head = f"{_counted(len(plan.stages))}: {plan.reason}"
     if plan.regions:
         head += f"\nit may run in {', '.join(plan.regions)}"
+    if plan.isolation != "namespaces":
+        head += f"\nit runs inside {plan.isolation}, whole: no others could reach a stage there"
     hidden_s = plan.sequential_ttft_s - plan.ttft_s
     if hidden_s > 0:
         head += f"\noverlapping the parts of the start hides {hidden_s:.2f} s"

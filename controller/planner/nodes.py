@@ -44,6 +44,7 @@ class NodeState:
     """t_cc + t_cu."""
     held: Mapping[CheckpointId, Held]
     region: str = ""
+    isolations: frozenset[str] = frozenset()
     """Where it is; empty if it does not say."""
 
 
@@ -102,6 +103,7 @@ def node_state(
         start_s=measures.start_s.value + measures.device_s.value,
         held=_held(report, alive, segments, shapes),
         region=report.region,
+        isolations=frozenset(report.isolations),
     )
 
 

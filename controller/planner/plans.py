@@ -8,6 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from fleetstart.runtime.contract.errors import ErrorInfo
+from fleetstart.runtime.contract.function import Isolation
 from fleetstart.runtime.contract.ids import NodeId
 
 
@@ -69,6 +70,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     meets_slo: bool = True
     reason: str
     regions: list[str] = []
+    isolation: Isolation = "namespaces"
     """In which it may run; none: anywhere. Only nodes there were looked at."""
     considered: list[Considered] = []
     decided_unix_ms: int = 0

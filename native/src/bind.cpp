@@ -251,6 +251,7 @@ void bind_checksum(py::module_& module) {
 }
 
 void bind_control(py::module_& module) {
+  module.def("attach_across_kernels", &fs::attach_across_kernels);
   py::class_<fs::ControlBlock>(module, "ControlBlock")
       .def_static(
           "create",

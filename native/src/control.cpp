@@ -28,6 +28,8 @@ constexpr std::uint64_t kChunksMax = std::uint64_t{1} << 32;
 constexpr std::uint64_t kManifestMaxBytes = std::uint64_t{1} << 32;
 // A wait is cut into slices, so that Python's signal handlers run also when the signal went to another thread.
 constexpr std::int64_t kSliceNs = 1'000'000'000;
+// Between two looks where no wake-up comes: short beside what a chunk takes to come, long beside what a look costs.
+constexpr std::int64_t kLookNs = 1'000'000;
 constexpr double kTimeoutMaxS = 1e9;
 
 template <typename Word>
@@ -242,23 +244,28 @@ void ControlBlock::wait(std::uint64_t first, std::uint64_t last, double timeout_
   if (!std::isfinite(timeout_s)) throw std::invalid_argument("timeout_s must be a number of seconds: every wait ends");
   const double bounded_s = std::clamp(timeout_s, 0.0, kTimeoutMaxS);
   const std::int64_t deadline_ns = monotonic_ns() + static_cast<std::int64_t>(bounded_s * 1e9);
+  const std::int64_t most_ns = across_kernels() ? kLookNs : kSliceNs;
+  std::int64_t between_ns = monotonic_ns() + kSliceNs;
   const std::uint32_t& event = header().event;
   for (;;) {
     // Read before the condition: a change after this makes the kernel refuse to sleep.
     const std::uint32_t seen = load_acquire(event);
     if (all_ready(first, last)) return;
     if (auto failure = error()) throw SegmentFailed(std::move(failure->first), std::move(failure->second));
-    const std::int64_t left_ns = deadline_ns - monotonic_ns();
+    const std::int64_t now_ns = monotonic_ns();
+    const std::int64_t left_ns = deadline_ns - now_ns;
     if (left_ns <= 0)
       throw TimedOut(chunk_text(first, last) + " not ready after " + std::to_string(timeout_s) + " s; " +
                      std::to_string(ready_count()) + " of " + std::to_string(chunk_count_) + " chunks are");
-    const std::int64_t slice_ns = std::min(left_ns, kSliceNs);
+    const std::int64_t slice_ns = std::min(left_ns, most_ns);
     const timespec slice{slice_ns / 1'000'000'000, slice_ns % 1'000'000'000};
     if (futex(&event, FUTEX_WAIT, seen, &slice) == 0) continue;
-    if (errno == EINTR || errno == ETIMEDOUT)
+    if (errno == EAGAIN) continue;
+    if (errno != EINTR && errno != ETIMEDOUT) throw_errno("futex wait");
+    if (errno == EINTR || now_ns + slice_ns >= between_ns) {
       between();
-    else if (errno != EAGAIN)
-      throw_errno("futex wait");
+      between_ns = now_ns + slice_ns + kSliceNs;
+    }
   }
 }
 

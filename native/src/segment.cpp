@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <limits>
 #include <stdexcept>
@@ -37,6 +38,8 @@ constexpr std::uint64_t kSizeMax = std::uint64_t{1} << 62;
 
 // What a reader must be able to rely on. F_SEAL_SEAL only keeps others from adding seals.
 constexpr int kNeededSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE;
+
+std::atomic<bool> g_across_kernels{false};
 
 int protection_of(Access access) { return access == Access::kReader ? PROT_READ : PROT_READ | PROT_WRITE; }
 
@@ -120,10 +123,22 @@ Descriptor create_memory(const std::string& name, std::uint64_t size_bytes, unsi
 }
 
 void seal(const Descriptor& descriptor) {
+  if (across_kernels()) return;  // what is made there is for nobody else
   if (::fcntl(descriptor.get(), F_ADD_SEALS, kSeals) < 0) throw_errno("sealing of shared memory");
 }
 
+void attach_across_kernels() { g_across_kernels.store(true); }
+
+bool across_kernels() { return g_across_kernels.load(); }
+
+std::uint64_t size_of(const Descriptor& descriptor) {
+  struct stat status {};
+  if (::fstat(descriptor.get(), &status) < 0) throw_errno("fstat of shared memory");
+  return static_cast<std::uint64_t>(status.st_size);
+}
+
 std::uint64_t protected_size(const Descriptor& descriptor) {
+  if (across_kernels()) return size_of(descriptor);
   const std::string name = "descriptor " + std::to_string(descriptor.get());
   const int seals = ::fcntl(descriptor.get(), F_GET_SEALS);
   if (seals < 0) throw_errno(name + " is not shared memory that can be sealed");
@@ -136,9 +151,7 @@ std::uint64_t protected_size(const Descriptor& descriptor) {
       throw_errno(name + " is shared memory without the seals against resizing and writing");
     }
   }
-  struct stat status {};
-  if (::fstat(descriptor.get(), &status) < 0) throw_errno("fstat of shared memory");
-  return static_cast<std::uint64_t>(status.st_size);
+  return size_of(descriptor);
 }
 
 Region::Region(std::shared_ptr<Mapping> mapping, std::vector<int> fds)

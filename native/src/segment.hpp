@@ -9,6 +9,11 @@
 
 namespace fs {
 
+// For a process whose kernel is not its owner's (gVisor): there are no such seals there, and no wake-up crosses, so that
+// waits look often. For all that is attached afterwards; never taken back.
+void attach_across_kernels();
+bool across_kernels();
+
 // Owns a file descriptor.
 class Descriptor {
  public:

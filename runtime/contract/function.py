@@ -109,6 +109,9 @@ class LLMSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             raise InvalidSpec(f"llm: kv_memory must be at least 1 MiB, got {self.kv_memory_bytes} bytes")
 
 
+Isolation = Literal["namespaces", "gvisor"]
+
+
 class FunctionSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything that the platform must know to run one version; equal specs are one version."""
 
@@ -117,7 +120,9 @@ class FunctionSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     entry: str
     """`module:attribute` inside the bundle, for example `handler:Embed`."""
     profile: Literal["python", "torch"] = "python"
-    """What the fork server has imported before the worker is forked."""
+    """What its worker has imported before it is known for whom."""
+    isolation: Isolation = "namespaces"
+    """What a worker is shut in by: namespaces on the node's kernel, or gVisor, a kernel of its own in user space."""
     weights: CheckpointId | None = None
     adapter: CheckpointId | None = None
     """A LoRA adapter that is applied to the weights when they are loaded."""
@@ -206,6 +211,11 @@ class FunctionSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         _check_tags(self.tags)
         _check_secrets(self.secrets, self.env)
         _check_network(self.network)
+        if self.isolation == "gvisor" and self.egress:
+            raise InvalidSpec(
+                f"function {self.name}: a list of what it may reach needs namespaces, and isolation is gvisor",
+                hint="leave out the list (no network at all), or isolation",
+            )
         if len(self.region) > REGIONS_MAX:
             raise InvalidSpec(f"region has {REGIONS_MAX} names at most, got {len(self.region)}")
         for region in self.region:
@@ -227,8 +237,18 @@ class FunctionSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def in_layers(self) -> bool:
-        """Whether its model can be cut into stages."""
-        return self.llm is not None or self.layered
+        """Whether its model can be cut into stages: inside gVisor, a worker has no sockets that others could reach."""
+        return (self.llm is not None or self.layered) and self.isolation == "namespaces"
+
+    @property
+    def pool(self) -> str:
+        """Of which of a node's pools its workers are."""
+        return pool_name(self.profile, self.isolation)
+
+
+def pool_name(profile: str, isolation: Isolation) -> str:
+    """ "torch", "torch+gvisor"."""
+    return profile if isolation == "namespaces" else f"{profile}+{isolation}"
 
 
 def _check_origins(origins: list[str]) -> None:

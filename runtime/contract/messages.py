@@ -8,9 +8,11 @@ answered by `Forked` or `ForkFailed`; later comes `Exited`.
 if there are weights). If its function has a list of what it may reach, it says `Outlet` before it runs anything of it,
 with one descriptor: the socket on its own loopback at which it will ask its node for ways out. It may say `Want` when
 it waits for weights out of order, answers `Ready` or `StartError`, sends `Usage` about once a second, and on `Drain`
-finishes its calls, says `Drained` and exits. The end of the socket is the end of the worker, from either side. A stage
-of a pipeline is given its connections to the others (`Peers`) and may be told to become a whole worker (`Grow`,
-`Whole`): see `orders`.
+finishes its calls, says `Drained` and exits. The end of the socket is the end of the worker, from either side.
+
+A stage of a pipeline is given its connections to the others (`Peers`) and may be told to become a whole worker (`Grow`,
+`Whole`): see `orders`. Inside gVisor, where a listening socket would be of no use, a worker is given its bundle in its
+place, as a tar, and each connection by itself (`Caller`).
 """
 
 from __future__ import annotations
@@ -32,6 +34,8 @@ class Fork(msgspec.Struct, frozen=True, tag="fork"):
     cgroup_procs: list[str] = []
     """Files into which the child writes itself before it runs anything."""
     network: bool = False
+    profile: str = ""
+    """What it shall have imported, of a launcher that does not bring one profile itself."""
 
 
 class Forked(msgspec.Struct, frozen=True, tag="forked"):
@@ -72,7 +76,8 @@ class Pooled(msgspec.Struct, frozen=True, tag="pooled"):
 
 
 class Assign(msgspec.Struct, frozen=True, tag="assign", kw_only=True):
-    """Descriptors with it: listening socket, a stage's for its links, of each segment its control block and slabs."""
+    """Descriptors with it: listening socket (inside gVisor, the bundle), a stage's for its links, of each segment its
+    control block and slabs."""
 
     worker: WorkerId
     version: Version
@@ -122,6 +127,10 @@ class Usage(msgspec.Struct, frozen=True, tag="usage"):
     """None until a call has ended."""
 
 
+class Caller(msgspec.Struct, frozen=True, tag="caller"):
+    """Descriptor with it: a caller's connection, for a worker that cannot listen where callers would find it."""
+
+
 class Peers(msgspec.Struct, frozen=True, tag="peers"):
     """Descriptors with it: a connection to each of these stages, to send on."""
 
@@ -145,4 +154,4 @@ class Drained(msgspec.Struct, frozen=True, tag="drained"):
 
 
 WorkerMessage = Pooled | Outlet | Want | Ready | StartError | Usage | Whole | Drained
-DaemonMessage = Assign | Peers | Grow | Drain
+DaemonMessage = Assign | Caller | Peers | Grow | Drain

@@ -15,6 +15,7 @@ import httpx
 import pytest
 
 from fleetstart.prefetcher.egress import SAID_MOST, Bounds, Egress, bounds_of
+from fleetstart.prefetcher.side_loop import SideLoop
 from tests.prefetcher.peer import Peer
 from tests.servers import wait_until
 
@@ -34,7 +35,8 @@ class Way:
     def __init__(self, entries: list[str], bounds: Bounds) -> None:
         self._loop = asyncio.new_event_loop()
         self._said: list[str] = []
-        self.egress = Egress(bounds)
+        self.side = SideLoop()
+        self.egress = Egress(bounds, self.side)
         listener = socket.create_server(("127.0.0.1", 0))
         self.port = listener.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
@@ -67,7 +69,7 @@ class Way:
         return connection
 
     def close(self) -> None:
-        self.egress.close()
+        self.side.close()
         self._loop.close()
 
 
@@ -265,7 +267,7 @@ def test_everything_ends_with_the_worker_and_with_the_node(way: Open, peer: Peer
     for index, how in enumerate(("worker", "node")):
         out = way()
         with hold(out, peer) as sock:
-            out.end() if how == "worker" else out.egress.close()
+            out.end() if how == "worker" else out.side.close()
             assert read_all(sock) == b""
             assert peer.is_left(index)
         wait_until(functools.partial(refuses, out.port), what="the end of the listener")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from fleetstart.prefetcher.pool import CALM_S, FAILURE_PAUSES_S, ProfilePool, choose_spare, pause_s
+from fleetstart.prefetcher.pool import CALM_S, FAILURE_PAUSES_S, PoolState, choose_spare, pause_s
 
-EMPTY = ProfilePool(warm=True, waiting=0, forking=0)
-FULL = ProfilePool(warm=True, waiting=1, forking=0)
-COLD = ProfilePool(warm=False, waiting=0, forking=0)
-FORKING = ProfilePool(warm=True, waiting=0, forking=1)
+EMPTY = PoolState(warm=True, waiting=0, forking=0)
+FULL = PoolState(warm=True, waiting=1, forking=0)
+COLD = PoolState(warm=False, waiting=0, forking=0)
+FORKING = PoolState(warm=True, waiting=0, forking=1)
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ FORKING = ProfilePool(warm=True, waiting=0, forking=1)
     ],
 )
 def test_a_spare_is_forked_when_one_is_missing_and_nobody_waits(
-    pools: dict[str, ProfilePool], starts: int, last_start_s: float, expected: str | None
+    pools: dict[str, PoolState], starts: int, last_start_s: float, expected: str | None
 ) -> None:
     assert choose_spare(pools, size=1, starts_under_way=starts, last_start_s=last_start_s, now_s=100.0) == expected
 
@@ -36,7 +36,7 @@ def test_without_a_pool_none_is_forked() -> None:
 
 
 def test_spares_that_die_are_replaced_ever_more_slowly() -> None:
-    dying = ProfilePool(warm=True, waiting=0, forking=0, failures=2, failed_at_s=100.0)
+    dying = PoolState(warm=True, waiting=0, forking=0, failures=2, failed_at_s=100.0)
 
     def choice(now_s: float) -> str | None:
         return choose_spare({"python": dying}, size=1, starts_under_way=0, last_start_s=0, now_s=now_s)

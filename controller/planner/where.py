@@ -1,0 +1,78 @@
+"""Where a function may run: which nodes fit, and what is said where none does.
+
+A node says in which region it is, or nothing; and what it shuts workers in by. A function that names regions runs in
+these alone, each stage of a pipeline too; one that names none runs anywhere.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from typing import NamedTuple, Protocol
+
+from fleetstart.runtime.contract.function import FunctionSpec, Isolation
+
+
+class Wanted(NamedTuple):
+    """By a function, of a node."""
+
+    regions: tuple[str, ...] = ()
+    isolation: Isolation = "namespaces"
+
+
+class Offer(Protocol):
+    """A node."""
+
+    @property
+    def region(self) -> str:
+        """Empty if it says none."""
+
+    @property
+    def isolations(self) -> Collection[str]:
+        """Beyond namespaces."""
+
+
+ANYWHERE = Wanted()
+
+
+def wanted_by(spec: FunctionSpec) -> Wanted:
+    return Wanted(tuple(spec.region), spec.isolation)
+
+
+def admits(wanted: Wanted, node: Offer) -> bool:
+    regions, isolation = wanted
+    return (not regions or node.region in regions) and (isolation == "namespaces" or isolation in node.isolations)
+
+
+def lack(wanted: Wanted, nodes: Iterable[Offer]) -> tuple[str, str]:
+    """Why none of the nodes may run it, and what to do; empty if one may, or if there is no node."""
+    found = list(nodes)
+    if not found or any(admits(wanted, node) for node in found):
+        return "", ""
+    regions, isolation = wanted
+    there = [node for node in found if not regions or node.region in regions]
+    if not there:
+        return (
+            f"it may run in {_either(regions)}, and no node is there: {where(node.region for node in found)}",
+            "start a node there (`fs up --region`, or FS_REGION), or deploy with another `region`",
+        )
+    place = f" in {_either(regions)}" if regions else ""
+    count = f"none of {len(there)} nodes{place} has" if len(there) > 1 else f"the node{place} has not"
+    return (
+        f"it asks for isolation {isolation}, which {count}",
+        "install gVisor there (Debian: apt install runsc) and restart the node, whose log says what is amiss; "
+        "or deploy without `isolation`",
+    )
+
+
+def where(regions: Iterable[str]) -> str:
+    """ "2 nodes are in us, 1 in no region"."""
+    counts = sorted(Counter(regions).items(), key=lambda pair: (not pair[0], -pair[1], pair[0]))
+    parts = [f"{count} in {region or 'no region'}" for region, count in counts]
+    first = counts[0][1]
+    parts[0] = parts[0].replace(" in ", " node is in " if first == 1 else " nodes are in ", 1)
+    return ", ".join(parts)
+
+
+def _either(names: Sequence[str]) -> str:
+    return " or ".join(filter(None, (", ".join(names[:-1]), names[-1])))

@@ -1,0 +1,47 @@
+"""One thread of the daemon with an event loop of its own, for bytes that are carried: they must not hold up starts."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+
+from fleetstart.runtime.contract.tasks import end_tasks
+
+CLOSE_S = 2.0
+
+
+class SideLoop:
+    """Made when the first needs it. Its methods are for the daemon's own loop."""
+
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    def call(self, what: Callable[[], object]) -> None:
+        """There, soon; after its end, never."""
+        if self._closed:
+            return
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            self._thread = threading.Thread(target=_run, args=(self._loop,), name="carrying", daemon=True)
+            self._thread.start()
+        self._loop.call_soon_threadsafe(what)
+
+    def close(self) -> None:
+        """Whatever is still under way there ends with it."""
+        self._closed = True
+        loop, self._loop = self._loop, None
+        if loop is not None and self._thread is not None:
+            loop.call_soon_threadsafe(loop.stop)
+            self._thread.join(CLOSE_S)
+
+
+def _run(loop: asyncio.AbstractEventLoop) -> None:
+    asyncio.set_event_loop(loop)
+    try:
+        loop.run_forever()
+        loop.run_until_complete(end_tasks(asyncio.all_tasks(loop)))
+    finally:
+        loop.close()

@@ -1,0 +1,135 @@
+"""Functions that ask something of their nodes: planned on those that fit as if there were no others."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fleetstart.controller.planner import Cluster, plan
+from fleetstart.controller.planner.explain import Outcome, explained, text
+from fleetstart.controller.planner.nodes import NodeState
+from fleetstart.controller.planner.where import ANYWHERE, Wanted, admits, lack, where
+from fleetstart.runtime.contract.function import SLO, Isolation
+from tests.controller.planner.worlds import clusters, measured, names, node, request
+
+REGIONS = st.sampled_from(["", "eu", "us", "asia"])
+WANTED = st.builds(
+    Wanted,
+    st.lists(st.sampled_from(["eu", "us", "asia", "moon"]), max_size=3, unique=True).map(tuple),
+    st.sampled_from(["namespaces", "gvisor"]),
+)
+OFFERS = st.tuples(REGIONS, st.sampled_from([frozenset[str](), frozenset({"gvisor"})]))
+GVISOR: Isolation = "gvisor"
+
+
+def offer(region: str, isolations: frozenset[str] = frozenset()) -> NodeState:
+    return replace(node("n"), region=region, isolations=isolations)
+
+
+@given(
+    clusters(least=1),
+    st.lists(OFFERS, min_size=7, max_size=7),
+    WANTED,
+    st.none() | st.floats(0.5, 9.0).map(lambda ttft_s: SLO(ttft_s=ttft_s)),
+    st.integers(1, 4),
+)
+def test_a_plan_is_that_of_the_nodes_that_fit_and_of_no_others(
+    cluster: Cluster, offers: list[tuple[str, frozenset[str]]], wanted: Wanted, slo: SLO | None, workers: int
+) -> None:
+    placed = [
+        replace(state, region=region, isolations=isolations)
+        for state, (region, isolations) in zip(cluster, offers, strict=False)
+    ]
+    fitting = [state for state in placed if admits(wanted, state)]
+    asked = request(slo=slo, workers=workers, most=workers)
+
+    found = plan(replace(asked, wanted=wanted), Cluster(placed), 0.0)
+    alone = plan(asked, Cluster(fitting), 0.0)
+
+    by_name = {state.node: state for state in placed}
+    for stage in found.stages:
+        assert not wanted.regions or stage.region in wanted.regions
+        assert wanted.isolation == "namespaces" or wanted.isolation in by_name[stage.node].isolations
+    assert found.stages == alone.stages
+    assert (tuple(found.regions), found.isolation) == wanted
+    if fitting:
+        assert found.considered == alone.considered
+    else:
+        assert found.error is not None
+        why, advice = lack(wanted, placed)
+        assert why in found.error.message
+        assert found.error.hint == advice
+
+
+@given(WANTED, st.lists(OFFERS, max_size=5))
+def test_there_is_a_lack_where_nodes_are_and_none_fits(
+    wanted: Wanted, offers: list[tuple[str, frozenset[str]]]
+) -> None:
+    nodes = [offer(*each) for each in offers]
+    none_fits = not any(admits(wanted, each) for each in nodes)
+    why, advice = lack(wanted, nodes)
+    assert bool(why) == bool(advice) == (bool(nodes) and none_fits)
+
+
+def test_who_names_no_region_runs_anywhere_and_who_names_some_never_where_nobody_says() -> None:
+    assert admits(ANYWHERE, offer(""))
+    assert admits(ANYWHERE, offer("eu"))
+    assert admits(Wanted(("eu", "us")), offer("us"))
+    assert not admits(Wanted(("eu",)), offer(""))
+
+
+def test_a_sandbox_is_had_where_a_node_says_so_and_nowhere_else() -> None:
+    gvisor = frozenset({"gvisor"})
+    assert admits(Wanted((), GVISOR), offer("eu", gvisor))
+    assert not admits(Wanted((), GVISOR), offer("eu"))
+    assert not admits(Wanted(("us",), GVISOR), offer("eu", gvisor))
+
+
+@pytest.mark.parametrize(
+    ("regions", "nodes", "words"),
+    [
+        ((), [offer("")], "it asks for isolation gvisor, which the node has not"),
+        ((), [offer(""), offer("eu")], "it asks for isolation gvisor, which none of 2 nodes has"),
+        (("eu",), [offer("", frozenset({"gvisor"})), offer("eu")], "isolation gvisor, which the node in eu has not"),
+        (("us",), [offer("eu", frozenset({"gvisor"}))], "it may run in us, and no node is there"),
+    ],
+)
+def test_what_is_lacking_is_said(regions: tuple[str, ...], nodes: list[NodeState], words: str) -> None:
+    why, _ = lack(Wanted(regions, GVISOR), nodes)
+    assert words in why
+
+
+@pytest.mark.parametrize(
+    ("regions", "words"),
+    [
+        (["us"], "1 node is in us"),
+        (["us", "us", "", "asia"], "2 nodes are in us, 1 in asia, 1 in no region"),
+        ([""], "1 node is in no region"),
+    ],
+)
+def test_it_is_said_where_nodes_are(regions: list[str], words: str) -> None:
+    assert where(regions) == words
+    why, _ = lack(Wanted(("eu", "moon")), [offer(region) for region in regions])
+    assert why == f"it may run in eu or moon, and no node is there: {words}"
+
+
+def test_a_pipeline_stays_in_its_region_though_the_others_are_quicker() -> None:
+    nodes = [node(f"eu{index}", region="eu", bytes_per_s=50e6) for index in range(2)]
+    nodes += [node(f"us{index}", region="us") for index in range(4)]
+    found = plan(request(measures=measured(prefill_s=0.0), wanted=Wanted(("eu",))), Cluster(nodes), 0.0)
+    assert names(found) == ["eu0", "eu1"]
+    said = text(explained(found, Outcome()))
+    assert "it may run in eu" in said
+    assert "eu0 (eu)" in said
+
+
+def test_the_roomiest_is_of_the_region() -> None:
+    nodes = [node("big", region="us"), node("small", region="eu", free_bytes=10)]
+    found = plan(request(wanted=Wanted(("eu",))), Cluster(nodes), 0.0)
+    assert found.error is not None
+    assert "the roomiest node in eu small has 0 of" in found.error.message
+    assert msgspec.json.encode(found)
