@@ -53,7 +53,7 @@ class Dev:
     def __init__(self, folder: Path, *options: str, source: str = HANDLER) -> None:
         self.source = source
         self.handler = folder / "src" / "handler.py"
-        self.handler.parent.mkdir(exist_ok=True)
+        self.handler.parent.mkdir(parents=True, exist_ok=True)
         self.save("1")
         self.tmp = folder / "t"
         self.tmp.mkdir()
@@ -179,4 +179,36 @@ def test_elsewhere_it_has_a_name_of_its_own_and_is_removed_in_the_end(tmp_path: 
             wait_until(lambda: dev.answer() == "2", 30, what="the second version")
             assert dev.end(signal.SIGTERM) == 0
         assert system.ok("plain") == 0
+        assert system.call("plain-dev").status_code == 404
+
+
+def test_elsewhere_a_function_that_no_fs_dev_made_is_neither_taken_over_nor_removed(tmp_path: Path) -> None:
+    with running(env={"FS_PROFILES": "python"}) as system:
+        system.deploy(PLAIN.replace("ANSWER", "0"), name="plain-dev")
+        with working(Dev(tmp_path / "before", "--url", system.url, source=PLAIN)) as dev:
+            assert dev.process.wait(30) == 1
+            dev.reader.join(10)
+            assert f"plain-dev at {system.url} is none that `fs dev` made" in dev.text
+            assert "fs rm plain-dev" in dev.text
+        assert system.ok("plain-dev") == 0
+
+        system.fs("rm", "plain-dev", "--yes")
+        with working(Dev(tmp_path / "meanwhile", "--url", system.url, source=PLAIN)) as dev:
+            assert dev.answer() == "1"
+            system.deploy(PLAIN.replace("ANSWER", "0"), name="plain-dev")
+            dev.save("2")
+            wait_until(lambda: "is none that `fs dev` made" in dev.text, 30, what="the refusal")
+            assert dev.end(signal.SIGTERM) == 0
+        assert system.ok("plain-dev") == 0
+
+
+def test_elsewhere_what_a_killed_one_left_is_taken_over_and_removed(tmp_path: Path) -> None:
+    with running(env={"FS_PROFILES": "python"}) as system:
+        with working(Dev(tmp_path / "killed", "--url", system.url, source=PLAIN)) as dev:
+            dev.end(signal.SIGKILL)
+        assert system.ok("plain-dev") == 1
+        with working(Dev(tmp_path / "next", "--url", system.url, source=PLAIN)) as dev:
+            dev.save("2")
+            wait_until(lambda: dev.answer() == "2", 30, what="its version")
+            assert dev.end(signal.SIGTERM) == 0
         assert system.call("plain-dev").status_code == 404

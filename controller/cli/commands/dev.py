@@ -17,7 +17,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,14 +28,13 @@ from fleetstart.controller.cli.commands.deploy import bundle_of, deploy_all, set
 from fleetstart.controller.cli.commands.down import stop
 from fleetstart.controller.cli.commands.logs import shown
 from fleetstart.controller.cli.commands.up import supervisor_argv, wait_ready
-from fleetstart.controller.cli.declarations import Declaration
+from fleetstart.controller.cli.elsewhere import is_anothers, name_of, renamed, require_own
 from fleetstart.controller.cli.handlers import flags_of, select
 from fleetstart.controller.cli.layout import Layout
 from fleetstart.controller.cli.own_secrets import provide
 from fleetstart.controller.cli.probing import Prober
 from fleetstart.controller.cli.root import verb
 from fleetstart.controller.cli.saves import Saves, stamps
-from fleetstart.controller.cli.specs import default_name
 from fleetstart.controller.cli.supervisor import dies_with
 from fleetstart.controller.resources import Deployed, FunctionInfo
 from fleetstart.runtime.contract.errors import FleetError, NotFound
@@ -44,9 +42,6 @@ from fleetstart.runtime.contract.errors import FleetError, NotFound
 LOOK_S = 0.3
 """Between two looks at the files; a change is deployed at the second look that sees it."""
 PREFIX = "fs-dev-"
-SUFFIX = "-dev"
-"""Of the names on another system."""
-NAME_MAX = 63
 
 
 @click.command(
@@ -88,7 +83,7 @@ def command(
     """
     if cold and url:
         raise click.UsageError("--cold empties the memory of its own system, which that of --url is not: give one")
-    file, _ = select(handler, flags_of(**flags))  # what is wrong with it is said before anything is started
+    file, handlers = select(handler, flags_of(**flags))  # what is wrong with it is said before anything is started
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)  # a polite end is a ctrl-C
     if cold:
@@ -97,6 +92,8 @@ def command(
     if url:
         address = find_server(url, home)
         with Server(address) as server:
+            for one in handlers:
+                require_own(server, name_of(renamed(one.declaration)))
             work = _Work(server, address, handler, flags, cache, as_json=as_json, elsewhere=True)
             try:
                 work.go_on(file)
@@ -157,6 +154,8 @@ class _Work:
         """What was deployed elsewhere; what cannot be removed is told of."""
         for name in self._names:
             try:
+                if is_anothers(self._server, name):
+                    continue
                 self._server.delete(function_path(name), FunctionInfo)
                 output.say(f"{name} removed")
             except NotFound:
@@ -170,8 +169,10 @@ class _Work:
             path, handlers = select(self._handler, flags_of(**self._flags))
             declarations = [one.declaration for one in handlers]
             if self._elsewhere:
-                declarations = [_renamed(declaration) for declaration in declarations]
-                self._names += [name for one in declarations if (name := one.settings["name"]) not in self._names]
+                declarations = [renamed(declaration) for declaration in declarations]
+                for name in map(name_of, declarations):
+                    require_own(self._server, name)
+                    self._names += [name] if name not in self._names else []
             else:
                 provide(self._server, declarations, os.environ)
             bundle = bundle_of(path, declarations)
@@ -205,12 +206,6 @@ class _Work:
     def _tell(self, error: FleetError | click.UsageError) -> None:
         told = error if isinstance(error, FleetError) else FleetError(error.format_message())
         output.show_error(told, as_json=self._as_json)
-
-
-def _renamed(declaration: Declaration) -> Declaration:
-    """Under a name of its own, so that it takes no calls away from what is deployed."""
-    name = str(declaration.settings.get("name") or default_name(declaration.attribute))
-    return replace(declaration, settings={**declaration.settings, "name": name[: NAME_MAX - len(SUFFIX)] + SUFFIX})
 
 
 def _enter() -> threading.Event:
