@@ -10,13 +10,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
-from fleetstart.controller.planner.cluster import Cluster, Now
-from fleetstart.controller.planner.margins import UNKNOWN, Margins
-from fleetstart.controller.planner.measures import VersionMeasures
-from fleetstart.controller.planner.nodes import Held
 from fleetstart.controller.planner.predict import (
     StageTimes,
     cost_gib_s,
@@ -26,78 +21,12 @@ from fleetstart.controller.planner.predict import (
     ttft_s,
     work,
 )
-from fleetstart.controller.planner.shape import EVERY_LAYER, Cut, Shape
-from fleetstart.controller.planner.where import ANYWHERE, Wanted
-from fleetstart.runtime.contract.function import SLO
-from fleetstart.runtime.contract.ids import CheckpointId, FunctionName
+from fleetstart.controller.planner.request import PlanRequest
+from fleetstart.controller.planner.seats import Fetch, Seat, missing_bytes
+from fleetstart.controller.planner.shape import Cut
 
 SHARING = 2.0
 """What a worker's memory counts on a node with others, against one on a free device: it slows them, and they it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanRequest:
-    """One version that needs workers."""
-
-    function: FunctionName
-    shape: Shape
-    memory_bytes: int
-    """A whole worker's own, weights not counted."""
-    checkpoint: CheckpointId | None = None
-    kv_bytes: int = 0
-    """Part of `memory_bytes` that goes with the layers."""
-    measures: VersionMeasures
-    margins: Margins = UNKNOWN
-    slo: SLO | None = None
-    waited_s: float = 0.0
-    """How long its oldest call has waited already."""
-    patient: bool = True
-    """Whether it may wait for links to be free, if that keeps its SLO."""
-    workers: int = 1
-    """Whole workers that are wanted of this start in the end."""
-    most: int = 1
-    """That its function may ever have: so many more calls may make of its helpers."""
-    wanted: Wanted = ANYWHERE
-    """In which it may run; none: anywhere."""
-
-    @property
-    def segment_bytes(self) -> int:
-        return self.shape.total_bytes if self.checkpoint is not None else 0
-
-    def own_bytes(self, cut: Cut, *, full: bool) -> int:
-        """A low-memory worker does without the KV cache of the layers that others have."""
-        return self.memory_bytes if full else self.memory_bytes - round(self.kv_bytes * (1 - cut.share))
-
-
-class Seat:
-    """A node as this request meets it now."""
-
-    __slots__ = (
-        "bytes_per_s", "coming_s", "fetches", "fits_whole", "held", "link", "missing_bytes", "ratio", "shared", "state",
-    )  # fmt: skip
-
-    def __init__(self, now: Now, request: PlanRequest, now_s: float) -> None:
-        state, link = now
-        self.state = state
-        self.link = link
-        self.bytes_per_s = link.bytes_per_s
-        self.ratio = (len(link.fetches) + 1) / link.bytes_per_s + 1 / state.device_bytes_per_s
-        self.shared = state.workers > 0
-        self.held = state.held.get(request.checkpoint) if request.checkpoint is not None else None
-        self.coming_s = 0.0
-        """Until what is on its way of this checkpoint is there."""
-        if self.held is not None and self.held.coming and request.checkpoint is not None:
-            self.coming_s = link.pending_s(request.checkpoint, now_s)
-        self.fetches: dict[Cut, Fetch] = {}
-        """Of each stage that was thought of for it."""
-        self.missing_bytes = missing_bytes(self.held, EVERY_LAYER, request.segment_bytes, request.shape)
-        self.fits_whole = state.free_bytes >= request.memory_bytes + self.missing_bytes
-
-
-class Fetch(NamedTuple):
-    missing_bytes: int
-    store_bytes: int
-    seconds: float
 
 
 class Candidate(NamedTuple):
@@ -132,31 +61,6 @@ class Lack(NamedTuple):
     stages: int
     full: int
     found: int
-
-
-def missing_bytes(held: Held | None, layers: int, size_bytes: int, shape: Shape) -> int:
-    """Of these layers, which weigh `size_bytes`: neither in memory there nor on their way."""
-    return size_bytes if held is None or not size_bytes else shape.size_bytes(layers & ~(held.host | held.coming))
-
-
-def find_seats(
-    request: PlanRequest, cluster: Cluster, sizes: Sequence[int], now_s: float
-) -> tuple[list[Seat], list[Now]]:
-    """The nodes that these sizes could want, quickest first; and those that are bound by their promises."""
-    weigh = request.segment_bytes > 0
-    needs = {request.memory_bytes + request.segment_bytes}
-    for size in sizes:
-        needs.update(request.own_bytes(cut, full=False) + cut.size_bytes * weigh for cut in request.shape.cuts(size))
-    least_fetch = min(cut.size_bytes for cut in request.shape.cuts(max(sizes))) if weigh else 0
-    fetch_bytes = (least_fetch, request.segment_bytes)
-    states, refused = cluster.quickest(sorted(needs, reverse=True), fetch_bytes, max(sizes), now_s, request.wanted)
-    known = {now.state.node for now in states}
-    least_bytes = min(request.own_bytes(cut, full=False) for size in sizes for cut in request.shape.cuts(size))
-    holders = cluster.holders(request.checkpoint, least_bytes, now_s, request.wanted)
-    seats = [Seat(now, request, now_s) for now in states]
-    seats += [Seat(now, request, now_s) for now in holders if now.state.node not in known]
-    seats.sort(key=lambda seat: (seat.ratio, seat.state.node))
-    return seats, refused
 
 
 class Search:
