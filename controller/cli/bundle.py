@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 
-from fleetstart.controller.cli.declarations import imports_of, parse
+from fleetstart.controller.cli.syntax import imports_of, parse
 from fleetstart.runtime.contract.errors import HandlerSyntax, InvalidSpec, TooLarge
 from fleetstart.runtime.contract.function import MIB
 from fleetstart.runtime.contract.ids import BundleId

@@ -10,7 +10,6 @@ What the settings mean together is decided in `specs.py`.
 from __future__ import annotations
 
 import ast
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -19,11 +18,11 @@ from typing import Any, Literal
 
 from fleetstart.controller.cli.constants import Computed, NotConstant, dotted, evaluate
 from fleetstart.controller.cli.layered import LAYERED, LayeredClasses
+from fleetstart.controller.cli.setting_values import VALUES
+from fleetstart.controller.cli.syntax import parse
 from fleetstart.runtime.contract.errors import HandlerSyntax, InvalidSpec, NoHandler, NotFound
-from fleetstart.runtime.contract.function import SLO, Limits, Scale
 
 API = "fleetstart.runtime"
-SOURCE_MAX_BYTES = 4 * 1024 * 1024
 
 FUNCTION_SETTINGS = (
     "name", "weights", "adapter", "memory", "concurrency", "timeout_s", "queue_timeout_s", "start_timeout_s", "scale",
@@ -40,40 +39,6 @@ SETTINGS: dict[Kind, tuple[str, ...]] = {
     "layered": LAYERED_SETTINGS,
 }
 _MAKERS: dict[str, Kind] = {"function": "function", "LLM": "llm"}
-
-
-def _scale(**arguments: Any) -> Scale:
-    unknown = set(arguments) - {"min", "max", "keep_alive_s"}
-    if unknown:
-        raise InvalidSpec(f"Scale() has no setting {sorted(unknown)[0]!r}", hint="it has min, max and keep_alive_s")
-    for name, value in arguments.items():
-        if isinstance(value, bool) or not isinstance(value, int if name != "keep_alive_s" else int | float):
-            raise InvalidSpec(f"Scale({name}=...) must be a number, got {value!r}")
-    return Scale(**arguments)
-
-
-def _slo(**arguments: Any) -> SLO:
-    unknown = set(arguments) - {"ttft_s", "tpot_s"}
-    if unknown:
-        raise InvalidSpec(f"SLO() has no setting {sorted(unknown)[0]!r}", hint="it has ttft_s and tpot_s")
-    for name, value in arguments.items():
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
-            raise InvalidSpec(f"SLO({name}=...) must be a number of seconds, got {value!r}")
-    return SLO(**arguments)
-
-
-def _limits(**arguments: Any) -> Limits:
-    unknown = set(arguments) - {"rate", "burst", "concurrent"}
-    if unknown:
-        raise InvalidSpec(f"Limits() has no setting {sorted(unknown)[0]!r}", hint="it has rate, burst and concurrent")
-    for name, value in arguments.items():
-        if isinstance(value, bool) or not isinstance(value, int | float if name == "rate" else int):
-            raise InvalidSpec(f"Limits({name}=...) must be a number, got {value!r}")
-    return Limits(**arguments)
-
-
-_VALUES: dict[str, Callable[..., Any]] = {"Scale": _scale, "SLO": _slo, "Limits": _limits}
-"""What a setting may be built with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,33 +67,6 @@ def read_declarations(path: Path) -> list[Declaration]:
             hint="add `from fleetstart.runtime import function` and put `@function` above your handler",
         )
     return declarations
-
-
-def parse(source: bytes, name: str) -> ast.Module:
-    """The syntax tree; HandlerSyntax with line, column and a caret otherwise."""
-    if len(source) > SOURCE_MAX_BYTES:
-        raise HandlerSyntax(f"{name} has {len(source)} bytes, {SOURCE_MAX_BYTES} at most for a source file")
-    try:
-        with warnings.catch_warnings():
-            # An invalid escape in somebody's handler is their warning, at their run time.
-            warnings.simplefilter("ignore")
-            return ast.parse(source, filename=name)
-    except SyntaxError as error:
-        raise HandlerSyntax(_described(error, name)) from error
-    except (RecursionError, MemoryError) as error:
-        raise HandlerSyntax(f"{name}: nested too deeply to be read") from error
-    except ValueError as error:
-        raise HandlerSyntax(f"{name}: {error}") from error
-
-
-def _described(error: SyntaxError, name: str) -> str:
-    where = f"{name}:{error.lineno or 1}:{error.offset or 1}: {error.msg}"
-    if not error.text:
-        return where
-    line = error.text.rstrip("\n")
-    bare = line.lstrip()
-    column = max(0, (error.offset or 1) - 1 - (len(line) - len(bare)))
-    return f"{where}\n    {bare}\n    {' ' * column}^"
 
 
 @dataclass
@@ -178,8 +116,8 @@ class _Reader:
             self._forget(bound, statement.lineno)
             if statement.module == API and alias.name in _MAKERS:
                 self.makers[bound] = _MAKERS[alias.name]
-            elif statement.module == API and alias.name in _VALUES:
-                self.calls[bound] = _VALUES[alias.name]
+            elif statement.module == API and alias.name in VALUES:
+                self.calls[bound] = VALUES[alias.name]
             elif statement.module == API and alias.name == LAYERED:
                 self.layered.offer(bound)
             elif statement.module == API and alias.name == "*":
@@ -190,7 +128,7 @@ class _Reader:
     def _offer(self, prefix: str) -> None:
         dot = f"{prefix}." if prefix else ""
         self.makers.update({dot + maker: kind for maker, kind in _MAKERS.items()})
-        self.calls.update({dot + name: build for name, build in _VALUES.items()})
+        self.calls.update({dot + name: build for name, build in VALUES.items()})
         self.layered.offer(dot + LAYERED)
 
     def _definition(self, statement: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> None:
@@ -312,14 +250,3 @@ class _Reader:
 def _argument(call: ast.Call) -> str:
     """The name that is its only argument, if it is one."""
     return dotted(call.args[0]) if len(call.args) == 1 else ""
-
-
-def imports_of(tree: ast.Module) -> set[str]:
-    """Top-level names of all modules that the source imports, wherever the import stands."""
-    names: set[str] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            names.update(alias.name.partition(".")[0] for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
-            names.add(node.module.partition(".")[0])
-    return names

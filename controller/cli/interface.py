@@ -13,10 +13,11 @@ from typing import Any, Literal
 import msgspec
 
 from fleetstart.controller.cli.constants import NotConstant, dotted, evaluate
-from fleetstart.controller.cli.declarations import API, Declaration, parse
+from fleetstart.controller.cli.declarations import API, Declaration
 from fleetstart.controller.cli.neighbours import short_name
 from fleetstart.controller.cli.schema_forms import Schema
 from fleetstart.controller.cli.source_module import Module
+from fleetstart.controller.cli.syntax import parse
 from fleetstart.controller.cli.type_schemas import TypeSchemas
 from fleetstart.runtime.contract.errors import InvalidSpec
 from fleetstart.runtime.contract.interface import INTERFACE_MAX_BYTES, Interface

@@ -5,8 +5,8 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
-from fleetstart.controller.cli.declarations import parse
 from fleetstart.controller.cli.source_module import Module
+from fleetstart.controller.cli.syntax import parse
 from fleetstart.runtime.contract.errors import HandlerSyntax
 
 DEPTH_MAX = 40

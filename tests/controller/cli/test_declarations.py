@@ -13,10 +13,9 @@ from fleetstart.controller.cli.declarations import (
     FUNCTION_SETTINGS,
     LLM_SETTINGS,
     Declaration,
-    imports_of,
-    parse,
     read_declarations,
 )
+from fleetstart.controller.cli.syntax import imports_of, parse
 from fleetstart.runtime import declare
 from fleetstart.runtime.contract.errors import FleetError, HandlerSyntax, InvalidSpec, NoHandler, NotFound
 from fleetstart.runtime.contract.function import SLO, Limits, Scale
