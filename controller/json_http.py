@@ -1,4 +1,4 @@
-"""What handlers of the management API share: small JSON bodies in, JSON answers out, and the time of day."""
+"""What handlers of the management API share: JSON bodies and queries in, JSON answers out, and the time of day."""
 
 from __future__ import annotations
 
@@ -49,6 +49,17 @@ def function_asked_for(request: Request) -> FunctionName | None:
     """Of `?function=`."""
     name = request.query_params.get("function")
     return FunctionName(name) if name else None
+
+
+def number_asked_for(request: Request, name: str, default: int, most: int) -> int:
+    text = request.query_params.get(name) or str(default)
+    if not (text.isascii() and text.isdecimal()) or len(text) > 18:
+        raise InvalidInput(f"{name}={text[:40]!r} must be a whole number, 0 or more")
+    return min(int(text), most)
+
+
+def flag_asked_for(request: Request, name: str) -> bool:
+    return request.query_params.get(name, "0") not in ("", "0", "false")
 
 
 def now_unix_ms() -> int:

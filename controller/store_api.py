@@ -11,7 +11,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from fleetstart.controller.checkpoints import Checkpoints
-from fleetstart.controller.json_http import json_answer
+from fleetstart.controller.json_http import flag_asked_for, json_answer
 from fleetstart.controller.objects import ObjectStore, Upload, check_checkpoint, check_key, not_found
 from fleetstart.controller.ranges import NotSatisfiable, parse_range
 from fleetstart.controller.responses import error_json
@@ -67,8 +67,7 @@ class StoreApi:
         return json_answer({"key": key}, status=201)
 
     async def list_checkpoints(self, request: Request) -> Response:
-        unfinished = request.query_params.get("unfinished", "0") not in ("", "0", "false")
-        return json_answer(await self._checkpoints.list(unfinished=unfinished))
+        return json_answer(await self._checkpoints.list(unfinished=flag_asked_for(request, "unfinished")))
 
     async def get_manifest(self, request: Request) -> Response:
         data = await self._checkpoints.manifest(check_checkpoint(request.path_params["id"]))

@@ -18,7 +18,7 @@ from fleetstart.controller.billing.reader import LedgerReader
 from fleetstart.controller.billing.segments import Entry
 from fleetstart.controller.billing.usage import InvoiceSums, UsageSums, month_span, parse_by
 from fleetstart.controller.billing.watch import BillingWatch
-from fleetstart.controller.json_http import function_asked_for, json_answer, json_body, now_unix_ms
+from fleetstart.controller.json_http import function_asked_for, json_answer, json_body, now_unix_ms, number_asked_for
 from fleetstart.controller.resources import BudgetInfo, BudgetTerms, LedgerLine, NewPrices
 from fleetstart.controller.view import View
 from fleetstart.runtime.contract import keys
@@ -156,11 +156,5 @@ class BillingApi:
 
 def _span(request: Request) -> tuple[int, int]:
     """What was booked until now, if nothing else is asked for: the last millisecond may still be written."""
-    return _number(request, "since_unix_ms", 0), _number(request, "until_unix_ms", now_unix_ms() + 1)
-
-
-def _number(request: Request, name: str, default: int) -> int:
-    text = request.query_params.get(name) or str(default)
-    if not (text.isascii() and text.isdecimal()) or len(text) > 18:
-        raise InvalidInput(f"{name}={text[:40]!r} must be a whole number, 0 or more")
-    return min(int(text), TIME_MAX_MS)
+    since_ms = number_asked_for(request, "since_unix_ms", 0, TIME_MAX_MS)
+    return since_ms, number_asked_for(request, "until_unix_ms", now_unix_ms() + 1, TIME_MAX_MS)
