@@ -120,6 +120,7 @@ class Api:
                 nodes=[seen.report for seen in view.nodes.values() if not seen.lost(now_ns) and not caller.limited],
                 functions=[self._functions.info(one) for one in view.functions.values() if caller.sees(one.name)],
                 budgets=[info for info in services.billing.shown() if caller.sees(info.function)],
+                access="open" if services.config.open and not view.access.locked else "keys",
                 limited=caller.limited,
             )
         )

@@ -9,6 +9,8 @@ import secrets
 import signal
 
 from fleetstart.controller.access.door import Door, is_loopback
+from fleetstart.controller.access.first_key import FirstKey
+from fleetstart.controller.access.own_key import FILE
 from fleetstart.controller.config import Config, ConfigError
 from fleetstart.controller.core import build_core
 from fleetstart.controller.cors import Cors
@@ -39,7 +41,10 @@ class Controller:
         self._invocations = management.invocations
         self._listener = listener_of(config)
         self._loopback = is_loopback(self._listener.getsockname()[0])
-        self._door = Door(self._behind_door, core.view, management.audit, loopback=self._loopback)
+        self._first_key: FirstKey | None = None
+        if self._loopback and not config.open:
+            self._first_key = FirstKey(core.state, management.audit, config.home / FILE)
+        self._door = Door(self._behind_door, core.view, management.audit, loopback=self._loopback, is_open=config.open)
         self._functions = Cors(core.view, self._door)  # outside: browsers ask without a key whether they may show one
         entrance = Entrance(self.asgi, refused=management.calls.refused, sample=self._traces is not None)
         self._server = server_of(config, entrance)
@@ -63,7 +68,7 @@ class Controller:
 
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
-        parts = (*self._core.parts, *self._management.parts)
+        parts = (*self._core.parts, *self._management.parts, *([self._first_key] if self._first_key else []))
         refusal: ConfigError | None = None
         for number in (signal.SIGTERM, signal.SIGINT):
             with contextlib.suppress(ValueError, RuntimeError):  # in a thread, for tests: signals are the main's
@@ -78,7 +83,7 @@ class Controller:
         background = [asyncio.create_task(keep_running(part)) for part in parts]
         try:
             await self._first_read()
-            refusal = self._lack_of_keys()
+            refusal = self._refusal()
             if refusal is None:
                 await self._server.serve(sockets=[self._listener])
             await self._invocations.hand_back()
@@ -101,12 +106,19 @@ class Controller:
             async with asyncio.timeout(FIRST_READ_S):
                 await read.wait()
                 await self._core.billing.known.wait()
+                if self._first_key is not None:
+                    await self._first_key.there.wait()
 
-    def _lack_of_keys(self) -> ConfigError | None:
+    def _refusal(self) -> ConfigError | None:
         """Others than this machine could call, and nobody would ask them who they are."""
-        if self._loopback or not self._core.view.synced or self._core.view.access.locked:
+        host = self._listener.getsockname()[0]
+        if self._loopback:
+            return None
+        if self._config.open:
+            return ConfigError(f"{host} is reached by other machines, and FS_OPEN=1 is for 127.0.0.1 alone: unset it")
+        if not self._core.view.synced or self._core.view.access.locked:
             return None
         return ConfigError(
-            f"{self._listener.getsockname()[0]} is reached by other machines, and there are no API keys: "
-            "start on 127.0.0.1 first (`fs up`), run `fs key create admin --scope admin`, and start again"
+            f"{host} is reached by other machines, and there are no API keys: start on 127.0.0.1 first "
+            "(`fs up --redis URL` makes the first key), and start again"
         )

@@ -40,6 +40,8 @@ class Config:
     """Networks that webhooks may go to although they are not public."""
     drain_s: float = 10.0
     """How long calls under way may go on after SIGTERM."""
+    open: bool = False
+    """Whether this whole machine may do everything as long as there is no key; without it, the first key is made."""
     master_key: str = ""
     """For secrets; empty: a key file in the home (`access.vault`)."""
 
@@ -64,6 +66,7 @@ def read_config(env: Mapping[str, str]) -> Config:
         otlp_endpoint=_otlp_endpoint(env),
         webhook_allow=_networks(env, "FS_WEBHOOK_ALLOW"),
         drain_s=float(_whole(env, "FS_DRAIN_S", 10, 0, 3600)),
+        open=env.get("FS_OPEN") == "1",
         master_key=env.get("FS_MASTER_KEY") or "",
     )
 

@@ -173,6 +173,8 @@ class SystemStatus(msgspec.Struct, frozen=True, kw_only=True):
     nodes: list[NodeReport]
     functions: list[FunctionInfo]
     budgets: list[BudgetInfo] = []
+    access: Literal["keys", "open"] = "keys"
+    """Whether every call shows a key; "open": this whole machine may do everything, as was chosen (`fs up --open`)."""
     limited: bool = False
     """Whether the key that was shown is for some functions only: it is told of these, and of no nodes."""
 

@@ -56,7 +56,7 @@ def play() -> None:
     ask("Name three colours of the rainbow.")
     title("The bill: calls are billed, starting and fetching is not")
     fs("usage")
-    print(f"\nAny OpenAI client can use {function_url}/v1", flush=True)
+    print(f"\nAny OpenAI client can use {function_url}/v1, with what is in {HOME / 'key'} as its api_key", flush=True)
 
 
 def await_torch() -> None:

@@ -8,7 +8,7 @@ import msgspec
 class AuditEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     unix_ms: int
     by: str
-    """Name of the key; `local` for calls over loopback while there are no keys; empty for one who showed none."""
+    """Name of the key; `local` for the owner of a home, and for who needs none; empty for who showed none."""
     address: str = ""
     """Where the request came from."""
     verb: str

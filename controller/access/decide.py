@@ -20,7 +20,10 @@ HEADER_MAX_BYTES = 1024
 """Whatever is longer holds no key, and is not looked at."""
 _NOBODY = "0" * 64
 """Compared with if the id is unknown, so that this takes as long."""
-HOW = "send `Authorization: Bearer fs_...`; the command line takes it from FS_KEY"
+HOW = (
+    "send `Authorization: Bearer fs_...`, or set FS_KEY for `fs`; who ran `fs up` has a key in FS_HOME/key "
+    "(~/.fleetstart/key), and `fs key recover` makes another if it is lost"
+)
 Project = Callable[[str], str | None]
 """The project of a function; None if there is no such function."""
 

@@ -1,9 +1,9 @@
 """The door of the whole system, as an ASGI layer before gateway and management API: lets pass whom `decide` lets pass.
 
-Without any key it lets those pass who call over loopback; with one, those who show one that is good for what they
-want. `/healthz` and the dashboard's files, which have no data in them, are for everybody. All it goes by is in the
-view: no call waits for Redis here. What changes something is written to the audit log before its answer goes out, what
-is refused a little later.
+Those pass who show a key that is good for what they want. Where somebody chose to go without keys (`fs up --open`),
+those pass who call over loopback, until there is one. `/healthz` and the dashboard's files, which have no data in them,
+are for everybody. All it goes by is in the view: no call waits for Redis here. What changes something is written to
+the audit log before its answer goes out, what is refused a little later.
 """
 
 from __future__ import annotations
@@ -63,12 +63,14 @@ class Deed:
 
 
 class Door:
-    def __init__(self, app: App, view: View, audit: AuditLog, *, loopback: bool) -> None:
-        """`loopback`: whether only this machine reaches the listening socket."""
+    def __init__(self, app: App, view: View, audit: AuditLog, *, loopback: bool, is_open: bool) -> None:
+        """`loopback`: whether only this machine reaches the listening socket; `is_open`: whether that is enough as
+        long as there are no keys."""
         self._app = app
         self._view = view
         self._audit = audit
         self._loopback = loopback
+        self._open = loopback and is_open
         self._rates = Rates()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -77,7 +79,8 @@ class Door:
             return
         table = self._view.access
         invoke = scope["path"].startswith(PREFIX)
-        if invoke and not table.locked and not table.rates and self._view.synced and self._is_local(scope):
+        unlocked = self._open and self._view.synced and not table.locked
+        if invoke and unlocked and not table.rates and self._is_local(scope):
             await self._app(scope, receive, send)
             return
         by = ""
@@ -120,6 +123,8 @@ class Door:
                 "there are no keys yet, and without them only this machine itself may call",
                 hint="run there: fs key create admin --scope admin",
             )
+        if not self._open and self._view.synced:
+            raise Unavailable("the first key is not made yet", hint="the controller's log says why", retry_after_s=1)
         if not scope["path"].startswith(PREFIX):
             _refuse_other_sites(scope)
         return local(lambda function: project_of(self._view, function))

@@ -20,7 +20,7 @@ _INCLUDED: dict[Right, frozenset[Right]] = {
     "admin": frozenset(RIGHTS),
 }
 LOCAL = "local"
-"""Who calls over loopback as long as there is no key; no key may have that name."""
+"""Who calls without a key where none is needed, and who owns the home; no key may have that name."""
 DEFAULT = "default"
 """The project of all functions that name none. It always exists."""
 FUNCTIONS_MAX = 100

@@ -124,7 +124,8 @@ def redis() -> Finding:
 def access(home: Path) -> Finding:
     """Files that tell secrets are for their owner alone; whether anybody needs a key can only the server tell."""
     layout = Layout(home)
-    loose = [path for path in (layout.key, layout.master_key) if path.exists() and path.stat().st_mode & 0o077]
+    private = (layout.key, layout.master_key, layout.way_in)
+    loose = [path for path in private if path.exists() and path.stat().st_mode & 0o077]
     if loose:
         names = " ".join(str(path) for path in loose)
         return Finding(
@@ -137,13 +138,15 @@ def access(home: Path) -> Finding:
         return Finding(
             check="access", verdict="bad", found="cryptography is missing", advice="pip install 'fleetstart[server]'"
         )
-    if not layout.key.exists():
+    if layout.open.exists():
         return Finding(
             check="access",
             verdict="ok",
-            found="no key is kept here: without keys, whoever is on this machine may do everything, and others nothing",
-            advice="fs key create admin --scope admin",
+            found="open, as it was chosen: whoever is on this machine may do everything, and others nothing",
+            advice="every call shows a key from the first on: fs key create admin --scope admin",
         )
+    if not layout.key.exists():
+        return Finding(check="access", verdict="ok", found="the next `fs up` makes the first key, for this user alone")
     return Finding(check="access", verdict="ok", found=f"the local fs' key is in {layout.key}, for its owner alone")
 
 

@@ -6,6 +6,7 @@ fails; a call that was cut is made again if it can be without doing something tw
 
 from __future__ import annotations
 
+import shlex
 import ssl
 import sys
 import time
@@ -18,6 +19,7 @@ from urllib.parse import quote, urlsplit
 import click
 import msgspec
 
+from fleetstart.controller.access.own_key import kept
 from fleetstart.controller.cli.layout import Layout
 from fleetstart.controller.cli.output import ConnectionCut, Unreachable
 from fleetstart.controller.cli.root import KEY_META
@@ -49,6 +51,8 @@ class Address(NamedTuple):
     url: str
     key: str = ""
     """The API key to show there; empty: none."""
+    key_in: str = ""
+    """Where a shell has it from: `$FS_KEY`, or `$(cat FILE)`."""
 
 
 def find_server(url: str | None, home: Path) -> Address:
@@ -68,15 +72,26 @@ def find_server(url: str | None, home: Path) -> Address:
     url = url.rstrip("/") if url else own
     context = click.get_current_context(silent=True)
     given = str(context.meta.get(KEY_META) or "") if context is not None else ""
-    return Address(url, given or (local_key(layout) if url == own else ""))
+    if given:
+        return Address(url, given, "$FS_KEY")
+    return _with_own_key(url, layout) if url == own else Address(url)
 
 
-def local_key(layout: Layout) -> str:
-    """The first admin's, which `fs key create` has kept; empty: there is none."""
-    try:
-        return layout.key.read_text().strip()
-    except OSError:
-        return ""
+def own_server(home: Path) -> Address:
+    """The one that `fs up` wrote, with the key of its home if there is one, whatever FS_KEY is for."""
+    found = find_server(None, home)
+    own = _with_own_key(found.url, Layout(home))
+    return own if own.key else found
+
+
+def _with_own_key(url: str, layout: Layout) -> Address:
+    return Address(url, kept(layout.key), f"$(cat {spelled(layout.key)})")
+
+
+def spelled(path: Path) -> str:
+    """As a shell takes it, and a person reads it."""
+    user = Path.home()
+    return f"~/{shlex.quote(str(path.relative_to(user)))}" if path.is_relative_to(user) else shlex.quote(str(path))
 
 
 @contextmanager
@@ -103,7 +118,8 @@ class Server:
         # Late, as it is the largest import of the command line, and without a command line of its own.
         with _left_out("httpx._main"):
             import httpx
-        url, key = self.url, _ = (address, "") if isinstance(address, str) else address
+        url, key, _ = Address(address) if isinstance(address, str) else address
+        self.url = url
         if not key.isascii() or not key.isprintable():
             raise Unauthorized("FS_KEY is no key: it has characters that no key has")
         self._httpx = httpx

@@ -82,8 +82,18 @@ class Layout:
 
     @property
     def key(self) -> Path:
-        """The local `fs`' own API key, mode 0600."""
+        """The owner's API key, which the local `fs` shows (`access.own_key`)."""
         return self.home / "key"
+
+    @property
+    def open(self) -> Path:
+        """There if it was chosen that this machine needs no key, as long as there is none."""
+        return self.home / "open"
+
+    @property
+    def way_in(self) -> Path:
+        """A page that leads to the dashboard with the key, mode 0600; `fs dashboard --open` shows it."""
+        return self.home / "dashboard.html"
 
     @property
     def master_key(self) -> Path:

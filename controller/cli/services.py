@@ -50,7 +50,7 @@ def redis_service(binary: Path, *, socket: Path, data: Path) -> Service:
 
 
 def python_services(
-    *, home: Path, url: str, redis_url: str, store: str, listen_fd: int, node_memory: str = ""
+    *, home: Path, url: str, redis_url: str, store: str, listen_fd: int, is_open: bool, node_memory: str = ""
 ) -> list[Service]:
     common = {
         "FS_HOME": str(home),
@@ -65,7 +65,7 @@ def python_services(
         Service(
             name=CONTROLLER,
             argv=(*python, "fleetstart.controller"),
-            env={**common, "FS_LISTEN_FD": str(listen_fd)},
+            env={**common, "FS_LISTEN_FD": str(listen_fd), "FS_OPEN": "1" if is_open else "0"},
             descriptors=(listen_fd,),
             grace_s=15.0,
         ),

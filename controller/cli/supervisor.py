@@ -269,6 +269,7 @@ def supervise(layout: Layout, options: argparse.Namespace, environ: Mapping[str,
             redis_url=redis_url,
             store=store,
             listen_fd=listener.fileno(),
+            is_open=layout.open.exists(),
             node_memory=options.node_memory,
         )
         if own_redis:
@@ -285,6 +286,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--redis", default="")
     parser.add_argument("--store", default="")
     parser.add_argument("--node-memory", default="")
+    parser.add_argument("--open", action="store_true")
     options = parser.parse_args(arguments)
     configure("json" if os.environ.get("FS_LOG_FORMAT") == "json" else "text", "supervisor")
     layout = Layout(options.home.absolute())
@@ -294,6 +296,8 @@ def main(arguments: Sequence[str]) -> int:
             return ALREADY_RUNNING
         layout.clean_run()
         layout.create()
+        if options.open:
+            layout.open.touch(0o600)
         try:
             supervise(layout, options, os.environ)
         except OSError as error:

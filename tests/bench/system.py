@@ -120,7 +120,7 @@ def running(profile: str, **settings: str) -> Iterator[System]:
     with tempfile.TemporaryDirectory(prefix="fs-bench-") as folder:
         home = Path(folder) / "home"
         try:
-            url = json.loads(_fs(home, "up", "--port", "0", "--json", FS_PROFILES=profile, **settings))["url"]
+            url = json.loads(_fs(home, "up", "--open", "--port", "0", "--json", FS_PROFILES=profile, **settings))["url"]
             system = System(home, url)
             system.wait("a warm fork server", lambda: _is_warm(system))
             yield system

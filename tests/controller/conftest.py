@@ -166,7 +166,9 @@ class HandNode:
 
 
 class ControllerProcess:
-    """`python -m fleetstart.controller` on a socket that outlives it, so that it can be killed and started again."""
+    """`python -m fleetstart.controller` on a socket that outlives it, so that it can be killed and started again.
+
+    It is open unless `env` says FS_OPEN="0": most tests are not about access."""
 
     def __init__(self, home: Path, redis_url: str, **env: str) -> None:
         self.home = home
@@ -175,7 +177,7 @@ class ControllerProcess:
         self.url = f"http://127.0.0.1:{self.socket.getsockname()[1]}"
         self._env = {
             "FS_HOME": str(home), "FS_REDIS_URL": redis_url, "FS_STORE": str(home / "store"), "FS_URL": self.url,
-            "FS_LISTEN_FD": str(self.socket.fileno()), "FS_PARENT_DEATH": "1", **env,
+            "FS_LISTEN_FD": str(self.socket.fileno()), "FS_PARENT_DEATH": "1", "FS_OPEN": "1", **env,
         }  # fmt: skip
         self.process: subprocess.Popen[bytes] | None = None
         self.http = httpx.Client(base_url=self.url, timeout=30)

@@ -252,7 +252,7 @@ def test_what_is_reached_by_others_does_not_start_without_keys(tmp_path: Path) -
         argv = [sys.executable, "-m", "fleetstart.controller"]
         ran = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=30)
         assert ran.returncode == 2
-        assert "fs key create admin --scope admin" in ran.stderr.splitlines()[-1]
+        assert "`fs up --redis URL` makes the first key" in ran.stderr.splitlines()[-1]
         with pytest.raises(httpx.ConnectError):
             httpx.get(f"http://127.0.0.1:{env['FS_PORT']}/healthz", trust_env=False)
     finally:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -19,6 +20,8 @@ pytestmark = pytest.mark.e2e
 ROOT = Path(__file__).parents[2]
 BLOCKS = re.findall(r"```sh\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
 LINES = [line.strip() for block in BLOCKS for line in block.replace("\\\n", " ").splitlines()]
+# As a shell goes on knowing it.
+KEY = next(line.partition("#")[0].strip() for line in LINES if line.startswith("key="))
 # What starts and stops the system is done around the test, and `make` has its own.
 RUN = [line for line in LINES if line.startswith(("fs ", "curl ")) and line.split()[1] not in ("up", "down")]
 
@@ -26,7 +29,7 @@ RUN = [line for line in LINES if line.startswith(("fs ", "curl ")) and line.spli
 @pytest.fixture(scope="module")
 def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
     system = System(tmp_path_factory.mktemp("readme") / "home", profiles="python,torch")
-    system.up()
+    system.up(is_open=False)
     try:
         yield system
     finally:
@@ -50,6 +53,7 @@ def test_each_command_works_as_printed(system: System) -> None:
         command = line.replace("http://127.0.0.1:7433", system.url).replace(
             "curl ", "curl --silent --show-error --fail-with-body "
         )
+        command = f"{KEY.replace('~/.fleetstart', shlex.quote(str(system.home)))}\n{command}"
         result = subprocess.run(["bash", "-c", command], cwd=ROOT, env=env, capture_output=True, text=True, timeout=60)
         assert result.returncode == 0, f"{line}\n{result.stdout}\n{result.stderr}"
         assert result.stdout.strip(), line

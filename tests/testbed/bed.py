@@ -86,7 +86,7 @@ class Testbed:
         self.redis_server = self._part("redis", CONTROL, self._redis_argv(), plain)
         self.store = self._part("store", STORE, self._store_argv(), plain)
         listener = self._listener.fileno()
-        controller_env = {**self.env, "FS_LISTEN_FD": str(listener)}
+        controller_env = {**self.env, "FS_LISTEN_FD": str(listener), "FS_OPEN": "1"}
         self.controller = self._part(
             "controller", CONTROL, (*PYTHON, "fleetstart.controller"), controller_env, listener
         )

@@ -5,9 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
+import msgspec
 
+from fleetstart.controller.access.own_key import keep
 from fleetstart.controller.cli import output
 from fleetstart.controller.cli.client import Server, find_server
+from fleetstart.controller.cli.layout import Layout
 from fleetstart.controller.cli.root import verb
 from fleetstart.controller.resources import SystemStatus
 
@@ -17,16 +20,28 @@ from fleetstart.controller.resources import SystemStatus
 @verb()
 @click.pass_obj
 def command(home: Path, *, opens: bool, url: str | None, as_json: bool) -> None:
-    """Print the URL of the dashboard: functions, invocations as waterfalls, nodes, usage, all of it live."""
-    with Server(find_server(url, home)) as server:
+    """Print the URL of the dashboard: functions, invocations as waterfalls, nodes, usage, all of it live.
+
+    The URL has the key in it, if there is one, behind the #: browsers send that to nobody, and the page takes it out of
+    their history. It is for you alone.
+    """
+    address = find_server(url, home)
+    with Server(address) as server:
         server.get("/api/v1/status", SystemStatus)  # a server that does not answer has no pages
-        page = f"{server.url}/ui/"
+    page = f"{address.url}/ui/" + (f"#key={address.key}" if address.key else "")
     if as_json:
         output.json_data({"url": page})
     else:
         output.data(page)
-    if opens:
-        import webbrowser
+    if opens and not _shown(page, Layout(home)):
+        output.say("no browser was found: open the URL yourself")
 
-        if not webbrowser.open(page):
-            output.say("no browser was found: open the URL yourself")
+
+def _shown(page: str, layout: Layout) -> bool:
+    """Through a file for this user alone: others can read what programs are started with."""
+    import webbrowser
+
+    layout.home.mkdir(parents=True, exist_ok=True, mode=0o700)
+    script = msgspec.json.encode(page).decode()
+    keep(layout.way_in, f"<!doctype html><title>fleetstart</title><script>location.replace({script})</script>")
+    return webbrowser.open(layout.way_in.as_uri())

@@ -12,6 +12,7 @@ import click
 
 from fleetstart.controller.cli import output
 from fleetstart.controller.cli.bundle import Bundle, make_bundle
+from fleetstart.controller.cli.calling import function_call
 from fleetstart.controller.cli.checkpoint import Published, publish_source
 from fleetstart.controller.cli.checkpoint_source import Source, read_source
 from fleetstart.controller.cli.client import Server, find_server
@@ -129,7 +130,8 @@ def command(
     declarations = [one.declaration for one in handlers]
     bundle = bundle_of(path, declarations)
     target: dict[str, str | int] = {"alias": alias, "percent": canary, "probe": int(probe)}
-    with Server(find_server(url, home)) as server:
+    address = find_server(url, home)
+    with Server(address) as server:
         if dry_run:
             cache = Layout(home).cache
             return _rehearse([_foreseen(server, one, path, bundle, cache) for one in declarations], as_json)
@@ -137,8 +139,9 @@ def command(
     if as_json:
         output.json_data(deployed)
     else:
-        for one in deployed:
+        for one, declaration in zip(deployed, declarations, strict=True):
             output.data(one.url)
+            output.say(function_call(one.url, interface_of(path, declaration), address))
     return output.OK
 
 

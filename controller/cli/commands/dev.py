@@ -77,7 +77,8 @@ def command(
 ) -> None:
     """Serve a handler on this machine while you work on it: the same contract, deployed again at each save.
 
-    Needs no server: it starts one of its own, and ctrl-C leaves nothing of it. Prints the URLs, then what the workers
+    Needs no server: it starts one of its own, which whoever is on this machine may call without a key, and ctrl-C
+    leaves nothing of it. Prints the URLs, then what the workers
     print. A save that does not work is told of, and the version before it goes on serving. With --cold, no worker and
     no weights stay between calls, and each save shows what it did to the cold start.
     """
@@ -239,7 +240,7 @@ def _own_system(port: int, *, keep_weights: bool) -> Iterator[str]:
         layout.create()
         with layout.log("supervisor").open("ab") as log:
             process = subprocess.Popen(
-                supervisor_argv(layout.home, port=port),
+                supervisor_argv(layout.home, port=port, is_open=True),
                 env={**os.environ, **({} if keep_weights else {"FS_KEEP_WEIGHTS": "0"})},
                 stdin=subprocess.DEVNULL,
                 stdout=log,

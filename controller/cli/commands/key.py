@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import time
 from pathlib import Path
 from typing import cast
 
 import click
 
+from fleetstart.controller.access import own_key
 from fleetstart.controller.access.records import RIGHTS, Right
 from fleetstart.controller.access.resources import KeyCreated, KeyInfo, NewKey, Rotation
 from fleetstart.controller.cli import output
-from fleetstart.controller.cli.client import Server, find_server, local_key
+from fleetstart.controller.cli.client import Server, find_server
 from fleetstart.controller.cli.layout import Layout
 from fleetstart.controller.cli.moments import seconds, utc
 from fleetstart.controller.cli.root import verb
@@ -21,7 +21,7 @@ from fleetstart.controller.cli.subverbs import Subverbs
 
 @click.group(cls=Subverbs, context_settings={"max_content_width": 100})
 def command() -> None:
-    """API keys. As long as there is none, this machine may do everything, and others nothing. Each has --json."""
+    """API keys: every call shows one. `fs up` makes the first, unless it was told --open. Each has --json."""
 
 
 @command.command
@@ -49,7 +49,6 @@ def create(
     """Make a key, and print it: it is shown this once, and only its hash is kept.
 
     \b
-    fs key create admin --scope admin            # the first; kept in FS_HOME for this machine's fs
     fs key create ci --scope deploy --scope invoke --project ml --expires 90d
     fs key create app --scope invoke --function chat
     """
@@ -63,7 +62,8 @@ def create(
     address = find_server(url, home)
     with Server(address) as server:
         created = server.change("POST", "/api/v1/keys", new, KeyCreated)
-    kept = _keep(Layout(home), created, address.url) if created.first else None
+    layout = Layout(home)
+    kept = _keep(layout, created, address.url) if created.first else None
     _show(created, as_json=as_json)
     if created.first:
         output.say("it is the first: every request needs a key from now on, except /healthz")
@@ -82,7 +82,7 @@ def ls(home: Path, *, url: str | None, as_json: bool) -> None:
     elif keys:
         output.data(table(keys, now_s=time.time()))
     else:
-        output.say("there are no keys: whoever is on this machine may do everything, and others nothing")
+        output.say("open: there are no keys, so whoever is on this machine may do everything, and others nothing")
 
 
 @command.command
@@ -125,6 +125,26 @@ def revoke(home: Path, *, name: str, url: str | None, as_json: bool) -> None:
         output.data(table([info], now_s=time.time()))
 
 
+@command.command
+@verb(server=False)
+@click.pass_obj
+def recover(home: Path, *, as_json: bool) -> None:
+    """Make another admin key for the system of this FS_HOME, if the one that it kept is lost. Needs no key.
+
+    Whoever owns FS_HOME owns the system: the key goes into its Redis itself, and is kept in FS_HOME. The others stay
+    good; `fs key ls` lists them, and `fs key revoke` ends one that may be in other hands.
+    """
+    from fleetstart.controller.cli.recovery import recovered  # late: a client for Redis comes with it
+
+    layout = Layout(home)
+    name = recovered(layout, find_server(None, home).url)
+    if as_json:
+        output.json_data({"name": name, "kept_in": str(layout.key)})
+    else:
+        output.data(name)
+        output.say(f"kept in {layout.key}, from where this machine's fs shows it")
+
+
 def table(keys: list[KeyInfo], *, now_s: float) -> str:
     rows = [
         (
@@ -153,11 +173,8 @@ def _keep(layout: Layout, created: KeyCreated, url: str) -> Path | None:
     try:
         if layout.endpoint.read_text().strip() != url:
             return None
-        fresh = layout.key.with_suffix(".new")
-        fresh.unlink(missing_ok=True)
-        with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            file.write(created.key + "\n")
-        fresh.replace(layout.key)
+        own_key.keep(layout.key, created.key)
+        layout.open.unlink(missing_ok=True)
     except OSError:
         return None
     return layout.key
@@ -165,4 +182,4 @@ def _keep(layout: Layout, created: KeyCreated, url: str) -> Path | None:
 
 def _is_of(layout: Layout, info: KeyInfo) -> bool:
     """Whether the key that is kept is this one, as it was before the rotation."""
-    return bool(info.previous_id) and local_key(layout).startswith(f"fs_{info.previous_id}_")
+    return bool(info.previous_id) and own_key.kept(layout.key).startswith(f"fs_{info.previous_id}_")

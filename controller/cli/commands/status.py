@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from fleetstart.controller.cli import output
+from fleetstart.controller.cli.calling import access
 from fleetstart.controller.cli.client import Server, find_server
 from fleetstart.controller.cli.commands.ls import functions_table
 from fleetstart.controller.cli.moments import utc
@@ -22,12 +23,14 @@ from fleetstart.runtime.contract.reports import NodeReport
 @click.pass_obj
 def command(home: Path, *, url: str | None, as_json: bool) -> None:
     """Show the server, its nodes and its functions."""
-    with Server(find_server(url, home)) as server:
+    address = find_server(url, home)
+    with Server(address) as server:
         status = server.get("/api/v1/status", SystemStatus)
     if as_json:
         output.json_data(status)
         return
     output.data(f"server   {status.url}   fleetstart {status.version}   Redis {status.redis}   store {status.store}")
+    output.data(f"access   {access(status.access, address)}")
     for node in status.nodes:
         output.data(node_lines(node))
     if not status.nodes and not status.limited:

@@ -14,7 +14,8 @@ from typing import NoReturn
 import click
 
 from fleetstart.controller.cli import output
-from fleetstart.controller.cli.client import Server, find_server
+from fleetstart.controller.cli.calling import access
+from fleetstart.controller.cli.client import Server, own_server
 from fleetstart.controller.cli.commands.down import stop
 from fleetstart.controller.cli.layout import Layout, SupervisorRecord, is_locked, read_record, read_services, tail
 from fleetstart.controller.cli.output import Unreachable
@@ -45,6 +46,9 @@ POLL_S = 0.05
     help="How all parts write their logs.",
 )
 @click.option("--region", envvar="FS_REGION", default="", help="Where this machine is, such as eu.")
+@click.option(
+    "--open", "is_open", is_flag=True, help="Without a key: whoever is on this machine may do everything. It stays so."
+)
 @click.option("--foreground", is_flag=True, help="Stay in this terminal; ctrl-C stops everything.")
 @verb(server=False)
 @click.pass_obj
@@ -57,14 +61,22 @@ def command(
     node_memory: str,
     log_format: str,
     region: str,
+    is_open: bool,
     foreground: bool,
     as_json: bool,
 ) -> None:
     """Start everything on this machine: Redis, controller, node.
 
-    Prints the server's URL. If it runs already, says so and changes nothing.
+    Prints the server's URL. If it runs already, says so and changes nothing. Every call shows a key: the first time
+    one is made, and kept in FS_HOME, from where this machine's fs shows it by itself.
     """
     layout = Layout(home)
+    had_key = layout.key.exists()
+    if is_open and had_key:
+        raise StartFailed(
+            f"{home} has a key, so it does not become open",
+            hint="start it without --open; another FS_HOME is a system of its own",
+        )
     if node_memory:
         parse_size(node_memory)
     if region:
@@ -77,7 +89,7 @@ def command(
             hint="pip install 'fleetstart[server]' brings one, or name one: fs up --redis redis://host:6379",
         )
     environment = {"FS_LOG_FORMAT": log_format, "FS_REGION": region}
-    argv = supervisor_argv(home, port=port, redis=redis, store=store, node_memory=node_memory)
+    argv = supervisor_argv(home, port=port, redis=redis, store=store, node_memory=node_memory, is_open=is_open)
     if foreground:
         if is_locked(layout.lock):
             raise StartFailed(f"a server runs in {home} already", hint="stop it with `fs down` first")
@@ -90,15 +102,21 @@ def command(
         output.say(f"already up, in {home}")
     else:
         output.say(f"up in {time.monotonic() - started_s:.1f} s, in {home}")
+    if layout.key.exists() and not had_key:
+        output.say(f"made the first key, for this user alone: {layout.key}")
+    output.say(access(status.access, own_server(home)))
     if as_json:
         output.json_data({"url": status.url, "home": str(home), "started": not already})
     else:
         output.data(status.url)
 
 
-def supervisor_argv(home: Path, *, port: int, redis: str = "", store: str = "", node_memory: str = "") -> list[str]:
+def supervisor_argv(
+    home: Path, *, port: int, redis: str = "", store: str = "", node_memory: str = "", is_open: bool
+) -> list[str]:
     options = ("--home", str(home), "--port", str(port), "--redis", redis, "--store", store)
-    return [sys.executable, "-P", "-m", "fleetstart.controller.cli.supervisor", *options, "--node-memory", node_memory]
+    more = ("--node-memory", node_memory, *(["--open"] if is_open else []))
+    return [sys.executable, "-P", "-m", "fleetstart.controller.cli.supervisor", *options, *more]
 
 
 def _spawn(argv: list[str], layout: Layout, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
@@ -143,11 +161,14 @@ def _look(layout: Layout) -> tuple[str, SystemStatus | None]:
     services = read_services(layout)
     if CONTROLLER not in services or not services[CONTROLLER].pid:
         return "Redis", None
-    with suppress(Unreachable), Server(find_server(None, layout.home), timeout_s=2.0) as server:
+    address = own_server(layout.home)
+    with suppress(Unreachable), Server(address, timeout_s=2.0) as server:
         try:
             status = server.get("/api/v1/status", SystemStatus)
         except (Unauthorized, Forbidden) as error:
-            hint = f"it is up: set FS_KEY to a key that may read; {layout.key} has none that does"
+            if own_server(layout.home).key != address.key:
+                return "the controller", None  # it made the first key while we waited for its answer
+            hint = f"it is up, and {layout.key} has no key that may read: set FS_KEY to one, or `fs key recover`"
             raise type(error)(error.message, hint=hint) from error
         except FleetError:
             return "the controller", None

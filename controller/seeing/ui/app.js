@@ -39,6 +39,16 @@ function drawNav(shown) {
   document.getElementById("nav").replaceChildren(...links);
 }
 
+// `fs dashboard` prints a link that has the key in it. It is taken out of the address bar, and of what the browser
+// remembers, before anything is asked for.
+function takeKey() {
+  const shown = /^#key=(.+)$/.exec(location.hash);
+  if (!shown) return;
+  history.replaceState(null, "", "#/");
+  useKey(shown[1]);
+  notice.hidden = true;
+}
+
 async function show(fresh) {
   clearTimeout(timer);
   asking.abort();
@@ -115,8 +125,10 @@ function sentence(text) {
 }
 
 addEventListener("hashchange", () => {
+  takeKey();
   scrollTo(0, 0);
   show(true);
 });
 document.addEventListener("visibilitychange", () => document.hidden || show(false));
+takeKey();
 show(true);

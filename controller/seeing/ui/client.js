@@ -1,5 +1,5 @@
-// The management API. A key, if one is asked for, is kept in this page's memory alone: functions are served from the
-// same origin, and what a function's own page can read, its author can.
+// The management API. A key is kept in this page's memory alone: functions are served from the same
+// origin, and what a function's own page can read, its author can.
 
 let key = "";
 

@@ -23,22 +23,27 @@ class System:
         self.layout = Layout(home)
         self.url = ""
 
-    def fs(self, *arguments: str | Path, code: int = 0, stdin: str = "") -> subprocess.CompletedProcess[str]:
-        """Runs `fs`, and expects this exit code."""
-        env = {key: value for key, value in os.environ.items() if not key.startswith("FS_")}
+    def fs(
+        self, *arguments: str | Path, code: int | None = 0, stdin: str = "", env: Mapping[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        """Runs `fs`, and expects this exit code; None: any."""
+        plain = {key: value for key, value in os.environ.items() if not key.startswith("FS_")}
+        own = {"FS_HOME": str(self.home), "FS_POOL_MEMORY": "32MiB", "FS_PROFILES": self.profiles}
         result = subprocess.run(
             [FS, *arguments],
-            env={**env, "FS_HOME": str(self.home), "FS_POOL_MEMORY": "32MiB", "FS_PROFILES": self.profiles},
+            env={**plain, **own, **(env or {})},
             input=stdin,
             capture_output=True,
             text=True,
             timeout=100,
         )
-        assert result.returncode == code, f"{arguments}: {result.returncode}\n{result.stdout}\n{result.stderr}"
+        told = f"{arguments}: {result.returncode}\n{result.stdout}\n{result.stderr}"
+        assert code is None or result.returncode == code, told
         return result
 
-    def up(self, *options: str) -> str:
-        self.url = self.fs("up", "--port", "0", *options).stdout.strip()
+    def up(self, *options: str, is_open: bool = True) -> str:
+        """Open, where a test is not about access."""
+        self.url = self.fs("up", "--port", "0", *(["--open"] if is_open else []), *options).stdout.strip()
         return self.url
 
     def down(self) -> None:

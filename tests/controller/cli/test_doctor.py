@@ -64,8 +64,11 @@ def test_a_measurement_that_breaks_is_a_finding(tmp_path: Path, monkeypatch: pyt
 def test_files_that_tell_secrets_are_for_their_owner_alone(tmp_path: Path) -> None:
     layout = Layout(tmp_path)
     assert access(tmp_path).verdict == "ok"
-    assert "without keys, whoever is on this machine may do everything" in access(tmp_path).found
-    assert access(tmp_path).advice == "fs key create admin --scope admin"
+    assert access(tmp_path).found == "the next `fs up` makes the first key, for this user alone"
+    layout.open.touch()
+    assert "open, as it was chosen: whoever is on this machine may do everything" in access(tmp_path).found
+    assert "fs key create admin --scope admin" in access(tmp_path).advice
+    layout.open.unlink()
     for path in (layout.key, layout.master_key):
         path.touch(mode=0o600)
     kept = access(tmp_path)

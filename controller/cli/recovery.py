@@ -1,0 +1,70 @@
+"""Lets the owner of a home in again whose key is lost: another one is put into the system's Redis itself."""
+
+from __future__ import annotations
+
+import itertools
+import time
+
+import msgspec
+import redis
+
+from fleetstart.controller.access.audit_event import AuditEvent
+from fleetstart.controller.access.credentials import new_credential, parse
+from fleetstart.controller.access.own_key import NAME, keep, owners_record
+from fleetstart.controller.access.records import LOCAL, digest
+from fleetstart.controller.access.resources import KeyInfo
+from fleetstart.controller.cli.client import Address, Server
+from fleetstart.controller.cli.layout import Layout, SupervisorRecord, read_record
+from fleetstart.controller.cli.output import Unreachable
+from fleetstart.runtime.contract import keys
+from fleetstart.runtime.contract.errors import Unauthorized
+
+HEARD_S = 5.0
+"""For the controller to hear of it, or else to read Redis again, once a second."""
+POLL_S = 0.05
+
+
+def recovered(layout: Layout, url: str) -> str:
+    """The name of the new key, which is kept and good when this returns. Errors: Unreachable."""
+    record = read_record(layout.supervisor, SupervisorRecord)
+    if record is None:
+        raise Unreachable(f"no server runs in {layout.home}", hint="start it with `fs up`, then recover its key")
+    text = new_credential().text
+    try:
+        with redis.Redis.from_url(record.redis_url, socket_timeout=HEARD_S) as client:
+            name = _put(client, text)
+    except redis.RedisError as error:
+        raise Unreachable(f"Redis does not answer at {record.redis_url}: {error}", hint="see `fs doctor`") from error
+    keep(layout.key, text)
+    _await(Address(url, text))
+    return name
+
+
+def _put(client: redis.Redis, text: str) -> str:
+    """Under a name that no key has had."""
+    now_unix_ms = time.time_ns() // 1_000_000
+    for number in itertools.count(1):
+        name = NAME if number == 1 else f"{NAME}-{number}"
+        made = owners_record(parse(text), name, now_unix_ms)
+        if client.hsetnx(keys.KEYS, name, msgspec.json.encode(made).decode()):
+            event = AuditEvent(
+                unix_ms=now_unix_ms, by=LOCAL, address=LOCAL, verb="key.recover", object=f"key {name}", status=201,
+                after=digest(made),
+            )  # fmt: skip
+            client.xadd(keys.AUDIT, {"event": msgspec.json.encode(event)})
+            client.publish(keys.EVENTS_FUNCTIONS, name)
+            return name
+    raise AssertionError("there is always a next number")
+
+
+def _await(address: Address) -> None:
+    ends = time.monotonic() + HEARD_S
+    with Server(address) as server:
+        while True:
+            try:
+                server.get("/api/v1/keys", list[KeyInfo])
+                return
+            except Unauthorized:
+                if time.monotonic() > ends:
+                    raise
+                time.sleep(POLL_S)
