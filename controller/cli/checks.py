@@ -138,7 +138,7 @@ def access(home: Path) -> Finding:
         return Finding(
             check="access", verdict="bad", found="cryptography is missing", advice="pip install 'fleetstart[server]'"
         )
-    if layout.open.exists():
+    if layout.is_open:
         return Finding(
             check="access",
             verdict="ok",

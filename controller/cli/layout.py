@@ -87,8 +87,13 @@ class Layout:
 
     @property
     def open(self) -> Path:
-        """There if it was chosen that this machine needs no key, as long as there is none."""
+        """There if it was chosen that this machine needs no key."""
         return self.home / "open"
+
+    @property
+    def is_open(self) -> bool:
+        """A home that has a key is not, whatever was chosen before."""
+        return self.open.exists() and not self.key.exists()
 
     @property
     def way_in(self) -> Path:

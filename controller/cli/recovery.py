@@ -17,7 +17,7 @@ from fleetstart.controller.cli.client import Address, Server
 from fleetstart.controller.cli.layout import Layout, SupervisorRecord, read_record
 from fleetstart.controller.cli.output import Unreachable
 from fleetstart.runtime.contract import keys
-from fleetstart.runtime.contract.errors import Unauthorized
+from fleetstart.runtime.contract.errors import NotFound, Unauthorized
 
 HEARD_S = 5.0
 """For the controller to hear of it, or else to read Redis again, once a second."""
@@ -25,7 +25,7 @@ POLL_S = 0.05
 
 
 def recovered(layout: Layout, url: str) -> str:
-    """The name of the new key, which is kept and good when this returns. Errors: Unreachable."""
+    """The name of the new key, which is kept and good when this returns. Errors: Unreachable, NotFound."""
     record = read_record(layout.supervisor, SupervisorRecord)
     if record is None:
         raise Unreachable(f"no server runs in {layout.home}", hint="start it with `fs up`, then recover its key")
@@ -34,14 +34,17 @@ def recovered(layout: Layout, url: str) -> str:
         with redis.Redis.from_url(record.redis_url, socket_timeout=HEARD_S) as client:
             name = _put(client, text)
     except redis.RedisError as error:
-        raise Unreachable(f"Redis does not answer at {record.redis_url}: {error}", hint="see `fs doctor`") from error
+        raise Unreachable(f"the system's Redis does not answer: {error}", hint="see `fs status`") from error
     keep(layout.key, text)
+    layout.open.unlink(missing_ok=True)
     _await(Address(url, text))
     return name
 
 
 def _put(client: redis.Redis, text: str) -> str:
-    """Under a name that no key has had."""
+    """Under a name that no key has had. Errors: NotFound."""
+    if not client.exists(keys.KEYS):
+        raise NotFound("there are no keys, so none is lost", hint="make the first: fs key create admin --scope admin")
     now_unix_ms = time.time_ns() // 1_000_000
     for number in itertools.count(1):
         name = NAME if number == 1 else f"{NAME}-{number}"

@@ -269,7 +269,7 @@ def supervise(layout: Layout, options: argparse.Namespace, environ: Mapping[str,
             redis_url=redis_url,
             store=store,
             listen_fd=listener.fileno(),
-            is_open=layout.open.exists(),
+            is_open=layout.is_open,
             node_memory=options.node_memory,
         )
         if own_redis:

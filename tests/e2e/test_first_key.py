@@ -127,6 +127,7 @@ def test_open_is_chosen_and_stays_until_a_key_is_made(system: System) -> None:
     assert "access   open: whoever is on this machine" in system.fs("status").stdout
     assert "open, as it was chosen" in system.fs("doctor", "--no-measure", code=None).stdout
     assert system.fs("dashboard").stdout.strip().endswith("/ui/")
+    assert "there are no keys, so none is lost" in system.fs("key", "recover", code=3).stderr
     system.down()
     url = system.fs("up", "--port", "0").stdout.strip()
     assert status_of(url) == 200, "it had been chosen"

@@ -68,7 +68,6 @@ def test_files_that_tell_secrets_are_for_their_owner_alone(tmp_path: Path) -> No
     layout.open.touch()
     assert "open, as it was chosen: whoever is on this machine may do everything" in access(tmp_path).found
     assert "fs key create admin --scope admin" in access(tmp_path).advice
-    layout.open.unlink()
     for path in (layout.key, layout.master_key):
         path.touch(mode=0o600)
     kept = access(tmp_path)

@@ -1,0 +1,49 @@
+"""What is printed for a shell: a line for curl that works as it is pasted, and has no key in it."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+
+from fleetstart.controller.cli.calling import access, curl, function_call
+from fleetstart.controller.cli.client import Address, spelled
+from fleetstart.runtime.contract.interface import Interface
+
+URL = "http://127.0.0.1:7433/fn/f"
+OPEN = Address("http://127.0.0.1:7433")
+KEYED = OPEN._replace(key="fs_a_secret", key_in="$(cat ~/.fleetstart/key)")
+FIELDS = {"type": "object", "properties": {"it": {"type": "string", "examples": ["it's"]}}, "required": ["it"]}
+
+
+def test_the_key_is_named_by_its_place_and_never_told() -> None:
+    assert curl(URL, KEYED) == f'curl {URL} --oauth2-bearer "$(cat ~/.fleetstart/key)"'
+    assert curl(URL, OPEN) == f"curl {URL}"
+    assert "fs_a_secret" not in access("keys", KEYED)
+    assert "curl" not in access("open", OPEN)
+
+
+@pytest.mark.parametrize(
+    ("interface", "wanted"),
+    [
+        (None, [URL]),
+        (Interface(takes="asgi"), [URL]),
+        (Interface(takes="llm"), [URL + "/v1/models"]),
+        (Interface(takes="bytes", files=True), [URL, "--data-binary", "@FILE"]),
+        (Interface(takes="fields", input=FIELDS), [URL, "-d", '{"it":"it\'s"}']),
+        (Interface(takes="fields", input={**FIELDS, "required": []}), [URL]),
+        (Interface(takes="fields", input=FIELDS, files=True), [URL]),
+        (Interface(takes="whole", input={"type": "integer"}), [URL, "-d", "1"]),
+        (Interface(takes="whole", input={"const": "x" * 300}), [URL]),
+    ],
+)
+def test_a_function_is_called_with_the_plainest_that_it_takes(interface: Interface | None, wanted: list[str]) -> None:
+    assert shlex.split(function_call(URL, interface, OPEN)) == ["curl", *wanted]
+
+
+def test_a_path_is_spelled_for_the_shell(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/ada")
+    assert spelled(Path("/home/ada/.fleetstart/key")) == "~/.fleetstart/key"
+    assert spelled(Path("/home/ada/my home/key")) == "~/'my home/key'"
+    assert spelled(Path("/srv/it's/key")) == "'/srv/it'\"'\"'s/key'"
