@@ -19,7 +19,7 @@ from tests.bench.coldstart_ttft import Found, ran_on
 from tests.bench.coldstart_watch import Watch
 from tests.bench.samples import Options, Report, fine, median, progress, spread
 
-TOKENS, QUICK_TOKENS = 600, 120
+TOKENS, QUICK_TOKENS = 600, 40
 STREAMS = (1, 4)
 AROUND_S = 1.5
 """Before and after the first stage says that it is whole."""

@@ -26,6 +26,7 @@ from tests.e2e.systems import FS
 from tests.servers import wait_until
 from tests.testbed import Testbed
 from tests.testbed.bed import STORE_PORT
+from tests.testbed.parts import Node
 
 PROMPT = "Write a short story about a dog."
 CALL_S = 280.0
@@ -110,7 +111,7 @@ class Fleet:
         controller.env["PYTHONPATH"] = str(ROOT)
         self.bed.chill(nodes)
         wait_until(lambda: self._memory_made(nodes), CALL_S, what="memory made ahead")
-        time.sleep(1.0)  # spare workers are forked
+        wait_until(lambda: all(map(_spare_waits, self.bed.nodes[:nodes])), CALL_S, what="spare workers")
 
     def _memory_made(self, nodes: int) -> bool:
         reports = [self.bed.report(node) for node in range(nodes)]
@@ -177,6 +178,11 @@ class Fleet:
     def entered(self, argv: Sequence[str]) -> list[str]:
         """The command as run on the first host."""
         return self.bed.network.entered(self.bed.host(0), argv)
+
+
+def _spare_waits(node: Node) -> bool:
+    """Of the daemon that runs now: the one before it has said that it ends."""
+    return "spare worker waits" in node.log().rpartition("prefetcher.daemon: ending")[2]
 
 
 def _event(line: str) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from tests.bench.wire import Connection, parse_head, request
 BODY = {"name": "you"}
 CALLS_A_TURN = 50
 CALLERS = (1, 8)
-BURST_S = 1.5
+BURST_S, QUICK_BURST_S = 1.5, 0.5
 WARM_UP_CALLS = 200
 
 
@@ -92,7 +92,8 @@ def main() -> None:
             theirs = {name: Target("127.0.0.1", its_port, request("POST", "/hello", "fs", BODY))}
             more = measure(theirs, options)
         latencies, bursts = latencies | more[0], bursts | more[1]
-    report.setup = {"calls_a_turn": CALLS_A_TURN, "burst_s": BURST_S, "peer": about or None}
+    burst_s = QUICK_BURST_S if options.quick else BURST_S
+    report.setup = {"calls_a_turn": CALLS_A_TURN, "burst_s": burst_s, "peer": about or None}
     report.samples = {"latency_ms": latencies, "bursts": bursts}
     tell(report, latencies, bursts)
     report.save(options.json)
@@ -126,7 +127,7 @@ def measure(targets: dict[str, Target], options: Options) -> tuple[Latencies, Bu
     with contextlib.ExitStack() as stack:
         connections = {name: stack.enter_context(Connection(t.host, t.port)) for name, t in targets.items()}
         latencies = one_by_one(connections, targets, options.rounds)
-    return latencies, many(targets, 1 if options.quick else 5)
+    return latencies, many(targets, 1, QUICK_BURST_S) if options.quick else many(targets, 5, BURST_S)
 
 
 def one_by_one(connections: dict[str, Connection], targets: dict[str, Target], rounds: int) -> Latencies:
@@ -142,13 +143,13 @@ def one_by_one(connections: dict[str, Connection], targets: dict[str, Target], r
     return latencies
 
 
-def many(targets: dict[str, Target], rounds: int) -> Bursts:
+def many(targets: dict[str, Target], rounds: int, seconds: float) -> Bursts:
     found: Bursts = {name: {} for name in targets}
     for number in range(rounds):
         progress(f"several at a time, turn {number + 1} of {rounds}")
         for callers in CALLERS:
             for name, target in targets.items():
-                result = asyncio.run(burst(target, callers, BURST_S))
+                result = asyncio.run(burst(target, callers, seconds))
                 found[name].setdefault(str(callers), []).append(result)
     return found
 

@@ -58,11 +58,12 @@ class Shape:
 
 
 SHAPES = {
+    "17M": Shape(hidden=256, ffn=704, vocab=2048, heads=8),
     "64M": Shape(hidden=512, ffn=1408, vocab=2048, heads=8),
     "1.1B": Shape(hidden=2048, ffn=5632, heads=32),
     "1.7B": Shape(hidden=2560, ffn=6912, heads=20),
 }
-"""By parameters: 0.1, 2.2 and 3.4 GB."""
+"""By parameters: 0.03, 0.1, 2.2 and 3.4 GB."""
 
 
 def make(path: Path, shape: Shape) -> None:

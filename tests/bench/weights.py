@@ -40,7 +40,7 @@ from tests.bench.loaders import Loaders, module, peer_loaders
 from tests.bench.samples import Report, fine, parse_options, progress
 
 PARTS = ("disk", "segment", "store", "ready", "checksum")
-SHAPE, QUICK_SHAPE = "1.7B", "64M"
+SHAPE, QUICK_SHAPE = "1.7B", "17M"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

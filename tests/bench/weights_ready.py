@@ -30,8 +30,6 @@ from tests.servers import RedisServer, wait_until
 AIM = 1.1
 FETCH_OVER_START = 2.0
 QUICK_FETCH_S = 1.5
-SETTLE_S = 1.0
-"""After the node is warm and its pool of memory is made: its spare worker is forked."""
 READY_S = 120.0
 SLAB_MAX_BYTES = 256 << 20
 IMPORTS = "import torch\nimport torch._dynamo\n\n\nclass Model:\n"
@@ -90,7 +88,7 @@ class Ready:
                 wait_until(
                     lambda: node.lease().weights_memory.free_bytes >= self.files.size_bytes, READY_S, what="the pool"
                 )
-                time.sleep(SETTLE_S)
+                wait_until(lambda: "spare worker waits" in node.log(), READY_S, what="a spare worker")
                 yield node
             finally:
                 node.close()
