@@ -155,7 +155,7 @@ class Sandboxes:
         command = self._command("probe", ["-S", "-c", ""], network=False)
         try:
             done = subprocess.run(
-                command, stdin=subprocess.DEVNULL, capture_output=True, timeout=PROBE_S, check=False, text=True
+                command, env=_environment(), stdin=subprocess.DEVNULL, capture_output=True, timeout=PROBE_S, text=True
             )
         except (OSError, subprocess.TimeoutExpired) as error:
             return str(error)
@@ -189,11 +189,16 @@ class Sandboxes:
             os.dup2(log_fd, 2)
             kernel.close_from(3)
             signal.signal(signal.SIGINT, signal.SIG_DFL)
-            os.execve(command[0], command, {"PATH": os.environ.get("PATH", os.defpath)})
+            os.execve(command[0], command, _environment())
         except BaseException as error:
             os.write(2, f"worker {fork.worker} did not start: {type(error).__name__}: {error}\n".encode())
         finally:
             os._exit(exits.START_FAILED)
+
+
+def _environment() -> dict[str, str]:
+    """Of runsc itself, which hides itself in the temporary folder: of the system's, not of whoever has a TMPDIR."""
+    return {"PATH": os.environ.get("PATH", os.defpath)}
 
 
 def refuse(channel: Channel[Fork], reason: str) -> None:

@@ -150,7 +150,6 @@ class Command:
             self.outputs = [(out, STDOUT), (err, STDERR)]
         for fd in {self._input, *(fd for fd, _ in self.outputs)}:
             os.set_blocking(fd, False)
-        self._pidfd = os.pidfd_open(self._process.pid)
 
     def _on_terminal(self, argv: list[str], environment: dict[str, str], window: Size) -> subprocess.Popen[bytes]:
         self._terminal, theirs = os.openpty()
@@ -184,9 +183,8 @@ class Command:
             fcntl.ioctl(self._terminal, termios.TIOCSWINSZ, struct.pack("HHHH", window.rows, window.columns, 0, 0))
 
     async def exited(self) -> int:
-        loop = asyncio.get_running_loop()
-        await _until(loop.add_reader, loop.remove_reader, self._pidfd)
-        status = self._process.wait()
+        # In a thread: gVisor has no descriptors of processes that the loop could watch.
+        status = await asyncio.to_thread(self._process.wait)
         return 128 - status if status < 0 else status
 
     def close(self) -> None:
@@ -194,7 +192,6 @@ class Command:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
-        os.close(self._pidfd)
         if self._terminal >= 0:
             os.close(self._terminal)
         for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):

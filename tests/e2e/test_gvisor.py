@@ -1,0 +1,283 @@
+"""Functions that ask for a kernel of their own: what they see, that they are served as all others, how they end."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from websockets.sync.client import connect
+
+from tests.e2e.checkpoints import write_safetensors
+from tests.e2e.systems import System, running
+from tests.servers import wait_until
+
+POOLS = "python,torch,python+gvisor,torch+gvisor"
+HEAD = """
+import asyncio, glob, os, platform, socket, time
+from fleetstart.runtime import Scale, function
+
+"""
+ONE = 'isolation="gvisor", memory="64MiB", concurrency=4, scale=Scale(max=1, keep_alive_s=600)'
+ROOT = Path(__file__).parents[2]
+CASE = json.loads((ROOT / "tests" / "runtime" / "llm" / "golden.json").read_text())["cases"][0]
+
+
+@pytest.fixture(scope="module")
+def system() -> Iterator[System]:
+    """Up, with workers inside gVisor."""
+    if shutil.which("runsc") is None:
+        pytest.skip("runsc (gVisor) is not installed")
+    with running(env={"FS_PROFILES": POOLS}) as system:
+        wait_until(lambda: "torch" in system.status().nodes[0].profiles, 60, what="a warm fork server")
+        wait_until(lambda: system.status().nodes[0].isolations, 30, what="a launcher of sandboxes")
+        yield system
+
+
+def sandboxes(system: System) -> dict[int, list[str]]:
+    """Of all that runsc runs for this system: pids and command lines."""
+    found = {}
+    for process in system.processes():
+        with contextlib.suppress(OSError):
+            words = Path(f"/proc/{process.pid}/cmdline").read_bytes().decode().split("\0")
+            if Path(words[0]).name.startswith("runsc"):
+                found[process.pid] = words
+    return found
+
+
+SEES = """
+@function(ONE)
+def sees(home: str, redis: str, port: int):
+    def tried(action):
+        try:
+            action()
+        except OSError as error:
+            return type(error).__name__
+
+    def writable(folder):
+        return tried(lambda: open(folder + "/fs-was-here", "w").close()) is None
+
+    folders = ("/", "/etc", "/usr", "/root", "/opt", "/dev", "/proc", "/sys", os.path.dirname(os.__file__))
+    lines = dict(line.split(":", 1) for line in open("/proc/self/status") if ":" in line)
+    return {
+        "kernel": platform.uname().release,
+        "boot": open("/proc/version").read(),
+        "root": sorted(os.listdir("/")),
+        "etc": sorted(os.listdir("/etc")),
+        "home": tried(lambda: os.listdir(home)),
+        "redis": tried(lambda: socket.socket(socket.AF_UNIX).connect(redis)),
+        "gateway": tried(lambda: socket.create_connection(("127.0.0.1", port), timeout=2)),
+        "outside": tried(lambda: socket.create_connection(("192.0.2.1", 80), timeout=2)),
+        "pids": sorted(int(name) for name in os.listdir("/proc") if name.isdecimal()),
+        "writable": [folder for folder in folders if writable(folder)],
+        "tmp": writable("/tmp") and writable("/dev/shm"),
+        "rights": {lines[name].strip() for name in ("CapInh", "CapPrm", "CapEff", "CapBnd")},
+        "environ": [name for name in os.environ if name.startswith("FS_")],
+        "folder": os.getcwd(),
+    }
+"""
+
+
+def test_it_has_a_kernel_of_its_own_and_sees_nothing_of_the_node(system: System) -> None:
+    system.deploy(HEAD + SEES.replace("ONE", ONE), name="sees")
+    port = int(system.url.rpartition(":")[2])
+    asked = {"home": str(system.home), "redis": str(system.home / "run" / "redis.sock"), "port": port}
+    seen: dict[str, Any] = system.ok("sees", asked)
+    assert seen["kernel"] != os.uname().release
+    assert seen["boot"] != Path("/proc/version").read_text()
+    assert not {"home", "var", "run", "boot", "srv", "mnt"} & set(seen["root"])
+    assert not {"shadow", "sudoers", "ssh"} & set(seen["etc"])
+    assert (seen["home"], seen["redis"]) == ("FileNotFoundError", "FileNotFoundError")
+    assert seen["gateway"] is not None
+    assert seen["outside"] is not None
+    assert seen["pids"] == [1]
+    assert seen["writable"] == ["/dev"], "which is its own, and in memory"
+    assert seen["tmp"]
+    assert set(seen["rights"]) == {"0" * 16}
+    assert seen["environ"] == []
+    assert seen["folder"] == "/tmp/function"
+    (worker,) = system.info("sees").workers
+    assert worker.isolation == "gvisor"
+
+
+APP = """
+async def app(scope, receive, send):
+    if scope["type"] == "websocket":
+        await receive()
+        await send({"type": "websocket.accept"})
+        while (message := await receive())["type"] == "websocket.receive":
+            await send({"type": "websocket.send", "text": message["text"][::-1]})
+        return
+    if scope["type"] != "http":
+        return
+    body, more = b"", True
+    while more:
+        message = await receive()
+        body += message.get("body", b"")
+        more = message.get("more_body", False)
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    if scope["path"] == "/stays":
+        await send({"type": "http.response.body", "body": b"begun", "more_body": True})
+        print("heard", (await receive())["type"])
+        return
+    for begin in range(0, len(body), 65536):
+        await send({"type": "http.response.body", "body": body[begin:begin + 65536], "more_body": True})
+    await send({"type": "http.response.body", "body": b""})
+
+echo = function(ONE)(app)
+"""
+
+
+def test_bytes_streams_sockets_and_leavings_pass_as_they_do_elsewhere(system: System) -> None:
+    system.deploy(HEAD + APP.replace("ONE", ONE), name="echo")
+    data = os.urandom(3 << 20)
+    for _ in range(3):  # the same connection to the worker again
+        assert system.http.post("/fn/echo/back", content=data).content == data
+    with connect(system.url.replace("http", "ws") + "/fn/echo/ws", proxy=None) as socket:
+        for text in ("abc", "x" * 100_000):
+            socket.send(text)
+            assert socket.recv(timeout=20) == text[::-1]
+    with system.http.stream("GET", "/fn/echo/stays") as response:
+        assert next(response.iter_raw()) == b"begun"
+    wait_until(lambda: any("heard http.disconnect" in line.text for line in system.logs("echo")), what="the leaving")
+
+
+WEIGHTS = """
+import torch
+
+@function(name="holds", weights="./weights", isolation="gvisor", memory="512MiB", scale=Scale(max=2, keep_alive_s=600))
+class Holds:
+    def load(self, weights):
+        self.weights = weights
+        self.total = sum(float(tensor.double().sum()) for tensor in weights.values())
+
+    def __call__(self, nap_s: float = 0.0):
+        time.sleep(nap_s)
+        tensor = next(iter(self.weights.values()))
+        read, write = os.pipe()
+        written = os.write(write, memoryview(tensor.numpy()).cast("B")[:4096])
+        try:
+            tensor.add_(1)
+            changed = float(tensor[0])
+        except RuntimeError as error:
+            changed = str(error)
+        return {"total": self.total, "written": written, "changed": changed}
+"""
+TENSORS, TENSOR_BYTES = 24, 1 << 20
+
+
+def test_weights_are_streamed_into_it_and_shared_with_others(system: System) -> None:
+    handler = system.source(HEAD + WEIGHTS, folder="holds")
+    write_safetensors(handler.parent / "weights" / "model.safetensors", tensors=TENSORS, tensor_bytes=TENSOR_BYTES)
+    system.deploy_file(handler)
+    response = system.call("holds")
+    assert response.headers["fs-start"] == "cold"
+    total = sum(range(TENSORS)) * (TENSOR_BYTES // 4)
+    assert response.json() == {"total": total, "written": 4096, "changed": 1.0}
+    checkpoint = system.info("holds").spec.weights
+    system.fs("scale", "holds", "--min", "2")
+    wait_until(lambda: len([w for w in system.info("holds").workers if w.state == "ready"]) == 2, 60, what="a second")
+    (segment,) = [one for one in system.status().nodes[0].segments if one.checkpoint == checkpoint]
+    assert segment.state == "ready"
+    assert system.ok("holds")["total"] == total, "a write is the writer's own"
+
+
+def test_a_language_model_gives_its_golden_answer(system: System) -> None:
+    weights = ROOT / "examples" / "chat" / "weights"
+    if not (weights / "model.safetensors").exists():
+        pytest.skip("examples/chat/weights is not there: `make models` makes it")
+    text = (ROOT / "examples" / "chat" / "handler.py").read_text().replace("LLM(", 'LLM(isolation="gvisor", ')
+    handler = system.source(text, folder="chat")
+    (handler.parent / "weights").symlink_to(weights)
+    system.deploy_file(handler)
+    messages = [{"role": "user", "content": CASE["prompt"]}]
+    body = {"messages": messages, "max_tokens": 16, "temperature": 0, "stream": True}
+    deltas = []
+    with system.http.stream("POST", "/fn/chat/v1/chat/completions", json=body) as response:
+        assert response.status_code == 200, response.read()
+        for line in response.iter_lines():
+            if line.startswith('data: {"id"'):
+                choices = json.loads(line[6:])["choices"]
+                deltas += [choice["delta"].get("content") or "" for choice in choices]
+    said = "".join(deltas)
+    assert said
+    assert str(CASE["output_text"]).startswith(said)
+    assert "inside gvisor" in system.fs("explain", "chat").out
+
+
+MISBEHAVES = """
+@function(ONE)
+def misbehaves(how: str = ""):
+    if how == "exits":
+        os._exit(7)
+    if how == "faults":
+        import ctypes
+        ctypes.string_at(0)
+    kept = []
+    while how == "eats":
+        kept.append(bytearray(os.urandom(1 << 20)))
+    while how == "stays":
+        time.sleep(0.1)
+    return socket.gethostname() if how == "name" else "well"
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "status", "code", "words"),
+    [
+        ("exits", 502, "worker_lost", "exit code 7"),
+        ("faults", 502, "worker_lost", "SIGSEGV"),
+        ("eats", 500, "out_of_memory", "64 MiB"),
+    ],
+)
+def test_its_end_is_told_as_any_others_is(system: System, how: str, status: int, code: str, words: str) -> None:
+    system.deploy(HEAD + MISBEHAVES.replace("ONE", ONE), name="misbehaves")
+    assert system.ok("misbehaves") == "well"
+    found, error = system.failed("misbehaves", {"how": how}, timeout_s=60)
+    assert (found, error.code) == (status, code)
+    assert words in error.message
+    assert system.ok("misbehaves", timeout_s=60) == "well"
+
+
+@pytest.mark.parametrize("part", ["run", "gofer", "boot"])
+def test_whichever_of_its_processes_is_killed_it_ends_whole_and_another_comes(system: System, part: str) -> None:
+    """`boot` is the kernel, `gofer` its file server, `run` the parent of both."""
+    system.deploy(HEAD + MISBEHAVES.replace("ONE", ONE).replace("misbehaves", "killed"), name="killed")
+    name = system.ok("killed", {"how": "name"})
+    mine = {pid: words for pid, words in sandboxes(system).items() if any(word.endswith(name) for word in words)}
+    (victim,) = [pid for pid, words in mine.items() if part in words]
+    assert len(mine) == 3, mine
+    os.kill(victim, signal.SIGKILL)
+    wait_until(lambda: not any(map(_alive, mine)), 20, what=f"the end of {mine}")
+    assert system.ok("killed", {"how": "name"}, timeout_s=60) != name
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
+    except OSError:
+        return False
+
+
+def test_all_end_with_their_node_however_it_ends(system: System) -> None:
+    system.deploy(HEAD + MISBEHAVES.replace("ONE", ONE).replace("misbehaves", "outlives"), name="outlives")
+    assert system.ok("outlives") == "well"
+    before = sandboxes(system)
+    assert before
+    system.kill(system.one("node"))
+    wait_until(lambda: not any(map(_alive, before)), 20, what="the end of all sandboxes")
+    assert system.ok("outlives", timeout_s=60) == "well"
+
+
+def test_a_shell_inside_it(system: System) -> None:
+    system.deploy(HEAD + MISBEHAVES.replace("ONE", ONE).replace("misbehaves", "looked"), name="looked")
+    ran = json.loads(system.fs("shell", "looked", "--json", "--", "sh", "-c", "uname -r; pwd; ls; tty").out)
+    kernel, folder, *files, _ = ran["stdout"].splitlines()
+    assert kernel != os.uname().release
+    assert (folder, files) == ("/tmp/function", ["handler.py"])

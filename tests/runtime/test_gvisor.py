@@ -1,0 +1,71 @@
+"""What a sandbox is shown of its node, decided from paths alone."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fleetstart.runtime.gvisor import Mount, mounts, oci_config
+
+NAMES = st.lists(st.sampled_from(["a", "b", "c"]), min_size=1, max_size=4).map(lambda parts: "/" + "/".join(parts))
+SHOWN = st.lists(st.one_of(NAMES.map(lambda path: (path, path)), st.tuples(NAMES, NAMES)), max_size=6)
+
+
+def source_of(path: str, chosen: tuple[Mount, ...]) -> str | None:
+    """Where of the node the path leads, once all is mounted in its order; None into a folder of the sandbox's own."""
+    found: str | None = None
+    for mount in chosen:
+        if path == mount.path or path.startswith(mount.path + "/"):
+            found = mount.source + path[len(mount.path) :] if mount.source else None
+    return found
+
+
+def within(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(folder + "/")
+
+
+@given(SHOWN, st.lists(NAMES, max_size=4), NAMES)
+def test_nothing_hidden_is_reached_but_what_is_shown_by_its_own_name(
+    shown: list[tuple[str, str]], hidden: list[str], path: str
+) -> None:
+    """Of what is shown under its own path: programs that are shown elsewhere are the system's, and hide nothing."""
+    shown = [(path, source) for path, source in shown if path == source]
+    source = source_of(path, mounts(shown, hidden))
+    assert source in (None, path)
+    if source is None:
+        return
+    nearest = max((folder for folder, _ in shown if within(path, folder)), key=len)
+    assert nearest not in hidden
+    assert not any(within(path, folder) and len(folder) > len(nearest) for folder in hidden)
+
+
+@given(SHOWN)
+def test_all_that_is_shown_is_there_and_parents_come_before_what_lies_in_them(shown: list[tuple[str, str]]) -> None:
+    wanted = dict(shown)
+    chosen = mounts(list(wanted.items()), [])
+    for path, source in wanted.items():
+        assert source_of(path, chosen) == source
+    depths = [mount.path.count("/") for mount in chosen]
+    assert depths == sorted(depths)
+
+
+def test_what_a_parent_shows_is_not_shown_twice() -> None:
+    shown = [("/usr", "/usr"), ("/usr/lib/python3", "/usr/lib/python3"), ("/lib", "/usr/lib")]
+    assert [mount.path for mount in mounts(shown, [])] == ["/lib", "/usr"]
+
+
+def test_a_home_below_something_shown_is_an_empty_folder_there() -> None:
+    chosen = mounts([("/opt", "/opt"), ("/opt/home/venv", "/opt/home/venv")], ["/opt/home", "/var/lib/redis"])
+    assert chosen == (Mount("/opt", "/opt"), Mount("/opt/home"), Mount("/opt/home/venv", "/opt/home/venv"))
+
+
+def test_a_bundle_gives_no_rights_and_shows_nothing_writable() -> None:
+    config = oci_config(["python"], {"LANG": "C"}, [Mount("/usr", "/usr"), Mount("/h")], root="/empty", hostname="w")
+    process = config["process"]
+    assert all(rights == [] for rights in process["capabilities"].values())
+    assert process["noNewPrivileges"]
+    assert config["root"] == {"path": "/empty", "readonly": True}
+    binds = [mount for mount in config["mounts"] if mount["type"] == "bind"]
+    assert binds
+    assert all("ro" in mount["options"] for mount in binds)
+    assert process["env"] == ["LANG=C"]
