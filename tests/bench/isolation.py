@@ -1,0 +1,202 @@
+"""Claim: inside gVisor a function is called, woken and streamed to as in namespaces, at a price that is known.
+
+The same functions twice on one node, in namespaces and inside gVisor, in turn: `hello` (a line of Python) hot, woken by
+a spare worker and by one that is started for it; `chat` (SmolLM2-135M) hot, and woken by a spare worker, with its
+weights in the node's memory. And what the processes of one worker have of the machine's memory (PSS).
+
+Run: python -m tests.bench.isolation [--json FILE] [--quick]. Needs root and runsc (Debian: apt install runsc).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.bench.samples import ROOT, Report, fine, median, parse_options, progress, spread
+from tests.bench.system import System, running
+from tests.bench.wire import Answer, Connection
+
+ISOLATIONS = ("namespaces", "gvisor")
+KEEP_ALIVE_S = "0.5"
+MESSAGES = [{"role": "user", "content": "Why is the sky blue? Answer in one sentence."}]
+TOKENS = 48
+HELLO = """
+import os
+from fleetstart.runtime import function
+
+@function(memory="256MiB", ISOLATION)
+def hello(name: str = "world") -> str:
+    return os.uname().nodename if name == "HOST" else f"Hello, {name}!"
+"""
+POOLS = "python,torch,python+gvisor,torch+gvisor"
+HOT_CALLS = 20
+MEASURES = {
+    "hot": "`hello`, hot, ms",
+    "spare": "`hello`, woken by a spare, ms",
+    "fresh": "`hello`, woken by a new worker, ms",
+    "chat_spare": "`chat`, woken by a spare, weights in memory, first token, ms",
+    "chat_hot": "`chat`, hot, first token, ms",
+    "token": "`chat`, one more token, ms",
+}
+
+
+@dataclass(slots=True)
+class Side:
+    """One isolation's functions in one system, and what was measured of them."""
+
+    isolation: str
+    system: System
+    connection: Connection
+    found: dict[str, list[float]] = field(default_factory=lambda: {name: [] for name in MEASURES})
+    spares_before: dict[str, int] = field(default_factory=dict)
+
+    def name(self, function: str) -> str:
+        return f"{function}-{self.isolation}"
+
+    def deploy(self, folder: Path, function: str, text: str, keep_alive_s: str) -> None:
+        handler = folder / self.name(function) / "handler.py"
+        handler.parent.mkdir()
+        handler.write_text(text.replace("ISOLATION", f'isolation="{self.isolation}"'))
+        if function == "chat":
+            (handler.parent / "weights").symlink_to(ROOT / "examples/chat/weights")
+        self.system.fs("deploy", str(handler), "--name", self.name(function), "--keep-alive", keep_alive_s)
+
+    def hello(self, measure: str, *, keep: bool = True) -> None:
+        answer = self.connection.post(f"/fn/{self.name('hello')}", {"name": "you"}).expect()
+        if keep:
+            self._keep(measure, answer.total_ms, answer)
+
+    def chat(self, measure: str, *, keep: bool = True) -> None:
+        value = {"messages": MESSAGES, "max_tokens": TOKENS, "temperature": 0, "stream": True}
+        answer = self.connection.post(f"/fn/{self.name('chat')}/v1/chat/completions", value).expect()
+        if keep:
+            self._keep(measure, answer.ttft_ms, answer)
+        if keep and measure == "chat_hot":
+            self.found["token"].append((answer.total_ms - answer.ttft_ms) / (TOKENS - 1))
+
+    def _keep(self, measure: str, took_ms: float, answer: Answer) -> None:
+        hot = not measure.endswith(("spare", "fresh"))
+        if (answer.headers["fs-start"] == "hot") is not hot:
+            raise RuntimeError(f"the call for {measure} was {answer.headers['fs-start']}")
+        if not hot and self.system.trace(answer.headers["x-request-id"])["pooled"] is not measure.endswith("spare"):
+            raise RuntimeError(f"the worker for {measure} was no such one")
+        self.found[measure].append(took_ms)
+
+    def come_to_rest(self, function: str) -> None:
+        """No worker; and, where spares are kept, one in place of the last that was taken."""
+        self.system.wait_asleep(self.name(function))
+        before = self.spares_before.get(function)
+        if before is not None:
+            self.system.wait(f"a spare for {self.name(function)}", lambda: self._spares_made(function) > before)
+            self.spares_before[function] = self._spares_made(function)
+
+    def begin(self, function: str) -> None:
+        """The first call fetches and unpacks the bundle, and lets spares be kept."""
+        self.spares_before[function] = self._spares_made(function)
+        self.hello("", keep=False) if function == "hello" else self.chat("", keep=False)
+
+    def _spares_made(self, function: str) -> int:
+        pool = "torch" if function == "chat" else "python"
+        pool += "+gvisor" if self.isolation == "gvisor" else ""
+        lines = (self.system.home / "logs" / "node.log").read_text(errors="replace").splitlines()
+        return sum("spare worker waits" in line and f'"{pool}"' in line for line in lines)
+
+    def pss_mib(self) -> float:
+        """Of all processes of the worker that answers now."""
+        self.come_to_rest("hello")
+        host = self.connection.post(f"/fn/{self.name('hello')}", {"name": "HOST"}).expect().body
+        name = json.loads(host)
+        return sum(map(pss_kib, processes_of(name))) / 1024
+
+
+def processes_of(host: str) -> list[int]:
+    """Of a worker that goes by this name, which is that of its control groups."""
+    found = []
+    for entry in os.listdir("/proc"):
+        if entry.isdecimal():
+            with contextlib.suppress(OSError):
+                if host in Path(f"/proc/{entry}/cgroup").read_text():
+                    found.append(int(entry))
+    return found
+
+
+def pss_kib(pid: int) -> int:
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+            if line.startswith("Pss:"):
+                return int(line.split()[1])
+    return 0
+
+
+def open_sides(stack: contextlib.ExitStack, folder: Path, pool_size: str, functions: dict[str, str]) -> list[Side]:
+    system = stack.enter_context(running(POOLS, FS_POOL_SIZE=pool_size, FS_POOL_MEMORY="512MiB"))
+    system.wait("a launcher of sandboxes", lambda: "python+gvisor" in system.api("/status")["nodes"][0]["profiles"])
+    system.wait("torch", lambda: "torch" in system.api("/status")["nodes"][0]["profiles"])
+    sides = [Side(isolation, system, stack.enter_context(system.connect())) for isolation in ISOLATIONS]
+    for side in sides:
+        for function, text in functions.items():
+            side.deploy(folder, function, text, KEEP_ALIVE_S)
+    return sides
+
+
+def main() -> None:
+    options = parse_options(__doc__, rounds=10, quick_rounds=1)
+    if shutil.which("runsc") is None:
+        sys.exit("runsc is not installed (Debian: apt install runsc): there is nothing to measure")
+    report = Report("inside gVisor a function is called, woken and streamed to at a price that is known")
+    chat = (ROOT / "examples/chat/handler.py").read_text().replace("LLM(", "LLM(ISOLATION, ")
+    with contextlib.ExitStack() as stack:
+        folders = [Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fs-bench-"))) for _ in range(2)]
+        with_spares = open_sides(stack, folders[0], "1", {"hello": HELLO, "chat": chat})
+        without = open_sides(stack, folders[1], "0", {"hello": HELLO})
+        for side in with_spares:
+            side.begin("hello")
+            side.begin("chat")
+        for side in without:
+            side.hello("", keep=False)
+        memory = {side.isolation: side.pss_mib() for side in with_spares}
+        for number in range(options.rounds):
+            progress(f"round {number + 1} of {options.rounds}")
+            for side in with_spares:
+                side.come_to_rest("hello")
+                side.hello("spare")
+                for _ in range(HOT_CALLS):
+                    side.hello("hot")
+                side.come_to_rest("chat")
+                side.chat("chat_spare")
+                side.chat("chat_hot")
+            for side in without:
+                side.come_to_rest("hello")
+                side.hello("fresh")
+    for side in without:
+        by_name = {one.isolation: one for one in with_spares}
+        by_name[side.isolation].found["fresh"] = side.found["fresh"]
+    report.setup = {"keep_alive_s": float(KEEP_ALIVE_S), "tokens": TOKENS, "runsc": runsc_version()}
+    report.samples = {side.isolation: side.found for side in with_spares} | {"pss_mib": memory}
+    tell(report, {side.isolation: side.found for side in with_spares}, memory)
+    report.save(options.json)
+
+
+def runsc_version() -> str:
+    return subprocess.run(["runsc", "--version"], capture_output=True, text=True, timeout=20).stdout.splitlines()[0]
+
+
+def tell(report: Report, found: dict[str, dict[str, list[float]]], memory: dict[str, float]) -> None:
+    rows = [["median (quartiles)", *ISOLATIONS, "ratio"]]
+    for measure, words in MEASURES.items():
+        ours = [found[isolation][measure] for isolation in ISOLATIONS]
+        rows.append([words, *map(spread, ours), fine(median(ours[1]) / median(ours[0]))])
+    kept = [memory[isolation] for isolation in ISOLATIONS]
+    rows.append(["memory of a worker of `hello` (PSS), MiB", *map(fine, kept), fine(kept[1] / kept[0])])
+    report.tell("Namespaces and gVisor", rows)
+
+
+if __name__ == "__main__":
+    main()
