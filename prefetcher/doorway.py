@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import logging
 import socket
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from fleetstart.prefetcher.side_loop import SideLoop
@@ -50,39 +49,57 @@ class Doorway:
     def __init__(self, listener: socket.socket, hand: Callable[[socket.socket], None]) -> None:
         self._listener = listener
         self._hand = hand
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[object]] = set()
 
     def start(self) -> None:
         self._listener.setblocking(False)
-        self._begin(self._accept(), self._listener)
+        self._listen()
+        # So that the loop's end is its own: that ends all tasks.
+        self._begin(asyncio.Event().wait(), self._shut)
 
     def end(self) -> None:
-        for task in list(self._tasks):
+        self._shut()
+        for task in self._tasks:
             task.cancel()
 
-    async def _accept(self) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            try:
-                caller, _ = await loop.sock_accept(self._listener)
-                ours, its = _pair(caller)
-            except OSError as error:
-                log.warning("a call's connection cannot be taken", extra={"error": str(error)})
-                await asyncio.sleep(ACCEPT_PAUSE_S)
-                continue
-            self._begin(_carry(caller, ours), caller, ours)
-            self._hand(its)
+    def _shut(self) -> None:
+        if self._listener.fileno() >= 0:
+            asyncio.get_running_loop().remove_reader(self._listener)
+            self._listener.close()
 
-    def _begin(self, work: Coroutine[Any, Any, None], *owned: socket.socket) -> None:
+    def _begin(self, work: Coroutine[Any, Any, object], *after: Callable[[], object]) -> None:
+        """`after` is not done in the task itself: one that is ended before its first step never runs."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        # Not in the task itself: one that is ended before its first step never runs.
-        task.add_done_callback(functools.partial(_close, owned))
+        task.add_done_callback(lambda _: [each() for each in after])
+
+    def _listen(self) -> None:
+        if self._listener.fileno() >= 0:
+            # Not sock_accept: what that accepts in the turn in which it is cancelled, nobody closes.
+            asyncio.get_running_loop().add_reader(self._listener, self._accept)
+
+    def _accept(self) -> None:
+        loop = asyncio.get_running_loop()
+        if self._listener.fileno() < 0:
+            return  # ended in this very turn
+        try:
+            caller, _ = self._listener.accept()
+            ours, its = _pair(caller)
+        except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+            return
+        except OSError as error:
+            log.warning("a call's connection cannot be taken", extra={"error": str(error)})
+            loop.remove_reader(self._listener)
+            loop.call_later(ACCEPT_PAUSE_S, self._listen)
+            return
+        self._begin(_carry(caller, ours), caller.close, ours.close)
+        self._hand(its)
 
 
 def _pair(caller: socket.socket) -> tuple[socket.socket, socket.socket]:
     """Our end and the worker's; the caller's socket is closed if there is none. Errors: OSError."""
+    caller.setblocking(False)
     try:
         caller.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         ours, its = socket.socketpair()
@@ -96,8 +113,3 @@ def _pair(caller: socket.socket) -> tuple[socket.socket, socket.socket]:
 async def _carry(caller: socket.socket, worker: socket.socket) -> None:
     with contextlib.suppress(OSError, TimeoutError):
         await carry(caller, worker, idle_s=IDLE_S, count=lambda sent, received: None)
-
-
-def _close(sockets: Iterable[socket.socket], task: asyncio.Task[None]) -> None:
-    for each in sockets:
-        each.close()

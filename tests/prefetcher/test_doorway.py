@@ -1,0 +1,147 @@
+"""The way in to workers that cannot listen: what comes through, and that nobody is left waiting when it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from fleetstart.prefetcher.doorway import open_doorway
+from fleetstart.prefetcher.side_loop import SideLoop
+from tests.servers import wait_until
+
+DEADLINE_S = 20
+
+
+class Entrance:
+    """A doorway, driven as a daemon drives it; `workers` are the ends that its worker was handed."""
+
+    def __init__(self, side: SideLoop) -> None:
+        self.workers: list[socket.socket] = []
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever)
+        self._thread.start()
+        listener = socket.create_server(("127.0.0.1", 0))
+        self.address = listener.getsockname()
+        self.end = asyncio.run_coroutine_threadsafe(self._open(side, listener), self._loop).result(DEADLINE_S)
+
+    async def _open(self, side: SideLoop, listener: socket.socket) -> Callable[[], None]:
+        return open_doorway(side, listener, self.workers.append)
+
+    def call(self) -> socket.socket:
+        return socket.create_connection(self.address, DEADLINE_S)
+
+    def called(self) -> tuple[socket.socket, socket.socket]:
+        """A caller's end, and the worker's."""
+        before, caller = len(self.workers), self.call()
+        wait_until(lambda: len(self.workers) > before, what="a connection for the worker")
+        self.workers[before].settimeout(DEADLINE_S)
+        return caller, self.workers[before]
+
+    def close(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+        for worker in self.workers:
+            worker.close()
+
+
+@pytest.fixture
+def side() -> Iterator[SideLoop]:
+    side = SideLoop()
+    yield side
+    side.close()
+
+
+@pytest.fixture
+def entrance(side: SideLoop) -> Iterator[Entrance]:
+    entrance = Entrance(side)
+    yield entrance
+    entrance.close()
+
+
+def is_left(sock: socket.socket) -> bool:
+    try:
+        return sock.recv(1) == b""
+    except ConnectionResetError:
+        return True
+
+
+def test_bytes_go_both_ways_and_each_says_its_last_by_itself(entrance: Entrance) -> None:
+    caller, worker = entrance.called()
+    with caller:
+        caller.sendall(b"question")
+        assert worker.recv(100) == b"question"
+        caller.shutdown(socket.SHUT_WR)
+        assert worker.recv(100) == b""
+        worker.sendall(b"answer")
+        worker.close()
+        assert caller.recv(100) == b"answer"
+        assert caller.recv(100) == b""
+
+
+def test_much_passes_while_nobody_reads_the_other_way(entrance: Entrance) -> None:
+    caller, worker = entrance.called()
+    data = bytes(range(256)) * 40_000
+    sending = threading.Thread(target=lambda: caller.sendall(data))
+    sending.start()
+    got = b""
+    while len(got) < len(data):
+        got += worker.recv(1 << 20)
+    sending.join()
+    assert got == data
+    caller.close()
+    assert is_left(worker)
+
+
+def test_a_worker_that_leaves_is_told_to_its_callers(entrance: Entrance) -> None:
+    caller, worker = entrance.called()
+    with caller:
+        worker.close()
+        assert is_left(caller)
+
+
+def test_its_end_ends_every_connection(entrance: Entrance) -> None:
+    caller, worker = entrance.called()
+    with caller:
+        entrance.end()
+        assert is_left(caller)
+        assert is_left(worker)
+        wait_until(lambda: _is_refused(entrance), what="the end of the listening socket")
+
+
+def test_who_comes_as_it_ends_is_not_left_waiting(entrance: Entrance, side: SideLoop) -> None:
+    """Both fall into one turn of the loop: the end is asked for when the connection is there already."""
+    gate, busy = threading.Event(), threading.Event()
+
+    def keep_busy() -> None:
+        busy.set()
+        gate.wait(DEADLINE_S)
+
+    entrance.called()[0].close()
+    side.call(keep_busy)
+    assert busy.wait(DEADLINE_S)
+    with entrance.call() as caller:
+        entrance.end()
+        gate.set()
+        assert is_left(caller)
+
+
+def test_the_end_of_the_side_loop_is_the_end_of_all(entrance: Entrance, side: SideLoop) -> None:
+    caller, worker = entrance.called()
+    with caller:
+        side.close()
+        assert is_left(caller)
+        assert is_left(worker)
+        entrance.end()
+
+
+def _is_refused(entrance: Entrance) -> bool:
+    try:
+        entrance.call().close()
+    except ConnectionRefusedError:
+        return True
+    return False
