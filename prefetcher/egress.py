@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import logging
 import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fleetstart.prefetcher.accepting import Acceptor
 from fleetstart.prefetcher.proxy_head import END, HEAD_MAX_BYTES, Asked, BadHead, read_head
 from fleetstart.prefetcher.reaching import NotReached, connect, look_up
 from fleetstart.prefetcher.side_loop import SideLoop
@@ -37,8 +37,6 @@ LOOKUPS = 4
 LINGER_S = 1.0
 LINGER_BYTES = 1 << 20
 """Of a request that was refused: read until then, since a socket that is closed before takes the answer with it."""
-ACCEPT_PAUSE_S = 0.1
-"""When the process has no descriptor left."""
 _REASONS = {
     400: "Bad Request", 403: "Forbidden", 408: "Request Timeout", 431: "Request Header Fields Too Large",
     502: "Bad Gateway", 503: "Service Unavailable", 504: "Gateway Timeout",
@@ -117,7 +115,9 @@ class WayOut:
     def __init__(
         self, listener: socket.socket, entries: Sequence[str], say: Say, bounds: Bounds, traffic: Traffic
     ) -> None:
-        self._listener = listener
+        self._acceptor = Acceptor(listener, self._take)
+        self._open = 0
+        """Connections of this worker, those included that are turned away."""
         self._rules: tuple[Rule, ...] = parse_rules(entries)
         self._list = _cut(", ".join(entries))
         self._say = say
@@ -125,41 +125,27 @@ class WayOut:
         self._bounds = bounds
         self._traffic = traffic
         self._lookups = asyncio.Semaphore(LOOKUPS)
-        self._accepting: asyncio.Task[None] | None = None
-        self._clients: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
-        self._listener.setblocking(False)
-        self._accepting = asyncio.get_running_loop().create_task(self._accept())
-        # Not in the task itself: one that is ended before its first step never runs. So with each client.
-        self._accepting.add_done_callback(lambda task: self._listener.close())
+        self._acceptor.start()
 
     def end(self) -> None:
-        for task in (self._accepting, *self._clients):
-            if task is not None:
-                task.cancel()
+        self._acceptor.end()
 
-    async def _accept(self) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            try:
-                client, _ = await loop.sock_accept(self._listener)
-            except OSError as error:
-                log.warning("a worker's connection cannot be taken", extra={"error": str(error)})
-                await asyncio.sleep(ACCEPT_PAUSE_S)
-                continue
-            if len(self._clients) >= 2 * self._bounds.connections:
-                client.close()  # even those who are told that there are too many are too many
-                continue
-            task = loop.create_task(self._serve(client, self._crowd()))
-            self._clients.add(task)
-            task.add_done_callback(self._clients.discard)
-            task.add_done_callback(functools.partial(_closed, client))
+    def _take(self, client: socket.socket) -> None:
+        if self._open >= 2 * self._bounds.connections:
+            client.close()  # even those who are told that there are too many are too many
+            return
+        self._open += 1
+        self._acceptor.begin(self._serve(client, self._crowd()), client.close, self._left)
+
+    def _left(self) -> None:
+        self._open -= 1
 
     def _crowd(self) -> str:
         """Why there is no room for one more; empty if there is."""
         most, most_of_node = self._bounds.connections, self._bounds.connections_of_node
-        if len(self._clients) >= most:
+        if self._open > most:
             return f"this worker has {most} connections open, and may have no more"
         if self._traffic.open >= most_of_node:
             return f"this node has {most_of_node} connections open for its workers, and takes no more"
@@ -273,10 +259,6 @@ async def _turn_away(client: socket.socket, turned: Turned) -> None:
             left = LINGER_BYTES
             while left > 0 and (got := len(await loop.sock_recv(client, 64 * 1024))):
                 left -= got
-
-
-def _closed(client: socket.socket, task: asyncio.Task[None]) -> None:
-    client.close()
 
 
 def _cut(text: str) -> str:
