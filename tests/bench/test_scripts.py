@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,13 +13,15 @@ import pytest
 pytestmark = pytest.mark.e2e
 
 ROOT = Path(__file__).parents[2]
-SCRIPTS = ("gateway", "overload", "cli", "wakeup", "chat", "engine", "weights", "planner")
+SCRIPTS = ("gateway", "overload", "cli", "wakeup", "chat", "engine", "weights", "planner", "isolation")
 ON_A_BED = ("coldstart",)
 
 
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_it_runs(name: str, tmp_path: Path) -> None:
+    if name == "isolation" and shutil.which("runsc") is None:
+        pytest.skip("runsc (gVisor) is not installed")
     run(name, tmp_path / "found.json", timeout_s=190)
 
 

@@ -1,8 +1,9 @@
-"""Two nodes in two regions and a real controller: who gets the orders, and what is said where nobody can."""
+"""Two nodes that differ and a real controller: who gets the orders, and what is said where nobody can."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -22,6 +23,7 @@ def two(redis_server: RedisServer, controller: ControllerProcess) -> Iterator[li
     nodes = [HandNode(redis_server, name, memory_mib * MIB) for name, memory_mib in (("big", 4096), ("small", 1024))]
     for node, region in zip(nodes, ("us", "eu"), strict=True):
         node.region = region
+        node.profiles = ["python", "python+gvisor"] if region == "eu" else ["python"]
         node.start()
     wait_until(lambda: len(controller.http.get("/api/v1/status").json()["nodes"]) == 2, what="two nodes")
     yield nodes
@@ -40,30 +42,54 @@ def test_calls_run_where_their_function_may(controller: ControllerProcess, two: 
     assert told == {"big": "us", "small": "eu"}
 
 
-def test_where_no_node_is_a_deploy_warns_and_calls_are_told(controller: ControllerProcess, two: list[HandNode]) -> None:
-    why = "it may run in moon, and no node is there: 1 node is in eu, 1 in us"
-    fields = {"name": "far", "bundle": BUNDLE_ID, "entry": "handler:run", "region": ["moon"]}
+def test_a_sandbox_is_ordered_where_there_are_such(controller: ControllerProcess, two: list[HandNode]) -> None:
+    big, small = two
+    assert controller.deploy("shut", isolation="gvisor")["warning"] == ""
+    assert controller.http.post("/fn/shut", json={}).status_code == 200
+    assert [order.spec.isolation for order in small.ordered()] == ["gvisor"]
+    assert big.ordered() == []
+
+
+@pytest.mark.parametrize(
+    ("asked", "why"),
+    [
+        ({"region": ["moon"]}, "it may run in moon, and no node is there: 1 node is in eu, 1 in us"),
+        ({"region": ["us"], "isolation": "gvisor"}, "it asks for isolation gvisor, which the node in us has not"),
+    ],
+)
+def test_where_no_node_is_a_deploy_warns_and_calls_are_told(
+    controller: ControllerProcess, two: list[HandNode], asked: dict[str, Any], why: str
+) -> None:
+    fields = {"name": "far", "bundle": BUNDLE_ID, "entry": "handler:run", **asked}
     foreseen = controller.http.post("/api/v1/forecast", json={"spec": fields}).json()
     assert why in foreseen["explanation"]["plan"]["error"]["message"]
 
-    assert why in controller.deploy("far", region=["moon"])["warning"]
+    assert why in controller.deploy("far", **asked)["warning"]
 
     answer = controller.http.post("/fn/far", json={}, timeout=40)
     assert answer.status_code == 503
-    assert why in answer.json()["error"]["message"]
+    error = answer.json()["error"]
+    assert why in error["message"]
+    assert ("runsc" in error["hint"]) == ("isolation" in asked)
     assert not two[0].ordered()
     assert not two[1].ordered()
 
 
 def test_a_shell_opens_where_its_function_may_run() -> None:
-    def report(name: str, region: str, memory_mib: int) -> NodeReport:
+    def report(name: str, region: str, memory_mib: int, *profiles: str) -> NodeReport:
         return NodeReport(
             node=NodeId(name), epoch="e", address="", memory_bytes=memory_mib * MIB, memory_used_bytes=0, cpus=1,
-            profiles=["python"], region=region,
+            profiles=["python", *profiles], region=region,
         )  # fmt: skip
 
-    nodes = [report("a", "us", 8192), report("b", "eu", 4096), report("c", "", 9999)]
+    nodes = [
+        report("a", "us", 8192),
+        report("b", "eu", 4096),
+        report("c", "", 9999),
+        report("d", "", 99, "python+gvisor"),
+    ]
     assert place(spec(region=["eu"]), nodes).node == "b"
     assert place(spec(), nodes).node == "c"
-    with pytest.raises(Unavailable, match="1 node is in eu, 1 in us, 1 in no region"):
+    assert place(spec(isolation="gvisor", memory_bytes=16 * MIB), nodes).node == "d"
+    with pytest.raises(Unavailable, match="1 node is in eu, 1 in us, 2 in no region"):
         place(spec(region=["asia"]), nodes)

@@ -84,6 +84,13 @@ def test_a_region_is_a_name_or_several() -> None:
     assert spec_of(declared(region="eu"), region=["us"]).region == ["us"]
 
 
+def test_a_sandbox_has_a_pool_of_its_own_and_its_model_stays_whole() -> None:
+    assert spec_of(declared()).pool == "python"
+    shut = spec_of(declared("llm", weights="w", isolation="gvisor"))
+    assert (shut.pool, shut.in_layers) == ("torch+gvisor", False)
+    assert spec_of(declared("llm", weights="w")).in_layers
+
+
 def test_flags_win_over_the_file_setting_by_setting() -> None:
     declaration = declared(name="a", memory="1GiB", scale=Scale(max=8, keep_alive_s=5))
     spec = spec_of(declaration, name="b", scale={"max": 2})
@@ -103,6 +110,8 @@ def test_flags_win_over_the_file_setting_by_setting() -> None:
         ({"network": 1}, "network"),
         ({"network": "api.example.com"}, "network"),
         ({"network": ["https://api.example.com/v1"]}, "is a URL"),
+        ({"isolation": "chroot"}, "isolation"),
+        ({"isolation": "gvisor", "network": ["api.example.com"]}, "needs namespaces, and isolation is gvisor"),
         ({"env": {"A": 1}}, "env"),
         ({"name": "Not Allowed"}, "'Not Allowed' is not allowed"),
         ({"scale": 3}, "scale"),
