@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shutil
 import subprocess
+import tempfile
 from base64 import b64decode
 from collections.abc import Iterator
 from pathlib import Path
@@ -76,14 +78,26 @@ class Page:
 
 
 @contextlib.contextmanager
-def browsing(folder: Path) -> Iterator[Page]:
-    """Skips where there is no chromium."""
+def installed() -> Iterator[tuple[str, dict[str, str]]]:
+    """The program and its environment: its temporary files go when it has ended. Skips where there is no chromium."""
     program = shutil.which("chromium")
     if program is None:
         pytest.skip("no chromium")
+    with tempfile.TemporaryDirectory(prefix="fs-web-", ignore_cleanup_errors=True) as folder:
+        yield program, {**os.environ, "TMPDIR": folder}
+
+
+@contextlib.contextmanager
+def browsing(folder: Path) -> Iterator[Page]:
+    """Skips where there is no chromium."""
+    with installed() as (program, env):
+        yield from _browsing(program, env, folder)
+
+
+def _browsing(program: str, env: dict[str, str], folder: Path) -> Iterator[Page]:
     port = folder / "DevToolsActivePort"
     argv = [program, f"--user-data-dir={folder}", *OPTIONS]
-    process = spawn(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = spawn(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=env)
     try:
         wait_until(lambda: port.exists() and len(port.read_text().splitlines()) == 2, 30, what="chromium")
         at = f"http://127.0.0.1:{port.read_text().splitlines()[0]}/json/list"

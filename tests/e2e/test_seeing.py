@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +16,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from fleetstart.runtime.contract.ledger import LogLine
-from tests.browser import browsing
+from tests.browser import browsing, installed
 from tests.e2e.systems import System, running
 from tests.servers import wait_until
 
@@ -185,18 +184,11 @@ PAGES = {
 
 @pytest.mark.parametrize(("page", "texts"), PAGES.items())
 def test_pages_in_a_browser(seen: System, page: str, texts: tuple[str, ...], tmp_path: Path) -> None:
-    browser = shutil.which("chromium")
-    if browser is None:
-        pytest.skip("no chromium")
     options = "--headless --no-sandbox --disable-gpu --disable-dev-shm-usage --enable-logging=stderr --dump-dom"
-    argv = [
-        browser,
-        *options.split(),
-        "--virtual-time-budget=3000",
-        f"--user-data-dir={tmp_path}",
-        f"{seen.url}/ui/#/{page}",
-    ]
-    shown = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=True)
+    arguments = [*options.split(), "--virtual-time-budget=3000", f"--user-data-dir={tmp_path}"]
+    with installed() as (browser, env):
+        argv = [browser, *arguments, f"{seen.url}/ui/#/{page}"]
+        shown = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=True, env=env)
     for text in texts:
         assert text in shown.stdout, text
     assert "<title>owned" not in shown.stdout
