@@ -92,6 +92,20 @@ def namespaces() -> Finding:
     )
 
 
+def sandboxes() -> Finding:
+    """What is installed; whether it works here, a node tries at its start, and `fs nodes` tells."""
+    program = shutil.which("runsc")
+    if program is None:
+        return Finding(
+            check="sandboxes",
+            verdict="ok",
+            found='no runsc (gVisor): functions cannot ask for isolation="gvisor"',
+            advice="apt install runsc, if some should",
+        )
+    said = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=PROBE_S, check=True)
+    return Finding(check="sandboxes", verdict="ok", found=f"{said.stdout.splitlines()[0]} (gVisor), {program}")
+
+
 def limits() -> Finding:
     v2 = Path("/sys/fs/cgroup/cgroup.controllers")
     v1 = Path("/sys/fs/cgroup/memory")
@@ -199,6 +213,7 @@ def examine(home: Path, port_number: int) -> list[Finding]:
         ("redis", redis),
         ("torch", torch),
         ("namespaces", namespaces),
+        ("sandboxes", sandboxes),
         ("limits", limits),
         ("memory", memory),
         ("store", lambda: home_writable(home)),

@@ -54,6 +54,21 @@ def test_it_measures_and_leaves_nothing(tmp_path: Path, capsys: pytest.CaptureFi
     assert set(os.listdir("/dev/shm")) <= shared
 
 
+def test_it_tells_of_sandboxes_and_how_to_have_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def told() -> Finding:
+        return next(finding for finding in examine(tmp_path / "home", 0) if finding.check == "sandboxes")
+
+    program = tmp_path / "runsc"
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert "no runsc" in told().found
+    assert "apt install runsc" in told().advice
+    program.write_text("#!/bin/sh\necho runsc version release-1\necho spec: 1.0\n")
+    program.chmod(0o755)
+    assert told().found == f"runsc version release-1 (gVisor), {program}"
+    program.write_text("#!/bin/sh\nexit 3\n")
+    assert (told().verdict, "could not be checked" in told().found) == ("warn", True)
+
+
 def test_a_measurement_that_breaks_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.executable", "/bin/false")
     (finding,) = examine_speed(tmp_path, str(tmp_path))
