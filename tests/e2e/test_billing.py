@@ -61,4 +61,5 @@ def test_idle_time_is_billed_where_it_was_asked_for_and_a_budget_ends_that_too()
 
         month = datetime.now(UTC).strftime("%Y-%m")
         bill = json.loads(system.fs("invoice", month, "--json").out)
+        assert json.loads(system.fs("invoice", "--json").out)["lines"][0]["function"] == bill["lines"][0]["function"]
         assert bill["total_nusd"] == sum(line["cost_nusd"] for line in bill["lines"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
 
 import click
@@ -14,17 +15,18 @@ from fleetstart.runtime.contract.ledger import dollars
 
 
 @click.command
-@click.argument("month")
+@click.argument("month", required=False)
 @click.option("--function", "name", metavar="NAME", help="Of one function only.")
 @click.option("--csv", "as_csv", is_flag=True, help="Comma-separated values; money in nano-dollars and in dollars.")
 @verb()
 @click.pass_obj
-def command(home: Path, *, month: str, name: str | None, as_csv: bool, url: str | None, as_json: bool) -> None:
-    """Show the bill of a MONTH such as 2026-11 (UTC), line by line as it was priced.
+def command(home: Path, *, month: str | None, name: str | None, as_csv: bool, url: str | None, as_json: bool) -> None:
+    """Show the bill of a MONTH such as 2026-11 (UTC), or of this one so far, line by line as it was priced.
 
     It is the sum of the ledger's rows, to the last nano-dollar, and of a month that is over it never changes: a row
     counts to the month in which it was booked.
     """
+    month = month or datetime.now(UTC).strftime("%Y-%m")
     query: dict[str, str | int] = {"function": name} if name else {}
     with Server(find_server(url, home), timeout_s=300.0) as server:
         invoice = server.get(f"/api/v1/invoices/{month}", Invoice, **query)
