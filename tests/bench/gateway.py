@@ -1,8 +1,9 @@
 """Claim: the gateway adds about a millisecond to a warm call.
 
-One warm worker of `hello` is called through the gateway and straight at its own endpoint (its secret read from the
-observed state), in turn, by the same client over kept connections; then both again with 1 and 8 callers at once. Ray
-Serve follows in the same run with its own warm call: there, too, a request goes through a proxy to a worker's process.
+One warm worker of `hello` is called through the gateway, with the system's key on every call, and straight at its own
+endpoint (its secret read from the observed state), in turn, by the same client over kept connections; then again with
+1 and 8 callers at once. In turn with both is a second system, which is open: what looking at the key costs. Ray Serve
+follows in the same run with its own warm call: there, too, a request goes through a proxy to a worker's process.
 BentoML and LitServe come after it, one worker each. They come after and not in turn, because they are never idle: what
 they do between calls would be added to ours. The client runs on the same cores as everything else, so calls a second
 are those of the whole machine, client included.
@@ -22,7 +23,7 @@ from typing import Any
 
 from tests.bench.peer import ray_serve, server
 from tests.bench.samples import Options, Report, fine, median, parse_options, percentile, progress, spread
-from tests.bench.system import running
+from tests.bench.system import System, running
 from tests.bench.wire import Connection, parse_head, request
 
 BODY = {"name": "you"}
@@ -70,19 +71,8 @@ async def burst(target: Target, callers: int, seconds: float) -> dict[str, float
 def main() -> None:
     options = parse_options(__doc__, rounds=40, quick_rounds=4)
     report = Report("the gateway adds about a millisecond to a warm call")
-    with contextlib.ExitStack() as stack:
-        system = stack.enter_context(running("python"))
-        flags = ("--keep-alive", "600", "--max", "1", "--concurrency", "16")
-        path = system.deploy("examples/hello/handler.py", *flags)
-        through = stack.enter_context(system.connect())
-        through.post(path, BODY).expect()
-        endpoint, token = system.ready_worker("hello")
-        host, port = endpoint.rsplit(":", 1)
-        secret = {"fs-worker-token": token}
-        targets = {
-            "gateway": Target(system.host, system.port, request("POST", path, "fs", BODY)),
-            "worker": Target(host, int(port), request("POST", "/", "fs", BODY, secret)),
-        }
+    with warm() as (system, with_key), warm(is_open=True) as (_, without_key):
+        targets = {"gateway": with_key, "gateway_open": without_key, "worker": straight(system)}
         latencies, bursts = measure(targets, options)
     about: dict[str, Any] = {}
     for name, peer in peers(options):
@@ -97,6 +87,23 @@ def main() -> None:
     report.samples = {"latency_ms": latencies, "bursts": bursts}
     tell(report, latencies, bursts)
     report.save(options.json)
+
+
+@contextlib.contextmanager
+def warm(*, is_open: bool = False) -> Iterator[tuple[System, Target]]:
+    """A system with one worker of `hello`, and how its callers call it."""
+    with running("python", is_open=is_open) as system:
+        flags = ("--keep-alive", "600", "--max", "1", "--concurrency", "16")
+        path = system.deploy("examples/hello/handler.py", *flags)
+        with system.connect() as connection:
+            connection.post(path, BODY).expect()
+        yield system, Target(system.host, system.port, request("POST", path, "fs", BODY, system.shown))
+
+
+def straight(system: System) -> Target:
+    endpoint, token = system.ready_worker("hello")
+    host, port = endpoint.rsplit(":", 1)
+    return Target(host, int(port), request("POST", "/", "fs", BODY, {"fs-worker-token": token}))
 
 
 Peer = contextlib.AbstractContextManager[tuple[int, dict[str, Any]]]
@@ -158,17 +165,18 @@ def tell(report: Report, latencies: Latencies, bursts: Bursts) -> None:
     shown = {
         "worker": "straight",
         "gateway": "gateway",
+        "gateway_open": "gateway, open",
         "ray_serve": "Ray Serve",
         "bentoml": "BentoML",
         "litserve": "LitServe",
     }
     names = [name for name in shown if name in latencies]
-    straight = median(latencies["worker"])
+    base = median(latencies["worker"])
     rows = [["warm call of `hello`", *(shown[name] for name in names)]]
     rows.append(["median (quartiles), ms", *(spread(latencies[name]) for name in names)])
     rows.append(["99th percentile, ms", *(fine(percentile(latencies[name], 0.99)) for name in names)])
-    rows.append(["added to straight, ms", *(fine(median(latencies[name]) - straight) for name in names)])
-    rows.append(["ratio to straight", *(fine(median(latencies[name]) / straight) for name in names)])
+    rows.append(["added to straight, ms", *(fine(median(latencies[name]) - base) for name in names)])
+    rows.append(["ratio to straight", *(fine(median(latencies[name]) / base) for name in names)])
     for callers in CALLERS:
         results = {name: bursts[name][str(callers)] for name in names}
         text = "1 caller" if callers == 1 else f"{callers} callers"
@@ -176,8 +184,8 @@ def tell(report: Report, latencies: Latencies, bursts: Bursts) -> None:
         rows.append([f"{text}: calls a second", *(fine(rate) for rate in rates)])
         rows.append([f"{text}: p99, ms", *(fine(median([one["p99_ms"] for one in results[name]])) for name in names)])
     report.tell("Gateway overhead", rows)
-    added = median(latencies["gateway"]) - straight
-    print(f"\nThe gateway adds {added:.2f} ms to a call of {straight:.2f} ms.")
+    added, without = (median(latencies[name]) - base for name in ("gateway", "gateway_open"))
+    print(f"\nThe gateway adds {added:.2f} ms to a call of {base:.2f} ms; {without:.2f} ms where no key is shown.")
 
 
 if __name__ == "__main__":

@@ -17,6 +17,8 @@ from urllib.parse import urlsplit
 
 import redis
 
+from fleetstart.controller.access.own_key import kept
+from fleetstart.controller.cli.layout import Layout
 from tests.bench.samples import ROOT
 from tests.bench.wire import Connection
 
@@ -31,10 +33,13 @@ class System:
         self.home = home
         self.url = url
         self.host, self.port = urlsplit(url).hostname or "", urlsplit(url).port or 0
+        key = kept(Layout(home).key)
+        self.shown = {"authorization": f"Bearer {key}"} if key else {}
+        """What each caller shows: the owner's key, or nothing where the system is open."""
         self._api = self.connect()
 
     def connect(self) -> Connection:
-        return Connection(self.host, self.port)
+        return Connection(self.host, self.port, headers=self.shown)
 
     def api(self, path: str) -> Any:
         """GET under /api/v1; the connection is made anew if it was cut."""
@@ -115,12 +120,14 @@ def evict(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def running(profile: str, **settings: str) -> Iterator[System]:
-    """`profile` is what its only fork server has imported; `settings` are FS_* variables, such as FS_POOL_SIZE="0"."""
+def running(profile: str, *, is_open: bool = False, **settings: str) -> Iterator[System]:
+    """`profile` is what its only fork server has imported; `is_open`: without the key that a system has by default;
+    `settings` are FS_* variables, such as FS_POOL_SIZE="0"."""
+    up = ("up", *(["--open"] if is_open else []), "--port", "0", "--json")
     with tempfile.TemporaryDirectory(prefix="fs-bench-") as folder:
         home = Path(folder) / "home"
         try:
-            url = json.loads(_fs(home, "up", "--open", "--port", "0", "--json", FS_PROFILES=profile, **settings))["url"]
+            url = json.loads(_fs(home, *up, FS_PROFILES=profile, **settings))["url"]
             system = System(home, url)
             system.wait("a warm fork server", lambda: _is_warm(system))
             yield system

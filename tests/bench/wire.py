@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import socket
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,8 +38,12 @@ class Answer:
 
 
 class Connection:
-    def __init__(self, host: str, port: int, *, timeout_s: float = 120.0) -> None:
+    def __init__(
+        self, host: str, port: int, *, headers: Mapping[str, str] | None = None, timeout_s: float = 120.0
+    ) -> None:
+        """`headers`: those of each request that is made here."""
         self._host = f"{host}:{port}"
+        self._headers = headers
         self._socket = socket.create_connection((host, port), timeout=timeout_s)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
@@ -51,11 +56,11 @@ class Connection:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def post(self, path: str, value: Any, headers: dict[str, str] | None = None) -> Answer:
-        return self.send(request("POST", path, self._host, value, headers))
+    def post(self, path: str, value: Any) -> Answer:
+        return self.send(request("POST", path, self._host, value, self._headers))
 
     def get(self, path: str) -> Answer:
-        return self.send(request("GET", path, self._host))
+        return self.send(request("GET", path, self._host, headers=self._headers))
 
     def send(self, raw: bytes) -> Answer:
         """Sends a whole request and reads the whole answer."""
@@ -100,7 +105,7 @@ class Connection:
         data += piece
 
 
-def request(method: str, path: str, host: str, value: Any = None, headers: dict[str, str] | None = None) -> bytes:
+def request(method: str, path: str, host: str, value: Any = None, headers: Mapping[str, str] | None = None) -> bytes:
     body = b"" if value is None else json.dumps(value).encode()
     lines = [f"{method} {path} HTTP/1.1", f"host: {host}", *(f"{k}: {v}" for k, v in (headers or {}).items())]
     if body:
