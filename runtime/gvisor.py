@@ -43,6 +43,8 @@ SYSTEM = (
     "/etc/hosts", "/etc/resolv.conf",
 )  # fmt: skip
 """Of the node, as far as it is there: programs, libraries and what they read. Nobody's data, no password."""
+NAMESPACES = ("pid", "mount", "ipc", "uts", "network")
+"""Of runsc's own processes, around what gVisor itself keeps apart."""
 PROBE_S = 30.0
 """For a first sandbox to come and go, on a machine that has other things to do."""
 
@@ -77,9 +79,15 @@ def _within(path: str, folder: str) -> bool:
 
 
 def oci_config(
-    arguments: list[str], environment: dict[str, str], shown: Iterable[Mount], *, root: str, hostname: str
+    arguments: list[str],
+    environment: dict[str, str],
+    shown: Iterable[Mount],
+    *,
+    root: str,
+    hostname: str,
+    network: bool = False,
 ) -> dict[str, Any]:
-    """The bundle's config.json: no capabilities, nothing of the node but `shown`, read-only."""
+    """The bundle's config.json: no capabilities, nothing of the node but `shown`, read-only; its network if asked."""
     binds = [
         {"destination": mount.path, "type": "bind", "source": mount.source, "options": ["rbind", "ro"]}
         if mount.source
@@ -109,7 +117,7 @@ def oci_config(
             ],
         },
         "mounts": [{"destination": "/proc", "type": "proc", "source": "proc"}, *own, *binds],
-        "linux": {"namespaces": [{"type": kind} for kind in ("pid", "mount", "ipc", "uts", "network")]},
+        "linux": {"namespaces": [{"type": kind} for kind in NAMESPACES if not (network and kind == "network")]},
     }
 
 
@@ -168,7 +176,12 @@ class Sandboxes:
         bundle = self._bundles / name
         bundle.mkdir(mode=0o700)
         config = oci_config(
-            [self._python, *arguments], self._environment, self._shown, root=str(self._root), hostname=name
+            [self._python, *arguments],
+            self._environment,
+            self._shown,
+            root=str(self._root),
+            hostname=name,
+            network=network,
         )
         (bundle / "config.json").write_bytes(msgspec.json.encode(config))
         command = [self._program, "--root", str(self._records), f"--network={'host' if network else 'none'}"]

@@ -7,7 +7,9 @@ import json
 import os
 import shutil
 import signal
+import socket
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +108,28 @@ def test_it_has_a_kernel_of_its_own_and_sees_nothing_of_the_node(system: System)
     assert worker.isolation == "gvisor"
 
 
+REACHES = """
+@function(ONE, network=True)
+def reaches(name: str, port: int):
+    with socket.create_connection((name, port), timeout=5) as connection:
+        return connection.recv(100).decode()
+"""
+
+
+def test_the_nodes_network_is_there_for_who_asks_for_it(system: System) -> None:
+    system.deploy(HEAD + REACHES.replace("ONE", ONE), name="reaches")
+    with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as pool:
+        server.settimeout(30)
+
+        def greet() -> None:
+            with server.accept()[0] as connection:
+                connection.sendall(b"well met")
+
+        greeting = pool.submit(greet)
+        assert system.ok("reaches", {"name": "localhost", "port": server.getsockname()[1]}) == "well met"
+        greeting.result()
+
+
 APP = """
 async def app(scope, receive, send):
     if scope["type"] == "websocket":
@@ -139,10 +163,10 @@ def test_bytes_streams_sockets_and_leavings_pass_as_they_do_elsewhere(system: Sy
     data = os.urandom(3 << 20)
     for _ in range(3):  # the same connection to the worker again
         assert system.http.post("/fn/echo/back", content=data).content == data
-    with connect(system.url.replace("http", "ws") + "/fn/echo/ws", proxy=None) as socket:
+    with connect(system.url.replace("http", "ws") + "/fn/echo/ws", proxy=None) as ws:
         for text in ("abc", "x" * 100_000):
-            socket.send(text)
-            assert socket.recv(timeout=20) == text[::-1]
+            ws.send(text)
+            assert ws.recv(timeout=20) == text[::-1]
     with system.http.stream("GET", "/fn/echo/stays") as response:
         assert next(response.iter_raw()) == b"begun"
     wait_until(lambda: any("heard http.disconnect" in line.text for line in system.logs("echo")), what="the leaving")

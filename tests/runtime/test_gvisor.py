@@ -69,3 +69,11 @@ def test_a_bundle_gives_no_rights_and_shows_nothing_writable() -> None:
     assert binds
     assert all("ro" in mount["options"] for mount in binds)
     assert process["env"] == ["LANG=C"]
+
+
+def test_only_who_asks_for_it_is_left_in_the_nodes_network() -> None:
+    def kinds(*, network: bool) -> set[str]:
+        config = oci_config(["python"], {}, [], root="/empty", hostname="w", network=network)
+        return {namespace["type"] for namespace in config["linux"]["namespaces"]}
+
+    assert kinds(network=False) - kinds(network=True) == {"network"}
