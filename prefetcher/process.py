@@ -15,6 +15,11 @@ from fleetstart.runtime.contract.channel import Channel, ChannelClosed
 from fleetstart.runtime.contract.ids import WorkerId
 from fleetstart.runtime.contract.messages import DaemonMessage, Outlet, Pooled, WorkerMessage
 
+READS_AT_ONCE = 16
+"""Messages of one worker, before the loop gets its turn back: its flood must not delay the others."""
+LAST_READS = 1024
+"""Of one that has ended: more than its socket holds."""
+
 
 class ChannelGone:
     """The worker's control socket has ended; its exit should follow."""
@@ -50,7 +55,7 @@ class Process:
         self._early: list[ProcessEvent] = []
         self._listening = False
         self._pidfd = -1
-        self._channel: Channel[WorkerMessage] | None = Channel(control, WorkerMessage)
+        self._channel: Channel[WorkerMessage] | None = Channel(control, WorkerMessage, descriptors=1)
         asyncio.get_running_loop().add_reader(control.fileno(), self._read)
 
     def listen(self, on_event: Callable[[ProcessEvent], None]) -> None:
@@ -98,7 +103,7 @@ class Process:
     def ended(self, status: int | None) -> None:
         if not self.exited.is_set():
             if self._channel is not None:
-                self._read()  # its last words come before its end
+                self._read(LAST_READS)  # its last words come before its end
             self.exited.set()
             self._emit(Exit(status))
 
@@ -110,8 +115,10 @@ class Process:
         else:
             self._early.append(event)
 
-    def _read(self) -> None:
-        while self._channel is not None:
+    def _read(self, reads: int = READS_AT_ONCE) -> None:
+        for _ in range(reads):
+            if self._channel is None:
+                return
             try:
                 message, descriptors = self._channel.receive()
             except BlockingIOError:

@@ -184,6 +184,8 @@ class Worker:
             self.equipment.grow()
 
     def _became_whole(self) -> None:
+        if self._role.whole:
+            return  # its function's own doing
         self._role.whole = True
         self.record.whole()
         self._publish(self.state)

@@ -32,8 +32,10 @@ class Channel(Generic[Received]):
     a broken peer, and a broken peer is treated as a dead one.
     """
 
-    def __init__(self, sock: socket.socket, receives: Any) -> None:
+    def __init__(self, sock: socket.socket, receives: Any, *, descriptors: int = MESSAGE_DESCRIPTORS_MAX) -> None:
+        """`descriptors`: how many come with a message at most."""
         self.socket = sock
+        self._descriptors_max = descriptors
         self._decoder: msgspec.json.Decoder[Received] = msgspec.json.Decoder(receives)
         self._ahead: list[int] = []
 
@@ -55,9 +57,13 @@ class Channel(Generic[Received]):
     def receive(self) -> tuple[Received, list[int]]:
         """Blocks if the socket does; BlockingIOError if it does not and no message is there."""
         while True:
+            before = len(self._ahead)
             data = self._packet()
             if data != _AHEAD:
                 break
+            if len(self._ahead) == before:
+                self._drop_ahead()
+                raise ChannelClosed("a packet came ahead of a message, and nothing with it")
         descriptors, self._ahead = self._ahead, []
         try:
             return self._decoder.decode(data), descriptors
@@ -76,16 +82,20 @@ class Channel(Generic[Received]):
             raise ChannelClosed(str(error)) from error
         self._ahead += descriptors
         broken = "a packet was cut" if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC) else ""
-        if len(self._ahead) > MESSAGE_DESCRIPTORS_MAX:
-            broken = f"more than {MESSAGE_DESCRIPTORS_MAX} descriptors came"
+        if len(self._ahead) > self._descriptors_max:
+            broken = f"more than {self._descriptors_max} descriptors came"
         if not data or broken:
-            for descriptor in self._ahead:
-                os.close(descriptor)
-            self._ahead = []
+            self._drop_ahead()
             raise ChannelClosed(broken or "end of file")
         return data
 
+    def _drop_ahead(self) -> None:
+        for descriptor in self._ahead:
+            os.close(descriptor)
+        self._ahead = []
+
     def close(self) -> None:
+        self._drop_ahead()
         self.socket.close()
 
 

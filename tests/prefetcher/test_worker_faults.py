@@ -118,7 +118,7 @@ def test_a_profile_that_the_node_lacks_is_named(node: Node, store: Store) -> Non
     status = node.wait_for(worker, "failed")
     assert status.error is not None
     assert status.error.code == "unavailable"
-    assert "no profile torch; it has python" in status.error.message
+    assert "no workers of torch; it has python" in status.error.message
 
 
 def test_a_worker_sees_no_setting_and_no_secret_of_its_node(s3_node: Node, store: Store) -> None:
@@ -130,3 +130,26 @@ def test_a_worker_sees_no_setting_and_no_secret_of_its_node(s3_node: Node, store
     names = msgspec.json.decode(answer[1], type=list[str])
     assert "MINE" in names
     assert not [name for name in names if name.startswith(("AWS_", "FS_"))]
+
+
+FORGES = """
+import os
+
+def hello():
+    for message in (b'{"type":"whole"}', b'{"type":"ready","timeline":{}}', b'{"type":"pooled","started_ns":1}'):
+        for _ in range(20):
+            os.write(3, message)
+    return "said"
+"""
+
+
+def test_what_a_function_says_in_its_workers_name_changes_nothing(node: Node, store: Store) -> None:
+    worker = node.order(spec_of(store.put_bundle({"handler.py": FORGES})))
+    status = node.wait_for(worker, "ready")
+    for _ in range(2):
+        assert call(status)[0] == 200
+    node.drain(worker)
+    assert node.wait_for(worker, "gone").timeline == status.timeline
+    node.stop()
+    (line,) = node.log_lines("hello")
+    assert "worker ready" in line.text
