@@ -21,6 +21,7 @@ from fleetstart.prefetcher.bundles import Bundles
 from fleetstart.prefetcher.cgroups import Groups, epoch_is_alive, new_epoch, open_groups, read_hierarchies
 from fleetstart.prefetcher.config import Config
 from fleetstart.prefetcher.disk import DiskTier
+from fleetstart.prefetcher.doorway import Doorways
 from fleetstart.prefetcher.egress import Egress, bounds_of
 from fleetstart.prefetcher.forkserver import ForkServer
 from fleetstart.prefetcher.host import Host
@@ -91,7 +92,8 @@ class Daemon:
         )
         self._relays = open_relays(config.store)
         self._side = SideLoop()
-        self._egress = Egress(bounds_of(resource.getrlimit(resource.RLIMIT_NOFILE)[0]), self._side)
+        descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        self._egress = Egress(bounds_of(descriptors), self._side)
         host = Host(
             node=config.node,
             address=config.address,
@@ -104,7 +106,7 @@ class Daemon:
             speeds=self._speeds,
             opener=self._opener,
             egress=self._egress,
-            side=self._side,
+            doorways=Doorways(self._side, descriptors),
             relays=self._relays,
             publish=self._publish,
         )

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from fleetstart.prefetcher.bundles import Bundles
+from fleetstart.prefetcher.doorway import Doorways
 from fleetstart.prefetcher.egress import Egress
 from fleetstart.prefetcher.logs import Logs
 from fleetstart.prefetcher.meter import Rows
 from fleetstart.prefetcher.relay import Relays
 from fleetstart.prefetcher.segments import Segments
-from fleetstart.prefetcher.side_loop import SideLoop
 from fleetstart.prefetcher.spares import Spares
 from fleetstart.prefetcher.speeds import Speeds
 from fleetstart.prefetcher.unsealing import Opener
@@ -32,7 +32,7 @@ class Host:
     speeds: Speeds
     opener: Opener
     egress: Egress
-    side: SideLoop
+    doorways: Doorways
     relays: Relays | None
     """None where the store is none that nodes share over a network."""
     publish: Callable[[WorkerStatus], None]

@@ -15,7 +15,6 @@ from pathlib import Path
 
 from fleetstart.prefetcher.body import Body
 from fleetstart.prefetcher.bundles import packed
-from fleetstart.prefetcher.doorway import open_doorway
 from fleetstart.prefetcher.host import Host
 from fleetstart.prefetcher.process import Process
 from fleetstart.prefetcher.segments import Segment
@@ -58,8 +57,8 @@ class Sandbox:
                 descriptors.append(os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC))
                 opened.callback(os.close, descriptors[-1])
             process.send(assign, tuple(descriptors))
-        self._end_doorway()
-        self._end_doorway = open_doorway(self._host.side, listener.dup(), self._hand)
+        self._drop_bundle()
+        self._end_doorway = self._host.doorways.open(listener.dup(), assign.spec.concurrency, self._hand)
 
     def _hand(self, connection: socket.socket) -> None:
         with connection, contextlib.suppress(ChannelClosed):
@@ -68,6 +67,10 @@ class Sandbox:
 
     def close(self) -> None:
         self._end_doorway()
+        self._drop_bundle()
+
+    def _drop_bundle(self) -> None:
+        """Whoever has it has it: it may be large, and is in memory."""
         if self._bundle >= 0:
             os.close(self._bundle)
             self._bundle = -1

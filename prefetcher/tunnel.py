@@ -8,7 +8,7 @@ import socket
 from collections.abc import Callable
 
 BUFFER_BYTES = 64 * 1024
-"""Of each direction: what is not read by one side is not taken from the other."""
+"""Of each direction at most: what is not read by one side is not taken from the other. Nothing while it is quiet."""
 
 
 async def carry(
@@ -32,10 +32,10 @@ async def _one_way(
     count: Callable[[int], None],
 ) -> None:
     loop = asyncio.get_running_loop()
-    buffer = memoryview(bytearray(BUFFER_BYTES))
-    while size := await loop.sock_recv_into(source, buffer):
-        count(size)
-        await loop.sock_sendall(sink, buffer[:size])
+    while data := await loop.sock_recv(source, BUFFER_BYTES):
+        count(len(data))
+        await loop.sock_sendall(sink, data)
+        del data
         if not idle.expired():
             idle.reschedule(loop.time() + idle_s)
     with contextlib.suppress(OSError):  # it may have gone as well

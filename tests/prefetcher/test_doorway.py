@@ -3,33 +3,36 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import threading
 from collections.abc import Callable, Iterator
 
 import pytest
 
-from fleetstart.prefetcher.doorway import open_doorway
+from fleetstart.prefetcher.doorway import Doorways
 from fleetstart.prefetcher.side_loop import SideLoop
 from tests.servers import wait_until
 
 DEADLINE_S = 20
+DESCRIPTORS = 8 * 12
+"""Of which a node gives twelve connections' to all doorways, and half of them to one."""
 
 
 class Entrance:
     """A doorway, driven as a daemon drives it; `workers` are the ends that its worker was handed."""
 
-    def __init__(self, side: SideLoop) -> None:
+    def __init__(self, doorways: Doorways) -> None:
         self.workers: list[socket.socket] = []
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever)
         self._thread.start()
         listener = socket.create_server(("127.0.0.1", 0))
         self.address = listener.getsockname()
-        self.end = asyncio.run_coroutine_threadsafe(self._open(side, listener), self._loop).result(DEADLINE_S)
+        self.end = asyncio.run_coroutine_threadsafe(self._open(doorways, listener), self._loop).result(DEADLINE_S)
 
-    async def _open(self, side: SideLoop, listener: socket.socket) -> Callable[[], None]:
-        return open_doorway(side, listener, self.workers.append)
+    async def _open(self, doorways: Doorways, listener: socket.socket) -> Callable[[], None]:
+        return doorways.open(listener, 1, self.workers.append)
 
     def call(self) -> socket.socket:
         return socket.create_connection(self.address, DEADLINE_S)
@@ -57,8 +60,13 @@ def side() -> Iterator[SideLoop]:
 
 
 @pytest.fixture
-def entrance(side: SideLoop) -> Iterator[Entrance]:
-    entrance = Entrance(side)
+def doorways(side: SideLoop) -> Doorways:
+    return Doorways(side, DESCRIPTORS)
+
+
+@pytest.fixture
+def entrance(doorways: Doorways) -> Iterator[Entrance]:
+    entrance = Entrance(doorways)
     yield entrance
     entrance.close()
 
@@ -137,6 +145,44 @@ def test_the_end_of_the_side_loop_is_the_end_of_all(entrance: Entrance, side: Si
         assert is_left(caller)
         assert is_left(worker)
         entrance.end()
+
+
+def test_too_many_callers_of_one_worker_are_turned_away_until_there_is_room(entrance: Entrance) -> None:
+    with contextlib.ExitStack() as callers:
+        first, worker = entrance.called()
+        for _ in range(5):
+            callers.enter_context(entrance.called()[0])
+        with entrance.call() as caller:
+            assert is_left(caller)
+        first.close()
+        assert is_left(worker)
+        worker.close()
+        wait_until(lambda: _is_taken(entrance), what="room for one more")
+
+
+def test_all_doorways_together_take_no_more_than_their_node_can_bear(entrance: Entrance, doorways: Doorways) -> None:
+    with contextlib.ExitStack() as opened:
+        others = [Entrance(doorways) for _ in range(2)]
+        for other in others:
+            opened.callback(other.close)
+        for one in (entrance, others[0]):
+            for _ in range(6):
+                opened.enter_context(one.called()[0])
+        with others[1].call() as caller:
+            assert is_left(caller)
+        entrance.end()
+        wait_until(lambda: _is_taken(others[1]), what="room for one more")
+
+
+def _is_taken(entrance: Entrance) -> bool:
+    with entrance.call() as caller:
+        caller.settimeout(0.2)
+        try:
+            return caller.recv(1) != b""
+        except TimeoutError:
+            return True
+        except ConnectionResetError:
+            return False
 
 
 def _is_refused(entrance: Entrance) -> bool:
