@@ -141,13 +141,18 @@ class Sandboxes:
     def launch(self, fork: Fork, control_fd: int, log_fd: int) -> int:
         arguments = ["-m", "fleetstart.runtime.sandboxed", "--profile", fork.profile]
         arguments += ["--origin", str(machine_origin_ns())]
-        command = self._command(fork.worker, arguments, network=fork.network)
         own_pidfd = os.pidfd_open(os.getpid())
-        pid = os.fork()
-        if pid == 0:
-            self._become_sandbox(command, fork, own_pidfd, control_fd, log_fd)
-        os.close(own_pidfd)
-        return pid
+        try:
+            command = self._command(fork.worker, arguments, network=fork.network)
+            pid = os.fork()
+            if pid == 0:
+                self._become_sandbox(command, fork, own_pidfd, control_fd, log_fd)
+            return pid
+        except OSError:
+            shutil.rmtree(self._bundles / fork.worker, ignore_errors=True)
+            raise
+        finally:
+            os.close(own_pidfd)
 
     def reap(self, child: Child) -> int:
         """runsc ends as its worker did; a signal it tells as 128 more than its number."""
@@ -158,19 +163,20 @@ class Sandboxes:
         code = os.waitstatus_to_exitcode(status)
         return 128 - code if code > 128 else code
 
-    def probe(self) -> str:
-        """Whether a sandbox comes and goes here, tried and not guessed; why not, or empty."""
-        command = self._command("probe", ["-S", "-c", ""], network=False)
+    def probe(self) -> None:
+        """Whether a sandbox comes and goes here, tried and not guessed. Errors: OSError, if none does."""
         try:
+            command = self._command("probe", ["-S", "-c", ""], network=False)
             done = subprocess.run(
                 command, env=_environment(), stdin=subprocess.DEVNULL, capture_output=True, timeout=PROBE_S, text=True
             )
-        except (OSError, subprocess.TimeoutExpired) as error:
-            return str(error)
+        except subprocess.TimeoutExpired as error:
+            raise OSError(str(error)) from error
         finally:
             shutil.rmtree(self._bundles / "probe", ignore_errors=True)
-        said = " ".join(done.stderr.split())[-300:]
-        return "" if done.returncode == 0 else f"{self._program} ended with {done.returncode}: {said}"
+        if done.returncode:
+            said = " ".join(done.stderr.split())[-300:]
+            raise OSError(f"{self._program} ended with {done.returncode}: {said}")
 
     def _command(self, name: str, arguments: list[str], *, network: bool) -> list[str]:
         bundle = self._bundles / name
@@ -231,17 +237,26 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--hide", action="append", default=[], metavar="DIR", help="folder that no worker may see")
     options = parser.parse_args(arguments)
     sock = begin(options.fd)
-    program = shutil.which(PROGRAM)
-    sandboxes = Sandboxes(program, options.state, options.hide) if program is not None else None
-    refused = sandboxes.probe() if sandboxes is not None else f"there is no {PROGRAM} on PATH"
-    if sandboxes is None or refused:
-        sys.stderr.write(f"no workers inside gVisor: {refused}\n")
-        refuse(Channel(sock, Fork), refused)
+    try:
+        sandboxes = _tried(options.state, options.hide)
+    except OSError as error:
+        sys.stderr.write(f"no workers inside gVisor: {error}\n")
+        refuse(Channel(sock, Fork), str(error))
         return
     try:
         serve(sock, sandboxes, Warm(NAME, NAME))
     finally:
         shutil.rmtree(options.state, ignore_errors=True)
+
+
+def _tried(state: Path, hide: Iterable[str]) -> Sandboxes:
+    """Errors: OSError, which says why there can be none here."""
+    program = shutil.which(PROGRAM)
+    if program is None:
+        raise OSError(f"there is no {PROGRAM} on PATH")
+    sandboxes = Sandboxes(program, state, hide)
+    sandboxes.probe()
+    return sandboxes
 
 
 if __name__ == "__main__":

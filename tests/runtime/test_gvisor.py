@@ -1,11 +1,25 @@
-"""What a sandbox is shown of its node, decided from paths alone."""
+"""What a sandbox is shown of its node, decided from paths alone; and what is said where none can be started."""
 
 from __future__ import annotations
 
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetstart.runtime.gvisor import Mount, mounts, oci_config
+from fleetstart.runtime.contract import exits
+from fleetstart.runtime.contract.channel import Channel, pair
+from fleetstart.runtime.contract.ids import WorkerId
+from fleetstart.runtime.contract.messages import Exited, Fork, Forked, ForkFailed, ForkServerMessage, Warm
+from fleetstart.runtime.gvisor import Mount, Sandboxes, mounts, oci_config
+from tests.runtime.workers import receive
 
 NAMES = st.lists(st.sampled_from(["a", "b", "c"]), min_size=1, max_size=4).map(lambda parts: "/" + "/".join(parts))
 SHOWN = st.lists(st.one_of(NAMES.map(lambda path: (path, path)), st.tuples(NAMES, NAMES)), max_size=6)
@@ -77,3 +91,74 @@ def test_only_who_asks_for_it_is_left_in_the_nodes_network() -> None:
         return {namespace["type"] for namespace in config["linux"]["namespaces"]}
 
     assert kinds(network=False) - kinds(network=True) == {"network"}
+
+
+FORK = Fork(worker=WorkerId("w-1"), cgroup_procs=[], network=False, profile="python")
+
+
+@contextmanager
+def launcher(folder: Path, runsc: str, state: Path) -> Iterator[Channel[ForkServerMessage]]:
+    """One whose runsc is this shell script; none if it is empty."""
+    if runsc:
+        program = folder / "runsc"
+        program.write_text(f"#!/bin/sh\n{runsc}\n")
+        program.chmod(0o755)
+    ours, its = pair()
+    argv = [sys.executable, "-m", "fleetstart.runtime.gvisor", "--fd", str(its.fileno()), "--state", str(state)]
+    process = subprocess.Popen(argv, pass_fds=(its.fileno(),), env={"PATH": str(folder)}, stderr=subprocess.DEVNULL)
+    with its:
+        pass
+    channel = Channel[ForkServerMessage](ours, ForkServerMessage)
+    try:
+        yield channel
+    finally:
+        channel.close()
+        assert process.wait(20) == 0
+
+
+@pytest.mark.parametrize(
+    ("runsc", "state", "why"),
+    [
+        ("", "state", "there is no runsc on PATH"),
+        ("echo it is broken >&2; exit 3", "state", "ended with 3: it is broken"),
+        ("exit 0", "runsc/state", "runsc/state"),
+    ],
+    ids=["absent", "broken", "no folder"],
+)
+def test_a_node_that_can_start_none_says_why_to_whoever_asks(tmp_path: Path, runsc: str, state: str, why: str) -> None:
+    with launcher(tmp_path, runsc, tmp_path / state) as channel:
+        for _ in range(2):
+            channel.send(FORK, (0, 1))
+            said = receive(channel)
+            assert isinstance(said, ForkFailed)
+            assert why in said.reason
+
+
+def test_a_runsc_that_is_gone_or_ends_at_once_is_an_end_like_others(tmp_path: Path) -> None:
+    with launcher(tmp_path, 'case "$*" in *probe*) ;; *) exit 7;; esac', tmp_path / "state") as channel:
+        assert isinstance(receive(channel), Warm)
+        read, write = os.pipe()
+        for status in (7, exits.START_FAILED):
+            channel.send(FORK, (write, write))
+            assert isinstance(receive(channel), Forked)
+            assert receive(channel) == Exited(FORK.worker, status)
+            (tmp_path / "runsc").unlink(missing_ok=True)
+        os.close(write)
+        with os.fdopen(read) as log:
+            assert "did not start: FileNotFoundError" in log.read()
+        assert not list((tmp_path / "state" / "bundles").iterdir())
+    assert not (tmp_path / "state").exists()
+
+
+def test_a_start_that_a_full_disk_prevents_leaves_nothing(tmp_path: Path) -> None:
+    sandboxes = Sandboxes("/bin/true", tmp_path / "state", [])
+    descriptors = len(os.listdir("/proc/self/fd"))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+    try:
+        with pytest.raises(OSError, match="large"):
+            sandboxes.launch(FORK, 0, 1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert not list((tmp_path / "state" / "bundles").iterdir())
+    assert len(os.listdir("/proc/self/fd")) == descriptors
