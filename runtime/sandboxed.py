@@ -44,6 +44,8 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     arrange_descriptors(0, 1)
+    for log in (1, 2):
+        os.set_blocking(log, True)  # one pipe twice: gVisor takes either first, and has it not block then
     sys.path[:] = [path for path in sys.path if path not in ("", os.getcwd())]
     native.attach_across_kernels()
     warm_up(options.profile)

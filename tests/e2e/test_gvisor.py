@@ -267,6 +267,10 @@ def misbehaves(how: str = ""):
         kept.append(bytearray(os.urandom(1 << 20)))
     while how == "stays":
         time.sleep(0.1)
+    if how == "prints":
+        assert os.get_blocking(1) and os.get_blocking(2)
+        for number in range(3000):
+            print(number, "x" * 3000)
     return socket.gethostname() if how == "name" else "well"
 """
 
@@ -286,6 +290,12 @@ def test_its_end_is_told_as_any_others_is(system: System, how: str, status: int,
     assert (found, error.code) == (status, code)
     assert words in error.message
     assert system.ok("misbehaves", timeout_s=60) == "well"
+
+
+def test_who_prints_more_than_is_read_waits(system: System) -> None:
+    """As with any other pipe. What is too much for the log is dropped by the node."""
+    system.deploy(HEAD + MISBEHAVES.replace("ONE", ONE).replace("misbehaves", "prints"), name="prints")
+    assert system.ok("prints", {"how": "prints"}) == "well"
 
 
 @pytest.mark.parametrize("part", ["run", "gofer", "boot"])
