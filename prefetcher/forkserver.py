@@ -22,7 +22,7 @@ from fleetstart.prefetcher.process import Process
 from fleetstart.runtime.contract.channel import Channel, ChannelClosed, pair
 from fleetstart.runtime.contract.errors import Unavailable
 from fleetstart.runtime.contract.ids import WorkerId
-from fleetstart.runtime.contract.messages import Exited, Fork, Forked, ForkFailed, ForkServerMessage, Warm
+from fleetstart.runtime.contract.messages import Exited, Fork, Forked, ForkFailed, ForkServerMessage, Refused, Warm
 
 log = logging.getLogger(__name__)
 RESTART_PAUSES_S = (0.1, 0.5, 2.0, 5.0)
@@ -37,6 +37,8 @@ class ForkServer:
         self, *, module: str, arguments: Sequence[str], env: Mapping[str, str], changed: Callable[[], None]
     ) -> None:
         self.warm: Warm | None = None
+        self.refused = ""
+        """Why it can make no workers here; empty as long as it may."""
         self._module = module
         self._arguments = list(arguments)
         self._env = dict(env)
@@ -111,6 +113,7 @@ class ForkServer:
     def _launch(self) -> None:
         ours, its = pair()
         ours.setblocking(False)
+        self.refused = ""
         self._lost.clear()
         argv = [sys.executable, "-m", self._module, *self._arguments, "--fd", str(its.fileno())]
         with its:
@@ -148,6 +151,10 @@ class ForkServer:
                 log.info("fork server warm", extra={"profile": message.profile, "isolation": message.isolation})
                 if message.refused:
                     log.warning("workers are less isolated than they should be", extra={"why": message.refused})
+                self._changed()
+            case Refused(reason=reason):
+                self.refused = reason
+                log.warning("no workers from here", extra={"program": self._module, "why": reason})
                 self._changed()
             case Forked(worker=worker, pid=pid, isolation=isolation):
                 process, answered = self._alive.get(worker), self._forking.pop(worker, None)

@@ -86,6 +86,7 @@ def report_of(
         isolation=next((said.isolation for said in warm.values()), ""),
         limits=groups.name if groups is not None else "watched",
         profiles=sorted(warm),
+        isolations=sorted({pool.partition("+")[2] for pool, server in servers.items() if not server.refused} - {""}),
         pid=os.getpid(),
         public_key=public_key,
         region=config.region,

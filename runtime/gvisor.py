@@ -28,7 +28,7 @@ import msgspec
 from fleetstart.runtime import kernel
 from fleetstart.runtime.contract import exits
 from fleetstart.runtime.contract.channel import Channel, ChannelClosed
-from fleetstart.runtime.contract.messages import Fork, ForkFailed, Warm
+from fleetstart.runtime.contract.messages import Fork, ForkFailed, Refused, Warm
 from fleetstart.runtime.contract.timeline import machine_origin_ns
 from fleetstart.runtime.isolation import OPEN_FILES_MAX, interpreter_paths
 from fleetstart.runtime.launching import Child, begin, has_ended, join_groups, serve
@@ -223,6 +223,7 @@ def _environment() -> dict[str, str]:
 def refuse(channel: Channel[Fork], reason: str) -> None:
     """Never warm: whoever asks all the same is told why. Returns when the daemon has gone."""
     with contextlib.suppress(ChannelClosed):
+        channel.send(Refused(reason))
         while True:
             request, descriptors = channel.receive()
             for descriptor in descriptors:
@@ -240,7 +241,6 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         sandboxes = _tried(options.state, options.hide)
     except OSError as error:
-        sys.stderr.write(f"no workers inside gVisor: {error}\n")
         refuse(Channel(sock, Fork), str(error))
         return
     try:

@@ -1,7 +1,8 @@
 """What a node's processes say to each other over socketpairs (`channel.Channel`).
 
 *Daemon and fork server*: `Fork` with two descriptors (the worker's control socket, the write end of its log pipe) is
-answered by `Forked` or `ForkFailed`; later comes `Exited`.
+answered by `Forked` or `ForkFailed`; later comes `Exited`. A launcher of sandboxes that finds that it can start none
+says `Refused`.
 
 *Daemon and worker* share the worker's control socket. A pooled worker says `Pooled` and waits for `Assign`
 (descriptors: the listening socket, a stage's second one for its links, then control block and slabs of each segment
@@ -65,7 +66,13 @@ class Warm(msgspec.Struct, frozen=True, tag="warm"):
     """Why namespaces are not used, if they are not."""
 
 
-ForkServerMessage = Forked | ForkFailed | Exited | Warm
+class Refused(msgspec.Struct, frozen=True, tag="refused"):
+    """There will be no workers from here on this machine: why."""
+
+    reason: str
+
+
+ForkServerMessage = Forked | ForkFailed | Exited | Warm | Refused
 
 # ── daemon and worker ──────────────────────────────────────────────────────────────────────────────
 

@@ -55,6 +55,8 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     """How limits are enforced: "cgroup v1", "cgroup v2" or "watched"."""
     profiles: list[str] = []
     """Pools of workers whose fork server, or other launcher, is warm."""
+    isolations: list[str] = []
+    """By which its workers can be shut in, beyond namespaces; also while their launcher still tries whether it can."""
     pid: int = 0
     public_key: str = ""
     """What secrets for its workers are sealed with (`sealed`); new with each epoch."""
@@ -79,11 +81,6 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     """Connections that their lists do not allow, since then."""
     speeds: dict[str, Speed] = {}
     """Keyed `name@version`, of those that were called here of late."""
-
-    @property
-    def isolations(self) -> frozenset[str]:
-        """By which workers can be shut in here, beyond namespaces."""
-        return frozenset(pool.partition("+")[2] for pool in self.profiles) - {""}
 
 
 class FunctionLoad(msgspec.Struct, frozen=True):

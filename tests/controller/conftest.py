@@ -46,7 +46,7 @@ class HandNode:
         self.epoch = "e1"
         self.memory_bytes = memory_bytes
         self.region = ""
-        self.profiles = ["python"]
+        self.isolations: list[str] = []
         self.speeds: dict[str, Speed] = {}
         self.segments: Callable[[], list[SegmentReport]] = list
         self.answer: Callable[[HandNode, WorkerOrder], None] = HandNode.serve
@@ -105,7 +105,7 @@ class HandNode:
         report = NodeReport(
             node=self.name, epoch=self.epoch, address="127.0.0.1", memory_bytes=self.memory_bytes,
             memory_used_bytes=0, cpus=2, speeds=self.speeds, segments=self.segments(), region=self.region,
-            profiles=self.profiles,
+            isolations=self.isolations,
         )  # fmt: skip
         self._client.hset(keys.NODES, self.name, "1")
         self._client.set(keys.node(self.name), msgspec.json.encode(report), px=2000)

@@ -23,7 +23,7 @@ def two(redis_server: RedisServer, controller: ControllerProcess) -> Iterator[li
     nodes = [HandNode(redis_server, name, memory_mib * MIB) for name, memory_mib in (("big", 4096), ("small", 1024))]
     for node, region in zip(nodes, ("us", "eu"), strict=True):
         node.region = region
-        node.profiles = ["python", "python+gvisor"] if region == "eu" else ["python"]
+        node.isolations = ["gvisor"] if region == "eu" else []
         node.start()
     wait_until(lambda: len(controller.http.get("/api/v1/status").json()["nodes"]) == 2, what="two nodes")
     yield nodes
@@ -76,17 +76,17 @@ def test_where_no_node_is_a_deploy_warns_and_calls_are_told(
 
 
 def test_a_shell_opens_where_its_function_may_run() -> None:
-    def report(name: str, region: str, memory_mib: int, *profiles: str) -> NodeReport:
+    def report(name: str, region: str, memory_mib: int, *isolations: str) -> NodeReport:
         return NodeReport(
             node=NodeId(name), epoch="e", address="", memory_bytes=memory_mib * MIB, memory_used_bytes=0, cpus=1,
-            profiles=["python", *profiles], region=region,
+            profiles=["python", "python+gvisor"], isolations=list(isolations), region=region,
         )  # fmt: skip
 
     nodes = [
         report("a", "us", 8192),
         report("b", "eu", 4096),
         report("c", "", 9999),
-        report("d", "", 99, "python+gvisor"),
+        report("d", "", 99, "gvisor"),
     ]
     assert place(spec(region=["eu"]), nodes).node == "b"
     assert place(spec(), nodes).node == "c"

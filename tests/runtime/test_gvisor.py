@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from fleetstart.runtime.contract import exits
 from fleetstart.runtime.contract.channel import Channel, pair
 from fleetstart.runtime.contract.ids import WorkerId
-from fleetstart.runtime.contract.messages import Exited, Fork, Forked, ForkFailed, ForkServerMessage, Warm
+from fleetstart.runtime.contract.messages import Exited, Fork, Forked, ForkFailed, ForkServerMessage, Refused, Warm
 from fleetstart.runtime.gvisor import Mount, Sandboxes, mounts, oci_config
 from tests.runtime.workers import receive
 
@@ -127,6 +127,9 @@ def launcher(folder: Path, runsc: str, state: Path) -> Iterator[Channel[ForkServ
 )
 def test_a_node_that_can_start_none_says_why_to_whoever_asks(tmp_path: Path, runsc: str, state: str, why: str) -> None:
     with launcher(tmp_path, runsc, tmp_path / state) as channel:
+        refused = receive(channel)
+        assert isinstance(refused, Refused)
+        assert why in refused.reason
         for _ in range(2):
             channel.send(FORK, (0, 1))
             said = receive(channel)

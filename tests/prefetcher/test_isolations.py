@@ -1,0 +1,42 @@
+"""What a node says of the sandboxes that it can start: what it has been told, until it has tried and knows better."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.prefetcher.nodes import HELLO, Node, Store, spec_of
+from tests.servers import RedisServer, wait_until
+
+
+@pytest.mark.parametrize("limits", ["", "watched"])
+def test_a_node_whose_sandboxes_do_not_start_takes_its_word_back(
+    redis_server: RedisServer, store: Store, tmp_path: Path, limits: str
+) -> None:
+    """And without control groups, it never gives it: nothing would hold a sandbox to its memory."""
+    program, go = tmp_path / "runsc", tmp_path / "go"
+    os.mkfifo(go)
+    program.write_text(f"#!/bin/sh\nread line < {go}\necho no such kernel >&2\nexit 1\n")
+    program.chmod(0o755)
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    env = {"PATH": path, "FS_PROFILES": "python,python+gvisor", "FS_LIMITS": limits}
+    node = Node(redis_server, str(store.folder), tmp_path / "home", **env)
+    try:
+        node.start()
+        report = node.report()
+        assert report is not None
+        if limits or report.limits == "watched":
+            assert report.isolations == []
+            return
+        assert report.isolations == ["gvisor"]
+        go.write_text("go\n")
+        wait_until(lambda: (report := node.report()) and report.isolations == [], 30, what="its word taken back")
+        assert "no such kernel" in node.log()
+        worker = node.order(spec_of(store.put_bundle({"handler.py": HELLO}), isolation="gvisor"))
+        error = node.wait_for(worker, "failed").error
+        assert error is not None
+        assert "no such kernel" in error.message
+    finally:
+        node.close()
