@@ -11,6 +11,7 @@ import aiohttp
 from fleetstart.controller.responses import RawHeaders, Receive, Scope, Send, error_headers, error_json
 from fleetstart.controller.routes import Call, Route
 from fleetstart.runtime.contract.errors import DeadlineExceeded, FleetError, WorkerLost
+from fleetstart.runtime.contract.headers import SOCKET_LATE
 
 IDLE_S = 300.0
 CLOSE_S = 2.0
@@ -62,8 +63,7 @@ class Socket:
                 left_s = (self.call.deadline_ns - time.monotonic_ns()) / 1e9
                 idle_s = self._spoken_s + IDLE_S - loop.time()
                 if left_s <= 0:
-                    allowed_s = (self.call.deadline_ns - self.call.accepted_ns) / 1e9
-                    return Close(POLICY, f"open for the {allowed_s:g} s that it may be", error=DeadlineExceeded.code)
+                    return self._late()
                 if idle_s <= 0:
                     return Close(GOING_AWAY, f"silent for {IDLE_S:g} s", error="idle")
                 done, _ = await asyncio.wait(
@@ -102,12 +102,18 @@ class Socket:
                 await self.send({"type": "websocket.send", "text": message.data})
             elif message.type is aiohttp.WSMsgType.BINARY:
                 await self.send({"type": "websocket.send", "bytes": message.data})
+            elif message.type is aiohttp.WSMsgType.CLOSE and (message.data, message.extra) == SOCKET_LATE:
+                return self._late()
             elif message.type is aiohttp.WSMsgType.CLOSE:
                 return Close(int(message.data or 1000), message.extra or "")
             elif message.type is aiohttp.WSMsgType.ERROR and upstream.close_code == TOO_BIG:
                 return self._too_big()
             else:
                 return Close(LOST, "its worker was lost", error=WorkerLost.code)
+
+    def _late(self) -> Close:
+        allowed_s = (self.call.deadline_ns - self.call.accepted_ns) / 1e9
+        return Close(POLICY, f"open for the {allowed_s:g} s that it may be", error=DeadlineExceeded.code)
 
     def _too_big(self) -> Close:
         return Close(TOO_BIG, f"a message has more than {self.max_message_bytes} bytes", error="too_large")

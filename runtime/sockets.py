@@ -8,13 +8,14 @@ from typing import Any
 from fleetstart.runtime import blame
 from fleetstart.runtime.asgi import App, Message, Receive, Scope, Send
 from fleetstart.runtime.contract.errors import InvalidInput
+from fleetstart.runtime.contract.headers import SOCKET_LATE
 
 MESSAGE_MAX_BYTES = 1 << 30
 """The gateway's own limit is far below; this only bounds what a bug could do."""
 NOT_TAKEN = InvalidInput(
     "this function takes no WebSockets", hint="only ASGI apps do: app = function(...)(asgi_app) with a websocket route"
 )
-WENT_WRONG, TIME_IS_UP = 1011, 1008
+WENT_WRONG = 1011
 
 
 def denying(send: Send) -> Send:
@@ -44,7 +45,7 @@ async def serve(app: App, scope: Scope, receive: Receive, send: Send, timeout_s:
             await app(scope, receive, sending)
     except Exception as error:
         if limit.expired():
-            close |= {"code": TIME_IS_UP, "reason": "its time is up"}
+            close["code"], close["reason"] = SOCKET_LATE
         else:
             blame.log(error, f"socket {request or '-'} failed:")
             close |= {"code": WENT_WRONG, "reason": "the handler raised; its traceback is in the function's log"}

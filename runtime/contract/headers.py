@@ -28,6 +28,10 @@ MARK = b": fs-mark "
 version can go on after the events before this one. What it says is the worker's own matter; a blank line ends it."""
 
 
+SOCKET_LATE = (1008, "its time is up")
+"""Code and reason with which a worker closes a WebSocket at its deadline, should it come there before the gateway."""
+
+
 class AnswerHead(msgspec.Struct, frozen=True, kw_only=True):
     status: int
     headers: list[tuple[str, str]]

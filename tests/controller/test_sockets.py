@@ -1,4 +1,4 @@
-"""A WebSocket on which nobody says anything any more, at a real controller that waits a second instead of minutes."""
+"""How WebSockets end that nobody closes, at a real controller that waits a second instead of minutes for a word."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
+from fleetstart.runtime.contract.headers import SOCKET_LATE
 from fleetstart.runtime.contract.orders import WorkerOrder
 from fleetstart.runtime.contract.timeline import Timeline
 from tests.controller.conftest import ControllerProcess, HandNode
@@ -39,7 +40,7 @@ def impatient(redis_url: str, tmp_path: Path) -> Iterator[ControllerProcess]:
 
 
 class Echo:
-    """A worker that gives back what it hears."""
+    """A worker that gives back what it hears, until it is told to say that the time is up."""
 
     def __init__(self) -> None:
         self.heard: list[dict[str, Any]] = []
@@ -48,11 +49,16 @@ class Echo:
         await receive()
         await send({"type": "websocket.accept"})
         while (message := await receive())["type"] == "websocket.receive":
+            if message["text"] == "late":
+                await send({"type": "websocket.close", "code": SOCKET_LATE[0], "reason": SOCKET_LATE[1]})
+                return
             await send({"type": "websocket.send", "text": message["text"]})
         self.heard.append(message)
 
 
-def test_a_socket_on_which_nobody_speaks_is_closed_and_billed(impatient: ControllerProcess, node: HandNode) -> None:
+@pytest.fixture
+def echo(impatient: ControllerProcess, node: HandNode) -> Echo:
+    """Deployed under this name."""
     app = Echo()
 
     def answer(node: HandNode, order: WorkerOrder) -> None:
@@ -64,17 +70,31 @@ def test_a_socket_on_which_nobody_speaks_is_closed_and_billed(impatient: Control
 
     node.answer = answer
     impatient.deploy("echo")
-    url = impatient.url.replace("http://", "ws://") + "/fn/echo"
-    # Pings say nothing: they keep the connection, not the conversation.
-    with connect(url, proxy=None, ping_interval=0.1) as socket:
-        socket.send("hello")
-        assert socket.recv(timeout=10) == "hello"
+    return app
+
+
+def ended_by(controller: ControllerProcess, *texts: str) -> tuple[int, str]:
+    """How a socket ends on which these are said. Pings say nothing: they keep the connection, not the conversation."""
+    url = controller.url.replace("http://", "ws://") + "/fn/echo"
+    with connect(url, proxy=None, ping_interval=0.1, additional_headers={"fs-timeout-s": "30"}) as socket:
+        for text in texts:
+            socket.send(text)
         with pytest.raises(ConnectionClosed) as closed:
-            socket.recv(timeout=20)
+            [socket.recv(timeout=20) for _ in (*texts, "its end")]
     assert closed.value.rcvd is not None
-    assert (closed.value.rcvd.code, closed.value.rcvd.reason) == (1001, "silent for 1 s")
-    wait_until(lambda: app.heard, what="word to the worker")
-    assert app.heard[0]["code"] == 1001
+    return closed.value.rcvd.code, closed.value.rcvd.reason
+
+
+def test_a_socket_on_which_nobody_speaks_is_closed_and_billed(impatient: ControllerProcess, echo: Echo) -> None:
+    assert ended_by(impatient, "hello") == (1001, "silent for 1 s")
+    wait_until(lambda: echo.heard, what="word to the worker")
+    assert echo.heard[0]["code"] == 1001
     (row,) = wait_until(lambda: impatient.rows("echo"), what="its row") or [{}]
     assert (row["status"], row["error"]) == (101, "idle")
     assert row["billed_ms"] >= 1000, "its worker was taken all the while"
+
+
+def test_a_deadline_is_told_alike_whoever_comes_to_it_first(impatient: ControllerProcess, echo: Echo) -> None:
+    assert ended_by(impatient, "late") == (1008, "open for the 30 s that it may be")
+    (row,) = wait_until(lambda: impatient.rows("echo"), what="its row") or [{}]
+    assert (row["status"], row["error"]) == (101, "deadline_exceeded")
