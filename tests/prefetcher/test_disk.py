@@ -149,11 +149,15 @@ def test_what_the_disk_lost_comes_from_the_store_and_is_kept_again(
             punch_hole(file.fileno(), 5 * CHUNK_BYTES, CHUNK_BYTES)
     network.asked_bytes = 0
 
-    first_start(network, tier, checkpoint, 8)
+    async def scenario(segments: Segments) -> None:
+        """Memory that is given back is not written any more: the image is mended while the segment is there."""
+        await filled(segments, checkpoint)
+        await asyncio.to_thread(wait_until, lambda: image.read_bytes() == data, what="the image mended")
+
+    run(network, tier, scenario)
 
     lost = 3 if harm == "cut" else 1
     assert network.asked_bytes == lost * CHUNK_BYTES
-    wait_until(lambda: image.read_bytes() == data, what="the image mended")
 
 
 def punch_hole(fd: int, offset: int, size_bytes: int) -> None:
