@@ -109,13 +109,14 @@ class Growth:
         """In the engine's thread. Either all that runs has its keys and values here, or it begins anew."""
         pipeline = self._parts.pipeline
         deltas = engine.settle()
-        if not pipeline.broken:
-            try:
-                for span in self._copy.missing(held_by(engine)):
-                    self._fetch(span, whole)
-            except _CopyBroken as error:
-                log.warning("running requests are computed anew", extra={"error": str(error)})
-                engine.scheduler.restart()
+        try:
+            for span in self._copy.missing(held_by(engine)):
+                if pipeline.broken:  # and no step was under way that would have told the engine
+                    raise _CopyBroken(pipeline.broken)
+                self._fetch(span, whole)
+        except _CopyBroken as error:
+            log.warning("running requests are computed anew", extra={"error": str(error)})
+            engine.scheduler.restart()
         engine.take_over(Direct(whole))
         return deltas
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from fleetstart.runtime.llm import stages as llm_stages
 from fleetstart.runtime.llm.engine import Engine
+from fleetstart.runtime.llm.growth import Growth
 from fleetstart.runtime.llm.lending import WORTH_TOKENS, to_lend
 from fleetstart.runtime.llm.sampler import SamplingParams
 from tests.runtime.llm.models import tokens_of
@@ -80,6 +81,23 @@ def test_a_worker_that_dies_with_a_request_costs_no_token() -> None:
             stages.kill(1)
 
         found = after(stages, requests, 20, lend_and_kill)
+    assert [tokens_of(deltas) for deltas in found] == alone(requests)
+
+
+def test_a_stage_lost_between_two_steps_costs_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is under way that could tell of it, and the last keys and values are not copied."""
+    requests = [request(10 + 20 * seed, 100, seed) for seed in range(4)]
+    take_over = Growth._take_over
+    with pipeline(WEIGHTS, cuts_of([2])) as stages:
+
+        def late(self: Growth, engine: Engine, whole: Any) -> Any:
+            deltas = engine.settle()
+            stages.kill(1)
+            wait_until(lambda: self._parts.pipeline.broken, 20, what="a broken pipeline")
+            return deltas + take_over(self, engine, whole)
+
+        monkeypatch.setattr(Growth, "_take_over", late)
+        found = after(stages, requests, 20, stages.grow)
     assert [tokens_of(deltas) for deltas in found] == alone(requests)
 
 
