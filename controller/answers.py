@@ -20,9 +20,9 @@ from fleetstart.controller.routes import Call, Route, Worker
 from fleetstart.controller.seating import Seating
 from fleetstart.controller.upstream import Died, HandedBack, Unreached, read
 from fleetstart.runtime.contract.errors import FleetError, WorkerLost
-from fleetstart.runtime.contract.headers import BUSY_HEADER, CONTINUE_HEADER, DRAINING_HEADER, ERROR_HEADER
 from fleetstart.runtime.contract.ids import WorkerId
-from fleetstart.runtime.contract.orders import WorkerStatus
+from fleetstart.runtime.contract.node.orders import WorkerStatus
+from fleetstart.runtime.contract.worker_headers import BUSY_HEADER, CONTINUE_HEADER, DRAINING_HEADER, ERROR_HEADER
 
 log = logging.getLogger(__name__)
 

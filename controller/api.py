@@ -40,9 +40,9 @@ from fleetstart.controller.shells import Shells
 from fleetstart.controller.store_api import StoreApi
 from fleetstart.controller.versions_api import VersionsApi
 from fleetstart.controller.view import View
+from fleetstart.runtime.contract.billing.ledger import InvocationTrace
 from fleetstart.runtime.contract.errors import FleetError, NotFound, Unavailable
 from fleetstart.runtime.contract.ids import InvocationId
-from fleetstart.runtime.contract.ledger import InvocationTrace
 
 log = logging.getLogger(__name__)
 

@@ -22,7 +22,7 @@ from fleetstart.controller.seeing.entrance import Entrance
 from fleetstart.controller.seeing.notable import Notable
 from fleetstart.controller.serving import listener_of, server_of
 from fleetstart.controller.target import PREFIX
-from fleetstart.runtime.contract.tasks import end_tasks
+from fleetstart.runtime.contract.process.tasks import end_tasks
 
 log = logging.getLogger(__name__)
 

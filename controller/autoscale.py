@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from fleetstart.runtime.contract.function import Scale
+from fleetstart.runtime.contract.function.spec import Scale
 
 
 class Window:

@@ -10,8 +10,8 @@ from fleetstart.controller.ledger import LedgerWriter
 from fleetstart.controller.outcomes import first_answer, trace_of
 from fleetstart.controller.routes import Call, Route
 from fleetstart.controller.view import View
+from fleetstart.runtime.contract.billing.ledger import OpenInvocation
 from fleetstart.runtime.contract.errors import DeadlineExceeded, FleetError
-from fleetstart.runtime.contract.ledger import OpenInvocation
 
 REST_S = 0.1
 """After the last call of a version, until the scheduler hears that it has none: another may be about to come."""

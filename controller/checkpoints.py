@@ -14,13 +14,13 @@ from collections.abc import Collection, Iterable
 
 import msgspec
 
-from fleetstart.controller.adapters import is_adapter
 from fleetstart.controller.objects import CHECKPOINTS, ObjectStore, StoredObject, is_checkpoint
 from fleetstart.controller.registry import Registry
 from fleetstart.controller.resources import CheckpointInfo
 from fleetstart.runtime.contract.errors import CheckpointInvalid, FleetError, NotFound, Refused
 from fleetstart.runtime.contract.ids import CheckpointId
-from fleetstart.runtime.contract.manifest import (
+from fleetstart.runtime.contract.weights.adapters import is_adapter
+from fleetstart.runtime.contract.weights.manifest import (
     MANIFEST_MAX_BYTES,
     MANIFEST_OBJECT,
     Manifest,

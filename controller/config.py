@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from fleetstart.runtime.contract.logformat import LogFormat, read_format
+from fleetstart.runtime.contract.process.log_format import LogFormat, read_format
 
 MIB = 1024 * 1024
 OTLP_PATH = "/v1/traces"

@@ -23,7 +23,7 @@ from fleetstart.controller.versions import limits_of, scale_of
 from fleetstart.controller.view import View
 from fleetstart.controller.waiting import Predicted, Waits
 from fleetstart.runtime.contract.errors import FleetError, QueueFull, RateLimited
-from fleetstart.runtime.contract.function import Limits
+from fleetstart.runtime.contract.function.spec import Limits
 from fleetstart.runtime.contract.ids import FunctionName
 
 SURE_SHARE = 0.7

@@ -8,7 +8,7 @@ from fleetstart.controller.planner import Plan
 from fleetstart.controller.planner.explain import Explanation, Outcome, explained
 from fleetstart.controller.planner.predict import cost_gib_s
 from fleetstart.controller.resources import Prediction
-from fleetstart.runtime.contract.ledger import InvocationRow, InvocationTrace
+from fleetstart.runtime.contract.billing.ledger import InvocationRow, InvocationTrace
 from fleetstart.runtime.contract.timeline import PhaseName, Timeline
 
 LEAST_EVENTS = 5

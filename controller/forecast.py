@@ -12,9 +12,9 @@ from fleetstart.controller.records import VersionKey, VersionRecord
 from fleetstart.controller.starts import cluster_of, planned, request_of
 from fleetstart.controller.view import View
 from fleetstart.runtime.contract.errors import InvalidSpec
-from fleetstart.runtime.contract.function import FunctionSpec
+from fleetstart.runtime.contract.function.spec import FunctionSpec
 from fleetstart.runtime.contract.ids import Version
-from fleetstart.runtime.contract.stage import Layout
+from fleetstart.runtime.contract.weights.stage import Layout
 
 SIZE_MAX_BYTES = 1 << 50
 

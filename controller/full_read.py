@@ -17,11 +17,11 @@ from fleetstart.controller.learning import read_measures
 from fleetstart.controller.records import Failure, FunctionRecord, VersionKey, VersionRecord
 from fleetstart.controller.versions import needed
 from fleetstart.controller.view import NodeSeen, View
-from fleetstart.runtime.contract import keys
+from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.errors import ErrorInfo
 from fleetstart.runtime.contract.ids import NodeId, WorkerId
-from fleetstart.runtime.contract.orders import WorkerOrder, WorkerStatus
-from fleetstart.runtime.contract.reports import NodeReport
+from fleetstart.runtime.contract.node.orders import WorkerOrder, WorkerStatus
+from fleetstart.runtime.contract.node.reports import NodeReport
 
 log = logging.getLogger(__name__)
 

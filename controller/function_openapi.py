@@ -11,9 +11,9 @@ import msgspec
 
 from fleetstart.controller.examples import example
 from fleetstart.runtime.contract.errors import ErrorBody
-from fleetstart.runtime.contract.function import FunctionSpec
+from fleetstart.runtime.contract.function.interface import Interface, Schema
+from fleetstart.runtime.contract.function.spec import FunctionSpec
 from fleetstart.runtime.contract.ids import Version
-from fleetstart.runtime.contract.interface import Interface, Schema
 
 JSON, EVENTS, BYTES = "application/json", "text/event-stream", "application/octet-stream"
 MULTIPART = "multipart/form-data"

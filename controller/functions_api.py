@@ -27,10 +27,10 @@ from fleetstart.controller.resources import Deployed, FunctionInfo, Prediction
 from fleetstart.controller.versions import limits_of, pointed, scale_of
 from fleetstart.controller.view import View
 from fleetstart.runtime.contract.errors import InvalidSpec, NotFound, Unavailable
-from fleetstart.runtime.contract.function import SPEC_MAX_BYTES, FunctionSpec
+from fleetstart.runtime.contract.function.spec import SPEC_MAX_BYTES, FunctionSpec
 from fleetstart.runtime.contract.ids import FunctionName, Version
-from fleetstart.runtime.contract.orders import FINAL
-from fleetstart.runtime.contract.reports import FunctionLoad
+from fleetstart.runtime.contract.node.orders import FINAL
+from fleetstart.runtime.contract.node.reports import FunctionLoad
 
 TAIL_MAX = 10_000
 

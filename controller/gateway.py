@@ -32,9 +32,9 @@ from fleetstart.controller.uploads import ClientGone, header, read_body, refuse_
 from fleetstart.controller.upstream import open_session
 from fleetstart.controller.waiting import Waits
 from fleetstart.runtime.contract.errors import DeadlineExceeded, FleetError, Unavailable
-from fleetstart.runtime.contract.headers import PROGRESS_HEADER
 from fleetstart.runtime.contract.ids import InvocationId, new_invocation_id
-from fleetstart.runtime.contract.reports import GatewayReport
+from fleetstart.runtime.contract.node.reports import GatewayReport
+from fleetstart.runtime.contract.worker_headers import PROGRESS_HEADER
 
 log = logging.getLogger(__name__)
 

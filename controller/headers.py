@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 
 from fleetstart.controller.confining import confined
-from fleetstart.runtime.contract.headers import (
+from fleetstart.runtime.contract.worker_headers import (
     ATTEMPT_HEADER,
     BUSY_HEADER,
     CONTINUE_HEADER,

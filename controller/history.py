@@ -12,10 +12,10 @@ import redis.asyncio as redis
 
 from fleetstart.controller.billing.reader import LedgerReader
 from fleetstart.controller.planner import Plan
-from fleetstart.runtime.contract import keys
+from fleetstart.runtime.contract import redis_keys as keys
+from fleetstart.runtime.contract.billing.ledger import InvocationRow, InvocationTrace
 from fleetstart.runtime.contract.errors import NotFound
 from fleetstart.runtime.contract.ids import FunctionName, InvocationId
-from fleetstart.runtime.contract.ledger import InvocationRow, InvocationTrace
 
 SEARCHED_ROWS = 100_000
 """How far back a listing looks for a function's calls before it gives up."""

@@ -20,7 +20,7 @@ from fleetstart.controller.seating import DEATHS_ALLOWED, Seating
 from fleetstart.controller.upstream import Died, HandedBack, Unreached, request
 from fleetstart.runtime.contract.errors import OutOfMemory, WorkerLost
 from fleetstart.runtime.contract.ids import WorkerId
-from fleetstart.runtime.contract.orders import WorkerStatus
+from fleetstart.runtime.contract.node.orders import WorkerStatus
 
 AWAY_NS = 2_000_000_000
 """How long a worker whose host is silent is passed over: by then another one may be ready, or the host back."""

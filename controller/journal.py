@@ -16,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from fleetstart.runtime.contract.ledger import InvocationRow
+from fleetstart.runtime.contract.billing.ledger import InvocationRow
 
 log = logging.getLogger(__name__)
 

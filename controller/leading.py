@@ -10,7 +10,7 @@ import redis.asyncio as redis
 from fleetstart.controller.reconcile import Step
 from fleetstart.controller.redis_client import Script
 from fleetstart.controller.view import View
-from fleetstart.runtime.contract import keys
+from fleetstart.runtime.contract import redis_keys as keys
 
 PLAN_KEPT_S = 24 * 3600
 """As long as traces."""

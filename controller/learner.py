@@ -34,10 +34,10 @@ from fleetstart.controller.planner.measures import NodeMeasures, VersionMeasures
 from fleetstart.controller.records import StartOutcome, VersionKey
 from fleetstart.controller.redis_client import REDIS_DOWN, Script
 from fleetstart.controller.state import State
-from fleetstart.runtime.contract import keys
+from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.ids import PipelineId, WorkerId
-from fleetstart.runtime.contract.orders import WorkerOrder, WorkerStatus
-from fleetstart.runtime.contract.reports import NodeReport
+from fleetstart.runtime.contract.node.orders import WorkerOrder, WorkerStatus
+from fleetstart.runtime.contract.node.reports import NodeReport
 
 log = logging.getLogger(__name__)
 

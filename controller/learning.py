@@ -27,11 +27,11 @@ from fleetstart.controller.planner.measures import (
 from fleetstart.controller.records import StartOutcome, VersionKey, parse_version_key
 from fleetstart.controller.versions import needed
 from fleetstart.controller.view import View
-from fleetstart.runtime.contract import keys
+from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.ids import NodeId
-from fleetstart.runtime.contract.orders import WorkerOrder, WorkerStatus
-from fleetstart.runtime.contract.reports import NodeReport
-from fleetstart.runtime.contract.speed import Speed
+from fleetstart.runtime.contract.node.orders import WorkerOrder, WorkerStatus
+from fleetstart.runtime.contract.node.reports import NodeReport
+from fleetstart.runtime.contract.node.speed import Speed
 
 Measures = tuple[NodeMeasures, VersionMeasures]
 

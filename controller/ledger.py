@@ -24,9 +24,8 @@ from redis.exceptions import NoScriptError, ResponseError
 from fleetstart.controller.journal import Journal
 from fleetstart.controller.records import StartOutcome
 from fleetstart.controller.redis_client import REDIS_DOWN
-from fleetstart.runtime.contract import keys
-from fleetstart.runtime.contract.ids import InvocationId
-from fleetstart.runtime.contract.ledger import (
+from fleetstart.runtime.contract import redis_keys as keys
+from fleetstart.runtime.contract.billing.ledger import (
     APPEND_KEYS,
     InvocationRow,
     InvocationTrace,
@@ -34,7 +33,8 @@ from fleetstart.runtime.contract.ledger import (
     append_args,
     append_script,
 )
-from fleetstart.runtime.contract.tasks import together
+from fleetstart.runtime.contract.ids import InvocationId
+from fleetstart.runtime.contract.process.tasks import together
 from fleetstart.runtime.contract.timeline import Timeline
 
 log = logging.getLogger(__name__)

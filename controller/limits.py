@@ -10,7 +10,7 @@ from __future__ import annotations
 from math import ceil
 from typing import NamedTuple
 
-from fleetstart.runtime.contract.function import Limits
+from fleetstart.runtime.contract.function.spec import Limits
 
 NO_LIMITS = Limits()
 EARLY = 1e-3

@@ -7,7 +7,7 @@ continues after the last of them leaves out nothing and repeats nothing. Pure.
 
 from __future__ import annotations
 
-from fleetstart.runtime.contract.headers import MARK
+from fleetstart.runtime.contract.worker_headers import MARK
 
 KEPT_BYTES = 2 << 20
 """Marks of one stream: those of a hundred thousand tokens. One with more is passed on, and cannot be continued."""

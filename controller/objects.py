@@ -23,7 +23,7 @@ from fleetstart.runtime.contract.errors import (
     WeightsMissing,
 )
 from fleetstart.runtime.contract.ids import BundleId, CheckpointId, FunctionName
-from fleetstart.runtime.contract.manifest import (
+from fleetstart.runtime.contract.weights.manifest import (
     MANIFEST_MAX_BYTES,
     MANIFEST_OBJECT,
     Manifest,

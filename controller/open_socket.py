@@ -11,7 +11,7 @@ import aiohttp
 from fleetstart.controller.responses import RawHeaders, Receive, Scope, Send, error_headers, error_json
 from fleetstart.controller.routes import Call, Route
 from fleetstart.runtime.contract.errors import DeadlineExceeded, FleetError, WorkerLost
-from fleetstart.runtime.contract.headers import SOCKET_LATE
+from fleetstart.runtime.contract.worker_headers import SOCKET_LATE
 
 IDLE_S = 300.0
 CLOSE_S = 2.0

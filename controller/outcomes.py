@@ -17,10 +17,10 @@ from fleetstart.controller.responses import (
 )
 from fleetstart.controller.routes import Call, Route, Worker
 from fleetstart.controller.seeing.context import TRACE
+from fleetstart.runtime.contract.billing.ledger import InvocationRow, InvocationTrace, StartKind, cost_nusd, dollars
 from fleetstart.runtime.contract.errors import FleetError
 from fleetstart.runtime.contract.ids import WorkerId
-from fleetstart.runtime.contract.ledger import InvocationRow, InvocationTrace, StartKind, cost_nusd, dollars
-from fleetstart.runtime.contract.orders import WorkerOrder, WorkerStatus
+from fleetstart.runtime.contract.node.orders import WorkerOrder, WorkerStatus
 from fleetstart.runtime.contract.timeline import Timeline
 
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Set
 import msgspec
 
 from fleetstart.runtime.contract.ids import PipelineId, WorkerId
-from fleetstart.runtime.contract.orders import FINAL, NO_PEER, WorkerOrder, WorkerStatus
+from fleetstart.runtime.contract.node.orders import FINAL, NO_PEER, WorkerOrder, WorkerStatus
 
 
 def is_helper(order: WorkerOrder, status: WorkerStatus | None) -> bool:

@@ -14,9 +14,9 @@ from typing import Literal
 
 from fleetstart.controller.records import Failure
 from fleetstart.runtime.contract.errors import ErrorInfo, StartFailed, WorkerLost, error_from
-from fleetstart.runtime.contract.function import FunctionSpec
+from fleetstart.runtime.contract.function.spec import FunctionSpec
 from fleetstart.runtime.contract.ids import WorkerId
-from fleetstart.runtime.contract.orders import FINAL, WorkerState
+from fleetstart.runtime.contract.node.orders import FINAL, WorkerState
 
 FAILURES_TO_BREAK = 3
 BACKOFF_FIRST_MS = 500

@@ -28,10 +28,10 @@ from fleetstart.controller.versions import in_service, scale_of
 from fleetstart.controller.versions import needed as needed_of
 from fleetstart.controller.view import View
 from fleetstart.runtime.contract.errors import ErrorInfo
-from fleetstart.runtime.contract.function import FunctionSpec
+from fleetstart.runtime.contract.function.spec import FunctionSpec
 from fleetstart.runtime.contract.ids import CheckpointId, WorkerId
-from fleetstart.runtime.contract.orders import WorkerOrder
-from fleetstart.runtime.contract.reports import FunctionLoad
+from fleetstart.runtime.contract.node.orders import WorkerOrder
+from fleetstart.runtime.contract.node.reports import FunctionLoad
 
 NO_LOAD = FunctionLoad(0, 0)
 WAITED_LEAST_S = 0.05

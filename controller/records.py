@@ -7,9 +7,9 @@ from typing import NamedTuple
 import msgspec
 
 from fleetstart.runtime.contract.errors import ErrorInfo
-from fleetstart.runtime.contract.function import FunctionSpec
+from fleetstart.runtime.contract.function.spec import FunctionSpec
 from fleetstart.runtime.contract.ids import FunctionName, Version, WorkerId
-from fleetstart.runtime.contract.stage import Layout
+from fleetstart.runtime.contract.weights.stage import Layout
 
 
 class VersionKey(NamedTuple):

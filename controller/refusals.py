@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from fleetstart.runtime.contract.errors import Coming, FleetError, Overloaded, QueueFull, QueueTimeout, Wait
-from fleetstart.runtime.contract.function import MIB
+from fleetstart.runtime.contract.function.spec import MIB
 from fleetstart.runtime.contract.ids import FunctionName
 
 RETRY_LEAST_S = 0.05

@@ -15,18 +15,18 @@ from typing import cast
 import msgspec
 
 from fleetstart.controller import versions
-from fleetstart.controller.adapters import is_adapter, require_fit
 from fleetstart.controller.objects import ObjectStore, read_file, require_bundle, require_checkpoint
 from fleetstart.controller.records import LIVE, FunctionRecord, Rollout, VersionKey, VersionRecord
 from fleetstart.controller.redis_client import Script
 from fleetstart.controller.removals import Removals
 from fleetstart.controller.state import State
-from fleetstart.runtime.contract import keys
+from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.errors import InvalidSpec, NotFound, Unavailable
-from fleetstart.runtime.contract.function import FunctionSpec, spec_digest
+from fleetstart.runtime.contract.function.spec import FunctionSpec, spec_digest
 from fleetstart.runtime.contract.ids import CheckpointId, FunctionName, Version
-from fleetstart.runtime.contract.lora import CONFIG, CONFIG_MAX_BYTES, read_adapter
-from fleetstart.runtime.contract.stage import Layout, layout_of
+from fleetstart.runtime.contract.weights.adapters import is_adapter, require_fit
+from fleetstart.runtime.contract.weights.lora import CONFIG, CONFIG_MAX_BYTES, read_adapter
+from fleetstart.runtime.contract.weights.stage import Layout, layout_of
 
 TRIES = 20
 """Deploys of one function at the same moment, each losing to another: more is a bug."""

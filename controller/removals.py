@@ -14,7 +14,7 @@ from typing import cast
 
 import redis.asyncio as redis
 
-from fleetstart.runtime.contract import keys
+from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.errors import Unavailable
 from fleetstart.runtime.contract.ids import CheckpointId
 

@@ -16,8 +16,8 @@ import msgspec
 from fleetstart.controller.gateway import Gateway
 from fleetstart.controller.redis_client import REDIS_DOWN
 from fleetstart.controller.state import State
-from fleetstart.runtime.contract import keys
-from fleetstart.runtime.contract.reports import GatewayReport
+from fleetstart.runtime.contract import redis_keys as keys
+from fleetstart.runtime.contract.node.reports import GatewayReport
 
 log = logging.getLogger(__name__)
 

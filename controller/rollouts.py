@@ -28,10 +28,10 @@ from fleetstart.controller.state import State
 from fleetstart.controller.upstream import open_session
 from fleetstart.controller.view import View
 from fleetstart.runtime.contract.errors import ErrorInfo, FleetError, StartFailed
-from fleetstart.runtime.contract.function import FunctionSpec
-from fleetstart.runtime.contract.headers import CONTINUE_HEADER, DEADLINE_HEADER, REQUEST_HEADER, TOKEN_HEADER
+from fleetstart.runtime.contract.function.spec import FunctionSpec
 from fleetstart.runtime.contract.ids import WorkerId, new_invocation_id
-from fleetstart.runtime.contract.orders import WorkerStatus
+from fleetstart.runtime.contract.node.orders import WorkerStatus
+from fleetstart.runtime.contract.worker_headers import CONTINUE_HEADER, DEADLINE_HEADER, REQUEST_HEADER, TOKEN_HEADER
 
 log = logging.getLogger(__name__)
 

@@ -22,8 +22,8 @@ from fleetstart.controller.versions import chosen
 from fleetstart.controller.waiting import Waits
 from fleetstart.runtime.contract.errors import NotFound, Unavailable
 from fleetstart.runtime.contract.ids import FunctionName, Version, WorkerId
-from fleetstart.runtime.contract.orders import FINAL, WorkerStatus
-from fleetstart.runtime.contract.reports import GatewayReport
+from fleetstart.runtime.contract.node.orders import FINAL, WorkerStatus
+from fleetstart.runtime.contract.node.reports import GatewayReport
 
 LAST_WORDS_S = 1.0
 """How long to wait for the node to tell why a worker died."""

@@ -16,12 +16,12 @@ from fleetstart.controller.accounting import Meter
 from fleetstart.controller.admission import Queue, ServiceTime
 from fleetstart.controller.marks import Marks
 from fleetstart.controller.records import VersionKey, VersionRecord
+from fleetstart.runtime.contract.billing.ledger import StartKind
+from fleetstart.runtime.contract.billing.prices import FIRST, PriceSheet
 from fleetstart.runtime.contract.errors import FleetError
 from fleetstart.runtime.contract.ids import InvocationId, WorkerId
-from fleetstart.runtime.contract.ledger import StartKind
-from fleetstart.runtime.contract.orders import WorkerStatus
-from fleetstart.runtime.contract.prices import FIRST, PriceSheet
-from fleetstart.runtime.contract.reports import FunctionLoad
+from fleetstart.runtime.contract.node.orders import WorkerStatus
+from fleetstart.runtime.contract.node.reports import FunctionLoad
 from fleetstart.runtime.contract.timeline import Timeline
 
 BUSY_NS = 20_000_000

@@ -18,8 +18,8 @@ from fleetstart.controller.reconcile import Reconciler, Step
 from fleetstart.controller.records import VersionKey
 from fleetstart.controller.redis_client import REDIS_DOWN
 from fleetstart.runtime.contract.errors import ErrorInfo
-from fleetstart.runtime.contract.orders import WorkerOrder
-from fleetstart.runtime.contract.tasks import together
+from fleetstart.runtime.contract.node.orders import WorkerOrder
+from fleetstart.runtime.contract.process.tasks import together
 
 log = logging.getLogger(__name__)
 

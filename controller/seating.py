@@ -10,7 +10,7 @@ from fleetstart.controller.outcomes import join_start, start_kind
 from fleetstart.controller.routes import Call, Route, Worker
 from fleetstart.runtime.contract.errors import FleetError
 from fleetstart.runtime.contract.ids import WorkerId
-from fleetstart.runtime.contract.orders import WorkerOrder
+from fleetstart.runtime.contract.node.orders import WorkerOrder
 
 DEATHS_ALLOWED = 3
 """A call that ended three workers would end the fourth: it must not eat workers for ever."""

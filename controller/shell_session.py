@@ -16,7 +16,7 @@ import msgspec
 
 from fleetstart.controller.open_socket import CLOSE_S, GOING_AWAY, LOST, POLICY, TOO_BIG, Close
 from fleetstart.controller.responses import Receive, Send
-from fleetstart.runtime.contract.terminal import FRAME_MAX_BYTES, Start, read_client
+from fleetstart.runtime.contract.node.shell import FRAME_MAX_BYTES, Start, read_client
 
 LOOK_S = 0.5
 """Between two looks at whether it may go on."""

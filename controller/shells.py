@@ -33,7 +33,7 @@ from fleetstart.controller.sockets import HEARTBEAT_S
 from fleetstart.controller.state import State
 from fleetstart.controller.uploads import header
 from fleetstart.controller.versions import pointed
-from fleetstart.runtime.contract import keys
+from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.errors import (
     FleetError,
     InvalidInput,
@@ -44,12 +44,12 @@ from fleetstart.runtime.contract.errors import (
     WorkerLost,
     error_from,
 )
-from fleetstart.runtime.contract.function import MIB, FunctionSpec
-from fleetstart.runtime.contract.headers import TOKEN_HEADER
+from fleetstart.runtime.contract.function.spec import MIB, FunctionSpec
 from fleetstart.runtime.contract.ids import FunctionName, Version, WorkerId, new_invocation_id, new_worker_id
-from fleetstart.runtime.contract.orders import FINAL, WorkerOrder, WorkerStatus
-from fleetstart.runtime.contract.reports import NodeReport
-from fleetstart.runtime.contract.terminal import FRAME_MAX_BYTES, IDLE_MOST_S, IDLE_S
+from fleetstart.runtime.contract.node.orders import FINAL, WorkerOrder, WorkerStatus
+from fleetstart.runtime.contract.node.reports import NodeReport
+from fleetstart.runtime.contract.node.shell import FRAME_MAX_BYTES, IDLE_MOST_S, IDLE_S
+from fleetstart.runtime.contract.worker_headers import TOKEN_HEADER
 
 log = logging.getLogger(__name__)
 

@@ -31,14 +31,14 @@ from fleetstart.controller.seating import DEATHS_ALLOWED, Seating
 from fleetstart.controller.target import parse_target
 from fleetstart.controller.uploads import header
 from fleetstart.runtime.contract.errors import DeadlineExceeded, FleetError, Unavailable, WorkerLost
-from fleetstart.runtime.contract.headers import (
+from fleetstart.runtime.contract.ids import InvocationId, new_invocation_id
+from fleetstart.runtime.contract.worker_headers import (
     BUSY_HEADER,
     DEADLINE_HEADER,
     DRAINING_HEADER,
     REQUEST_HEADER,
     TOKEN_HEADER,
 )
-from fleetstart.runtime.contract.ids import InvocationId, new_invocation_id
 
 log = logging.getLogger(__name__)
 HEARTBEAT_S = 20.0

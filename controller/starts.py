@@ -33,17 +33,10 @@ from fleetstart.controller.planner.measures import (
 from fleetstart.controller.planner.where import wanted_by
 from fleetstart.controller.records import VersionKey, VersionRecord
 from fleetstart.controller.view import View
-from fleetstart.runtime.contract.function import FunctionSpec
-from fleetstart.runtime.contract.ids import (
-    CheckpointId,
-    NodeId,
-    PipelineId,
-    WorkerId,
-    new_pipeline_id,
-    new_worker_id,
-)
-from fleetstart.runtime.contract.orders import WorkerOrder
-from fleetstart.runtime.contract.stage import Stage
+from fleetstart.runtime.contract.function.spec import FunctionSpec
+from fleetstart.runtime.contract.ids import CheckpointId, NodeId, PipelineId, WorkerId, new_pipeline_id, new_worker_id
+from fleetstart.runtime.contract.node.orders import WorkerOrder
+from fleetstart.runtime.contract.weights.stage import Stage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,11 +21,11 @@ from fleetstart.controller.full_read import FullRead, needed_versions
 from fleetstart.controller.records import FunctionRecord, VersionKey, VersionRecord
 from fleetstart.controller.redis_client import REDIS_DOWN
 from fleetstart.controller.view import View
-from fleetstart.runtime.contract import keys
+from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.ids import FunctionName, NodeId
-from fleetstart.runtime.contract.orders import WorkerOrder, WorkerStatus
-from fleetstart.runtime.contract.reports import GatewayReport
-from fleetstart.runtime.contract.tasks import together
+from fleetstart.runtime.contract.node.orders import WorkerOrder, WorkerStatus
+from fleetstart.runtime.contract.node.reports import GatewayReport
+from fleetstart.runtime.contract.process.tasks import together
 
 log = logging.getLogger(__name__)
 

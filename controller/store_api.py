@@ -16,7 +16,7 @@ from fleetstart.controller.objects import ObjectStore, Upload, check_checkpoint,
 from fleetstart.controller.ranges import NotSatisfiable, parse_range
 from fleetstart.controller.responses import error_json
 from fleetstart.runtime.contract.errors import InvalidInput, TooLarge
-from fleetstart.runtime.contract.manifest import MANIFEST_MAX_BYTES, MANIFEST_OBJECT
+from fleetstart.runtime.contract.weights.manifest import MANIFEST_MAX_BYTES, MANIFEST_OBJECT
 
 BYTES = "application/octet-stream"
 

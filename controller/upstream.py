@@ -9,7 +9,7 @@ import aiohttp
 from yarl import URL
 
 from fleetstart.controller.routes import Call, Worker
-from fleetstart.runtime.contract.headers import (
+from fleetstart.runtime.contract.worker_headers import (
     ATTEMPT_HEADER,
     CONTINUE_HEADER,
     DEADLINE_HEADER,

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from fleetstart.controller.records import LIVE, FunctionRecord, Rejection, Rollout, Scaled
 from fleetstart.runtime.contract.errors import ErrorInfo, InvalidInput, NotFound
-from fleetstart.runtime.contract.function import FunctionSpec, Limits, Scale
+from fleetstart.runtime.contract.function.spec import FunctionSpec, Limits, Scale
 from fleetstart.runtime.contract.ids import Version
 
 ALIASES_MAX = 20

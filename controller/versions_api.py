@@ -20,7 +20,7 @@ from fleetstart.controller.resources import Share, Traffic, VersionInfo, Version
 from fleetstart.controller.view import View
 from fleetstart.runtime.contract.errors import InvalidInput, NotFound
 from fleetstart.runtime.contract.ids import FunctionName, Version
-from fleetstart.runtime.contract.orders import FINAL
+from fleetstart.runtime.contract.node.orders import FINAL
 
 Kind = TypeVar("Kind", bound=msgspec.Struct)
 

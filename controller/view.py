@@ -14,8 +14,8 @@ from fleetstart.controller.access.table import EMPTY, AccessTable
 from fleetstart.controller.planner.measures import NodeMeasures, VersionMeasures
 from fleetstart.controller.records import Failure, FunctionRecord, VersionKey, VersionRecord
 from fleetstart.runtime.contract.ids import FunctionName, NodeId, WorkerId
-from fleetstart.runtime.contract.orders import FINAL, WorkerOrder, WorkerStatus
-from fleetstart.runtime.contract.reports import FunctionLoad, GatewayReport, NodeReport
+from fleetstart.runtime.contract.node.orders import FINAL, WorkerOrder, WorkerStatus
+from fleetstart.runtime.contract.node.reports import FunctionLoad, GatewayReport, NodeReport
 
 NODE_GRACE_NS = 2_000_000_000
 """A node whose lease is gone for longer is lost. Renewal comes once a second, so one may be late."""

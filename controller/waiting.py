@@ -24,8 +24,8 @@ from fleetstart.controller.view import View
 from fleetstart.controller.waits import UNKNOWN_S, Arrival, Line, missing_s, start_left_s, turn_s
 from fleetstart.runtime.contract.errors import Coming, Wait
 from fleetstart.runtime.contract.ids import CheckpointId, NodeId
-from fleetstart.runtime.contract.orders import WorkerOrder
-from fleetstart.runtime.contract.reports import SegmentReport
+from fleetstart.runtime.contract.node.orders import WorkerOrder
+from fleetstart.runtime.contract.node.reports import SegmentReport
 
 KEPT_NS = 100_000_000
 ARRIVALS_KEPT = 256

@@ -16,7 +16,7 @@ import sys
 from fleetstart.prefetcher.config import Config, ConfigError, config_from
 from fleetstart.prefetcher.daemon import Daemon, NodeTaken
 from fleetstart.prefetcher.sources import open_source
-from fleetstart.runtime.contract.logformat import configure
+from fleetstart.runtime.contract.process.log_format import configure
 
 END_LIMIT_S = 9.0
 """An end in order takes far less. After it the process says where it hangs and goes, before `fs down` loses patience

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from fleetstart.prefetcher.endings import status_words, why_it_ended
 from fleetstart.prefetcher.process import Exit, Process, ProcessEvent
 from fleetstart.prefetcher.spares import Spares
-from fleetstart.runtime.contract import exits
 from fleetstart.runtime.contract.errors import FleetError
+from fleetstart.runtime.contract.node import exit_codes as exits
 
 log = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from fleetstart.prefetcher.retries import with_retries
 from fleetstart.prefetcher.sources import ObjectMissing, Source
 from fleetstart.prefetcher.threads import in_thread
 from fleetstart.runtime.contract.errors import ChecksumMismatch, InvalidSpec, NotFound, TooLarge
-from fleetstart.runtime.contract.function import MIB
+from fleetstart.runtime.contract.function.spec import MIB
 from fleetstart.runtime.contract.ids import BundleId
 
 BUNDLE_MAX_BYTES = 256 * MIB

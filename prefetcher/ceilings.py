@@ -25,10 +25,10 @@ from fleetstart import native
 from fleetstart.prefetcher.memory import KINDS, Pages, open_pool
 from fleetstart.prefetcher.rounds import Rounds
 from fleetstart.prefetcher.sources import DISK_THREADS
-from fleetstart.runtime.contract.ceilings import Ceilings, Limit
 from fleetstart.runtime.contract.errors import FleetError
-from fleetstart.runtime.contract.function import GIB, MIB
-from fleetstart.runtime.contract.manifest import CHUNK_BYTES
+from fleetstart.runtime.contract.function.spec import GIB, MIB
+from fleetstart.runtime.contract.node.throughput import Ceilings, Limit
+from fleetstart.runtime.contract.weights.manifest import CHUNK_BYTES
 
 RESERVE_BYTES = GIB
 """Left free on the disk."""

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fleetstart.runtime.contract.errors import InvalidSpec
-from fleetstart.runtime.contract.function import GIB, check_region, parse_size, pool_name
+from fleetstart.runtime.contract.function.spec import GIB, check_region, parse_size, pool_name
 from fleetstart.runtime.contract.ids import NodeId
-from fleetstart.runtime.contract.logformat import LogFormat, read_format
+from fleetstart.runtime.contract.process.log_format import LogFormat, read_format
 
 PROFILES = {"python": None, "torch": "torch"}
 """Profile → module that must be installed for it; looked for, never imported here."""

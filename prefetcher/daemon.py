@@ -43,9 +43,9 @@ from fleetstart.prefetcher.unsealing import Opener
 from fleetstart.prefetcher.watched import watch
 from fleetstart.prefetcher.worker import Worker
 from fleetstart.runtime.contract.ids import WorkerId
-from fleetstart.runtime.contract.orders import WorkerStatus
-from fleetstart.runtime.contract.reports import NodeReport
-from fleetstart.runtime.contract.tasks import end_tasks
+from fleetstart.runtime.contract.node.orders import WorkerStatus
+from fleetstart.runtime.contract.node.reports import NodeReport
+from fleetstart.runtime.contract.process.tasks import end_tasks
 
 log = logging.getLogger(__name__)
 
@@ -283,7 +283,10 @@ def _servers(config: Config, groups: bool, changed: Callable[[], None]) -> dict[
 
     def server(module: str, *arguments: str) -> ForkServer:
         return ForkServer(
-            module=f"fleetstart.runtime.{module}", arguments=(*arguments, *hide), env=config.worker_env, changed=changed
+            module=f"fleetstart.runtime.launch.{module}",
+            arguments=(*arguments, *hide),
+            env=config.worker_env,
+            changed=changed,
         )
 
     light = [pool for pool in config.profiles if is_light(pool)]

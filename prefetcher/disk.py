@@ -26,7 +26,7 @@ from fleetstart.prefetcher.pace import Pace
 from fleetstart.prefetcher.sources import FILE_RUN_BYTES, PAGE_BYTES, Abandoned, FileReader, Piece, SourceError
 from fleetstart.runtime.contract.errors import CheckpointInvalid
 from fleetstart.runtime.contract.ids import CheckpointId
-from fleetstart.runtime.contract.manifest import ChunkRange, Manifest, chunk_ranges, read_manifest
+from fleetstart.runtime.contract.weights.manifest import ChunkRange, Manifest, chunk_ranges, read_manifest
 
 log = logging.getLogger(__name__)
 

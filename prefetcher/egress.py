@@ -23,8 +23,8 @@ from fleetstart.prefetcher.proxy_head import END, HEAD_MAX_BYTES, Asked, BadHead
 from fleetstart.prefetcher.reaching import NotReached, connect, look_up
 from fleetstart.prefetcher.side_loop import SideLoop
 from fleetstart.prefetcher.tunnel import carry
-from fleetstart.runtime.contract.addresses import literal
-from fleetstart.runtime.contract.egress import Rule, decide, must_look_up, parse_rules
+from fleetstart.runtime.contract.function.egress_policy import Rule, decide, must_look_up, parse_rules
+from fleetstart.runtime.contract.function.public_addresses import literal
 
 log = logging.getLogger(__name__)
 

@@ -21,10 +21,10 @@ from fleetstart.prefetcher.links import Role
 from fleetstart.prefetcher.process import Process
 from fleetstart.prefetcher.sandbox import SANDBOX_BYTES, Sandbox
 from fleetstart.prefetcher.segments import Segment
-from fleetstart.runtime.contract.channel import ChannelClosed
 from fleetstart.runtime.contract.errors import FleetError, StartFailed
-from fleetstart.runtime.contract.messages import Assign
-from fleetstart.runtime.contract.orders import WorkerOrder
+from fleetstart.runtime.contract.node.channel import ChannelClosed
+from fleetstart.runtime.contract.node.messages import Assign
+from fleetstart.runtime.contract.node.orders import WorkerOrder
 
 log = logging.getLogger(__name__)
 

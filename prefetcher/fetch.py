@@ -29,7 +29,7 @@ from fleetstart.prefetcher.retries import RETRY_DELAYS_S
 from fleetstart.prefetcher.sources import Abandoned, ObjectMissing, ObjectSize, Piece, SourceError
 from fleetstart.runtime.contract.errors import FleetError, StoreFailed, Unavailable
 from fleetstart.runtime.contract.ids import CheckpointId
-from fleetstart.runtime.contract.manifest import ChunkRange
+from fleetstart.runtime.contract.weights.manifest import ChunkRange
 
 log = logging.getLogger(__name__)
 

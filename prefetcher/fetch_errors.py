@@ -5,7 +5,7 @@ from __future__ import annotations
 from fleetstart.prefetcher.sources import ObjectMissing, ObjectSize, SourceError
 from fleetstart.runtime.contract.errors import CheckpointInvalid, ChecksumMismatch, FleetError, StoreFailed
 from fleetstart.runtime.contract.ids import CheckpointId
-from fleetstart.runtime.contract.manifest import ChunkRange
+from fleetstart.runtime.contract.weights.manifest import ChunkRange
 
 UPLOAD_AGAIN = "upload the weights again: fs deploy"
 

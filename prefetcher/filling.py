@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from fleetstart.prefetcher.lanes import Lane
 from fleetstart.prefetcher.order import FetchOrder, ranges_of, run_length
-from fleetstart.runtime.contract.manifest import ChunkRange
+from fleetstart.runtime.contract.weights.manifest import ChunkRange
 
 GROWING_THREADS = 1
 """A second begins its requests while the first reads: on a link of 200 Mbit/s, a hundredth of all packets of others

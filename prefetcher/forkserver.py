@@ -19,10 +19,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 from fleetstart.prefetcher.cgroups import Group
 from fleetstart.prefetcher.process import Process
-from fleetstart.runtime.contract.channel import Channel, ChannelClosed, pair
 from fleetstart.runtime.contract.errors import Unavailable
 from fleetstart.runtime.contract.ids import WorkerId
-from fleetstart.runtime.contract.messages import Exited, Fork, Forked, ForkFailed, ForkServerMessage, Refused, Warm
+from fleetstart.runtime.contract.node.channel import Channel, ChannelClosed, pair
+from fleetstart.runtime.contract.node.messages import Exited, Fork, Forked, ForkFailed, ForkServerMessage, Refused, Warm
 
 log = logging.getLogger(__name__)
 RESTART_PAUSES_S = (0.1, 0.5, 2.0, 5.0)

@@ -16,7 +16,7 @@ from fleetstart.prefetcher.spares import Spares
 from fleetstart.prefetcher.speeds import Speeds
 from fleetstart.prefetcher.unsealing import Opener
 from fleetstart.runtime.contract.ids import NodeId
-from fleetstart.runtime.contract.orders import WorkerStatus
+from fleetstart.runtime.contract.node.orders import WorkerStatus
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

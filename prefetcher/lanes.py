@@ -15,7 +15,7 @@ from fleetstart import native
 from fleetstart.prefetcher.pace import Pace
 from fleetstart.prefetcher.sources import PAGE_BYTES, Piece, Range, Source
 from fleetstart.runtime.contract.ids import CheckpointId
-from fleetstart.runtime.contract.manifest import ChunkRange, Manifest, checkpoint_key
+from fleetstart.runtime.contract.weights.manifest import ChunkRange, Manifest, checkpoint_key
 
 
 class ChunkSource(Protocol):

@@ -16,7 +16,7 @@ from fleetstart.prefetcher.meter import Rows
 from fleetstart.prefetcher.segments import Segments
 from fleetstart.prefetcher.speeds import Speeds
 from fleetstart.prefetcher.state import LEASE_MS, NodeState, Unreachable
-from fleetstart.runtime.contract.reports import NodeReport
+from fleetstart.runtime.contract.node.reports import NodeReport
 
 log = logging.getLogger(__name__)
 

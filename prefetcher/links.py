@@ -17,11 +17,11 @@ from fleetstart.prefetcher.process import Process
 from fleetstart.prefetcher.relay import Relays
 from fleetstart.prefetcher.relay_objects import Link
 from fleetstart.prefetcher.segments import Segment, Segments
-from fleetstart.runtime.contract.channel import ChannelClosed
 from fleetstart.runtime.contract.errors import FleetError
-from fleetstart.runtime.contract.messages import Grow, Peers
-from fleetstart.runtime.contract.orders import NO_PEER, WorkerOrder
-from fleetstart.runtime.contract.stage import Stage
+from fleetstart.runtime.contract.node.channel import ChannelClosed
+from fleetstart.runtime.contract.node.messages import Grow, Peers
+from fleetstart.runtime.contract.node.orders import NO_PEER, WorkerOrder
+from fleetstart.runtime.contract.weights.stage import Stage
 
 log = logging.getLogger(__name__)
 

@@ -15,8 +15,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Literal
 
+from fleetstart.runtime.contract.billing.ledger import LogLine
 from fleetstart.runtime.contract.ids import FunctionName, Version, WorkerId
-from fleetstart.runtime.contract.ledger import LogLine
 
 LINE_MAX_BYTES = 16 * 1024
 LINES_PER_S = 1000

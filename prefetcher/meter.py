@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from collections import Counter, deque
 
+from fleetstart.runtime.contract.billing.ledger import PhaseRow, WorkerPhase, cost_nusd
+from fleetstart.runtime.contract.billing.prices import FIRST, PriceSheet
 from fleetstart.runtime.contract.ids import FunctionName, NodeId, Version, WorkerId
-from fleetstart.runtime.contract.ledger import PhaseRow, WorkerPhase, cost_nusd
-from fleetstart.runtime.contract.prices import FIRST, PriceSheet
 
 FLUSH_S = 10.0
 """A daemon that is killed loses at most this much of the record."""

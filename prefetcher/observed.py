@@ -8,7 +8,7 @@ from fleetstart.prefetcher.outbox import Outbox
 from fleetstart.prefetcher.reconcile import Own
 from fleetstart.runtime.contract.errors import FleetError
 from fleetstart.runtime.contract.ids import WorkerId
-from fleetstart.runtime.contract.orders import WorkerOrder, WorkerStatus
+from fleetstart.runtime.contract.node.orders import WorkerOrder, WorkerStatus
 
 
 class Observed:

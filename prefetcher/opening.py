@@ -22,7 +22,7 @@ from fleetstart.prefetcher.sources import DISK_THREADS, ObjectMissing, Source
 from fleetstart.prefetcher.threads import in_thread
 from fleetstart.runtime.contract.errors import CheckpointInvalid, FleetError, WeightsMissing
 from fleetstart.runtime.contract.ids import CheckpointId
-from fleetstart.runtime.contract.manifest import (
+from fleetstart.runtime.contract.weights.manifest import (
     MANIFEST_MAX_BYTES,
     MANIFEST_OBJECT,
     ChunkRange,

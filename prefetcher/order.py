@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable
 
-from fleetstart.runtime.contract.manifest import ChunkRange
+from fleetstart.runtime.contract.weights.manifest import ChunkRange
 
 SHORT_BYTES = 4 * 1024 * 1024
 """Shorter than that only when there is less for each: every request has its price."""

@@ -14,22 +14,12 @@ from collections.abc import Callable
 from fleetstart.prefetcher.host import Host
 from fleetstart.prefetcher.observed import Observed
 from fleetstart.prefetcher.outbox import attempts
-from fleetstart.prefetcher.reconcile import (
-    Action,
-    Drain,
-    Forget,
-    Kill,
-    Refuse,
-    Start,
-    Tell,
-    act_on_order,
-    reconcile,
-)
+from fleetstart.prefetcher.reconcile import Action, Drain, Forget, Kill, Refuse, Start, Tell, act_on_order, reconcile
 from fleetstart.prefetcher.state import NodeState, Unreachable
 from fleetstart.prefetcher.worker import Worker
 from fleetstart.runtime.contract.errors import Unavailable
 from fleetstart.runtime.contract.ids import WorkerId
-from fleetstart.runtime.contract.orders import WorkerOrder
+from fleetstart.runtime.contract.node.orders import WorkerOrder
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from fleetstart.prefetcher.logs import Logs
 from fleetstart.prefetcher.meter import Rows
 from fleetstart.prefetcher.state import NodeState, Unreachable
 from fleetstart.runtime.contract.ids import WorkerId
-from fleetstart.runtime.contract.orders import WorkerStatus
+from fleetstart.runtime.contract.node.orders import WorkerStatus
 
 log = logging.getLogger(__name__)
 

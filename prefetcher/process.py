@@ -11,9 +11,9 @@ from collections.abc import Callable
 
 from fleetstart.prefetcher.cgroups import Group
 from fleetstart.prefetcher.logs import LogPipe
-from fleetstart.runtime.contract.channel import Channel, ChannelClosed
 from fleetstart.runtime.contract.ids import WorkerId
-from fleetstart.runtime.contract.messages import DaemonMessage, Outlet, Pooled, WorkerMessage
+from fleetstart.runtime.contract.node.channel import Channel, ChannelClosed
+from fleetstart.runtime.contract.node.messages import DaemonMessage, Outlet, Pooled, WorkerMessage
 
 READS_AT_ONCE = 16
 """Messages of one worker, before the loop gets its turn back: its flood must not delay the others."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from fleetstart.runtime.contract.egress import plain_host, read_port
+from fleetstart.runtime.contract.function.egress_policy import plain_host, read_port
 
 END = b"\r\n\r\n"
 HEAD_MAX_BYTES = 32 * 1024

@@ -9,7 +9,7 @@ import socket
 import threading
 from collections.abc import Sequence
 
-from fleetstart.runtime.contract.addresses import Address
+from fleetstart.runtime.contract.function.public_addresses import Address
 
 ADDRESSES_MOST = 4
 """Of a host's, that are tried; each gets its part of the time."""

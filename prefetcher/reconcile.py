@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fleetstart.runtime.contract.ids import WorkerId
-from fleetstart.runtime.contract.orders import FINAL, WorkerOrder, WorkerState
+from fleetstart.runtime.contract.node.orders import FINAL, WorkerOrder, WorkerState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

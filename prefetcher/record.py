@@ -12,12 +12,12 @@ from fleetstart.prefetcher.host import Host
 from fleetstart.prefetcher.logs import Stream
 from fleetstart.prefetcher.meter import WorkerMeter
 from fleetstart.prefetcher.printed import read_line
+from fleetstart.runtime.contract.billing.ledger import PhaseRow
+from fleetstart.runtime.contract.billing.prices import PriceSheet
 from fleetstart.runtime.contract.errors import ErrorInfo
-from fleetstart.runtime.contract.ledger import PhaseRow
-from fleetstart.runtime.contract.messages import Usage
-from fleetstart.runtime.contract.orders import WorkerOrder
-from fleetstart.runtime.contract.prices import PriceSheet
-from fleetstart.runtime.contract.redaction import Redactor
+from fleetstart.runtime.contract.node.messages import Usage
+from fleetstart.runtime.contract.node.orders import WorkerOrder
+from fleetstart.runtime.contract.process.redaction import Redactor
 from fleetstart.runtime.contract.timeline import Timeline, machine_origin_ns
 
 log = logging.getLogger(__name__)

@@ -19,10 +19,10 @@ from fleetstart.prefetcher.host import Host
 from fleetstart.prefetcher.process import Process
 from fleetstart.prefetcher.segments import Segment
 from fleetstart.prefetcher.threads import in_thread
-from fleetstart.runtime.contract.channel import ChannelClosed
 from fleetstart.runtime.contract.errors import StartFailed
-from fleetstart.runtime.contract.function import MIB
-from fleetstart.runtime.contract.messages import Assign, Caller
+from fleetstart.runtime.contract.function.spec import MIB
+from fleetstart.runtime.contract.node.channel import ChannelClosed
+from fleetstart.runtime.contract.node.messages import Assign, Caller
 
 SANDBOX_BYTES = 128 * MIB
 """Of its kernel and its file server, beside what the function asked for."""

@@ -14,9 +14,9 @@ from fleetstart import native
 from fleetstart.prefetcher.fetch import Fetch
 from fleetstart.runtime.contract.errors import FleetError, Unavailable
 from fleetstart.runtime.contract.ids import CheckpointId, WorkerId
-from fleetstart.runtime.contract.manifest import Manifest
-from fleetstart.runtime.contract.reports import SegmentReport
-from fleetstart.runtime.contract.stage import stage_chunks
+from fleetstart.runtime.contract.node.reports import SegmentReport
+from fleetstart.runtime.contract.weights.manifest import Manifest
+from fleetstart.runtime.contract.weights.stage import stage_chunks
 
 Layers = tuple[int, int]
 """(first, end) of a stage."""

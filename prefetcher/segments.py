@@ -29,7 +29,7 @@ from fleetstart.prefetcher.sources import Source
 from fleetstart.prefetcher.threads import in_thread
 from fleetstart.runtime.contract.errors import FleetError, Unavailable, WeightsMissing
 from fleetstart.runtime.contract.ids import CheckpointId, WorkerId
-from fleetstart.runtime.contract.reports import SegmentReport
+from fleetstart.runtime.contract.node.reports import SegmentReport
 
 __all__ = ["Layers", "Segment", "Segments"]
 

@@ -6,7 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable
 
-from fleetstart.runtime.contract.tasks import end_tasks
+from fleetstart.runtime.contract.process.tasks import end_tasks
 
 CLOSE_S = 2.0
 

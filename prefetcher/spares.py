@@ -17,7 +17,7 @@ from fleetstart.prefetcher.pool import CALM_S, PoolState, choose_spare, is_light
 from fleetstart.prefetcher.process import ChannelGone, Exit, Process, ProcessEvent
 from fleetstart.runtime.contract.errors import FleetError, Unavailable
 from fleetstart.runtime.contract.ids import WorkerId, new_worker_id
-from fleetstart.runtime.contract.messages import Pooled
+from fleetstart.runtime.contract.node.messages import Pooled
 
 log = logging.getLogger(__name__)
 

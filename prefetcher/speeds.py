@@ -10,7 +10,7 @@ from collections import OrderedDict
 import msgspec
 
 from fleetstart.runtime.contract.ids import WorkerId
-from fleetstart.runtime.contract.speed import Speed
+from fleetstart.runtime.contract.node.speed import Speed
 
 VERSIONS_KEPT = 64
 """Called last; the scheduler has long learnt what it heard of others."""

@@ -16,12 +16,12 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError, ResponseError
 
-from fleetstart.runtime.contract import keys
+from fleetstart.runtime.contract import redis_keys as keys
+from fleetstart.runtime.contract.billing.ledger import APPEND_KEYS, LogLine, PhaseRow, append_args, append_script
+from fleetstart.runtime.contract.billing.prices import PriceSheet, in_force, read_sheets
 from fleetstart.runtime.contract.ids import FunctionName, NodeId, WorkerId
-from fleetstart.runtime.contract.ledger import APPEND_KEYS, LogLine, PhaseRow, append_args, append_script
-from fleetstart.runtime.contract.orders import WorkerOrder, WorkerStatus
-from fleetstart.runtime.contract.prices import PriceSheet, in_force, read_sheets
-from fleetstart.runtime.contract.reports import NodeReport
+from fleetstart.runtime.contract.node.orders import WorkerOrder, WorkerStatus
+from fleetstart.runtime.contract.node.reports import NodeReport
 
 log = logging.getLogger(__name__)
 

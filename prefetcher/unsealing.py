@@ -17,8 +17,8 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from fleetstart.runtime.contract.errors import StartFailed
-from fleetstart.runtime.contract.orders import WorkerOrder
-from fleetstart.runtime.contract.sealed import INFO, NONCE_BYTES, Sealed, bound_to
+from fleetstart.runtime.contract.node.orders import WorkerOrder
+from fleetstart.runtime.contract.node.sealed_secrets import INFO, NONCE_BYTES, Sealed, bound_to
 
 
 class Opener:

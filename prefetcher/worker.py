@@ -20,12 +20,22 @@ from fleetstart.prefetcher.host import Host
 from fleetstart.prefetcher.links import Role
 from fleetstart.prefetcher.process import ChannelGone, Exit
 from fleetstart.prefetcher.record import Record
-from fleetstart.runtime.contract import exits
-from fleetstart.runtime.contract.channel import ChannelClosed
 from fleetstart.runtime.contract.errors import ErrorInfo, FleetError, StartFailed, error_from
-from fleetstart.runtime.contract.messages import Drain, Drained, Outlet, Pooled, Ready, StartError, Usage, Want, Whole
-from fleetstart.runtime.contract.orders import WorkerOrder, WorkerState, WorkerStatus
-from fleetstart.runtime.contract.redaction import Redactor
+from fleetstart.runtime.contract.node import exit_codes as exits
+from fleetstart.runtime.contract.node.channel import ChannelClosed
+from fleetstart.runtime.contract.node.messages import (
+    Drain,
+    Drained,
+    Outlet,
+    Pooled,
+    Ready,
+    StartError,
+    Usage,
+    Want,
+    Whole,
+)
+from fleetstart.runtime.contract.node.orders import WorkerOrder, WorkerState, WorkerStatus
+from fleetstart.runtime.contract.process.redaction import Redactor
 from fleetstart.runtime.contract.timeline import Timeline
 
 log = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fleetstart.runtime.calls import context
     from fleetstart.runtime.contract.errors import InvalidInput
-    from fleetstart.runtime.contract.function import SLO, Limits, Scale
+    from fleetstart.runtime.contract.function.spec import SLO, Limits, Scale
     from fleetstart.runtime.declare import LLM, Layered, function
     from fleetstart.runtime.files import File
     from fleetstart.runtime.marks import batched, on_exit
@@ -32,13 +32,13 @@ __all__ = [
 
 _LATE = {
     "LLM": "declare",
-    "SLO": "contract.function",
+    "SLO": "contract.function.spec",
     "File": "files",
     "InvalidInput": "contract.errors",
     "Layered": "declare",
-    "Limits": "contract.function",
+    "Limits": "contract.function.spec",
     "Response": "responses",
-    "Scale": "contract.function",
+    "Scale": "contract.function.spec",
     "batched": "marks",
     "context": "calls",
     "function": "declare",

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from fleetstart.runtime.contract import lora
 from fleetstart.runtime.contract.errors import CheckpointInvalid
-from fleetstart.runtime.contract.manifest import TensorEntry
+from fleetstart.runtime.contract.weights import lora
+from fleetstart.runtime.contract.weights.manifest import TensorEntry
 from fleetstart.runtime.tensors import Tensors, select, unknown
 
 if TYPE_CHECKING:

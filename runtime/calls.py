@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 
 from fleetstart.runtime.asgi import App, Receive, Scope, Send
-from fleetstart.runtime.contract.headers import (
+from fleetstart.runtime.contract.worker_headers import (
     ATTEMPT_HEADER,
     CONTINUE_HEADER,
     DEADLINE_HEADER,

@@ -12,8 +12,8 @@ from statistics import median
 
 import msgspec
 
-from fleetstart.runtime.contract.ceilings import DeviceCeiling
-from fleetstart.runtime.contract.function import MIB
+from fleetstart.runtime.contract.function.spec import MIB
+from fleetstart.runtime.contract.node.throughput import DeviceCeiling
 
 COPY_BYTES = 256 * MIB
 ROUNDS = 7

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from fleetstart.native import Region
 from fleetstart.runtime.arrival import Arrival
-from fleetstart.runtime.contract.manifest import chunks_of
+from fleetstart.runtime.contract.weights.manifest import chunks_of
 from fleetstart.runtime.tensors import Listed, Tensors
 from fleetstart.runtime.transfer import Piece, Transfer
 from fleetstart.runtime.views import size_of, view

@@ -17,8 +17,8 @@ import sys
 from typing import NoReturn
 
 from fleetstart.runtime import isolation, kernel
-from fleetstart.runtime.contract import exits
-from fleetstart.runtime.contract.messages import Fork, Warm
+from fleetstart.runtime.contract.node import exit_codes as exits
+from fleetstart.runtime.contract.node.messages import Fork, Warm
 from fleetstart.runtime.isolation import Isolation
 from fleetstart.runtime.launching import CONTROL_FD, Child, arrange_descriptors, begin, has_ended, join_groups, serve
 from fleetstart.runtime.profiles import warm_up, worker_environment

@@ -26,9 +26,9 @@ from typing import Any, NoReturn
 import msgspec
 
 from fleetstart.runtime import kernel
-from fleetstart.runtime.contract import exits
-from fleetstart.runtime.contract.channel import Channel, ChannelClosed
-from fleetstart.runtime.contract.messages import Fork, ForkFailed, Refused, Warm
+from fleetstart.runtime.contract.node import exit_codes as exits
+from fleetstart.runtime.contract.node.channel import Channel, ChannelClosed
+from fleetstart.runtime.contract.node.messages import Fork, ForkFailed, Refused, Warm
 from fleetstart.runtime.contract.timeline import machine_origin_ns
 from fleetstart.runtime.isolation import OPEN_FILES_MAX, interpreter_paths
 from fleetstart.runtime.launching import Child, begin, has_ended, join_groups, serve

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from fleetstart.runtime import kernel
-from fleetstart.runtime.contract.channel import Channel, ChannelClosed
 from fleetstart.runtime.contract.ids import WorkerId
-from fleetstart.runtime.contract.messages import Exited, Fork, Forked, ForkFailed, Warm
+from fleetstart.runtime.contract.node.channel import Channel, ChannelClosed
+from fleetstart.runtime.contract.node.messages import Exited, Fork, Forked, ForkFailed, Warm
 from fleetstart.runtime.output import Lines
 
 CONTROL_FD = 3

@@ -12,8 +12,8 @@ import threading
 from collections.abc import Callable
 from typing import Protocol
 
-from fleetstart.runtime.contract.channel import Channel, ChannelClosed
-from fleetstart.runtime.contract.messages import DaemonMessage, Grow, Peers
+from fleetstart.runtime.contract.node.channel import Channel, ChannelClosed
+from fleetstart.runtime.contract.node.messages import DaemonMessage, Grow, Peers
 
 
 class StageApp(Protocol):

@@ -8,7 +8,7 @@ from socket import socket
 from typing import Protocol
 
 from fleetstart.runtime import isolation
-from fleetstart.runtime.contract.messages import Assign
+from fleetstart.runtime.contract.node.messages import Assign
 
 
 class Place(Protocol):

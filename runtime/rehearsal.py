@@ -13,9 +13,9 @@ import socket
 import msgspec
 import uvloop
 
-from fleetstart.runtime.contract.headers import TOKEN_HEADER
-from fleetstart.runtime.contract.messages import DaemonMessage, Ready
+from fleetstart.runtime.contract.node.messages import DaemonMessage, Ready
 from fleetstart.runtime.contract.timeline import Timeline
+from fleetstart.runtime.contract.worker_headers import TOKEN_HEADER
 from fleetstart.runtime.handler import handler_app
 from fleetstart.runtime.meter import Meter
 from fleetstart.runtime.server import Door, Listener

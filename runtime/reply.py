@@ -20,7 +20,7 @@ from fleetstart.runtime import blame
 from fleetstart.runtime.asgi import JSON, CutOff, Scope, Send, respond
 from fleetstart.runtime.calls import Call
 from fleetstart.runtime.contract.errors import ErrorBody, FleetError, HandlerFailed
-from fleetstart.runtime.contract.headers import PROGRESS_HEADER, AnswerHead
+from fleetstart.runtime.contract.worker_headers import PROGRESS_HEADER, AnswerHead
 from fleetstart.runtime.outputs import Buffer, Outputs
 from fleetstart.runtime.responses import BYTES, TEXT, Response
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from socket import socket
 
 from fleetstart import native
-from fleetstart.runtime.contract.messages import Assign
+from fleetstart.runtime.contract.node.messages import Assign
 from fleetstart.runtime.contract.timeline import machine_origin_ns
 from fleetstart.runtime.isolation import FUNCTION_DIR
 from fleetstart.runtime.launching import CONTROL_FD, arrange_descriptors

@@ -24,7 +24,7 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from fleetstart.runtime import blame, sockets
 from fleetstart.runtime.asgi import App, CutOff, Headers, Message, Receive, Scope, Send, respond_error
 from fleetstart.runtime.contract.errors import DeadlineExceeded, FleetError, HandlerFailed, Refused, Unavailable
-from fleetstart.runtime.contract.headers import (
+from fleetstart.runtime.contract.worker_headers import (
     BUSY_HEADER,
     DEADLINE_HEADER,
     DRAINING_HEADER,

@@ -20,10 +20,10 @@ import msgspec
 import uvloop
 
 from fleetstart.runtime import watchdog
-from fleetstart.runtime.contract import exits
-from fleetstart.runtime.contract.channel import Channel, ChannelClosed
 from fleetstart.runtime.contract.errors import FleetError, StartFailed
-from fleetstart.runtime.contract.messages import (
+from fleetstart.runtime.contract.node import exit_codes as exits
+from fleetstart.runtime.contract.node.channel import Channel, ChannelClosed
+from fleetstart.runtime.contract.node.messages import (
     Assign,
     Caller,
     DaemonMessage,
@@ -36,8 +36,8 @@ from fleetstart.runtime.contract.messages import (
     Want,
     Whole,
 )
-from fleetstart.runtime.contract.redaction import Redactor
-from fleetstart.runtime.contract.speed import Speed
+from fleetstart.runtime.contract.node.speed import Speed
+from fleetstart.runtime.contract.process.redaction import Redactor
 from fleetstart.runtime.contract.timeline import Timeline
 from fleetstart.runtime.discretion import discreet
 from fleetstart.runtime.membership import Membership

@@ -8,7 +8,7 @@ from typing import Any
 from fleetstart.runtime import blame
 from fleetstart.runtime.asgi import App, Message, Receive, Scope, Send
 from fleetstart.runtime.contract.errors import InvalidInput
-from fleetstart.runtime.contract.headers import SOCKET_LATE
+from fleetstart.runtime.contract.worker_headers import SOCKET_LATE
 
 MESSAGE_MAX_BYTES = 1 << 30
 """The gateway's own limit is far below; this only bounds what a bug could do."""

@@ -28,8 +28,8 @@ from fleetstart.runtime.contract.errors import (
     WeightsMissing,
     error_from,
 )
-from fleetstart.runtime.contract.messages import Assign
-from fleetstart.runtime.contract.speed import Speed
+from fleetstart.runtime.contract.node.messages import Assign
+from fleetstart.runtime.contract.node.speed import Speed
 from fleetstart.runtime.contract.timeline import Timeline
 from fleetstart.runtime.declare import LLM, Layered
 from fleetstart.runtime.entry import import_entry
@@ -38,8 +38,8 @@ from fleetstart.runtime.hooks import closer, prepare
 from fleetstart.runtime.readying import Device
 
 if TYPE_CHECKING:
-    from fleetstart.runtime.contract.function import LLMSettings
-    from fleetstart.runtime.contract.stage import Stage
+    from fleetstart.runtime.contract.function.spec import LLMSettings
+    from fleetstart.runtime.contract.weights.stage import Stage
     from fleetstart.runtime.membership import Membership
     from fleetstart.runtime.pipeline.part import StageOf
     from fleetstart.runtime.tensors import Tensors
@@ -166,7 +166,7 @@ def _start_layered(starting: Starting, device: Device, target: Any, attached: li
     spec = starting.assign.spec
     if not attached:
         raise WeightsMissing(f"{spec.name} is Layered and came without a segment")
-    from fleetstart.runtime.contract.stage import layer_count
+    from fleetstart.runtime.contract.weights.stage import layer_count
     from fleetstart.runtime.layered.app import made
     from fleetstart.runtime.layered.stages import FirstStage, LaterStage, Parts, whole_app
 

@@ -27,7 +27,7 @@ import msgspec
 
 from fleetstart.runtime import kernel
 from fleetstart.runtime.asgi import Receive, Scope, Send
-from fleetstart.runtime.contract.terminal import (
+from fleetstart.runtime.contract.node.shell import (
     CHUNK_BYTES,
     STDERR,
     STDOUT,

@@ -14,7 +14,7 @@ import select
 import time
 from typing import NoReturn
 
-from fleetstart.runtime.contract import exits
+from fleetstart.runtime.contract.node import exit_codes as exits
 from fleetstart.runtime.meter import Call, Meter
 
 OVERRUN_GRACE_S = 2.0

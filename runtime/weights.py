@@ -16,7 +16,7 @@ from weakref import WeakValueDictionary
 from fleetstart.native import ControlBlock, Region
 from fleetstart.runtime.arrival import Arrival
 from fleetstart.runtime.contract.errors import CheckpointInvalid
-from fleetstart.runtime.contract.manifest import FileEntry, Manifest, TensorEntry, chunks_of, decode_manifest
+from fleetstart.runtime.contract.weights.manifest import FileEntry, Manifest, TensorEntry, chunks_of, decode_manifest
 from fleetstart.runtime.device import DeviceWeights, Host, Loading
 from fleetstart.runtime.tensors import Listed, select, unknown
 from fleetstart.runtime.transfer import Transfer

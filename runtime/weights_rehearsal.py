@@ -11,7 +11,7 @@ import os
 import time
 
 from fleetstart.native import ControlBlock, SlabPool, xxh3
-from fleetstart.runtime.contract.manifest import CHUNK_BYTES, Manifest, Part, TensorEntry, manifest_bytes
+from fleetstart.runtime.contract.weights.manifest import CHUNK_BYTES, Manifest, Part, TensorEntry, manifest_bytes
 from fleetstart.runtime.weights import Weights
 
 _TENSORS = 200

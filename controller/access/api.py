@@ -17,7 +17,7 @@ from fleetstart.controller.invocations.webhook_secrets import WebhookSecrets
 from fleetstart.controller.json_http import json_answer
 from fleetstart.controller.state import State
 from fleetstart.runtime.contract.errors import InvalidInput
-from fleetstart.runtime.contract.function import FunctionSpec
+from fleetstart.runtime.contract.function.spec import FunctionSpec
 
 AUDIT_MAX = 10_000
 

@@ -21,9 +21,9 @@ import redis.asyncio as redis
 from fleetstart.controller.access.audit_event import AuditEvent
 from fleetstart.controller.objects import ObjectStore
 from fleetstart.controller.redis_client import REDIS_DOWN
-from fleetstart.runtime.contract import keys
+from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.errors import TooLarge
-from fleetstart.runtime.contract.tasks import together
+from fleetstart.runtime.contract.process.tasks import together
 
 log = logging.getLogger(__name__)
 

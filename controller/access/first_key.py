@@ -19,7 +19,7 @@ from fleetstart.controller.access.shelf import Shelf
 from fleetstart.controller.json_http import now_unix_ms
 from fleetstart.controller.redis_client import REDIS_DOWN
 from fleetstart.controller.state import State
-from fleetstart.runtime.contract import keys
+from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.errors import Unavailable
 
 log = logging.getLogger(__name__)

@@ -12,19 +12,13 @@ from starlette.routing import Route
 
 from fleetstart.controller.access.credentials import NewCredential, new_credential
 from fleetstart.controller.access.handling import about, caller_of
-from fleetstart.controller.access.records import (
-    FUNCTIONS_MAX,
-    LOCAL,
-    Credential,
-    KeyRecord,
-    check_name,
-)
+from fleetstart.controller.access.records import FUNCTIONS_MAX, LOCAL, Credential, KeyRecord, check_name
 from fleetstart.controller.access.resources import KeyCreated, KeyInfo, NewKey, Rotation
 from fleetstart.controller.access.shelf import Shelf
 from fleetstart.controller.access.table import AccessTable
 from fleetstart.controller.json_http import json_answer, json_body, now_unix_ms
 from fleetstart.controller.state import State
-from fleetstart.runtime.contract import keys
+from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.errors import InvalidInput, NotFound
 
 LIFE_MAX_S = 10 * 366 * 86_400

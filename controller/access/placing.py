@@ -18,7 +18,7 @@ from fleetstart.controller.access.table import AccessTable
 from fleetstart.controller.records import Scaled, VersionKey
 from fleetstart.controller.view import View
 from fleetstart.runtime.contract.errors import Forbidden, InvalidSpec
-from fleetstart.runtime.contract.function import FunctionSpec
+from fleetstart.runtime.contract.function.spec import FunctionSpec
 from fleetstart.runtime.contract.ids import FunctionName
 
 SECRETS_MAX_BYTES = 48 * 1024

@@ -16,7 +16,7 @@ from fleetstart.controller.invocations.webhook_secrets import WebhookSecrets
 from fleetstart.controller.json_http import json_answer, json_body, now_unix_ms
 from fleetstart.controller.state import State
 from fleetstart.controller.view import View
-from fleetstart.runtime.contract import keys
+from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.errors import InvalidInput
 
 PROJECTS_MAX = 1000

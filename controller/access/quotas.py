@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from fleetstart.controller.access.records import Quotas
 from fleetstart.runtime.contract.errors import QuotaExceeded, RateLimited
-from fleetstart.runtime.contract.function import GIB
+from fleetstart.runtime.contract.function.spec import GIB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,8 +17,8 @@ from fleetstart.controller.access.records import DEFAULT
 from fleetstart.controller.access.vault import Vault
 from fleetstart.controller.view import View
 from fleetstart.runtime.contract.errors import FleetError, StartFailed
-from fleetstart.runtime.contract.orders import WorkerOrder
-from fleetstart.runtime.contract.sealed import INFO, NONCE_BYTES, Sealed, bound_to
+from fleetstart.runtime.contract.node.orders import WorkerOrder
+from fleetstart.runtime.contract.node.sealed_secrets import INFO, NONCE_BYTES, Sealed, bound_to
 
 
 class Sealer:

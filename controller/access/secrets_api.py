@@ -19,11 +19,11 @@ from fleetstart.controller.access.vault import Vault
 from fleetstart.controller.invocations.webhook_secrets import WebhookSecrets
 from fleetstart.controller.json_http import json_answer, json_body, now_unix_ms
 from fleetstart.controller.state import State
-from fleetstart.runtime.contract import keys
+from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.errors import Forbidden, InvalidInput, NotFound
-from fleetstart.runtime.contract.function import SECRET_NAME
-from fleetstart.runtime.contract.orders import FINAL
-from fleetstart.runtime.contract.redaction import LEAST_CHARS
+from fleetstart.runtime.contract.function.spec import SECRET_NAME
+from fleetstart.runtime.contract.node.orders import FINAL
+from fleetstart.runtime.contract.process.redaction import LEAST_CHARS
 
 VALUE_MAX_BYTES = 32 * 1024
 BODY_MAX_BYTES = 8 * VALUE_MAX_BYTES

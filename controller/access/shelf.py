@@ -13,7 +13,7 @@ import msgspec
 
 from fleetstart.controller.redis_client import Script
 from fleetstart.controller.state import State
-from fleetstart.runtime.contract import keys
+from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.errors import Unavailable
 
 Record = TypeVar("Record", bound=msgspec.Struct)

@@ -21,10 +21,10 @@ from fleetstart.controller.billing.watch import BillingWatch
 from fleetstart.controller.json_http import function_asked_for, json_answer, json_body, now_unix_ms, number_asked_for
 from fleetstart.controller.resources import BudgetInfo, BudgetTerms, LedgerLine, NewPrices
 from fleetstart.controller.view import View
-from fleetstart.runtime.contract import keys
+from fleetstart.runtime.contract import redis_keys as keys
+from fleetstart.runtime.contract.billing.prices import PriceSheet, check_next, read_sheets
 from fleetstart.runtime.contract.errors import InvalidInput, NotFound
 from fleetstart.runtime.contract.ids import FunctionName
-from fleetstart.runtime.contract.prices import PriceSheet, check_next, read_sheets
 
 CHUNK_ROWS = 1000
 """Added up at a time: a millisecond or two, then calls get their turn."""

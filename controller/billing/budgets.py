@@ -15,9 +15,9 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from fleetstart.controller.resources import BudgetInfo, BudgetTerms
+from fleetstart.runtime.contract.billing.ledger import dollars
 from fleetstart.runtime.contract.errors import BudgetSpent, InvalidInput
 from fleetstart.runtime.contract.ids import FunctionName
-from fleetstart.runtime.contract.ledger import dollars
 
 DAY_S = 86_400
 LIMIT_MAX_NUSD = 10**9 * 10**9

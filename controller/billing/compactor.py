@@ -34,9 +34,9 @@ from fleetstart.controller.billing.segments import (
     parse_entry,
 )
 from fleetstart.controller.redis_client import REDIS_DOWN, Script
-from fleetstart.runtime.contract import keys
+from fleetstart.runtime.contract import redis_keys as keys
+from fleetstart.runtime.contract.billing.ledger import LedgerRow, began_unix_ms
 from fleetstart.runtime.contract.errors import FleetError, StoreFailed
-from fleetstart.runtime.contract.ledger import LedgerRow, began_unix_ms
 
 log = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ import redis.asyncio as redis
 
 from fleetstart.controller.billing.archive import Archive
 from fleetstart.controller.billing.segments import Entry, EntryId, SegmentHeader, decode_entry, decode_header
-from fleetstart.runtime.contract import keys
+from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.errors import ChecksumMismatch
 
 PAGE_ROWS = 500

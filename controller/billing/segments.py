@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 import msgspec
 
+from fleetstart.runtime.contract.billing.ledger import LedgerRow, began_unix_ms
 from fleetstart.runtime.contract.errors import ChecksumMismatch
-from fleetstart.runtime.contract.ledger import LedgerRow, began_unix_ms
 
 FORMAT = 1
 SEGMENT_BYTES = 8 << 20

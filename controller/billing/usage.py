@@ -14,9 +14,9 @@ from difflib import get_close_matches
 from fleetstart.controller.access.records import DEFAULT
 from fleetstart.controller.billing.segments import Entry
 from fleetstart.controller.resources import Invoice, InvoiceLine, Usage, UsageLine
+from fleetstart.runtime.contract.billing.ledger import InvocationRow, LedgerRow
 from fleetstart.runtime.contract.errors import InvalidInput
 from fleetstart.runtime.contract.ids import FunctionName, Version
-from fleetstart.runtime.contract.ledger import InvocationRow, LedgerRow
 
 DIMENSIONS = ("function", "version", "phase", "key", "project", "tag", "day")
 DEFAULT_BY = ("function", "version", "phase")

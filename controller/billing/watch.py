@@ -20,11 +20,11 @@ from fleetstart.controller.billing.budgets import Budget, BudgetEvent, BudgetSta
 from fleetstart.controller.billing.kept import kept_workers
 from fleetstart.controller.redis_client import REDIS_DOWN, Script
 from fleetstart.controller.view import View
-from fleetstart.runtime.contract import keys
+from fleetstart.runtime.contract import redis_keys as keys
+from fleetstart.runtime.contract.billing.ledger import InvocationRow, dollars
+from fleetstart.runtime.contract.billing.prices import PriceSheet, in_force, read_sheets
 from fleetstart.runtime.contract.errors import BudgetSpent, Unavailable
 from fleetstart.runtime.contract.ids import FunctionName, WorkerId
-from fleetstart.runtime.contract.ledger import InvocationRow, dollars
-from fleetstart.runtime.contract.prices import PriceSheet, in_force, read_sheets
 
 log = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from fleetstart.controller.cli.syntax import imports_of, parse
 from fleetstart.runtime.contract.errors import HandlerSyntax, InvalidSpec, TooLarge
-from fleetstart.runtime.contract.function import MIB
+from fleetstart.runtime.contract.function.spec import MIB
 from fleetstart.runtime.contract.ids import BundleId
 
 BUNDLE_MAX_BYTES = 64 * MIB

@@ -11,7 +11,7 @@ import msgspec
 
 from fleetstart.controller.cli.client import Address
 from fleetstart.controller.examples import example
-from fleetstart.runtime.contract.interface import Interface
+from fleetstart.runtime.contract.function.interface import Interface
 
 EXAMPLE_MAX_CHARS = 200
 """Longer ones are for `openapi.json`."""

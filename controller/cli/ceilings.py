@@ -20,10 +20,10 @@ from fleetstart.controller.cli.diagnosis import Observed, diagnose, rate
 from fleetstart.controller.cli.layout import Layout, SupervisorRecord, is_locked, read_record, read_services
 from fleetstart.controller.cli.services import NODE
 from fleetstart.controller.resources import SystemStatus
-from fleetstart.runtime.contract.ceilings import Ceilings, DeviceCeiling, Limit
 from fleetstart.runtime.contract.errors import FleetError
-from fleetstart.runtime.contract.function import GIB, MIB
-from fleetstart.runtime.contract.reports import NodeReport
+from fleetstart.runtime.contract.function.spec import GIB, MIB
+from fleetstart.runtime.contract.node.reports import NodeReport
+from fleetstart.runtime.contract.node.throughput import Ceilings, DeviceCeiling, Limit
 
 Answer = TypeVar("Answer")
 

@@ -26,14 +26,14 @@ from fleetstart.controller.cli.tied import find_tied
 from fleetstart.controller.cli.upload import Item, ObjectStore, upload
 from fleetstart.runtime.contract.errors import CheckpointInvalid
 from fleetstart.runtime.contract.ids import CheckpointId
-from fleetstart.runtime.contract.manifest import (
+from fleetstart.runtime.contract.weights.manifest import (
     MANIFEST_OBJECT,
     checkpoint_id,
     checkpoint_key,
     manifest_bytes,
     read_manifest,
 )
-from fleetstart.runtime.contract.stage import Layout, layout_of
+from fleetstart.runtime.contract.weights.stage import Layout, layout_of
 
 Progress = Callable[[str, int, int], None]
 """Called with what is being done, bytes done and bytes in all."""

@@ -18,15 +18,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 
-from fleetstart.controller.adapters import is_adapter
 from fleetstart.controller.cli.checkpoint_reading import Chunk, Progress, each_part, open_checkpoint, read_part
 from fleetstart.controller.cli.checkpoint_source import ADAPTER, INDEX
 from fleetstart.controller.cli.client import Server
 from fleetstart.controller.cli.source_layout import LAYOUT_MAX_BYTES, LAYOUT_OBJECT, read_layout
-from fleetstart.runtime.contract import token_table
 from fleetstart.runtime.contract.errors import ChecksumMismatch, FleetError, InvalidInput
 from fleetstart.runtime.contract.ids import CheckpointId
-from fleetstart.runtime.contract.manifest import Manifest, Part, TensorEntry, checkpoint_key
+from fleetstart.runtime.contract.weights import token_table
+from fleetstart.runtime.contract.weights.adapters import is_adapter
+from fleetstart.runtime.contract.weights.manifest import Manifest, Part, TensorEntry, checkpoint_key
 
 SHARD_MAX_BYTES = 5_000_000_000
 """Hugging Face's own default."""

@@ -21,8 +21,8 @@ from fleetstart.controller.cli.checkpoint_source import SmallFile, Source
 from fleetstart.controller.cli.origins import Origin
 from fleetstart.controller.cli.safetensors_header import StoredTensor
 from fleetstart.runtime.contract.errors import CheckpointInvalid, InvalidSpec
-from fleetstart.runtime.contract.function import MIB
-from fleetstart.runtime.contract.manifest import (
+from fleetstart.runtime.contract.function.spec import MIB
+from fleetstart.runtime.contract.weights.manifest import (
     ALIGNMENT_BYTES,
     CHUNK_BYTES,
     LAYER_BEFORE,

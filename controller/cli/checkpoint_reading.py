@@ -15,7 +15,7 @@ from fleetstart.controller.cli.origins import Made
 from fleetstart.controller.cli.safetensors_header import parse_header
 from fleetstart.runtime.contract.errors import CheckpointInvalid, NotFound
 from fleetstart.runtime.contract.ids import CheckpointId
-from fleetstart.runtime.contract.manifest import (
+from fleetstart.runtime.contract.weights.manifest import (
     MANIFEST_MAX_BYTES,
     MANIFEST_OBJECT,
     ChunkRange,

@@ -23,10 +23,10 @@ from fleetstart.controller.cli.safetensors_header import (
     refuse_pickle,
 )
 from fleetstart.controller.cli.token_table import build_table
-from fleetstart.runtime.contract import token_table
 from fleetstart.runtime.contract.errors import CheckpointInvalid, WeightsMissing
-from fleetstart.runtime.contract.function import MIB
-from fleetstart.runtime.contract.lora import CONFIG, CONFIG_MAX_BYTES, read_adapter
+from fleetstart.runtime.contract.function.spec import MIB
+from fleetstart.runtime.contract.weights import token_table
+from fleetstart.runtime.contract.weights.lora import CONFIG, CONFIG_MAX_BYTES, read_adapter
 
 ADAPTER = "adapter_model.safetensors"
 INDEX = "model.safetensors.index.json"

@@ -21,7 +21,7 @@ import msgspec
 from fleetstart.controller.cli.layout import Layout, is_locked
 from fleetstart.controller.cli.output import size
 from fleetstart.controller.cli.services import find_redis
-from fleetstart.runtime.contract.function import GIB
+from fleetstart.runtime.contract.function.spec import GIB
 
 PROBE_S = 20.0
 MEMORY_LEAST_BYTES = 2 * GIB

@@ -24,6 +24,7 @@ from fleetstart.controller.cli.layout import Layout
 from fleetstart.controller.cli.output import ConnectionCut, Unreachable
 from fleetstart.controller.cli.root import KEY_META
 from fleetstart.controller.resources import FunctionInfo
+from fleetstart.runtime.contract.billing.ledger import LogLine
 from fleetstart.runtime.contract.errors import (
     ErrorBody,
     ErrorInfo,
@@ -34,7 +35,6 @@ from fleetstart.runtime.contract.errors import (
     Unauthorized,
     error_from,
 )
-from fleetstart.runtime.contract.ledger import LogLine
 
 if TYPE_CHECKING:
     import httpx

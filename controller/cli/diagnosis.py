@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from fleetstart.controller.cli.checks import Finding
-from fleetstart.runtime.contract.ceilings import Ceilings, Limit
+from fleetstart.runtime.contract.node.throughput import Ceilings, Limit
 
 NEAR = 0.8
 """Of its source's ceiling: a load that reaches that much is as fast as the source."""

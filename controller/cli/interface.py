@@ -20,7 +20,7 @@ from fleetstart.controller.cli.source_module import Module
 from fleetstart.controller.cli.syntax import parse
 from fleetstart.controller.cli.type_schemas import TypeSchemas
 from fleetstart.runtime.contract.errors import InvalidSpec
-from fleetstart.runtime.contract.interface import INTERFACE_MAX_BYTES, Interface
+from fleetstart.runtime.contract.function.interface import INTERFACE_MAX_BYTES, Interface
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Gives = Literal["json", "bytes", "events", "response"]

@@ -19,11 +19,11 @@ from fleetstart.controller.cli.client import Server, function_path
 from fleetstart.controller.cli.commands.trace import shown, summary
 from fleetstart.controller.cli.waterfall import beside
 from fleetstart.controller.resources import FunctionInfo, SystemStatus
+from fleetstart.runtime.contract.billing.ledger import InvocationTrace
 from fleetstart.runtime.contract.errors import NotFound, Unavailable
-from fleetstart.runtime.contract.headers import REQUEST_HEADER
 from fleetstart.runtime.contract.ids import InvocationId, new_invocation_id
-from fleetstart.runtime.contract.ledger import InvocationTrace
 from fleetstart.runtime.contract.timeline import Phase
+from fleetstart.runtime.contract.worker_headers import REQUEST_HEADER
 
 ZERO_S = 60.0
 """For a worker to end once nobody needs it: it may close what it has open."""

@@ -16,7 +16,7 @@ from fleetstart.controller.access.resources import KeyInfo
 from fleetstart.controller.cli.client import Address, Server
 from fleetstart.controller.cli.layout import Layout, SupervisorRecord, read_record
 from fleetstart.controller.cli.output import Unreachable
-from fleetstart.runtime.contract import keys
+from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.errors import NotFound, Unauthorized
 
 HEARD_S = 5.0

@@ -7,8 +7,8 @@ import msgspec
 from fleetstart.controller.cli import output
 from fleetstart.controller.forecast import Forecast
 from fleetstart.controller.planner.explain import text
+from fleetstart.runtime.contract.billing.ledger import PRICE_NUSD_PER_GIB_S, cost_nusd, dollars
 from fleetstart.runtime.contract.ids import FunctionName
-from fleetstart.runtime.contract.ledger import PRICE_NUSD_PER_GIB_S, cost_nusd, dollars
 
 
 class Foreseen(msgspec.Struct, frozen=True, kw_only=True):

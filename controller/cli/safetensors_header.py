@@ -17,7 +17,7 @@ import msgspec
 
 from fleetstart.controller.cli.origins import Origin, read_at
 from fleetstart.runtime.contract.errors import CheckpointInvalid, PickleRefused
-from fleetstart.runtime.contract.manifest import DTYPE_BYTES
+from fleetstart.runtime.contract.weights.manifest import DTYPE_BYTES
 
 HEADER_MAX_BYTES = 100_000_000
 """The format's own limit."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from fleetstart.runtime.contract.errors import InvalidSpec
-from fleetstart.runtime.contract.function import SLO, Limits, Scale
+from fleetstart.runtime.contract.function.spec import SLO, Limits, Scale
 
 
 def _scale(**arguments: Any) -> Scale:

@@ -19,7 +19,7 @@ import msgspec
 from fleetstart.controller.cli.declarations import SETTINGS, Declaration
 from fleetstart.controller.cli.specs import default_name
 from fleetstart.runtime.contract.errors import InvalidSpec
-from fleetstart.runtime.contract.function import SLO, Limits, Scale
+from fleetstart.runtime.contract.function.spec import SLO, Limits, Scale
 
 FILE = "fs.toml"
 FILE_MAX_BYTES = 64 * 1024

@@ -18,7 +18,7 @@ from fleetstart.controller.cli.checkpoint_source import INDEX, Source
 from fleetstart.controller.cli.origins import Made
 from fleetstart.controller.cli.safetensors_header import HEADER_MAX_BYTES, StoredTensor, parse_header
 from fleetstart.runtime.contract.errors import CheckpointInvalid
-from fleetstart.runtime.contract.manifest import Manifest
+from fleetstart.runtime.contract.weights.manifest import Manifest
 
 LAYOUT_OBJECT = "layout.json.gz"
 FORMAT = "fleetstart-layout/1"

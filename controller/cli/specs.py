@@ -15,9 +15,9 @@ import msgspec
 
 from fleetstart.controller.cli.declarations import Declaration
 from fleetstart.runtime.contract.errors import InvalidSpec
-from fleetstart.runtime.contract.function import GIB, FunctionSpec, LLMSettings, Scale, parse_size
+from fleetstart.runtime.contract.function.interface import Interface
+from fleetstart.runtime.contract.function.spec import GIB, FunctionSpec, LLMSettings, Scale, parse_size
 from fleetstart.runtime.contract.ids import BundleId, CheckpointId, FunctionName
-from fleetstart.runtime.contract.interface import Interface
 
 LLM_MEMORY_BYTES = 2 * GIB
 """KV cache, activations and torch itself; the weights are in the segment and not counted."""

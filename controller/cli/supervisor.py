@@ -35,7 +35,7 @@ from fleetstart.controller.cli.layout import (
 )
 from fleetstart.controller.cli.restarts import RestartPolicy
 from fleetstart.controller.cli.services import REDIS, Service, find_redis, python_services, redis_service
-from fleetstart.runtime.contract.logformat import configure
+from fleetstart.runtime.contract.process.log_format import configure
 
 log = logging.getLogger(__name__)
 

@@ -26,7 +26,7 @@ from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidSta
 from fleetstart.controller.cli.client import LOOPBACK, Address, error_of
 from fleetstart.controller.cli.output import Unreachable
 from fleetstart.runtime.contract.errors import FleetError, WorkerLost
-from fleetstart.runtime.contract.terminal import (
+from fleetstart.runtime.contract.node.shell import (
     CHUNK_BYTES,
     FRAME_MAX_BYTES,
     STDERR,

@@ -16,7 +16,7 @@ import xxhash
 from fleetstart.controller.cli.checkpoint_plan import in_order
 from fleetstart.controller.cli.origins import read_at
 from fleetstart.controller.cli.safetensors_header import StoredTensor
-from fleetstart.runtime.contract.function import MIB
+from fleetstart.runtime.contract.function.spec import MIB
 
 TIED_MIN_BYTES = MIB
 """Below this a copy costs less than the exception: small tensors (norms, masks) are often equal by chance."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from fleetstart.runtime.contract.token_table import (
+from fleetstart.runtime.contract.weights.token_table import (
     EMPTY,
     HEAD,
     MAGIC,

@@ -11,9 +11,9 @@ import msgspec
 from fleetstart.controller.cli import output
 from fleetstart.controller.cli.client import Server
 from fleetstart.controller.resources import Deployed, Traffic
+from fleetstart.runtime.contract.billing.ledger import LogLine
 from fleetstart.runtime.contract.errors import FleetError, Unavailable, error_from
 from fleetstart.runtime.contract.ids import Version
-from fleetstart.runtime.contract.ledger import LogLine
 
 POLL_S = 0.1
 TELL_S = 1.0

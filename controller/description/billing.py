@@ -8,7 +8,7 @@ import msgspec
 
 from fleetstart.controller.description.operation import in_path, in_query, listed, operation, ref
 from fleetstart.controller.resources import BudgetInfo, BudgetTerms, Invoice, LedgerLine, NewPrices, Usage
-from fleetstart.runtime.contract.prices import PriceSheet
+from fleetstart.runtime.contract.billing.prices import PriceSheet
 
 STRUCTS: tuple[type[msgspec.Struct], ...] = (
     BudgetInfo,

@@ -10,8 +10,8 @@ from fleetstart.controller.description.operation import in_path, in_query, liste
 from fleetstart.controller.forecast import Forecast, Proposal
 from fleetstart.controller.records import Scaled
 from fleetstart.controller.resources import Deployed, FunctionInfo, Share, Traffic, VersionInfo, VersionRef
-from fleetstart.runtime.contract.function import FunctionSpec
-from fleetstart.runtime.contract.ledger import LogLine
+from fleetstart.runtime.contract.billing.ledger import LogLine
+from fleetstart.runtime.contract.function.spec import FunctionSpec
 
 STRUCTS: tuple[type[msgspec.Struct], ...] = (
     Deployed,

@@ -9,7 +9,7 @@ import msgspec
 from fleetstart.controller.description.operation import in_path, in_query, listed, operation, optional, ref
 from fleetstart.controller.explain import InvocationPlan
 from fleetstart.controller.invocations.resources import InvocationInfo, ReplayTerms, ScheduleInfo, WebhookSecret
-from fleetstart.runtime.contract.ledger import InvocationRow, InvocationTrace
+from fleetstart.runtime.contract.billing.ledger import InvocationRow, InvocationTrace
 
 STRUCTS: tuple[type[msgspec.Struct], ...] = (
     InvocationInfo,

@@ -9,7 +9,7 @@ import msgspec
 from fleetstart.controller.description.operation import in_header, in_path, in_query, listed, operation, ref
 from fleetstart.controller.resources import CheckpointInfo, SystemStatus
 from fleetstart.controller.seeing.activity import Activity
-from fleetstart.runtime.contract.manifest import Manifest
+from fleetstart.runtime.contract.weights.manifest import Manifest
 
 STRUCTS: tuple[type[msgspec.Struct], ...] = (SystemStatus, Activity, CheckpointInfo, Manifest)
 

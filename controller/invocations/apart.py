@@ -13,7 +13,7 @@ import msgspec
 
 from fleetstart.controller.invocations.events import error_of, without_id
 from fleetstart.controller.invocations.records import MESSAGE_MAX, Told
-from fleetstart.runtime.contract.headers import ERROR_HEADER, AnswerHead
+from fleetstart.runtime.contract.worker_headers import ERROR_HEADER, AnswerHead
 
 _PROGRESS = b"event: progress\n"
 

@@ -20,7 +20,7 @@ import redis.asyncio as redis
 from fleetstart.controller.invocations import lifecycle
 from fleetstart.controller.invocations.records import Envelope, Progress
 from fleetstart.controller.redis_client import REDIS_DOWN, Script
-from fleetstart.runtime.contract import keys
+from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.errors import NotFound, QueueFull, Unavailable
 from fleetstart.runtime.contract.ids import FunctionName, InvocationId
 

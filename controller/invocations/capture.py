@@ -21,7 +21,7 @@ from fleetstart.controller.invocations.records import Answer, Envelope, run_id
 from fleetstart.controller.invocations.vault import ANSWER_MAX_BYTES
 from fleetstart.controller.responses import Message, RawHeaders, Receive, Scope
 from fleetstart.runtime.contract.errors import ErrorBody, ErrorInfo, FleetError, TooLarge, WorkerLost
-from fleetstart.runtime.contract.headers import ERROR_HEADER, PROGRESS_HEADER, AnswerHead
+from fleetstart.runtime.contract.worker_headers import ERROR_HEADER, PROGRESS_HEADER, AnswerHead
 
 ERROR_MAX_BYTES = 64 * 1024
 _NOT_KEPT = frozenset(

@@ -16,7 +16,7 @@ import msgspec
 import redis.asyncio as redis
 from redis.exceptions import ResponseError
 
-from fleetstart.runtime.contract import keys
+from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.errors import ErrorBody, FleetError, InvalidInput, Refused, error_from
 from fleetstart.runtime.contract.ids import InvocationId
 

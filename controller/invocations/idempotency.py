@@ -18,7 +18,7 @@ from fleetstart.controller.invocations.records import Answer
 from fleetstart.controller.invocations.vault import ANSWER_MAX_BYTES, HEAD_MAX_BYTES, packed, unpacked
 from fleetstart.controller.objects import ObjectStore
 from fleetstart.controller.redis_client import Script
-from fleetstart.runtime.contract import keys
+from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.errors import Refused
 from fleetstart.runtime.contract.ids import InvocationId
 

@@ -26,7 +26,7 @@ from fleetstart.controller.uploads import declared_bytes, header
 from fleetstart.controller.view import View
 from fleetstart.runtime.contract.errors import FleetError
 from fleetstart.runtime.contract.ids import FunctionName, InvocationId, new_invocation_id
-from fleetstart.runtime.contract.tasks import end_tasks
+from fleetstart.runtime.contract.process.tasks import end_tasks
 
 log = logging.getLogger(__name__)
 

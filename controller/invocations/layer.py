@@ -25,8 +25,8 @@ from fleetstart.controller.invocations.vault import REQUEST_MAX_BYTES, Vault
 from fleetstart.controller.redis_client import REDIS_DOWN
 from fleetstart.controller.responses import RawHeaders, Receive, Scope, Send, respond_error
 from fleetstart.controller.uploads import ClientGone, header, read_body, refuse_unread
-from fleetstart.runtime.contract.addresses import Network
 from fleetstart.runtime.contract.errors import FleetError, Refused, TooLarge, Unavailable, error_from
+from fleetstart.runtime.contract.function.public_addresses import Network
 from fleetstart.runtime.contract.ids import InvocationId, new_invocation_id
 
 BODY_S = 60.0

@@ -11,8 +11,8 @@ import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
 
 from fleetstart.controller.invocations.webhooks import check_address, check_url
-from fleetstart.runtime.contract.addresses import Network
 from fleetstart.runtime.contract.errors import FleetError
+from fleetstart.runtime.contract.function.public_addresses import Network
 
 POST_S = 10.0
 READ_BYTES = 64 * 1024

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from fleetstart.controller.headers import HOP_BY_HOP
 from fleetstart.controller.invocations.webhooks import check_url
 from fleetstart.controller.responses import RawHeaders
-from fleetstart.runtime.contract.addresses import Network
 from fleetstart.runtime.contract.errors import InvalidInput
+from fleetstart.runtime.contract.function.public_addresses import Network
 
 WATCHED = frozenset((b"prefer", b"idempotency-key", b"fs-webhook"))
 """A call without any of these is passed on as it is."""

@@ -25,10 +25,10 @@ from fleetstart.controller.invocations.vault import Vault
 from fleetstart.controller.redis_client import REDIS_DOWN
 from fleetstart.controller.responses import Receive, Scope, Send
 from fleetstart.controller.view import View
+from fleetstart.runtime.contract.billing.ledger import InvocationTrace
 from fleetstart.runtime.contract.errors import FleetError
 from fleetstart.runtime.contract.ids import FunctionName, InvocationId
-from fleetstart.runtime.contract.ledger import InvocationTrace
-from fleetstart.runtime.contract.tasks import end_tasks
+from fleetstart.runtime.contract.process.tasks import end_tasks
 
 log = logging.getLogger(__name__)
 

@@ -24,9 +24,9 @@ from fleetstart.controller.invocations.preferences import QUEUE_S, TTL_S, finger
 from fleetstart.controller.invocations.records import Envelope
 from fleetstart.controller.redis_client import REDIS_DOWN
 from fleetstart.controller.view import View
-from fleetstart.runtime.contract import keys
+from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.errors import FleetError, InvalidSpec
-from fleetstart.runtime.contract.function import FunctionSpec
+from fleetstart.runtime.contract.function.spec import FunctionSpec
 from fleetstart.runtime.contract.ids import FunctionName, InvocationId
 
 log = logging.getLogger(__name__)

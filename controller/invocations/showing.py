@@ -11,9 +11,9 @@ from fleetstart.controller.invocations.book import Entry
 from fleetstart.controller.invocations.records import run_id
 from fleetstart.controller.invocations.resources import RESULT_INLINE_BYTES, InvocationInfo
 from fleetstart.controller.invocations.vault import Vault
+from fleetstart.runtime.contract.billing.ledger import InvocationTrace
 from fleetstart.runtime.contract.errors import FleetError
 from fleetstart.runtime.contract.ids import InvocationId
-from fleetstart.runtime.contract.ledger import InvocationTrace
 
 
 class Showing:

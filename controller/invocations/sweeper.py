@@ -23,7 +23,7 @@ from fleetstart.controller.invocations.lifecycle import Outcome
 from fleetstart.controller.invocations.records import Envelope, Progress
 from fleetstart.controller.invocations.vault import REQUEST, Vault
 from fleetstart.controller.redis_client import REDIS_DOWN
-from fleetstart.runtime.contract import keys
+from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.errors import FleetError
 from fleetstart.runtime.contract.ids import InvocationId
 

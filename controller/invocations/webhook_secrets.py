@@ -16,7 +16,7 @@ from fleetstart.controller.access.records import SecretRecord
 from fleetstart.controller.access.vault import Vault, VaultClosed
 from fleetstart.controller.invocations import webhooks
 from fleetstart.controller.redis_client import Script
-from fleetstart.runtime.contract import keys
+from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.errors import Unavailable
 
 NAME = "webhook-secret"

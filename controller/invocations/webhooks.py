@@ -15,8 +15,8 @@ import secrets
 from collections.abc import Sequence
 from urllib.parse import urlsplit
 
-from fleetstart.runtime.contract.addresses import Address, Network, embedded, is_public, literal
 from fleetstart.runtime.contract.errors import InvalidInput, Refused
+from fleetstart.runtime.contract.function.public_addresses import Address, Network, embedded, is_public, literal
 
 URL_MAX = 2048
 PREFIX = "whsec_"

@@ -14,8 +14,8 @@ from fleetstart.controller.planner.measures import NodeMeasures
 from fleetstart.controller.planner.plans import StagePlan
 from fleetstart.controller.planner.shape import EVERY_LAYER, Shape, layer_set
 from fleetstart.runtime.contract.ids import CheckpointId, NodeId, WorkerId
-from fleetstart.runtime.contract.orders import FINAL, WorkerOrder, WorkerStatus
-from fleetstart.runtime.contract.reports import NodeReport, SegmentReport
+from fleetstart.runtime.contract.node.orders import FINAL, WorkerOrder, WorkerStatus
+from fleetstart.runtime.contract.node.reports import NodeReport, SegmentReport
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from fleetstart.runtime.contract.errors import ErrorInfo
-from fleetstart.runtime.contract.function import Isolation
+from fleetstart.runtime.contract.function.spec import Isolation
 from fleetstart.runtime.contract.ids import NodeId
 
 

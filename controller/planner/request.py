@@ -8,7 +8,7 @@ from fleetstart.controller.planner.margins import UNKNOWN, Margins
 from fleetstart.controller.planner.measures import VersionMeasures
 from fleetstart.controller.planner.shape import Cut, Shape
 from fleetstart.controller.planner.where import ANYWHERE, Wanted
-from fleetstart.runtime.contract.function import SLO
+from fleetstart.runtime.contract.function.spec import SLO
 from fleetstart.runtime.contract.ids import CheckpointId, FunctionName
 
 

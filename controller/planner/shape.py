@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
-from fleetstart.runtime.contract.stage import Layout, cut, stage_bytes
+from fleetstart.runtime.contract.weights.stage import Layout, cut, stage_bytes
 
 EVERY_LAYER = -1
 """The set of all layers, however many."""

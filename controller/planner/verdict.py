@@ -12,7 +12,7 @@ from fleetstart.controller.planner.plans import Considered, Plan, StagePlan
 from fleetstart.controller.planner.request import PlanRequest
 from fleetstart.controller.planner.where import admits, lack
 from fleetstart.runtime.contract.errors import Unavailable
-from fleetstart.runtime.contract.function import MIB
+from fleetstart.runtime.contract.function.spec import MIB
 
 
 class Choice(NamedTuple):

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple, Protocol
 
-from fleetstart.runtime.contract.function import FunctionSpec, Isolation
+from fleetstart.runtime.contract.function.spec import FunctionSpec, Isolation
 
 
 class Wanted(NamedTuple):

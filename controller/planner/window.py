@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections import deque
 
-from fleetstart.runtime.contract.function import FunctionSpec
+from fleetstart.runtime.contract.function.spec import FunctionSpec
 
 WINDOW_S = 10.0
 """A burst is seen whole, and what was before it is forgotten before the pipeline is one worker again."""

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 import msgspec
 
 from fleetstart.controller.billing.segments import Entry
+from fleetstart.runtime.contract.billing.ledger import InvocationRow
 from fleetstart.runtime.contract.ids import FunctionName
-from fleetstart.runtime.contract.ledger import InvocationRow
 
 BUCKET_MS = 10_000
 WINDOW_MS = 300_000

@@ -25,7 +25,7 @@ from fleetstart.controller.seeing.exposition import CONTENT_TYPE, Family, render
 from fleetstart.controller.seeing.process import LoopLag, Self
 from fleetstart.controller.seeing.system import Failures, families
 from fleetstart.controller.view import View
-from fleetstart.runtime.contract import keys
+from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.errors import NotFound
 from fleetstart.runtime.contract.ids import FunctionName
 

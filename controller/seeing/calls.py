@@ -11,8 +11,8 @@ from collections.abc import Callable, Collection, Hashable
 from typing import Any, Generic, TypeVar
 
 from fleetstart.controller.seeing.exposition import Family, Histogram
+from fleetstart.runtime.contract.billing.ledger import InvocationTrace
 from fleetstart.runtime.contract.ids import FunctionName
-from fleetstart.runtime.contract.ledger import InvocationTrace
 from fleetstart.runtime.contract.timeline import Phase
 
 SERIES_MAX = 2000

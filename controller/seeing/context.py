@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from contextvars import ContextVar
 from secrets import token_hex
 
-from fleetstart.runtime.contract.ledger import TraceContext
+from fleetstart.runtime.contract.billing.ledger import TraceContext
 
 REQUEST: ContextVar[str] = ContextVar("request", default="")
 TRACE: ContextVar[TraceContext] = ContextVar("trace", default=TraceContext())  # noqa: B039 - frozen

@@ -14,7 +14,12 @@ from fleetstart.controller.headers import sane_request_id
 from fleetstart.controller.responses import Message, Receive, Scope, Send
 from fleetstart.controller.seeing.context import REQUEST, TRACE, trace_context, traceparent
 from fleetstart.controller.target import PREFIX
-from fleetstart.runtime.contract.headers import ERROR_HEADER, REQUEST_HEADER, TRACEPARENT_HEADER, TRACESTATE_HEADER
+from fleetstart.runtime.contract.worker_headers import (
+    ERROR_HEADER,
+    REQUEST_HEADER,
+    TRACEPARENT_HEADER,
+    TRACESTATE_HEADER,
+)
 
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 
-from fleetstart.runtime.contract.ledger import InvocationTrace
+from fleetstart.runtime.contract.billing.ledger import InvocationTrace
 
 log = logging.getLogger(__name__)
 

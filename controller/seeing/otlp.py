@@ -23,7 +23,7 @@ from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, Trace
 
 from fleetstart.controller.seeing.exposition import Family
 from fleetstart.controller.seeing.spans import Kind, Service, Span, spans_of
-from fleetstart.runtime.contract.ledger import InvocationTrace
+from fleetstart.runtime.contract.billing.ledger import InvocationTrace
 
 log = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from fleetstart.runtime.contract.ledger import InvocationTrace
+from fleetstart.runtime.contract.billing.ledger import InvocationTrace
 from fleetstart.runtime.contract.timeline import Phase, PhaseName
 
 Service = Literal["gateway", "node", "worker"]

@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from fleetstart.controller.resources import BudgetInfo
 from fleetstart.controller.seeing.exposition import Family
 from fleetstart.controller.view import View
-from fleetstart.runtime.contract.orders import WorkerStatus
-from fleetstart.runtime.contract.reports import NodeReport
+from fleetstart.runtime.contract.node.orders import WorkerStatus
+from fleetstart.runtime.contract.node.reports import NodeReport
 
 
 def families(view: View, budgets: Iterable[BudgetInfo], now_unix_ms: int, now_ns: int) -> list[Family]:

@@ -1,7 +1,7 @@
 """What processes must agree on: specs, manifest, messages, errors, clock, timeline, ledger.
 
 Imports the standard library and msgspec, nothing else. Import from the modules, for example
-`from fleetstart.runtime.contract.manifest import Manifest`: a process loads only what it speaks.
+`from fleetstart.runtime.contract.weights.manifest import Manifest`: a process loads only what it speaks.
 """
 
 __all__: list[str] = []

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from fleetstart.runtime.asgi import Receive, Scope, Send
 from fleetstart.runtime.contract.errors import NoHandler, Unavailable
-from fleetstart.runtime.contract.speed import Speed
+from fleetstart.runtime.contract.node.speed import Speed
 from fleetstart.runtime.declare import Layered
 from fleetstart.runtime.handler import handler_app
 from fleetstart.runtime.layered.pipeline import StageLost

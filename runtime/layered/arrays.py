@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from math import prod
 from typing import Any
 
-from fleetstart.runtime.contract.manifest import ALIGNMENT_BYTES, DTYPE_BYTES
+from fleetstart.runtime.contract.weights.manifest import ALIGNMENT_BYTES, DTYPE_BYTES
 from fleetstart.runtime.pipeline.frames import PAYLOAD_MAX_BYTES, Activations, ArrayForm, Buffer
 
 ARRAYS_MAX = 64

@@ -13,7 +13,7 @@ from typing import Any
 
 from fleetstart.runtime import blame
 from fleetstart.runtime.contract.errors import ErrorInfo, FleetError, HandlerFailed
-from fleetstart.runtime.contract.stage import Stage
+from fleetstart.runtime.contract.weights.stage import Stage
 from fleetstart.runtime.layered.arrays import pack, unpack
 from fleetstart.runtime.layered.row import Row
 from fleetstart.runtime.pipeline.frames import Activations, CallFailed, Farewell, Message

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from fleetstart.runtime.contract.errors import FleetError
-from fleetstart.runtime.contract.function import FunctionSpec
-from fleetstart.runtime.contract.speed import Speed
+from fleetstart.runtime.contract.function.spec import FunctionSpec
+from fleetstart.runtime.contract.node.speed import Speed
 from fleetstart.runtime.declare import Layered
 from fleetstart.runtime.layered.app import LayeredApp, Runner
 from fleetstart.runtime.layered.pipeline import Pipeline

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from fleetstart.runtime.contract.function import LLMSettings
+    from fleetstart.runtime.contract.function.spec import LLMSettings
     from fleetstart.runtime.llm.app import LLMApp
     from fleetstart.runtime.llm.weights import Weights
 

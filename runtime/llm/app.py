@@ -13,9 +13,9 @@ import torch
 
 from fleetstart.runtime.asgi import JSON, CutOff, Disconnected, Receive, Scope, Send, respond
 from fleetstart.runtime.contract.errors import FleetError, InvalidInput, NotFound, TooLarge, Unavailable
-from fleetstart.runtime.contract.function import LLMSettings
-from fleetstart.runtime.contract.headers import CONTINUE_HEADER, DEADLINE_HEADER
-from fleetstart.runtime.contract.speed import Speed
+from fleetstart.runtime.contract.function.spec import LLMSettings
+from fleetstart.runtime.contract.node.speed import Speed
+from fleetstart.runtime.contract.worker_headers import CONTINUE_HEADER, DEADLINE_HEADER
 from fleetstart.runtime.llm import openai
 from fleetstart.runtime.llm.answers import FinishReason, Request
 from fleetstart.runtime.llm.calls import (

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from fleetstart.runtime.contract.errors import InvalidInput
-from fleetstart.runtime.contract.headers import CONTINUE_HEADER, MARK
+from fleetstart.runtime.contract.worker_headers import CONTINUE_HEADER, MARK
 from fleetstart.runtime.llm.answers import Request
 from fleetstart.runtime.llm.calls import SEED_BITS
 

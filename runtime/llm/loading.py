@@ -15,9 +15,9 @@ from typing import Any, Generic, TypeVar
 import msgspec
 import torch
 
-from fleetstart.runtime.contract import token_table
 from fleetstart.runtime.contract.errors import CheckpointInvalid, InvalidSpec
-from fleetstart.runtime.contract.function import LLMSettings
+from fleetstart.runtime.contract.function.spec import LLMSettings
+from fleetstart.runtime.contract.weights import token_table
 from fleetstart.runtime.llm.blocks import BlockPool
 from fleetstart.runtime.llm.config import LlamaConfig, read_config
 from fleetstart.runtime.llm.engine import Engine

@@ -15,8 +15,8 @@ import torch
 import uvloop
 
 from fleetstart.runtime.asgi import Message
-from fleetstart.runtime.contract.function import MIB, LLMSettings
-from fleetstart.runtime.contract.token_table import EMPTY, FILE, HEAD, MAGIC, PIECE, AddedToken, RestOfTokenizer
+from fleetstart.runtime.contract.function.spec import MIB, LLMSettings
+from fleetstart.runtime.contract.weights.token_table import EMPTY, FILE, HEAD, MAGIC, PIECE, AddedToken, RestOfTokenizer
 from fleetstart.runtime.llm.app import create_app
 
 DEADLINE_S = 20.0

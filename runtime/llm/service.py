@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from types import TracebackType
 
 from fleetstart.runtime.contract.errors import FleetError, HandlerFailed, Unavailable
-from fleetstart.runtime.contract.speed import Speed
+from fleetstart.runtime.contract.node.speed import Speed
 from fleetstart.runtime.llm.answers import Delta, Request
 from fleetstart.runtime.llm.engine import Engine
 from fleetstart.runtime.llm.speeds import Speeds

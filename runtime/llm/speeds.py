@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from fleetstart.runtime.contract.speed import Speed
+from fleetstart.runtime.contract.node.speed import Speed
 from fleetstart.runtime.llm.answers import Delta
 from fleetstart.runtime.meter import folded
 

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from fleetstart.runtime.contract.stage import Stage
+from fleetstart.runtime.contract.weights.stage import Stage
 from fleetstart.runtime.llm.batch import Batch
 from fleetstart.runtime.pipeline.frames import (
     Begin,

@@ -12,8 +12,8 @@ import threading
 from collections.abc import Callable
 from functools import partial
 
-from fleetstart.runtime.contract.function import LLMSettings
-from fleetstart.runtime.contract.speed import Speed
+from fleetstart.runtime.contract.function.spec import LLMSettings
+from fleetstart.runtime.contract.node.speed import Speed
 from fleetstart.runtime.llm.app import LLMApp
 from fleetstart.runtime.llm.growth import Growth, Parts
 from fleetstart.runtime.llm.lending import Borrower, Lender

@@ -14,7 +14,7 @@ import msgspec
 import tokenizers
 
 from fleetstart.runtime.contract.errors import CheckpointInvalid
-from fleetstart.runtime.contract.token_table import EMPTY, HEAD, MAGIC, PIECE, RestOfTokenizer, first_slot
+from fleetstart.runtime.contract.weights.token_table import EMPTY, HEAD, MAGIC, PIECE, RestOfTokenizer, first_slot
 from fleetstart.runtime.llm.tokenizer import Vocabulary
 
 PIECES_KEPT = 20_000

@@ -15,7 +15,7 @@ from typing import Generic, Protocol, TypeVar
 
 from fleetstart.runtime.asgi import Receive, Scope, Send, respond_error
 from fleetstart.runtime.contract.errors import StartFailed, Unavailable
-from fleetstart.runtime.contract.speed import Speed
+from fleetstart.runtime.contract.node.speed import Speed
 from fleetstart.runtime.pipeline.helper import Helper
 from fleetstart.runtime.pipeline.links import Links
 from fleetstart.runtime.pipeline.part import StageOf

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from fleetstart.runtime.contract.stage import Stage
+from fleetstart.runtime.contract.weights.stage import Stage
 from fleetstart.runtime.membership import Membership
 
 

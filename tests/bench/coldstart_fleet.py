@@ -17,9 +17,9 @@ from typing import Any
 
 import msgspec
 
-from fleetstart.runtime.contract import keys
-from fleetstart.runtime.contract.manifest import checkpoint_key
-from fleetstart.runtime.contract.orders import FINAL, WorkerOrder, WorkerStatus
+from fleetstart.runtime.contract import redis_keys as keys
+from fleetstart.runtime.contract.node.orders import FINAL, WorkerOrder, WorkerStatus
+from fleetstart.runtime.contract.weights.manifest import checkpoint_key
 from tests.bench.coldstart_models import Model
 from tests.bench.samples import ROOT
 from tests.e2e.systems import FS

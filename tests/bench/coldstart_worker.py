@@ -18,7 +18,7 @@ DEADLINE_S = 300.0
 def main() -> None:
     question: Any = json.loads(sys.argv[1])
     ended: dict[str, int] = {"python": time.monotonic_ns()}
-    from fleetstart.runtime.contract.function import LLMSettings
+    from fleetstart.runtime.contract.function.spec import LLMSettings
     from fleetstart.runtime.llm.answers import Request
     from fleetstart.runtime.llm.loading import load_model
     from fleetstart.runtime.llm.sampler import SamplingParams

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import torch
 
-from fleetstart.runtime.contract.function import LLMSettings
+from fleetstart.runtime.contract.function.spec import LLMSettings
 from fleetstart.runtime.llm.answers import Request
 from fleetstart.runtime.llm.loading import Model, load_model
 from fleetstart.runtime.llm.sampler import SamplingParams

@@ -34,7 +34,7 @@ from fleetstart.prefetcher.memory import slab_size
 from fleetstart.prefetcher.segments import Segment, Segments
 from fleetstart.prefetcher.sources import open_source
 from fleetstart.runtime.contract.ids import CheckpointId, WorkerId
-from fleetstart.runtime.contract.manifest import Manifest, checkpoint_key, chunk_ranges
+from fleetstart.runtime.contract.weights.manifest import Manifest, checkpoint_key, chunk_ranges
 from tests.bench.compiled import compiled
 from tests.bench.descriptors import FILES_MAX, MESSAGE_MAX
 from tests.bench.loaders import Sample, module

@@ -30,10 +30,10 @@ from fleetstart.controller.planner import (
 from fleetstart.controller.planner.contention import Link
 from fleetstart.controller.planner.measures import NodeMeasures, version_prior
 from fleetstart.controller.planner.shape import EVERY_LAYER
-from fleetstart.runtime.contract.function import GIB, SLO
+from fleetstart.runtime.contract.function.spec import GIB, SLO
 from fleetstart.runtime.contract.ids import CheckpointId, FunctionName, NodeId, WorkerId
-from fleetstart.runtime.contract.reports import NodeReport, SegmentReport
-from fleetstart.runtime.contract.stage import Layout
+from fleetstart.runtime.contract.node.reports import NodeReport, SegmentReport
+from fleetstart.runtime.contract.weights.stage import Layout
 from tests.bench.samples import Report, fine, median, parse_options, progress, spread
 
 NODES, FUNCTIONS = 1_000, 10_000

@@ -20,7 +20,7 @@ import numpy as np
 import xxhash
 
 from fleetstart import native
-from fleetstart.runtime.contract.manifest import CHUNK_BYTES
+from fleetstart.runtime.contract.weights.manifest import CHUNK_BYTES
 from tests.bench import ours
 from tests.bench.caches import chill, prefaulted
 from tests.bench.compiled import compiled

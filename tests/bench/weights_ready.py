@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fleetstart.runtime.contract.function import GIB
+from fleetstart.runtime.contract.function.spec import GIB
 from fleetstart.runtime.contract.ids import CheckpointId
 from tests.bench import llama, ours, weights_files
 from tests.bench.loaders import Sample

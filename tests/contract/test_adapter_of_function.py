@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from fleetstart.runtime.contract.errors import InvalidSpec
-from fleetstart.runtime.contract.function import FunctionSpec, spec_digest
+from fleetstart.runtime.contract.function.spec import FunctionSpec, spec_digest
 from fleetstart.runtime.contract.ids import BundleId, CheckpointId, FunctionName
 
 BASE, LORA = CheckpointId("a" * 64), CheckpointId("b" * 64)

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from fleetstart.runtime.contract.channel import (
+from fleetstart.runtime.contract.ids import WorkerId
+from fleetstart.runtime.contract.node.channel import (
     DESCRIPTORS_MAX,
     MESSAGE_DESCRIPTORS_MAX,
     PACKET_MAX_BYTES,
@@ -17,8 +18,7 @@ from fleetstart.runtime.contract.channel import (
     ChannelClosed,
     pair,
 )
-from fleetstart.runtime.contract.ids import WorkerId
-from fleetstart.runtime.contract.messages import Drain, Drained, Exited, Fork, Forked, ForkServerMessage, Usage
+from fleetstart.runtime.contract.node.messages import Drain, Drained, Exited, Fork, Forked, ForkServerMessage, Usage
 
 Ends = tuple[Channel[ForkServerMessage], socket.socket]
 

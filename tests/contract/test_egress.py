@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetstart.runtime.contract.addresses import Address, is_public, literal
-from fleetstart.runtime.contract.egress import (
+from fleetstart.runtime.contract.errors import InvalidSpec
+from fleetstart.runtime.contract.function.egress_policy import (
     ENTRIES_MAX,
     Name,
     Range,
@@ -20,8 +20,8 @@ from fleetstart.runtime.contract.egress import (
     plain_host,
     plain_name,
 )
-from fleetstart.runtime.contract.errors import InvalidSpec
-from fleetstart.runtime.contract.function import FunctionSpec
+from fleetstart.runtime.contract.function.public_addresses import Address, is_public, literal
+from fleetstart.runtime.contract.function.spec import FunctionSpec
 from fleetstart.runtime.contract.ids import BundleId, FunctionName
 
 PUBLIC = ipaddress.ip_address("93.184.216.34")

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleetstart.runtime.contract.errors import InvalidSpec
-from fleetstart.runtime.contract.function import (
+from fleetstart.runtime.contract.function.spec import (
     MIB,
     SLO,
     FunctionSpec,

@@ -9,10 +9,8 @@ import redis
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetstart.runtime.contract import keys
-from fleetstart.runtime.contract.function import GIB
-from fleetstart.runtime.contract.ids import FunctionName, InvocationId, Version
-from fleetstart.runtime.contract.ledger import (
+from fleetstart.runtime.contract import redis_keys as keys
+from fleetstart.runtime.contract.billing.ledger import (
     APPEND_KEYS,
     InvocationRow,
     append_args,
@@ -20,6 +18,8 @@ from fleetstart.runtime.contract.ledger import (
     cost_nusd,
     dollars,
 )
+from fleetstart.runtime.contract.function.spec import GIB
+from fleetstart.runtime.contract.ids import FunctionName, InvocationId, Version
 
 
 @given(st.integers(0, 10**9), st.integers(0, 1024 * GIB), st.integers(0, 10**6))

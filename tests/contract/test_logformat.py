@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from fleetstart.runtime.contract.logformat import JsonFormatter, LineFormatter, read_format
+from fleetstart.runtime.contract.process.log_format import JsonFormatter, LineFormatter, read_format
 
 
 def record(message: str = "worker %s", *args: object, **fields: object) -> logging.LogRecord:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fleetstart.runtime.contract.errors import CheckpointInvalid
-from fleetstart.runtime.contract.lora import (
+from fleetstart.runtime.contract.weights.lora import (
     CONFIG_MAX_BYTES,
     MUST_BE_OFF,
     Adapter,

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fleetstart.runtime.contract.errors import CheckpointInvalid
 from fleetstart.runtime.contract.ids import CheckpointId
-from fleetstart.runtime.contract.manifest import (
+from fleetstart.runtime.contract.weights.manifest import (
     LAYER_BEFORE,
     FileEntry,
     Manifest,

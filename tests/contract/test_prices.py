@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fleetstart.runtime.contract.billing.prices import FIRST, LEAD_MS, PriceSheet, check_next, in_force, read_sheets
 from fleetstart.runtime.contract.errors import InvalidInput
-from fleetstart.runtime.contract.prices import FIRST, LEAD_MS, PriceSheet, check_next, in_force, read_sheets
 
 
 def sheet(version: int, from_unix_ms: int) -> PriceSheet:

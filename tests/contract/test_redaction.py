@@ -7,7 +7,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetstart.runtime.contract.redaction import LEAST_CHARS, Redactor
+from fleetstart.runtime.contract.process.redaction import LEAST_CHARS, Redactor
 
 VALUES = st.lists(
     st.text(min_size=LEAST_CHARS, max_size=30).filter(lambda text: "*" not in text), min_size=1, max_size=4

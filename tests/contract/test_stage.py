@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetstart.runtime.contract.manifest import FileEntry, Manifest, Part, TensorEntry
-from fleetstart.runtime.contract.stage import Layout, cut, layout_of, stage_bytes, stage_chunks
+from fleetstart.runtime.contract.weights.manifest import FileEntry, Manifest, Part, TensorEntry
+from fleetstart.runtime.contract.weights.stage import Layout, cut, layout_of, stage_bytes, stage_chunks
 
 CHUNK_BYTES = 4096
 

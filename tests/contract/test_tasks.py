@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from fleetstart.runtime.contract.tasks import end_tasks, together
+from fleetstart.runtime.contract.process.tasks import end_tasks, together
 
 WAIT_S = 10.0
 

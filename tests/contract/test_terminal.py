@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetstart.runtime.contract.terminal import EndOfInput, Exit, Size, Start, read_client, read_exit
+from fleetstart.runtime.contract.node.shell import EndOfInput, Exit, Size, Start, read_client, read_exit
 
 cells = st.integers(1, 4096)
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)

@@ -19,13 +19,13 @@ import msgspec
 import pytest
 import redis
 
-from fleetstart.runtime.contract import keys
+from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.errors import ErrorInfo
-from fleetstart.runtime.contract.function import MIB
+from fleetstart.runtime.contract.function.spec import MIB
 from fleetstart.runtime.contract.ids import NodeId, WorkerId
-from fleetstart.runtime.contract.orders import WorkerOrder, WorkerState, WorkerStatus
-from fleetstart.runtime.contract.reports import NodeReport, SegmentReport
-from fleetstart.runtime.contract.speed import Speed
+from fleetstart.runtime.contract.node.orders import WorkerOrder, WorkerState, WorkerStatus
+from fleetstart.runtime.contract.node.reports import NodeReport, SegmentReport
+from fleetstart.runtime.contract.node.speed import Speed
 from fleetstart.runtime.contract.timeline import Timeline
 from tests.controller.worker_app import WorkerApp
 from tests.servers import AppServer, RedisServer, end, listening_socket, spawn, wait_until

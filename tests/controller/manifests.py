@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fleetstart.runtime.contract.manifest import Manifest, Part, TensorEntry, checkpoint_id
+from fleetstart.runtime.contract.weights.manifest import Manifest, Part, TensorEntry, checkpoint_id
 
 PART = b"h" * 64 + b"d" * 4096
 NOW_MS = 1_800_000_000_000

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from fleetstart.controller.adapters import require_fit
 from fleetstart.controller.cli.checkpoint import publish
 from fleetstart.controller.cli.checkpoint_source import read_source
 from fleetstart.runtime.contract.errors import CheckpointInvalid, InvalidSpec, PickleRefused, WeightsMissing
 from fleetstart.runtime.contract.ids import FunctionName
-from fleetstart.runtime.contract.lora import read_adapter
-from fleetstart.runtime.contract.manifest import FileEntry, Manifest, TensorEntry, read_manifest
+from fleetstart.runtime.contract.weights.adapters import require_fit
+from fleetstart.runtime.contract.weights.lora import read_adapter
+from fleetstart.runtime.contract.weights.manifest import FileEntry, Manifest, TensorEntry, read_manifest
 from tests.controller.cli.adapters import adapter, config, write_adapter
 from tests.controller.cli.checkpoints import MemoryStore, encode, model, no_progress, tensor
 from tests.controller.conftest import ControllerProcess

@@ -13,10 +13,10 @@ import pytest
 from starlette.requests import Request
 
 from fleetstart.controller.api import _unforeseen
-from fleetstart.runtime.contract import keys
+from fleetstart.runtime.contract import redis_keys as keys
+from fleetstart.runtime.contract.billing.ledger import LogLine
 from fleetstart.runtime.contract.ids import CheckpointId, FunctionName, Version, WorkerId
-from fleetstart.runtime.contract.ledger import LogLine
-from fleetstart.runtime.contract.manifest import Manifest, Part, TensorEntry, checkpoint_id, manifest_bytes
+from fleetstart.runtime.contract.weights.manifest import Manifest, Part, TensorEntry, checkpoint_id, manifest_bytes
 from tests.controller.conftest import BUNDLE, BUNDLE_ID, ControllerProcess, HandNode
 from tests.servers import RedisServer, wait_until
 

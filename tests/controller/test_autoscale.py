@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleetstart.controller.autoscale import Window
-from fleetstart.runtime.contract.function import FunctionSpec, Scale
+from fleetstart.runtime.contract.function.spec import FunctionSpec, Scale
 from fleetstart.runtime.contract.ids import BundleId, FunctionName
 
 SECOND = 1_000_000_000

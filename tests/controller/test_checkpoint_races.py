@@ -21,10 +21,10 @@ from fleetstart.controller.removals import FORGET_MS, STALE_MS, Removals
 from fleetstart.controller.state import State
 from fleetstart.controller.view import View
 from fleetstart.runtime.contract.errors import FleetError, NotFound, Refused, Unavailable, WeightsMissing
-from fleetstart.runtime.contract.function import FunctionSpec
+from fleetstart.runtime.contract.function.spec import FunctionSpec
 from fleetstart.runtime.contract.ids import BundleId, CheckpointId, FunctionName
-from fleetstart.runtime.contract.manifest import checkpoint_id, manifest_bytes
-from fleetstart.runtime.contract.stage import Layout
+from fleetstart.runtime.contract.weights.manifest import checkpoint_id, manifest_bytes
+from fleetstart.runtime.contract.weights.stage import Layout
 from tests.controller.conftest import BUNDLE, BUNDLE_ID
 from tests.controller.manifests import NOW_MS, PART, manifest, objects_of
 

@@ -10,7 +10,7 @@ from fleetstart.controller.checkpoints import UNFINISHED_S, grouped, litter, mis
 from fleetstart.controller.objects import StoredObject
 from fleetstart.controller.ranges import NotSatisfiable, parse_range
 from fleetstart.runtime.contract.ids import CheckpointId
-from fleetstart.runtime.contract.manifest import FileEntry, checkpoint_id, manifest_bytes
+from fleetstart.runtime.contract.weights.manifest import FileEntry, checkpoint_id, manifest_bytes
 from tests.controller.conftest import ControllerProcess
 from tests.controller.manifests import NOW_MS, PART, manifest, objects_of
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fleetstart.runtime.contract.headers import CONTINUE_HEADER, MARK
+from fleetstart.runtime.contract.worker_headers import CONTINUE_HEADER, MARK
 from tests.controller.conftest import ControllerProcess, HandNode
 from tests.servers import wait_until
 

@@ -18,12 +18,12 @@ from fleetstart.controller.records import VersionKey
 from fleetstart.controller.redis_client import connect
 from fleetstart.controller.state import State
 from fleetstart.controller.view import View
-from fleetstart.runtime.contract import keys
+from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.ids import FunctionName, NodeId, PipelineId, Version, WorkerId
-from fleetstart.runtime.contract.orders import WorkerOrder, WorkerStatus
-from fleetstart.runtime.contract.speed import Speed
-from fleetstart.runtime.contract.stage import Stage
+from fleetstart.runtime.contract.node.orders import WorkerOrder, WorkerStatus
+from fleetstart.runtime.contract.node.speed import Speed
 from fleetstart.runtime.contract.timeline import Timeline, machine_origin_ns
+from fleetstart.runtime.contract.weights.stage import Stage
 from tests.controller.conftest import ControllerProcess, HandNode
 from tests.controller.test_autoscale import spec
 from tests.controller.test_learning import stage

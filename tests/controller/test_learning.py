@@ -24,13 +24,13 @@ from fleetstart.controller.planner import Plan, StagePlan
 from fleetstart.controller.planner.measures import Estimate, NodeMeasures, VersionMeasures
 from fleetstart.controller.records import FunctionRecord, StartOutcome, VersionKey
 from fleetstart.controller.view import NodeSeen, View
-from fleetstart.runtime.contract import keys
+from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.ids import CheckpointId, FunctionName, NodeId, PipelineId, Version, WorkerId
-from fleetstart.runtime.contract.orders import WorkerOrder, WorkerStatus
-from fleetstart.runtime.contract.reports import FunctionLoad, GatewayReport, NodeReport
-from fleetstart.runtime.contract.speed import Speed
-from fleetstart.runtime.contract.stage import Stage
+from fleetstart.runtime.contract.node.orders import WorkerOrder, WorkerStatus
+from fleetstart.runtime.contract.node.reports import FunctionLoad, GatewayReport, NodeReport
+from fleetstart.runtime.contract.node.speed import Speed
 from fleetstart.runtime.contract.timeline import Timeline
+from fleetstart.runtime.contract.weights.stage import Stage
 from tests.controller.test_autoscale import spec
 
 MB = 1_000_000

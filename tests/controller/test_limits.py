@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from fleetstart.controller.limits import EARLY, NO_LIMITS, burst_of, draw, share
 from fleetstart.runtime.contract.errors import InvalidSpec
-from fleetstart.runtime.contract.function import Limits
+from fleetstart.runtime.contract.function.spec import Limits
 
 rates = st.floats(0.01, 1000)
 bursts = st.integers(1, 50)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleetstart.controller.marks import HELD_BYTES, KEPT_BYTES, Marks
-from fleetstart.runtime.contract.headers import MARK
+from fleetstart.runtime.contract.worker_headers import MARK
 
 TEXT = st.text(st.sampled_from("ab: fs-mark\\n{}"), max_size=12).map(str.encode)
 EVENT = TEXT.map(lambda text: b"data: " + text + b"\n\n")

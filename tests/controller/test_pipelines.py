@@ -8,8 +8,8 @@ import msgspec
 
 from fleetstart.controller.pipelines import grown, is_helper, tend
 from fleetstart.runtime.contract.ids import FunctionName, NodeId, PipelineId, Version, WorkerId
-from fleetstart.runtime.contract.orders import NO_PEER, WorkerOrder, WorkerStatus
-from fleetstart.runtime.contract.stage import Stage
+from fleetstart.runtime.contract.node.orders import NO_PEER, WorkerOrder, WorkerStatus
+from fleetstart.runtime.contract.weights.stage import Stage
 from tests.controller.test_autoscale import spec
 
 CUTS = ((0, 2), (2, 4), (4, 6))

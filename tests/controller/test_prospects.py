@@ -11,11 +11,11 @@ from fleetstart.controller.records import Failure, VersionKey, VersionRecord
 from fleetstart.controller.routes import Route
 from fleetstart.controller.view import NodeSeen
 from fleetstart.runtime.contract.errors import ErrorInfo, NotFound
-from fleetstart.runtime.contract.function import MIB, SLO, LLMSettings
+from fleetstart.runtime.contract.function.spec import MIB, SLO, LLMSettings
 from fleetstart.runtime.contract.ids import CheckpointId, FunctionName, NodeId, Version, WorkerId
-from fleetstart.runtime.contract.orders import WorkerOrder
-from fleetstart.runtime.contract.reports import SegmentReport
-from fleetstart.runtime.contract.stage import Layout
+from fleetstart.runtime.contract.node.orders import WorkerOrder
+from fleetstart.runtime.contract.node.reports import SegmentReport
+from fleetstart.runtime.contract.weights.stage import Layout
 from tests.controller.test_reconcile import Cluster, F
 from tests.controller.test_routes import status
 

@@ -11,11 +11,11 @@ from fleetstart.controller.records import FunctionRecord, VersionKey, VersionRec
 from fleetstart.controller.view import NodeSeen, View
 from fleetstart.runtime.contract.clock import ManualClock
 from fleetstart.runtime.contract.errors import ErrorInfo
-from fleetstart.runtime.contract.function import MIB, SLO, FunctionSpec, LLMSettings, Scale
+from fleetstart.runtime.contract.function.spec import MIB, SLO, FunctionSpec, LLMSettings, Scale
 from fleetstart.runtime.contract.ids import CheckpointId, FunctionName, NodeId, Version, WorkerId
-from fleetstart.runtime.contract.orders import WorkerState, WorkerStatus
-from fleetstart.runtime.contract.reports import FunctionLoad, GatewayReport, NodeReport
-from fleetstart.runtime.contract.stage import Layout
+from fleetstart.runtime.contract.node.orders import WorkerState, WorkerStatus
+from fleetstart.runtime.contract.node.reports import FunctionLoad, GatewayReport, NodeReport
+from fleetstart.runtime.contract.weights.stage import Layout
 from tests.controller.test_autoscale import spec
 
 F = FunctionName("f")

@@ -6,7 +6,7 @@ import msgspec
 
 from fleetstart.controller.records import VersionRecord
 from fleetstart.runtime.contract.ids import Version
-from fleetstart.runtime.contract.stage import Layout
+from fleetstart.runtime.contract.weights.stage import Layout
 from tests.controller.test_autoscale import spec
 
 

@@ -9,9 +9,9 @@ import pytest
 
 from fleetstart.controller.shells import place
 from fleetstart.runtime.contract.errors import Unavailable
-from fleetstart.runtime.contract.function import MIB
+from fleetstart.runtime.contract.function.spec import MIB
 from fleetstart.runtime.contract.ids import NodeId
-from fleetstart.runtime.contract.reports import NodeReport
+from fleetstart.runtime.contract.node.reports import NodeReport
 from tests.controller.conftest import BUNDLE_ID, ControllerProcess, HandNode
 from tests.controller.test_autoscale import spec
 from tests.servers import RedisServer, wait_until

@@ -19,10 +19,10 @@ from fleetstart.controller.ledger import LedgerWriter
 from fleetstart.controller.reconcile import Step
 from fleetstart.controller.redis_client import connect
 from fleetstart.controller.view import View
-from fleetstart.runtime.contract import keys
+from fleetstart.runtime.contract import redis_keys as keys
+from fleetstart.runtime.contract.billing.ledger import InvocationRow, InvocationTrace, OpenInvocation
 from fleetstart.runtime.contract.ids import FunctionName, InvocationId, NodeId, Version, WorkerId
-from fleetstart.runtime.contract.ledger import InvocationRow, InvocationTrace, OpenInvocation
-from fleetstart.runtime.contract.orders import WorkerOrder
+from fleetstart.runtime.contract.node.orders import WorkerOrder
 from fleetstart.runtime.contract.timeline import Timeline
 from tests.controller.conftest import ControllerProcess, HandNode
 from tests.controller.test_autoscale import spec

@@ -10,9 +10,9 @@ from fleetstart.controller.pool import FAILURES_TO_BREAK
 from fleetstart.controller.records import Failure, Rollout
 from fleetstart.controller.rollouts import SLACK_MS, probe_path, verdict
 from fleetstart.runtime.contract.errors import ErrorInfo
-from fleetstart.runtime.contract.function import FunctionSpec, LLMSettings
+from fleetstart.runtime.contract.function.spec import FunctionSpec, LLMSettings
 from fleetstart.runtime.contract.ids import CheckpointId, Version
-from fleetstart.runtime.contract.orders import WorkerOrder
+from fleetstart.runtime.contract.node.orders import WorkerOrder
 from tests.controller.conftest import ControllerProcess, HandNode
 from tests.controller.test_autoscale import spec
 from tests.servers import wait_until

@@ -14,7 +14,7 @@ from fleetstart.controller.records import VersionKey, VersionRecord
 from fleetstart.controller.routes import Call, Route
 from fleetstart.runtime.contract.errors import Unavailable
 from fleetstart.runtime.contract.ids import FunctionName, InvocationId, NodeId, Version, WorkerId
-from fleetstart.runtime.contract.orders import WorkerState, WorkerStatus
+from fleetstart.runtime.contract.node.orders import WorkerState, WorkerStatus
 from tests.controller.test_autoscale import spec
 
 KEY = VersionKey(FunctionName("f"), Version(1))

@@ -6,9 +6,9 @@ import pytest
 
 from fleetstart.controller.shells import place
 from fleetstart.runtime.contract.errors import Unavailable
-from fleetstart.runtime.contract.function import GIB, FunctionSpec
+from fleetstart.runtime.contract.function.spec import GIB, FunctionSpec
 from fleetstart.runtime.contract.ids import BundleId, FunctionName, NodeId
-from fleetstart.runtime.contract.reports import NodeReport
+from fleetstart.runtime.contract.node.reports import NodeReport
 
 SPEC = FunctionSpec(name=FunctionName("f"), bundle=BundleId("0" * 64), entry="m:f", memory_bytes=2 * GIB)
 

@@ -11,9 +11,9 @@ import pytest
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
-from fleetstart.runtime.contract.headers import SOCKET_LATE
-from fleetstart.runtime.contract.orders import WorkerOrder
+from fleetstart.runtime.contract.node.orders import WorkerOrder
 from fleetstart.runtime.contract.timeline import Timeline
+from fleetstart.runtime.contract.worker_headers import SOCKET_LATE
 from tests.controller.conftest import ControllerProcess, HandNode
 from tests.servers import AppServer, wait_until
 

@@ -18,9 +18,9 @@ from fleetstart.controller.folder_store import FolderStore
 from fleetstart.controller.journal import COMPACT_BYTES, Journal
 from fleetstart.controller.objects import ObjectStore, Upload
 from fleetstart.controller.s3_store import PART_BYTES, S3Store
+from fleetstart.runtime.contract.billing.ledger import InvocationRow
 from fleetstart.runtime.contract.errors import InvalidInput, NotFound, StoreFailed, TooLarge
 from fleetstart.runtime.contract.ids import FunctionName, InvocationId, Version
-from fleetstart.runtime.contract.ledger import InvocationRow
 from tests.servers import end, free_port, spawn, wait_until
 
 

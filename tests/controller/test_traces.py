@@ -6,7 +6,7 @@ import pytest
 
 from fleetstart.controller.outcomes import join_start
 from fleetstart.runtime.contract.ids import NodeId, Version, WorkerId
-from fleetstart.runtime.contract.orders import WorkerOrder
+from fleetstart.runtime.contract.node.orders import WorkerOrder
 from tests.controller.test_autoscale import spec
 from tests.controller.test_routes import call, status
 

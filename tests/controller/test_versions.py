@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from fleetstart.controller import versions
 from fleetstart.controller.records import FunctionRecord, Rollout, Scaled
 from fleetstart.runtime.contract.errors import ErrorInfo, InvalidInput, InvalidSpec, NotFound
-from fleetstart.runtime.contract.function import Limits, Scale
+from fleetstart.runtime.contract.function.spec import Limits, Scale
 from fleetstart.runtime.contract.ids import FunctionName, Version
 from tests.controller.test_autoscale import spec
 

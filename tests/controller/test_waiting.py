@@ -12,9 +12,9 @@ from fleetstart.controller.routes import Route
 from fleetstart.controller.view import NodeSeen
 from fleetstart.controller.waiting import Predicted, Waits
 from fleetstart.runtime.contract.errors import Overloaded, QueueFull
-from fleetstart.runtime.contract.function import MIB
+from fleetstart.runtime.contract.function.spec import MIB
 from fleetstart.runtime.contract.ids import NodeId
-from fleetstart.runtime.contract.reports import FunctionLoad, GatewayReport, SegmentReport
+from fleetstart.runtime.contract.node.reports import FunctionLoad, GatewayReport, SegmentReport
 from tests.controller.test_prospects import CHAT, KEY, deployed
 from tests.controller.test_reconcile import Cluster
 from tests.controller.test_routes import MS, call, status

@@ -8,7 +8,7 @@ import threading
 from base64 import b64encode
 from typing import Any
 
-from fleetstart.runtime.contract.headers import (
+from fleetstart.runtime.contract.worker_headers import (
     BUSY_HEADER,
     CONTINUE_HEADER,
     DEADLINE_HEADER,

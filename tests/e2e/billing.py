@@ -27,8 +27,8 @@ from fleetstart.controller.billing.archive import Archive
 from fleetstart.controller.billing.segments import SegmentHeader
 from fleetstart.controller.folder_store import FolderStore
 from fleetstart.controller.resources import Invoice, LedgerLine, Usage
-from fleetstart.runtime.contract import keys
-from fleetstart.runtime.contract.ledger import InvocationRow, PhaseRow, cost_nusd, dollars
+from fleetstart.runtime.contract import redis_keys as keys
+from fleetstart.runtime.contract.billing.ledger import InvocationRow, PhaseRow, cost_nusd, dollars
 from tests.e2e.systems import System, running
 from tests.servers import wait_until
 

@@ -20,8 +20,8 @@ from safetensors.torch import save_file
 
 from fleetstart.controller.planner import Plan
 from fleetstart.controller.planner.measures import Estimate, NodeMeasures
-from fleetstart.runtime.contract import keys
-from fleetstart.runtime.contract.orders import WorkerOrder, WorkerStatus
+from fleetstart.runtime.contract import redis_keys as keys
+from fleetstart.runtime.contract.node.orders import WorkerOrder, WorkerStatus
 from fleetstart.runtime.llm.answers import Request
 from fleetstart.runtime.llm.sampler import SamplingParams
 from fleetstart.runtime.llm.tokenizer import Tokenizer

@@ -27,10 +27,10 @@ import msgspec
 import redis
 
 from fleetstart.controller.resources import FunctionInfo, SystemStatus, Usage
-from fleetstart.runtime.contract import keys
+from fleetstart.runtime.contract import redis_keys as keys
+from fleetstart.runtime.contract.billing.ledger import InvocationRow, LedgerRow, LogLine, PhaseRow
 from fleetstart.runtime.contract.errors import ErrorBody, ErrorInfo
-from fleetstart.runtime.contract.ledger import InvocationRow, LedgerRow, LogLine, PhaseRow
-from fleetstart.runtime.contract.orders import FINAL, WorkerStatus
+from fleetstart.runtime.contract.node.orders import FINAL, WorkerStatus
 from tests.servers import wait_until
 
 FS = (sys.executable, "-P", "-m", "fleetstart.controller.cli")

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
-from fleetstart.runtime.contract.ledger import InvocationRow
+from fleetstart.runtime.contract.billing.ledger import InvocationRow
 from tests.e2e.load import loaded
 from tests.e2e.systems import System, running
 from tests.servers import wait_until

@@ -14,7 +14,7 @@ from typing import Any
 import openai
 import pytest
 
-from fleetstart.runtime.contract.ledger import InvocationRow, cost_nusd, dollars
+from fleetstart.runtime.contract.billing.ledger import InvocationRow, cost_nusd, dollars
 from tests.e2e.systems import System
 from tests.servers import wait_until
 

@@ -12,8 +12,8 @@ import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
-from fleetstart.runtime.contract.function import Limits
-from fleetstart.runtime.contract.ledger import InvocationRow
+from fleetstart.runtime.contract.billing.ledger import InvocationRow
+from fleetstart.runtime.contract.function.spec import Limits
 from tests.e2e.systems import System, error_in, running
 from tests.servers import wait_until
 

@@ -10,9 +10,9 @@ import httpx
 import msgspec
 import pytest
 
-from fleetstart.runtime.contract.headers import CONTINUE_HEADER
-from fleetstart.runtime.contract.ledger import InvocationTrace
-from fleetstart.runtime.contract.orders import WorkerOrder
+from fleetstart.runtime.contract.billing.ledger import InvocationTrace
+from fleetstart.runtime.contract.node.orders import WorkerOrder
+from fleetstart.runtime.contract.worker_headers import CONTINUE_HEADER
 from tests.e2e.pipelines import PROMPT, Call, Fleet, Function
 from tests.servers import wait_until
 from tests.testbed import Testbed, why_not

@@ -10,7 +10,7 @@ import pytest
 from fleetstart.controller.learning import read_measures
 from fleetstart.controller.planner.measures import VersionMeasures
 from fleetstart.controller.records import VersionKey
-from fleetstart.runtime.contract import keys
+from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.ids import FunctionName, InvocationId, Version
 from tests.e2e.systems import System
 from tests.servers import wait_until

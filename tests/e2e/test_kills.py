@@ -12,7 +12,7 @@ import httpx
 import msgspec
 import pytest
 
-from fleetstart.runtime.contract.ledger import InvocationRow
+from fleetstart.runtime.contract.billing.ledger import InvocationRow
 from tests.e2e.load import Answer, loaded
 from tests.e2e.systems import Process, System, running
 from tests.servers import wait_until

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import httpx
 
+from fleetstart.runtime.contract.billing.ledger import InvocationRow
 from fleetstart.runtime.contract.ids import CheckpointId
-from fleetstart.runtime.contract.ledger import InvocationRow
-from fleetstart.runtime.contract.reports import SegmentReport
+from fleetstart.runtime.contract.node.reports import SegmentReport
 from tests.e2e.checkpoints import write_safetensors
 from tests.e2e.systems import System
 from tests.servers import wait_until

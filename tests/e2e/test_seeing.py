@@ -15,7 +15,7 @@ import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from fleetstart.runtime.contract.ledger import LogLine
+from fleetstart.runtime.contract.billing.ledger import LogLine
 from tests.browser import browsing, installed
 from tests.e2e.systems import System, running
 from tests.servers import wait_until

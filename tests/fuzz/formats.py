@@ -18,8 +18,8 @@ from fleetstart.controller.cli.origins import Made
 from fleetstart.controller.cli.safetensors_header import read_file
 from fleetstart.controller.cli.source_layout import read_layout
 from fleetstart.runtime.contract.errors import CheckpointInvalid, PickleRefused
-from fleetstart.runtime.contract.lora import Tensor, read_adapter
-from fleetstart.runtime.contract.manifest import (
+from fleetstart.runtime.contract.weights.lora import Tensor, read_adapter
+from fleetstart.runtime.contract.weights.manifest import (
     LAYER_BEFORE,
     FileEntry,
     Manifest,

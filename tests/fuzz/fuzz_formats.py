@@ -66,7 +66,7 @@ def _child(name: str, arguments: list[str]) -> None:
     import atheris  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
     from fleetstart.controller.cli import safetensors_header
-    from fleetstart.runtime.contract import lora, manifest
+    from fleetstart.runtime.contract.weights import lora, manifest
 
     for module in (lora, safetensors_header, manifest):
         for attribute, value in vars(module).items():

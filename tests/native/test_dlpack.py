@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.dlpack import from_dlpack
 
-from fleetstart.runtime.contract.manifest import DTYPE_BYTES
+from fleetstart.runtime.contract.weights.manifest import DTYPE_BYTES
 from tests.native.neighbours import attached, owned
 
 PAGE = mmap.PAGESIZE

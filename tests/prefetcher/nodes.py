@@ -20,9 +20,9 @@ import psutil
 import redis
 import xxhash
 
-from fleetstart.runtime.contract import keys
-from fleetstart.runtime.contract.function import MIB, FunctionSpec
-from fleetstart.runtime.contract.headers import TOKEN_HEADER
+from fleetstart.runtime.contract import redis_keys as keys
+from fleetstart.runtime.contract.billing.ledger import LogLine, PhaseRow
+from fleetstart.runtime.contract.function.spec import MIB, FunctionSpec
 from fleetstart.runtime.contract.ids import (
     BundleId,
     CheckpointId,
@@ -32,10 +32,10 @@ from fleetstart.runtime.contract.ids import (
     WorkerId,
     new_worker_id,
 )
-from fleetstart.runtime.contract.ledger import LogLine, PhaseRow
-from fleetstart.runtime.contract.manifest import Manifest, Part, TensorEntry, checkpoint_id, manifest_bytes
-from fleetstart.runtime.contract.orders import FINAL, WorkerOrder, WorkerStatus
-from fleetstart.runtime.contract.reports import NodeReport
+from fleetstart.runtime.contract.node.orders import FINAL, WorkerOrder, WorkerStatus
+from fleetstart.runtime.contract.node.reports import NodeReport
+from fleetstart.runtime.contract.weights.manifest import Manifest, Part, TensorEntry, checkpoint_id, manifest_bytes
+from fleetstart.runtime.contract.worker_headers import TOKEN_HEADER
 from tests.servers import RedisServer, free_port, spawn, wait_until
 
 CHUNK_BYTES = 64 * 1024

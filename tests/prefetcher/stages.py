@@ -15,9 +15,9 @@ from fleetstart.prefetcher.memory import slab_size
 from fleetstart.prefetcher.segments import Segment, Segments
 from fleetstart.prefetcher.sources import Abandoned, FileSource, Range, Source, SourceError
 from fleetstart.runtime.contract.ids import CheckpointId, WorkerId
-from fleetstart.runtime.contract.manifest import Manifest, Part, TensorEntry, checkpoint_id, manifest_bytes
-from fleetstart.runtime.contract.reports import SegmentReport
-from fleetstart.runtime.contract.stage import stage_chunks
+from fleetstart.runtime.contract.node.reports import SegmentReport
+from fleetstart.runtime.contract.weights.manifest import Manifest, Part, TensorEntry, checkpoint_id, manifest_bytes
+from fleetstart.runtime.contract.weights.stage import stage_chunks
 from tests.prefetcher.nodes import CHUNK_BYTES, Store
 from tests.servers import wait_until
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 
-from fleetstart.runtime.contract import keys
+from fleetstart.runtime.contract import redis_keys as keys
 from tests.prefetcher.nodes import HELLO, Node, Store, call, groups_of, spec_of
 from tests.servers import RedisServer, wait_until
 

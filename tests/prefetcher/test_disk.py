@@ -22,7 +22,7 @@ from fleetstart.prefetcher.segments import Segment, Segments
 from fleetstart.prefetcher.sources import FileSource, Piece, Range, SourceError
 from fleetstart.runtime.contract.errors import StoreFailed, WeightsMissing
 from fleetstart.runtime.contract.ids import CheckpointId, WorkerId
-from fleetstart.runtime.contract.manifest import chunk_ranges, read_manifest
+from fleetstart.runtime.contract.weights.manifest import chunk_ranges, read_manifest
 from tests.prefetcher.nodes import CHUNK_BYTES, Store, checkpoint_of
 from tests.servers import wait_until
 

@@ -12,7 +12,7 @@ from fleetstart.prefetcher.filling import Again, Filling, Nowhere, Run
 from fleetstart.prefetcher.lanes import Lane
 from fleetstart.prefetcher.pace import Pace
 from fleetstart.prefetcher.sources import Piece
-from fleetstart.runtime.contract.manifest import ChunkRange
+from fleetstart.runtime.contract.weights.manifest import ChunkRange
 
 SIZE = 4096
 COUNT = 12

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fleetstart.prefetcher.memory import SLABS_MOST, SegmentMemory, free_hugetlb_bytes, open_pool, slab_size
 from fleetstart.runtime.contract.errors import Unavailable
-from fleetstart.runtime.contract.manifest import CHUNK_BYTES
+from fleetstart.runtime.contract.weights.manifest import CHUNK_BYTES
 from tests.servers import wait_until
 
 SLAB = slab_size(64 << 20)

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleetstart.prefetcher.meter import Rows, WorkerMeter
+from fleetstart.runtime.contract.billing.ledger import cost_nusd
+from fleetstart.runtime.contract.billing.prices import FIRST
 from fleetstart.runtime.contract.ids import FunctionName, NodeId, Version, WorkerId
-from fleetstart.runtime.contract.ledger import cost_nusd
-from fleetstart.runtime.contract.prices import FIRST
 
 ORIGIN_NS = 1_700_000_000_000_000_000
 

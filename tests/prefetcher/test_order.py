@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleetstart.prefetcher.order import FetchOrder, ranges_of, run_length
-from fleetstart.runtime.contract.manifest import ChunkRange
+from fleetstart.runtime.contract.weights.manifest import ChunkRange
 
 SIZE = 4096
 

@@ -11,9 +11,9 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from fleetstart.prefetcher.process import READS_AT_ONCE, ChannelGone, Exit, Process, ProcessEvent
-from fleetstart.runtime.contract.channel import Channel, pair
 from fleetstart.runtime.contract.ids import WorkerId
-from fleetstart.runtime.contract.messages import Drained, Usage, WorkerMessage
+from fleetstart.runtime.contract.node.channel import Channel, pair
+from fleetstart.runtime.contract.node.messages import Drained, Usage, WorkerMessage
 
 DEADLINE_S = 10
 FLOOD = [Usage(calls=number, running=0, busy_ns=0) for number in range(5 * READS_AT_ONCE)]

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleetstart.prefetcher.reconcile import Action, Drain, Forget, Kill, Own, Refuse, Start, act_on_order, reconcile
-from fleetstart.runtime.contract.function import FunctionSpec
+from fleetstart.runtime.contract.function.spec import FunctionSpec
 from fleetstart.runtime.contract.ids import BundleId, FunctionName, NodeId, Version, WorkerId
-from fleetstart.runtime.contract.orders import FINAL, WorkerOrder, WorkerState
+from fleetstart.runtime.contract.node.orders import FINAL, WorkerOrder, WorkerState
 
 W = WorkerId("w-1")
 STATES: tuple[WorkerState, ...] = ("starting", "ready", "draining", "gone", "failed")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fleetstart.prefetcher.speeds import VERSIONS_KEPT, Speeds
 from fleetstart.runtime.contract.ids import WorkerId
-from fleetstart.runtime.contract.speed import Speed
+from fleetstart.runtime.contract.node.speed import Speed
 
 ONE, OTHER = WorkerId("w-1"), WorkerId("w-2")
 

@@ -12,11 +12,11 @@ import msgspec
 import pytest
 
 from fleetstart.prefetcher.links import StageSockets
-from fleetstart.runtime.contract import keys
+from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.ids import BundleId, PipelineId, Version, WorkerId, new_worker_id
-from fleetstart.runtime.contract.orders import NO_PEER, WorkerOrder
-from fleetstart.runtime.contract.reports import SegmentReport
-from fleetstart.runtime.contract.stage import Stage
+from fleetstart.runtime.contract.node.orders import NO_PEER, WorkerOrder
+from fleetstart.runtime.contract.node.reports import SegmentReport
+from fleetstart.runtime.contract.weights.stage import Stage
 from tests.prefetcher.nodes import Node, Store, spec_of
 from tests.prefetcher.stages import LAYERS, Model
 from tests.servers import wait_until

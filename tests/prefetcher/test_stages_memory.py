@@ -12,7 +12,7 @@ from fleetstart.prefetcher.disk import DiskTier
 from fleetstart.prefetcher.segments import Segments
 from fleetstart.prefetcher.sources import FileSource
 from fleetstart.runtime.contract.errors import Unavailable
-from fleetstart.runtime.contract.manifest import read_manifest
+from fleetstart.runtime.contract.weights.manifest import read_manifest
 from tests.prefetcher.nodes import CHUNK_BYTES, Store
 from tests.prefetcher.stages import ONE, SLAB_BYTES, TWO, Gated, Model, filled, right, run, state, there, until
 

@@ -7,7 +7,7 @@ import time
 from math import prod
 
 from fleetstart.native import ControlBlock, SlabPool, xxh3
-from fleetstart.runtime.contract.manifest import (
+from fleetstart.runtime.contract.weights.manifest import (
     ALIGNMENT_BYTES,
     DTYPE_BYTES,
     FileEntry,

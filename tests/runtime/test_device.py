@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fleetstart.runtime.adapter import AdaptedWeights
 from fleetstart.runtime.contract.errors import ChecksumMismatch, DeadlineExceeded
-from fleetstart.runtime.contract.manifest import DTYPE_BYTES
+from fleetstart.runtime.contract.weights.manifest import DTYPE_BYTES
 from fleetstart.runtime.device import Host, Loading
 from fleetstart.runtime.transfer import Piece, Transfer
 from fleetstart.runtime.weights import Weights

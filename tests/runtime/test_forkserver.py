@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from fleetstart.runtime import isolation
-from fleetstart.runtime.contract import exits
-from fleetstart.runtime.contract.channel import pair
 from fleetstart.runtime.contract.ids import WorkerId
-from fleetstart.runtime.contract.messages import Fork, ForkFailed
+from fleetstart.runtime.contract.node import exit_codes as exits
+from fleetstart.runtime.contract.node.channel import pair
+from fleetstart.runtime.contract.node.messages import Fork, ForkFailed
 from tests.runtime.workers import ForkServerProcess, Functions, alive, receive, until
 
 HELLO = """

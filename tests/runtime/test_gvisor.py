@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetstart.runtime.contract import exits
-from fleetstart.runtime.contract.channel import Channel, pair
 from fleetstart.runtime.contract.ids import WorkerId
-from fleetstart.runtime.contract.messages import Exited, Fork, Forked, ForkFailed, ForkServerMessage, Refused, Warm
+from fleetstart.runtime.contract.node import exit_codes as exits
+from fleetstart.runtime.contract.node.channel import Channel, pair
+from fleetstart.runtime.contract.node.messages import Exited, Fork, Forked, ForkFailed, ForkServerMessage, Refused, Warm
 from fleetstart.runtime.gvisor import Mount, Sandboxes, mounts, oci_config
 from tests.runtime.workers import receive
 

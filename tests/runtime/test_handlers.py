@@ -8,7 +8,7 @@ import httpx
 import msgspec
 import pytest
 
-from fleetstart.runtime.contract.headers import ERROR_HEADER
+from fleetstart.runtime.contract.worker_headers import ERROR_HEADER
 from tests.runtime.workers import Functions, Worker, until
 
 FORMS = """

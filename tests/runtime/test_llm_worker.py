@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from fleetstart.runtime.contract import exits
-from fleetstart.runtime.contract.function import LLMSettings
+from fleetstart.runtime.contract.function.spec import LLMSettings
 from fleetstart.runtime.contract.ids import CheckpointId
+from fleetstart.runtime.contract.node import exit_codes as exits
 from tests.runtime.segments import Segment
 from tests.runtime.workers import Functions, Worker, until
 

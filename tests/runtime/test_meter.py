@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetstart.runtime.contract.messages import Usage
-from fleetstart.runtime.contract.speed import Speed
+from fleetstart.runtime.contract.node.messages import Usage
+from fleetstart.runtime.contract.node.speed import Speed
 from fleetstart.runtime.meter import Meter, folded
 
 

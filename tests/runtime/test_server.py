@@ -11,15 +11,15 @@ from typing import Any
 import httpx
 import pytest
 
-from fleetstart.runtime.contract import exits
-from fleetstart.runtime.contract.headers import (
+from fleetstart.runtime.contract.node import exit_codes as exits
+from fleetstart.runtime.contract.node.messages import Drained, Usage
+from fleetstart.runtime.contract.worker_headers import (
     BUSY_HEADER,
     DEADLINE_HEADER,
     DRAINING_HEADER,
     ERROR_HEADER,
     TOKEN_HEADER,
 )
-from fleetstart.runtime.contract.messages import Drained, Usage
 from tests.runtime.workers import NO_HEADERS, Functions, Worker, until
 
 GATES = """

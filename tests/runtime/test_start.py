@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from fleetstart.runtime.contract import exits
 from fleetstart.runtime.contract.errors import ErrorInfo
+from fleetstart.runtime.contract.node import exit_codes as exits
 from tests.runtime.workers import Functions, Worker
 
 
@@ -112,7 +112,7 @@ def test_a_module_in_a_package_is_found(functions: Functions) -> None:
 
 
 def test_an_llm_without_a_segment_is_refused(functions: Functions) -> None:
-    from fleetstart.runtime.contract.function import LLMSettings
+    from fleetstart.runtime.contract.function.spec import LLMSettings
     from fleetstart.runtime.contract.ids import CheckpointId
 
     worker = functions.assigned("", "chat", llm=LLMSettings(), weights=CheckpointId("0" * 64))

@@ -13,10 +13,10 @@ import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
-from fleetstart.runtime.contract import exits
-from fleetstart.runtime.contract.headers import TOKEN_HEADER
-from fleetstart.runtime.contract.messages import Drained, Usage
-from fleetstart.runtime.contract.terminal import STDERR, STDOUT, EndOfInput, Exit, Size, Start, read_exit
+from fleetstart.runtime.contract.node import exit_codes as exits
+from fleetstart.runtime.contract.node.messages import Drained, Usage
+from fleetstart.runtime.contract.node.shell import STDERR, STDOUT, EndOfInput, Exit, Size, Start, read_exit
+from fleetstart.runtime.contract.worker_headers import TOKEN_HEADER
 from tests.runtime.workers import DEADLINE_S, TOKEN, ForkServerProcess, Functions, Worker, alive, until
 
 HELLO = "def f(): return 1"

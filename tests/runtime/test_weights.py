@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from fleetstart.native import ControlBlock
-from fleetstart.runtime.contract import exits
 from fleetstart.runtime.contract.errors import CheckpointInvalid, ChecksumMismatch, DeadlineExceeded
 from fleetstart.runtime.contract.ids import CheckpointId
-from fleetstart.runtime.contract.manifest import DTYPE_BYTES, chunks_of, manifest_bytes
-from fleetstart.runtime.contract.messages import Want
+from fleetstart.runtime.contract.node import exit_codes as exits
+from fleetstart.runtime.contract.node.messages import Want
+from fleetstart.runtime.contract.weights.manifest import DTYPE_BYTES, chunks_of, manifest_bytes
 from tests.runtime.segments import CHUNK, Segment
 from tests.runtime.workers import Functions, receive, until
 

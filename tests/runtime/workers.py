@@ -17,12 +17,11 @@ from typing import Any
 import httpx
 import msgspec
 
-from fleetstart.runtime.contract.channel import Channel, pair
 from fleetstart.runtime.contract.errors import ErrorInfo
-from fleetstart.runtime.contract.function import FunctionSpec
-from fleetstart.runtime.contract.headers import DEADLINE_HEADER, REQUEST_HEADER, TOKEN_HEADER
+from fleetstart.runtime.contract.function.spec import FunctionSpec
 from fleetstart.runtime.contract.ids import BundleId, FunctionName, Version, WorkerId
-from fleetstart.runtime.contract.messages import (
+from fleetstart.runtime.contract.node.channel import Channel, pair
+from fleetstart.runtime.contract.node.messages import (
     Assign,
     Drain,
     Exited,
@@ -37,6 +36,7 @@ from fleetstart.runtime.contract.messages import (
     Warm,
     WorkerMessage,
 )
+from fleetstart.runtime.contract.worker_headers import DEADLINE_HEADER, REQUEST_HEADER, TOKEN_HEADER
 from tests.servers import wait_until
 
 DEADLINE_S = 30.0

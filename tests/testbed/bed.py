@@ -17,8 +17,8 @@ import msgspec
 import redis
 
 from fleetstart.controller.resources import FunctionInfo, SystemStatus
-from fleetstart.runtime.contract.orders import FINAL, WorkerStatus
-from fleetstart.runtime.contract.reports import NodeReport
+from fleetstart.runtime.contract.node.orders import FINAL, WorkerStatus
+from fleetstart.runtime.contract.node.reports import NodeReport
 from tests.bench.range_server import credentials
 from tests.e2e.systems import CLI_TIMEOUT_S, FS, Ran
 from tests.servers import listening_socket, valkey_binary, wait_until

@@ -20,10 +20,10 @@ import msgspec
 import redis
 
 from fleetstart.prefetcher.config import config_from
-from fleetstart.runtime.contract import keys
+from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.ids import NodeId
-from fleetstart.runtime.contract.orders import WorkerStatus
-from fleetstart.runtime.contract.reports import NodeReport
+from fleetstart.runtime.contract.node.orders import WorkerStatus
+from fleetstart.runtime.contract.node.reports import NodeReport
 from tests.servers import wait_until
 from tests.testbed import guard
 from tests.testbed.network import Network

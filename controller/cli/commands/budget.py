@@ -13,7 +13,7 @@ from fleetstart.controller.cli.moments import nano_dollars, utc
 from fleetstart.controller.cli.root import verb
 from fleetstart.controller.cli.subverbs import Subverbs
 from fleetstart.controller.resources import BudgetInfo, BudgetTerms
-from fleetstart.runtime.contract.ledger import dollars
+from fleetstart.runtime.contract.billing.ledger import dollars
 
 
 @click.group(cls=Subverbs, context_settings={"max_content_width": 100})

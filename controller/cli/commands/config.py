@@ -15,7 +15,7 @@ from fleetstart.controller.cli.handlers import Handler, flags_of, select
 from fleetstart.controller.cli.root import verb
 from fleetstart.controller.cli.settings import DECORATOR, Key, Setting, flat
 from fleetstart.controller.cli.specs import adapter_of, build_spec, include_of, module_name, weights_of
-from fleetstart.runtime.contract.function import FunctionSpec
+from fleetstart.runtime.contract.function.spec import FunctionSpec
 from fleetstart.runtime.contract.ids import BundleId, CheckpointId
 
 DEFAULT = "default"

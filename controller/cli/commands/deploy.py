@@ -29,7 +29,7 @@ from fleetstart.controller.cli.upload import ObjectStore
 from fleetstart.controller.records import LIVE
 from fleetstart.controller.resources import Deployed
 from fleetstart.runtime.contract.errors import InvalidSpec
-from fleetstart.runtime.contract.function import FunctionSpec
+from fleetstart.runtime.contract.function.spec import FunctionSpec
 
 if TYPE_CHECKING:
     from fleetstart.controller.cli.rehearsal import Foreseen

@@ -11,7 +11,7 @@ from fleetstart.controller.cli import output
 from fleetstart.controller.cli.client import Server, find_server
 from fleetstart.controller.cli.root import verb
 from fleetstart.controller.resources import Invoice, InvoiceLine
-from fleetstart.runtime.contract.ledger import dollars
+from fleetstart.runtime.contract.billing.ledger import dollars
 
 
 @click.command

@@ -18,8 +18,8 @@ from fleetstart.controller.cli.client import PAUSE_S, Server, error_of, find_ser
 from fleetstart.controller.cli.root import verb
 from fleetstart.controller.cli.sse import Event, chunk_text, events
 from fleetstart.runtime.contract.errors import DeadlineExceeded, ErrorBody, FleetError, NotFound, WorkerLost, error_from
-from fleetstart.runtime.contract.headers import ERROR_HEADER, REQUEST_HEADER
 from fleetstart.runtime.contract.ids import new_invocation_id
+from fleetstart.runtime.contract.worker_headers import ERROR_HEADER, REQUEST_HEADER
 
 if TYPE_CHECKING:
     import httpx

@@ -17,8 +17,8 @@ import click
 from fleetstart.controller.cli import moments, output
 from fleetstart.controller.cli.client import Server, find_server, suggesting
 from fleetstart.controller.cli.root import verb
+from fleetstart.runtime.contract.billing.ledger import InvocationTrace, LogLine
 from fleetstart.runtime.contract.errors import NotFound, Unavailable
-from fleetstart.runtime.contract.ledger import InvocationTrace, LogLine
 
 RECONNECT_S = 10.0
 """How long a followed log may be without its server: a controller is back within 5 s."""

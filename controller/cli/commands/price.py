@@ -13,8 +13,8 @@ from fleetstart.controller.cli.moments import nano_dollars, unix_ms, utc
 from fleetstart.controller.cli.root import verb
 from fleetstart.controller.cli.subverbs import Subverbs
 from fleetstart.controller.resources import NewPrices
-from fleetstart.runtime.contract.ledger import dollars
-from fleetstart.runtime.contract.prices import LEAD_MS, PriceSheet
+from fleetstart.runtime.contract.billing.ledger import dollars
+from fleetstart.runtime.contract.billing.prices import LEAD_MS, PriceSheet
 
 
 @click.group(cls=Subverbs, context_settings={"max_content_width": 100})

@@ -15,7 +15,7 @@ from fleetstart.controller.cli.client import Server, find_server
 from fleetstart.controller.cli.root import verb
 from fleetstart.controller.cli.subverbs import Subverbs
 from fleetstart.runtime.contract.errors import InvalidInput, NotFound
-from fleetstart.runtime.contract.function import parse_size
+from fleetstart.runtime.contract.function.spec import parse_size
 
 NONE = "none"
 

@@ -12,7 +12,7 @@ from fleetstart.controller.cli.client import Server, find_server, function_path,
 from fleetstart.controller.cli.root import verb
 from fleetstart.controller.records import Scaled
 from fleetstart.controller.resources import FunctionInfo, Traffic
-from fleetstart.runtime.contract.function import Limits, Scale
+from fleetstart.runtime.contract.function.spec import Limits, Scale
 
 
 @click.command

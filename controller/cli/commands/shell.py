@@ -12,7 +12,7 @@ from fleetstart.controller.cli import output
 from fleetstart.controller.cli.client import Server, find_server, function_path, suggestion
 from fleetstart.controller.cli.root import verb
 from fleetstart.runtime.contract.errors import NotFound
-from fleetstart.runtime.contract.terminal import IDLE_MOST_S
+from fleetstart.runtime.contract.node.shell import IDLE_MOST_S
 
 
 @click.command(

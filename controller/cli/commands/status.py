@@ -14,8 +14,8 @@ from fleetstart.controller.cli.commands.ls import functions_table
 from fleetstart.controller.cli.moments import utc
 from fleetstart.controller.cli.root import verb
 from fleetstart.controller.resources import BudgetInfo, SystemStatus
-from fleetstart.runtime.contract.ledger import dollars
-from fleetstart.runtime.contract.reports import NodeReport
+from fleetstart.runtime.contract.billing.ledger import dollars
+from fleetstart.runtime.contract.node.reports import NodeReport
 
 
 @click.command

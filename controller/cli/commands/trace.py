@@ -14,8 +14,8 @@ from fleetstart.controller.cli.client import Server, find_server, suggesting
 from fleetstart.controller.cli.root import verb
 from fleetstart.controller.cli.waterfall import waterfall
 from fleetstart.controller.resources import FunctionInfo
+from fleetstart.runtime.contract.billing.ledger import InvocationRow, InvocationTrace, dollars
 from fleetstart.runtime.contract.errors import NotFound
-from fleetstart.runtime.contract.ledger import InvocationRow, InvocationTrace, dollars
 
 
 @click.command

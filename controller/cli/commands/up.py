@@ -23,7 +23,7 @@ from fleetstart.controller.cli.root import verb
 from fleetstart.controller.cli.services import CONTROLLER, NODE, REDIS, find_redis
 from fleetstart.controller.resources import SystemStatus
 from fleetstart.runtime.contract.errors import FleetError, Forbidden, StartFailed, Unauthorized
-from fleetstart.runtime.contract.function import check_region, parse_size
+from fleetstart.runtime.contract.function.spec import check_region, parse_size
 
 DEADLINE_S = 60.0
 """A cold disk and a busy machine included; on a quiet one it takes one to two seconds."""

@@ -12,7 +12,7 @@ from fleetstart.controller.cli.client import Server, find_server, suggesting
 from fleetstart.controller.cli.moments import unix_ms
 from fleetstart.controller.cli.root import verb
 from fleetstart.controller.resources import FunctionInfo, Usage, UsageLine
-from fleetstart.runtime.contract.ledger import dollars
+from fleetstart.runtime.contract.billing.ledger import dollars
 
 _HEADINGS = {
     "function": "FUNCTION",

@@ -16,7 +16,7 @@ from fleetstart.controller.access.audit import FOLDER, SEGMENT_MAX_BYTES, STREAM
 from fleetstart.controller.access.audit_event import AuditEvent
 from fleetstart.controller.folder_store import FolderStore
 from fleetstart.controller.redis_client import connect
-from fleetstart.runtime.contract import keys
+from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.errors import TooLarge
 from tests.controller.conftest import ControllerProcess
 from tests.servers import RedisServer, wait_until

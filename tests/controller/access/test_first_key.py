@@ -17,7 +17,7 @@ import pytest
 
 from fleetstart.controller.access.audit_event import AuditEvent
 from fleetstart.controller.access.credentials import parse
-from fleetstart.runtime.contract import keys
+from fleetstart.runtime.contract import redis_keys as keys
 from tests.controller.conftest import ControllerProcess
 from tests.servers import RedisServer, free_port, wait_until
 

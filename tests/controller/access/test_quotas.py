@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from fleetstart.controller.access.quotas import Claim, Rates, check
 from fleetstart.controller.access.records import Quotas
 from fleetstart.runtime.contract.errors import InvalidInput, QuotaExceeded, RateLimited
-from fleetstart.runtime.contract.function import GIB
+from fleetstart.runtime.contract.function.spec import GIB
 
 
 def claim(name: str, workers: int, gib: int = 1) -> Claim:

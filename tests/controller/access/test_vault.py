@@ -17,10 +17,10 @@ from fleetstart.controller.access.sealing import seal
 from fleetstart.controller.access.vault import Vault, VaultClosed, key_id
 from fleetstart.prefetcher.unsealing import Opener
 from fleetstart.runtime.contract.errors import StartFailed
-from fleetstart.runtime.contract.function import FunctionSpec
+from fleetstart.runtime.contract.function.spec import FunctionSpec
 from fleetstart.runtime.contract.ids import BundleId, FunctionName, NodeId, Version, WorkerId
-from fleetstart.runtime.contract.orders import WorkerOrder
-from fleetstart.runtime.contract.sealed import Sealed, bound_to
+from fleetstart.runtime.contract.node.orders import WorkerOrder
+from fleetstart.runtime.contract.node.sealed_secrets import Sealed, bound_to
 
 VALUE = "hf_correct horse ✓\nbattery"
 

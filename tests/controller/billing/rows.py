@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from fleetstart.runtime.contract.billing.ledger import InvocationRow, PhaseRow, WorkerPhase
 from fleetstart.runtime.contract.ids import FunctionName, InvocationId, NodeId, Version, WorkerId
-from fleetstart.runtime.contract.ledger import InvocationRow, PhaseRow, WorkerPhase
 
 
 def call(

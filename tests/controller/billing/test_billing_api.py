@@ -15,10 +15,10 @@ import msgspec
 import pytest
 
 from fleetstart.controller.resources import Invoice, LedgerLine, Usage
-from fleetstart.runtime.contract import keys
-from fleetstart.runtime.contract.function import GIB
-from fleetstart.runtime.contract.ledger import cost_nusd
-from fleetstart.runtime.contract.prices import FIRST
+from fleetstart.runtime.contract import redis_keys as keys
+from fleetstart.runtime.contract.billing.ledger import cost_nusd
+from fleetstart.runtime.contract.billing.prices import FIRST
+from fleetstart.runtime.contract.function.spec import GIB
 from tests.controller.conftest import ControllerProcess, HandNode
 from tests.servers import RedisServer, wait_until
 

@@ -21,9 +21,9 @@ from fleetstart.controller.billing.segments import Entry
 from fleetstart.controller.folder_store import FolderStore
 from fleetstart.controller.objects import ObjectStore
 from fleetstart.controller.redis_client import REDIS_DOWN, connect
-from fleetstart.runtime.contract import keys
+from fleetstart.runtime.contract import redis_keys as keys
+from fleetstart.runtime.contract.billing.ledger import APPEND_KEYS, LedgerRow, append_args, append_script
 from fleetstart.runtime.contract.errors import ChecksumMismatch, FleetError, NotFound, StoreFailed
-from fleetstart.runtime.contract.ledger import APPEND_KEYS, LedgerRow, append_args, append_script
 from tests.controller.billing.rows import call, phase
 from tests.servers import RedisServer
 

@@ -7,10 +7,10 @@ import msgspec
 from fleetstart.controller.billing.kept import kept_workers
 from fleetstart.controller.records import FunctionRecord, VersionKey, VersionRecord
 from fleetstart.controller.view import View
-from fleetstart.runtime.contract.function import FunctionSpec, Scale
+from fleetstart.runtime.contract.function.spec import FunctionSpec, Scale
 from fleetstart.runtime.contract.ids import BundleId, FunctionName, NodeId, PipelineId, Version, WorkerId
-from fleetstart.runtime.contract.orders import WorkerOrder, WorkerState, WorkerStatus
-from fleetstart.runtime.contract.stage import Stage
+from fleetstart.runtime.contract.node.orders import WorkerOrder, WorkerState, WorkerStatus
+from fleetstart.runtime.contract.weights.stage import Stage
 
 F = FunctionName("f")
 READY: WorkerState = "ready"

@@ -18,9 +18,9 @@ from fleetstart.controller.billing.usage import (
     month_span,
     parse_by,
 )
+from fleetstart.runtime.contract.billing.ledger import LedgerRow
 from fleetstart.runtime.contract.errors import InvalidInput
 from fleetstart.runtime.contract.ids import FunctionName
-from fleetstart.runtime.contract.ledger import LedgerRow
 from tests.controller.billing.rows import call, phase
 
 tags = st.dictionaries(st.sampled_from(["team", "env"]), st.sampled_from(["a", "b"]), max_size=2)

@@ -14,11 +14,11 @@ from fleetstart.controller.billing.watch import BillingWatch
 from fleetstart.controller.redis_client import REDIS_DOWN, connect
 from fleetstart.controller.resources import BudgetTerms
 from fleetstart.controller.view import View
-from fleetstart.runtime.contract import keys
+from fleetstart.runtime.contract import redis_keys as keys
+from fleetstart.runtime.contract.billing.ledger import APPEND_KEYS, InvocationRow, append_args, append_script
+from fleetstart.runtime.contract.billing.prices import FIRST
 from fleetstart.runtime.contract.errors import Unavailable
 from fleetstart.runtime.contract.ids import FunctionName
-from fleetstart.runtime.contract.ledger import APPEND_KEYS, InvocationRow, append_args, append_script
-from fleetstart.runtime.contract.prices import FIRST
 from tests.controller.billing.rows import call
 from tests.servers import RedisServer, until
 

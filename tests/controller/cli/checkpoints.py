@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from fleetstart.runtime.contract.manifest import DTYPE_BYTES
+from fleetstart.runtime.contract.weights.manifest import DTYPE_BYTES
 
 Tensor = tuple[str, tuple[int, ...], bytes]
 

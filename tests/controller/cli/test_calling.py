@@ -9,7 +9,7 @@ import pytest
 
 from fleetstart.controller.cli.calling import access, curl, function_call
 from fleetstart.controller.cli.client import Address, spelled
-from fleetstart.runtime.contract.interface import Interface
+from fleetstart.runtime.contract.function.interface import Interface
 
 URL = "http://127.0.0.1:7433/fn/f"
 OPEN = Address("http://127.0.0.1:7433")

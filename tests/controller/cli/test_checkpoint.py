@@ -13,7 +13,7 @@ from fleetstart.controller.cli.checkpoint import Published, publish
 from fleetstart.controller.cli.checkpoint_source import read_source
 from fleetstart.controller.cli.origins import BLOCK_BYTES
 from fleetstart.runtime.contract.errors import CheckpointInvalid, FleetError, PickleRefused, StoreFailed, WeightsMissing
-from fleetstart.runtime.contract.manifest import read_manifest
+from fleetstart.runtime.contract.weights.manifest import read_manifest
 from tests.controller.cli.checkpoints import MemoryStore, encode, model, no_progress, tensor, write_model
 
 

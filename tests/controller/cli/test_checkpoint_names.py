@@ -7,7 +7,7 @@ import pytest
 from fleetstart.controller.cli.checkpoint_names import choose
 from fleetstart.controller.resources import CheckpointInfo, FunctionInfo
 from fleetstart.runtime.contract.errors import InvalidInput, NotFound
-from fleetstart.runtime.contract.function import FunctionSpec
+from fleetstart.runtime.contract.function.spec import FunctionSpec
 from fleetstart.runtime.contract.ids import BundleId, CheckpointId, FunctionName, Version
 
 ONE, TWO, THREE = (CheckpointId(start.ljust(64, "0")) for start in ("abcd1", "abcd2", "1234"))

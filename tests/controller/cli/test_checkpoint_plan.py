@@ -24,7 +24,7 @@ from fleetstart.controller.cli.checkpoint_source import SmallFile, Source
 from fleetstart.controller.cli.origins import LocalFile
 from fleetstart.controller.cli.safetensors_header import StoredTensor, read_file
 from fleetstart.runtime.contract.errors import CheckpointInvalid
-from fleetstart.runtime.contract.manifest import (
+from fleetstart.runtime.contract.weights.manifest import (
     ALIGNMENT_BYTES,
     CHUNK_BYTES,
     LAYER_BEFORE,

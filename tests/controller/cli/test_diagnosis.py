@@ -8,7 +8,7 @@ import pytest
 
 from fleetstart.controller.cli.checks import Finding
 from fleetstart.controller.cli.diagnosis import Observed, diagnose, rate
-from fleetstart.runtime.contract.ceilings import Ceilings
+from fleetstart.runtime.contract.node.throughput import Ceilings
 
 GB = 1e9
 FAST: dict[Any, float] = {"disk": 3 * GB, "store": 1 * GB, "checksum": 12 * GB, "prefault": 20 * GB, "device": 50 * GB}

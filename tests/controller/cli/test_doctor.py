@@ -15,10 +15,10 @@ from fleetstart.controller.cli.ceilings import examine_speed, pages, speeds, sto
 from fleetstart.controller.cli.checks import Finding, access, examine
 from fleetstart.controller.cli.layout import Layout
 from fleetstart.controller.cli.root import run
-from fleetstart.runtime.contract.ceilings import Ceilings
-from fleetstart.runtime.contract.function import MIB
+from fleetstart.runtime.contract.function.spec import MIB
 from fleetstart.runtime.contract.ids import NodeId
-from fleetstart.runtime.contract.reports import MemoryReport, NodeReport
+from fleetstart.runtime.contract.node.reports import MemoryReport, NodeReport
+from fleetstart.runtime.contract.node.throughput import Ceilings
 from tests.controller.cli.checkpoints import encode
 from tests.controller.cli.system import System
 from tests.servers import wait_until

@@ -11,9 +11,9 @@ from fleetstart.controller.explain import InvocationPlan, invocation_plan
 from fleetstart.controller.planner import Cluster, plan
 from fleetstart.controller.planner.plans import Plan
 from fleetstart.controller.resources import Prediction
-from fleetstart.runtime.contract.function import GIB, SLO
+from fleetstart.runtime.contract.billing.ledger import InvocationRow, InvocationTrace
+from fleetstart.runtime.contract.function.spec import GIB, SLO
 from fleetstart.runtime.contract.ids import FunctionName, InvocationId, Version, WorkerId
-from fleetstart.runtime.contract.ledger import InvocationRow, InvocationTrace
 from fleetstart.runtime.contract.timeline import Timeline
 from tests.controller.planner.worlds import measured, node, request
 

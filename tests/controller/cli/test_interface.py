@@ -15,9 +15,9 @@ from fleetstart.controller.cli.interface import batch_size, interface_of
 from fleetstart.controller.examples import example
 from fleetstart.controller.function_openapi import function_document
 from fleetstart.runtime.contract.errors import InvalidSpec
-from fleetstart.runtime.contract.function import FunctionSpec
+from fleetstart.runtime.contract.function.interface import Interface
+from fleetstart.runtime.contract.function.spec import FunctionSpec
 from fleetstart.runtime.contract.ids import BundleId, FunctionName, Version
-from fleetstart.runtime.contract.interface import Interface
 from fleetstart.runtime.inputs import inputs_of
 
 BESIDE = """

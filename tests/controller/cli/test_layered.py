@@ -20,8 +20,8 @@ from fleetstart.controller.cli.specs import layers_of as pattern_of
 from fleetstart.runtime import declare
 from fleetstart.runtime.contract.errors import InvalidSpec, NoHandler
 from fleetstart.runtime.contract.ids import BundleId, CheckpointId
-from fleetstart.runtime.contract.manifest import LAYER_BEFORE, Manifest, manifest_bytes, read_manifest
-from fleetstart.runtime.contract.stage import cut, layer_count, layout_of, stage_chunks
+from fleetstart.runtime.contract.weights.manifest import LAYER_BEFORE, Manifest, manifest_bytes, read_manifest
+from fleetstart.runtime.contract.weights.stage import cut, layer_count, layout_of, stage_chunks
 
 np = pytest.importorskip("numpy")
 

@@ -13,8 +13,8 @@ import pytest
 from fleetstart.controller.cli.commands.logs import PIPE_MS, Filter, _compiled
 from fleetstart.controller.cli.output import OK, USAGE
 from fleetstart.controller.cli.root import run
+from fleetstart.runtime.contract.billing.ledger import InvocationRow, InvocationTrace, LogLine
 from fleetstart.runtime.contract.ids import FunctionName, InvocationId, Version, WorkerId
-from fleetstart.runtime.contract.ledger import InvocationRow, InvocationTrace, LogLine
 from fleetstart.runtime.contract.timeline import Timeline
 
 MS = 1_000_000

@@ -16,7 +16,7 @@ from fleetstart.controller.cli.root import run
 from fleetstart.controller.cli.settings import FILE, FILE_MAX_BYTES, flat, nested, read_settings_file
 from fleetstart.controller.cli.specs import build_spec
 from fleetstart.runtime.contract.errors import InvalidSpec
-from fleetstart.runtime.contract.function import GIB, FunctionSpec, Scale
+from fleetstart.runtime.contract.function.spec import GIB, FunctionSpec, Scale
 from fleetstart.runtime.contract.ids import BundleId
 
 HANDLER = """

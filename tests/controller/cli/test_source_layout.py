@@ -14,7 +14,7 @@ from fleetstart.controller.cli.checkpoint_export import made_files, spans_of
 from fleetstart.controller.cli.checkpoint_source import read_source
 from fleetstart.controller.cli.source_layout import LAYOUT_OBJECT, Layout, layout_bytes, read_layout
 from fleetstart.runtime.contract.errors import CheckpointInvalid
-from fleetstart.runtime.contract.manifest import Manifest, read_manifest
+from fleetstart.runtime.contract.weights.manifest import Manifest, read_manifest
 from tests.controller.cli.checkpoints import MemoryStore, encode, model, no_progress, tensor, write_model
 
 

@@ -14,7 +14,7 @@ from fleetstart.controller.cli.checkpoint_source import read_source
 from fleetstart.controller.cli.origins import Made
 from fleetstart.controller.cli.safetensors_header import read_file
 from fleetstart.controller.cli.tied import SAMPLE_BYTES, TIED_MIN_BYTES, find_tied
-from fleetstart.runtime.contract.manifest import read_manifest
+from fleetstart.runtime.contract.weights.manifest import read_manifest
 from tests.controller.cli.checkpoints import MemoryStore, Tensor, encode, model, no_progress, write_model
 
 CONTENTS = st.sampled_from([b"aaaa", b"aaab", b"bbbb", b"", b"aaaaaaaa"])

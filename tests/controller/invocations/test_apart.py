@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from fleetstart.controller.invocations.apart import Apart, told_in
 from fleetstart.controller.invocations.records import MESSAGE_MAX, Told
 from fleetstart.runtime.contract.errors import ErrorBody, HandlerFailed
-from fleetstart.runtime.contract.headers import AnswerHead
+from fleetstart.runtime.contract.worker_headers import AnswerHead
 
 PROGRESS = b'event: progress\ndata: {"fraction":0.5,"message":"half"}'
 BILL = b'event: fleetstart\ndata: {"billed_ms":3}'

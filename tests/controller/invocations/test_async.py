@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fleetstart.runtime.contract import keys
+from fleetstart.runtime.contract import redis_keys as keys
 from tests.controller.conftest import ControllerProcess, HandNode
 from tests.controller.invocations.conftest import Client
 from tests.servers import RedisServer, wait_until

@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from fleetstart.runtime.contract import keys
+from fleetstart.runtime.contract import redis_keys as keys
 from tests.controller.conftest import ControllerProcess, HandNode
 from tests.controller.invocations.conftest import ASYNC, Client
 from tests.servers import RedisServer, wait_until

@@ -17,9 +17,9 @@ from fleetstart.controller.invocations.schedules import (
     next_unix_s,
     schedule_id,
 )
-from fleetstart.runtime.contract import keys
+from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.errors import InvalidSpec
-from fleetstart.runtime.contract.function import FunctionSpec
+from fleetstart.runtime.contract.function.spec import FunctionSpec
 from fleetstart.runtime.contract.ids import FunctionName
 from tests.controller.conftest import ControllerProcess, HandNode
 from tests.controller.invocations.conftest import Client

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from fleetstart.controller.invocations import webhooks
 from fleetstart.controller.invocations.posting import Poster
 from fleetstart.controller.invocations.webhooks import WebhookRefused
-from fleetstart.runtime.contract import keys
+from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.errors import InvalidInput, Refused
 from tests.controller.conftest import ControllerProcess, HandNode
 from tests.controller.invocations.conftest import Client

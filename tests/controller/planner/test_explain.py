@@ -10,7 +10,7 @@ import pytest
 from fleetstart.controller.planner import Cluster, plan
 from fleetstart.controller.planner.explain import Explanation, Outcome, explained, text
 from fleetstart.controller.planner.margins import Margins
-from fleetstart.runtime.contract.function import SLO
+from fleetstart.runtime.contract.function.spec import SLO
 from tests.controller.planner.worlds import measured, node, request
 
 

@@ -20,7 +20,7 @@ from fleetstart.controller.planner.margins import (
     margins,
     with_ratio,
 )
-from fleetstart.runtime.contract.function import SLO
+from fleetstart.runtime.contract.function.spec import SLO
 from tests.controller.planner.worlds import measured, node, request
 
 ratio_lists = st.lists(st.floats(0, 100), max_size=KEPT)

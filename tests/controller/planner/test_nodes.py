@@ -11,11 +11,11 @@ from fleetstart.controller.planner import Cluster, Held, NodeState, OrderSeen, S
 from fleetstart.controller.planner.contention import NEVER
 from fleetstart.controller.planner.measures import Estimate, NodeMeasures
 from fleetstart.controller.planner.shape import EVERY_LAYER, layer_set
-from fleetstart.runtime.contract.function import SLO, LLMSettings
+from fleetstart.runtime.contract.function.spec import SLO, LLMSettings
 from fleetstart.runtime.contract.ids import CheckpointId, FunctionName, NodeId, PipelineId, Version, WorkerId
-from fleetstart.runtime.contract.orders import WorkerOrder, WorkerState, WorkerStatus
-from fleetstart.runtime.contract.reports import NodeReport, SegmentReport
-from fleetstart.runtime.contract.stage import Layout, Stage
+from fleetstart.runtime.contract.node.orders import WorkerOrder, WorkerState, WorkerStatus
+from fleetstart.runtime.contract.node.reports import NodeReport, SegmentReport
+from fleetstart.runtime.contract.weights.stage import Layout, Stage
 from tests.controller.planner.worlds import CHAT, MB, request, taken
 from tests.controller.test_autoscale import spec
 

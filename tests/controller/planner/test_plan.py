@@ -10,9 +10,9 @@ import pytest
 
 from fleetstart.controller.planner import Cluster, Held, Plan, PlanRequest, plan
 from fleetstart.controller.planner.shape import EVERY_LAYER, Shape, layer_set
-from fleetstart.runtime.contract.function import SLO
+from fleetstart.runtime.contract.function.spec import SLO
 from fleetstart.runtime.contract.ids import NodeId
-from fleetstart.runtime.contract.stage import Layout
+from fleetstart.runtime.contract.weights.stage import Layout
 from tests.controller.planner.worlds import CHAT, MB, measured, names, node, request, taken
 
 

@@ -11,7 +11,7 @@ from fleetstart.controller.planner import Cluster, PlanRequest, plan
 from fleetstart.controller.planner.candidates import Candidate, Search
 from fleetstart.controller.planner.cluster import Now
 from fleetstart.controller.planner.seats import Seat, find_seats
-from fleetstart.runtime.contract.function import SLO
+from fleetstart.runtime.contract.function.spec import SLO
 from tests.controller.planner.worlds import CHAT, MB, clusters, names, request, taken
 
 slos = st.none() | st.builds(

@@ -13,7 +13,7 @@ from fleetstart.controller.planner import Cluster, plan
 from fleetstart.controller.planner.explain import Outcome, explained, text
 from fleetstart.controller.planner.nodes import NodeState
 from fleetstart.controller.planner.where import ANYWHERE, Wanted, admits, lack, where
-from fleetstart.runtime.contract.function import SLO, Isolation
+from fleetstart.runtime.contract.function.spec import SLO, Isolation
 from tests.controller.planner.worlds import clusters, measured, names, node, request
 
 REGIONS = st.sampled_from(["", "eu", "us", "asia"])

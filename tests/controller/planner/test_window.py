@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleetstart.controller.planner.window import Arrivals, growing, needed
-from fleetstart.runtime.contract.function import FunctionSpec, Scale
+from fleetstart.runtime.contract.function.spec import FunctionSpec, Scale
 from tests.controller.test_autoscale import spec
 
 

@@ -12,7 +12,7 @@ from fleetstart.controller.planner.contention import Link
 from fleetstart.controller.planner.margins import Margins
 from fleetstart.controller.planner.measures import Estimate, VersionMeasures
 from fleetstart.runtime.contract.ids import CheckpointId, FunctionName, NodeId, WorkerId
-from fleetstart.runtime.contract.stage import Layout
+from fleetstart.runtime.contract.weights.stage import Layout
 
 MB = 1_000_000
 CHAT = CheckpointId("c" * 64)

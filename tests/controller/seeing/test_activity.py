@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from fleetstart.controller.billing.segments import Entry, EntryId
 from fleetstart.controller.seeing.activity import BUCKET_MS, STEP, WINDOW_MS, Recent, place, quantile
+from fleetstart.runtime.contract.billing.ledger import InvocationRow
 from fleetstart.runtime.contract.ids import FunctionName, InvocationId, Version, WorkerId
-from fleetstart.runtime.contract.ledger import InvocationRow
 
 NOW_MS = 1_800_000_000_000
 

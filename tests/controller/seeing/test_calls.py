@@ -6,8 +6,8 @@ from typing import Any
 
 from fleetstart.controller.seeing.calls import SERIES_MAX, Calls, tier_of
 from fleetstart.controller.seeing.exposition import Sample
+from fleetstart.runtime.contract.billing.ledger import InvocationRow, InvocationTrace
 from fleetstart.runtime.contract.ids import FunctionName, InvocationId, Version, WorkerId
-from fleetstart.runtime.contract.ledger import InvocationRow, InvocationTrace
 from fleetstart.runtime.contract.timeline import PhaseName, Timeline
 
 MS = 1_000_000

@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
-from fleetstart.runtime.contract.function import FunctionSpec
+from fleetstart.runtime.contract.function.spec import FunctionSpec
 from fleetstart.runtime.contract.ids import BundleId, CheckpointId, FunctionName, PipelineId
-from fleetstart.runtime.contract.stage import Stage
+from fleetstart.runtime.contract.weights.stage import Stage
 from fleetstart.runtime.declare import Layered
 from fleetstart.runtime.layered.app import LayeredApp
 from fleetstart.runtime.layered.stages import FirstStage, LaterStage, Parts, whole_app

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from fleetstart.runtime.contract.function import MIB, LLMSettings
+from fleetstart.runtime.contract.function.spec import MIB, LLMSettings
 from fleetstart.runtime.contract.ids import PipelineId
-from fleetstart.runtime.contract.stage import Stage
+from fleetstart.runtime.contract.weights.stage import Stage
 from fleetstart.runtime.llm.answers import Delta, Request
 from fleetstart.runtime.llm.service import EngineService
 from fleetstart.runtime.llm.stages import FirstStage, LaterStage

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fleetstart.runtime.adapter import AdaptedWeights
-from fleetstart.runtime.contract.function import LLMSettings
+from fleetstart.runtime.contract.function.spec import LLMSettings
 from fleetstart.runtime.llm.answers import Request
 from fleetstart.runtime.llm.layers import EMBEDDING, HEAD
 from fleetstart.runtime.llm.loading import load_model

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fleetstart.runtime.contract.errors import CheckpointInvalid, InvalidSpec
-from fleetstart.runtime.contract.function import MIB, LLMSettings
+from fleetstart.runtime.contract.function.spec import MIB, LLMSettings
 from fleetstart.runtime.llm.config import read_config
 from fleetstart.runtime.llm.layers import gather
 from fleetstart.runtime.llm.loading import Model, default_sampling, load_model

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleetstart.runtime.contract.errors import InvalidInput
-from fleetstart.runtime.contract.headers import CONTINUE_HEADER, MARK
+from fleetstart.runtime.contract.worker_headers import CONTINUE_HEADER, MARK
 from fleetstart.runtime.llm.answers import Request
 from fleetstart.runtime.llm.continuation import CARRIED_MAX_BYTES, Marker, as_chosen, chosen, read_carried, split_body
 from fleetstart.runtime.llm.sampler import SamplingParams

@@ -17,7 +17,7 @@ import httpx
 import pytest
 import uvicorn
 
-from fleetstart.runtime.contract.function import LLMSettings
+from fleetstart.runtime.contract.function.spec import LLMSettings
 from fleetstart.runtime.llm import create_app
 from fleetstart.runtime.llm.app import BODY_MAX_BYTES, LLMApp
 from tests.runtime.llm.models import Checkpoint, tiny

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fleetstart.runtime.contract.function import MIB, LLMSettings
+from fleetstart.runtime.contract.function.spec import MIB, LLMSettings
 from fleetstart.runtime.llm.answers import Request
 from fleetstart.runtime.llm.sampler import SamplingParams
 from tests.runtime.llm.models import Checkpoint, tokens_of

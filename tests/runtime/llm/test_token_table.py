@@ -17,10 +17,10 @@ from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
 from fleetstart.controller.cli.checkpoint import publish
 from fleetstart.controller.cli.token_table import build_table
-from fleetstart.runtime.contract import token_table as token_table_format
 from fleetstart.runtime.contract.errors import CheckpointInvalid
-from fleetstart.runtime.contract.manifest import read_manifest
-from fleetstart.runtime.contract.token_table import HEAD
+from fleetstart.runtime.contract.weights import token_table as token_table_format
+from fleetstart.runtime.contract.weights.manifest import read_manifest
+from fleetstart.runtime.contract.weights.token_table import HEAD
 from fleetstart.runtime.llm import token_table
 from fleetstart.runtime.llm.token_table import TableTokenizer
 from fleetstart.runtime.llm.tokenizer import Tokenizer

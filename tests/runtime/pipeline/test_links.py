@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from fleetstart.runtime.contract.ids import PipelineId
-from fleetstart.runtime.contract.stage import Stage
+from fleetstart.runtime.contract.weights.stage import Stage
 from fleetstart.runtime.pipeline.frames import (
     FORMAT,
     HEAD,

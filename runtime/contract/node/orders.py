@@ -21,11 +21,11 @@ from typing import Literal
 import msgspec
 
 from fleetstart.runtime.contract.errors import ErrorInfo
-from fleetstart.runtime.contract.function import FunctionSpec
+from fleetstart.runtime.contract.function.spec import FunctionSpec
 from fleetstart.runtime.contract.ids import FunctionName, NodeId, Version, WorkerId
-from fleetstart.runtime.contract.sealed import Sealed
-from fleetstart.runtime.contract.stage import Stage
+from fleetstart.runtime.contract.node.sealed_secrets import Sealed
 from fleetstart.runtime.contract.timeline import Timeline
+from fleetstart.runtime.contract.weights.stage import Stage
 
 
 class WorkerOrder(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,8 +13,8 @@ from typing import Literal
 
 import msgspec
 
-from fleetstart.runtime.contract import keys
-from fleetstart.runtime.contract.function import GIB
+from fleetstart.runtime.contract import redis_keys as keys
+from fleetstart.runtime.contract.function.spec import GIB
 from fleetstart.runtime.contract.ids import FunctionName, InvocationId, NodeId, Version, WorkerId
 from fleetstart.runtime.contract.timeline import Timeline
 

@@ -9,8 +9,8 @@ from typing import Literal
 import msgspec
 
 from fleetstart.runtime.contract.errors import InvalidSpec
+from fleetstart.runtime.contract.function.interface import Interface
 from fleetstart.runtime.contract.ids import BundleId, CheckpointId, FunctionName
-from fleetstart.runtime.contract.interface import Interface
 
 MIB = 1024 * 1024
 GIB = 1024 * MIB
@@ -272,7 +272,9 @@ def check_region(name: str) -> None:
 
 def _check_network(network: bool | list[str]) -> None:
     if isinstance(network, list):
-        from fleetstart.runtime.contract.egress import parse_rules  # late: few functions need it, and `fs` starts fast
+        from fleetstart.runtime.contract.function.egress_policy import (
+            parse_rules,  # late: few functions need it, and `fs` starts fast
+        )
 
         parse_rules(network)
 

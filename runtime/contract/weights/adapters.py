@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from fleetstart.runtime.contract.errors import CheckpointInvalid, InvalidSpec
 from fleetstart.runtime.contract.ids import FunctionName
-from fleetstart.runtime.contract.lora import CONFIG, Adapter, check_fits
-from fleetstart.runtime.contract.manifest import Manifest
+from fleetstart.runtime.contract.weights.lora import CONFIG, Adapter, check_fits
+from fleetstart.runtime.contract.weights.manifest import Manifest
 
 
 def is_adapter(manifest: Manifest) -> bool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import msgspec
 
 from fleetstart.runtime.contract.ids import PipelineId
-from fleetstart.runtime.contract.manifest import LAYER_NAME, Manifest, chunks_of
+from fleetstart.runtime.contract.weights.manifest import LAYER_NAME, Manifest, chunks_of
 
 CONFIG_FILE = "config.json"
 """What every stage of a language model reads."""

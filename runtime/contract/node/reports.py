@@ -10,7 +10,7 @@ from typing import Literal
 import msgspec
 
 from fleetstart.runtime.contract.ids import CheckpointId, NodeId, WorkerId
-from fleetstart.runtime.contract.speed import Speed
+from fleetstart.runtime.contract.node.speed import Speed
 
 
 class SegmentReport(msgspec.Struct, frozen=True):

@@ -21,11 +21,11 @@ from __future__ import annotations
 import msgspec
 
 from fleetstart.runtime.contract.errors import ErrorInfo
-from fleetstart.runtime.contract.function import FunctionSpec
+from fleetstart.runtime.contract.function.spec import FunctionSpec
 from fleetstart.runtime.contract.ids import Version, WorkerId
-from fleetstart.runtime.contract.speed import Speed
-from fleetstart.runtime.contract.stage import Stage
+from fleetstart.runtime.contract.node.speed import Speed
 from fleetstart.runtime.contract.timeline import Timeline
+from fleetstart.runtime.contract.weights.stage import Stage
 
 # ── daemon and fork server ─────────────────────────────────────────────────────────────────────────
 

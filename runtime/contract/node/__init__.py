@@ -1,0 +1,1 @@
+"""Messages between controller, node and worker."""

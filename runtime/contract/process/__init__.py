@@ -1,0 +1,1 @@
+"""Conventions of every process: logs, redaction, task groups."""

@@ -1,0 +1,1 @@
+"""Manifest, stages, LoRA rules, token table."""
