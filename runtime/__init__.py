@@ -7,13 +7,13 @@ is imported when it is asked for.
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fleetstart.runtime.calls import context
     from fleetstart.runtime.contract.errors import InvalidInput
     from fleetstart.runtime.contract.function.spec import SLO, Limits, Scale
-    from fleetstart.runtime.declare import LLM, Layered, function
-    from fleetstart.runtime.files import File
-    from fleetstart.runtime.marks import batched, on_exit
-    from fleetstart.runtime.responses import Response
+    from fleetstart.runtime.sdk.context import context
+    from fleetstart.runtime.sdk.declarations import LLM, Layered, function
+    from fleetstart.runtime.sdk.decorators import batched, on_exit
+    from fleetstart.runtime.sdk.files import File
+    from fleetstart.runtime.sdk.responses import Response
 
 __all__ = [
     "LLM",
@@ -31,18 +31,18 @@ __all__ = [
 ]
 
 _LATE = {
-    "LLM": "declare",
+    "LLM": "sdk.declarations",
     "SLO": "contract.function.spec",
-    "File": "files",
+    "File": "sdk.files",
     "InvalidInput": "contract.errors",
-    "Layered": "declare",
+    "Layered": "sdk.declarations",
     "Limits": "contract.function.spec",
-    "Response": "responses",
+    "Response": "sdk.responses",
     "Scale": "contract.function.spec",
-    "batched": "marks",
-    "context": "calls",
-    "function": "declare",
-    "on_exit": "marks",
+    "batched": "sdk.decorators",
+    "context": "sdk.context",
+    "function": "sdk.declarations",
+    "on_exit": "sdk.decorators",
 }
 
 

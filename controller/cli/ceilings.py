@@ -116,7 +116,7 @@ def _device() -> DeviceCeiling:
     if not any(Path(node).exists() for node in GPU_NODES):
         return DeviceCeiling(left_out="no GPU here")
     try:
-        return _answer("fleetstart.runtime.ceilings", (), DeviceCeiling)
+        return _answer("fleetstart.runtime.weights.device_throughput", (), DeviceCeiling)
     except NotMeasured as error:
         return DeviceCeiling(failed=str(error))
 

@@ -12,11 +12,11 @@ from typing import Any, Protocol
 from fleetstart.runtime.asgi import Receive, Scope, Send
 from fleetstart.runtime.contract.errors import NoHandler, Unavailable
 from fleetstart.runtime.contract.node.speed import Speed
-from fleetstart.runtime.declare import Layered
-from fleetstart.runtime.handler import handler_app
+from fleetstart.runtime.handlers.app import handler_app
+from fleetstart.runtime.layered.layer_range import without_gradients
 from fleetstart.runtime.layered.pipeline import StageLost
-from fleetstart.runtime.layered.row import without_gradients
-from fleetstart.runtime.meter import folded
+from fleetstart.runtime.sdk.declarations import Layered
+from fleetstart.runtime.worker.meter import folded
 
 SYNCHRONOUS = ("load", "layer", "before", "after")
 

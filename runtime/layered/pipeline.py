@@ -14,11 +14,11 @@ from concurrent.futures import TimeoutError as Late
 from typing import Any
 
 from fleetstart.runtime.contract.errors import error_from
-from fleetstart.runtime.layered.arrays import pack, unpack
-from fleetstart.runtime.layered.row import Row
-from fleetstart.runtime.pipeline.crew import Crew
+from fleetstart.runtime.layered.activations import pack, unpack
+from fleetstart.runtime.layered.layer_range import Row
 from fleetstart.runtime.pipeline.frames import Activations, Buffer, CallFailed, LinkBroken, Message
 from fleetstart.runtime.pipeline.links import Links
+from fleetstart.runtime.pipeline.peer_stages import Crew
 
 
 class StageLost(Exception):

@@ -17,15 +17,15 @@ from typing import Any
 from fleetstart.runtime.contract.errors import FleetError
 from fleetstart.runtime.contract.function.spec import FunctionSpec
 from fleetstart.runtime.contract.node.speed import Speed
-from fleetstart.runtime.declare import Layered
 from fleetstart.runtime.layered.app import LayeredApp, Runner
+from fleetstart.runtime.layered.layer_range import Row, build
 from fleetstart.runtime.layered.pipeline import Pipeline
-from fleetstart.runtime.layered.row import Row, build
 from fleetstart.runtime.layered.stage_worker import StageWorker
-from fleetstart.runtime.pipeline.later import Later
-from fleetstart.runtime.pipeline.lead import Lead
+from fleetstart.runtime.pipeline.first_stage import Lead
+from fleetstart.runtime.pipeline.later_stage import Later
 from fleetstart.runtime.pipeline.links import Links
-from fleetstart.runtime.pipeline.part import StageOf
+from fleetstart.runtime.pipeline.stage_context import StageOf
+from fleetstart.runtime.sdk.declarations import Layered
 
 log = logging.getLogger(__name__)
 

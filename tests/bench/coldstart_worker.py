@@ -19,10 +19,10 @@ def main() -> None:
     question: Any = json.loads(sys.argv[1])
     ended: dict[str, int] = {"python": time.monotonic_ns()}
     from fleetstart.runtime.contract.function.spec import LLMSettings
-    from fleetstart.runtime.llm.answers import Request
-    from fleetstart.runtime.llm.loading import load_model
-    from fleetstart.runtime.llm.sampler import SamplingParams
-    from fleetstart.runtime.weights import Weights
+    from fleetstart.runtime.llm.engine.generation import Request
+    from fleetstart.runtime.llm.engine.sampler import SamplingParams
+    from fleetstart.runtime.llm.model.loader import load_model
+    from fleetstart.runtime.weights.weights import Weights
     from tests.bench.descriptors import ask_descriptors
 
     ended["import"] = time.monotonic_ns()

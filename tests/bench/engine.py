@@ -22,9 +22,9 @@ from pathlib import Path
 import torch
 
 from fleetstart.runtime.contract.function.spec import LLMSettings
-from fleetstart.runtime.llm.answers import Request
-from fleetstart.runtime.llm.loading import Model, load_model
-from fleetstart.runtime.llm.sampler import SamplingParams
+from fleetstart.runtime.llm.engine.generation import Request
+from fleetstart.runtime.llm.engine.sampler import SamplingParams
+from fleetstart.runtime.llm.model.loader import Model, load_model
 from tests.bench.bandwidth import Reader, copy_on_gpu_bytes_per_s
 from tests.bench.peer import Talk, peer
 from tests.bench.samples import ROOT, Options, Report, fine, median, parse_options, progress, spread

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from fleetstart.runtime.weights import Weights
-from fleetstart.runtime.weights_rehearsal import rehearse_weights
+from fleetstart.runtime.weights.warmup import rehearse_weights
+from fleetstart.runtime.weights.weights import Weights
 from tests.bench.descriptors import ask_descriptors
 from tests.bench.forked import Load, serve, touch
 

@@ -22,9 +22,9 @@ from fleetstart.controller.planner import Plan
 from fleetstart.controller.planner.measures import Estimate, NodeMeasures
 from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.node.orders import WorkerOrder, WorkerStatus
-from fleetstart.runtime.llm.answers import Request
-from fleetstart.runtime.llm.sampler import SamplingParams
-from fleetstart.runtime.llm.tokenizer import Tokenizer
+from fleetstart.runtime.llm.engine.generation import Request
+from fleetstart.runtime.llm.engine.sampler import SamplingParams
+from fleetstart.runtime.llm.text.tokenizer import Tokenizer
 from tests.runtime.llm import models
 from tests.servers import wait_until
 from tests.testbed import Testbed

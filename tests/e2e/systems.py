@@ -40,7 +40,7 @@ KINDS = {
     "fleetstart.controller.cli.supervisor": "supervisor",
     "fleetstart.controller": "controller",
     "fleetstart.prefetcher": "node",
-    "fleetstart.runtime.forkserver": "forkserver",
+    "fleetstart.runtime.launch.forkserver": "forkserver",
 }
 """Module that a Python process of ours runs → what it is. A worker shows its fork server's command line."""
 

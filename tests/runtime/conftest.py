@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fleetstart.runtime import seccomp
+from fleetstart.runtime.isolation import seccomp
 from tests.runtime.workers import ForkServerProcess, Functions, served
 
 

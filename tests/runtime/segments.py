@@ -16,7 +16,7 @@ from fleetstart.runtime.contract.weights.manifest import (
     TensorEntry,
     manifest_bytes,
 )
-from fleetstart.runtime.weights import Weights
+from fleetstart.runtime.weights.weights import Weights
 
 CHUNK = 4096
 SLAB = 2 * CHUNK

@@ -14,10 +14,10 @@ pytest.importorskip("torch")
 import torch
 from torch import Tensor, nn
 
-from fleetstart.runtime import adapter as adapter_module
-from fleetstart.runtime.adapter import AdaptedWeights
 from fleetstart.runtime.contract.errors import CheckpointInvalid, ChecksumMismatch
 from fleetstart.runtime.contract.ids import CheckpointId
+from fleetstart.runtime.weights import lora as adapter_module
+from fleetstart.runtime.weights.lora import AdaptedWeights
 from tests.runtime.segments import CHUNK, Segment
 from tests.runtime.workers import Functions
 

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetstart.runtime.batching import due
-from fleetstart.runtime.marks import Batching, batched
+from fleetstart.runtime.handlers.batching import due
+from fleetstart.runtime.sdk.decorators import Batching, batched
 from tests.runtime.workers import DEADLINE, Functions, Worker, until
 
 RULE = Batching(max_size=4, max_wait_s=0.1)

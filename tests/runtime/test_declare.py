@@ -10,7 +10,7 @@ import pytest
 
 import fleetstart.runtime
 from fleetstart.runtime import LLM, SLO, Layered, Scale, function
-from fleetstart.runtime.declare import ATTRIBUTE
+from fleetstart.runtime.sdk.declarations import ATTRIBUTE
 
 
 def settings_of(target: Any) -> dict[str, Any]:

@@ -14,12 +14,12 @@ pytest.importorskip("torch")
 import torch
 from torch import Tensor
 
-from fleetstart.runtime.adapter import AdaptedWeights
 from fleetstart.runtime.contract.errors import ChecksumMismatch, DeadlineExceeded
 from fleetstart.runtime.contract.weights.manifest import DTYPE_BYTES
-from fleetstart.runtime.device import Host, Loading
-from fleetstart.runtime.transfer import Piece, Transfer
-from fleetstart.runtime.weights import Weights
+from fleetstart.runtime.weights.device import Host, Loading
+from fleetstart.runtime.weights.lora import AdaptedWeights
+from fleetstart.runtime.weights.transfer_plan import Piece, Transfer
+from fleetstart.runtime.weights.weights import Weights
 from tests.runtime.segments import CHUNK, Segment
 from tests.runtime.test_adapter import UP, A, B, base_tensors, config, filled, segment_of
 from tests.runtime.test_tensors import Model, as_segment, trained

@@ -8,7 +8,7 @@ from typing import Any
 from fleetstart.runtime.asgi import Receive, Scope, Send, respond, respond_error
 from fleetstart.runtime.contract.errors import HandlerFailed
 from fleetstart.runtime.contract.process.redaction import Redactor
-from fleetstart.runtime.discretion import discreet
+from fleetstart.runtime.worker.secret_redaction import discreet
 
 SECRET = 'hf_"quoted" ✓'
 

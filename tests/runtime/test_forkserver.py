@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from fleetstart.runtime import isolation
 from fleetstart.runtime.contract.ids import WorkerId
 from fleetstart.runtime.contract.node import exit_codes as exits
 from fleetstart.runtime.contract.node.channel import pair
 from fleetstart.runtime.contract.node.messages import Fork, ForkFailed
+from fleetstart.runtime.isolation import namespaces as isolation
 from tests.runtime.workers import ForkServerProcess, Functions, alive, receive, until
 
 HELLO = """
@@ -88,7 +88,7 @@ def test_the_fork_server_dies_with_the_process_that_started_it(tmp_path: Path) -
     daemon = textwrap.dedent("""
         import socket, subprocess, sys, time
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        command = [sys.executable, "-m", "fleetstart.runtime.forkserver", "--profile", "python", "--fd"]
+        command = [sys.executable, "-m", "fleetstart.runtime.launch.forkserver", "--profile", "python", "--fd"]
         child = subprocess.Popen([*command, str(theirs.fileno())], pass_fds=[theirs.fileno(), ours.fileno()])
         ours.recv(65536)
         print(child.pid, flush=True)

@@ -18,7 +18,7 @@ from fleetstart.runtime.contract.ids import WorkerId
 from fleetstart.runtime.contract.node import exit_codes as exits
 from fleetstart.runtime.contract.node.channel import Channel, pair
 from fleetstart.runtime.contract.node.messages import Exited, Fork, Forked, ForkFailed, ForkServerMessage, Refused, Warm
-from fleetstart.runtime.gvisor import Mount, Sandboxes, mounts, oci_config
+from fleetstart.runtime.launch.gvisor import Mount, Sandboxes, mounts, oci_config
 from tests.runtime.workers import receive
 
 NAMES = st.lists(st.sampled_from(["a", "b", "c"]), min_size=1, max_size=4).map(lambda parts: "/" + "/".join(parts))
@@ -104,7 +104,7 @@ def launcher(folder: Path, runsc: str, state: Path) -> Iterator[Channel[ForkServ
         program.write_text(f"#!/bin/sh\n{runsc}\n")
         program.chmod(0o755)
     ours, its = pair()
-    argv = [sys.executable, "-m", "fleetstart.runtime.gvisor", "--fd", str(its.fileno()), "--state", str(state)]
+    argv = [sys.executable, "-m", "fleetstart.runtime.launch.gvisor", "--fd", str(its.fileno()), "--state", str(state)]
     process = subprocess.Popen(argv, pass_fds=(its.fileno(),), env={"PATH": str(folder)}, stderr=subprocess.DEVNULL)
     with its:
         pass

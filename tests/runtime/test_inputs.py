@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleetstart.runtime.contract.errors import InvalidInput
-from fleetstart.runtime.inputs import inputs_of
+from fleetstart.runtime.handlers.request_args import inputs_of
 
 json_values = st.recursive(
     st.none()

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetstart.runtime import isolation, seccomp
+from fleetstart.runtime.isolation import namespaces as isolation
+from fleetstart.runtime.isolation import seccomp
 from tests.runtime.workers import ForkServerProcess, Functions
 
 INSPECT = """

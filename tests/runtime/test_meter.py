@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from fleetstart.runtime.contract.node.messages import Usage
 from fleetstart.runtime.contract.node.speed import Speed
-from fleetstart.runtime.meter import Meter, folded
+from fleetstart.runtime.worker.meter import Meter, folded
 
 
 def test_slots_are_taken_and_given_back() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fleetstart.prefetcher.logs import LineSplitter
 from fleetstart.prefetcher.printed import Printed, read_line
-from fleetstart.runtime.output import CALL, Lines
+from fleetstart.runtime.log_tagging import CALL, Lines
 
 TEXTS = st.text(st.characters(blacklist_categories=["Cs"], blacklist_characters="\r\x1e\x1f"), max_size=12)
 

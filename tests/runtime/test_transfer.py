@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from fleetstart.runtime.transfer import LOOKAHEAD_CHUNKS, Piece, Transfer
+from fleetstart.runtime.weights.transfer_plan import LOOKAHEAD_CHUNKS, Piece, Transfer
 
 AT_MOST = 4
 

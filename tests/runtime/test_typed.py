@@ -18,12 +18,12 @@ from hypothesis import strategies as st
 
 from fleetstart.runtime import function
 from fleetstart.runtime.contract.errors import InvalidInput, InvalidOutput
-from fleetstart.runtime.declare import ATTRIBUTE
-from fleetstart.runtime.files import File
-from fleetstart.runtime.inputs import inputs_of
-from fleetstart.runtime.marks import batching_of
-from fleetstart.runtime.outputs import outputs_of
-from fleetstart.runtime.responses import Response
+from fleetstart.runtime.handlers.request_args import inputs_of
+from fleetstart.runtime.handlers.result_encoding import outputs_of
+from fleetstart.runtime.sdk.declarations import ATTRIBUTE
+from fleetstart.runtime.sdk.decorators import batching_of
+from fleetstart.runtime.sdk.files import File
+from fleetstart.runtime.sdk.responses import Response
 
 
 class Size(enum.Enum):

@@ -21,7 +21,7 @@ from tests.runtime.workers import Functions, receive, until
 
 torch = pytest.importorskip("torch")
 
-from fleetstart.runtime.weights import Weights  # noqa: E402  (after the check that torch is there)
+from fleetstart.runtime.weights.weights import Weights  # noqa: E402  (after the check that torch is there)
 
 FOREVER_NS = 1 << 62
 

@@ -76,7 +76,7 @@ class ForkServerProcess:
         arguments = ["--profile", profile, "--fd", str(theirs.fileno())]
         for folder in hide:
             arguments += ["--hide", str(folder)]
-        command = [*through, sys.executable, "-m", "fleetstart.runtime.forkserver", *arguments]
+        command = [*through, sys.executable, "-m", "fleetstart.runtime.launch.forkserver", *arguments]
         environment = {**os.environ, "A_SECRET_OF_THE_DAEMON": "hush"}
         self.process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment, cwd="/")
         theirs.close()

@@ -22,7 +22,7 @@ from pathlib import Path
 PREFIX = "fs-bed-"
 DAEMONS = "daemons"
 """File in a bed's folder: `pid.ticks` of each node daemon that ever ran, a line each. Their groups are named so."""
-FORK_SERVER = b"fleetstart.runtime.forkserver"
+FORK_SERVER = b"fleetstart.runtime.launch.forkserver"
 CGROUPS = Path("/sys/fs/cgroup")
 GRACE_S = 6.0
 """From SIGTERM to SIGKILL: a node takes two seconds to end in order, and a little more without its Redis."""

@@ -272,9 +272,7 @@ def check_region(name: str) -> None:
 
 def _check_network(network: bool | list[str]) -> None:
     if isinstance(network, list):
-        from fleetstart.runtime.contract.function.egress_policy import (
-            parse_rules,  # late: few functions need it, and `fs` starts fast
-        )
+        from fleetstart.runtime.contract.function.egress_policy import parse_rules
 
         parse_rules(network)
 

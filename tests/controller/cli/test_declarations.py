@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from fleetstart.controller.cli.declarations import FUNCTION_SETTINGS, LLM_SETTINGS, Declaration, read_declarations
 from fleetstart.controller.cli.syntax import imports_of, parse
-from fleetstart.runtime import declare
 from fleetstart.runtime.contract.errors import FleetError, HandlerSyntax, InvalidSpec, NoHandler, NotFound
 from fleetstart.runtime.contract.function.spec import SLO, Limits, Scale
+from fleetstart.runtime.sdk import declarations as declare
 
 HEAD = "from fleetstart.runtime import function, LLM, SLO, Limits, Scale\n"
 

@@ -18,7 +18,7 @@ from fleetstart.runtime.contract.errors import InvalidSpec
 from fleetstart.runtime.contract.function.interface import Interface
 from fleetstart.runtime.contract.function.spec import FunctionSpec
 from fleetstart.runtime.contract.ids import BundleId, FunctionName, Version
-from fleetstart.runtime.inputs import inputs_of
+from fleetstart.runtime.handlers.request_args import inputs_of
 
 BESIDE = """
 import msgspec

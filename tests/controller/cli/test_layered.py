@@ -17,11 +17,11 @@ from fleetstart.controller.cli.declarations import LAYERED_SETTINGS, Declaration
 from fleetstart.controller.cli.layered import in_layers
 from fleetstart.controller.cli.specs import LAYERED_CONCURRENCY, build_spec
 from fleetstart.controller.cli.specs import layers_of as pattern_of
-from fleetstart.runtime import declare
 from fleetstart.runtime.contract.errors import InvalidSpec, NoHandler
 from fleetstart.runtime.contract.ids import BundleId, CheckpointId
 from fleetstart.runtime.contract.weights.manifest import LAYER_BEFORE, Manifest, manifest_bytes, read_manifest
 from fleetstart.runtime.contract.weights.stage import cut, layer_count, layout_of, stage_chunks
+from fleetstart.runtime.sdk import declarations as declare
 
 np = pytest.importorskip("numpy")
 

@@ -17,11 +17,11 @@ import torch
 from fleetstart.runtime.contract.function.spec import FunctionSpec
 from fleetstart.runtime.contract.ids import BundleId, CheckpointId, FunctionName, PipelineId
 from fleetstart.runtime.contract.weights.stage import Stage
-from fleetstart.runtime.declare import Layered
 from fleetstart.runtime.layered.app import LayeredApp
 from fleetstart.runtime.layered.stages import FirstStage, LaterStage, Parts, whole_app
-from fleetstart.runtime.membership import Membership
-from fleetstart.runtime.pipeline.part import StageOf
+from fleetstart.runtime.pipeline.node_messages import Membership
+from fleetstart.runtime.pipeline.stage_context import StageOf
+from fleetstart.runtime.sdk.declarations import Layered
 
 LAYERS = 6
 WIDTH = 8

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetstart.runtime.layered.arrays import ARRAYS_MAX, NoActivations, forms_of, pack, unpack
+from fleetstart.runtime.layered.activations import ARRAYS_MAX, NoActivations, forms_of, pack, unpack
 from fleetstart.runtime.pipeline.frames import PAYLOAD_MAX_BYTES, Activations, ArrayForm
 
 TORCH = ["bool", "uint8", "uint16", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64"]

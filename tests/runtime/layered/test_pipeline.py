@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 
 from fleetstart.runtime.contract.errors import FleetError, HandlerFailed, NoHandler
 from fleetstart.runtime.contract.ids import PipelineId
-from fleetstart.runtime.declare import Layered
+from fleetstart.runtime.layered.activations import pack
 from fleetstart.runtime.layered.app import made
-from fleetstart.runtime.layered.arrays import pack
 from fleetstart.runtime.layered.stages import whole_app
 from fleetstart.runtime.pipeline.frames import Activations, ArrayForm, Hello, Loaded, send_frame
 from fleetstart.runtime.pipeline.links import SILENCE_S
+from fleetstart.runtime.sdk.declarations import Layered
 from tests.runtime.layered.models import (
     LAYERS,
     WIDTH,

@@ -12,17 +12,17 @@ import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 
-from fleetstart.runtime.llm.answers import Delta, Request
-from fleetstart.runtime.llm.blocks import BlockPool
-from fleetstart.runtime.llm.config import LlamaConfig, read_config
-from fleetstart.runtime.llm.engine import Engine
-from fleetstart.runtime.llm.layers import StageWeights, gather
-from fleetstart.runtime.llm.native_decoder import NativeDecoder
-from fleetstart.runtime.llm.runner import Decoder, Direct
-from fleetstart.runtime.llm.scheduler import Scheduler
-from fleetstart.runtime.llm.tokenizer import Tokenizer as OurTokenizer
-from fleetstart.runtime.llm.torch_decoder import TorchDecoder
-from fleetstart.runtime.llm.weights import Weights
+from fleetstart.runtime.llm.engine.block_pool import BlockPool
+from fleetstart.runtime.llm.engine.engine import Engine
+from fleetstart.runtime.llm.engine.generation import Delta, Request
+from fleetstart.runtime.llm.engine.runner import Decoder, Direct
+from fleetstart.runtime.llm.engine.scheduler import Scheduler
+from fleetstart.runtime.llm.model.config import LlamaConfig, read_config
+from fleetstart.runtime.llm.model.layers import StageWeights, gather
+from fleetstart.runtime.llm.model.native_decoder import NativeDecoder
+from fleetstart.runtime.llm.model.torch_decoder import TorchDecoder
+from fleetstart.runtime.llm.model.weights import Weights
+from fleetstart.runtime.llm.text.tokenizer import Tokenizer as OurTokenizer
 
 ROOT = Path(__file__).parents[3]
 REAL = ROOT / "examples/chat/weights"

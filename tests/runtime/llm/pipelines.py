@@ -15,11 +15,11 @@ from torch import Tensor
 from fleetstart.runtime.contract.function.spec import MIB, LLMSettings
 from fleetstart.runtime.contract.ids import PipelineId
 from fleetstart.runtime.contract.weights.stage import Stage
-from fleetstart.runtime.llm.answers import Delta, Request
-from fleetstart.runtime.llm.service import EngineService
-from fleetstart.runtime.llm.stages import FirstStage, LaterStage
-from fleetstart.runtime.membership import Membership
-from fleetstart.runtime.pipeline.part import StageOf
+from fleetstart.runtime.llm.distributed.stages import FirstStage, LaterStage
+from fleetstart.runtime.llm.engine.generation import Delta, Request
+from fleetstart.runtime.llm.server.engine_service import EngineService
+from fleetstart.runtime.pipeline.node_messages import Membership
+from fleetstart.runtime.pipeline.stage_context import StageOf
 from tests.runtime.llm.models import Checkpoint
 
 START_S = 60.0

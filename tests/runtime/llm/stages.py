@@ -9,9 +9,9 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fleetstart.runtime.llm.batch import Batch
-from fleetstart.runtime.llm.native_decoder import NativeDecoder
-from fleetstart.runtime.llm.torch_decoder import TorchDecoder
+from fleetstart.runtime.llm.engine.batch import Batch
+from fleetstart.runtime.llm.model.native_decoder import NativeDecoder
+from fleetstart.runtime.llm.model.torch_decoder import TorchDecoder
 from tests.runtime.llm.batches import Piece, batch_of, some_tokens
 from tests.runtime.llm.models import BLOCK_TOKENS, Checkpoint, config_of, stage_of
 

@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from fleetstart.runtime.adapter import AdaptedWeights
 from fleetstart.runtime.contract.function.spec import LLMSettings
-from fleetstart.runtime.llm.answers import Request
-from fleetstart.runtime.llm.layers import EMBEDDING, HEAD
-from fleetstart.runtime.llm.loading import load_model
-from fleetstart.runtime.llm.sampler import SamplingParams
+from fleetstart.runtime.llm.engine.generation import Request
+from fleetstart.runtime.llm.engine.sampler import SamplingParams
+from fleetstart.runtime.llm.model.layers import EMBEDDING, HEAD
+from fleetstart.runtime.llm.model.loader import load_model
+from fleetstart.runtime.weights.lora import AdaptedWeights
 from tests.runtime.llm.batches import batch_of, some_tokens
 from tests.runtime.llm.models import Checkpoint, native, plain, run, stage_of, tiny, tokens_of
 from tests.runtime.test_adapter import P, config, filled, noise, pair, segment_of

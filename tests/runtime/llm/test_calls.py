@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetstart.runtime.llm.calls import ChatCall, CompletionCall, PlainCall, Reader, Wrong
-from fleetstart.runtime.llm.sampler import SamplingParams
+from fleetstart.runtime.llm.engine.sampler import SamplingParams
+from fleetstart.runtime.llm.server.requests import ChatCall, CompletionCall, PlainCall, Reader, Wrong
 
 CHAT, TEXT, PLAIN = Reader(ChatCall), Reader(CompletionCall), Reader(PlainCall)
 MESSAGES = [{"role": "user", "content": "hi"}]

@@ -10,12 +10,12 @@ import torch
 
 from fleetstart.runtime.contract.errors import CheckpointInvalid, InvalidSpec
 from fleetstart.runtime.contract.function.spec import MIB, LLMSettings
-from fleetstart.runtime.llm.config import read_config
-from fleetstart.runtime.llm.layers import gather
-from fleetstart.runtime.llm.loading import Model, default_sampling, load_model
-from fleetstart.runtime.llm.native_decoder import NativeDecoder, runs_natively
-from fleetstart.runtime.llm.runner import Direct
-from fleetstart.runtime.llm.torch_decoder import TorchDecoder
+from fleetstart.runtime.llm.engine.runner import Direct
+from fleetstart.runtime.llm.model.config import read_config
+from fleetstart.runtime.llm.model.layers import gather
+from fleetstart.runtime.llm.model.loader import Model, default_sampling, load_model
+from fleetstart.runtime.llm.model.native_decoder import NativeDecoder, runs_natively
+from fleetstart.runtime.llm.model.torch_decoder import TorchDecoder
 from tests.runtime.llm.models import TINY, Checkpoint, config_of, tiny
 
 

@@ -14,9 +14,16 @@ from hypothesis import strategies as st
 
 from fleetstart.runtime.contract.errors import InvalidInput
 from fleetstart.runtime.contract.worker_headers import CONTINUE_HEADER, MARK
-from fleetstart.runtime.llm.answers import Request
-from fleetstart.runtime.llm.continuation import CARRIED_MAX_BYTES, Marker, as_chosen, chosen, read_carried, split_body
-from fleetstart.runtime.llm.sampler import SamplingParams
+from fleetstart.runtime.llm.engine.generation import Request
+from fleetstart.runtime.llm.engine.sampler import SamplingParams
+from fleetstart.runtime.llm.server.stream_resume import (
+    CARRIED_MAX_BYTES,
+    Marker,
+    as_chosen,
+    chosen,
+    read_carried,
+    split_body,
+)
 from tests.runtime.llm.models import Checkpoint, engine, native, run, text_of, tiny, tokens_of
 from tests.runtime.llm.test_openai import Served, served
 

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleetstart.runtime.llm.rope import inverse_frequencies
+from fleetstart.runtime.llm.model.rope import inverse_frequencies
 from tests.runtime.llm.batches import ISAS, batch_of, some_tokens, steps, table
 from tests.runtime.llm.models import Checkpoint, config_of, native, plain, tiny
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from fleetstart.runtime.llm.answers import Request
-from fleetstart.runtime.llm.sampler import SamplingParams
-from fleetstart.runtime.llm.tokenizer import Tokenizer, read_chat_template
+from fleetstart.runtime.llm.engine.generation import Request
+from fleetstart.runtime.llm.engine.sampler import SamplingParams
+from fleetstart.runtime.llm.text.tokenizer import Tokenizer, read_chat_template
 from tests.runtime.llm.models import Checkpoint, engine, native, plain, run, text_of, tokens_of
 
 CASES: list[dict[str, Any]] = json.loads((Path(__file__).parent / "golden.json").read_text())["cases"]

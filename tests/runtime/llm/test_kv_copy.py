@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleetstart.runtime.llm.blocks import BlockPool
-from fleetstart.runtime.llm.kv_copy import PIECE_TOKENS, Held, KvCopy
-from fleetstart.runtime.llm.scheduler import Scheduler, Sequence
+from fleetstart.runtime.llm.distributed.kv_copy import PIECE_TOKENS, Held, KvCopy
+from fleetstart.runtime.llm.engine.block_pool import BlockPool
+from fleetstart.runtime.llm.engine.scheduler import Scheduler, Sequence
 
 BLOCK = 4
 

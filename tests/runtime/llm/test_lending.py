@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetstart.runtime.llm import stages as llm_stages
-from fleetstart.runtime.llm.engine import Engine
-from fleetstart.runtime.llm.growth import Growth
-from fleetstart.runtime.llm.lending import WORTH_TOKENS, to_lend
-from fleetstart.runtime.llm.sampler import SamplingParams
+from fleetstart.runtime.llm.distributed import stages as llm_stages
+from fleetstart.runtime.llm.distributed.consolidation import Growth
+from fleetstart.runtime.llm.distributed.request_migration import WORTH_TOKENS, to_lend
+from fleetstart.runtime.llm.engine.engine import Engine
+from fleetstart.runtime.llm.engine.sampler import SamplingParams
 from tests.runtime.llm.models import tokens_of
 from tests.runtime.llm.pipelines import Stages, after, pipeline
 from tests.runtime.llm.test_pipeline import LAYERS, WEIGHTS, alone, cuts_of, request

@@ -19,7 +19,7 @@ import uvicorn
 
 from fleetstart.runtime.contract.function.spec import LLMSettings
 from fleetstart.runtime.llm import create_app
-from fleetstart.runtime.llm.app import BODY_MAX_BYTES, LLMApp
+from fleetstart.runtime.llm.server.app import BODY_MAX_BYTES, LLMApp
 from tests.runtime.llm.models import Checkpoint, tiny
 from tests.servers import wait_until
 

@@ -11,8 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleetstart.runtime.llm.answers import Request
-from fleetstart.runtime.llm.sampler import SamplingParams
+from fleetstart.runtime.llm.engine.generation import Request
+from fleetstart.runtime.llm.engine.sampler import SamplingParams
 from tests.runtime.llm.models import engine, native, run, tiny, tokens_of
 from tests.runtime.llm.pipelines import after, generate, pipeline
 from tests.servers import wait_until

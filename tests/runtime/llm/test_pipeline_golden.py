@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fleetstart.runtime.contract.function.spec import MIB, LLMSettings
-from fleetstart.runtime.llm.answers import Request
-from fleetstart.runtime.llm.sampler import SamplingParams
+from fleetstart.runtime.llm.engine.generation import Request
+from fleetstart.runtime.llm.engine.sampler import SamplingParams
 from tests.runtime.llm.models import Checkpoint, tokens_of
 from tests.runtime.llm.pipelines import after, pipeline
 

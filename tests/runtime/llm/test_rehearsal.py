@@ -7,7 +7,8 @@ import threading
 import pytest
 import torch
 
-from fleetstart.runtime.llm import app, rehearsal
+from fleetstart.runtime.llm.server import app
+from fleetstart.runtime.llm.server import warmup as rehearsal
 
 
 def test_it_serves_and_leaves_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fleetstart.runtime.llm.sampler import SamplerState, SamplingParams, sample
+from fleetstart.runtime.llm.engine.sampler import SamplerState, SamplingParams, sample
 
 DRAWS = 4000
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from fleetstart.runtime.contract.errors import InvalidInput
-from fleetstart.runtime.llm.blocks import BlockPool
-from fleetstart.runtime.llm.scheduler import Chunk, Scheduler, Sequence
+from fleetstart.runtime.llm.engine.block_pool import BlockPool
+from fleetstart.runtime.llm.engine.scheduler import Chunk, Scheduler, Sequence
 
 BLOCK = 4
 

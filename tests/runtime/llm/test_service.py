@@ -12,10 +12,10 @@ from contextlib import contextmanager
 import pytest
 
 from fleetstart.runtime.contract.errors import DeadlineExceeded, HandlerFailed, InvalidInput, Unavailable
-from fleetstart.runtime.llm.answers import Request
-from fleetstart.runtime.llm.engine import Engine
-from fleetstart.runtime.llm.sampler import SamplingParams
-from fleetstart.runtime.llm.service import EngineService, Stream
+from fleetstart.runtime.llm.engine.engine import Engine
+from fleetstart.runtime.llm.engine.generation import Request
+from fleetstart.runtime.llm.engine.sampler import SamplingParams
+from fleetstart.runtime.llm.server.engine_service import EngineService, Stream
 from tests.runtime.llm.models import Checkpoint, engine, native, run, tokens_of
 from tests.servers import until, wait_until
 

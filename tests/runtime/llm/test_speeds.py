@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from fleetstart.runtime.contract.errors import DeadlineExceeded
-from fleetstart.runtime.llm.answers import Delta
-from fleetstart.runtime.llm.speeds import Speeds
+from fleetstart.runtime.llm.engine.generation import Delta
+from fleetstart.runtime.llm.engine.latency_stats import Speeds
 
 MS = 1_000_000
 

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleetstart.runtime.contract.errors import CheckpointInvalid, InvalidInput
-from fleetstart.runtime.llm.stops import StopMatcher
-from fleetstart.runtime.llm.tokenizer import ChatTemplate, Detokenizer, Tokenizer, read_chat_template
+from fleetstart.runtime.llm.engine.stop_strings import StopMatcher
+from fleetstart.runtime.llm.text.tokenizer import ChatTemplate, Detokenizer, Tokenizer, read_chat_template
 from tests.runtime.llm.models import Checkpoint, byte_tokenizer
 
 TOKENIZER = Tokenizer(byte_tokenizer())

@@ -21,9 +21,9 @@ from fleetstart.runtime.contract.errors import CheckpointInvalid
 from fleetstart.runtime.contract.weights import token_table as token_table_format
 from fleetstart.runtime.contract.weights.manifest import read_manifest
 from fleetstart.runtime.contract.weights.token_table import HEAD
-from fleetstart.runtime.llm import token_table
-from fleetstart.runtime.llm.token_table import TableTokenizer
-from fleetstart.runtime.llm.tokenizer import Tokenizer
+from fleetstart.runtime.llm.text import table_tokenizer as token_table
+from fleetstart.runtime.llm.text.table_tokenizer import TableTokenizer
+from fleetstart.runtime.llm.text.tokenizer import Tokenizer
 from tests.controller.cli.checkpoints import MemoryStore, model, no_progress, write_model
 
 ROOT = Path(__file__).parents[3]

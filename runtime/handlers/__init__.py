@@ -1,0 +1,1 @@
+"""From request to handler to response."""

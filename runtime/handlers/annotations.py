@@ -1,0 +1,224 @@
+"""Annotations of a handler as types that msgspec checks: what they hold, and what stands in for what it does not know.
+
+msgspec reads dataclasses, TypedDict, NamedTuple, enums, Literal and its own Struct by itself. Added here: pydantic
+models and `File` (by hooks; pydantic is never imported, only recognised once the user's code has done so), and
+constraints that are written for other libraries (`Annotated[int, Field(ge=1)]`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import sys
+import types
+import typing
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Generator, Iterable, Iterator, Mapping
+from typing import Annotated, Any, Union, get_args, get_origin
+
+import msgspec
+
+from fleetstart.runtime.sdk.files import File
+
+STREAMS = (Iterator, Generator, Iterable, AsyncIterator, AsyncGenerator, AsyncIterable)
+"""What a handler that streams is annotated to return; the first argument is the type of its items."""
+_CONSTRAINTS = ("ge", "gt", "le", "lt", "multiple_of", "min_length", "max_length", "pattern")
+ELEMENTS_MAX = 1_000_000
+"""Of an array that becomes JSON: a larger one was meant to be sent in another form."""
+_ARRAY_HINT = 'return bytes: Response(array.tobytes(), content_type="application/octet-stream")'
+_PICTURE_HINT = (
+    'save it to bytes: picture.save(buffer, "PNG"), then return Response(buffer.getvalue(), content_type="image/png")'
+)
+
+
+class Unfit(ValueError):
+    """Raised inside a hook; the checker adds the path that leads there."""
+
+    def __init__(self, path: str, expected: str, got: str) -> None:
+        super().__init__(f"{expected}, got {got}")
+        self.path = path
+        self.expected = expected
+        self.got = got
+
+
+# ── annotations ────────────────────────────────────────────────────────────────────────────────────
+
+
+def hints_of(handler: Any) -> dict[str, Any]:
+    """Resolved annotations of what is called. Errors: NameError for one that names nothing."""
+    called = handler if inspect.isroutine(handler) else type(handler).__call__
+    return typing.get_type_hints(called, include_extras=True)
+
+
+def is_model(kind: Any) -> bool:
+    """Whether it is a class of pydantic's."""
+    pydantic = sys.modules.get("pydantic")
+    return pydantic is not None and isinstance(kind, type) and issubclass(kind, pydantic.BaseModel)
+
+
+def is_struct_like(kind: Any) -> bool:
+    """Whether it stands for a whole JSON object."""
+    origin = get_origin(kind) or kind
+    if not isinstance(origin, type):
+        return False
+    return (
+        issubclass(origin, msgspec.Struct | dict)
+        or origin in (Mapping, typing.Mapping)
+        or dataclasses.is_dataclass(origin)
+        or typing.is_typeddict(origin)
+        or is_model(origin)
+    )
+
+
+def bare(kind: Any) -> Any:
+    """Without Annotated and without None."""
+    if get_origin(kind) is Annotated:
+        return bare(get_args(kind)[0])
+    if is_union(kind):
+        others = [one for one in get_args(kind) if one is not type(None)]
+        return bare(others[0]) if len(others) == 1 else kind
+    return kind
+
+
+def is_union(kind: Any) -> bool:
+    return get_origin(kind) in (Union, types.UnionType)
+
+
+def is_list(kind: Any) -> bool:
+    return get_origin(bare(kind)) in (list, tuple, set, frozenset) or bare(kind) in (list, tuple, set, frozenset)
+
+
+def fields_of(kind: Any) -> dict[str, Any]:
+    """Types of an object's fields by name, as far as they can be told."""
+    origin = get_origin(kind) or kind
+    if not isinstance(origin, type) or (issubclass(origin, dict) and not typing.is_typeddict(origin)):
+        return {}
+    try:
+        return typing.get_type_hints(origin, include_extras=True)
+    except (NameError, TypeError):
+        return {}
+
+
+def checkable(kind: Any) -> Any:
+    """The same type with every constraint in msgspec's words.
+
+    Errors: TypeError for a class that no request can fill.
+    """
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin is typing.Literal or not arguments:
+        _require_known(kind)
+        return kind
+    if origin is Annotated:
+        base, *said = arguments
+        metas = [one for one in said if isinstance(one, msgspec.Meta)]
+        found = _constraints(said)
+        if found:
+            metas.append(msgspec.Meta(**found))
+        base = checkable(base)
+        return Annotated[(base, *metas)] if metas else base
+    checked = tuple(checkable(one) if _is_type(one) else one for one in arguments)
+    if checked == arguments:
+        return kind
+    if is_union(kind):
+        return Union[checked]  # noqa: UP007
+    return kind.copy_with(checked) if hasattr(kind, "copy_with") else types.GenericAlias(origin, checked)
+
+
+def _is_type(argument: Any) -> bool:
+    return argument is not Ellipsis and not isinstance(argument, list)
+
+
+def _require_known(kind: Any) -> None:
+    if not isinstance(kind, type) or kind is File or is_model(kind):
+        return
+    try:
+        known = not isinstance(msgspec.inspect.type_info(kind), msgspec.inspect.CustomType)
+    except (TypeError, NameError):
+        return  # the decoder says it in its own words
+    if not known:
+        raise TypeError(f"{kind.__module__}.{kind.__qualname__} is no type that a request or an answer can have")
+
+
+def _constraints(said: list[Any]) -> dict[str, Any]:
+    """Of annotated_types and pydantic's Field: whatever has such attributes means the same by them."""
+    found: dict[str, Any] = {}
+    for one in said:
+        if isinstance(one, msgspec.Meta):
+            continue
+        for part in (one, *(getattr(one, "metadata", None) or ())):
+            for name in _CONSTRAINTS:
+                value = getattr(part, name, None)
+                if isinstance(value, int | float | str) and not isinstance(value, bool):
+                    found[name] = value
+    return found
+
+
+# ── values ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def made(kind: type, value: Any) -> Any:
+    """msgspec's hook for a type that is not its own. Errors: Unfit."""
+    if isinstance(value, kind):
+        return value
+    if kind is File:
+        raise Unfit("", "a file, sent as multipart/form-data", json_type(value))
+    validate = getattr(kind, "model_validate", None)
+    if validate is None:
+        raise Unfit("", kind.__name__, json_type(value))
+    try:
+        return validate(value)
+    except ValueError as error:
+        raise _of_model(error, kind) from error
+
+
+def _of_model(error: ValueError, kind: type) -> Unfit:
+    errors = getattr(error, "errors", None)
+    if errors is None:
+        return Unfit("", f"{kind.__name__}: {error}", "another value")
+    first = errors(include_url=False)[0]
+    path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"])
+    got = "nothing" if first["type"] == "missing" else shown(first["input"])
+    message = str(first["msg"])
+    return Unfit(path, message[:1].lower() + message[1:], got)
+
+
+def plain(value: Any) -> Any:
+    """msgspec's hook for a value that is not of its types. Errors: TypeError, which says what to do."""
+    kind = type(value)
+    # numpy and torch arrays and scalars: one rule, and neither has to be imported for it.
+    if hasattr(value, "tolist"):
+        count = _elements(value)
+        if count > ELEMENTS_MAX:
+            what = f"the handler returned a {kind.__name__} of {count:,} elements"
+            raise TypeError(f"{what}, {ELEMENTS_MAX:,} at most as JSON: {_ARRAY_HINT}")
+        return value.tolist()
+    if is_model(kind):
+        return value.model_dump(mode="json", by_alias=True)
+    text = f"the handler returned a {kind.__name__}, which has no JSON form"
+    if kind.__module__.partition(".")[0] == "PIL":
+        raise TypeError(f"{text}: {_PICTURE_HINT}")
+    raise TypeError(text)
+
+
+def _elements(array: Any) -> int:
+    count = getattr(array, "size", 1)
+    if callable(count):  # torch: a shape
+        count = array.numel()
+    return count if isinstance(count, int) else 1
+
+
+def json_type(value: Any) -> str:
+    """As msgspec names it."""
+    names = {dict: "object", list: "array", str: "str", int: "int", float: "float", bool: "bool", type(None): "null"}
+    return names.get(type(value), type(value).__name__)
+
+
+SHOWN_MAX = 80
+
+
+def shown(value: Any) -> str:
+    """Some value in a few words."""
+    try:
+        text = msgspec.json.encode(value, enc_hook=str).decode(errors="replace")
+    except (TypeError, ValueError, RecursionError):
+        text = json_type(value)
+    return text if len(text) <= SHOWN_MAX else f"{text[: SHOWN_MAX - 3]}..."

@@ -1,0 +1,209 @@
+"""Request bodies that are no JSON: multipart/form-data, urlencoded forms, and query strings, as names with values.
+
+A part becomes what its handler's parameter asks for: a `File` of its own, bytes, text, or JSON. What the values mean
+together is for `inputs`. python-multipart takes the bytes apart; it is imported when the first form comes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import parse_qsl
+
+import msgspec
+
+from fleetstart.runtime.asgi import Disconnected, Receive
+from fleetstart.runtime.contract.errors import InvalidInput, TooLarge
+from fleetstart.runtime.handlers.annotations import bare, is_list, is_struct_like
+from fleetstart.runtime.sdk.files import File
+
+PARTS_MAX = 1000
+HEADER_MAX_BYTES = 8 * 1024
+FORM_HINT = "send it as multipart/form-data, as `curl -F name=value -F file=@path` does"
+MULTIPART = b"multipart/form-data"
+URLENCODED = b"application/x-www-form-urlencoded"
+
+
+@dataclass(slots=True)
+class Part:
+    name: str = ""
+    filename: str | None = None
+    content_type: str = ""
+    body: File = field(default_factory=File)
+
+
+@dataclass(slots=True)
+class Form:
+    """Parts in the order in which they came; whoever reads it closes it."""
+
+    parts: list[Part] = field(default_factory=list)
+
+    def close(self) -> None:
+        for part in self.parts:
+            part.body.close()
+
+
+def media_type(headers: list[tuple[bytes, bytes]]) -> tuple[bytes, bytes]:
+    """The request's content type, without parameters in lower case, and as it was written."""
+    for name, value in headers:
+        if name == b"content-type":
+            return value.partition(b";")[0].strip().lower(), value
+    return b"", b""
+
+
+# ── multipart ──────────────────────────────────────────────────────────────────────────────────────
+
+
+async def read_form(receive: Receive, content_type: bytes) -> Form:
+    """Part by part, as it comes. Errors: InvalidInput, TooLarge, Disconnected."""
+    from python_multipart.exceptions import FormParserError
+    from python_multipart.multipart import MultipartParser, parse_options_header
+
+    _, options = parse_options_header(content_type)
+    boundary = options.get(b"boundary")
+    if not boundary or len(boundary) > 70:
+        raise InvalidInput("the multipart body's content type names no boundary", hint=FORM_HINT)
+    reading = _Reading(parse_options_header)
+    try:
+        parser = MultipartParser(boundary, reading.callbacks())
+        more = True
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise Disconnected
+            parser.write(message.get("body", b""))
+            more = message.get("more_body", False)
+        parser.finalize()
+        if not reading.ended:
+            raise InvalidInput("the multipart body ends in the middle of a part", hint=FORM_HINT)
+        return reading.form
+    except BaseException as error:
+        reading.form.close()
+        if isinstance(error, FormParserError):
+            raise InvalidInput(f"the multipart body is broken: {error}", hint=FORM_HINT) from None
+        if isinstance(error, OSError):
+            raise TooLarge(
+                f"the request's files do not fit into the worker's temporary folder: {error.strerror}",
+                hint="send a smaller file, or give the function more memory: half of it is for files",
+            ) from None
+        raise
+
+
+class _Reading:
+    """What the parser tells, made into parts."""
+
+    def __init__(self, options: Callable[[bytes], tuple[bytes, dict[bytes, bytes]]]) -> None:
+        self.form = Form()
+        self.ended = False
+        self._options = options
+        self._part = Part()
+        self._name = b""
+        self._value = b""
+        self._header_bytes = 0
+
+    def callbacks(self) -> Any:
+        return {
+            "on_part_begin": self._begin,
+            "on_header_field": self._header_field,
+            "on_header_value": self._header_value,
+            "on_header_end": self._header_end,
+            "on_part_data": self._data,
+            "on_end": self._end,
+        }
+
+    def _begin(self) -> None:
+        if len(self.form.parts) >= PARTS_MAX:
+            raise TooLarge(f"the multipart body has more than {PARTS_MAX} parts")
+        self._part = Part()
+        self._header_bytes = 0
+        self.form.parts.append(self._part)
+
+    def _counted(self, size: int) -> None:
+        self._header_bytes += size
+        if self._header_bytes > HEADER_MAX_BYTES:
+            raise TooLarge(f"a part of the multipart body has more than {HEADER_MAX_BYTES} bytes of headers")
+
+    def _header_field(self, data: bytes, start: int, end: int) -> None:
+        self._counted(end - start)
+        self._name += data[start:end]
+
+    def _header_value(self, data: bytes, start: int, end: int) -> None:
+        self._counted(end - start)
+        self._value += data[start:end]
+
+    def _header_end(self) -> None:
+        name, value = self._name.lower(), self._value
+        self._name, self._value = b"", b""
+        if name == b"content-disposition":
+            _, options = self._options(value)
+            self._part.name = options.get(b"name", b"").decode(errors="replace")
+            if b"filename" in options:
+                self._part.filename = options[b"filename"].decode(errors="replace")
+                self._part.body = File(self._part.filename, self._part.body.content_type)
+        elif name == b"content-type":
+            self._part.content_type = value.decode("latin-1").strip()
+            self._part.body.content_type = self._part.content_type
+
+    def _data(self, data: bytes, start: int, end: int) -> None:
+        self._part.body.write(data[start:end])
+
+    def _end(self) -> None:
+        self.ended = True
+
+
+# ── values ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def form_object(form: Form, kinds: Mapping[str, Any]) -> dict[str, Any]:
+    """By name, each as its kind asks for. Errors: InvalidInput."""
+    pairs = [(part.name, _value(part, kinds.get(part.name, Any))) for part in form.parts]
+    return _gathered(pairs, kinds)
+
+
+def text_object(text: bytes, kinds: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a query string, or of a body that is written like one."""
+    try:
+        return _gathered(parse_qsl(text.decode("latin-1"), keep_blank_values=True), kinds)
+    except ValueError as error:
+        raise InvalidInput(f"the form is not understood: {error}", hint=FORM_HINT) from None
+
+
+def _gathered(pairs: list[tuple[str, Any]], kinds: Mapping[str, Any]) -> dict[str, Any]:
+    """A name that stands twice, or is a list by its type, gives a list."""
+    found: dict[str, list[Any]] = {}
+    for name, value in pairs:
+        found.setdefault(name, []).append(value)
+    return {
+        name: values if len(values) > 1 or is_list(kinds.get(name)) else values[0] for name, values in found.items()
+    }
+
+
+def _value(part: Part, kind: Any) -> Any:
+    kind = bare(kind)
+    if is_list(kind):
+        kind = bare((*getattr(kind, "__args__", ()), Any)[0])
+    part.body.seek(0)
+    if kind is File:
+        return part.body
+    data = part.body.content()
+    if kind is bytes:
+        return data
+    if part.content_type.partition(";")[0] == "application/json" or is_struct_like(kind):
+        try:
+            return msgspec.json.decode(data)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise InvalidInput(
+                f"part {part.name!r} of the form is not JSON: {error}",
+                field=part.name,
+                expected="JSON",
+                got="other text",
+            ) from None
+    if part.filename is not None and kind is Any:
+        return part.body
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        raise InvalidInput(
+            f"part {part.name!r} of the form is not text in UTF-8", field=part.name, expected="text", got="other bytes"
+        ) from None

@@ -1,0 +1,61 @@
+"""The ends of a handler's life: `load(weights)` and `warm()` before its first call, `close()` after its last.
+
+A class has them as methods, each of them optional, synchronous or not. `warm()` is called when `load()` is done, for a
+first run that the first caller shall not wait for; the worker is ready after it. Functions of the handler's module that
+are marked with `@on_exit` are closed with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from fleetstart.runtime import user_errors as blame
+from fleetstart.runtime.sdk.decorators import ON_EXIT
+
+
+def prepare(handler: Any, weights: Any, loop: asyncio.AbstractEventLoop) -> None:
+    """Before the loop runs. Errors: what the hooks raise."""
+    load = getattr(handler, "load", None)
+    if load is not None:
+        _finish(load(weights) if inspect.signature(load).parameters else load(), loop)
+    warm = getattr(type(handler), "warm", None)
+    if callable(warm):
+        _finish(handler.warm(), loop)
+
+
+def _finish(result: Any, loop: asyncio.AbstractEventLoop) -> None:
+    if inspect.isawaitable(result):
+        loop.run_until_complete(_awaited(result))
+
+
+async def _awaited(result: Any) -> None:
+    await result
+
+
+def closer(handler: Any, entry: str, loop: asyncio.AbstractEventLoop) -> Callable[[], None] | None:
+    """What closes the handler, to be called in a thread while the loop runs; None if there is nothing to close."""
+    hooks: list[Callable[[], Any]] = []
+    if callable(getattr(type(handler), "close", None)):
+        hooks.append(handler.close)
+    module = sys.modules.get(entry.partition(":")[0])
+    hooks += [value for value in vars(module).values() if _is_marked(value)] if module is not None else []
+    return (lambda: _close(hooks, loop)) if hooks else None
+
+
+def _is_marked(value: Any) -> bool:
+    return inspect.isfunction(value) and hasattr(value, ON_EXIT)
+
+
+def _close(hooks: list[Callable[[], Any]], loop: asyncio.AbstractEventLoop) -> None:
+    """All of them, whatever one of them raises: it goes to the log."""
+    for hook in hooks:
+        try:
+            result = hook()
+            if inspect.isawaitable(result):
+                asyncio.run_coroutine_threadsafe(_awaited(result), loop).result()
+        except BaseException as error:
+            blame.log(error, f"{getattr(hook, '__qualname__', hook)} failed while the worker was ending:")

@@ -1,0 +1,226 @@
+"""From a request to the arguments of a handler, by the handler's signature.
+
+One parameter that has no annotation, or one of a struct-like type (dataclass, TypedDict, msgspec.Struct, a pydantic
+model, dict), takes the whole JSON body. Otherwise the parameters are the fields of a JSON object. A single parameter
+annotated `bytes` or `File` takes the raw body. A form (multipart or urlencoded) gives its parts as that object, and a
+request without a body its query parameters; there "3" may stand for 3. msgspec checks the types; an error names the
+field, what was expected, and what came.
+"""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import msgspec
+
+from fleetstart.runtime.contract.errors import InvalidInput
+from fleetstart.runtime.handlers.annotations import bare, checkable, fields_of, hints_of, is_list, is_struct_like, made
+from fleetstart.runtime.handlers.forms import URLENCODED, Form, form_object, text_object
+from fleetstart.runtime.handlers.validation_errors import misfit, type_name
+from fleetstart.runtime.sdk.files import File
+
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+_NOTHING: Arguments = ((), {})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameter:
+    name: str
+    type: Any
+    positional_only: bool
+    required: bool
+    default: Any = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inputs:
+    """How one handler is fed. `fields` is a Struct made from the parameters, None unless `form` is "fields"."""
+
+    form: Literal["raw", "whole", "fields"]
+    parameters: tuple[Parameter, ...]
+    decoder: msgspec.json.Decoder[Any] | None
+    fields: type[msgspec.Struct] | None = None
+    kinds: Mapping[str, Any] = field(default_factory=dict)
+    """Types by name of what a form or a query may hold."""
+
+    def read(self, body: bytes, query: bytes, media: bytes = b"", content_type: bytes = b"") -> Arguments:
+        """Of a body that is whole; `media` is its content type without parameters.
+
+        Errors: InvalidInput, which names the field.
+        """
+        if self.form == "raw":
+            return self._raw(body, content_type)
+        if not body:
+            return self._convert(text_object(query, self.kinds))
+        if self.decoder is None:
+            raise AssertionError("a raw form has no decoder")
+        try:
+            return self._arrange(self.decoder.decode(body))
+        except msgspec.ValidationError as error:
+            raise self._refusal(error, _parsed(body)) from None
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            # curl calls JSON a form unless it is told otherwise, so what it is is seen by trying.
+            if media == URLENCODED:
+                return self._convert(text_object(body, self.kinds))
+            raise InvalidInput(f"the body is not JSON: {error}", hint="send a JSON document as the body") from None
+
+    def read_form(self, form: Form) -> Arguments:
+        """Of a multipart body. Errors: InvalidInput."""
+        if self.form != "raw":
+            return self._convert(form_object(form, self.kinds))
+        if len(form.parts) != 1:
+            text = f"the handler takes one file, and the form has {len(form.parts)} parts"
+            raise InvalidInput(text, hint=self.hint(), expected="one part", got=f"{len(form.parts)} parts")
+        (part,) = form.parts
+        part.body.seek(0)
+        return self._give(part.body if self._takes_file() else part.body.content())
+
+    def _takes_file(self) -> bool:
+        return self.parameters[0].type is File
+
+    def _raw(self, body: bytes, content_type: bytes) -> Arguments:
+        if not self._takes_file():
+            return self._give(body)
+        file = File("", content_type.decode("latin-1") or "application/octet-stream")
+        file.write(body)
+        file.seek(0)
+        return self._give(file)
+
+    def _convert(self, values: dict[str, Any]) -> Arguments:
+        kind = self.fields
+        if kind is None:
+            (parameter,) = self.parameters
+            if not values and not parameter.required:
+                return _NOTHING
+            kind = parameter.type
+        try:
+            return self._arrange(msgspec.convert(values, kind, strict=False, dec_hook=made))
+        except msgspec.ValidationError as error:
+            raise self._refusal(error, values) from None
+
+    def _refusal(self, error: msgspec.ValidationError, value: Any) -> InvalidInput:
+        found = misfit(error, value, self.fields if self.fields is not None else self.parameters[0].type)
+        return InvalidInput(
+            f"the input does not fit: {found.sentence()}",
+            hint=self.hint(),
+            field=found.field,
+            expected=found.expected,
+            got=found.got,
+        )
+
+    def _arrange(self, value: Any) -> Arguments:
+        if self.form == "whole":
+            return self._give(value)
+        positional: list[Any] = []
+        named: dict[str, Any] = {}
+        for parameter in self.parameters:
+            given = getattr(value, parameter.name)
+            if given is msgspec.UNSET:
+                given = parameter.default
+            if parameter.positional_only:
+                positional.append(given)
+            else:
+                named[parameter.name] = given
+        return tuple(positional), named
+
+    def _give(self, value: Any) -> Arguments:
+        return (value,), {}
+
+    def hint(self) -> str:
+        """What the handler takes, in one line."""
+        if self.form == "raw":
+            return "the body is the bytes themselves, or a form with one file in it"
+        if self.form == "whole":
+            return f"the body is one JSON value: {type_name(self.parameters[0].type)}"
+        if not self.parameters:
+            return "the handler takes no input: send no body, or {}"
+        names = [f"{p.name}: {type_name(p.type)}" + ("" if p.required else " (optional)") for p in self.parameters]
+        form = "a form" if any(_holds_file(p.type) for p in self.parameters) else "a JSON object"
+        return f"the body is {form} with {', '.join(names)}"
+
+
+def inputs_of(handler: Callable[..., Any], *, batched: bool = False) -> Inputs:
+    """Reads the signature once, when the worker starts; of a batched handler, as each caller sees it.
+
+    Errors: TypeError for a signature that no request can fill; NameError for an annotation that names nothing.
+    """
+    parameters = tuple(_parameters(handler))
+    if batched:
+        parameters = tuple(_one_of(parameter) for parameter in parameters)
+    if len(parameters) == 1 and parameters[0].type in (bytes, File):
+        return Inputs(form="raw", parameters=parameters, decoder=None)
+    if len(parameters) == 1 and (parameters[0].type is Any or is_struct_like(parameters[0].type)):
+        (whole,) = parameters
+        kinds = fields_of(whole.type)
+        return Inputs(form="whole", parameters=parameters, decoder=_decoder(whole.type), kinds=kinds)
+    specs: list[Any] = [
+        (parameter.name, parameter.type) if parameter.required else _optional_field(parameter)
+        for parameter in parameters
+    ]
+    fields = msgspec.defstruct("Input", specs, kw_only=True, forbid_unknown_fields=True)
+    kinds = {parameter.name: parameter.type for parameter in parameters}
+    return Inputs(form="fields", parameters=parameters, decoder=_decoder(fields), fields=fields, kinds=kinds)
+
+
+def _parsed(body: bytes) -> Any:
+    """The value that did not fit; what comes after its first misfit need not be JSON."""
+    try:
+        return msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(kind, dec_hook=made)
+
+
+def _optional_field(parameter: Parameter) -> tuple[str, Any, Any]:
+    # UNSET stands for "not sent", so that the function's own default object is what it gets.
+    return (parameter.name, typing.Union[parameter.type, msgspec.UnsetType], msgspec.UNSET)  # noqa: UP007
+
+
+def _parameters(handler: Callable[..., Any]) -> list[Parameter]:
+    hints = hints_of(handler)
+    found = []
+    for parameter in inspect.signature(handler).parameters.values():
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            raise TypeError(
+                f"the handler takes {parameter}, which a JSON body cannot fill: name its parameters, "
+                "or take the whole body as one"
+            )
+        required = parameter.default is parameter.empty
+        try:
+            kind = checkable(hints.get(parameter.name, Any))
+        except TypeError as error:
+            text = f"parameter {parameter.name!r}: {error}"
+            raise TypeError(f"{text}; take bytes, a File, or what JSON can say") from None
+        found.append(
+            Parameter(
+                name=parameter.name,
+                type=kind,
+                positional_only=parameter.kind is parameter.POSITIONAL_ONLY,
+                required=required,
+                default=None if required else parameter.default,
+            )
+        )
+    return found
+
+
+def _one_of(parameter: Parameter) -> Parameter:
+    """A batched handler's parameter, as one of its callers fills it."""
+    if not parameter.required:
+        raise TypeError(f"parameter {parameter.name!r} of a batched handler has a default: give each item its own")
+    kind = bare(parameter.type)
+    if kind is not Any and not is_list(kind):
+        raise TypeError(f"parameter {parameter.name!r} of a batched handler must be a list of what each caller sends")
+    item = (*typing.get_args(kind), Any)[0]
+    return Parameter(name=parameter.name, type=item, positional_only=parameter.positional_only, required=True)
+
+
+def _holds_file(kind: Any) -> bool:
+    kind = bare(kind)
+    return kind is File or (is_list(kind) and File in typing.get_args(kind))

@@ -1,0 +1,180 @@
+"""What does not fit its type, told so that its sender can mend it: which field, what was expected, what came.
+
+msgspec says it in one sentence with a path; this takes the sentence apart, follows the path through the value and
+through the type, and names the values that an enum or a Literal has.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from msgspec import inspect as shape
+
+from fleetstart.runtime.handlers.annotations import Unfit, bare, fields_of, is_model, is_union, shown
+
+_SENTENCE = re.compile(r"(?P<what>.*?)(?: - at `(?P<key>key in )?\$(?P<path>.*)`)?", re.DOTALL)
+_EXPECTED = re.compile(r"Expected (?P<expected>.*?)(?:, got (?P<got>.*))?", re.DOTALL)
+_MISSING = re.compile(r"Object missing required field `(?P<name>.*)`", re.DOTALL)
+_UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>.*)`", re.DOTALL)
+_STEP = re.compile(r"\.(?P<name>[^.\[]+)|\[(?P<index>\d+|\.\.\.)\]")
+_LOST = object()
+"""Stands for a value to which no path leads."""
+CHOICES_MAX = 12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Misfit:
+    """`field` as in `items[2].price`; empty for the whole value."""
+
+    field: str
+    expected: str
+    got: str
+
+    def sentence(self) -> str:
+        where = f" at `{self.field}`" if self.field else ""
+        return f"expected {self.expected}{where}, got {self.got}"
+
+
+def misfit(error: Exception, value: Any, kind: Any) -> Misfit:
+    """Of msgspec's error for the value, which should have been of that kind."""
+    match = _SENTENCE.fullmatch(str(error))
+    what, path = (match["what"], match["path"] or "") if match else (str(error), "")
+    cause = error.__cause__
+    if isinstance(cause, Unfit):
+        return Misfit(field=_field(path + cause.path), expected=cause.expected, got=cause.got)
+    if match and match["key"]:
+        return Misfit(field=_field(path), expected=f"keys as follows: {_lower(what)}", got="others")
+    if found := _MISSING.fullmatch(what):
+        name = found["name"]
+        return Misfit(field=_field(f"{path}.{name}"), expected=_named(_field_kind(kind, path, name)), got="nothing")
+    if found := _UNKNOWN.fullmatch(what):
+        return _unknown(found["name"], path, value, kind)
+    came = _follow(value, path)
+    found = _EXPECTED.fullmatch(what)
+    expected = found["expected"].replace("`", "") if found else _lower(what)
+    if what.startswith("Invalid enum value") and (choices := _choices(_kind_at(kind, path))):
+        expected = f"one of {choices}"
+    got = found["got"].replace("`", "") if found and found["got"] else "another value"
+    return Misfit(field=_field(path), expected=expected, got=got if came is _LOST else shown(came))
+
+
+def _unknown(name: str, path: str, value: Any, kind: Any) -> Misfit:
+    names = list(_names(_kind_at(kind, path)))
+    near = difflib.get_close_matches(name, names, n=1)
+    advice = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names) or 'none'}"
+    came = _follow(value, f"{path}.{name}")
+    return Misfit(
+        field=_field(f"{path}.{name}"),
+        expected=f"no such field ({advice})",
+        got=shown(came) if came is not _LOST else "one",
+    )
+
+
+def _field(path: str) -> str:
+    return path.removeprefix(".")
+
+
+def _lower(text: str) -> str:
+    return text[:1].lower() + text[1:]
+
+
+def _steps(path: str) -> list[str | int | None]:
+    """None stands for any key of an object."""
+    found: list[str | int | None] = []
+    for step in _STEP.finditer(path):
+        index = step["index"]
+        found.append(step["name"] if index is None else None if index == "..." else int(index))
+    return found
+
+
+def _follow(value: Any, path: str) -> Any:
+    for step in _steps(path):
+        try:
+            value = value[step] if step is not None else _LOST
+        except (KeyError, IndexError, TypeError):
+            return _LOST
+    return value
+
+
+# ── along the type ─────────────────────────────────────────────────────────────────────────────────
+
+
+def _info(kind: Any) -> Any:
+    try:
+        return shape.type_info(kind)
+    except (TypeError, NameError):
+        return None
+
+
+def _kind_at(kind: Any, path: str) -> Any:
+    """msgspec's description of the type to which the path leads; None if it cannot be told."""
+    info = _info(kind)
+    for step in _steps(path):
+        info = _within(info, step)
+    return info
+
+
+def _within(info: Any, step: str | int | None) -> Any:
+    options = info.types if isinstance(info, shape.UnionType) else (info,)
+    for one in options:
+        if isinstance(step, str) and (fields := getattr(one, "fields", None)):
+            return next((field.type for field in fields if step in (field.name, field.encode_name)), None)
+        if isinstance(one, shape.DictType):
+            return one.value_type
+        if isinstance(step, int) and isinstance(one, shape.TupleType):
+            return one.item_types[step] if step < len(one.item_types) else None
+        if item := getattr(one, "item_type", None):
+            return item
+    return None
+
+
+def _field_kind(kind: Any, path: str, name: str) -> Any:
+    return _within(_kind_at(kind, path), name)
+
+
+def _names(info: Any) -> list[str]:
+    return [field.encode_name for field in getattr(info, "fields", ())]
+
+
+def _choices(info: Any) -> str:
+    options = info.types if isinstance(info, shape.UnionType) else (info,)
+    values: list[Any] = []
+    for one in options:
+        if isinstance(one, shape.EnumType):
+            values += [member.value for member in one.cls]
+        elif isinstance(one, shape.LiteralType):
+            values += list(one.values)
+    text = ", ".join(shown(value) for value in values[:CHOICES_MAX])
+    return text + (", ..." if len(values) > CHOICES_MAX else "")
+
+
+_WORDS = {"NoneType": "null", "BytesType": "bytes (base64)", "DictType": "object"}
+
+
+def _named(info: Any) -> str:
+    if isinstance(info, shape.UnionType):
+        return " | ".join(_named(one) for one in info.types)
+    if info is None or isinstance(info, shape.AnyType):
+        return "a value"
+    cls = getattr(info, "cls", None)
+    if isinstance(info, shape.EnumType | shape.LiteralType):
+        return f"one of {_choices(info)}"
+    if cls is not None:
+        return str(cls.__name__)
+    if hasattr(info, "item_type") or hasattr(info, "item_types"):
+        return "array"
+    return _WORDS.get(type(info).__name__, type(info).__name__.removesuffix("Type").lower())
+
+
+def type_name(kind: Any) -> str:
+    """A type for people."""
+    if kind is Any:
+        return "anything"
+    if is_union(kind) or not isinstance(kind, type) or getattr(kind, "__args__", None):
+        return str(kind).replace("typing.", "")
+    if is_model(bare(kind)) or fields_of(kind):
+        return f"{kind.__name__} ({', '.join(fields_of(kind))})"
+    return kind.__name__

@@ -1,0 +1,1 @@
+"""Fork server and gVisor launcher, warm-up."""

@@ -1,0 +1,136 @@
+"""A warm parent that has imported what workers need, and forks one in milliseconds: `python -m ...forkserver`.
+
+Started by the node daemon with one end of a socketpair. It imports by profile, tries what isolation the
+kernel grants, says `Warm`, and then forks a worker for every `Fork`. It never touches a GPU, because a CUDA context
+does not survive a fork. It ends with its daemon, and its workers end with it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gc
+import os
+import signal
+import socket
+import sys
+from typing import NoReturn
+
+from fleetstart.runtime.contract.node import exit_codes as exits
+from fleetstart.runtime.contract.node.messages import Fork, Warm
+from fleetstart.runtime.isolation import linux as kernel
+from fleetstart.runtime.isolation import namespaces as isolation
+from fleetstart.runtime.isolation.namespaces import Isolation
+from fleetstart.runtime.launch.launcher import (
+    CONTROL_FD,
+    Child,
+    arrange_descriptors,
+    begin,
+    has_ended,
+    join_groups,
+    serve,
+)
+from fleetstart.runtime.launch.profiles import warm_up, worker_environment
+
+
+class Forks:
+    """The launcher of workers that are children of this warm process."""
+
+    def __init__(self, granted: Isolation, hide: tuple[str, ...]) -> None:
+        self._granted = granted
+        self._steps = isolation.plan(hide)
+        self._own_pidfd = os.pidfd_open(os.getpid())
+
+    def describe(self, *, network: bool) -> str:
+        return self._granted.describe(network=network)
+
+    def launch(self, fork: Fork, control_fd: int, log_fd: int) -> int:
+        pid = isolation.fork_into_namespaces() if self._granted.namespaces else os.fork()
+        if pid == 0:
+            self._become_worker(fork, control_fd, log_fd)
+        return pid
+
+    def reap(self, child: Child) -> int:
+        if not self._granted.namespaces:
+            # A pid namespace dies with its first process; without one, the worker's children are its process
+            # group. Before the wait: until then its number cannot be another's.
+            # It may never have become the leader of a group.
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(child.pid, signal.SIGKILL)
+        _, status = os.waitpid(child.pid, 0)
+        return os.waitstatus_to_exitcode(status)
+
+    def _become_worker(self, request: Fork, control_fd: int, log_fd: int) -> NoReturn:
+        """In the child: never returns, and never runs another line of the fork server's."""
+        try:
+            kernel.die_with_parent(signal.SIGKILL)
+            if has_ended(self._own_pidfd):
+                os._exit(exits.ORPHANED)  # the fork server died before it could be told what to do at its death
+            self._settle(request, control_fd, log_fd)
+            from fleetstart.runtime.isolation.worker_environment import OnNode
+            from fleetstart.runtime.worker import shim
+
+            place = OnNode(confined=bool(self._granted.namespaces), steps=self._steps)
+            shim.run(socket.socket(fileno=CONTROL_FD), place)
+        except BaseException as error:
+            # Standard error is the worker's log by then, or, if not even that worked, the daemon's.
+            os.write(2, f"worker {request.worker} did not start: {type(error).__name__}: {error}\n".encode())
+        finally:
+            os._exit(exits.START_FAILED)
+
+    def _settle(self, request: Fork, control_fd: int, log_fd: int) -> None:
+        """Descriptors, signals, limits and namespaces of a new worker."""
+        os.setsid()
+        arrange_descriptors(control_fd, log_fd)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD):
+            signal.signal(number, signal.SIG_DFL)
+        gc.enable()
+        join_groups(request.cgroup_procs)
+        if self._granted.namespaces:
+            isolation.enter_namespaces(network=request.network)
+            socket.sethostname(request.worker)
+        _reseed()
+        kernel.die_with_parent(signal.SIGKILL)
+
+
+def _reseed() -> None:
+    """Siblings must not share numpy's random state if it was seeded in the parent; random reseeds itself."""
+    numpy_random = sys.modules.get("numpy.random")
+    if numpy_random is not None:
+        numpy_random.seed()
+
+
+def _leave_environment() -> None:
+    """Starts this program anew if its environment holds more than a worker may see.
+
+    Unsetting is not enough: /proc/self/environ shows a process the environment that it was executed with,
+    and to a worker that of its fork server.
+    """
+    wanted = worker_environment(os.environ)
+    if dict(os.environ) != wanted:
+        # The running binary by its link in /proc: the folders on its path may not be this user's to walk.
+        os.execve("/proc/self/exe", [sys.executable, *sys.orig_argv[1:]], wanted)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="fleetstart.runtime.launch.forkserver", description="Forks warm workers.")
+    parser.add_argument("--profile", choices=("python", "torch"), required=True)
+    parser.add_argument("--fd", type=int, required=True, help="this side of the socketpair with the daemon")
+    parser.add_argument("--hide", action="append", default=[], metavar="DIR", help="folder that no worker may see")
+    options = parser.parse_args(arguments)
+    _leave_environment()
+    sock = begin(options.fd)
+    warm_up(options.profile)
+    granted, inside_user_namespace = isolation.probe()
+    if inside_user_namespace:
+        isolation.become_user_root()
+    threads = len(os.listdir("/proc/self/task"))
+    if threads > 1:
+        sys.stderr.write(f"the fork server has {threads} threads after its imports; a worker gets the first alone\n")
+    gc.collect()
+    gc.freeze()
+    serve(sock, Forks(granted, tuple(options.hide)), Warm(options.profile, granted.describe(), granted.refused))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,265 @@
+"""Workers inside gVisor: each one a `runsc run` with a kernel of its own in user space. `python -m ...gvisor`.
+
+What it says and hears is what a fork server does (`launching`); but no worker is forked from a warm parent, since
+processes of one sandbox share its kernel. So each imports for itself (`sandboxed`), and a pool of them waits.
+
+A sandbox sees the system's programs and libraries, what this Python runs from, and nothing else of the node: its root
+is an empty folder. Its control socket is its standard input; everything that it is given comes through that.
+
+gVisor: Young et al., The True Cost of Containing, HotCloud 2019; the bundle is of the OCI runtime specification.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+import msgspec
+
+from fleetstart.runtime.contract.node import exit_codes as exits
+from fleetstart.runtime.contract.node.channel import Channel, ChannelClosed
+from fleetstart.runtime.contract.node.messages import Fork, ForkFailed, Refused, Warm
+from fleetstart.runtime.contract.timeline import machine_origin_ns
+from fleetstart.runtime.isolation import linux as kernel
+from fleetstart.runtime.isolation.namespaces import OPEN_FILES_MAX, interpreter_paths
+from fleetstart.runtime.launch.launcher import Child, begin, has_ended, join_groups, serve
+from fleetstart.runtime.launch.profiles import worker_environment
+
+NAME = "gvisor"
+PROGRAM = "runsc"
+SYSTEM = (
+    "/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/opt",
+    "/etc/alternatives", "/etc/ssl", "/etc/ca-certificates", "/etc/pki", "/etc/ld.so.cache", "/etc/ld.so.conf",
+    "/etc/ld.so.conf.d", "/etc/localtime", "/etc/mime.types", "/etc/nsswitch.conf", "/etc/passwd", "/etc/group",
+    "/etc/hosts", "/etc/resolv.conf",
+)  # fmt: skip
+"""Of the node, as far as it is there: programs, libraries and what they read. Nobody's data, no password."""
+NAMESPACES = ("pid", "mount", "ipc", "uts", "network")
+"""Of runsc's own processes, around what gVisor itself keeps apart."""
+PROBE_S = 30.0
+"""For a first sandbox to come and go, on a machine that has other things to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    """`source` empty: an empty folder of the sandbox's own."""
+
+    path: str
+    source: str = ""
+
+
+def mounts(shown: Collection[tuple[str, str]], hidden: Iterable[str]) -> tuple[Mount, ...]:
+    """In their order, from the root downwards: what of the node is shown where (path, source), without what is hidden.
+
+    Paths are absolute and normal. What is both shown and hidden is hidden; what is shown below something hidden is
+    shown; what its parent shows already is not shown twice.
+    """
+    covers = [path for path in hidden if any(_within(path, source) for _, source in shown)]
+    wanted = [Mount(path) for path in set(covers)]
+    wanted += [Mount(path, source) for path, source in set(shown) if source not in covers]
+    chosen: list[Mount] = []
+    for mount in sorted(wanted, key=lambda mount: (mount.path.count("/"), mount.path)):
+        above = next((one for one in reversed(chosen) if _within(mount.path, one.path)), None)
+        if not mount.source or above is None or above.source + mount.path[len(above.path) :] != mount.source:
+            chosen.append(mount)
+    return tuple(chosen)
+
+
+def _within(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(folder + "/")
+
+
+def oci_config(
+    arguments: list[str],
+    environment: dict[str, str],
+    shown: Iterable[Mount],
+    *,
+    root: str,
+    hostname: str,
+    network: bool = False,
+) -> dict[str, Any]:
+    """The bundle's config.json: no capabilities, nothing of the node but `shown`, read-only; its network if asked."""
+    binds = [
+        {"destination": mount.path, "type": "bind", "source": mount.source, "options": ["rbind", "ro"]}
+        if mount.source
+        else {"destination": mount.path, "type": "tmpfs", "source": "tmpfs", "options": ["ro", "size=64k"]}
+        for mount in shown
+    ]
+    own = [
+        {"destination": path, "type": "tmpfs", "source": "tmpfs", "options": ["nosuid", "nodev", "mode=1777"]}
+        for path in ("/tmp", "/dev/shm")
+    ]
+    none: list[str] = []
+    return {
+        "ociVersion": "1.0.2",
+        "hostname": hostname,
+        "root": {"path": root, "readonly": True},
+        "process": {
+            "terminal": False,
+            "user": {"uid": 0, "gid": 0},
+            "args": arguments,
+            "env": [f"{name}={value}" for name, value in environment.items()],
+            "cwd": "/",
+            "noNewPrivileges": True,
+            "capabilities": dict.fromkeys(("bounding", "effective", "inheritable", "permitted", "ambient"), none),
+            "rlimits": [
+                {"type": "RLIMIT_NOFILE", "hard": OPEN_FILES_MAX, "soft": OPEN_FILES_MAX},
+                {"type": "RLIMIT_CORE", "hard": 0, "soft": 0},
+            ],
+        },
+        "mounts": [{"destination": "/proc", "type": "proc", "source": "proc"}, *own, *binds],
+        "linux": {"namespaces": [{"type": kind} for kind in NAMESPACES if not (network and kind == "network")]},
+    }
+
+
+class Sandboxes:
+    """The launcher. `state`: a folder of its own, for the bundles and runsc's records of live sandboxes."""
+
+    def __init__(self, program: str, state: Path, hide: Iterable[str]) -> None:
+        self._program = program
+        self._bundles, self._records, self._root = state / "bundles", state / "records", state / "root"
+        shutil.rmtree(state, ignore_errors=True)  # of one that was killed: its sandboxes ended with it
+        for folder in (self._bundles, self._records, self._root):
+            folder.mkdir(mode=0o700, parents=True)
+        there = [(path, os.path.realpath(path)) for path in SYSTEM if os.path.exists(path)]
+        self._shown = mounts([*there, *((path, path) for path in interpreter_paths())], map(os.path.realpath, hide))
+        self._environment = worker_environment(os.environ)
+        self._python = os.path.join(os.path.realpath(sys.prefix), "bin", os.path.basename(sys.executable))
+
+    def describe(self, *, network: bool) -> str:
+        return NAME
+
+    def launch(self, fork: Fork, control_fd: int, log_fd: int) -> int:
+        arguments = ["-m", "fleetstart.runtime.launch.gvisor_worker", "--profile", fork.profile]
+        arguments += ["--origin", str(machine_origin_ns())]
+        own_pidfd = os.pidfd_open(os.getpid())
+        try:
+            command = self._command(fork.worker, arguments, network=fork.network)
+            pid = os.fork()
+            if pid == 0:
+                self._become_sandbox(command, fork, own_pidfd, control_fd, log_fd)
+            return pid
+        except OSError:
+            shutil.rmtree(self._bundles / fork.worker, ignore_errors=True)
+            raise
+        finally:
+            os.close(own_pidfd)
+
+    def reap(self, child: Child) -> int:
+        """runsc ends as its worker did; a signal it tells as 128 more than its number."""
+        _, status = os.waitpid(child.pid, 0)
+        for folder in self._records.glob(f"{child.worker}*"):
+            folder.unlink() if folder.is_file() else shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(self._bundles / child.worker, ignore_errors=True)
+        code = os.waitstatus_to_exitcode(status)
+        return 128 - code if code > 128 else code
+
+    def probe(self) -> None:
+        """Whether a sandbox comes and goes here, tried and not guessed. Errors: OSError, if none does."""
+        try:
+            command = self._command("probe", ["-S", "-c", ""], network=False)
+            done = subprocess.run(
+                command, env=_environment(), stdin=subprocess.DEVNULL, capture_output=True, timeout=PROBE_S, text=True
+            )
+        except subprocess.TimeoutExpired as error:
+            raise OSError(str(error)) from error
+        finally:
+            shutil.rmtree(self._bundles / "probe", ignore_errors=True)
+        if done.returncode:
+            said = " ".join(done.stderr.split())[-300:]
+            raise OSError(f"{self._program} ended with {done.returncode}: {said}")
+
+    def _command(self, name: str, arguments: list[str], *, network: bool) -> list[str]:
+        bundle = self._bundles / name
+        bundle.mkdir(mode=0o700)
+        config = oci_config(
+            [self._python, *arguments],
+            self._environment,
+            self._shown,
+            root=str(self._root),
+            hostname=name,
+            network=network,
+        )
+        (bundle / "config.json").write_bytes(msgspec.json.encode(config))
+        command = [self._program, "--root", str(self._records), f"--network={'host' if network else 'none'}"]
+        command += ["--ignore-cgroups"]  # it is in its worker's when it begins
+        return [*command, "run", "--bundle", str(bundle), name]
+
+    def _become_sandbox(
+        self, command: list[str], fork: Fork, parent_pidfd: int, control_fd: int, log_fd: int
+    ) -> NoReturn:
+        try:
+            kernel.die_with_parent(signal.SIGKILL)
+            if has_ended(parent_pidfd):
+                os._exit(exits.ORPHANED)
+            os.setsid()
+            join_groups(fork.cgroup_procs)
+            os.dup2(control_fd, 0)
+            os.dup2(log_fd, 1)
+            os.dup2(log_fd, 2)
+            kernel.close_from(3)
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            os.execve(command[0], command, _environment())
+        except BaseException as error:
+            os.write(2, f"worker {fork.worker} did not start: {type(error).__name__}: {error}\n".encode())
+        finally:
+            os._exit(exits.START_FAILED)
+
+
+def _environment() -> dict[str, str]:
+    """Of runsc itself, which hides itself in the temporary folder: of the system's, not of whoever has a TMPDIR."""
+    return {"PATH": os.environ.get("PATH", os.defpath)}
+
+
+def refuse(channel: Channel[Fork], reason: str) -> None:
+    """Never warm: whoever asks all the same is told why. Returns when the daemon has gone."""
+    with contextlib.suppress(ChannelClosed):
+        channel.send(Refused(reason))
+        while True:
+            request, descriptors = channel.receive()
+            for descriptor in descriptors:
+                os.close(descriptor)
+            channel.send(ForkFailed(request.worker, reason))
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        prog="fleetstart.runtime.launch.gvisor", description="Starts workers inside gVisor."
+    )
+    parser.add_argument("--fd", type=int, required=True, help="this side of the socketpair with the daemon")
+    parser.add_argument("--state", type=Path, required=True, help="folder of its own, emptied at the start")
+    parser.add_argument("--hide", action="append", default=[], metavar="DIR", help="folder that no worker may see")
+    options = parser.parse_args(arguments)
+    sock = begin(options.fd)
+    try:
+        sandboxes = _tried(options.state, options.hide)
+    except OSError as error:
+        refuse(Channel(sock, Fork), str(error))
+        return
+    try:
+        serve(sock, sandboxes, Warm(NAME, NAME))
+    finally:
+        shutil.rmtree(options.state, ignore_errors=True)
+
+
+def _tried(state: Path, hide: Iterable[str]) -> Sandboxes:
+    """Errors: OSError, which says why there can be none here."""
+    program = shutil.which(PROGRAM)
+    if program is None:
+        raise OSError(f"there is no {PROGRAM} on PATH")
+    sandboxes = Sandboxes(program, state, hide)
+    sandboxes.probe()
+    return sandboxes
+
+
+if __name__ == "__main__":
+    main()

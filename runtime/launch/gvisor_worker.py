@@ -1,0 +1,60 @@
+"""The first process of a sandbox: a worker whose kernel is gVisor. `python -m ...sandboxed`.
+
+Its control socket is its standard input. Descriptors that come over it are the node's: memory can be mapped, sockets
+that are connected can be used, but one that listens cannot; so connections come one by one. Nothing that it has can be
+sent back. Folders of the node cannot come at all: its bundle comes as a tar.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from dataclasses import dataclass
+from socket import socket
+
+from fleetstart import native
+from fleetstart.runtime.contract.node.messages import Assign
+from fleetstart.runtime.contract.timeline import machine_origin_ns
+from fleetstart.runtime.isolation.namespaces import FUNCTION_DIR
+from fleetstart.runtime.launch.launcher import CONTROL_FD, arrange_descriptors
+from fleetstart.runtime.launch.profiles import warm_up
+
+
+@dataclass(frozen=True, slots=True)
+class InSandbox:
+    """It is shut in from its first moment."""
+
+    clock_shift_ns: int
+
+    def shut_in(self, assign: Assign, first: int) -> tuple[str, socket | None]:
+        import tarfile  # late: waiting workers need none
+
+        with os.fdopen(first, "rb") as file, tarfile.open(fileobj=file, mode="r:") as bundle:
+            bundle.extractall(FUNCTION_DIR, filter="data")
+        os.chdir(FUNCTION_DIR)
+        return FUNCTION_DIR, None
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        prog="fleetstart.runtime.launch.gvisor_worker", description="A worker inside gVisor."
+    )
+    parser.add_argument("--profile", choices=("python", "torch"), required=True)
+    parser.add_argument("--origin", type=int, required=True, help="Unix time, ns, of the zero of the node's clock")
+    options = parser.parse_args(arguments)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    arrange_descriptors(0, 1)
+    for log in (1, 2):
+        os.set_blocking(log, True)  # one pipe twice: gVisor takes either first, and has it not block then
+    sys.path[:] = [path for path in sys.path if path not in ("", os.getcwd())]
+    native.attach_across_kernels()
+    warm_up(options.profile)
+    from fleetstart.runtime.worker import shim  # late, as a fork server does: it is what the profile imports
+
+    shim.run(socket(fileno=CONTROL_FD), InSandbox(machine_origin_ns() - options.origin))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,129 @@
+"""The loop of whatever makes workers for the daemon: a `Fork` in, a child of this process out, its end told.
+
+Single-threaded for as long as it lives, because a fork copies one thread only. It ends with its daemon.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import select
+import selectors
+import signal
+import socket
+import sys
+from dataclasses import dataclass
+from typing import Protocol
+
+from fleetstart.runtime.contract.ids import WorkerId
+from fleetstart.runtime.contract.node.channel import Channel, ChannelClosed
+from fleetstart.runtime.contract.node.messages import Exited, Fork, Forked, ForkFailed, Warm
+from fleetstart.runtime.isolation import linux as kernel
+from fleetstart.runtime.log_tagging import Lines
+
+CONTROL_FD = 3
+"""In every worker: 0 is /dev/null, 1 and 2 are its log, this is its control socket, and there is no other."""
+
+
+@dataclass(frozen=True, slots=True)
+class Child:
+    worker: WorkerId
+    pid: int
+    pidfd: int
+
+
+class Launcher(Protocol):
+    def describe(self, *, network: bool) -> str:
+        """What shuts a worker in."""
+
+    def launch(self, fork: Fork, control_fd: int, log_fd: int) -> int:
+        """The pid of a new child of this process, with which the worker ends. Errors: OSError."""
+
+    def reap(self, child: Child) -> int:
+        """Of one that has ended: waits for it, after what else must go with it; how it ended, as a negative signal
+        or its status."""
+
+
+def serve(sock: socket.socket, launcher: Launcher, warm: Warm) -> None:
+    """Returns when the daemon has gone."""
+    channel: Channel[Fork] = Channel(sock, Fork)
+    selector = selectors.DefaultSelector()
+    selector.register(sock, selectors.EVENT_READ, None)
+    try:
+        channel.send(warm)
+        while True:
+            for key, _ in selector.select():
+                if isinstance(key.data, Child):
+                    selector.unregister(key.data.pidfd)
+                    os.close(key.data.pidfd)
+                    channel.send(Exited(key.data.worker, launcher.reap(key.data)))
+                else:
+                    child = _launch_one(channel, launcher)
+                    if child is not None:
+                        selector.register(child.pidfd, selectors.EVENT_READ, child)
+    except ChannelClosed:
+        return
+
+
+def _launch_one(channel: Channel[Fork], launcher: Launcher) -> Child | None:
+    request, descriptors = channel.receive()
+    try:
+        if len(descriptors) != 2:
+            reason = f"two descriptors belong to a fork (control socket, log), {len(descriptors)} came"
+            channel.send(ForkFailed(request.worker, reason))
+            return None
+        try:
+            pid = launcher.launch(request, descriptors[0], descriptors[1])
+        except OSError as error:
+            channel.send(ForkFailed(request.worker, str(error)))
+            return None
+        child = Child(request.worker, pid, os.pidfd_open(pid))
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)
+    channel.send(Forked(child.worker, _pid_outside(child), launcher.describe(network=request.network)))
+    return child
+
+
+def _pid_outside(child: Child) -> int:
+    """The child's pid in the namespace of /proc, which is the daemon's; ours may be one of our own."""
+    with open(f"/proc/self/fdinfo/{child.pidfd}") as lines:
+        return next((int(line.split()[1]) for line in lines if line.startswith("Pid:")), child.pid)
+
+
+def has_ended(pidfd: int) -> bool:
+    return bool(select.select([pidfd], [], [], 0)[0])
+
+
+def begin(fd: int) -> socket.socket:
+    """First of all, in the process that the daemon has started: it ends with it, and with nothing else.
+
+    Ctrl-C in a terminal reaches the whole group: the daemon drains, and ends this process when it is done.
+    """
+    kernel.die_with_parent(signal.SIGKILL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    sys.path[:] = [path for path in sys.path if path not in ("", os.getcwd())]
+    sock = socket.socket(fileno=fd)
+    sock.set_inheritable(False)
+    return sock
+
+
+def join_groups(procs: list[str]) -> None:
+    for path in procs:
+        with open(path, "w") as file:
+            file.write("0")
+
+
+def arrange_descriptors(control_fd: int, log_fd: int) -> None:
+    """0, 1, 2 and CONTROL_FD; all others are the launcher's or other workers', and are closed."""
+    # Copies out of the way first, so that no step overwrites what a later one needs.
+    control_fd = fcntl.fcntl(control_fd, fcntl.F_DUPFD_CLOEXEC, CONTROL_FD + 1)
+    log_fd = fcntl.fcntl(log_fd, fcntl.F_DUPFD_CLOEXEC, CONTROL_FD + 1)
+    os.dup2(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC), 0)
+    os.dup2(log_fd, 1)
+    os.dup2(log_fd, 2)
+    os.dup2(control_fd, CONTROL_FD, inheritable=False)
+    kernel.close_from(CONTROL_FD + 1)
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115
+    sys.stdout = sys.__stdout__ = Lines(1)  # type: ignore[misc]
+    sys.stderr = sys.__stderr__ = Lines(2)  # type: ignore[misc]

@@ -1,0 +1,51 @@
+"""What a worker has imported before it is known for whom, and what of its node's environment it gets to see."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+
+INHERITED = (
+    "PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONHOME", "CUDA_VISIBLE_DEVICES",
+    "SSL_CERT_FILE", "SSL_CERT_DIR",
+)  # fmt: skip
+"""What of the daemon's environment a worker gets to see. Everything else may be a secret."""
+
+PROFILES = {
+    "python": ("httptools", "starlette.applications", "uvloop", "fleetstart.runtime.worker.shim"),
+    "torch": (
+        "torch",
+        "tokenizers",
+        "jinja2",
+        "fleetstart.runtime.weights.weights",
+        "fleetstart.runtime.llm.server.app",
+    ),
+}
+"""What workers would otherwise each import for themselves; torch comes on top of python."""
+
+
+def warm_up(profile: str) -> None:
+    """Imports, and a rehearsal of what every start does: what is done for the first time is slow."""
+    _import_profile(profile)
+    importlib.import_module("fleetstart.runtime.launch.warmup_call").rehearse()
+    if profile == "torch":
+        importlib.import_module("fleetstart.runtime.llm.server.warmup").rehearse()
+        importlib.import_module("fleetstart.runtime.weights.warmup").rehearse_weights()
+
+
+def _import_profile(profile: str) -> None:
+    for name in (*PROFILES["python"], *(PROFILES["torch"] if profile == "torch" else ())):
+        importlib.import_module(name)
+    if profile == "torch":
+        # No threads before a fork: only the forking one would exist in the child.
+        torch = importlib.import_module("torch")
+        torch.set_num_threads(1)
+        # The first product picks the kernels for this processor; the children inherit the choice.
+        torch.ones(64, 64) @ torch.ones(64, 64)
+
+
+def worker_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """A worker's environment before its function is known; the function's own comes on top."""
+    inherited = {name: environment[name] for name in INHERITED if name in environment}
+    # OpenBLAS, inside numpy, starts its threads when it is loaded, before any fork: it gets none.
+    return {"LANG": "C.UTF-8"} | inherited | {"HOME": "/tmp", "TMPDIR": "/tmp", "OPENBLAS_NUM_THREADS": "1"}

@@ -1,0 +1,66 @@
+"""A row of layers in this process, and what is computed with it: for one call at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from fleetstart.runtime.contract.errors import InvalidSpec
+from fleetstart.runtime.layered.activations import NoActivations, forms_of
+from fleetstart.runtime.sdk.declarations import Layered
+
+Layer = Callable[[Any], Any]
+
+
+class Row:
+    """Layers `first ..`, in order. Thread-safe."""
+
+    def __init__(self, first: int, layers: Sequence[Layer]) -> None:
+        self._first = first
+        self._layers = list(layers)
+        self._lock = threading.Lock()
+
+    def within(self, before: Sequence[Layer], after: Sequence[Layer]) -> Row:
+        """A longer one over the same layers, which are still called by one thread at a time."""
+        longer = Row(self._first - len(before), [*before, *self._layers, *after])
+        longer._lock = self._lock
+        return longer
+
+    def run(self, activations: Any) -> Any:
+        """Errors: NoActivations, naming the layer; what a layer raises."""
+        check("before() gave", activations)
+        with self._lock, without_gradients():
+            for index, layer in enumerate(self._layers, self._first):
+                activations = layer(activations)
+                check(f"layer {index} gave", activations)
+        return activations
+
+
+def check(who: str, activations: Any) -> None:
+    try:
+        forms_of(activations)
+    except NoActivations as error:
+        raise NoActivations(f"{who} {error}") from None
+
+
+def without_gradients() -> contextlib.AbstractContextManager[object]:
+    """Nobody trains here. It counts for the thread that is in it."""
+    torch = sys.modules.get("torch")
+    return torch.no_grad() if torch is not None else contextlib.nullcontext()
+
+
+def build(model: Layered, weights: Any, first: int, end: int) -> list[Layer]:
+    """Waits for the weights of each as the model asks for them. Errors: InvalidSpec for what is no layer."""
+    found: list[Layer] = []
+    for index in range(first, end):
+        layer = model.layer(weights, index)
+        if not callable(layer):
+            raise InvalidSpec(
+                f"layer({index}) of {type(model).__name__} gave a {type(layer).__name__}",
+                hint="give something that is called with activations: a torch module, or a function",
+            )
+        found.append(layer)
+    return found

@@ -1,0 +1,1 @@
+"""Pipeline stages, consolidation, request migration."""

@@ -1,0 +1,153 @@
+"""The first stage's way to compute: its own layers, the other stages', then the head.
+
+Several steps are under way at once, so that every stage has work; they come back in the order in which they left.
+If a stage is lost, so are the keys and values of its layers: whoever waits is told, and nothing more is taken until
+the whole model is here (`growth`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+from torch import Tensor
+
+from fleetstart.runtime.llm.distributed.stage_worker import bytes_of, rows_of
+from fleetstart.runtime.llm.engine.batch import Batch
+from fleetstart.runtime.llm.engine.runner import RunnerLost
+from fleetstart.runtime.pipeline.frames import (
+    CaughtUp,
+    GiveBack,
+    Grown,
+    Kv,
+    KvWanted,
+    LinkBroken,
+    Message,
+    OfLending,
+    Result,
+    Step,
+    Token,
+)
+from fleetstart.runtime.pipeline.links import Links
+from fleetstart.runtime.pipeline.peer_stages import Crew
+
+RESULT_S = 60.0
+"""For one step through all stages: far longer than any takes, so a stage that hangs is a stage that is lost."""
+
+
+class Front(Protocol):
+    """The first stage: embedding and first layers, and the head that the last layer's output comes back to."""
+
+    def forward(self, batch: Batch, hidden: Tensor | None = None) -> Tensor: ...
+
+    def logits(self, hidden: Tensor) -> Tensor: ...
+
+    def read_kv(self, table: list[int], begin: int, end: int) -> bytes: ...
+
+
+class Pipeline(Crew):
+    """A `Runner`. `links` must call `on_frame` and `on_lost` of this object; `on_broken` is called once, with the
+    reason, from one of their threads."""
+
+    def __init__(self, stages: int, on_broken: Callable[[str], None]) -> None:
+        def told(why: str) -> None:
+            self._results.put(None)
+            on_broken(why)
+
+        super().__init__(stages, told)
+        self._front: Front | None = None
+        self._hidden_size = 0
+        self._numbers = itertools.count()
+        self._under_way: deque[int] = deque()
+        self._results: queue.SimpleQueue[tuple[int, bytearray] | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._kv: dict[int, Callable[[bytearray], None]] = {}
+        self.on_lending: Callable[[int, OfLending | None], None] = lambda stage, message: None
+        """Gets what stages say of requests that were lent to them, and None when one is lost."""
+
+    # ── as a runner ────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def depth(self) -> int:
+        return self.stages
+
+    @property
+    def stalled(self) -> bool:
+        return bool(self.broken)
+
+    def submit(self, batch: Batch) -> None:
+        number = next(self._numbers)
+        self._under_way.append(number)
+        hidden = self.front.forward(batch)
+        step = Step(
+            number=number,
+            positions=batch.positions,
+            starts=batch.starts,
+            tables=batch.tables,
+            logits_rows=batch.logits_rows,
+        )
+        try:
+            self.send(1, step, bytes_of(hidden))
+        except LinkBroken as error:
+            raise self._lost() from error
+
+    def collect(self) -> Tensor:
+        number = self._under_way.popleft()
+        try:
+            result = self._results.get(timeout=RESULT_S)
+        except queue.Empty:
+            self.break_up(f"no stage answered in {RESULT_S:g} s")
+            result = None
+        if result is None or self.broken:
+            raise self._lost()
+        if result[0] != number:
+            self.break_up(f"step {result[0]} came back, expected {number}")
+            raise self._lost()
+        return self.front.logits(rows_of(result[1], self._hidden_size))
+
+    def _lost(self) -> RunnerLost:
+        self._under_way.clear()
+        return RunnerLost(self.broken or "a link broke")
+
+    # ── its links ──────────────────────────────────────────────────────────────────────────────────
+
+    def begin(self, links: Links, front: Front, hidden_size: int) -> None:
+        """The first stage's own layers are there. The others may have told of theirs before."""
+        self._links, self._front, self._hidden_size = links, front, hidden_size
+
+    @property
+    def front(self) -> Front:
+        assert self._front is not None
+        return self._front
+
+    def read_kv(self, stage: int, table: list[int], begin: int, end: int, take: Callable[[bytearray], None]) -> None:
+        """Asks for what the stage keeps of those tokens; `take` gets it, in a thread of the links.
+
+        Errors: LinkBroken.
+        """
+        number = next(self._numbers)
+        with self._lock:
+            self._kv[number] = take
+        self.send(stage, KvWanted(number, table, begin, end))
+
+    def on_frame(self, stage: int, message: Message, payload: bytearray) -> None:
+        match message:
+            case Result(number=number):
+                self._results.put((number, payload))
+            case Kv(number=number):
+                with self._lock:
+                    take = self._kv.pop(number, None)
+                if take is not None:
+                    take(payload)
+            case Grown() | CaughtUp() | Token() | GiveBack():
+                self.on_lending(stage, message)
+            case _:
+                self.heard(stage, message)
+
+    def on_lost(self, stage: int, why: str) -> None:
+        self.on_lending(stage, None)
+        self.break_up(f"stage {stage} is lost: {why}")

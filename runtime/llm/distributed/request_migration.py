@@ -1,0 +1,208 @@
+"""Running requests go on at a worker that has just become whole (scale up), token for token.
+
+The first stage keeps the client's stream and the request; the other worker computes. It first computes the tokens
+that there are, while the owner goes on with them; then the owner stops between two steps and sends what came
+meanwhile, so that nobody waits for more than a few tokens' computation. Nothing but tokens travels: keys and values
+follow from them, to the last bit (ServerlessLLM section 5.2). A worker that is lost costs time and no token.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from fleetstart.runtime.contract.errors import FleetError
+from fleetstart.runtime.llm.engine.engine import Engine
+from fleetstart.runtime.llm.engine.generation import Delta
+from fleetstart.runtime.llm.engine.sampler import SamplingParams
+from fleetstart.runtime.llm.engine.scheduler import Sequence as Tokens
+from fleetstart.runtime.llm.server.engine_service import EngineService
+from fleetstart.runtime.pipeline.frames import (
+    Begin,
+    CaughtUp,
+    GiveBack,
+    Grown,
+    Lend,
+    LinkBroken,
+    Message,
+    OfLending,
+    Token,
+)
+
+log = logging.getLogger(__name__)
+
+WORTH_TOKENS = 16
+"""A request with fewer to come is done before it has moved."""
+
+
+def to_lend(running: Sequence[tuple[int, int]], lent: Mapping[int, int], to: int) -> list[int]:
+    """Which of the requests that run here (id, most tokens to come) go to that stage; `lent` is what each has to do.
+
+    An even share for every whole worker, those first that will run longest.
+    """
+    whole = len(lent) + 1
+    fair = (len(running) + sum(lent.values())) // whole
+    count = max(0, min(len(running) - fair, fair - lent[to]))
+    longest = sorted((one for one in running if one[1] >= WORTH_TOKENS), key=lambda one: (-one[1], one[0]))
+    return [id for id, _ in longest[:count]]
+
+
+@dataclass(slots=True)
+class _Loan:
+    stage: int
+    id: int
+    begun: bool = False
+
+
+class Lender:
+    """The first stage's side. What it does to the engine it does in the engine's thread, and keeps its books there."""
+
+    def __init__(self, service: EngineService, send: Callable[[int, Message], None]) -> None:
+        self._service = service
+        self._send = send
+        self._numbers = itertools.count()
+        self._loans: dict[int, _Loan] = {}
+        self._whole: set[int] = set()
+
+    def on_frame(self, stage: int, message: OfLending | None) -> None:
+        """From any thread; None: the stage is lost."""
+        self._service.do(lambda engine: self._act(engine, stage, message))
+
+    def _act(self, engine: Engine, stage: int, message: OfLending | None) -> list[Delta]:
+        match message:
+            case None:
+                self._whole.discard(stage)
+                for number in [number for number, loan in self._loans.items() if loan.stage == stage]:
+                    self._end(engine, number)
+            case Grown(running=running):
+                self._whole.add(stage)
+                self._offer(engine, stage, running)
+            case CaughtUp(number=number):
+                return self._hand_over(engine, number)
+            case Token(number=number, token=token):
+                return self._accept(engine, stage, number, token)
+            case GiveBack(number=number):
+                self._end(engine, number)
+            case _:
+                log.warning("a frame that no borrower sends", extra={"frame": type(message).__name__})
+        return []
+
+    def _offer(self, engine: Engine, stage: int, own: int) -> None:
+        """`own` requests came to it by themselves."""
+        lent = {whole: sum(loan.stage == whole for loan in self._loans.values()) for whole in self._whole}
+        lent[stage] += own
+        for id in to_lend(engine.running(), lent, stage):
+            found = engine.tokens_of(id)
+            if found is None:
+                continue
+            tokens, prompt_count, max_new_tokens, sampling = found
+            number = next(self._numbers)
+            self._loans[number] = _Loan(stage, id)
+            self._say(engine, number, Lend(number, tokens, prompt_count, max_new_tokens, asdict(sampling)))
+
+    def _hand_over(self, engine: Engine, number: int) -> list[Delta]:
+        loan = self._loans.get(number)
+        if loan is None:
+            return []
+        deltas = engine.settle()
+        tokens = engine.lend(loan.id, lambda: self._drop(number))
+        if tokens is None:  # it has ended meanwhile
+            self._drop(number)
+            return deltas
+        loan.begun = True
+        self._say(engine, number, Begin(number, tokens))
+        return deltas
+
+    def _accept(self, engine: Engine, stage: int, number: int, token: int) -> list[Delta]:
+        loan = self._loans.get(number)
+        if loan is None or not loan.begun or loan.stage != stage:
+            return []  # a token that was on its way when the loan ended
+        return engine.accept(loan.id, token)
+
+    def _end(self, engine: Engine, number: int) -> None:
+        """The request goes on here."""
+        loan = self._loans.pop(number, None)
+        if loan is not None and loan.begun:
+            engine.take_back(loan.id)
+
+    def _drop(self, number: int) -> None:
+        loan = self._loans.pop(number, None)
+        if loan is not None:
+            try:
+                self._send(loan.stage, GiveBack(number))
+            except LinkBroken:
+                return  # gone with all that it had
+
+    def _say(self, engine: Engine, number: int, message: Message) -> None:
+        try:
+            self._send(self._loans[number].stage, message)
+        except LinkBroken:
+            self._end(engine, number)
+
+
+class Borrower:
+    """The other side: a worker that has grown out of the same pipeline."""
+
+    def __init__(self, service: EngineService, send: Callable[[Message], None]) -> None:
+        self._service = service
+        self._send = send
+        self._numbers: set[int] = set()
+
+    def on_frame(self, message: OfLending | None) -> None:
+        """From any thread; None: the owner is lost, and its requests with it."""
+        self._service.do(lambda engine: self._act(engine, message))
+
+    def _act(self, engine: Engine, message: OfLending | None) -> list[Delta]:
+        match message:
+            case None:
+                for number in list(self._numbers):
+                    self._give_back(engine, number)
+            case Lend():
+                self._borrow(engine, message)
+            case Begin(number=number, tokens=tokens):
+                engine.begin(_id(number), tokens)
+            case GiveBack(number=number):
+                self._give_back(engine, number)
+            case _:
+                log.warning("a frame that no lender sends", extra={"frame": type(message).__name__})
+        return []
+
+    def _borrow(self, engine: Engine, lend: Lend) -> None:
+        number = lend.number
+        sequence = Tokens(
+            id=_id(number),
+            tokens=lend.tokens[:-1],  # the last one's turn comes with those that are still to be told
+            prompt_count=lend.prompt_count,
+            max_new_tokens=lend.max_new_tokens,
+        )
+        sampling: dict[str, Any] = dict(lend.sampling)
+        self._numbers.add(number)
+        try:
+            engine.borrow(
+                sequence,
+                SamplingParams(**sampling),
+                caught_up=lambda: self._say(CaughtUp(number)),
+                tell=lambda token: self._say(Token(number, token)),
+            )
+        except (FleetError, TypeError) as error:
+            log.warning("a request cannot go on here", extra={"error": str(error)})
+            self._numbers.discard(number)
+            self._say(GiveBack(number))
+
+    def _give_back(self, engine: Engine, number: int) -> None:
+        self._numbers.discard(number)
+        engine.give_back(_id(number))
+
+    def _say(self, message: Message) -> None:
+        try:
+            self._send(message)
+        except LinkBroken as error:
+            log.warning("the owner of a request cannot be told", extra={"error": str(error)})
+
+
+def _id(number: int) -> int:
+    """Of a borrowed sequence: the worker's own requests count from 0 up."""
+    return -1 - number

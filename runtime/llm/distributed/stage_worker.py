@@ -1,0 +1,131 @@
+"""A stage that is not the first: hidden states in from the stage before, through its layers, and on to the next.
+
+Steps are computed in the order in which they come, by one thread; what the first stage asks of keys and values is
+read beside it, because it is only asked for tokens whose steps have ended.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from fleetstart.runtime.contract.weights.stage import Stage
+from fleetstart.runtime.llm.engine.batch import Batch
+from fleetstart.runtime.pipeline.frames import (
+    Begin,
+    Broken,
+    Farewell,
+    GiveBack,
+    Kv,
+    KvWanted,
+    Lend,
+    Message,
+    OfLending,
+    Result,
+    Step,
+)
+from fleetstart.runtime.pipeline.links import Links
+from fleetstart.runtime.pipeline.stage_protocol import Helper
+
+log = logging.getLogger(__name__)
+
+
+class StageDecoder(Protocol):
+    """Layers of one stage with their KV blocks."""
+
+    def forward(self, batch: Batch, hidden: Tensor | None = None) -> Tensor: ...
+
+    def read_kv(self, table: list[int], begin: int, end: int) -> bytes: ...
+
+
+class StageWorker(Helper):
+    """Computes once `run` was called."""
+
+    def __init__(self, on_end: Callable[[str], object]) -> None:
+        super().__init__(on_end)
+        self.on_lending: Callable[[OfLending | None], object] = lambda message: None
+        """Gets what the first stage says of requests that it lends, and None when it is lost."""
+        self._decoder: StageDecoder | None = None
+        self._hidden_size = 0
+        self._work: queue.SimpleQueue[tuple[Step, bytearray] | None] = queue.SimpleQueue()
+        self._reads: queue.SimpleQueue[KvWanted | None] = queue.SimpleQueue()
+
+    def run(self, links: Links, decoder: StageDecoder, hidden_size: int) -> None:
+        """Its layers and its links are there: it tells the first stage, and works from now on."""
+        self._decoder, self._hidden_size = decoder, hidden_size
+        for name, body in (("stage", lambda: self._compute(links.stage)), ("stage-kv", self._read)):
+            threading.Thread(target=self._guarded, args=(body,), name=name, daemon=True).start()
+        self.begin(links)
+
+    def on_frame(self, index: int, message: Message, payload: bytearray) -> None:
+        match message:
+            case Step():
+                self._work.put((message, payload))
+            case KvWanted():
+                self._reads.put(message)
+            case Farewell():
+                self.end("")
+            case Lend() | Begin() | GiveBack():
+                self.on_lending(message)
+            case _:
+                log.warning("a frame that no stage sends to this one", extra={"frame": type(message).__name__})
+
+    def on_lost(self, index: int, why: str) -> None:
+        if index == 0:
+            self.on_lending(None)
+        super().on_lost(index, why)
+
+    def close(self) -> None:
+        self._work.put(None)
+        self._reads.put(None)
+
+    def _guarded(self, body: Callable[[], None]) -> None:
+        try:
+            body()
+        except Exception as error:
+            log.exception("the stage failed")
+            self.send(0, Broken(f"{type(error).__name__}: {error}"))
+
+    def _compute(self, stage: Stage) -> None:
+        assert self._decoder is not None
+        torch.set_num_threads(1)
+        while (work := self._work.get()) is not None:
+            step, payload = work
+            batch = Batch(
+                tokens=[0] * len(step.positions),
+                positions=step.positions,
+                starts=step.starts,
+                tables=step.tables,
+                logits_rows=step.logits_rows,
+            )
+            hidden = self._decoder.forward(batch, rows_of(payload, self._hidden_size))
+            if stage.index + 1 < stage.count:
+                self.send(stage.index + 1, step, bytes_of(hidden))
+            else:
+                self.send(0, Result(step.number), bytes_of(hidden[step.logits_rows]))
+
+    def _read(self) -> None:
+        assert self._decoder is not None
+        while (wanted := self._reads.get()) is not None:
+            self.send(0, Kv(wanted.number), self._decoder.read_kv(wanted.table, wanted.begin, wanted.end))
+
+
+def bytes_of(hidden: Tensor) -> memoryview:
+    """Hidden states as they travel: rows of fp32."""
+    numbers: Any = hidden.detach().float().cpu().contiguous().view(-1).view(torch.uint8).numpy()
+    return memoryview(numbers)
+
+
+def rows_of(payload: bytearray, hidden_size: int) -> Tensor:
+    """Hidden states [rows, hidden_size] of a frame. ValueError if they are not whole rows."""
+    if len(payload) % (4 * hidden_size):
+        raise ValueError(f"{len(payload)} bytes are no rows of {hidden_size} numbers")
+    if not payload:
+        return torch.empty(0, hidden_size)
+    return torch.frombuffer(payload, dtype=torch.float32).view(-1, hidden_size)

@@ -1,0 +1,116 @@
+"""A worker that has a stage: what it serves, its links, and how it grows into a whole worker.
+
+`FirstStage` serves the function's routes like a worker with the whole model. `LaterStage` serves nobody but the
+stages beside it, until it has grown. Both are made by `start` and told of connections and of growth by the shell.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Callable
+from functools import partial
+
+from fleetstart.runtime.contract.function.spec import LLMSettings
+from fleetstart.runtime.contract.node.speed import Speed
+from fleetstart.runtime.llm.distributed.consolidation import Growth, Parts
+from fleetstart.runtime.llm.distributed.pipeline_runner import Pipeline
+from fleetstart.runtime.llm.distributed.request_migration import Borrower, Lender
+from fleetstart.runtime.llm.distributed.stage_worker import StageWorker
+from fleetstart.runtime.llm.engine.runner import Runner
+from fleetstart.runtime.llm.model.loader import BLOCK_TOKENS, Builder, builder, load_model
+from fleetstart.runtime.llm.model.weights import Weights
+from fleetstart.runtime.llm.server.app import LLMApp
+from fleetstart.runtime.pipeline.first_stage import Lead
+from fleetstart.runtime.pipeline.frames import Grown, LinkBroken
+from fleetstart.runtime.pipeline.later_stage import Later
+from fleetstart.runtime.pipeline.links import Links
+from fleetstart.runtime.pipeline.stage_context import StageOf
+
+FIRST_CALLS_S = 0.5
+"""For calls that wait at the gateway: who has grown takes those first, and running requests only if there is room."""
+
+
+class FirstStage:
+    """Loads its layers; ready when all stages are, or, if one is lost on the way, when it has the whole model."""
+
+    def __init__(self, weights: Weights, settings: LLMSettings, of: StageOf, *, name: str, threads: int) -> None:
+        """Returns when its own layers are there. Errors: as of `load_model`."""
+        self._stage = of.stage
+        self._lead = Lead(of)
+        self._pipeline = Pipeline(of.stage.count, self._lead.on_broken)
+        self.links = Links(of.stage, of.secret, of.membership.listener, self._pipeline.on_frame, self._pipeline.on_lost)
+        of.membership.adopt(self)
+        built: list[Builder] = []
+        model = load_model(weights, settings, threads=threads, runner=lambda one: self._runner(built, one))
+        self.app = LLMApp(model, name=name)
+        self._pipeline.on_lending = Lender(self.app.service, self._pipeline.send).on_frame
+        parts = Parts(
+            service=self.app.service,
+            pipeline=self._pipeline,
+            load=built[0].whole,
+            cuts=of.stage.cuts,
+            kv_bytes=built[0].kv_bytes,
+            block_tokens=BLOCK_TOKENS,
+        )
+        self._lead.loaded(self._pipeline, lambda on_end: Growth(parts, on_end).start())
+
+    def _runner(self, built: list[Builder], one: Builder) -> Runner:
+        built.append(one)
+        front = one.decoder(self._stage.first, self._stage.end)
+        self._pipeline.begin(self.links, front, one.config.hidden_size)
+        return self._pipeline
+
+    def connect(self, index: int, link: socket.socket) -> None:
+        self.links.connect(index, link)
+
+    def wait_until_ready(self) -> None:
+        """Errors: StartFailed, and what kept it from growing."""
+        self._lead.wait_until_ready()
+
+    def grow(self) -> None:
+        """Takes the whole model in and the requests over."""
+        self._lead.grow()
+
+    def speed(self) -> Speed | None:
+        return self.app.speed()
+
+    def close(self) -> None:
+        self.app.close()
+        self.links.close()
+
+
+class LaterStage(Later[LLMApp]):
+    def __init__(self, weights: Weights, settings: LLMSettings, of: StageOf, *, name: str, threads: int) -> None:
+        """Returns when its layers are there. Errors: as of `load_model`."""
+        self._whole_app: Callable[[], LLMApp] = partial(_app, weights, settings, threads, name)
+        self._closed = threading.Event()
+        self._worker = StageWorker(self.on_end)
+        super().__init__(of, self._worker)
+        self._built = builder(weights, settings, threads=threads, whole=False)
+        self._decoder = self._built.decoder(of.stage.first, of.stage.end)
+
+    def _run(self) -> None:
+        self._worker.run(self.links, self._decoder, self._built.config.hidden_size)
+
+    def close(self) -> None:
+        self._closed.set()
+        super().close()
+        if self._whole is not None:
+            self._whole.close()
+
+    def _load(self) -> LLMApp:
+        app = self._whole_app()
+        borrower = Borrower(app.service, lambda message: self.links.send(0, message))
+        self._worker.on_lending = borrower.on_frame
+        return app
+
+    def _grown(self, app: LLMApp) -> None:
+        self._closed.wait(FIRST_CALLS_S)
+        with contextlib.suppress(LinkBroken):  # then there is nobody whose requests it could take
+            self.links.send(0, Grown(app.service.active_count))
+
+
+def _app(weights: Weights, settings: LLMSettings, threads: int, name: str) -> LLMApp:
+    return LLMApp(load_model(weights, settings, threads=threads), name=name)

@@ -1,0 +1,1 @@
+"""Scheduler, blocks, sampler, step loop."""

@@ -1,0 +1,187 @@
+"""Decides what the next step computes: who decodes, whose prompt goes on, who is let in, who must yield.
+
+Continuous batching with chunked prefill: every sequence that decodes gets its one row, the rest of the
+token budget goes to prompts, oldest first, in chunks. When blocks run out the youngest sequence yields:
+its blocks are freed and its tokens, prompt and output alike, are computed anew later. The oldest never
+yields, and alone it always fits (`check` refuses what never could), so each step ends in progress.
+
+Several steps may be under way at once, along a pipeline. A sequence whose last token is not known yet waits for it; a
+long prompt does not: its next chunk follows the one before, and every stage takes them in that order.
+
+Pure: no clock, no tensors. The engine computes what the plan says and reports with `advance`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from fleetstart.runtime.contract.errors import InvalidInput
+from fleetstart.runtime.llm.engine.block_pool import BlockPool
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """One sequence's tokens, prompt first, and where they are kept."""
+
+    id: int
+    tokens: list[int]
+    prompt_count: int
+    max_new_tokens: int
+    computed: int = 0
+    """Tokens whose keys and values are in the blocks."""
+    submitted: int = 0
+    """The same once all steps that are under way have ended."""
+    table: list[int] = field(default_factory=list)
+    held: bool = False
+    """Computed as far as its tokens go, and not sampled: more of them come from elsewhere."""
+
+    @property
+    def output_count(self) -> int:
+        return len(self.tokens) - self.prompt_count
+
+    @property
+    def flying(self) -> bool:
+        return self.submitted != self.computed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """Tokens `[begin, end)` of one sequence; the last of them is sampled if it ends the sequence."""
+
+    sequence: Sequence
+    begin: int
+    end: int
+
+    @property
+    def samples(self) -> bool:
+        return self.end == len(self.sequence.tokens) and not self.sequence.held
+
+
+class Scheduler:
+    def __init__(self, pool: BlockPool, *, max_batch: int, token_budget: int, context_tokens: int) -> None:
+        if token_budget < max_batch:
+            raise ValueError(f"a budget of {token_budget} tokens cannot hold {max_batch} decodes")
+        self.pool = pool
+        self.max_batch = max_batch
+        self.token_budget = token_budget
+        self.context_tokens = min(context_tokens, pool.block_count * pool.block_tokens)
+        self.waiting: deque[Sequence] = deque()
+        self.running: list[Sequence] = []
+        """In order of arrival."""
+        self.preemptions = 0
+
+    def check(self, prompt_count: int, max_new_tokens: int) -> None:
+        """Errors: InvalidInput for what could never be finished, however long it waited."""
+        if prompt_count < 1:
+            raise InvalidInput("the prompt is empty", hint="send at least one token of text")
+        if prompt_count + max_new_tokens > self.context_tokens:
+            raise InvalidInput(
+                f"prompt of {prompt_count} tokens and {max_new_tokens} new ones need {prompt_count + max_new_tokens}, "
+                f"the context holds {self.context_tokens}",
+                hint="shorten the prompt, lower max_tokens, or deploy with larger max_context_tokens and kv_memory",
+            )
+
+    def add(self, sequence: Sequence) -> None:
+        self.check(sequence.prompt_count, sequence.max_new_tokens)
+        self.waiting.append(sequence)
+
+    def remove(self, sequence: Sequence) -> None:
+        """The sequence is finished or given up; its blocks are free at once."""
+        self._forget(sequence)
+        if sequence in self.running:
+            self.running.remove(sequence)
+        else:
+            self.waiting.remove(sequence)
+
+    @property
+    def idle(self) -> bool:
+        return not self.running and not self.waiting
+
+    @property
+    def pending(self) -> bool:
+        """Whether there is something to compute."""
+        return bool(self.waiting) or any(len(one.tokens) > one.submitted for one in self.running)
+
+    def plan(self, share: int = 1) -> list[Chunk]:
+        """The next step: decodes first, then prompts begun, then new ones. `share` steps shall have work each.
+
+        Empty only if idle, or if steps are under way that must end first.
+        """
+        chunks: dict[int, Chunk] = {}
+        budget = self.token_budget
+        most = -(-min(len(self.running) + len(self.waiting), self.max_batch) // share)
+        # Two passes in order of arrival. A decode is one row that a user waits for, so it goes first.
+        for decoding in (True, False):
+            for sequence in list(self.running):
+                if sequence not in self.running or budget == 0 or len(chunks) >= most:
+                    continue  # it has just yielded to an older one
+                pending = len(sequence.tokens) - sequence.submitted
+                if pending == 0 or (pending == 1) is not decoding:
+                    continue
+                count = min(pending, budget)
+                if self._make_room(sequence, count, chunks):
+                    chunks[sequence.id] = _chunk(sequence, count)
+                    budget = self.token_budget - sum(chunk.end - chunk.begin for chunk in chunks.values())
+        while self.waiting and budget > 0 and len(self.running) < self.max_batch and len(chunks) < most:
+            sequence = self.waiting[0]
+            # All of it must fit now, though only a chunk runs: letting in half a prompt that then
+            # yields to the decodes beside it would compute that half for nothing.
+            if self.pool.blocks_for(len(sequence.tokens)) > self.pool.free_count - self._reserve():
+                break
+            self.waiting.popleft()
+            count = min(len(sequence.tokens), budget)
+            if not self.pool.grow(sequence.table, len(sequence.tokens)):
+                raise AssertionError("checked above")
+            self.running.append(sequence)
+            chunks[sequence.id] = _chunk(sequence, count)
+            budget -= count
+        for chunk in chunks.values():
+            chunk.sequence.submitted = chunk.end
+        return list(chunks.values())
+
+    def advance(self, chunk: Chunk) -> None:
+        """The chunk was computed."""
+        chunk.sequence.computed = chunk.end
+
+    def put_first(self, sequence: Sequence) -> None:
+        """One that was here before, and comes back: computed anew, before those that wait."""
+        self._yield(sequence)
+
+    def restart(self) -> None:
+        """Nothing that was computed is there any more, nor is anything under way: all begin anew, in their order."""
+        while self.running:
+            self._yield(self.running.pop())
+
+    def _reserve(self) -> int:
+        """Blocks kept for those that run, one each, so that who comes in is not thrown out at once."""
+        return len(self.running)
+
+    def _make_room(self, sequence: Sequence, count: int, chunks: dict[int, Chunk]) -> bool:
+        """Blocks for `count` more tokens, taken from the youngest if need be; False if it must wait, or yielded."""
+        while not self.pool.grow(sequence.table, sequence.submitted + count):
+            # What is under way writes into the blocks that it has: if only such are younger, this one waits.
+            victim = next((one for one in reversed(self.running) if not one.flying), None)
+            if victim is None or self.running.index(victim) < self.running.index(sequence):
+                return False
+            if victim is sequence and sequence is not self.running[-1]:
+                return False
+            self.running.remove(victim)
+            chunks.pop(victim.id, None)
+            self._yield(victim)
+            self.preemptions += 1
+            if victim is sequence:
+                return False
+        return True
+
+    def _yield(self, sequence: Sequence) -> None:
+        self._forget(sequence)
+        self.waiting.appendleft(sequence)
+
+    def _forget(self, sequence: Sequence) -> None:
+        self.pool.release(sequence.table)
+        sequence.computed = sequence.submitted = 0
+
+
+def _chunk(sequence: Sequence, count: int) -> Chunk:
+    return Chunk(sequence=sequence, begin=sequence.submitted, end=sequence.submitted + count)

@@ -1,0 +1,240 @@
+"""From a checkpoint and settings to an engine that is ready: which decoder, how many blocks, in what order.
+
+The arithmetic's side and the text's side are independent: neither waits for the other.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import msgspec
+import torch
+
+from fleetstart.runtime.contract.errors import CheckpointInvalid, InvalidSpec
+from fleetstart.runtime.contract.function.spec import LLMSettings
+from fleetstart.runtime.contract.weights import token_table
+from fleetstart.runtime.llm.engine.block_pool import BlockPool
+from fleetstart.runtime.llm.engine.engine import Engine
+from fleetstart.runtime.llm.engine.runner import Direct, Runner
+from fleetstart.runtime.llm.engine.sampler import SamplingParams
+from fleetstart.runtime.llm.engine.scheduler import Scheduler
+from fleetstart.runtime.llm.model.config import LlamaConfig, read_config
+from fleetstart.runtime.llm.model.layers import gather
+from fleetstart.runtime.llm.model.native_decoder import NativeDecoder, runs_natively
+from fleetstart.runtime.llm.model.torch_decoder import TorchDecoder
+from fleetstart.runtime.llm.model.weights import Weights, optional_file
+from fleetstart.runtime.llm.text.table_tokenizer import TableTokenizer
+from fleetstart.runtime.llm.text.tokenizer import ChatTemplate, Tokenizer, Vocabulary, read_chat_template
+from fleetstart.runtime.weights.tensor_mapping import Tensors
+
+BLOCK_TOKENS = 16
+"""Tokens a block: half of it is wasted a sequence, and the CPU kernels take four keys at a time."""
+STEP_TOKENS = 256
+"""Rows a step on the CPU: long enough that weights are read once for many rows, short enough (some 0.3 s for
+a small model on one core) that those who decode beside a long prompt do not stall."""
+CUDA_STEP_TOKENS = 2048
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Builder:
+    """Makes decoders of some of the model's layers, all with the same KV blocks."""
+
+    weights: Weights
+    config: LlamaConfig
+    settings: LLMSettings
+    device: torch.device
+    block_count: int
+    threads: int
+
+    def decoder(self, first: int, end: int) -> NativeDecoder | TorchDecoder:
+        """Of layers `first .. end - 1`; waits for their weights. Errors: CheckpointInvalid, what the weights raise."""
+        stage = gather(self.weights, self.config, first, end)
+        if self.device.type == "cpu" and runs_natively(self.config):
+            return NativeDecoder(
+                self.config,
+                stage,
+                kv_dtype=self.settings.dtype,
+                block_count=self.block_count,
+                block_tokens=BLOCK_TOKENS,
+                threads=self.threads,
+            )
+        return TorchDecoder(
+            self.config,
+            stage,
+            device=self.device,
+            dtype=DTYPES[self.settings.dtype],
+            block_count=self.block_count,
+            block_tokens=BLOCK_TOKENS,
+        )
+
+    @property
+    def kv_bytes(self) -> int:
+        """That one layer keeps of one token: its key and its value."""
+        return 2 * self.config.kv_width * DTYPES[self.settings.dtype].itemsize
+
+    def whole(self) -> NativeDecoder | TorchDecoder:
+        return self.decoder(0, self.config.layer_count)
+
+
+MakeRunner = Callable[[Builder], Runner]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """A model ready to serve, and what the server must know of it."""
+
+    engine: Engine
+    tokenizer: Vocabulary
+    chat_template: ChatTemplate | None
+    vocab_size: int
+    sampling: SamplingParams
+    """What the checkpoint samples with where a request does not say."""
+
+
+def builder(
+    weights: Weights, settings: LLMSettings, *, threads: int, device: str = "auto", whole: bool = True
+) -> Builder:
+    """Errors: CheckpointInvalid, InvalidSpec if the KV memory holds not even a few tokens."""
+    chosen = _device(device)
+    if whole:  # a stage moves the tensors that it has, when it binds them
+        weights = _moving(weights, chosen)
+    config = read_config(_required_file(weights, "config.json"))
+    return Builder(
+        weights=weights,
+        config=config,
+        settings=settings,
+        device=chosen,
+        block_count=_block_count(config, settings),
+        threads=settings.threads or threads or _cores(),
+    )
+
+
+def load_model(
+    weights: Weights,
+    settings: LLMSettings,
+    *,
+    threads: int,
+    device: str = "auto",
+    runner: MakeRunner | None = None,
+) -> Model:
+    """`runner` is where steps go if not all of them are computed here.
+
+    Errors: CheckpointInvalid, InvalidSpec if the KV memory holds not even a few tokens.
+    """
+    built = builder(weights, settings, threads=threads, device=device, whole=runner is None)
+    parsing = _tokenizer(weights)
+    generation = optional_file(weights, "generation_config.json")
+    config = read_config(_required_file(weights, "config.json"), generation)
+    step_tokens = STEP_TOKENS if built.device.type == "cpu" else CUDA_STEP_TOKENS
+    scheduler = Scheduler(
+        BlockPool(built.block_count, BLOCK_TOKENS),
+        max_batch=settings.max_batch,
+        token_budget=max(step_tokens, settings.max_batch),
+        context_tokens=min(settings.max_context_tokens, config.max_positions),
+    )
+    running = Direct(built.whole()) if runner is None else runner(built)
+    template = read_chat_template(
+        optional_file(weights, "tokenizer_config.json"), optional_file(weights, "chat_template.jinja")
+    )
+    tokenizer = parsing.result() if isinstance(parsing, _Beside) else parsing
+    return Model(
+        engine=Engine(running, scheduler, tokenizer, config.eos_ids),
+        tokenizer=tokenizer,
+        chat_template=template,
+        vocab_size=config.vocab_size,
+        sampling=default_sampling(generation),
+    )
+
+
+def _moving(weights: Weights, device: torch.device) -> Weights:
+    """Begun before anything waits for a file: tensors move to the device beside all that follows. The CPU's decoder
+    reads them where they lie."""
+    return weights.to(device) if device.type == "cuda" and isinstance(weights, Tensors) else weights
+
+
+def _tokenizer(weights: Weights) -> Vocabulary | _Beside[Vocabulary]:
+    """At once where the checkpoint has a table. Otherwise the vocabulary is parsed, which takes longer than weights
+    take to bind, and so is begun in a thread beside them."""
+
+    def parse() -> Vocabulary:
+        return Tokenizer(_required_file(weights, "tokenizer.json"))
+
+    table = optional_file(weights, token_table.FILE)
+    return _Beside(parse) if table is None else TableTokenizer(memoryview(table), functools.cache(parse))
+
+
+def _block_count(config: LlamaConfig, settings: LLMSettings) -> int:
+    """As many blocks as the memory holds, but no more than the batch can ever use."""
+    width_bytes = DTYPES[settings.dtype].itemsize
+    block_bytes = 2 * config.layer_count * config.kv_width * width_bytes * BLOCK_TOKENS
+    context = min(settings.max_context_tokens, config.max_positions)
+    useful = settings.max_batch * -(-context // BLOCK_TOKENS)
+    count = min(settings.kv_memory_bytes // block_bytes, useful)
+    if count < 2:
+        raise InvalidSpec(
+            f"llm: kv_memory of {settings.kv_memory_bytes} bytes holds {count} blocks of {block_bytes} bytes, "
+            "at least 2 are needed",
+            hint="give the function more kv_memory",
+        )
+    return count
+
+
+def default_sampling(generation: bytes | None) -> SamplingParams:
+    """generation_config.json's wish: greedy if it says so, else its temperature, top_k and top_p."""
+    fields = msgspec.json.decode(generation, type=dict[str, Any]) if generation else {}
+    if fields.get("do_sample") is False:
+        return SamplingParams(temperature=0.0)
+    return SamplingParams(
+        temperature=float(fields.get("temperature") or 1.0),
+        top_k=int(fields.get("top_k") or 0),
+        top_p=float(fields.get("top_p") or 1.0),
+    )
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return torch.device(name)
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0))
+
+
+def _required_file(weights: Weights, name: str) -> bytes:
+    data = optional_file(weights, name)
+    if data is None:
+        raise CheckpointInvalid(f"the checkpoint has no {name}", hint="put it beside the safetensors and deploy again")
+    return data
+
+
+class _Beside(Generic[Result]):
+    """One call in a thread of its own; `result` gives its value or raises its error."""
+
+    def __init__(self, call: Callable[[], Result]) -> None:
+        self._call = call
+        self._value: Result | None = None
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="llm-tokenizer", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._value = self._call()
+        except BaseException as error:
+            self._error = error
+
+    def result(self) -> Result:
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+        assert self._value is not None
+        return self._value

@@ -1,0 +1,254 @@
+"""The decoder in plain torch operations: the reference on the CPU, and what runs on CUDA.
+
+Keys and values lie in one tensor of blocks; a step writes its own there and gathers each sequence's back
+by its block table. One row for each sequence (a pure decode) is computed together, padded to the longest
+context; chunks of prompts go one by one.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass, fields
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from fleetstart.runtime.llm.engine.batch import Batch
+from fleetstart.runtime.llm.model.config import LlamaConfig
+from fleetstart.runtime.llm.model.layers import LayerWeights, StageWeights
+from fleetstart.runtime.llm.model.rope import inverse_frequencies
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Group:
+    """Sequences whose attention is computed in one call.
+
+    Shapes:  rows [sequences * queries], of the batch; slots [sequences, context] of the cache;
+             mask [sequences, 1, queries, context], True where a query may look.
+    """
+
+    rows: Tensor
+    slots: Tensor
+    mask: Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Step:
+    """What every layer of one step needs: cosines and sines [rows, 1, head_dim], slots written [rows]."""
+
+    cos: Tensor
+    sin: Tensor
+    written: Tensor
+    groups: list[_Group]
+
+
+class TorchDecoder:
+    """Layers of one stage with their KV blocks.
+
+    `forward` and `logits` are for one thread at a time. `read_kv` and `write_kv` may run beside them, in others: the
+    cache is append-only, so no step changes what earlier steps have written.
+    """
+
+    def __init__(
+        self,
+        config: LlamaConfig,
+        weights: StageWeights,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+        block_count: int,
+        block_tokens: int,
+    ) -> None:
+        self.config = config
+        self.device = device
+        self.dtype = dtype
+        self.block_count = block_count
+        self.block_tokens = block_tokens
+        self._whole = len(weights.layers) == config.layer_count
+        self._embedding = None if weights.embedding is None else self._move(weights.embedding)
+        self._layers = [self._move_layer(layer) for layer in weights.layers]
+        self._final_norm = None if weights.final_norm is None else self._move(weights.final_norm)
+        if weights.head is None:
+            self._head = None
+        else:
+            self._head = self._embedding if weights.head is weights.embedding else self._move(weights.head)
+        self._frequencies = inverse_frequencies(config).to(device)
+        # Never read before written: padding points at the sequence's own first slot.
+        self._cache = torch.empty(
+            (len(self._layers), 2, block_count * block_tokens, config.kv_head_count, config.head_dim),
+            dtype=dtype,
+            device=device,
+        )
+
+    def _move(self, tensor: Tensor) -> Tensor:
+        return tensor.to(device=self.device, dtype=self.dtype, non_blocking=True)
+
+    def _move_layer(self, layer: LayerWeights) -> LayerWeights:
+        return LayerWeights(**{field.name: self._move(getattr(layer, field.name)) for field in fields(layer)})
+
+    @torch.inference_mode()
+    def forward(self, batch: Batch, hidden: Tensor | None = None) -> Tensor:
+        """Runs the stage's layers over the batch.
+
+        Shapes:  hidden [rows, hidden_size] from the stage before, None for the first stage.
+                 Returns logits [len(batch.logits_rows), vocab_size] in fp32 if all layers are here,
+                 hidden [rows, hidden_size] from a stage.
+        """
+        if (hidden is None) is not (self._embedding is not None):
+            raise ValueError("the first stage takes tokens, the others hidden states")
+        if self._embedding is not None:
+            tokens = torch.tensor(batch.tokens, device=self.device)
+            hidden = functional.embedding(tokens, self._embedding)
+        assert hidden is not None
+        hidden = self._move(hidden)
+        step = self._prepare(batch)
+        for index, layer in enumerate(self._layers):
+            hidden = hidden + self._attention(layer, self._cache[index], self._norm(hidden, layer.attention_norm), step)
+            normed = self._norm(hidden, layer.ffn_norm)
+            gated = functional.silu(functional.linear(normed, layer.gate)) * functional.linear(normed, layer.up)
+            hidden = hidden + functional.linear(gated, layer.down)
+        if not self._whole:
+            return hidden
+        rows = torch.tensor(batch.logits_rows, device=self.device, dtype=torch.long)
+        return self.logits(hidden[rows])
+
+    @torch.inference_mode()
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Final norm and head, which the first stage has: what follows when rows come back from the last stage.
+
+        Shapes:  hidden [n, hidden_size]. Returns [n, vocab_size] in fp32.
+        Errors:  ValueError if another stage is asked.
+        """
+        if self._head is None or self._final_norm is None:
+            raise ValueError("the head belongs to the first stage")
+        return functional.linear(self._norm(self._move(hidden), self._final_norm), self._head).float()
+
+    @torch.inference_mode()
+    def read_kv(self, table: list[int], begin: int, end: int) -> bytes:
+        """Keys and values of tokens `begin .. end - 1` of the sequence whose blocks are `table`, all layers.
+
+        Shapes:  [layer][key, value][kv_head][token][head_dim] in the cache's dtype, so a layer is one piece.
+        Errors:  ValueError, IndexError for tokens that the table or the pool has no room for.
+        """
+        cached = self._cache[:, :, self._cached(table, begin, end)]
+        return cached.transpose(2, 3).contiguous().view(-1).view(torch.uint8).cpu().numpy().tobytes()
+
+    @torch.inference_mode()
+    def write_kv(
+        self, table: list[int], begin: int, end: int, first_layer: int, data: bytes | bytearray | memoryview
+    ) -> None:
+        """Puts what `read_kv` of another decoder gave into the layers from `first_layer` on, as many as it holds.
+
+        The tokens are some that no step reads yet.
+        Errors:  ValueError, IndexError for tokens and layers that are not here, or data of another size; the cache
+                 is as it was then.
+        """
+        slots = self._cached(table, begin, end)
+        heads, head_dim, size_bytes = self.config.kv_head_count, self.config.head_dim, memoryview(data).nbytes
+        layer_bytes = 2 * heads * len(slots) * head_dim * self.dtype.itemsize
+        layers = size_bytes // layer_bytes if layer_bytes else 0
+        if layers * layer_bytes != size_bytes or (not layers and layer_bytes):
+            raise ValueError(f"{size_bytes} bytes of keys and values, a layer of {len(slots)} tokens has {layer_bytes}")
+        if not 0 <= first_layer <= first_layer + layers <= len(self._layers):
+            raise ValueError(f"keys and values of {layers} layers from layer {first_layer} on, of {len(self._layers)}")
+        if not layers:
+            return
+        values = torch.tensor(np.frombuffer(data, np.uint8), device=self.device).view(self.dtype)
+        values = values.view(layers, 2, heads, len(slots), head_dim).transpose(2, 3)
+        self._cache[first_layer : first_layer + layers].index_copy_(2, slots, values)
+
+    def _cached(self, table: list[int], begin: int, end: int) -> Tensor:
+        """Slots of tokens that are to be read or written at once."""
+        room = len(table) * self.block_tokens
+        if not 0 <= begin <= end <= room:
+            raise ValueError(f"tokens {begin} to {end} of a table with room for {room}")
+        for block in table[begin // self.block_tokens : -(-end // self.block_tokens)]:
+            if not 0 <= block < self.block_count:
+                raise IndexError(f"block {block} of a pool of {self.block_count}")
+        return self._slots(table, end)[begin:].to(self.device)
+
+    def _norm(self, hidden: Tensor, weight: Tensor) -> Tensor:
+        """RMSNorm; the mean is taken in fp32 whatever the dtype, as the models were trained."""
+        wide = hidden.float()
+        scale = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.config.norm_eps)
+        return weight * (wide * scale).to(self.dtype)
+
+    def _attention(self, layer: LayerWeights, cache: Tensor, normed: Tensor, step: _Step) -> Tensor:
+        config = self.config
+        rows = normed.shape[0]
+        query = functional.linear(normed, layer.q).view(rows, config.head_count, config.head_dim)
+        key = functional.linear(normed, layer.k).view(rows, config.kv_head_count, config.head_dim)
+        value = functional.linear(normed, layer.v).view(rows, config.kv_head_count, config.head_dim)
+        query, key = _rotate(query, step), _rotate(key, step)
+        cache[0].index_copy_(0, step.written, key)
+        cache[1].index_copy_(0, step.written, value)
+        mixed = torch.empty_like(query)
+        for group in step.groups:
+            mixed[group.rows] = self._attend(query[group.rows], cache, group)
+        return functional.linear(mixed.view(rows, -1), layer.o)
+
+    def _attend(self, query: Tensor, cache: Tensor, group: _Group) -> Tensor:
+        """[sequences * queries, heads, head_dim] of queries over their sequences' gathered keys and values."""
+        config = self.config
+        sequences = group.slots.shape[0]
+        repeats = config.head_count // config.kv_head_count
+        query = query.view(sequences, -1, config.head_count, config.head_dim).transpose(1, 2)
+        key = cache[0][group.slots].transpose(1, 2).repeat_interleave(repeats, dim=1)
+        value = cache[1][group.slots].transpose(1, 2).repeat_interleave(repeats, dim=1)
+        mixed = functional.scaled_dot_product_attention(
+            query, key, value, attn_mask=group.mask, scale=1.0 / math.sqrt(config.head_dim)
+        )
+        return mixed.transpose(1, 2).reshape(-1, config.head_count, config.head_dim)
+
+    def _prepare(self, batch: Batch) -> _Step:
+        positions = torch.tensor(batch.positions)
+        angles = positions.float()[:, None].to(self.device) * self._frequencies
+        angles = torch.cat((angles, angles), dim=-1)[:, None, :]
+        slots = [self._slots(table, batch.positions[end - 1] + 1) for table, end in self._sequences(batch)]
+        written = torch.cat([slots[s][batch.positions[start] :] for s, start in enumerate(batch.starts[:-1])])
+        return _Step(
+            cos=angles.cos().to(self.dtype),
+            sin=angles.sin().to(self.dtype),
+            written=written.to(self.device),
+            groups=self._groups(batch, positions, slots),
+        )
+
+    @staticmethod
+    def _sequences(batch: Batch) -> list[tuple[list[int], int]]:
+        return list(zip(batch.tables, batch.starts[1:], strict=True))
+
+    def _slots(self, table: list[int], context: int) -> Tensor:
+        """Where positions 0 to context - 1 lie in the cache."""
+        blocks = torch.tensor(table, dtype=torch.long)[:, None] * self.block_tokens
+        return (blocks + torch.arange(self.block_tokens)).view(-1)[:context]
+
+    def _groups(self, batch: Batch, positions: Tensor, slots: list[Tensor]) -> list[_Group]:
+        starts = batch.starts
+        counts = [end - begin for begin, end in itertools.pairwise(starts)]
+        decodes = [s for s, count in enumerate(counts) if count == 1]
+        groups = [[s] for s, count in enumerate(counts) if count > 1]
+        return [
+            self._group(
+                torch.cat([torch.arange(starts[s], starts[s + 1]) for s in members]),
+                positions,
+                [slots[s] for s in members],
+            )
+            for members in ([decodes] if decodes else []) + groups
+        ]
+
+    def _group(self, rows: Tensor, positions: Tensor, slots: list[Tensor]) -> _Group:
+        longest = max(len(one) for one in slots)
+        padded = torch.stack([functional.pad(one, (0, longest - len(one)), value=int(one[0])) for one in slots])
+        limits = positions[rows].view(len(slots), 1, -1, 1)
+        mask = torch.arange(longest).view(1, 1, 1, -1) <= limits
+        return _Group(rows=rows.to(self.device), slots=padded.to(self.device), mask=mask.to(self.device))
+
+
+def _rotate(heads: Tensor, step: _Step) -> Tensor:
+    """Rotary embedding in the Hugging Face layout: a head's first half pairs with its second."""
+    half = heads.shape[-1] // 2
+    turned = torch.cat((-heads[..., half:], heads[..., :half]), dim=-1)
+    return heads * step.cos + turned * step.sin

@@ -1,0 +1,1 @@
+"""OpenAI routes over the engine."""

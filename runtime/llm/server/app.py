@@ -1,0 +1,344 @@
+"""The ASGI app over a loaded model: routes, calls from body to answer, streams, clients that go away."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, replace
+from typing import Literal, TypeVar
+
+import msgspec
+import torch
+
+from fleetstart.runtime.asgi import JSON, CutOff, Disconnected, Receive, Scope, Send, respond
+from fleetstart.runtime.contract.errors import FleetError, InvalidInput, NotFound, TooLarge, Unavailable
+from fleetstart.runtime.contract.function.spec import LLMSettings
+from fleetstart.runtime.contract.node.speed import Speed
+from fleetstart.runtime.contract.worker_headers import CONTINUE_HEADER, DEADLINE_HEADER
+from fleetstart.runtime.llm.engine.generation import FinishReason, Request
+from fleetstart.runtime.llm.model.loader import Model, load_model
+from fleetstart.runtime.llm.model.weights import Weights
+from fleetstart.runtime.llm.server import openai_responses as openai
+from fleetstart.runtime.llm.server.engine_service import EngineService, Stream
+from fleetstart.runtime.llm.server.requests import (
+    ChatCall,
+    ChatMessage,
+    CompletionCall,
+    ModelNotFound,
+    PlainCall,
+    Reader,
+    Sampling,
+    Streamed,
+)
+from fleetstart.runtime.llm.server.stream_resume import Marker, as_chosen, chosen, read_carried, split_body
+
+BODY_MAX_BYTES = 8 * 1024 * 1024
+"""Far more text than any context holds."""
+LONG_TEXT = 16_384
+"""Characters; longer texts take milliseconds to tokenise and do so beside the event loop."""
+Result = TypeVar("Result")
+STREAMING = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+MARKED = (CONTINUE_HEADER.encode(), b"1")
+
+
+def create_app(weights: Weights, settings: LLMSettings, *, name: str, threads: int) -> LLMApp:
+    return LLMApp(load_model(weights, settings, threads=threads), name=name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Work:
+    """One call as the engine sees it: a request a choice, and what the answer needs."""
+
+    requests: list[Request]
+    answer: openai.Answer
+    usage: openai.Usage
+    stream: bool = False
+    include_usage: bool = False
+    marker: Marker | None = None
+    """If the stream can go on elsewhere."""
+
+
+class LLMApp:
+    """An ASGI app without lifespan."""
+
+    def __init__(self, model: Model, *, name: str) -> None:
+        self._model = model
+        self._name = name
+        self._created_s = int(time.time())
+        # Sampling is a handful of tensor operations on one row: more threads would only fight the decoder's.
+        on_cpu = not torch.cuda.is_available()
+        self.service = EngineService(model.engine, prepare=(lambda: torch.set_num_threads(1)) if on_cpu else None)
+        self._chat_reader = Reader(ChatCall)
+        self._completion_reader = Reader(CompletionCall)
+        self._plain_reader = Reader(PlainCall)
+        self._routes: dict[str, tuple[str, Callable[[Scope, Receive, Send], Awaitable[None]]]] = {
+            "/": ("POST", self._plain),
+            "/v1/chat/completions": ("POST", self._chat),
+            "/v1/completions": ("POST", self._complete),
+            "/v1/models": ("GET", self._models),
+        }
+
+    def speed(self) -> Speed | None:
+        """From any thread; None until one request has ended."""
+        return self.service.speed()
+
+    def close(self) -> None:
+        """Ends what runs with 503 and the engine's thread; returns when it has ended."""
+        self.service.close()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        begun = False
+
+        async def sending(message: openai.Json) -> None:
+            nonlocal begun
+            begun = True
+            await send(message)
+
+        try:
+            await self._route(scope, receive, sending)  # type: ignore[arg-type]
+        except Disconnected:
+            return
+        except FleetError as error:
+            if begun:
+                await _end_stream(send, error)
+            else:
+                await respond(send, error.status, msgspec.json.encode(openai.error_body(error)), JSON)
+
+    async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope["path"].rstrip("/") or "/"
+        method, handle = self._routes.get(path, ("", None))
+        if handle is None:
+            if path.startswith("/v1/models/") and scope["method"] == "GET":
+                return await self._one_model(path.removeprefix("/v1/models/"), send)
+            raise NotFound(f"no route {scope['method']} {path}", hint="there are " + ", ".join(self._routes))
+        if scope["method"] != method:
+            body = openai.error_body(InvalidInput(f"{path} takes {method}, not {scope['method']}"))
+            return await respond(send, 405, msgspec.json.encode(body), JSON, [(b"allow", method.encode())])
+        await handle(scope, receive, send)
+
+    async def _models(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await respond(send, 200, msgspec.json.encode(openai.models(self._name, self._created_s)), JSON)
+
+    async def _one_model(self, name: str, send: Send) -> None:
+        self._check_model(name)
+        await respond(send, 200, msgspec.json.encode(openai.model(self._name, self._created_s)), JSON)
+
+    async def _chat(self, scope: Scope, receive: Receive, send: Send) -> None:
+        body, carried = split_body(scope["headers"], await _read_body(receive))
+        call = self._chat_reader.read(body)
+        self._check_model(call.model)
+        tokens = await self._encode_chat(call.messages)
+        await self._answer(await self._work("chat", call, [tokens], scope, carried), receive, send)
+
+    async def _complete(self, scope: Scope, receive: Receive, send: Send) -> None:
+        body, carried = split_body(scope["headers"], await _read_body(receive))
+        call = self._completion_reader.read(body)
+        self._check_model(call.model)
+        prompts = [await self._encode(prompt) for prompt in call.prompts()]
+        await self._answer(await self._work("text", call, prompts, scope, carried), receive, send)
+
+    async def _plain(self, scope: Scope, receive: Receive, send: Send) -> None:
+        call = self._plain_reader.read(await _read_body(receive))
+        self._check_model(call.model)
+        tokens = await (
+            self._encode(call.prompt) if call.prompt is not None else self._encode_chat(call.messages or [])
+        )
+        request = self._request(call, tokens, _deadline_ns(scope))
+        usage = openai.Usage(prompt_tokens=len(tokens))
+        [(text, finish)] = await _while_connected(receive, self._collect(self.service.open([request]), usage))
+        body = {"text": text, "finish_reason": finish, "usage": usage.json()}
+        await respond(send, 200, msgspec.json.encode(body), JSON)
+
+    def _check_model(self, model: str | None) -> None:
+        if model and model.partition("@")[0] != self._name:
+            raise ModelNotFound(f"the model {model!r} is not served here", hint=f"ask for {self._name!r}")
+
+    async def _encode_chat(self, messages: list[ChatMessage]) -> list[int]:
+        template = self._model.chat_template
+        if template is None:
+            raise InvalidInput("this model has no chat template", hint="use /v1/completions")
+        text = template.render([message.plain() for message in messages])
+        return await self._tokens(text, add_special_tokens=False)
+
+    async def _encode(self, prompt: str | list[int]) -> list[int]:
+        if isinstance(prompt, str):
+            return await self._tokens(prompt, add_special_tokens=True)
+        vocab_size = self._model.vocab_size
+        if any(not 0 <= token < vocab_size for token in prompt):
+            raise InvalidInput(f"prompt: a token is not of 0 to {vocab_size - 1}")
+        return prompt
+
+    async def _tokens(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        encode = self._model.tokenizer.encode
+        if len(text) < LONG_TEXT:
+            return encode(text, add_special_tokens=add_special_tokens)
+        return await asyncio.to_thread(encode, text, add_special_tokens=add_special_tokens)
+
+    async def _work(
+        self,
+        kind: Literal["chat", "text"],
+        call: Streamed,
+        prompts: list[list[int]],
+        scope: Scope,
+        carried: bytes | None,
+    ) -> _Work:
+        deadline_ns = _deadline_ns(scope)
+        requests = [
+            _choice(self._request(call, tokens, deadline_ns), number)
+            for tokens in prompts
+            for number in range(call.n or 1)
+        ]
+        work = _Work(
+            requests=requests,
+            answer=openai.Answer(kind, self._name),
+            usage=openai.Usage(prompt_tokens=sum(map(len, prompts))),
+            stream=bool(call.stream),
+            include_usage=call.stream_options is not None and call.stream_options.include_usage,
+        )
+        if not work.stream or carried is None:
+            return work
+        return await self._go_on(work, kind, carried) if carried else self._markable(work)
+
+    @staticmethod
+    def _markable(work: _Work) -> _Work:
+        first = chosen(work.answer.id, work.answer.created_s, work.requests)
+        return replace(work, requests=as_chosen(work.requests, first), marker=Marker(first))
+
+    async def _go_on(self, work: _Work, kind: Literal["chat", "text"], carried: bytes) -> _Work:
+        """A stream that another worker began."""
+        before = read_carried(carried, choices=len(work.requests), vocab_size=self._model.vocab_size)
+        past, requests = self._model.engine.past, []
+        for request, tokens in zip(as_chosen(work.requests, before.chosen), before.tokens, strict=True):
+            requests.append(replace(request, past=await asyncio.to_thread(past, request, tokens)))
+        work.usage.completion_tokens = sum(map(len, before.tokens))
+        answer = openai.Answer(kind, self._name, before.chosen.id, before.chosen.created_s)
+        return replace(work, requests=requests, answer=answer, marker=Marker(None))
+
+    def _request(self, call: Sampling, tokens: list[int], deadline_ns: int | None) -> Request:
+        limit = call.limit()
+        room = self._model.engine.scheduler.context_tokens - len(tokens)
+        return Request(
+            tokens=tokens,
+            # Without a limit the answer may fill the context; with one that does not fit, `open` says so.
+            max_new_tokens=max(room, 1) if limit is None else limit,
+            sampling=call.params(self._model.sampling),
+            stops=call.stops(),
+            ignore_eos=call.ignore_eos,
+            deadline_ns=deadline_ns,
+        )
+
+    async def _answer(self, work: _Work, receive: Receive, send: Send) -> None:
+        if work.stream:
+            await _while_connected(receive, self._send_stream(work, send))
+            return
+        choices = await _while_connected(receive, self._collect(self.service.open(work.requests), work.usage))
+        await respond(send, 200, work.answer.whole(choices, work.usage), JSON)
+
+    @staticmethod
+    async def _collect(stream: Stream, usage: openai.Usage) -> list[tuple[str, FinishReason | None]]:
+        texts: dict[int, str] = {}
+        finishes: dict[int, FinishReason | None] = {}
+        async with stream:
+            async for index, delta in stream:
+                texts[index] = texts.get(index, "") + delta.text
+                finishes[index] = delta.finish
+                usage.completion_tokens += len(delta.tokens)
+        return [(texts[index], finishes[index]) for index in sorted(texts)]
+
+    async def _send_stream(self, work: _Work, send: Send) -> None:
+        to_do = [index for index, one in enumerate(work.requests) if one.past is None or one.past.finish is None]
+        async with self.service.open([work.requests[index] for index in to_do]) as stream:
+            begun = False
+            try:
+                async for chunk in self._chunks(work, stream, to_do):
+                    if not begun:  # with the first token: an error before it has its own status
+                        headers = STREAMING if work.marker is None else [*STREAMING, MARKED]
+                        await send({"type": "http.response.start", "status": 200, "headers": headers})
+                        begun = True
+                    await send({"type": "http.response.body", "body": chunk, "more_body": True})
+            except Unavailable as error:
+                if begun and work.marker is not None:  # the worker goes down, and another one goes on
+                    raise CutOff from error
+                raise
+            await send({"type": "http.response.body", "body": b""})
+
+    @staticmethod
+    async def _chunks(work: _Work, stream: Stream, to_do: list[int]) -> AsyncIterator[bytes]:
+        """Events, each with its mark. `to_do` are the choices that the stream brings."""
+        opened = {index for index, one in enumerate(work.requests) if one.past is not None and one.past.tokens}
+        answer, with_usage, marker = work.answer, work.include_usage, work.marker
+        async for number, delta in stream:
+            index = to_do[number]
+            work.usage.completion_tokens += len(delta.tokens)
+            if marker is not None:
+                marker.saw(index, delta.tokens)
+            events = b""
+            if index not in opened:
+                opened.add(index)
+                events = answer.opening(index, with_usage=with_usage)
+            # A token that is half a character, or may yet be a stop, has no text of its own.
+            if delta.text or delta.finish:
+                events += answer.chunk(index, delta.text, delta.finish, with_usage=with_usage)
+            if events:
+                yield events if marker is None else events + marker.mark()
+        yield (answer.closing(work.usage) if with_usage else b"") + openai.DONE
+
+
+def _choice(request: Request, number: int) -> Request:
+    """The nth choice of one prompt: with a seed, each has its own."""
+    if number == 0 or request.sampling.seed is None:
+        return request
+    return replace(request, sampling=replace(request.sampling, seed=request.sampling.seed + number))
+
+
+def _deadline_ns(scope: Scope) -> int | None:
+    for name, value in scope["headers"]:
+        if name == DEADLINE_HEADER.encode():
+            try:
+                return time.monotonic_ns() + round(float(value) * 1e6)
+            except (ValueError, OverflowError):
+                return None
+    return None
+
+
+async def _read_body(receive: Receive) -> bytes:
+    body: bytes = b""
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise Disconnected
+        body = body + bytes(message.get("body", b""))
+        if len(body) > BODY_MAX_BYTES:
+            raise TooLarge(f"the body has more than {BODY_MAX_BYTES} bytes")
+        if not message.get("more_body", False):
+            return body
+
+
+async def _while_connected(receive: Receive, work: Awaitable[Result]) -> Result:
+    """The work's result; cancels it and raises Disconnected if the client goes away first."""
+    working = asyncio.ensure_future(work)
+    leaving = asyncio.ensure_future(_disconnect(receive))
+    try:
+        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise Disconnected
+        return working.result()
+    finally:
+        for task in (working, leaving):
+            task.cancel()
+        await asyncio.gather(working, leaving, return_exceptions=True)
+
+
+async def _disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _end_stream(send: Send, error: FleetError) -> None:
+    """An error amid a stream: its own event, and no [DONE], so that nobody takes the text for whole."""
+    await send({"type": "http.response.body", "body": openai.event(openai.error_body(error)), "more_body": False})

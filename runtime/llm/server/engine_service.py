@@ -1,0 +1,217 @@
+"""Joins the engine's thread to the asyncio server: requests in through a queue, deltas out to streams.
+
+Whoever reads a stream owns its requests: leaving the `async with` cancels what is not finished, so a
+client that goes away frees its blocks before the next step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+
+from fleetstart.runtime.contract.errors import FleetError, HandlerFailed, Unavailable
+from fleetstart.runtime.contract.node.speed import Speed
+from fleetstart.runtime.llm.engine.engine import Engine
+from fleetstart.runtime.llm.engine.generation import Delta, Request
+from fleetstart.runtime.llm.engine.latency_stats import Speeds
+
+logger = logging.getLogger(__name__)
+
+CLOSE_TIMEOUT_S = 10.0
+"""Longer than any step takes; a thread that is still busy then ends with its process."""
+STALLED_S = 0.02
+"""Between two looks at deadlines, while nothing can be computed."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Add:
+    id: int
+    request: Request
+
+
+@dataclass(frozen=True, slots=True)
+class _Cancel:
+    id: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Do:
+    """Something of the engine's owner that only its thread may do; gives what it brought the requests."""
+
+    act: Callable[[Engine], list[Delta]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Close:
+    pass
+
+
+_Command = _Add | _Cancel | _Do | _Close
+
+
+class Stream:
+    """Deltas of one call's requests, as (index of the request, delta), until each has had its last."""
+
+    def __init__(self, service: EngineService, ids: list[int]) -> None:
+        self._service = service
+        self._index = {id: index for index, id in enumerate(ids)}
+        self._deltas: asyncio.Queue[Delta] = asyncio.Queue()
+
+    def put(self, delta: Delta) -> None:
+        self._deltas.put_nowait(delta)
+
+    async def __aenter__(self) -> Stream:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._service.abandon(list(self._index))
+
+    def __aiter__(self) -> Stream:
+        return self
+
+    async def __anext__(self) -> tuple[int, Delta]:
+        """Errors: what ended a request that was not finished."""
+        if not self._index:
+            raise StopAsyncIteration
+        delta = await self._deltas.get()
+        index = self._index[delta.id]
+        if delta.last:
+            del self._index[delta.id]
+        if delta.error is not None:
+            raise delta.error
+        return index, delta
+
+
+class EngineService:
+    """The engine in its thread. Used from one event loop; `close` from anywhere."""
+
+    def __init__(self, engine: Engine, *, prepare: Callable[[], None] | None = None) -> None:
+        """`prepare` runs first in the thread, for settings that hold by thread."""
+        self._engine = engine
+        self._prepare = prepare
+        self._commands: queue.SimpleQueue[_Command] = queue.SimpleQueue()
+        self._streams: dict[int, Stream] = {}
+        self._ids = itertools.count()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._closed = False
+        self._speeds = Speeds()
+        self._thread = threading.Thread(target=self._run, name="llm-engine", daemon=True)
+        self._thread.start()
+
+    @property
+    def active_count(self) -> int:
+        """Requests that have not had their last delta."""
+        return len(self._streams)
+
+    def speed(self) -> Speed | None:
+        """Of the last requests; None until one has ended. From any thread."""
+        return self._speeds.mean
+
+    def open(self, requests: list[Request]) -> Stream:
+        """Starts the requests. Errors: InvalidInput if one can never be finished, Unavailable once closed."""
+        if self._closed:
+            raise Unavailable("the engine is closed", retry_after_s=0)
+        for request in requests:
+            self._engine.check(request)
+        self._loop = asyncio.get_running_loop()
+        ids = [next(self._ids) for _ in requests]
+        stream = Stream(self, ids)
+        for id, request in zip(ids, requests, strict=True):
+            self._streams[id] = stream
+            self._commands.put(_Add(id, request))
+        if self._closed:  # meanwhile: the thread may have read its last command before these came
+            self.abandon(ids)
+            raise Unavailable("the engine is closed", retry_after_s=0)
+        return stream
+
+    def abandon(self, ids: list[int]) -> None:
+        for id in ids:
+            if self._streams.pop(id, None) is not None:
+                self._commands.put(_Cancel(id))
+
+    def do(self, act: Callable[[Engine], list[Delta]]) -> None:
+        """Soon, in the engine's thread, between two steps. From any thread."""
+        self._commands.put(_Do(act))
+
+    def close(self) -> None:
+        """Ends every request with Unavailable and the thread with it; waits for the step under way."""
+        self._closed = True
+        self._commands.put(_Close())
+        self._thread.join(CLOSE_TIMEOUT_S)
+
+    def _run(self) -> None:
+        try:
+            if self._prepare is not None:
+                self._prepare()
+            while self._obey():
+                deltas = self._engine.step(time.monotonic_ns())
+                self._speeds.sees(deltas, time.monotonic_ns(), self._engine.stages)
+                self._publish(deltas)
+        except Exception as error:
+            # A bug of ours: say so to everybody who waits, rather than let them wait for ever.
+            logger.exception("the engine's thread failed")
+            self._closed = True
+            self._refuse_all(HandlerFailed(f"the engine failed: {error!r}"))
+        else:
+            self._refuse_all(Unavailable("the worker is going down", retry_after_s=0))
+
+    def _refuse_all(self, error: FleetError) -> None:
+        deltas = self._engine.fail_all(error)
+        while True:  # those that came after the close was asked for
+            try:
+                command = self._commands.get_nowait()
+            except queue.Empty:
+                break
+            if isinstance(command, _Add):
+                deltas.append(Delta(id=command.id, error=error))
+        self._publish(deltas)
+
+    def _obey(self) -> bool:
+        """Carries out what is queued, waiting if there is nothing else to do; False when told to close."""
+        wait = self._engine.idle or self._engine.stalled
+        while True:
+            try:
+                command = self._commands.get(wait, None if self._engine.idle else STALLED_S)
+            except queue.Empty:
+                return True
+            wait = False
+            match command:
+                case _Close():
+                    return False
+                case _Add(id=id, request=request):
+                    self._engine.add(request, id)
+                    self._speeds.begins(id, time.monotonic_ns(), self._engine.stages)
+                case _Do(act=act):
+                    deltas = act(self._engine)
+                    self._speeds.sees(deltas, time.monotonic_ns(), self._engine.stages)
+                    self._publish(deltas)
+                case _Cancel(id=id):
+                    self._engine.cancel(id)
+                    self._speeds.forgets(id)
+
+    def _publish(self, deltas: list[Delta]) -> None:
+        if not deltas or self._loop is None:
+            return
+        try:
+            self._loop.call_soon_threadsafe(self._deliver, deltas)
+        except RuntimeError:  # the loop is closed: nobody listens any more
+            for delta in deltas:
+                self._engine.cancel(delta.id)
+
+    def _deliver(self, deltas: list[Delta]) -> None:
+        for delta in deltas:
+            stream = self._streams.get(delta.id)
+            if stream is None:
+                continue  # abandoned meanwhile
+            if delta.last:
+                del self._streams[delta.id]
+            stream.put(delta)

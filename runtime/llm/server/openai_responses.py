@@ -1,0 +1,105 @@
+"""Answers in the shapes of the OpenAI API: chat and text completions, whole and in chunks, models, errors."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from typing import Any, Literal
+
+import msgspec
+
+from fleetstart.runtime.contract.errors import FleetError, Refused
+from fleetstart.runtime.llm.engine.generation import FinishReason
+
+DONE = b"data: [DONE]\n\n"
+
+Json = dict[str, Any]
+
+
+class Usage(msgspec.Struct):
+    """Tokens of all choices of one call; the prompt is counted once for each time it was computed."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+    def json(self) -> Json:
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "total_tokens": self.prompt_tokens + self.completion_tokens,
+        }
+
+
+class Answer:
+    """One call's id, time and model, and how its parts are written."""
+
+    def __init__(self, kind: Literal["chat", "text"], model: str, id: str = "", created_s: int = 0) -> None:
+        """`id` and `created_s` are those of an answer that goes on."""
+        self._chat = kind == "chat"
+        self.id = id or ("chatcmpl-" if self._chat else "cmpl-") + secrets.token_hex(12)
+        self.created_s = created_s or int(time.time())
+        self._head: Json = {"id": self.id, "created": self.created_s, "model": model}
+
+    def whole(self, choices: list[tuple[str, FinishReason | None]], usage: Usage) -> bytes:
+        kind = "chat.completion" if self._chat else "text_completion"
+        listed = [self._choice(index, text, finish) for index, (text, finish) in enumerate(choices)]
+        return msgspec.json.encode({**self._head, "object": kind, "choices": listed, "usage": usage.json()})
+
+    def _choice(self, index: int, text: str, finish: FinishReason | None) -> Json:
+        body: Json = (
+            {"message": {"role": "assistant", "content": text, "refusal": None}} if self._chat else {"text": text}
+        )
+        return {"index": index, **body, "logprobs": None, "finish_reason": finish}
+
+    def opening(self, index: int, *, with_usage: bool) -> bytes:
+        """A chat's first chunk names the role; a text has none."""
+        if not self._chat:
+            return b""
+        return self._chunk([self._delta(index, {"role": "assistant", "content": ""}, None)], with_usage)
+
+    def chunk(self, index: int, text: str, finish: FinishReason | None, *, with_usage: bool) -> bytes:
+        if self._chat:
+            return self._chunk([self._delta(index, {"content": text} if text else {}, finish)], with_usage)
+        choice = {"index": index, "text": text, "logprobs": None, "finish_reason": finish}
+        return self._chunk([choice], with_usage)
+
+    def closing(self, usage: Usage) -> bytes:
+        """The chunk that `stream_options.include_usage` asks for: no choice, the sums."""
+        return event({**self._head, "object": self._chunk_kind, "choices": [], "usage": usage.json()})
+
+    @property
+    def _chunk_kind(self) -> str:
+        return "chat.completion.chunk" if self._chat else "text_completion"
+
+    def _chunk(self, choices: list[Json], with_usage: bool) -> bytes:
+        body = {**self._head, "object": self._chunk_kind, "choices": choices}
+        if with_usage:
+            body["usage"] = None  # the API promises the field on every chunk then
+        return event(body)
+
+    @staticmethod
+    def _delta(index: int, delta: Json, finish: FinishReason | None) -> Json:
+        return {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish}
+
+
+def event(body: Json) -> bytes:
+    return b"data: " + msgspec.json.encode(body) + b"\n\n"
+
+
+def models(name: str, created_s: int) -> Json:
+    return {"object": "list", "data": [model(name, created_s)]}
+
+
+def model(name: str, created_s: int) -> Json:
+    return {"id": name, "object": "model", "created": created_s, "owned_by": "fleetstart"}
+
+
+def error_body(error: FleetError) -> Json:
+    """OpenAI's four fields, and our hint where there is one."""
+    fields: Json = {
+        "message": error.message,
+        "type": "invalid_request_error" if isinstance(error, Refused) else "server_error",
+        "param": getattr(error, "param", None),
+        "code": error.code,
+    }
+    return {"error": fields | ({"hint": error.hint} if error.hint else {})}

@@ -1,0 +1,132 @@
+"""A model of one layer, loaded and called in the fork server, so that no worker is the first to walk the engine's path.
+
+Half of what a warm model's worker did between its assignment and being ready was done for the first time in its life:
+imports that libraries make late, regular expressions, torch's operator tables, pages that it had to copy from its
+parent. The engine's thread has ended when this returns.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+
+import msgspec
+import torch
+import uvloop
+
+from fleetstart.runtime.asgi import Message
+from fleetstart.runtime.contract.function.spec import MIB, LLMSettings
+from fleetstart.runtime.contract.weights.token_table import EMPTY, FILE, HEAD, MAGIC, PIECE, AddedToken, RestOfTokenizer
+from fleetstart.runtime.llm.server.app import create_app
+
+DEADLINE_S = 20.0
+_WIDTH = 32
+_BYTES = 256
+_CALLS = 6
+_TEMPLATE = """{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}{{ bos_token + 'a' }}
+{% endif %}{{ '<s>' + message['role'] + '\\n' + message['content'] | trim + '\\n' }}{% endfor %}
+{% if add_generation_prompt %}{{ 'b' }}{% endif %}"""
+_CONFIG = {
+    "model_type": "llama", "vocab_size": _BYTES, "hidden_size": _WIDTH, "intermediate_size": _WIDTH,
+    "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16,
+    "max_position_embeddings": 256, "tie_word_embeddings": True,
+}  # fmt: skip
+
+
+class _Weights:
+    """What the engine asks of weights, made up."""
+
+    def __init__(self) -> None:
+        narrow = torch.zeros(16, _WIDTH, dtype=torch.float16)
+        square = torch.zeros(_WIDTH, _WIDTH, dtype=torch.float16)
+        vector = torch.ones(_WIDTH, dtype=torch.float16)
+        layer = {
+            "input_layernorm": vector, "self_attn.q_proj": square, "self_attn.k_proj": narrow,
+            "self_attn.v_proj": narrow, "self_attn.o_proj": square, "post_attention_layernorm": vector,
+            "mlp.gate_proj": square, "mlp.up_proj": square, "mlp.down_proj": square,
+        }  # fmt: skip
+        self._tensors = {f"model.layers.0.{name}.weight": tensor for name, tensor in layer.items()}
+        self._tensors["model.embed_tokens.weight"] = torch.zeros(_BYTES, _WIDTH, dtype=torch.float16)
+        self._tensors["model.norm.weight"] = vector
+        self._files = {
+            "config.json": msgspec.json.encode(_CONFIG),
+            "generation_config.json": b'{"eos_token_id":1}',
+            "tokenizer_config.json": b'{"bos_token":"<s>"}',
+            "chat_template.jinja": _TEMPLATE.encode(),
+            FILE: _table(),
+        }
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return self._tensors[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._tensors
+
+    def file(self, name: str) -> bytes:
+        return self._files[name]
+
+
+def _table() -> bytes:
+    """A token for each byte, and no merges."""
+    texts = [chr(_BYTES + byte).encode() for byte in range(_BYTES)]
+    offsets = array("I", (2 * number for number in range(_BYTES + 1)))
+    tokenizer = {
+        "version": "1.0",
+        "added_tokens": [
+            {"id": 1, "content": "<s>", "single_word": False, "lstrip": False, "rstrip": False}
+            | {"normalized": False, "special": True}
+        ],
+        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True},
+        "decoder": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True},
+        "model": {"type": "WordLevel", "vocab": {PIECE: 0}, "unk_token": PIECE},
+    }
+    rest = msgspec.json.encode(RestOfTokenizer(tokenizer, {"<s>": AddedToken(0, True)}))
+    head = HEAD.pack(MAGIC, _BYTES, 1, 2 * _BYTES, len(rest), 0)
+    symbols, slots = array("I", range(_BYTES)), array("I", [EMPTY] * 4)
+    return b"".join((head, symbols.tobytes(), offsets.tobytes(), slots.tobytes(), *texts, rest))
+
+
+def rehearse() -> None:
+    """Errors: RuntimeError if the engine does not work here, in which case no worker's would."""
+    if torch.backends.cuda.is_built():  # type: ignore[no-untyped-call]
+        return  # even to ask whether there is a GPU would begin a CUDA context, which does not survive a fork
+    loop = uvloop.new_event_loop()
+    try:
+        loop.run_until_complete(asyncio.wait_for(_rehearse(), DEADLINE_S))
+    finally:
+        loop.close()
+
+
+async def _rehearse() -> None:
+    settings = LLMSettings(max_batch=2, max_context_tokens=256, kv_memory_bytes=MIB)
+    for _ in range(2):  # the second load runs on what the first has left specialised
+        # One thread: the decoder's helpers would not be there after a fork.
+        app = create_app(_Weights(), settings, name="rehearsal", threads=1)
+        try:
+            for call in range(_CALLS):
+                status = await _call(app, stream=call % 2 == 0, temperature=call % 3 / 2)
+                if status != 200:
+                    raise RuntimeError(f"the engine answers {status} here")
+        finally:
+            app.close()
+
+
+async def _call(app: object, *, stream: bool, temperature: float) -> int:
+    messages = [{"role": "user", "content": "Is this a rehearsal?"}]
+    value = {"messages": messages, "stream": stream, "temperature": temperature, "top_p": 0.9, "max_tokens": 4}
+    bodies = [msgspec.json.encode(value)]
+    status = 0
+
+    async def receive() -> Message:
+        if bodies:
+            return {"type": "http.request", "body": bodies.pop(), "more_body": False}
+        await asyncio.Event().wait()  # the client stays
+        raise AssertionError
+
+    async def send(message: Message) -> None:
+        nonlocal status
+        status = message.get("status", status)
+
+    scope = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": [], "query_string": b""}
+    await app(scope, receive, send)  # type: ignore[operator]
+    return status

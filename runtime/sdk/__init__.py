@@ -1,0 +1,1 @@
+"""What a handler's author imports."""

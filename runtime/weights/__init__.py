@@ -1,0 +1,1 @@
+"""Tensors over a segment, on the CPU and on CUDA."""

@@ -1,0 +1,103 @@
+"""A CUDA device as a place for weights: one allocation, pinned staging buffers, streams of two priorities.
+
+The segment itself is not pinned: it is many workers' memory, mapped privately, and pinning a private mapping would
+first copy its pages. So each thread copies a piece into a pinned buffer of its own, and while the device fetches it
+from there, fills the next; several threads together copy as fast as PCIe takes it (ServerlessLLM section 4.2 pins the
+pool itself, which one process owns there). What is waited for goes over streams of high priority, the rest over
+streams of low priority, so that loading in the background does not hold up a first token.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections import deque
+from collections.abc import Iterable
+
+import torch
+
+from fleetstart.native import Region
+from fleetstart.runtime.weights.device import PIECE_BYTES
+from fleetstart.runtime.weights.transfer_plan import Piece, Transfer
+from fleetstart.runtime.weights.views import size_of, torch_dtype, view
+
+LANES = 4
+"""One core copies some 10 GB/s between host memories, and a PCIe 5 link takes some 50."""
+BUFFERS = 2
+"""Of each thread: one is filled while the device reads the other."""
+_HIGH, _LOW = -1, 0
+
+
+class Cuda:
+    """All chunks lie in one allocation, where `transfer` says; it lives as long as its last view."""
+
+    def __init__(self, device: torch.device, region: Region, transfer: Transfer, chunk_bytes: int) -> None:
+        self.name = str(device)
+        self.device = device
+        self.region = region
+        self.chunk_bytes = chunk_bytes
+        self.lanes = max(1, min(LANES, len(os.sched_getaffinity(0)), transfer.slot_count))
+        self._transfer = transfer
+        self.memory = torch.empty(transfer.slot_count * chunk_bytes, dtype=torch.uint8, device=device)
+        # The allocator may hand out what this stream has yet to finish reading.
+        self.allocated = torch.cuda.current_stream(device).record_event()
+
+    def lane(self) -> CudaLane:
+        return CudaLane(self)
+
+    def after(self, copies: Iterable[torch.cuda.Event]) -> None:
+        stream = torch.cuda.current_stream(self.device)
+        for copy in copies:
+            stream.wait_event(copy)
+
+    def view(self, dtype: str, offset: int, shape: tuple[int, ...]) -> torch.Tensor:
+        size_bytes = size_of(dtype, shape)
+        if size_bytes == 0:
+            return torch.empty(shape, dtype=torch_dtype(dtype), device=self.device)
+        chunk, within = divmod(offset, self.chunk_bytes)
+        begin = self._transfer.slot(chunk) * self.chunk_bytes + within
+        return self.memory[begin : begin + size_bytes].view(torch_dtype(dtype)).view(shape)
+
+
+class CudaLane:
+    """One thread's staging buffers, used in turn, and its two streams."""
+
+    def __init__(self, cuda: Cuda) -> None:
+        torch.cuda.set_device(cuda.device)  # of this thread
+        self._cuda = cuda
+        self._streams = {True: _stream(cuda.device, _HIGH), False: _stream(cuda.device, _LOW)}
+        for stream in self._streams.values():
+            stream.wait_event(cuda.allocated)
+        self._sent: deque[tuple[torch.Tensor, torch.cuda.Event]] = deque()
+
+    def move(self, piece: Piece) -> torch.cuda.Event:
+        cuda, buffer = self._cuda, self._buffer()
+        offset, size_bytes = piece.chunk * cuda.chunk_bytes, piece.count * cuda.chunk_bytes
+        cuda.region.populate(offset, size_bytes)
+        source = view(cuda.region, "U8", offset, (size_bytes,))
+        # Not Tensor.copy_: its thread pool would spin on the cores that the other lanes copy on.
+        ctypes.memmove(buffer.data_ptr(), source.data_ptr(), size_bytes)
+        begin = piece.slot * cuda.chunk_bytes
+        stream = self._streams[piece.urgent]
+        with torch.cuda.stream(stream):
+            cuda.memory[begin : begin + size_bytes].copy_(buffer[:size_bytes], non_blocking=True)
+        copy: torch.cuda.Event = stream.record_event()
+        self._sent.append((buffer, copy))
+        return copy
+
+    def _buffer(self) -> torch.Tensor:
+        """Pinned when it is first needed, for pinning takes longer than filling; then the one sent longest ago."""
+        if len(self._sent) < BUFFERS:
+            size_bytes = max(PIECE_BYTES, self._cuda.chunk_bytes)
+            return torch.empty(size_bytes, dtype=torch.uint8, pin_memory=True)
+        buffer, copy = self._sent.popleft()
+        copy.synchronize()
+        return buffer
+
+    def close(self) -> None:
+        for stream in self._streams.values():
+            stream.synchronize()
+
+
+def _stream(device: torch.device, priority: int) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device, priority=priority)  # type: ignore[no-untyped-call]

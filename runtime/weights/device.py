@@ -1,0 +1,207 @@
+"""Weights on a device: chunks move there in threads as they arrive, and each tensor can be used when its own are there.
+
+A reader waits for its tensor's chunks alone, and what it waits for moves next. The order is `transfer`'s; what a move
+is depends on the device. On a CPU nothing is copied: a move maps a chunk's pages in one call instead of a thousand
+faults, and the tensors are views of the segment. On CUDA (`cuda`) a move goes through pinned memory.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, Protocol
+
+from fleetstart.native import Region
+from fleetstart.runtime.contract.weights.manifest import chunks_of
+from fleetstart.runtime.weights.chunk_waiter import Arrival
+from fleetstart.runtime.weights.tensor_mapping import Listed, Tensors
+from fleetstart.runtime.weights.transfer_plan import Piece, Transfer
+from fleetstart.runtime.weights.views import size_of, view
+
+if TYPE_CHECKING:
+    import torch
+
+    from fleetstart.runtime.weights.weights import Weights
+
+PIECE_BYTES = 16 * 1024 * 1024
+"""Of one copy, at most: past some 8 MiB PCIe is as fast as it gets, and larger buffers take longer to pin."""
+PATIENCE_S = 0.05
+"""How long a thread waits for the next chunk before it looks whether another came, or was asked for, before it."""
+
+
+class Lane(Protocol):
+    """One thread's way to the device."""
+
+    def move(self, piece: Piece) -> Any:
+        """Begins the copy of a piece that is ready; what tells a user of the device when it is complete."""
+
+    def close(self) -> None:
+        """Returns when all copies are complete."""
+
+
+class Device(Protocol):
+    """Memory that tensors move to. Two are real: the host's, where they lie already, and CUDA's."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def lanes(self) -> int:
+        """How many threads move pieces."""
+
+    def lane(self) -> Lane: ...
+
+    def after(self, copies: Iterable[Any]) -> None:
+        """What the calling thread does on the device from now on comes after these copies."""
+
+    def view(self, dtype: str, offset: int, shape: tuple[int, ...]) -> torch.Tensor:
+        """The tensor whose bytes lie at `offset` in the segment."""
+
+
+class Host:
+    """The CPU. One thread is enough: pages are mapped several times as fast as any source brings their bytes."""
+
+    name = "cpu"
+    lanes = 1
+
+    def __init__(self, region: Region, chunk_bytes: int) -> None:
+        self._region = region
+        self._chunk_bytes = chunk_bytes
+
+    def lane(self) -> Host:
+        return self
+
+    def move(self, piece: Piece) -> None:
+        self._region.populate(piece.chunk * self._chunk_bytes, piece.count * self._chunk_bytes)
+
+    def close(self) -> None:
+        pass
+
+    def after(self, copies: Iterable[Any]) -> None:
+        pass
+
+    def view(self, dtype: str, offset: int, shape: tuple[int, ...]) -> torch.Tensor:
+        return view(self._region, dtype, offset, shape)
+
+
+class Loading:
+    """Chunks of one segment on their way to one device. It ends with its last chunk, or with the first error."""
+
+    def __init__(self, transfer: Transfer, arrival: Arrival, device: Device, chunk_bytes: int) -> None:
+        self.device = device
+        self._transfer = transfer
+        self._arrival = arrival
+        self._changed = threading.Condition()
+        self._copies: dict[int, Any] = {}
+        self._piece_chunks = max(1, PIECE_BYTES // chunk_bytes)
+        self._open_lanes = device.lanes
+        self._error: BaseException | None = None
+
+    def begin(self) -> Loading:
+        for _ in range(self.device.lanes):
+            threading.Thread(target=self._move, name=f"load-{self.device.name}", daemon=True).start()
+        return self
+
+    def demand(self, chunks: Iterable[int]) -> None:
+        with self._changed:
+            self._transfer.demand(chunks)
+
+    def wait(self, chunks: range) -> None:
+        """Returns when the caller may use them. Errors: what ended the loading before they had moved."""
+        with self._changed:
+            if not all(map(self._transfer.has_moved, chunks)):
+                self._transfer.demand(chunks)
+            while not all(map(self._transfer.has_moved, chunks)):
+                if self._error is not None:
+                    raise self._error
+                self._changed.wait()
+            copies = {self._copies[chunk] for chunk in chunks if chunk in self._copies}
+        self.device.after(copies)
+
+    def wait_for_all(self) -> None:
+        """Returns when every copy is complete."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._error is not None or not self._open_lanes)
+            if self._error is not None:
+                raise self._error
+
+    def _move(self) -> None:
+        try:
+            lane = self.device.lane()
+            try:
+                while (piece := self._next()) is not None:
+                    copy = lane.move(piece)
+                    with self._changed:
+                        self._transfer.moved(piece)
+                        if copy is not None:
+                            self._copies.update(dict.fromkeys(piece.chunks, copy))
+                        self._changed.notify_all()
+            finally:
+                lane.close()
+        except BaseException as error:
+            self._end(error)
+        else:
+            self._end(None)
+
+    def _end(self, error: BaseException | None) -> None:
+        with self._changed:
+            self._error = self._error or error
+            self._open_lanes -= 1
+            if not self._open_lanes and self._error is None:
+                self._copies.clear()  # complete: nobody need wait for them again
+            self._changed.notify_all()
+
+    def _next(self) -> Piece | None:
+        """None when there is nothing left to do. Errors: why the next chunk will not come."""
+        while True:
+            with self._changed:
+                piece = None if self._error else self._transfer.take(self._arrival.is_ready, self._piece_chunks)
+                front = None if self._error else self._transfer.front
+            if piece is not None or front is None:
+                return piece
+            self._arrival.wait_shortly(f"loading to {self.device.name}", front, PATIENCE_S)
+
+
+class DeviceWeights(Listed):
+    """The tensors of `source` on a device. Its files stay where they are."""
+
+    def __init__(self, source: Weights, names: Iterable[str], loading: Loading) -> None:
+        super().__init__({name: source.entry(name) for name in names})
+        self.source = source
+        self._loading = loading
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        entry = self.entry(name)
+        return self._view(name, entry.dtype, entry.offset, entry.shape)
+
+    def rows(self, name: str, begin: int, end: int) -> torch.Tensor:
+        entry = self.entry(name)
+        row_bytes = size_of(entry.dtype, entry.shape[1:])
+        return self._view(name, entry.dtype, entry.offset + begin * row_bytes, (end - begin, *entry.shape[1:]))
+
+    def _view(self, name: str, dtype: str, offset: int, shape: tuple[int, ...]) -> torch.Tensor:
+        chunks = chunks_of(self.source.manifest, offset, size_of(dtype, shape))
+        # Its own error, at once: the threads that move chunks may be waiting for others.
+        self._loading.demand(chunks)
+        self.source.arrival.wait(name, chunks)
+        self._loading.wait(chunks)
+        return self._loading.device.view(dtype, offset, shape)
+
+    def wait(self) -> None:
+        """Returns when all that moves has moved, and the device has it."""
+        self._loading.wait_for_all()
+
+    def __repr__(self) -> str:
+        return f"DeviceWeights({len(self)} tensors on {self._loading.device.name}, from {self.source!r})"
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        return self.source.files
+
+    def file_view(self, name: str) -> memoryview:
+        return self.source.file_view(name)
+
+    def to(
+        self, device: torch.device | str, *, first: Iterable[str | int] = (), only: Iterable[str | int] | None = None
+    ) -> Tensors:
+        return self.source.to(device, first=first, only=only)

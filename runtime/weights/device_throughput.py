@@ -1,0 +1,50 @@
+"""`python -m fleetstart.runtime.weights.device_throughput`: how fast the device takes what lies in pinned memory, as JSON.
+
+One plain copy of the driver, of the size at which the link is as fast as it gets; loads aim at it (`cuda`). A process
+of its own, because `fs doctor` and the node never import torch.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from statistics import median
+
+import msgspec
+
+from fleetstart.runtime.contract.function.spec import MIB
+from fleetstart.runtime.contract.node.throughput import DeviceCeiling
+
+COPY_BYTES = 256 * MIB
+ROUNDS = 7
+
+
+def measure() -> DeviceCeiling:
+    try:
+        import torch
+    except ImportError as error:
+        return DeviceCeiling(failed=f"torch does not import: {error}")
+    if not torch.cuda.is_available():
+        return DeviceCeiling(left_out="torch sees no CUDA device")
+    try:
+        source = torch.empty(COPY_BYTES, dtype=torch.uint8, pin_memory=True)
+        target = torch.empty(COPY_BYTES, dtype=torch.uint8, device="cuda")
+        rates = []
+        for _ in range(ROUNDS + 1):
+            torch.cuda.synchronize()
+            began_s = time.perf_counter()
+            target.copy_(source, non_blocking=True)
+            torch.cuda.synchronize()
+            rates.append(COPY_BYTES / (time.perf_counter() - began_s))
+    except RuntimeError as error:  # no memory left, or a driver that does not fit
+        return DeviceCeiling(failed=f"the CUDA device refuses: {str(error).splitlines()[0]}")
+    return DeviceCeiling(bytes_per_s=median(rates[1:]), device=torch.cuda.get_device_name())
+
+
+def main() -> int:
+    sys.stdout.buffer.write(msgspec.json.encode(measure()) + b"\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,173 @@
+"""A base's tensors with a LoRA adapter's changes applied, as one mapping over two checkpoints.
+
+The base stays shared memory: what the adapter does not name is the base's view, and only the matrices that it
+changes are memory of this worker, computed when somebody asks for them. So a node keeps one copy of the base for all
+its adapters, and a worker starts with the adapter in hand as soon as its tensors' bytes are there: each waits for its
+own three matrices and for no others.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from fleetstart.runtime.contract.errors import CheckpointInvalid
+from fleetstart.runtime.contract.weights import lora
+from fleetstart.runtime.contract.weights.manifest import TensorEntry
+from fleetstart.runtime.weights.tensor_mapping import Tensors, select, unknown
+
+if TYPE_CHECKING:
+    import torch
+
+SCRATCH_BYTES = 16 * 1024 * 1024
+"""Of fp32 at a time while a matrix is computed: a few caches' worth, and little beside any model."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delta:
+    """What is added to one matrix: scale · B A, its transpose if the base stores [in, out].
+
+    Shapes:  the tensors that `a` and `b` name in the adapter are [r, in] and [out, r].
+    """
+
+    a: str
+    b: str
+    scale: float
+    transposed: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Changes:
+    """By the base's names: matrices with something added, and tensors that the adapter has whole."""
+
+    deltas: dict[str, Delta]
+    whole: dict[str, str]
+
+
+class AdaptedWeights(Tensors):
+    """`base` and `adapter` give the tensors as they are stored; files are the base's."""
+
+    def __init__(self, base: Tensors, adapter: Tensors, changes: Changes | None = None) -> None:
+        """Waits for the adapter's config alone. Errors: CheckpointInvalid if the adapter does not fit the base."""
+        self.base = base
+        self.adapter = adapter
+        if changes is None:
+            changes = _changes(adapter, base)
+        self._changes = changes
+        # Asked for twice, a matrix is computed once, as long as somebody has it; to keep it longer would be to
+        # keep it for nobody.
+        self._computed: weakref.WeakValueDictionary[str, torch.Tensor] = weakref.WeakValueDictionary()
+
+    @property
+    def changed(self) -> frozenset[str]:
+        """Names whose tensors are not the base's."""
+        return frozenset(self._changes.deltas) | frozenset(self._changes.whole)
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        if name not in self._changes.deltas:
+            source, stored = self._stored(name)
+            return source[stored]
+        tensor = self._computed.get(name)
+        if tensor is None:
+            tensor = self.rows(name, 0, self.entry(name).shape[0])
+            self._computed[name] = tensor
+        return tensor
+
+    def rows(self, name: str, begin: int, end: int) -> torch.Tensor:
+        source, stored_name = self._stored(name)
+        stored = source.rows(stored_name, begin, end)
+        delta = self._changes.deltas.get(name)
+        if delta is None:
+            return stored
+        if delta.transposed:
+            left, right = self.adapter[delta.a].T[begin:end], self.adapter[delta.b].T
+        else:
+            left, right = self.adapter.rows(delta.b, begin, end), self.adapter[delta.a]
+        return _add(stored, left, right, delta.scale)
+
+    def entry(self, name: str) -> TensorEntry:
+        source, stored = self._stored(name)
+        entry = source.entry(stored)
+        # The layer is the model's, whoever has the tensor.
+        return msgspec.structs.replace(entry, layer=self.base.entry(name).layer) if name in self.base else entry
+
+    def _stored(self, name: str) -> tuple[Tensors, str]:
+        """Whose tensor it is before anything is added, and its name there."""
+        if name in self._changes.whole:
+            return self.adapter, self._changes.whole[name]
+        if name not in self.base:
+            raise unknown("tensor", name, self)
+        return self.base, name
+
+    def __iter__(self) -> Iterator[str]:
+        """As the base's bytes arrive, then what the adapter alone has."""
+        yield from self.base
+        yield from (name for name in self._changes.whole if name not in self.base)
+
+    def __len__(self) -> int:
+        return len(self.base) + sum(name not in self.base for name in self._changes.whole)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.base or name in self._changes.whole
+
+    def to(
+        self, device: torch.device | str, *, first: Iterable[str | int] = (), only: Iterable[str | int] | None = None
+    ) -> AdaptedWeights:
+        """The deltas are computed there too. Of the adapter, which is small, everything moves."""
+        chosen = set(self) if only is None else set(select(self, only))
+        ahead = [name for name in select(self, first) if name in self.base]
+        base = self.base.to(device, first=ahead, only=None if only is None else [n for n in self.base if n in chosen])
+        changes = Changes(
+            deltas={name: delta for name, delta in self._changes.deltas.items() if name in chosen},
+            whole={name: own for name, own in self._changes.whole.items() if name in chosen},
+        )
+        return AdaptedWeights(base, self.adapter.to(device), changes)
+
+    def __repr__(self) -> str:
+        return f"AdaptedWeights({len(self.changed)} tensors changed of {self.base!r} by {self.adapter!r})"
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        return self.base.files
+
+    def file_view(self, name: str) -> memoryview:
+        return self.base.file_view(name)
+
+
+def _changes(adapter: Tensors, base: Tensors) -> Changes:
+    if lora.CONFIG not in adapter.files:
+        raise CheckpointInvalid(
+            f"the adapter has no {lora.CONFIG}", hint="push the folder that PEFT's save_pretrained wrote"
+        )
+    tensors = ((name, adapter.entry(name)) for name in adapter)
+    found = lora.read_adapter(adapter.file(lora.CONFIG), tensors, patterns=True)
+    lora.check_fits(found, {name: base.entry(name) for name in base})
+    transposed = bool(found.config.fan_in_fan_out)
+    return Changes(
+        deltas={
+            f"{module}.weight": Delta(a=pair.a, b=pair.b, scale=found.config.scale(module), transposed=transposed)
+            for module, pair in found.pairs.items()
+        },
+        whole={target: whole.name for target, whole in found.whole.items()},
+    )
+
+
+def _add(stored: torch.Tensor, left: torch.Tensor, right: torch.Tensor, scale: float) -> torch.Tensor:
+    """stored + scale · left right in fp32, rounded once to the dtype that is stored; a new tensor.
+
+    Shapes:  stored [rows, columns], left [rows, r], right [r, columns].
+    """
+    import torch
+
+    wide = torch.promote_types(stored.dtype, torch.float32)
+    right = right.to(wide)
+    result = torch.empty_like(stored)
+    step = max(1, SCRATCH_BYTES // (wide.itemsize * max(1, stored.shape[1])))
+    for begin in range(0, stored.shape[0], step):
+        rows = slice(begin, begin + step)
+        result[rows] = torch.addmm(stored[rows].to(wide), left[rows].to(wide), right, alpha=scale)
+    return result

@@ -1,0 +1,153 @@
+"""A checkpoint's tensors as a mapping, zero-copy over the node's shared memory, while they still arrive.
+
+`weights["name"]` waits until every chunk of that tensor is there and verified, then gives a view of it:
+no tensor exists without its bytes. A failed segment raises its own error at once; a slow one raises after
+the worker's start deadline. Iteration is in the segment's order, in which layers run and chunks arrive,
+so `model.load_state_dict(weights, assign=True)` and a plain loop both follow the stream. A further name of
+a tensor (tied weights) comes right after it and gives the same memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
+
+from fleetstart.native import ControlBlock, Region
+from fleetstart.runtime.contract.errors import CheckpointInvalid
+from fleetstart.runtime.contract.weights.manifest import FileEntry, Manifest, TensorEntry, chunks_of, decode_manifest
+from fleetstart.runtime.weights.chunk_waiter import Arrival
+from fleetstart.runtime.weights.device import DeviceWeights, Host, Loading
+from fleetstart.runtime.weights.tensor_mapping import Listed, select, unknown
+from fleetstart.runtime.weights.transfer_plan import Transfer
+from fleetstart.runtime.weights.views import size_of, view
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Weights(Listed):
+    """Tensors by name. They are views: a write to one changes this worker's copy of the page alone."""
+
+    def __init__(self, manifest: Manifest, region: Region, arrival: Arrival) -> None:
+        super().__init__(_in_order(manifest))
+        self.manifest = manifest
+        self.region = region
+        self.arrival = arrival
+        self._loadings: WeakValueDictionary[tuple[str, tuple[str, ...] | None], Loading] = WeakValueDictionary()
+        self._mapped: Loading | None = None
+
+    @classmethod
+    def attach(
+        cls,
+        control_fd: int,
+        data_fds: Sequence[int],
+        *,
+        deadline_ns: int,
+        want: Callable[[range], object] = lambda chunks: None,
+    ) -> Weights:
+        """Takes over the descriptors. `deadline_ns` is monotonic: the last moment to wait for a chunk.
+
+        `want` is told of chunks that somebody begins to wait for.
+        Errors: CheckpointInvalid if manifest, control block and memory do not fit one another.
+        """
+        control = ControlBlock.attach(control_fd)
+        # Checked by the node, which alone can write it; and nothing that it says can lead outside the region.
+        manifest = decode_manifest(control.manifest)
+        if len(manifest.chunks) != control.chunk_count:
+            raise CheckpointInvalid(
+                f"the manifest tells of {len(manifest.chunks)} chunks, the segment has {control.chunk_count}"
+            )
+        try:
+            region = Region.attach(data_fds, manifest.total_bytes)
+        except OSError as error:
+            raise CheckpointInvalid(f"the segment's memory does not fit its manifest: {error.strerror}") from error
+        return cls(manifest, region, Arrival(control, deadline_ns, want))
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        entry = self.entry(name)
+        self._wait(name, entry.offset, entry.size_bytes)
+        return view(self.region, entry.dtype, entry.offset, entry.shape)
+
+    def rows(self, name: str, begin: int, end: int) -> torch.Tensor:
+        entry = self.entry(name)
+        row_bytes = size_of(entry.dtype, entry.shape[1:])
+        offset, shape = entry.offset + begin * row_bytes, (end - begin, *entry.shape[1:])
+        self._wait(name, offset, size_of(entry.dtype, shape))
+        return view(self.region, entry.dtype, offset, shape)
+
+    def __repr__(self) -> str:
+        ready, chunks = self.arrival.ready_count, self.arrival.chunk_count
+        return f"Weights({len(self)} tensors, {self.manifest.weight_bytes:,} bytes, {ready} of {chunks} chunks ready)"
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        return tuple(self.manifest.files)
+
+    def file_view(self, name: str) -> memoryview:
+        entry: FileEntry | None = self.manifest.files.get(name)
+        if entry is None:
+            raise unknown("file", name, self.manifest.files)
+        self._wait(name, entry.offset, entry.size_bytes)
+        return self.region.view(entry.offset, entry.size_bytes)
+
+    def to(
+        self, device: torch.device | str, *, first: Iterable[str | int] = (), only: Iterable[str | int] | None = None
+    ) -> DeviceWeights:
+        """On a CPU the tensors stay views of the segment. A device that they move to already is not begun again."""
+        import torch
+
+        place = torch.device(device)
+        if place.type == "cuda" and place.index is None:
+            place = torch.device("cuda", torch.cuda.current_device())
+        elif place.type not in ("cpu", "cuda"):
+            raise ValueError(f"weights move to cpu or cuda, not to {place}")
+        chosen = set(self) if only is None else set(select(self, only))
+        names = [name for name in self if name in chosen]
+        ahead = self._chunks(select(self, first))
+        key = (str(place), None if only is None else tuple(names))
+        loading = self._loadings.get(key)
+        if loading is None:
+            loading = self._loadings[key] = self._begin(place, Transfer(self._chunks(names), first=ahead))
+        else:
+            loading.demand(ahead)
+        return DeviceWeights(self, names, loading)
+
+    def map_ahead(self) -> None:
+        """Maps chunks as they become ready, in a thread, so that the first pass over the weights faults on no page.
+
+        One call a chunk takes a third of the time that its thousand faults take, and takes it beside the start. The
+        thread ends with the last chunk, or with the segment's failure, which those tell who read.
+        """
+        self._mapped = self._begin(None, Transfer(range(self.arrival.chunk_count)))
+        self._loadings["cpu", None] = self._mapped
+
+    def _begin(self, cuda: torch.device | None, transfer: Transfer) -> Loading:
+        """To the host's memory if to no other, which needs no torch."""
+        chunk_bytes = self.manifest.chunk_bytes
+        if cuda is None or cuda.type == "cpu":
+            return Loading(transfer, self.arrival, Host(self.region, chunk_bytes), chunk_bytes).begin()
+        from fleetstart.runtime.weights.cuda import Cuda
+
+        return Loading(transfer, self.arrival, Cuda(cuda, self.region, transfer, chunk_bytes), chunk_bytes).begin()
+
+    def _chunks(self, names: Iterable[str]) -> list[int]:
+        entries = map(self.entry, names)
+        return [chunk for entry in entries for chunk in chunks_of(self.manifest, entry.offset, entry.size_bytes)]
+
+    def wait(self) -> None:
+        """Returns when every chunk is there."""
+        self._wait("the whole checkpoint", 0, self.manifest.total_bytes)
+
+    def _wait(self, name: str, offset: int, size_bytes: int) -> None:
+        if not self.arrival.complete:
+            self.arrival.wait(name, chunks_of(self.manifest, offset, size_bytes))
+
+
+def _in_order(manifest: Manifest) -> dict[str, TensorEntry]:
+    """The manifest's canonical form has its names sorted; what arrives first is what lies first."""
+    entries = [(entry.offset, False, name, entry) for name, entry in manifest.tensors.items()]
+    for alias, name in manifest.aliases.items():
+        entry = manifest.tensors[name]
+        entries.append((entry.offset, True, alias, entry))
+    return {name: entry for _, _, name, entry in sorted(entries, key=lambda one: one[:3])}

@@ -1,0 +1,1 @@
+"""One worker process: shim, start, server, watchdog."""

@@ -1,0 +1,285 @@
+"""The life of a worker, from its first line to its last: pooled, assigned, ready, drained.
+
+Forked by the fork server, it says `Pooled` and waits. Everything that does not depend on the function is
+done before that (imports, the event loop), so that `Assign` to `Ready` is short: shut itself in
+(`isolation`), start the function (`start`), serve it (`server`). The end of the control socket is its end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+import sys
+import time
+from collections.abc import Callable
+from socket import socket
+from typing import NoReturn
+
+import msgspec
+import uvloop
+
+from fleetstart.runtime.contract.errors import FleetError, StartFailed
+from fleetstart.runtime.contract.node import exit_codes as exits
+from fleetstart.runtime.contract.node.channel import Channel, ChannelClosed
+from fleetstart.runtime.contract.node.messages import (
+    Assign,
+    Caller,
+    DaemonMessage,
+    Drain,
+    Drained,
+    Pooled,
+    Ready,
+    StartError,
+    Usage,
+    Want,
+    Whole,
+)
+from fleetstart.runtime.contract.node.speed import Speed
+from fleetstart.runtime.contract.process.redaction import Redactor
+from fleetstart.runtime.contract.timeline import Timeline
+from fleetstart.runtime.isolation.worker_environment import Place
+from fleetstart.runtime.pipeline.node_messages import Membership
+from fleetstart.runtime.worker import watchdog
+from fleetstart.runtime.worker.egress_socket import open_outlet
+from fleetstart.runtime.worker.meter import Meter
+from fleetstart.runtime.worker.secret_redaction import discreet
+from fleetstart.runtime.worker.server import Door, Listener
+from fleetstart.runtime.worker.start import Started, Starting, start
+
+USAGE_EVERY_S = 1.0
+SPARE_AFTER_S = 0.05
+"""A worker that was forked for a call has its assignment by then."""
+CLOSE_S = 2.0
+"""What closing gets at least, after the calls have ended: an engine ends its thread. The process ends anyway."""
+
+
+def run(control: socket, place: Place) -> NoReturn:
+    """Lives; ends the process with one of `contract.exits`."""
+    started_ns = time.monotonic_ns() + place.clock_shift_ns
+    loop = uvloop.new_event_loop()
+    asyncio.set_event_loop(loop)
+    channel: Channel[DaemonMessage] = Channel(control, DaemonMessage)
+    try:
+        channel.send(Pooled(started_ns))
+        _use_the_wait(control)
+        message, descriptors = channel.receive()
+    except ChannelClosed:
+        watchdog.end_process(exits.ORPHANED)
+    if not isinstance(message, Assign):
+        watchdog.end_process(exits.DRAINED)
+    Life(channel, message, loop).live(place, descriptors)
+
+
+def _use_the_wait(control: socket) -> None:
+    """A spare worker that can bind tensors does so once, before it gets work: the second time is five times quicker."""
+    nobody_waits = not select.select([control], [], [], SPARE_AFTER_S)[0]
+    if nobody_waits and "torch" in sys.modules:
+        from fleetstart.runtime.weights.warmup import rehearse_weights
+
+        rehearse_weights()
+
+
+class Life:
+    """One worker after its assignment."""
+
+    def __init__(self, channel: Channel[DaemonMessage], assign: Assign, loop: asyncio.AbstractEventLoop) -> None:
+        self._channel = channel
+        self._assign = assign
+        self._loop = loop
+        self._meter = Meter(assign.spec.concurrency)
+        self._timeline = Timeline()
+        self._leave = asyncio.Event()
+        self._grace_ends_s = 0.0
+        self._membership: Membership | None = None
+        self._reporter = Reporter(loop, self._meter, self._send)
+        self._listener: Listener | None = None
+
+    def live(self, place: Place, descriptors: list[int]) -> NoReturn:
+        try:
+            bundle_dir, listening = self._shut_in(place, descriptors.pop(0))
+            watchdog.watch(self._channel.fileno(), self._meter)
+            if self._assign.shell:
+                from fleetstart.runtime.worker.shell import Terminal  # late: calls need none of it
+
+                terminal = Started(Terminal(self._leave.set, self._loop), True, None)
+                self._loop.run_until_complete(self._serve(terminal, listening, bundle_dir))
+                watchdog.end_process(exits.DRAINED)
+            self._membership = self._join(descriptors)
+            starting = Starting(
+                assign=self._assign,
+                bundle_dir=bundle_dir,
+                segment_fds=tuple(descriptors),
+                loop=self._loop,
+                want=lambda chunks: self._send(Want(chunks[0], chunks[-1])),
+                membership=self._membership,
+                whole=lambda: self._send(Whole()),
+                end=lambda why: self._loop.call_soon_threadsafe(self._stage_ended, why),
+            )
+            started = start(starting, self._timeline)
+            self._loop.run_until_complete(self._serve(started, listening, bundle_dir))
+        except FleetError as error:
+            self._fail(error)
+        except ChannelClosed:
+            watchdog.end_process(exits.ORPHANED)
+        _flush()
+        watchdog.end_process(exits.DRAINED)
+
+    def _join(self, descriptors: list[int]) -> Membership | None:
+        """A stage hears its node from now on; takes the listener for its links out of the descriptors."""
+        if self._assign.stage is None:
+            return None
+        membership = Membership(socket(fileno=descriptors.pop(0)))
+        self._channel.socket.setblocking(False)
+        membership.hear(
+            self._channel,
+            lambda message: self._loop.call_soon_threadsafe(self._obey, message),
+            lambda: watchdog.end_process(exits.ORPHANED),
+        )
+        return membership
+
+    def _stage_ended(self, why: str) -> None:
+        """Its pipeline needs it no longer, and it will be drained; or it cannot go on."""
+        if why:
+            print(f"the stage ends: {why}", file=sys.stderr, flush=True)
+            watchdog.end_process(exits.ORPHANED)
+
+    def _shut_in(self, place: Place, first: int) -> tuple[str, socket | None]:
+        """Before any of the user's code. Returns where the bundle lies afterwards, and where to listen."""
+        spec = self._assign.spec
+        with self._timeline.span("start"):
+            try:
+                bundle_dir, listening = place.shut_in(self._assign, first)
+                if spec.egress:
+                    os.environ.update(open_outlet(self._channel.send))
+            except OSError as error:
+                raise StartFailed(f"the worker could not be shut in: {error}") from error
+            os.environ.update(spec.env)
+            os.environ.update(self._assign.secrets)
+            os.environ.setdefault("OMP_NUM_THREADS", str(self._assign.threads))
+            sys.path.insert(0, bundle_dir)
+            sys.dont_write_bytecode = True
+        return bundle_dir, listening
+
+    async def _serve(self, started: Started, listening: socket | None, bundle_dir: str) -> None:
+        door = Door(
+            started.app,
+            token=self._assign.token,
+            meter=self._meter,
+            bundle_dir=bundle_dir,
+            changed=self._changed,
+            sockets=started.lifespan,
+        )
+        listener = self._listener = Listener(
+            discreet(door, Redactor(self._assign.secrets.values())), lifespan=started.lifespan
+        )
+        try:
+            await listener.start(listening)
+        except RuntimeError as error:
+            raise StartFailed(str(error)) from error
+        self._reporter.speed = started.speed
+        self._channel.send(Ready(self._timeline))
+        if self._membership is None:
+            self._channel.socket.setblocking(False)
+            self._loop.add_reader(self._channel.fileno(), self._listen)
+        await self._leave.wait()
+        if started.close is not None:
+            await self._close(started.close, started.close_s)
+        await listener.stop()
+        self._reporter.report()
+        self._send(Drained())
+
+    async def _close(self, close: Callable[[], None], most_s: float) -> None:
+        """Beside the loop, which must still carry what is said to calls that are cut off."""
+        limit_s = max(CLOSE_S, min(most_s, self._grace_ends_s - self._loop.time()))
+        try:
+            await asyncio.wait_for(self._loop.run_in_executor(None, close), limit_s)
+        except TimeoutError:
+            print(f"closing took longer than the {limit_s:.3g} s that it had", file=sys.stderr, flush=True)
+
+    def _listen(self) -> None:
+        try:
+            message, descriptors = self._channel.receive()
+        except BlockingIOError:
+            return
+        except ChannelClosed:
+            watchdog.end_process(exits.ORPHANED)
+        if isinstance(message, Caller) and self._listener is not None and descriptors:
+            self._listener.take(socket(fileno=descriptors.pop()))
+        for descriptor in descriptors:
+            os.close(descriptor)
+        self._obey(message)
+
+    def _obey(self, message: DaemonMessage) -> None:
+        if isinstance(message, Drain):
+            self._meter.draining = True
+            self._grace_ends_s = self._loop.time() + message.grace_s
+            self._loop.call_later(message.grace_s, self._leave.set)
+            self._changed()
+
+    def _changed(self) -> None:
+        self._reporter.changed()
+        if self._meter.draining and not self._meter.running:
+            self._leave.set()
+
+    def _send(self, message: msgspec.Struct) -> bool:
+        """False if the daemon is behind with reading; the next report says it all again."""
+        try:
+            self._channel.send(message)
+        except ChannelClosed as error:
+            if isinstance(error.__cause__, BlockingIOError):
+                return False
+            watchdog.end_process(exits.ORPHANED)
+        return True
+
+    def _fail(self, error: FleetError) -> NoReturn:
+        _flush()
+        try:
+            self._channel.send(StartError(error.info(), self._timeline))
+        except ChannelClosed:
+            watchdog.end_process(exits.ORPHANED)
+        watchdog.end_process(exits.START_FAILED)
+
+
+class Reporter:
+    """Sends usage when it changed, at most once a USAGE_EVERY_S; an idle worker sends nothing and sleeps."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, meter: Meter, send: Callable[[msgspec.Struct], bool]) -> None:
+        self._loop = loop
+        self._meter = meter
+        self._send = send
+        self.speed: Callable[[], Speed | None] | None = None
+        """How quick the engine is, if there is one; without, only how long calls take is known."""
+        self._timer: asyncio.TimerHandle | None = None
+        self._sent_at = -USAGE_EVERY_S
+
+    def changed(self) -> None:
+        if self._timer is None:
+            wait_s = max(0.0, self._sent_at + USAGE_EVERY_S - self._loop.time())
+            self._timer = self._loop.call_later(wait_s, self.report)
+
+    def report(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._sent_at = self._loop.time()
+        sent = self._send(self._usage())
+        if self._meter.running or not sent:
+            self._timer = self._loop.call_later(USAGE_EVERY_S, self.report)
+
+    def _usage(self) -> Usage:
+        """A call's time at the door, and the engine's own figures, which leave out what was refused or cut."""
+        usage = self._meter.usage(time.monotonic_ns())
+        if self.speed is None or usage.speed is None:
+            return usage
+        engine = self.speed()
+        speed = msgspec.structs.replace(engine, call_s=usage.speed.call_s) if engine is not None else None
+        return msgspec.structs.replace(usage, speed=speed)
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            continue  # closed by the user's code, or nobody reads: there is nowhere to say so

@@ -1,0 +1,262 @@
+"""From an assignment to an ASGI app: the device, the user's module, its weights, its load().
+
+Device initialisation and the import overlap with the weights, which the node streams into the segment
+meanwhile. Whatever goes wrong leaves as one FleetError that names the line of the user's code.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from fleetstart.runtime import user_errors as blame
+from fleetstart.runtime.asgi import App
+from fleetstart.runtime.contract.errors import (
+    ErrorInfo,
+    FleetError,
+    HandlerSyntax,
+    InvalidSpec,
+    NoHandler,
+    StartFailed,
+    WeightsMissing,
+    error_from,
+)
+from fleetstart.runtime.contract.node.messages import Assign
+from fleetstart.runtime.contract.node.speed import Speed
+from fleetstart.runtime.contract.timeline import Timeline
+from fleetstart.runtime.handlers.app import handler_app, is_asgi
+from fleetstart.runtime.handlers.hooks import closer, prepare
+from fleetstart.runtime.sdk.context import with_context
+from fleetstart.runtime.sdk.declarations import LLM, Layered
+from fleetstart.runtime.worker.device_init import Device
+from fleetstart.runtime.worker.entrypoint import import_entry
+
+if TYPE_CHECKING:
+    from fleetstart.runtime.contract.function.spec import LLMSettings
+    from fleetstart.runtime.contract.weights.stage import Stage
+    from fleetstart.runtime.pipeline.node_messages import Membership
+    from fleetstart.runtime.pipeline.stage_context import StageOf
+    from fleetstart.runtime.weights.tensor_mapping import Tensors
+    from fleetstart.runtime.weights.weights import Weights
+
+CLOSE_S = 10.0
+"""Of what a drain leaves of its grace, for a handler to close what it has open."""
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """An app ready to be served, whether it may know ASGI's lifespan, how to close it, and how quick its engine is.
+
+    `close_s`: what closing gets of a drain's time, once the calls have ended.
+    """
+
+    app: App
+    lifespan: bool
+    close: Callable[[], None] | None
+    speed: Callable[[], Speed | None] | None = None
+    close_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Starting:
+    """What a start needs: the assignment, where its bundle lies, its segments' descriptors, its loop, and whom to tell
+    which chunks of the weights it waits for."""
+
+    assign: Assign
+    bundle_dir: str
+    segment_fds: tuple[int, ...]
+    loop: asyncio.AbstractEventLoop
+    want: Callable[[range], object] = lambda chunks: None
+    membership: Membership | None = None
+    """Of a stage; whom to tell of its life follows."""
+    whole: Callable[[], object] = lambda: None
+    end: Callable[[str], object] = lambda why: None
+
+
+def start(starting: Starting, timeline: Timeline) -> Started:
+    """Errors: FleetError; the traceback of what was raised is in the log by then."""
+    try:
+        return _start(starting, timeline)
+    except Exception as error:
+        raise _explained(error, starting) from error
+    except (SystemExit, KeyboardInterrupt) as error:
+        blame.log(error, "the start failed:")
+        place = blame.where(error, starting.bundle_dir)
+        raise StartFailed(f"the module ended itself with {type(error).__name__} ({place})") from error
+
+
+def _start(starting: Starting, timeline: Timeline) -> Started:
+    spec = starting.assign.spec
+    device = Device(starting.assign.threads, timeline)
+    if spec.profile == "torch":
+        device.begin()
+    attached = _attach(starting)
+    target = None
+    if spec.llm is None:
+        with timeline.span("import"):
+            target = import_entry(spec.entry, starting.bundle_dir)
+    with timeline.span("load"):
+        if spec.llm is not None:
+            return _start_llm(starting, device, attached)
+        if spec.layered:
+            return _start_layered(starting, device, target, attached)
+        handler = _build(target, device, _weights(attached), starting.loop)
+        close = closer(handler, spec.entry, starting.loop)
+        if is_asgi(handler):
+            return Started(_in_context(handler, starting), True, close, close_s=CLOSE_S)
+        app = handler_app(handler, slots=spec.concurrency, bundle_dir=starting.bundle_dir)
+        return Started(_in_context(app, starting), False, close, close_s=CLOSE_S)
+
+
+def _in_context(app: App, starting: Starting) -> App:
+    return with_context(app, starting.assign.spec.name, starting.assign.version)
+
+
+def _start_llm(starting: Starting, device: Device, attached: list[Weights]) -> Started:
+    spec, threads = starting.assign.spec, starting.assign.threads
+    weights: Any = _weights(attached)
+    if weights is None or spec.llm is None:
+        raise WeightsMissing(f"{spec.name} is an LLM and came without a segment")
+    from fleetstart.runtime.llm import create_app
+
+    device.wait()
+    if starting.assign.stage is not None:
+        return _start_stage(starting, _stage_of(starting, starting.assign.stage, attached[0]), spec.llm, weights)
+    app = create_app(weights, spec.llm, name=spec.name, threads=threads)
+    return Started(app, False, app.close, app.speed)
+
+
+def _stage_of(starting: Starting, stage: Stage, weights: Weights) -> StageOf:
+    from fleetstart.runtime.pipeline.stage_context import StageOf
+
+    membership = starting.membership
+    assert membership is not None
+    return StageOf(
+        stage=stage,
+        secret=starting.assign.secret,
+        membership=membership,
+        deadline_ns=time.monotonic_ns() + round(starting.assign.spec.start_timeout_s * 1e9),
+        hurry=lambda: starting.want(range(weights.arrival.chunk_count)),
+        whole=starting.whole,
+        end=starting.end,
+    )
+
+
+def _start_stage(starting: Starting, of: StageOf, settings: LLMSettings, weights: Any) -> Started:
+    """Ready when its whole pipeline is, or, of a later stage, when its links stand."""
+    from fleetstart.runtime.llm.distributed.stages import FirstStage, LaterStage
+
+    spec, threads = starting.assign.spec, starting.assign.threads
+    loaded: FirstStage | LaterStage
+    if of.stage.index == 0:
+        loaded = FirstStage(weights, settings, of, name=spec.name, threads=threads)
+    else:
+        loaded = LaterStage(weights, settings, of, name=spec.name, threads=threads)
+    loaded.wait_until_ready()
+    return Started(loaded.app, False, loaded.close, loaded.speed)
+
+
+def _start_layered(starting: Starting, device: Device, target: Any, attached: list[Weights]) -> Started:
+    spec = starting.assign.spec
+    if not attached:
+        raise WeightsMissing(f"{spec.name} is Layered and came without a segment")
+    from fleetstart.runtime.contract.weights.stage import layer_count
+    from fleetstart.runtime.layered.app import made
+    from fleetstart.runtime.layered.stages import FirstStage, LaterStage, Parts, whole_app
+
+    device.wait()
+    parts = Parts(
+        model=made(target),
+        weights=_weights(attached),
+        layers=layer_count(attached[0].manifest),
+        spec=spec,
+        bundle_dir=starting.bundle_dir,
+    )
+    if starting.assign.stage is None:
+        app = whole_app(parts)
+        return Started(_in_context(app, starting), False, None, app.speed)
+    of = _stage_of(starting, starting.assign.stage, attached[0])
+    loaded: FirstStage | LaterStage = FirstStage(parts, of) if of.stage.index == 0 else LaterStage(parts, of)
+    loaded.wait_until_ready()
+    return Started(_in_context(loaded.app, starting), False, loaded.close, loaded.speed)
+
+
+def _attach(starting: Starting) -> list[Weights]:
+    """Of the weights, then of their adapter: mapped from now on, while the module is imported."""
+    if not starting.segment_fds:
+        return []
+    from fleetstart.runtime.weights.weights import Weights
+
+    deadline_ns = time.monotonic_ns() + round(starting.assign.spec.start_timeout_s * 1e9)
+    descriptors = iter(starting.segment_fds)
+    attached: list[Weights] = []
+    for slabs in starting.assign.slabs:
+        weights = Weights.attach(
+            next(descriptors),
+            list(islice(descriptors, slabs)),
+            deadline_ns=deadline_ns,
+            want=starting.want if not attached else lambda chunks: None,
+        )
+        weights.map_ahead()
+        attached.append(weights)
+    return attached
+
+
+def _weights(attached: list[Weights]) -> Tensors | None:
+    """What load() gets."""
+    if len(attached) < 2:
+        return attached[0] if attached else None
+    from fleetstart.runtime.weights.lora import AdaptedWeights
+
+    base, adapter = attached
+    return AdaptedWeights(base, adapter)
+
+
+def _build(target: Any, device: Device, weights: Any, loop: asyncio.AbstractEventLoop) -> Any:
+    """The callable to serve; a class is made into an instance and loaded."""
+    if isinstance(target, LLM):
+        raise InvalidSpec("the entry is an LLM, but the version was deployed without its llm settings: deploy again")
+    if inspect.isclass(target) and issubclass(target, Layered):
+        raise InvalidSpec(
+            f"{target.__name__} is Layered, and the version was deployed as a plain class",
+            hint="deploy it again; a class is known as Layered by its bases in the handler's own file",
+        )
+    if not callable(target):
+        raise NoHandler(f"the entry is a {type(target).__name__}, which cannot be called")
+    device.wait()
+    if not inspect.isclass(target):
+        return target
+    handler = target()
+    if not callable(handler):
+        raise NoHandler(f"class {target.__name__} has no __call__", hint="add def __call__(self, request): ...")
+    prepare(handler, weights if weights is not None else {}, loop)
+    return handler
+
+
+def _explained(error: Exception, starting: Starting) -> FleetError:
+    """The error as its caller shall see it. What the platform itself refused needs no traceback."""
+    native = _segment_error(error)
+    if native is not None:
+        return native
+    if isinstance(error, FleetError):
+        return error
+    blame.log(error, "the start failed:")
+    text = blame.describe(error, starting.bundle_dir)
+    if isinstance(error, SyntaxError) and blame.where(error, starting.bundle_dir) != f"{error.filename}:{error.lineno}":
+        return HandlerSyntax(text)
+    return StartFailed(text, hint="the traceback is in the function's log")
+
+
+def _segment_error(error: Exception) -> FleetError | None:
+    """A segment's failure keeps its own code, however deep in a load() it surfaced."""
+    native = sys.modules.get("fleetstart.native")
+    if native is not None and isinstance(error, native.SegmentFailed):
+        code, message = error.args
+        return error_from(ErrorInfo(code=code, message=message))
+    return None
