@@ -15,7 +15,7 @@ import sys
 
 from fleetstart.prefetcher.config import Config, ConfigError, config_from
 from fleetstart.prefetcher.daemon import Daemon, NodeTaken
-from fleetstart.prefetcher.sources import open_source
+from fleetstart.prefetcher.sources.base import open_source
 from fleetstart.runtime.contract.process.log_format import configure
 
 END_LIMIT_S = 9.0

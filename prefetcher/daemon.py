@@ -17,31 +17,31 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from fleetstart.prefetcher.bundles import Bundles
-from fleetstart.prefetcher.cgroups import Groups, epoch_is_alive, new_epoch, open_groups, read_hierarchies
+from fleetstart.prefetcher.concurrency.io_thread import SideLoop
 from fleetstart.prefetcher.config import Config
-from fleetstart.prefetcher.disk import DiskTier
-from fleetstart.prefetcher.doorway import Doorways
-from fleetstart.prefetcher.egress import Egress, bounds_of
-from fleetstart.prefetcher.forkserver import ForkServer
-from fleetstart.prefetcher.host import Host
-from fleetstart.prefetcher.lease import Lease, report_of
-from fleetstart.prefetcher.logs import Logs
-from fleetstart.prefetcher.meter import FLUSH_S, Rows
-from fleetstart.prefetcher.observed import Observed
-from fleetstart.prefetcher.orders import Orders
-from fleetstart.prefetcher.outbox import Outbox, attempts
-from fleetstart.prefetcher.pool import is_light
-from fleetstart.prefetcher.relay import open_relays
-from fleetstart.prefetcher.segments import Segments
-from fleetstart.prefetcher.side_loop import SideLoop
-from fleetstart.prefetcher.sources import Source
-from fleetstart.prefetcher.spares import Spares
-from fleetstart.prefetcher.speeds import Speeds
-from fleetstart.prefetcher.state import NodeState, Unreachable
-from fleetstart.prefetcher.unsealing import Opener
-from fleetstart.prefetcher.watched import watch
-from fleetstart.prefetcher.worker import Worker
+from fleetstart.prefetcher.control.lease import Lease, report_of
+from fleetstart.prefetcher.control.orders import Orders
+from fleetstart.prefetcher.control.outbox import Outbox, attempts
+from fleetstart.prefetcher.control.redis_state import NodeState, Unreachable
+from fleetstart.prefetcher.control.status_publisher import Observed
+from fleetstart.prefetcher.drivers.cgroups import Groups, epoch_is_alive, new_epoch, open_groups, read_hierarchies
+from fleetstart.prefetcher.drivers.forkserver import ForkServer
+from fleetstart.prefetcher.drivers.logs import Logs
+from fleetstart.prefetcher.drivers.prefork_policy import is_light
+from fleetstart.prefetcher.drivers.prefork_pool import Spares
+from fleetstart.prefetcher.network.egress_proxy import Egress, bounds_of
+from fleetstart.prefetcher.network.ingress_proxy import Doorways
+from fleetstart.prefetcher.segments.disk_cache import DiskTier
+from fleetstart.prefetcher.segments.store import Segments
+from fleetstart.prefetcher.sources.base import Source
+from fleetstart.prefetcher.stage_links.relay import open_relays
+from fleetstart.prefetcher.workers.bundles import Bundles
+from fleetstart.prefetcher.workers.call_latency import Speeds
+from fleetstart.prefetcher.workers.memory_watchdog import watch
+from fleetstart.prefetcher.workers.meter import FLUSH_S, Rows
+from fleetstart.prefetcher.workers.node_services import Host
+from fleetstart.prefetcher.workers.secrets import Opener
+from fleetstart.prefetcher.workers.worker import Worker
 from fleetstart.runtime.contract.ids import WorkerId
 from fleetstart.runtime.contract.node.orders import WorkerStatus
 from fleetstart.runtime.contract.node.reports import NodeReport

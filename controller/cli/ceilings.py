@@ -99,7 +99,7 @@ def running_node(home: Path) -> tuple[NodeReport | None, str]:
 def measure(home: Path, store: str, size_bytes: int = 0) -> Ceilings:
     """`size_bytes` are moved to find each, and by default as many as it takes. NotMeasured."""
     options = ("--home", str(home), "--store", store, "--bytes", str(size_bytes))
-    ceilings = _answer("fleetstart.prefetcher.ceilings", options, Ceilings)
+    ceilings = _answer("fleetstart.prefetcher.diagnostics.throughput", options, Ceilings)
     device = _device()
     if device.bytes_per_s:
         return msgspec.structs.replace(

@@ -28,7 +28,7 @@ WORDS, QUICK_WORDS = 100, 20
 END_S = 60
 REQUESTS = """
 import json, sys, time
-from fleetstart.prefetcher.relay_store import S3Objects
+from fleetstart.prefetcher.stage_links.relay_store import S3Objects
 objects, data, took_ms = S3Objects(sys.argv[1], ""), bytes(int(sys.argv[2])), {"put": [], "get": []}
 for number in range(int(sys.argv[3])):
     for verb, ask in (("put", lambda key: objects.put(key, data)), ("get", lambda key: objects.get(key, len(data)))):

@@ -11,8 +11,8 @@ import struct
 import sys
 import time
 
-from fleetstart.prefetcher.relay import Relays
-from fleetstart.prefetcher.relay_objects import Link
+from fleetstart.prefetcher.stage_links.relay import Relays
+from fleetstart.prefetcher.stage_links.relay_messages import Link
 from fleetstart.runtime.contract.ids import PipelineId
 from tests.testbed.bed import BUCKET
 

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from fleetstart.prefetcher import fetch, relay_out
-from fleetstart.prefetcher.relay import Relays
-from fleetstart.prefetcher.sources import FileSource, Source
+from fleetstart.prefetcher.fetch import fetcher as fetch
+from fleetstart.prefetcher.sources.base import FileSource, Source
+from fleetstart.prefetcher.stage_links import relay_sender as relay_out
+from fleetstart.prefetcher.stage_links.relay import Relays
 from tests.prefetcher.nodes import Node, S3Server, Store
 from tests.prefetcher.stages import Gated, Model
 from tests.servers import RedisServer
@@ -58,7 +59,7 @@ def source(request: pytest.FixtureRequest, store: Store) -> Source:
     request.getfixturevalue("aws")
     monkeypatch: pytest.MonkeyPatch = request.getfixturevalue("monkeypatch")
     monkeypatch.setenv("AWS_ENDPOINT_URL", server.url)
-    from fleetstart.prefetcher.s3 import S3Source
+    from fleetstart.prefetcher.sources.s3 import S3Source
 
     return S3Source(bucket="weights")
 

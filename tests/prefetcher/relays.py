@@ -10,8 +10,8 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from fleetstart.prefetcher.relay import Relays
-from fleetstart.prefetcher.relay_objects import RELAY, Link
+from fleetstart.prefetcher.stage_links.relay import Relays
+from fleetstart.prefetcher.stage_links.relay_messages import RELAY, Link
 from fleetstart.runtime.contract.ids import PipelineId
 from tests.prefetcher.nodes import S3Server, Store
 from tests.servers import wait_until

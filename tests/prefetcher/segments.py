@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from fleetstart import native
-from fleetstart.prefetcher.memory import slab_size
-from fleetstart.prefetcher.segments import Segment, Segments
-from fleetstart.prefetcher.sources import Abandoned, FileSource, Range, Source
+from fleetstart.prefetcher.segments.slab_memory import slab_size
+from fleetstart.prefetcher.segments.store import Segment, Segments
+from fleetstart.prefetcher.sources.base import Abandoned, FileSource, Range, Source
 from fleetstart.runtime.contract.errors import FleetError
 from fleetstart.runtime.contract.ids import CheckpointId, WorkerId
 from tests.prefetcher.nodes import Store

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from fleetstart import native
-from fleetstart.prefetcher.disk import DiskTier
-from fleetstart.prefetcher.memory import slab_size
-from fleetstart.prefetcher.segments import Segment, Segments
-from fleetstart.prefetcher.sources import Abandoned, FileSource, Range, Source, SourceError
+from fleetstart.prefetcher.segments.disk_cache import DiskTier
+from fleetstart.prefetcher.segments.slab_memory import slab_size
+from fleetstart.prefetcher.segments.store import Segment, Segments
+from fleetstart.prefetcher.sources.base import Abandoned, FileSource, Range, Source, SourceError
 from fleetstart.runtime.contract.ids import CheckpointId, WorkerId
 from fleetstart.runtime.contract.node.reports import SegmentReport
 from fleetstart.runtime.contract.weights.manifest import Manifest, Part, TensorEntry, checkpoint_id, manifest_bytes

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from fleetstart.prefetcher import bundles as module
-from fleetstart.prefetcher.bundles import Bundles, unpack
-from fleetstart.prefetcher.sources import FileSource, Source
+from fleetstart.prefetcher.sources.base import FileSource, Source
+from fleetstart.prefetcher.workers import bundles as module
+from fleetstart.prefetcher.workers.bundles import Bundles, unpack
 from fleetstart.runtime.contract.errors import ChecksumMismatch, FleetError, InvalidSpec, NotFound, TooLarge
 from fleetstart.runtime.contract.ids import BundleId
 from tests.prefetcher.nodes import Store, tar_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetstart.prefetcher.cache import HALF_LIFE_S, Held, benefit, choose_evictions
+from fleetstart.prefetcher.segments.eviction import HALF_LIFE_S, Held, benefit, choose_evictions
 from fleetstart.runtime.contract.ids import CheckpointId
 
 

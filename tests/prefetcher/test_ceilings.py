@@ -12,9 +12,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from fleetstart.prefetcher.ceilings import Scope, measure
-from fleetstart.prefetcher.rounds import Rounds
-from fleetstart.prefetcher.sources import SourceError
+from fleetstart.prefetcher.diagnostics.rounds import Rounds
+from fleetstart.prefetcher.diagnostics.throughput import Scope, measure
+from fleetstart.prefetcher.sources.base import SourceError
 from fleetstart.runtime.contract.function.spec import MIB
 from fleetstart.runtime.contract.node.throughput import Ceilings
 from tests.prefetcher.nodes import S3Server, Store
@@ -99,7 +99,9 @@ def test_a_store_that_does_not_answer_or_does_not_let_us_in_has_failed(
 def test_as_a_process_it_answers_in_json(tmp_path: Path) -> None:
     options = ("--home", str(tmp_path), "--store", str(tmp_path), "--bytes", str(32 * MIB))
     process = subprocess.run(
-        [sys.executable, "-P", "-m", "fleetstart.prefetcher.ceilings", *options], capture_output=True, check=True
+        [sys.executable, "-P", "-m", "fleetstart.prefetcher.diagnostics.throughput", *options],
+        capture_output=True,
+        check=True,
     )
     assert msgspec.json.decode(process.stdout, type=Ceilings).bytes_per_s["disk"] > 0
     assert process.stderr == b""

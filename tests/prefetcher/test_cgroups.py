@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fleetstart.prefetcher.cgroups import (
+from fleetstart.prefetcher.drivers.cgroups import (
     PREFIX,
     GroupsV1,
     GroupsV2,
@@ -20,7 +20,7 @@ from fleetstart.prefetcher.cgroups import (
     open_groups,
     read_hierarchies,
 )
-from fleetstart.prefetcher.watched import private_bytes
+from fleetstart.prefetcher.workers.memory_watchdog import private_bytes
 from tests.servers import spawn, wait_until
 
 MIB = 1 << 20
@@ -29,7 +29,7 @@ MIB = 1 << 20
 def test_an_epoch_knows_whether_its_daemon_lives() -> None:
     mine = new_epoch("token")
     process = subprocess.Popen(
-        [sys.executable, "-c", "from fleetstart.prefetcher.cgroups import new_epoch; print(new_epoch('x'))"],
+        [sys.executable, "-c", "from fleetstart.prefetcher.drivers.cgroups import new_epoch; print(new_epoch('x'))"],
         stdout=subprocess.PIPE,
     )
     theirs = process.communicate()[0].decode().strip()
@@ -43,7 +43,7 @@ def test_an_epoch_knows_whether_its_daemon_lives() -> None:
 
 def test_a_daemon_that_nobody_waited_for_is_dead() -> None:
     process = subprocess.Popen(
-        [sys.executable, "-c", "from fleetstart.prefetcher.cgroups import new_epoch; print(new_epoch('x'))"],
+        [sys.executable, "-c", "from fleetstart.prefetcher.drivers.cgroups import new_epoch; print(new_epoch('x'))"],
         stdout=subprocess.PIPE,
     )
     assert process.stdout is not None

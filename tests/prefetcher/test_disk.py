@@ -16,10 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleetstart import native
-from fleetstart.prefetcher import disk
-from fleetstart.prefetcher.disk import IMAGE, DiskImage, DiskTier
-from fleetstart.prefetcher.segments import Segment, Segments
-from fleetstart.prefetcher.sources import FileSource, Piece, Range, SourceError
+from fleetstart.prefetcher.segments import disk_cache as disk
+from fleetstart.prefetcher.segments.disk_cache import IMAGE, DiskImage, DiskTier
+from fleetstart.prefetcher.segments.store import Segment, Segments
+from fleetstart.prefetcher.sources.base import FileSource, Piece, Range, SourceError
 from fleetstart.runtime.contract.errors import StoreFailed, WeightsMissing
 from fleetstart.runtime.contract.ids import CheckpointId, WorkerId
 from fleetstart.runtime.contract.weights.manifest import chunk_ranges, read_manifest

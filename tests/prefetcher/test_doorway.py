@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from fleetstart.prefetcher.doorway import Doorways
-from fleetstart.prefetcher.side_loop import SideLoop
+from fleetstart.prefetcher.concurrency.io_thread import SideLoop
+from fleetstart.prefetcher.network.ingress_proxy import Doorways
 from tests.servers import wait_until
 
 DEADLINE_S = 20

@@ -14,8 +14,8 @@ from typing import Any
 import httpx
 import pytest
 
-from fleetstart.prefetcher.egress import SAID_MOST, Bounds, Egress, bounds_of
-from fleetstart.prefetcher.side_loop import SideLoop
+from fleetstart.prefetcher.concurrency.io_thread import SideLoop
+from fleetstart.prefetcher.network.egress_proxy import SAID_MOST, Bounds, Egress, bounds_of
 from tests.prefetcher.peer import Peer
 from tests.servers import wait_until
 

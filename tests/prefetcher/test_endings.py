@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fleetstart.prefetcher.endings import MIB, why_it_ended
+from fleetstart.prefetcher.workers.exit_reasons import MIB, why_it_ended
 
 
 @pytest.mark.parametrize(

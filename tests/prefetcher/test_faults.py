@@ -13,9 +13,10 @@ import psutil
 import pytest
 
 from fleetstart import native
-from fleetstart.prefetcher import fetch, s3
-from fleetstart.prefetcher.s3 import S3Source
-from fleetstart.prefetcher.segments import Segment, Segments
+from fleetstart.prefetcher.fetch import fetcher as fetch
+from fleetstart.prefetcher.segments.store import Segment, Segments
+from fleetstart.prefetcher.sources import s3
+from fleetstart.prefetcher.sources.s3 import S3Source
 from fleetstart.runtime.contract.errors import CheckpointInvalid, ChecksumMismatch, FleetError, StoreFailed, Unavailable
 from fleetstart.runtime.contract.ids import CheckpointId, WorkerId
 from tests.prefetcher.faulty_s3 import (

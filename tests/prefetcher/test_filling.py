@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetstart.prefetcher.filling import Again, Filling, Nowhere, Run
-from fleetstart.prefetcher.lanes import Lane
-from fleetstart.prefetcher.pace import Pace
-from fleetstart.prefetcher.sources import Piece
+from fleetstart.prefetcher.fetch.chunk_sources import Lane
+from fleetstart.prefetcher.fetch.progress import Again, Filling, Nowhere, Run
+from fleetstart.prefetcher.sources.base import Piece
+from fleetstart.prefetcher.sources.pacing import Pace
 from fleetstart.runtime.contract.weights.manifest import ChunkRange
 
 SIZE = 4096

@@ -9,7 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetstart.prefetcher.memory import SLABS_MOST, SegmentMemory, free_hugetlb_bytes, open_pool, slab_size
+from fleetstart.prefetcher.segments.slab_memory import (
+    SLABS_MOST,
+    SegmentMemory,
+    free_hugetlb_bytes,
+    open_pool,
+    slab_size,
+)
 from fleetstart.runtime.contract.errors import Unavailable
 from fleetstart.runtime.contract.weights.manifest import CHUNK_BYTES
 from tests.servers import wait_until

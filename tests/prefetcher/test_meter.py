@@ -6,7 +6,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetstart.prefetcher.meter import Rows, WorkerMeter
+from fleetstart.prefetcher.workers.meter import Rows, WorkerMeter
 from fleetstart.runtime.contract.billing.ledger import cost_nusd
 from fleetstart.runtime.contract.billing.prices import FIRST
 from fleetstart.runtime.contract.ids import FunctionName, NodeId, Version, WorkerId

@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetstart.prefetcher.order import FetchOrder, ranges_of, run_length
+from fleetstart.prefetcher.fetch.order import FetchOrder, ranges_of, run_length
 from fleetstart.runtime.contract.weights.manifest import ChunkRange
 
 SIZE = 4096

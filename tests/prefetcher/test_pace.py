@@ -12,10 +12,10 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetstart.prefetcher import pace as pacing
-from fleetstart.prefetcher.pace import CREDIT_S, PORTION_BYTES, SHARE, WINDOW_BYTES, Pace
-from fleetstart.prefetcher.s3 import S3Source
-from fleetstart.prefetcher.sources import Piece, Range
+from fleetstart.prefetcher.sources import pacing
+from fleetstart.prefetcher.sources.base import Piece, Range
+from fleetstart.prefetcher.sources.pacing import CREDIT_S, PORTION_BYTES, SHARE, WINDOW_BYTES, Pace
+from fleetstart.prefetcher.sources.s3 import S3Source
 from tests.prefetcher.faulty_s3 import FaultyS3, resets_after
 
 MBIT_200 = 25e6

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fleetstart.prefetcher.pool import CALM_S, FAILURE_PAUSES_S, PoolState, choose_spare, pause_s
+from fleetstart.prefetcher.drivers.prefork_policy import CALM_S, FAILURE_PAUSES_S, PoolState, choose_spare, pause_s
 
 EMPTY = PoolState(warm=True, waiting=0, forking=0)
 FULL = PoolState(warm=True, waiting=1, forking=0)

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from fleetstart.prefetcher.process import READS_AT_ONCE, ChannelGone, Exit, Process, ProcessEvent
+from fleetstart.prefetcher.drivers.forked_process import READS_AT_ONCE, ChannelGone, Exit, Process, ProcessEvent
 from fleetstart.runtime.contract.ids import WorkerId
 from fleetstart.runtime.contract.node.channel import Channel, pair
 from fleetstart.runtime.contract.node.messages import Drained, Usage, WorkerMessage

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetstart.prefetcher.proxy_head import END, Asked, BadHead, read_head
+from fleetstart.prefetcher.network.proxy_request import END, Asked, BadHead, read_head
 
 TOKENS = st.from_regex(r"[A-Za-z][A-Za-z0-9-]{0,10}", fullmatch=True)
 VALUES = st.from_regex(r"[ -~]{0,20}", fullmatch=True)

@@ -7,7 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetstart.prefetcher.reconcile import Action, Drain, Forget, Kill, Own, Refuse, Start, act_on_order, reconcile
+from fleetstart.prefetcher.control.reconcile import (
+    Action,
+    Drain,
+    Forget,
+    Kill,
+    Own,
+    Refuse,
+    Start,
+    act_on_order,
+    reconcile,
+)
 from fleetstart.runtime.contract.function.spec import FunctionSpec
 from fleetstart.runtime.contract.ids import BundleId, FunctionName, NodeId, Version, WorkerId
 from fleetstart.runtime.contract.node.orders import FINAL, WorkerOrder, WorkerState

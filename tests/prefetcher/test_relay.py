@@ -13,11 +13,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fleetstart.prefetcher import relay_out
-from fleetstart.prefetcher.relay import Relays, open_relays
-from fleetstart.prefetcher.relay_in import LEAST_S, MOST_S, poll_after_s
-from fleetstart.prefetcher.relay_objects import OBJECT_BYTES, Link, NotOfThisLink
-from fleetstart.prefetcher.relay_store import S3Objects
+from fleetstart.prefetcher.stage_links import relay_sender as relay_out
+from fleetstart.prefetcher.stage_links.relay import Relays, open_relays
+from fleetstart.prefetcher.stage_links.relay_messages import OBJECT_BYTES, Link, NotOfThisLink
+from fleetstart.prefetcher.stage_links.relay_receiver import LEAST_S, MOST_S, poll_after_s
+from fleetstart.prefetcher.stage_links.relay_store import S3Objects
 from fleetstart.runtime.contract.ids import PipelineId
 from tests.prefetcher.nodes import S3Server, Store
 from tests.prefetcher.relays import LINK, Ends, at_work, carry_late, joined, left, says_more, wait_empty

@@ -6,9 +6,9 @@ import signal
 
 import pytest
 
-from fleetstart.prefetcher import relay_out
-from fleetstart.prefetcher.relay import Relays
-from fleetstart.prefetcher.relay_objects import OBJECT_BYTES, RELAY, Link
+from fleetstart.prefetcher.stage_links import relay_sender as relay_out
+from fleetstart.prefetcher.stage_links.relay import Relays
+from fleetstart.prefetcher.stage_links.relay_messages import OBJECT_BYTES, RELAY, Link
 from fleetstart.runtime.contract.ids import PipelineId
 from tests.prefetcher.nodes import S3Server, Store
 from tests.prefetcher.relays import LINK, Ends, at_work, carry_late, joined, left, repeats, wait_empty

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import xxhash
 
-from fleetstart.prefetcher import s3
-from fleetstart.prefetcher.connections import authorities, proxy_of, request_path
-from fleetstart.prefetcher.s3 import S3Source
-from fleetstart.prefetcher.s3_body import READ_BYTES
-from fleetstart.prefetcher.sources import ObjectMissing, ObjectSize, Piece, Range, SourceError
+from fleetstart.prefetcher.sources import s3
+from fleetstart.prefetcher.sources.base import ObjectMissing, ObjectSize, Piece, Range, SourceError
+from fleetstart.prefetcher.sources.connection_pool import authorities, proxy_of, request_path
+from fleetstart.prefetcher.sources.s3 import S3Source
+from fleetstart.prefetcher.sources.s3_body import READ_BYTES
 from tests.prefetcher.faulty_s3 import (
     Fault,
     FaultyS3,

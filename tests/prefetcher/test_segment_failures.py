@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from fleetstart import native
-from fleetstart.prefetcher.segments import Segment, Segments
-from fleetstart.prefetcher.sources import FileSource, Range, Source, SourceError
+from fleetstart.prefetcher.segments.store import Segment, Segments
+from fleetstart.prefetcher.sources.base import FileSource, Range, Source, SourceError
 from fleetstart.runtime.contract.errors import CheckpointInvalid, ChecksumMismatch, StoreFailed, WeightsMissing
 from fleetstart.runtime.contract.ids import CheckpointId
 from tests.prefetcher.nodes import CHUNK_BYTES, S3Server, Store
@@ -138,7 +138,7 @@ def test_a_store_that_dies_midway_fails_the_segment_and_wakes_its_waiters(
     store: Store, s3_server: S3Server, aws: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", s3_server.url)
-    from fleetstart.prefetcher.s3 import S3Source
+    from fleetstart.prefetcher.sources.s3 import S3Source
 
     checkpoint = store.put_checkpoint(os.urandom(64 * CHUNK_BYTES))
 

@@ -8,8 +8,8 @@ import os
 import pytest
 
 from fleetstart import native
-from fleetstart.prefetcher.segments import Segments
-from fleetstart.prefetcher.sources import FileSource, Source
+from fleetstart.prefetcher.segments.store import Segments
+from fleetstart.prefetcher.sources.base import FileSource, Source
 from fleetstart.runtime.contract.errors import Unavailable
 from fleetstart.runtime.contract.ids import WorkerId
 from tests.prefetcher.nodes import CHUNK_BYTES, Store

@@ -10,7 +10,7 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetstart.prefetcher.sources import (
+from fleetstart.prefetcher.sources.base import (
     Abandoned,
     FileSource,
     ObjectMissing,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fleetstart.prefetcher.speeds import VERSIONS_KEPT, Speeds
+from fleetstart.prefetcher.workers.call_latency import VERSIONS_KEPT, Speeds
 from fleetstart.runtime.contract.ids import WorkerId
 from fleetstart.runtime.contract.node.speed import Speed
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
-from fleetstart.prefetcher.links import StageSockets
+from fleetstart.prefetcher.stage_links.stage_links import StageSockets
 from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.ids import BundleId, PipelineId, Version, WorkerId, new_worker_id
 from fleetstart.runtime.contract.node.orders import NO_PEER, WorkerOrder

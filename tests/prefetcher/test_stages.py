@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleetstart.prefetcher.segments import Segments
+from fleetstart.prefetcher.segments.store import Segments
 from fleetstart.runtime.contract.ids import WorkerId
 from tests.prefetcher.nodes import CHUNK_BYTES, Store
 from tests.prefetcher.stages import LAYERS, ONE, THREE, TWO, Gated, Model, filled, right, run, state, there

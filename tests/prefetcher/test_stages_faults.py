@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fleetstart import native
-from fleetstart.prefetcher.segments import Segments
+from fleetstart.prefetcher.segments.store import Segments
 from fleetstart.runtime.contract.errors import FleetError, StoreFailed, Unavailable
 from tests.prefetcher.nodes import Store
 from tests.prefetcher.stages import (

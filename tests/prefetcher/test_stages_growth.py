@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from fleetstart.prefetcher.segments import Segments
+from fleetstart.prefetcher.segments.store import Segments
 from tests.prefetcher.stages import ONE, Gated, Model, filled, growing, reading, right, run, state, there, until
 
 

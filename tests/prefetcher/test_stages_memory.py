@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from fleetstart import native
-from fleetstart.prefetcher.disk import DiskTier
-from fleetstart.prefetcher.segments import Segments
-from fleetstart.prefetcher.sources import FileSource
+from fleetstart.prefetcher.segments.disk_cache import DiskTier
+from fleetstart.prefetcher.segments.store import Segments
+from fleetstart.prefetcher.sources.base import FileSource
 from fleetstart.runtime.contract.errors import Unavailable
 from fleetstart.runtime.contract.weights.manifest import read_manifest
 from tests.prefetcher.nodes import CHUNK_BYTES, Store
@@ -81,7 +81,7 @@ def test_growth_makes_room_and_its_bytes_appear_where_workers_attached(store: St
 def test_a_stage_is_kept_on_the_disk_and_what_is_told_of_it_is_true(
     model: Model, gated: Gated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fleetstart.prefetcher.disk.RESERVE_BYTES", 0)
+    monkeypatch.setattr("fleetstart.prefetcher.segments.disk_cache.RESERVE_BYTES", 0)
     stage = model.chunks(2, 4)
     expected = [(min(stage), max(stage) + 1)]
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from fleetstart.controller.access.records import SecretRecord
 from fleetstart.controller.access.sealing import seal
 from fleetstart.controller.access.vault import Vault, VaultClosed, key_id
-from fleetstart.prefetcher.unsealing import Opener
+from fleetstart.prefetcher.workers.secrets import Opener
 from fleetstart.runtime.contract.errors import StartFailed
 from fleetstart.runtime.contract.function.spec import FunctionSpec
 from fleetstart.runtime.contract.ids import BundleId, FunctionName, NodeId, Version, WorkerId

@@ -1,0 +1,1 @@
+"""Orders in, statuses out: the node's side of Redis."""

@@ -1,0 +1,121 @@
+"""Hears what the controller orders, and does it: workers are started, told, drained, ended and forgotten.
+
+What is to be done decides `reconcile`; how a worker lives is `worker`'s affair.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable
+
+from fleetstart.prefetcher.control.outbox import attempts
+from fleetstart.prefetcher.control.reconcile import (
+    Action,
+    Drain,
+    Forget,
+    Kill,
+    Refuse,
+    Start,
+    Tell,
+    act_on_order,
+    reconcile,
+)
+from fleetstart.prefetcher.control.redis_state import NodeState, Unreachable
+from fleetstart.prefetcher.control.status_publisher import Observed
+from fleetstart.prefetcher.workers.node_services import Host
+from fleetstart.prefetcher.workers.worker import Worker
+from fleetstart.runtime.contract.errors import Unavailable
+from fleetstart.runtime.contract.ids import WorkerId
+from fleetstart.runtime.contract.node.orders import WorkerOrder
+
+log = logging.getLogger(__name__)
+
+REREAD_S = 1.0
+
+
+class Orders:
+    """`workers` are those that have not ended; `changed` is called when one comes or goes."""
+
+    def __init__(
+        self,
+        *,
+        state: NodeState,
+        epoch: str,
+        host: Host,
+        workers: dict[WorkerId, Worker],
+        observed: Observed,
+        changed: Callable[[], None],
+    ) -> None:
+        self._state = state
+        self._epoch = epoch
+        self._host = host
+        self._workers = workers
+        self._observed = observed
+        self._changed = changed
+        self._reread = asyncio.Event()
+
+    async def listen(self) -> None:
+        """As they are published, until cancelled."""
+        async for _ in attempts("listening for orders"):
+            with contextlib.suppress(*Unreachable):
+                async for order in self._state.orders():
+                    if order is None:
+                        self.resync()
+                    elif (action := act_on_order(order, self._observed.own(), self._epoch)) is not None:
+                        self._do(action)
+
+    async def read(self) -> None:
+        """A full read a second, and at once after a new subscription, until cancelled."""
+        while True:
+            began_ns = time.monotonic_ns()
+            with contextlib.suppress(*Unreachable):
+                orders = await self._state.read_orders()
+                for action in reconcile(orders, self._observed.own(), self._epoch, began_ns):
+                    self._do(action)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(REREAD_S):
+                    await self._reread.wait()
+            self._reread.clear()
+
+    def resync(self) -> None:
+        """After a new subscription or an outage: both sides tell each other everything."""
+        self._observed.publish_again()
+        self._reread.set()
+
+    def _do(self, action: Action) -> None:
+        match action:
+            case Start(order):
+                self._start(order)
+            case Refuse(order, reason):
+                log.info("order refused", extra={"worker": order.worker, "reason": reason})
+                self._observed.publish_end(order)
+            case Tell(order):
+                if order.worker in self._workers:
+                    self._workers[order.worker].tell(order)
+            case Drain(worker):
+                if worker in self._workers:
+                    self._workers[worker].drain()
+            case Kill(worker):
+                if worker in self._workers:
+                    self._workers[worker].kill()
+            case Forget(worker):
+                self._observed.forget(worker)
+
+    def _start(self, order: WorkerOrder) -> None:
+        try:
+            worker = Worker(order, self._host)
+        except OSError as error:
+            reason = f"node {self._host.node} cannot open a port for a stage: {error}"
+            self._observed.publish_end(order, Unavailable(reason, retry_after_s=1.0))
+            return
+        self._workers[order.worker] = worker
+        worker.start().add_done_callback(lambda _: self._ended(order.worker))
+        self._changed()
+
+    def _ended(self, worker: WorkerId) -> None:
+        self._workers.pop(worker, None)
+        self._host.segments.room.memory.tend()
+        self._changed()

@@ -1,0 +1,108 @@
+"""What a node has to tell, kept until Redis has it: statuses of workers, lines of logs, rows of the ledger.
+
+Redis may be away for as long as it likes: everything waits here and is written when it is back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator
+
+from fleetstart.prefetcher.control.redis_state import NodeState, Unreachable
+from fleetstart.prefetcher.drivers.logs import Logs
+from fleetstart.prefetcher.workers.meter import Rows
+from fleetstart.runtime.contract.ids import WorkerId
+from fleetstart.runtime.contract.node.orders import WorkerStatus
+
+log = logging.getLogger(__name__)
+
+LOG_BATCH_S = 0.05
+ROWS_S = 1.0
+PAUSES_S = (0.05, 0.1, 0.2, 0.5, 1.0)
+"""Between tries while Redis is away: back within a second of its return."""
+
+
+async def attempts(what: str) -> AsyncIterator[int]:
+    """Once, and again with growing pauses. What lasted is a success and starts the pauses anew."""
+    failures = 0
+    while True:
+        began_s = time.monotonic()
+        yield failures
+        failures = 0 if time.monotonic() - began_s > PAUSES_S[-1] * 2 else failures + 1
+        log.info("trying again", extra={"what": what, "failures": failures})
+        await asyncio.sleep(PAUSES_S[min(failures, len(PAUSES_S) - 1)])
+
+
+class Outbox:
+    def __init__(self, state: NodeState, logs: Logs, rows: Rows) -> None:
+        self._state = state
+        self._logs = logs
+        self._rows = rows
+        self._unwritten: dict[WorkerId, WorkerStatus | None] = {}
+        self._changed = asyncio.Event()
+
+    def put(self, worker: WorkerId, status: WorkerStatus | None) -> None:
+        """The worker's status now; None once it is forgotten."""
+        self._unwritten[worker] = status
+        self._changed.set()
+
+    def put_again(self, statuses: dict[WorkerId, WorkerStatus]) -> None:
+        """All that hold: a Redis that came back may have lost the last of what it had."""
+        self._unwritten = {**statuses, **self._unwritten}
+        self._changed.set()
+
+    async def write_statuses(self) -> None:
+        async for _ in attempts("writing statuses"):
+            with contextlib.suppress(*Unreachable):
+                while True:
+                    await self._changed.wait()
+                    await self._write_changes()
+
+    async def write_logs(self) -> None:
+        async for _ in attempts("writing logs"):
+            with contextlib.suppress(*Unreachable):
+                while True:
+                    await self._logs.arrived.wait()
+                    await asyncio.sleep(LOG_BATCH_S)
+                    await self._write_lines()
+
+    async def write_rows(self) -> None:
+        async for _ in attempts("writing the ledger"):
+            with contextlib.suppress(*Unreachable):
+                while True:
+                    await self._write_waiting_rows()
+                    await asyncio.sleep(ROWS_S)
+
+    async def write_last(self) -> None:
+        """Everything that waits, once. Errors: those of Unreachable."""
+        await self._write_changes()
+        await self._write_lines()
+        await self._write_waiting_rows(durably=False)  # a daemon that ends does not wait for a disk
+
+    async def _write_changes(self) -> None:
+        changes = dict(self._unwritten)
+        self._changed.clear()
+        try:
+            await self._state.write_statuses(changes)
+        except BaseException:
+            self._changed.set()
+            raise
+        for worker, written in changes.items():
+            if worker in self._unwritten and self._unwritten[worker] is written:
+                del self._unwritten[worker]
+
+    async def _write_lines(self) -> None:
+        while batch := self._logs.take():
+            try:
+                await self._state.write_logs(batch)
+            except BaseException:
+                self._logs.give_back(batch)
+                raise
+
+    async def _write_waiting_rows(self, *, durably: bool = True) -> None:
+        while batch := self._rows.peek():
+            await self._state.write_rows(batch, durably=durably)
+            self._rows.drop(batch)

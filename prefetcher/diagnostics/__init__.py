@@ -1,0 +1,1 @@
+"""Throughput measurements for `fs doctor`."""

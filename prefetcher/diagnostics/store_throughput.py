@@ -1,0 +1,96 @@
+"""How fast an S3 bucket gives what it has: ranges of its largest part of a checkpoint, read as loads read them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from statistics import median
+
+from fleetstart import native
+from fleetstart.prefetcher.diagnostics.rounds import Rounds
+from fleetstart.prefetcher.sources.base import Abandoned, ObjectMissing, ObjectSize, Piece, Range, SourceError
+from fleetstart.prefetcher.sources.s3 import S3Source
+from fleetstart.prefetcher.sources.s3_client import open_client
+
+RANGE_BYTES = S3Source.run_bytes
+PIECE_BYTES = 1024 * 1024
+"""Counted one by one, so that a slow store gives a figure within a round too."""
+CONNECTIONS = (4, 16)
+"""What loads use unless told otherwise (FS_FETCH_THREADS), and what shows whether each connection has a limit."""
+LISTED_MOST = 10_000
+
+
+class NotMeasured(Exception):
+    """The store is there, and did not give it; why, in a sentence."""
+
+
+class NothingToRead(Exception):
+    """The store has nothing large enough."""
+
+
+def store_ceiling(
+    bucket: str, prefix: str, region: native.Region, *, rounds: int, round_s: float, least_bytes: int
+) -> tuple[float, str]:
+    """Bytes a second, and by how many connections. Errors: NotMeasured, NothingToRead."""
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    url = f"s3://{bucket}/{prefix}".rstrip("/")
+    try:
+        key, size_bytes = _largest_part(bucket, prefix)
+        if size_bytes < least_bytes:
+            found = "no checkpoint" if not key else f"only {size_bytes:,} bytes in one part"
+            raise NothingToRead(f"{url} has {found} to read: deploy one, and measure again")
+        part = Rounds(
+            -(-size_bytes // RANGE_BYTES), _reader(S3Source(bucket=bucket, prefix=prefix), key, size_bytes, region)
+        )
+        rates = {count: median(part.run(count, round_s) for _ in range(rounds)) for count in CONNECTIONS}
+    except (BotoCoreError, ClientError, SourceError, ObjectMissing, ObjectSize) as error:
+        raise NotMeasured(f"{url} does not give it: {error}") from error
+    best = max(rates, key=lambda count: rates[count])
+    if rates[best] == 0:
+        raise NotMeasured(f"{url} gave nothing in {round_s:g} s")
+    others = ", ".join(f"{rates[count] / 1e9:.3g} GB/s by {count}" for count in CONNECTIONS if count != best)
+    return rates[best], f"{url} by {best} connections; {others}"
+
+
+def _largest_part(bucket: str, prefix: str) -> tuple[str, int]:
+    """Its key, as a source knows it, and its size; nothing and 0 if there is none."""
+    client = open_client()
+    try:
+        root = f"{prefix}/" if prefix else ""
+        pages = client.get_paginator("list_objects_v2").paginate(
+            Bucket=bucket, Prefix=f"{root}checkpoints/", PaginationConfig={"MaxItems": LISTED_MOST}
+        )
+        sizes = {
+            found["Key"].removeprefix(root): int(found["Size"]) for page in pages for found in page.get("Contents", ())
+        }
+    finally:
+        client.close()
+    parts = [key for key in sizes if key.endswith(".safetensors")]
+    largest = max(parts, key=lambda key: sizes[key], default="")
+    return largest, sizes.get(largest, 0)
+
+
+def _reader(
+    source: S3Source, key: str, size_bytes: int, region: native.Region
+) -> Callable[[int, Callable[[], bool]], int]:
+    """Reads one range of the part. Threads may share room: nobody looks at what came."""
+    rooms = max(1, region.size_bytes // PIECE_BYTES)
+
+    def take(number: int, stopped: Callable[[], bool]) -> int:
+        begin, end = number * RANGE_BYTES, min((number + 1) * RANGE_BYTES, size_bytes)
+        pieces = [
+            Piece(
+                min(PIECE_BYTES, end - offset),
+                region.view(offset // PIECE_BYTES % rooms * PIECE_BYTES, PIECE_BYTES),
+            )
+            for offset in range(begin, end, PIECE_BYTES)
+        ]
+        done_bytes = 0
+        try:
+            for piece, _ in zip(pieces, source.read(Range(key, size_bytes, begin, pieces), stopped), strict=True):
+                done_bytes += piece.size_bytes
+        except Abandoned:
+            pass
+        return done_bytes
+
+    return take

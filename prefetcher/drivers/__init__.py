@@ -1,0 +1,1 @@
+"""Processes: fork server, prefork pool, control groups, logs."""

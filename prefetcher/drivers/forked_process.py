@@ -1,0 +1,140 @@
+"""One process that a fork server has forked: its socket, its log, its end. What it works for is not known here."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+from collections.abc import Callable
+
+from fleetstart.prefetcher.drivers.cgroups import Group
+from fleetstart.prefetcher.drivers.logs import LogPipe
+from fleetstart.runtime.contract.ids import WorkerId
+from fleetstart.runtime.contract.node.channel import Channel, ChannelClosed
+from fleetstart.runtime.contract.node.messages import DaemonMessage, Outlet, Pooled, WorkerMessage
+
+READS_AT_ONCE = 16
+"""Messages of one worker, before the loop gets its turn back: its flood must not delay the others."""
+LAST_READS = 1024
+"""Of one that has ended: more than its socket holds."""
+
+
+class ChannelGone:
+    """The worker's control socket has ended; its exit should follow."""
+
+
+class Exit:
+    """The process has ended. `status` as of os.waitstatus_to_exitcode, None if nobody could tell."""
+
+    def __init__(self, status: int | None) -> None:
+        self.status = status
+
+
+ProcessEvent = WorkerMessage | ChannelGone | Exit
+
+
+class Process:
+    """One forked worker. Owns its control socket, log pipe, pidfd and group."""
+
+    def __init__(self, *, fork_id: WorkerId, pool: str, control: socket.socket, log_fd: int, group: Group | None):
+        control.setblocking(False)
+        self.fork_id = fork_id
+        self.pool = pool
+        self.group = group
+        self.log = LogPipe(log_fd)
+        self.pid = 0
+        self.isolation = ""
+        self.pooled_ns = 0
+        """When its own code began to run; 0 until it has said so."""
+        self.exited = asyncio.Event()
+        self._outlet: int | None = None
+        """Its descriptor, once it has come; -1 once it was taken."""
+        self._on_event: Callable[[ProcessEvent], None] = lambda event: None
+        self._early: list[ProcessEvent] = []
+        self._listening = False
+        self._pidfd = -1
+        self._channel: Channel[WorkerMessage] | None = Channel(control, WorkerMessage, descriptors=1)
+        asyncio.get_running_loop().add_reader(control.fileno(), self._read)
+
+    def listen(self, on_event: Callable[[ProcessEvent], None]) -> None:
+        """Events go there from now on; those that nobody heard come first."""
+        self._on_event = on_event
+        self._listening = True
+        early, self._early = self._early, []
+        for event in early:
+            on_event(event)
+
+    def send(self, message: DaemonMessage, descriptors: tuple[int, ...] = ()) -> None:
+        """ChannelClosed if the worker is gone."""
+        if self._channel is None:
+            raise ChannelClosed("the worker is gone")
+        self._channel.send(message, descriptors)
+
+    def kill(self) -> None:
+        if self._pidfd >= 0 and not self.exited.is_set():
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+
+    def close(self) -> None:
+        """Everything but the group, which may still hold dying processes."""
+        self._close_channel()
+        if (outlet := self.take_outlet()) is not None:
+            os.close(outlet)
+        self.log.close()
+        if self._pidfd >= 0:
+            os.close(self._pidfd)
+            self._pidfd = -1
+
+    def take_outlet(self) -> int | None:
+        """What came with the first `Outlet`, which is sent before any code of a function runs. The caller owns it."""
+        if self._outlet is None or self._outlet < 0:
+            return None
+        outlet, self._outlet = self._outlet, -1
+        return outlet
+
+    def forked(self, pid: int, isolation: str) -> None:
+        self.pid = pid
+        self.isolation = isolation
+        with contextlib.suppress(ProcessLookupError):
+            self._pidfd = os.pidfd_open(pid)
+
+    def ended(self, status: int | None) -> None:
+        if not self.exited.is_set():
+            if self._channel is not None:
+                self._read(LAST_READS)  # its last words come before its end
+            self.exited.set()
+            self._emit(Exit(status))
+
+    def _emit(self, event: ProcessEvent) -> None:
+        if isinstance(event, Pooled):
+            self.pooled_ns = event.started_ns
+        if self._listening:
+            self._on_event(event)
+        else:
+            self._early.append(event)
+
+    def _read(self, reads: int = READS_AT_ONCE) -> None:
+        for _ in range(reads):
+            if self._channel is None:
+                return
+            try:
+                message, descriptors = self._channel.receive()
+            except BlockingIOError:
+                return
+            except ChannelClosed:
+                self._close_channel()
+                self._emit(ChannelGone())
+                return
+            if isinstance(message, Outlet) and self._outlet is None and descriptors:
+                self._outlet = descriptors.pop()
+            for descriptor in descriptors:
+                os.close(descriptor)
+            self._emit(message)
+
+    def _close_channel(self) -> None:
+        if self._channel is not None:
+            asyncio.get_running_loop().remove_reader(self._channel.fileno())
+            self._channel.close()
+            self._channel = None

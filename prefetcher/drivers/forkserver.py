@@ -1,0 +1,219 @@
+"""A launcher of workers: a warm fork server of one profile, or that of sandboxes; and the workers that it has made.
+
+The daemon never forks workers itself: it has threads, sockets and secrets that no worker should inherit.
+A fork server that dies takes its workers with it (the kernel sees to that), is reported, and is started
+again with growing pauses. What a worker is for is not known here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import logging
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+
+from fleetstart.prefetcher.drivers.cgroups import Group
+from fleetstart.prefetcher.drivers.forked_process import Process
+from fleetstart.runtime.contract.errors import Unavailable
+from fleetstart.runtime.contract.ids import WorkerId
+from fleetstart.runtime.contract.node.channel import Channel, ChannelClosed, pair
+from fleetstart.runtime.contract.node.messages import Exited, Fork, Forked, ForkFailed, ForkServerMessage, Refused, Warm
+
+log = logging.getLogger(__name__)
+RESTART_PAUSES_S = (0.1, 0.5, 2.0, 5.0)
+END_TIMEOUT_S = 2.0
+_PR_SET_PDEATHSIG = 1
+
+
+class ForkServer:
+    """One launcher, kept alive by `run`: `module` is its program, which gets `arguments`, and `--fd`."""
+
+    def __init__(
+        self, *, module: str, arguments: Sequence[str], env: Mapping[str, str], changed: Callable[[], None]
+    ) -> None:
+        self.warm: Warm | None = None
+        self.refused = ""
+        """Why it can make no workers here; empty as long as it may."""
+        self._module = module
+        self._arguments = list(arguments)
+        self._env = dict(env)
+        self._changed = changed
+        self._channel: Channel[ForkServerMessage] | None = None
+        self._popen: subprocess.Popen[bytes] | None = None
+        self._alive: dict[WorkerId, Process] = {}
+        self._forking: dict[WorkerId, asyncio.Future[None]] = {}
+        self._lost = asyncio.Event()
+        self._up = asyncio.Event()
+
+    @property
+    def pid(self) -> int:
+        return self._popen.pid if self._popen is not None else 0
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        failures = 0
+        try:
+            while True:
+                self._launch()
+                await self._lost.wait()
+                failures = 0 if self.warm is not None else failures + 1
+                status = await self._end()
+                pause_s = RESTART_PAUSES_S[min(failures, len(RESTART_PAUSES_S) - 1)]
+                extra = {"program": self._module, "arguments": self._arguments, "status": status, "pause_s": pause_s}
+                log.error("fork server died", extra=extra)
+                await asyncio.sleep(pause_s)
+        finally:
+            await self._end()
+
+    async def fork(self, worker: WorkerId, group: Group | None, *, pool: str, network: bool) -> Process:
+        """Waits for a server that starts again. Unavailable if it dies or cannot fork; callers bring the deadline."""
+        await self._up.wait()
+        assert self._channel is not None
+        control, its_control = pair()
+        log_read, log_write = os.pipe()
+        process = Process(fork_id=worker, pool=pool, control=control, log_fd=log_read, group=group)
+        answered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._alive[worker] = process
+        self._forking[worker] = answered
+        try:
+            procs = group.procs if group is not None else []
+            descriptors = (its_control.fileno(), log_write)
+            profile = pool.partition("+")[0]
+            self._channel.send(Fork(worker=worker, cgroup_procs=procs, network=network, profile=profile), descriptors)
+            its_control.close()
+            os.close(log_write)
+            log_write = -1
+            await answered
+        except ChannelClosed as error:
+            self._abandon(process)
+            raise Unavailable(f"the fork server of {pool} is gone: {error}") from error
+        except BaseException:
+            self._abandon(process)
+            raise
+        finally:
+            its_control.close()
+            if log_write >= 0:
+                os.close(log_write)
+        return process
+
+    def _abandon(self, process: Process) -> None:
+        """Nobody waits for it any more. If it is forked yet, the end of its socket ends it too."""
+        self._forking.pop(process.fork_id, None)
+        process.kill()
+        if not process.pid:
+            self._alive.pop(process.fork_id, None)
+            process.exited.set()
+        process.close()
+
+    def _launch(self) -> None:
+        ours, its = pair()
+        ours.setblocking(False)
+        self.refused = ""
+        self._lost.clear()
+        argv = [sys.executable, "-m", self._module, *self._arguments, "--fd", str(its.fileno())]
+        with its:
+            self._popen = subprocess.Popen(
+                argv,
+                pass_fds=(its.fileno(),),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                env=self._env,
+                preexec_fn=_death_signal(os.getpid()),
+            )
+        self._channel = Channel(ours, ForkServerMessage)
+        asyncio.get_running_loop().add_reader(ours.fileno(), self._read)
+        self._up.set()
+
+    def _read(self) -> None:
+        while self._channel is not None:
+            try:
+                message, descriptors = self._channel.receive()
+            except BlockingIOError:
+                return
+            except ChannelClosed:
+                asyncio.get_running_loop().remove_reader(self._channel.fileno())
+                self._up.clear()
+                self._lost.set()
+                return
+            for descriptor in descriptors:
+                os.close(descriptor)
+            self._take(message)
+
+    def _take(self, message: ForkServerMessage) -> None:
+        match message:
+            case Warm():
+                self.warm = message
+                log.info("fork server warm", extra={"profile": message.profile, "isolation": message.isolation})
+                if message.refused:
+                    log.warning("workers are less isolated than they should be", extra={"why": message.refused})
+                self._changed()
+            case Refused(reason=reason):
+                self.refused = reason
+                log.warning("no workers from here", extra={"program": self._module, "why": reason})
+                self._changed()
+            case Forked(worker=worker, pid=pid, isolation=isolation):
+                process, answered = self._alive.get(worker), self._forking.pop(worker, None)
+                if process is not None:
+                    process.forked(pid, isolation)
+                if answered is not None and not answered.done():
+                    answered.set_result(None)
+            case ForkFailed(worker=worker, reason=reason):
+                self._alive.pop(worker, None)
+                answered = self._forking.pop(worker, None)
+                if answered is not None and not answered.done():
+                    answered.set_exception(Unavailable(f"the node could not fork a worker: {reason}"))
+            case Exited(worker=worker, status=status):
+                process = self._alive.pop(worker, None)
+                if process is not None:
+                    process.ended(status)
+
+    async def _end(self) -> int | None:
+        """Ends the server, if it runs, and with it its workers."""
+        was_warm, self.warm = self.warm is not None, None
+        self._up.clear()
+        if self._channel is not None:
+            with contextlib.suppress(ValueError, OSError):
+                asyncio.get_running_loop().remove_reader(self._channel.fileno())
+            self._channel.close()
+            self._channel = None
+        status = await _wait(self._popen) if self._popen is not None else None
+        for worker, process in list(self._alive.items()):
+            process.kill()
+            process.ended(None)
+            answered = self._forking.pop(worker, None)
+            if answered is not None and not answered.done():
+                answered.set_exception(Unavailable(f"the fork server of {process.pool} died"))
+        self._alive.clear()
+        self._popen = None
+        if was_warm:
+            self._changed()
+        return status
+
+
+async def _wait(popen: subprocess.Popen[bytes]) -> int | None:
+    """The end of its socket ends the server; what does not listen is killed. None if even that took too long."""
+    for last_resort in (popen.kill, lambda: None):
+        deadline = asyncio.get_running_loop().time() + END_TIMEOUT_S
+        while asyncio.get_running_loop().time() < deadline:
+            if (status := popen.poll()) is not None:
+                return status
+            await asyncio.sleep(0.01)
+        last_resort()
+    return None
+
+
+def _death_signal(parent: int) -> Callable[[], None]:
+    """Run in the child between fork and exec: one call into libc, which was loaded here and now."""
+    prctl = ctypes.CDLL(None).prctl
+
+    def ask() -> None:
+        prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL), 0, 0, 0)
+        if os.getppid() != parent:
+            os._exit(1)
+
+    return ask

@@ -1,0 +1,201 @@
+"""Carries out what `pool` decides: forks spare workers ahead of orders, hands them out, replaces them.
+
+Also the one place where workers are forked at all, so that each has its group from its first moment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable
+
+from fleetstart.prefetcher.drivers.cgroups import Group, Groups
+from fleetstart.prefetcher.drivers.forked_process import ChannelGone, Exit, Process, ProcessEvent
+from fleetstart.prefetcher.drivers.forkserver import ForkServer
+from fleetstart.prefetcher.drivers.prefork_policy import CALM_S, PoolState, choose_spare, is_light
+from fleetstart.runtime.contract.errors import FleetError, Unavailable
+from fleetstart.runtime.contract.ids import WorkerId, new_worker_id
+from fleetstart.runtime.contract.node.messages import Pooled
+
+log = logging.getLogger(__name__)
+
+SPARE_TIMEOUT_S = 30.0
+"""From fork to `Pooled`: most of a second, but a sandbox imports torch by itself."""
+REMOVE_TIMEOUT_S = 5.0
+"""For a group to become empty after its worker's end."""
+TICK_S = 0.5
+"""Between two looks when nothing happens: pauses after failures end without an event."""
+
+
+class Spares:
+    def __init__(
+        self, *, servers: dict[str, ForkServer], groups: Groups | None, size: int, starts_under_way: Callable[[], int]
+    ) -> None:
+        self._servers = servers
+        self._groups = groups
+        self._size = size
+        self._starts_under_way = starts_under_way
+        self._waiting: dict[str, list[Process]] = {pool: [] for pool in servers}
+        self._forking: dict[str, int] = dict.fromkeys(servers, 0)
+        self._failures: dict[str, tuple[int, float]] = dict.fromkeys(servers, (0, 0.0))
+        self._asked: set[str] = set()
+        self._last_start_s = 0.0
+        self._saw_starts = False
+        self._woken = asyncio.Event()
+        self._removing: set[asyncio.Task[None]] = set()
+
+    def has(self, pool: str) -> bool:
+        return bool(self._waiting.get(pool))
+
+    def wake(self) -> None:
+        """Something changed: a start, its end, a fork server."""
+        self._woken.set()
+
+    def waiting(self) -> list[Process]:
+        return [process for processes in self._waiting.values() for process in processes]
+
+    def take(self, pool: str) -> Process | None:
+        waiting = self._waiting.get(pool)
+        return waiting.pop(0) if waiting else None
+
+    async def fork(self, pool: str, *, network: bool) -> Process:
+        """A fresh worker. Unavailable, saying why."""
+        server = self._servers.get(pool)
+        if server is None:
+            raise Unavailable(
+                f"this node starts no workers of {pool}; it has {', '.join(self._servers) or 'none'}",
+                hint="install there what they need (torch; for gvisor, runsc and control groups)",
+            )
+        self._asked.add(pool)
+        worker = new_worker_id()
+        group = self._create_group(worker)
+        try:
+            return await server.fork(worker, group, pool=pool, network=network)
+        except BaseException:
+            self.remove_group(group)
+            raise
+
+    def remove_group(self, group: Group | None) -> None:
+        """Now, or once its last process is gone."""
+        if group is None or group.remove():
+            return
+        task = asyncio.create_task(_remove(group))
+        self._removing.add(task)
+        task.add_done_callback(self._removing.discard)
+
+    async def run(self) -> None:
+        """Keeps the pools filled until cancelled."""
+        while True:
+            starts = self._starts_under_way()
+            if starts or self._saw_starts:
+                # Also the first look after them: how long ago they ended it cannot know better.
+                self._last_start_s = time.monotonic()
+            self._saw_starts = starts > 0
+            pool = choose_spare(
+                self._pools(),
+                size=self._size,
+                starts_under_way=starts,
+                last_start_s=self._last_start_s,
+                now_s=time.monotonic(),
+            )
+            if pool is not None:
+                await self._fork_spare(pool)
+                continue
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(CALM_S + 0.01 if starts or self._is_calming() else TICK_S):
+                    await self._woken.wait()
+            self._woken.clear()
+
+    def _is_calming(self) -> bool:
+        return time.monotonic() - self._last_start_s < CALM_S
+
+    async def close(self) -> None:
+        """Ends the spares while their fork servers still live to reap them."""
+        ends = [asyncio.create_task(process.exited.wait()) for process in self.waiting()]
+        for process in self.waiting():
+            process.kill()
+        if ends:
+            await asyncio.wait(ends, timeout=REMOVE_TIMEOUT_S / 2)
+        for task in list(self._removing):
+            await task
+
+    def _pools(self) -> dict[str, PoolState]:
+        return {
+            pool: PoolState(
+                warm=server.warm is not None and (is_light(pool) or pool in self._asked),
+                waiting=len(self._waiting[pool]),
+                forking=self._forking[pool],
+                failures=self._failures[pool][0],
+                failed_at_s=self._failures[pool][1],
+            )
+            for pool, server in self._servers.items()
+        }
+
+    async def _fork_spare(self, pool: str) -> None:
+        process: Process | None = None
+        self._forking[pool] += 1
+        try:
+            async with asyncio.timeout(SPARE_TIMEOUT_S):
+                process = await self.fork(pool, network=False)
+                pooled = await self._pooled(process)
+        except (TimeoutError, FleetError) as error:
+            log.warning("no spare worker", extra={"pool": pool, "error": str(error)})
+            pooled = False
+        except asyncio.CancelledError:
+            if process is not None:
+                self._discard(process)
+            raise
+        finally:
+            self._forking[pool] -= 1
+        if process is not None and pooled:
+            self._failures[pool] = (0, 0.0)
+            self._waiting[pool].append(process)
+            process.listen(lambda event: self._on_waiting_event(process, event))
+            log.info("spare worker waits", extra={"pool": pool, "pid": process.pid})
+            return
+        self._failures[pool] = (self._failures[pool][0] + 1, time.monotonic())
+        if process is not None:
+            self._discard(process)
+
+    async def _pooled(self, process: Process) -> bool:
+        said: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+
+        def hear(event: ProcessEvent) -> None:
+            if not said.done():
+                said.set_result(isinstance(event, Pooled))
+
+        process.listen(hear)
+        return await said
+
+    def _on_waiting_event(self, process: Process, event: ProcessEvent) -> None:
+        """A spare that says anything but nothing is of no use any more."""
+        if isinstance(event, ChannelGone | Exit) and process in self._waiting[process.pool]:
+            self._waiting[process.pool].remove(process)
+            failures, _ = self._failures[process.pool]
+            self._failures[process.pool] = (failures + 1, time.monotonic())
+            self._discard(process)
+
+    def _discard(self, process: Process) -> None:
+        process.kill()
+        process.close()
+        self.remove_group(process.group)
+
+    def _create_group(self, worker: WorkerId) -> Group | None:
+        if self._groups is None:
+            return None
+        try:
+            return self._groups.create(worker)
+        except OSError as error:
+            log.warning("no control group for a worker, its memory is watched", extra={"error": str(error)})
+            return None
+
+
+async def _remove(group: Group) -> None:
+    deadline = time.monotonic() + REMOVE_TIMEOUT_S
+    while not group.remove():
+        if time.monotonic() > deadline:
+            log.warning("a control group stays: processes are left in it", extra={"group": group.procs})
+            return
+        await asyncio.sleep(0.02)

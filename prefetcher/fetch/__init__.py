@@ -1,0 +1,1 @@
+"""Bringing chunks: order, progress, retries, bandwidth."""

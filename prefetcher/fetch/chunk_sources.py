@@ -1,0 +1,84 @@
+"""Where the chunks of a fetch come from, and where in memory they go.
+
+A lane is a source of chunks with threads of its own: the node's disk has some of a checkpoint's, the store has all.
+Whose turn it is, and what becomes of one that fails, `fetch` decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Protocol
+
+from fleetstart import native
+from fleetstart.prefetcher.sources.base import PAGE_BYTES, Piece, Range, Source
+from fleetstart.prefetcher.sources.pacing import Pace
+from fleetstart.runtime.contract.ids import CheckpointId
+from fleetstart.runtime.contract.weights.manifest import ChunkRange, Manifest, checkpoint_key
+
+
+class ChunkSource(Protocol):
+    """Chunks of one checkpoint. Thread-safe. Errors: as of `Source.read`."""
+
+    name: str
+    run_bytes: int
+
+    def read(
+        self, run: Sequence[ChunkRange], pieces: Sequence[Piece], stopped: Callable[[], bool], pace: Pace | None = None
+    ) -> Iterator[int]:
+        """Fills the pieces with the chunks, which lie one behind the other, and gives the checksum of each."""
+        ...
+
+
+class StoreChunks:
+    """Every chunk, from where the checkpoint is published."""
+
+    name = "store"
+
+    def __init__(self, source: Source, checkpoint: CheckpointId, manifest: Manifest) -> None:
+        self._source = source
+        self._checkpoint = checkpoint
+        self._object_bytes = {part.object: part.header_bytes + part.data_bytes for part in manifest.parts}
+        self.run_bytes = source.run_bytes
+
+    def read(
+        self, run: Sequence[ChunkRange], pieces: Sequence[Piece], stopped: Callable[[], bool], pace: Pace | None = None
+    ) -> Iterator[int]:
+        first = run[0]
+        key = checkpoint_key(self._checkpoint, first.object)
+        asked = Range(key, self._object_bytes[first.object], first.object_offset, pieces, pace)
+        return self._source.read(asked, stopped)
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """A source, what is to come from it, and how many threads ask it."""
+
+    source: ChunkSource
+    chunks: Sequence[ChunkRange]
+    threads: int
+
+
+def pieces_in(region: native.Region, slab_bytes: int, chunks: Sequence[ChunkRange]) -> list[Piece]:
+    """Where chunks go that lie one behind the other. Their pages are made now, so that lack of memory is an error
+    and not a signal: OSError.
+
+    What lies in one slab is one view, because each costs as much as some of the bytes of a small chunk.
+    """
+    pieces: list[Piece] = []
+    for _, group in groupby(chunks, lambda chunk: chunk.segment_offset // slab_bytes):
+        together = list(group)
+        begin, last = together[0].segment_offset, together[-1]
+        size_bytes = last.segment_offset - begin + _pages(last.size_bytes)
+        region.populate(begin, size_bytes)
+        view = region.view(begin, size_bytes)
+        for chunk in together:
+            at = chunk.segment_offset - begin
+            pieces.append(Piece(chunk.size_bytes, view[at : at + _pages(chunk.size_bytes)]))
+    return pieces
+
+
+def _pages(size_bytes: int) -> int:
+    """Rounded up to whole ones."""
+    return -(-size_bytes // PAGE_BYTES) * PAGE_BYTES

@@ -1,0 +1,249 @@
+"""What a fetch has still to do, and which lane does what of it next.
+
+No bytes and no clock: `fetch` has those, and its threads ask here. A lane's chunks come in the order of `order`. What
+is wanted comes with all the threads of a lane; the rest only when the segment shall grow, once nothing that is wanted
+is missing, and with one.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+from fleetstart.prefetcher.fetch.chunk_sources import Lane
+from fleetstart.prefetcher.fetch.order import FetchOrder, ranges_of, run_length
+from fleetstart.runtime.contract.weights.manifest import ChunkRange
+
+GROWING_THREADS = 1
+"""A second begins its requests while the first reads: on a link of 200 Mbit/s, a hundredth of all packets of others
+waited 13 ms then, with one 4 ms, and it is no faster."""
+GROWING_RUN_BYTES = 4 * 1024 * 1024
+"""Each begins with a burst, so there should be few; and what somebody wants all at once comes with the run that it is
+part of, so they should be short."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Chunks that lie one behind the other, for one thread of a lane."""
+
+    lane: int
+    chunks: list[ChunkRange]
+    wanted: bool
+    """Whether somebody waits for them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Again:
+    """Where a chunk that failed is tried next, and after which time."""
+
+    lane: int
+    chunk: ChunkRange
+    delay_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Nowhere:
+    """No lane gives the chunk, after so many tries of the last; and whether somebody waits for it."""
+
+    tries: int
+    wanted: bool
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    filled: bool
+    """All that is wanted is there, and was not before."""
+    grown: bool
+    """A growth has all that it was to bring."""
+
+
+class Filling:
+    """Of one segment. Lanes go by their number; a chunk that one cannot give, the next tries. Thread-safe."""
+
+    def __init__(self, lanes: Sequence[Lane], chunk_count: int) -> None:
+        self._lock = threading.Lock()
+        self._chunk_count = chunk_count
+        self._lanes = [_LaneWork(lane) for lane in lanes]
+        self._wanted: set[int] = set()
+        self._missing: set[int] = set()
+        """Of what is wanted."""
+        self._there: set[int] = set()
+        self._told_filled = 0
+        """How many were wanted when it was told that all of them had come."""
+        self._under_way = 0
+        """Runs of what is wanted."""
+        self._growing = False
+        self._stopped = False
+        self.ready_bytes = 0
+
+    # ── what there is ──────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def is_filled(self) -> bool:
+        """Whether all is there that is wanted."""
+        with self._lock:
+            return not self._missing
+
+    @property
+    def is_whole(self) -> bool:
+        with self._lock:
+            return len(self._there) == self._chunk_count
+
+    def has(self, chunks: Collection[int]) -> bool:
+        with self._lock:
+            return self._there.issuperset(chunks)
+
+    def unwanted(self, chunks: Iterable[int]) -> list[int]:
+        """Those that nobody has asked for, and that are not there by chance."""
+        with self._lock:
+            return [chunk for chunk in chunks if chunk not in self._wanted and chunk not in self._there]
+
+    def wants(self, chunks: Iterable[ChunkRange]) -> bool:
+        """Whether somebody waits for one of them."""
+        with self._lock:
+            return any(chunk.index in self._missing for chunk in chunks)
+
+    def ranges(self) -> list[tuple[int, int]]:
+        """(begin, end) of the chunks that are there."""
+        with self._lock:
+            there = sorted(self._there)
+        return ranges_of(there)
+
+    # ── what shall be ──────────────────────────────────────────────────────────────────────────────
+
+    def want(self, chunks: Iterable[int]) -> None:
+        """These too."""
+        with self._lock:
+            new = [chunk for chunk in chunks if chunk not in self._wanted]
+            self._wanted.update(new)
+            self._missing.update(chunk for chunk in new if chunk not in self._there)
+            for work in self._lanes:
+                work.order.want(new)
+
+    def first(self, chunks: Sequence[int]) -> None:
+        """These before all others, of those that are wanted and that nobody fetches yet."""
+        with self._lock:
+            for work in self._lanes:
+                work.order.first(chunks)
+
+    @property
+    def is_growing(self) -> bool:
+        return self._growing
+
+    def grow(self) -> None:
+        """The rest too."""
+        with self._lock:
+            self._growing = not self._stopped
+
+    def stop_growing(self) -> bool:
+        """Whether it grew."""
+        with self._lock:
+            was_growing, self._growing = self._growing, False
+            return was_growing
+
+    def stop(self) -> None:
+        """There is nothing to do any more."""
+        with self._lock:
+            self._growing = False
+            self._stopped = True
+
+    # ── who does what ──────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def running(self) -> int:
+        """Threads, those included that are about to begin."""
+        with self._lock:
+            return sum(work.running for work in self._lanes)
+
+    def begin_thread(self, lane: int) -> bool:
+        """Whether the lane has more to do than threads; then one more counts."""
+        with self._lock:
+            work = self._lanes[lane]
+            if self._stopped or work.running >= self._threads_for(work):
+                return False
+            work.running += 1
+            return True
+
+    def end_thread(self, lane: int) -> None:
+        with self._lock:
+            self._lanes[lane].running -= 1
+
+    def next_run(self, lane: int) -> Run | None:
+        """What a thread of the lane takes next. None if there is nothing to do: then the thread no longer counts."""
+        with self._lock:
+            work = self._lanes[lane]
+            if not self._stopped:
+                if pending_bytes := work.order.pending_bytes:
+                    self._under_way += 1
+                    most_bytes = run_length(work.run_bytes, pending_bytes, work.threads)
+                    return Run(lane, work.order.next_run(most_bytes), wanted=True)
+                if work.growing < self._threads_for(work):
+                    work.growing += 1
+                    most_bytes = min(GROWING_RUN_BYTES, work.run_bytes)
+                    return Run(lane, work.order.next_of_rest(most_bytes), wanted=False)
+            work.running -= 1
+            return None
+
+    def _threads_for(self, work: _LaneWork) -> int:
+        if work.order.pending_bytes:
+            return work.threads
+        if self._growing and not self._missing and work.order.rest:
+            return min(GROWING_THREADS, work.threads)
+        return 0
+
+    # ── what became of it ──────────────────────────────────────────────────────────────────────────
+
+    def ready(self, chunk: ChunkRange) -> None:
+        with self._lock:
+            self.ready_bytes += chunk.size_bytes
+            self._there.add(chunk.index)
+            self._missing.discard(chunk.index)
+
+    def failed(self, lane: int, chunk: ChunkRange, delays_s: Sequence[float]) -> Again | Nowhere:
+        """Tried as many times more in this lane as there are delays, then by the one below."""
+        with self._lock:
+            failures = self._lanes[lane].failures
+            failures[chunk.index] += 1
+            tries = failures[chunk.index]
+            if tries <= len(delays_s):
+                return Again(lane, chunk, delays_s[tries - 1])
+            if lane + 1 < len(self._lanes):
+                return Again(lane + 1, chunk, 0.0)
+            wanted = chunk.index in self._wanted
+            if not wanted:  # whoever wants it later, tries anew
+                del failures[chunk.index]
+            return Nowhere(tries, wanted)
+
+    def put_back(self, lane: int, chunks: Iterable[ChunkRange]) -> None:
+        """Nobody fetches them any more."""
+        with self._lock:
+            self._lanes[lane].order.put_back(chunks)
+
+    def took(self, run: Run) -> News:
+        """Nothing more comes of the run."""
+        with self._lock:
+            if run.wanted:
+                self._under_way -= 1
+            else:
+                self._lanes[run.lane].growing -= 1
+            filled = not self._missing and not self._under_way and self._told_filled < len(self._wanted)
+            if filled:
+                self._told_filled = len(self._wanted)
+            whole = len(self._there) == self._chunk_count
+            grown = self._growing and whole and not any(work.growing for work in self._lanes)
+            if grown:
+                self._growing = False
+            return News(filled, grown)
+
+
+class _LaneWork:
+    def __init__(self, lane: Lane) -> None:
+        self.threads = lane.threads
+        self.run_bytes = lane.source.run_bytes
+        self.order = FetchOrder(lane.chunks)
+        self.running = 0
+        self.growing = 0
+        """Of the running threads those that fetch what nobody wants."""
+        self.failures: Counter[int] = Counter()

@@ -1,0 +1,1 @@
+"""Egress proxy and ingress forwarding of workers."""

@@ -1,0 +1,265 @@
+"""The ways out of this node for workers whose function has a list of what it may reach: an HTTP proxy for each.
+
+A worker's network is its own and has a loopback alone; what connects to the socket there that the worker has handed
+over (`runtime.outlet`) is accepted here. Each request is judged by the function's list (`contract.egress`), and what
+is connected to is an address that was judged, not a name that could mean something else a moment later.
+
+All of it lives in the side loop. A way out ends with its worker, connections included; a daemon that is killed leaves
+nothing, as sockets are all there is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fleetstart.prefetcher.concurrency.io_thread import SideLoop
+from fleetstart.prefetcher.network.acceptor import Acceptor
+from fleetstart.prefetcher.network.dialer import NotReached, connect, look_up
+from fleetstart.prefetcher.network.proxy_request import END, HEAD_MAX_BYTES, Asked, BadHead, read_head
+from fleetstart.prefetcher.network.tunnel import carry
+from fleetstart.runtime.contract.function.egress_policy import Rule, decide, must_look_up, parse_rules
+from fleetstart.runtime.contract.function.public_addresses import literal
+
+log = logging.getLogger(__name__)
+
+SAID_MOST = 100
+"""Different refusals that stand in a function's log; more of them are no news."""
+LIST_CHARS = 1000
+"""Of a list, in a refusal."""
+LOOKUPS = 4
+"""At a time, of one worker: each takes a thread for as long as the name servers do."""
+LINGER_S = 1.0
+LINGER_BYTES = 1 << 20
+"""Of a request that was refused: read until then, since a socket that is closed before takes the answer with it."""
+_REASONS = {
+    400: "Bad Request", 403: "Forbidden", 408: "Request Timeout", 431: "Request Header Fields Too Large",
+    502: "Bad Gateway", 503: "Service Unavailable", 504: "Gateway Timeout",
+}  # fmt: skip
+
+Say = Callable[[str], object]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    connections: int = 128
+    """At a time, of one worker."""
+    connections_of_node: int = 1024
+    head_s: float = 10.0
+    """For a request's head to come."""
+    connect_s: float = 10.0
+    """From there until its server has taken the connection, the look-up included."""
+    idle_s: float = 300.0
+    """Without a byte, either way."""
+
+
+def bounds_of(descriptors: int) -> Bounds:
+    """Of a process that may have so many: a fourth of them, two a connection, so that its other work goes on."""
+    of_node = min(Bounds().connections_of_node, max(1, descriptors // 8))
+    return Bounds(connections=min(Bounds().connections, of_node), connections_of_node=of_node)
+
+
+class Turned(Exception):
+    """A request that goes nowhere, with the status and the words for whoever sent it."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(text)
+        self.status = status
+        self.text = text
+
+
+@dataclass(slots=True)
+class Traffic:
+    """Since the daemon began; written by the thread alone."""
+
+    sent_bytes: int = 0
+    received_bytes: int = 0
+    refused: int = 0
+    open: int = 0
+    """Connections, now."""
+
+    def count(self, sent_bytes: int, received_bytes: int) -> None:
+        self.sent_bytes += sent_bytes
+        self.received_bytes += received_bytes
+
+
+class Egress:
+    """Of one node. Its methods are for the daemon's own loop."""
+
+    def __init__(self, bounds: Bounds, side: SideLoop) -> None:
+        self.traffic = Traffic()
+        self._bounds = bounds
+        self._side = side
+
+    def open(self, listener: socket.socket, entries: Sequence[str], say: Say) -> Callable[[], None]:
+        """Owns the socket from now on. `say` gets what belongs in the function's log. What is returned ends the way."""
+        home = asyncio.get_running_loop()
+
+        def tell(text: str) -> None:
+            with contextlib.suppress(RuntimeError):  # the daemon's loop has ended
+                home.call_soon_threadsafe(say, text)
+
+        way = WayOut(listener, entries, tell, self._bounds, self.traffic)
+        self._side.call(way.start)
+        return lambda: self._side.call(way.end)
+
+
+class WayOut:
+    """One worker's. Lives in the thread."""
+
+    def __init__(
+        self, listener: socket.socket, entries: Sequence[str], say: Say, bounds: Bounds, traffic: Traffic
+    ) -> None:
+        self._acceptor = Acceptor(listener, self._take)
+        self._open = 0
+        """Connections of this worker, those included that are turned away."""
+        self._rules: tuple[Rule, ...] = parse_rules(entries)
+        self._list = _cut(", ".join(entries))
+        self._say = say
+        self._said: set[str] = set()
+        self._bounds = bounds
+        self._traffic = traffic
+        self._lookups = asyncio.Semaphore(LOOKUPS)
+
+    def start(self) -> None:
+        self._acceptor.start()
+
+    def end(self) -> None:
+        self._acceptor.end()
+
+    def _take(self, client: socket.socket) -> None:
+        if self._open >= 2 * self._bounds.connections:
+            client.close()  # even those who are told that there are too many are too many
+            return
+        self._open += 1
+        self._acceptor.begin(self._serve(client, self._crowd()), client.close, self._left)
+
+    def _left(self) -> None:
+        self._open -= 1
+
+    def _crowd(self) -> str:
+        """Why there is no room for one more; empty if there is."""
+        most, most_of_node = self._bounds.connections, self._bounds.connections_of_node
+        if self._open > most:
+            return f"this worker has {most} connections open, and may have no more"
+        if self._traffic.open >= most_of_node:
+            return f"this node has {most_of_node} connections open for its workers, and takes no more"
+        return ""
+
+    async def _serve(self, client: socket.socket, crowd: str) -> None:
+        self._traffic.open += 1
+        try:
+            client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            await self._answer(client, crowd)
+        except (OSError, EOFError):
+            return  # it left, or nobody said anything for too long
+        except Exception:
+            log.exception("a worker's way out failed")
+        finally:
+            self._traffic.open -= 1
+
+    async def _answer(self, client: socket.socket, crowd: str) -> None:
+        try:
+            if crowd:
+                raise Turned(503, crowd)
+            asked, rest = await self._asked(client)
+            server = await self._reached(asked)
+        except Turned as turned:
+            await _turn_away(client, turned)
+            return
+        loop = asyncio.get_running_loop()
+        with server:
+            first = asked.forward + rest
+            self._traffic.count(len(first), 0)
+            async with asyncio.timeout(self._bounds.idle_s):
+                if not asked.forward:
+                    await loop.sock_sendall(client, b"HTTP/1.1 200 Connection established\r\n\r\n")
+                await loop.sock_sendall(server, first)
+            await carry(client, server, idle_s=self._bounds.idle_s, count=self._traffic.count)
+
+    async def _asked(self, client: socket.socket) -> tuple[Asked, bytes]:
+        """And what came behind its head. Errors: Turned, EOFError if it left without one."""
+        try:
+            async with asyncio.timeout(self._bounds.head_s):
+                head, rest = await _head(client)
+            return read_head(head), rest
+        except TimeoutError as error:
+            raise Turned(408, f"the request's head did not come within {self._bounds.head_s:g} s") from error
+        except BadHead as error:
+            raise Turned(error.status, str(error)) from error
+
+    async def _reached(self, asked: Asked) -> socket.socket:
+        """Errors: Turned, if it may not go there or nobody is there."""
+        host, port = asked.host, asked.port
+        own = literal(host)
+        try:
+            async with asyncio.timeout(self._bounds.connect_s):
+                addresses = (own,) if own is not None else ()
+                if must_look_up(host, port, self._rules):
+                    # Not ended with the request: until the name servers have answered, its thread is taken.
+                    addresses = await asyncio.shield(self._look_up(host, port))
+                decision = decide(host, port, addresses, self._rules)
+                if not decision.addresses:
+                    raise Turned(403, self._refusal(decision.why))
+                return await connect(decision.addresses, port, self._bounds.connect_s)
+        except TimeoutError as error:
+            raise Turned(504, f"no connection to {host}:{port} within {self._bounds.connect_s:g} s") from error
+        except NotReached as error:
+            raise Turned(502, str(error)) from error
+
+    def _look_up(self, host: str, port: int) -> asyncio.Task[Any]:
+        async def one() -> Any:
+            async with self._lookups:
+                return await look_up(host, port)
+
+        return asyncio.get_running_loop().create_task(one())
+
+    def _refusal(self, why: str) -> str:
+        """The words, which stand in the function's log once."""
+        text = f"{why}; this function may reach: {self._list}"
+        self._traffic.refused += 1
+        if text not in self._said and len(self._said) <= SAID_MOST:
+            self._said.add(text)
+            enough = len(self._said) > SAID_MOST
+            self._say(f"network: {f'{SAID_MOST} refusals, and more that are not told' if enough else text}")
+        return text
+
+
+async def _head(client: socket.socket) -> tuple[bytes, bytes]:
+    """What comes until an empty line, and what came behind it. Errors: BadHead if that is too much, EOFError."""
+    loop = asyncio.get_running_loop()
+    data = bytearray()
+    while (end := data.find(END)) < 0:
+        if len(data) > HEAD_MAX_BYTES:
+            raise BadHead(f"the request's head has more than {HEAD_MAX_BYTES} bytes", 431)
+        more = await loop.sock_recv(client, HEAD_MAX_BYTES + len(END) - len(data) + 1)
+        if not more:
+            raise EOFError
+        data += more
+    end += len(END)
+    return bytes(data[:end]), bytes(data[end:])
+
+
+async def _turn_away(client: socket.socket, turned: Turned) -> None:
+    """The reason stands in the status line too: of an answer to CONNECT, most clients show nothing else."""
+    loop = asyncio.get_running_loop()
+    body = f"{turned.text}\n".encode()
+    reason = f"{_REASONS[turned.status]}: {turned.text}".encode("ascii", "replace")[:400]
+    head = b"HTTP/1.1 %d %s\r\ncontent-type: text/plain; charset=utf-8\r\n" % (turned.status, reason)
+    head += b"content-length: %d\r\nconnection: close\r\n\r\n" % len(body)
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(LINGER_S):
+            await loop.sock_sendall(client, head + body)
+            client.shutdown(socket.SHUT_WR)
+            left = LINGER_BYTES
+            while left > 0 and (got := len(await loop.sock_recv(client, 64 * 1024))):
+                left -= got
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= LIST_CHARS else f"{text[:LIST_CHARS]} …"

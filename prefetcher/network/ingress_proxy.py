@@ -1,0 +1,112 @@
+"""The way in to workers that cannot listen where their callers would find them: inside gVisor, sockets are its own.
+
+The node listens for such a worker, and for each connection makes a pair of sockets, of which the worker gets one end
+over its control socket. Bytes are carried between the two until both have said their last. A doorway ends with its
+worker, connections included.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections.abc import Callable
+
+from fleetstart.prefetcher.concurrency.io_thread import SideLoop
+from fleetstart.prefetcher.network.acceptor import Acceptor
+from fleetstart.prefetcher.network.tunnel import carry
+
+log = logging.getLogger(__name__)
+
+IDLE_S = 7200.0
+"""The gateway decides when its connections end; one that said nothing for longer has no gateway any more."""
+EACH_SLOT = 4
+FURTHER = 64
+"""Connections to a worker beside four for each call that it takes at a time: a gateway keeps what it has opened for
+minutes, there are several, and some connections are WebSockets."""
+
+Hand = Callable[[socket.socket], object]
+"""Gives a worker its end of a connection, on the daemon's own loop. Owns it from then on."""
+
+
+class Doorways:
+    """Of one node. Its methods are for the daemon's own loop."""
+
+    def __init__(self, side: SideLoop, descriptors: int) -> None:
+        """`descriptors`: what the process may have. A fourth of them is for connections, two for each."""
+        self._side = side
+        self._most = max(2, descriptors // 8)
+        self._open = 0
+        """Connections of all workers; the thread's."""
+
+    def open(self, listener: socket.socket, slots: int, hand: Hand) -> Callable[[], None]:
+        """For a worker that takes `slots` calls at a time. Owns the listener from now on. What is returned ends the
+        way in."""
+        most = min(EACH_SLOT * slots + FURTHER, self._most // 2)  # nobody but one worker gets all
+        doorway = Doorway(self, asyncio.get_running_loop(), listener, most, hand)
+        self._side.call(doorway.start)
+        return lambda: self._side.call(doorway.end)
+
+    def take_place(self) -> bool:
+        if self._open >= self._most:
+            return False
+        self._open += 1
+        return True
+
+    def give_place(self) -> None:
+        self._open -= 1
+
+
+class Doorway:
+    """One worker's. Lives in the thread, but for `hand`."""
+
+    def __init__(
+        self, doorways: Doorways, home: asyncio.AbstractEventLoop, listener: socket.socket, most: int, hand: Hand
+    ) -> None:
+        self._acceptor = Acceptor(listener, self._take)
+        self._doorways = doorways
+        self._home = home
+        self._hand = hand
+        self._most = most
+        self._open = 0
+        self._crowded = False
+
+    def start(self) -> None:
+        self._acceptor.start()
+
+    def end(self) -> None:
+        self._acceptor.end()
+
+    def _take(self, caller: socket.socket) -> None:
+        if self._open >= self._most or not self._doorways.take_place():
+            caller.close()
+            if not self._crowded:
+                log.warning("a worker's callers are turned away: too many", extra={"open": self._open})
+            self._crowded = True  # said once, until there is room again
+            return
+        self._crowded = False
+        self._open += 1
+        try:
+            caller.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            ours, its = socket.socketpair()
+        except OSError as error:
+            log.warning("a call's connection cannot be handed on", extra={"error": str(error)})
+            caller.close()
+            self._left()
+            return
+        ours.setblocking(False)
+        self._acceptor.begin(_carry(caller, ours), caller.close, ours.close, self._left)
+        try:
+            self._home.call_soon_threadsafe(self._hand, its)
+        except RuntimeError:
+            its.close()  # the daemon's loop has ended
+
+    def _left(self) -> None:
+        self._open -= 1
+        self._doorways.give_place()
+
+
+async def _carry(caller: socket.socket, worker: socket.socket) -> None:
+    with contextlib.suppress(OSError, TimeoutError):
+        await carry(caller, worker, idle_s=IDLE_S, count=lambda sent, received: None)

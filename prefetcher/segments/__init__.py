@@ -1,0 +1,1 @@
+"""Shared-memory segments: open, fill, evict, disk cache."""

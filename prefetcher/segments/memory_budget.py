@@ -1,0 +1,153 @@
+"""The memory of a node's segments: which of them it holds, what they take, and which give way to others.
+
+Workers are promised memory of the same budget. What is in use never gives way; of the rest `cache` says which. How
+a segment fills, and who waits for it, is `segments`' affair.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Collection
+
+from fleetstart.prefetcher.concurrency.blocking import in_thread
+from fleetstart.prefetcher.segments.eviction import Held, choose_evictions
+from fleetstart.prefetcher.segments.segment import Segment
+from fleetstart.prefetcher.segments.slab_memory import SegmentMemory
+from fleetstart.runtime.contract.errors import CheckpointInvalid, Unavailable
+from fleetstart.runtime.contract.ids import CheckpointId
+
+log = logging.getLogger(__name__)
+
+
+class Room:
+    """`changed` is called when segments have given way."""
+
+    def __init__(
+        self,
+        *,
+        memory_bytes: int,
+        workers_bytes: Callable[[], int],
+        keep_bytes: int,
+        keep_idle: bool,
+        changed: Callable[[], None],
+    ) -> None:
+        self._keep_idle = keep_idle
+        self._memory_bytes = memory_bytes
+        self._workers_bytes = workers_bytes
+        self._changed = changed
+        self.memory = SegmentMemory(budget_bytes=memory_bytes, keep_bytes=keep_bytes, others_bytes=workers_bytes)
+        self.segments: dict[CheckpointId, Segment] = {}
+        self.evictions = 0
+        self._retired: list[Segment] = []
+        """Failed, but still attached by workers that have not ended: their memory counts."""
+
+    @property
+    def used_bytes(self) -> int:
+        return sum(segment.size_bytes for segment in (*self.segments.values(), *self._retired))
+
+    def make(self, needed_bytes: int, purpose: str) -> None:
+        """Gives up segments until that much is free beside workers and segments. Unavailable, with the figures."""
+        workers_bytes = self._workers_bytes()
+        free_bytes = self._memory_bytes - workers_bytes - self.used_bytes
+        held = self._held()
+        chosen = choose_evictions(needed_bytes, free_bytes, held, time.monotonic())
+        if chosen is None:
+            pinned_bytes = self.used_bytes - sum(entry.size_bytes for entry in held if not entry.pinned)
+            raise Unavailable(
+                f"{purpose} needs {needed_bytes:,} bytes; of the node's {self._memory_bytes:,}, workers have "
+                f"{workers_bytes:,} and segments in use {pinned_bytes:,}",
+                hint="wait for workers to end, lower the functions' memory, or raise FS_NODE_MEMORY",
+                retry_after_s=5.0,
+            )
+        for checkpoint in chosen:
+            segment = self.segments.pop(checkpoint)
+            self.evictions += 1
+            log.info("segment evicted", extra={"checkpoint": checkpoint, "size_bytes": segment.size_bytes})
+            self._let_go(segment)
+        if chosen:
+            self._changed()
+
+    async def take(self, segment: Segment, chunks: Collection[int]) -> None:
+        """Memory for these chunks, of the budget and in fact. Errors: Unavailable, CheckpointInvalid."""
+        assert segment.manifest is not None
+        name = f"checkpoint {segment.checkpoint[:12]}"
+        total_bytes = segment.manifest.total_bytes
+        if total_bytes == 0:
+            raise CheckpointInvalid(f"{name} has no bytes")
+        slabs = segment.slabs_of(chunks, self.memory.slab_bytes)
+        size_bytes = len(slabs) * self.memory.slab_bytes
+        if size_bytes > self.memory.capacity_bytes:
+            raise Unavailable(
+                f"{name} needs {size_bytes:,} bytes of memory for weights, the node has {self.memory.capacity_bytes:,}",
+                hint="raise FS_NODE_MEMORY, or use a node with more memory",
+            )
+        self.make(size_bytes, name)
+        segment.size_bytes = size_bytes  # taken from here on, whoever else asks meanwhile
+        segment.granted = slabs
+        segment.region = await in_thread(lambda: self.memory.take(total_bytes, slabs), f"memory-{name[11:19]}")
+
+    def grant(self, segment: Segment, chunks: Collection[int]) -> None:
+        """Memory for more of it. Errors: Unavailable, and nothing has changed."""
+        assert segment.region is not None
+        slabs = segment.slabs_of(chunks, self.memory.slab_bytes) - segment.granted
+        if not slabs:
+            return
+        size_bytes = len(slabs) * self.memory.slab_bytes
+        self.make(size_bytes, f"more of checkpoint {segment.checkpoint[:12]}")
+        self.memory.grant(segment.region, slabs)
+        segment.size_bytes += size_bytes
+        segment.granted |= slabs
+
+    def discard(self, segment: Segment) -> None:
+        """It never opened, and nobody has it."""
+        self.segments.pop(segment.checkpoint, None)
+        self._let_go(segment)
+
+    def forget(self, segment: Segment) -> None:
+        """It failed: the next who asks for its checkpoint gets another. Its memory goes with its last worker."""
+        if self.segments.get(segment.checkpoint) is not segment:
+            return
+        del self.segments[segment.checkpoint]
+        if segment.pins:
+            self._retired.append(segment)
+        else:
+            self._let_go(segment)
+
+    def unpinned(self, segment: Segment) -> None:
+        """Its last worker has gone: it stays warm, unless it failed, or none shall."""
+        if not self._keep_idle and segment in self.segments.values():
+            self.discard(segment)
+            self._changed()
+        if segment in self._retired:
+            self._retired.remove(segment)
+            self._let_go(segment)
+            self._changed()
+
+    def close(self) -> None:
+        """All memory goes, with the last who has it."""
+        self.segments.clear()
+        self._retired.clear()
+        self.memory.close()
+
+    def _let_go(self, segment: Segment) -> None:
+        """The memory goes back to the pool with its last reference, which a thread may have for a moment."""
+        if segment.fetch is not None:
+            segment.fetch.fail(Unavailable(f"checkpoint {segment.checkpoint[:12]} was given up"))
+        segment.region = None
+        segment.control = None
+        segment.fetch = None
+        self.memory.tend()
+
+    def _held(self) -> list[Held]:
+        return [
+            Held(
+                checkpoint=segment.checkpoint,
+                size_bytes=segment.size_bytes,
+                fetch_s=segment.fetch_s,
+                uses=segment.uses,
+                last_used_s=segment.last_used_ns / 1e9,
+                pinned=bool(segment.pins) or segment.state == "filling",
+            )
+            for segment in self.segments.values()
+        ]

@@ -1,0 +1,149 @@
+"""How a segment begins to fill: its manifest, its control block, and a fetch from the disk and the store.
+
+Who asked for it, what it may take of the node's memory and what becomes of it, `segments` decides.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import weakref
+from collections.abc import Callable, Collection
+
+from fleetstart import native
+from fleetstart.prefetcher.concurrency.blocking import in_thread
+from fleetstart.prefetcher.fetch.bandwidth import Fetched
+from fleetstart.prefetcher.fetch.chunk_sources import Lane, StoreChunks
+from fleetstart.prefetcher.fetch.fetcher import Fetch
+from fleetstart.prefetcher.fetch.retries import with_retries
+from fleetstart.prefetcher.segments.disk_cache import DiskImage, DiskTier
+from fleetstart.prefetcher.segments.segment import Segment
+from fleetstart.prefetcher.sources.base import DISK_THREADS, ObjectMissing, Source
+from fleetstart.prefetcher.sources.pacing import Pace
+from fleetstart.runtime.contract.errors import CheckpointInvalid, FleetError, WeightsMissing
+from fleetstart.runtime.contract.ids import CheckpointId
+from fleetstart.runtime.contract.weights.manifest import (
+    MANIFEST_MAX_BYTES,
+    MANIFEST_OBJECT,
+    ChunkRange,
+    Manifest,
+    checkpoint_key,
+    chunk_ranges,
+    read_manifest,
+)
+
+Told = Callable[[Segment, FleetError | None], None]
+"""Called on the event loop when a fetch has what it was asked for, or the error that kept it from that."""
+
+
+class Opener:
+    """`threads` read from a store that does not know itself how many keep it busy."""
+
+    def __init__(self, *, source: Source, disk: DiskTier | None, threads: int, pace: Pace) -> None:
+        self._source = source
+        self._disk = disk
+        self._threads = threads
+        self._pace = pace
+        self.fetched = Fetched()
+        self._generation = 0
+
+    async def read_manifest(self, checkpoint: CheckpointId) -> tuple[Manifest, bytes]:
+        """Also as it is stored. Errors: WeightsMissing, CheckpointInvalid, StoreFailed."""
+        kept = self._disk.manifest(checkpoint) if self._disk is not None else None
+
+        def read() -> tuple[Manifest, bytes]:  # in a thread: a large one takes a while to check
+            data = kept if kept is not None else fetch_manifest(self._source, checkpoint)
+            return read_manifest(data, checkpoint), data
+
+        return await in_thread(read, f"open-{checkpoint[:8]}")
+
+    def begin(
+        self,
+        segment: Segment,
+        data: bytes,
+        chunks: Collection[int],
+        *,
+        slab_bytes: int,
+        in_use: set[CheckpointId],
+        filled: Told,
+        grown: Told,
+    ) -> None:
+        """Control block and fetch, of these chunks at first, in the memory that the segment has by now. The disk
+        keeps what it can, but gives up none that is in use. Errors: OSError."""
+        assert segment.region is not None
+        assert segment.manifest is not None
+        checkpoint, manifest = segment.checkpoint, segment.manifest
+        self._generation += 1
+        segment.control = native.ControlBlock.create(
+            f"fs-{checkpoint[:12]}-control", len(manifest.chunks), data, self._generation
+        )
+        image = self._disk_image(checkpoint, manifest, data, in_use)
+        segment.fetch = Fetch(
+            checkpoint=checkpoint,
+            region=segment.region,
+            slab_bytes=slab_bytes,
+            control=segment.control,
+            lanes=self._lanes(checkpoint, manifest, image),
+            on_filled=_on_loop(filled, segment),
+            on_grown=_on_loop(grown, segment),
+            on_chunk=self._write_behind(image, segment.region),
+            pace=self._pace,
+        )
+        segment.fetch.want(chunks)
+
+    def _disk_image(
+        self, checkpoint: CheckpointId, manifest: Manifest, data: bytes, in_use: set[CheckpointId]
+    ) -> DiskImage | None:
+        if self._disk is None:
+            return None
+        if self._disk.manifest(checkpoint) is None:
+            self._disk.keep(checkpoint, manifest, data, in_use)
+        return self._disk.image(checkpoint)
+
+    def _lanes(self, checkpoint: CheckpointId, manifest: Manifest, image: DiskImage | None) -> list[Lane]:
+        """The disk for what it has, the store for the rest, and for what the disk turns out not to have."""
+        chunks = chunk_ranges(manifest)
+        there = image.present(chunks) if image is not None else []
+        indices = {chunk.index for chunk in there}
+        elsewhere = [chunk for chunk in chunks if chunk.index not in indices]
+        store = StoreChunks(self._source, checkpoint, manifest)
+        lanes = [Lane(store, elsewhere, self._source.threads or self._threads)]
+        if image is not None and there:
+            lanes.insert(0, Lane(image, there, DISK_THREADS))
+        return lanes
+
+    def _write_behind(self, image: DiskImage | None, region: native.Region) -> Callable[[ChunkRange, str], None]:
+        disk, memory, fetched = self._disk, weakref.ref(region), self.fetched
+
+        def keep(chunk: ChunkRange, source: str) -> None:
+            fetched.note(source, chunk.size_bytes)
+            held = memory()
+            if disk is not None and image is not None and held is not None and source != image.name:
+                disk.write_behind(image, chunk, held)
+
+        return keep
+
+
+def fetch_manifest(source: Source, checkpoint: CheckpointId) -> bytes:
+    """Errors: WeightsMissing, CheckpointInvalid, StoreFailed. Blocks."""
+    key = checkpoint_key(checkpoint, MANIFEST_OBJECT)
+    try:
+        return with_retries(lambda: source.read_object(key, MANIFEST_MAX_BYTES), f"manifest of {checkpoint[:12]}")
+    except ObjectMissing as error:
+        raise WeightsMissing(
+            f"checkpoint {checkpoint[:12]} is not in the store: no object {key}",
+            hint="deploy the function again, its weights are uploaded with it",
+        ) from error
+    except ValueError as error:
+        raise CheckpointInvalid(str(error)) from error
+
+
+def _on_loop(told: Told, segment: Segment) -> Callable[[FleetError | None], None]:
+    """For the fetch's threads."""
+    loop = asyncio.get_running_loop()
+
+    def tell(error: FleetError | None) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the daemon has ended
+            loop.call_soon_threadsafe(told, segment, error)
+
+    return tell

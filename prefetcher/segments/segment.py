@@ -1,0 +1,142 @@
+"""One checkpoint in a node's memory, whole or in part: who uses it, what is there, and what that is called.
+
+`segments` opens, fills and evicts; this only keeps what belongs together.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Collection, Iterable
+from typing import Literal
+
+from fleetstart import native
+from fleetstart.prefetcher.fetch.fetcher import Fetch
+from fleetstart.runtime.contract.errors import FleetError, Unavailable
+from fleetstart.runtime.contract.ids import CheckpointId, WorkerId
+from fleetstart.runtime.contract.node.reports import SegmentReport
+from fleetstart.runtime.contract.weights.manifest import Manifest
+from fleetstart.runtime.contract.weights.stage import stage_chunks
+
+Layers = tuple[int, int]
+"""(first, end) of a stage."""
+
+
+class Segment:
+    """`fetch_span_ns` is (begin, end) of the fetch of what was asked for last; end is 0 while it fills."""
+
+    def __init__(self, checkpoint: CheckpointId, opened: asyncio.Future[None]) -> None:
+        self.checkpoint = checkpoint
+        self.opened = opened
+        self.filled = asyncio.Event()
+        """All that is wanted is there, or it failed."""
+        self.pins: set[WorkerId] = set()
+        self.uses = 0
+        self.last_used_ns = time.monotonic_ns()
+        self.fetch_span_ns = (time.monotonic_ns(), 0)
+        self.error: FleetError | None = None
+        self.size_bytes = 0
+        """What it takes of the node's memory, from the moment at which room was made."""
+        self.granted: set[int] = set()
+        """Slabs of its region that it may fill."""
+        self.growths: set[asyncio.Future[None]] = set()
+        """Of those who wait for the rest of it."""
+        self.manifest: Manifest | None = None
+        self.region: native.Region | None = None
+        self.control: native.ControlBlock | None = None
+        self.fetch: Fetch | None = None
+        self._stages: dict[Layers, Collection[int]] = {}
+        self._noted: dict[str, tuple[int, float]] = {}
+        self._spent_s = 0.0
+        self._spent_on_bytes = 0
+
+    @property
+    def state(self) -> Literal["filling", "partial", "ready", "failed"]:
+        if self.error is not None:
+            return "failed"
+        if not self.filled.is_set():
+            return "filling"
+        return "ready" if self.fetch is not None and self.fetch.filling.is_whole else "partial"
+
+    def needed(self, stage: Layers | None) -> Collection[int]:
+        """The stage's chunks, in the order of use; all of them for the whole model."""
+        assert self.manifest is not None
+        if stage is None:
+            return range(len(self.manifest.chunks))
+        if stage not in self._stages:
+            self._stages[stage] = stage_chunks(self.manifest, *stage)
+        return self._stages[stage]
+
+    def slabs_of(self, chunks: Iterable[int], slab_bytes: int) -> set[int]:
+        """Each chunk lies in one, because both sizes are powers of two."""
+        assert self.manifest is not None
+        chunk_bytes = self.manifest.chunk_bytes
+        return {chunk * chunk_bytes // slab_bytes for chunk in chunks}
+
+    def descriptors(self) -> list[int]:
+        """Control block, slabs: still ours; passing them on duplicates them."""
+        assert self.region is not None
+        assert self.control is not None
+        return [self.control.fd, *self.region.fds]
+
+    def report(self) -> SegmentReport:
+        size_bytes = self.region.size_bytes if self.region is not None else 0
+        if self.fetch is None:
+            return SegmentReport(self.checkpoint, self.state, size_bytes, 0)
+        filling = self.fetch.filling
+        counted_unix_ns = 0 if self.filled.is_set() else time.time_ns()
+        ready_bytes, ranges = filling.ready_bytes, filling.ranges()
+        return SegmentReport(self.checkpoint, self.state, size_bytes, ready_bytes, ranges, counted_unix_ns)
+
+    # ── who waits for more of it ───────────────────────────────────────────────────────────────────
+
+    def living_fetch(self) -> Fetch:
+        """Errors: the segment's own, Unavailable if its memory was given to others."""
+        if self.error is not None:
+            raise self.error
+        if self.fetch is None:
+            raise Unavailable(f"checkpoint {self.checkpoint[:12]} was given up", retry_after_s=1.0)
+        return self.fetch
+
+    def end_growths(self, error: FleetError | None) -> None:
+        """Whoever waits for the rest has it, or will not have it."""
+        for growth in self.growths:
+            if growth.done():
+                continue
+            if error is None:
+                growth.set_result(None)
+            else:
+                growth.set_exception(error)
+
+    # ── its time ───────────────────────────────────────────────────────────────────────────────────
+
+    def fills(self, now_ns: int) -> None:
+        """More is wanted; whoever waits already, waits since it began."""
+        if self.filled.is_set():
+            self.filled.clear()
+            self.fetch_span_ns = (now_ns, 0)
+
+    def rests(self, now_ns: int) -> None:
+        """What is wanted has come, or will not."""
+        begin_ns, end_ns = self.fetch_span_ns
+        self.filled.set()
+        if end_ns or self.fetch is None:
+            return
+        self.fetch_span_ns = (begin_ns, now_ns)
+        self._spent_s += (now_ns - begin_ns) / 1e9
+        self._spent_on_bytes = self.fetch.filling.ready_bytes
+
+    @property
+    def fetch_s(self) -> float:
+        """What it would take to fetch again what is there, behind nobody's back."""
+        ready_bytes = self.fetch.filling.ready_bytes if self.fetch is not None else 0
+        return self._spent_s * max(1.0, ready_bytes / max(1, self._spent_on_bytes))
+
+    def new_traffic(self) -> dict[str, tuple[int, float]]:
+        """Bytes and seconds by source, of those who waited, since it was asked last."""
+        traffic = self.fetch.traffic() if self.fetch is not None else {}
+        before, self._noted = self._noted, traffic
+        return {
+            source: (size_bytes - before.get(source, (0, 0.0))[0], busy_s - before.get(source, (0, 0.0))[1])
+            for source, (size_bytes, busy_s) in traffic.items()
+        }

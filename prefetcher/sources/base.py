@@ -1,0 +1,227 @@
+"""Where bytes come from: one short protocol, and the local folder behind it (S3 is in `s3`).
+
+A source reads and says plainly what went wrong; it does not retry and knows nothing of checkpoints.
+Its reads block and release the GIL: they belong in threads. Peers will be one more source.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from fleetstart import native
+from fleetstart.prefetcher.sources.pacing import Pace
+
+PAGE_BYTES = 4096
+"""What direct reads are aligned to: offset, address and length."""
+DISK_THREADS = 16
+"""Eight read at once or check what they have read: here 16 reach the rate of fio, 8 stay 5% below it."""
+FILE_RUN_BYTES = 4 * 1024 * 1024
+"""One direct read: smaller ones cost more, and longer ones would read far ahead of what is used first."""
+PIECES_MOST = 1024
+"""In one read: IOV_MAX."""
+
+
+class SourceError(Exception):
+    """The store did not answer as it must; trying again may help."""
+
+
+class ObjectMissing(Exception):
+    """The store answered: there is no such object."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__(f"{key} is not in the store")
+        self.key = key
+
+
+class ObjectSize(Exception):
+    """The object is not as long as its manifest says: it was cut, or is another one by now."""
+
+    def __init__(self, key: str, *, expected_bytes: int, found_bytes: int) -> None:
+        super().__init__(f"{key} has {found_bytes} bytes, {expected_bytes} expected")
+        self.key = key
+        self.expected_bytes = expected_bytes
+        self.found_bytes = found_bytes
+
+
+class Abandoned(Exception):
+    """The reader was told to stop; nobody waits for these bytes any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Where the next `size_bytes` of an object go: `room`, of a multiple of PAGE_BYTES if it can be, of which what
+    lies past them is left zero."""
+
+    size_bytes: int
+    room: memoryview
+
+    @property
+    def into(self) -> memoryview:
+        return self.room[: self.size_bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Part of an object that is `object_bytes` long, from `offset` on, in pieces that lie one behind the other."""
+
+    key: str
+    object_bytes: int
+    offset: int
+    pieces: Sequence[Piece]
+    pace: Pace | None = None
+    """For reads that nobody waits for."""
+
+
+class Source(Protocol):
+    """Thread-safe. Keys are relative, `/`-separated.
+
+    Errors of both reads: ObjectMissing, SourceError; of a range also ObjectSize and Abandoned.
+    """
+
+    run_bytes: int
+    """Most that is worth asking for at once."""
+    threads: int
+    """That keep it busy; 0 if that depends on where it is, and the node's setting tells."""
+
+    def read_object(self, key: str, limit_bytes: int) -> bytes:
+        """A small object, whole. ValueError if it is larger than the limit, before it is read."""
+        ...
+
+    def read(self, asked: Range, stopped: Callable[[], bool]) -> Iterator[int]:
+        """Fills the pieces in order and gives the xxh3 of each once it is whole."""
+        ...
+
+
+class FileReader:
+    """Reads pieces of one file: straight from the disk where that is possible, and the page cache lacks them.
+
+    Thread-safe; the descriptor is its caller's. Errors of reads: OSError, EOFError.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        try:
+            self._direct: int | None = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECT)
+        except OSError:  # a file system that does not have it
+            self._direct = None
+
+    def read(self, offset: int, piece: Piece) -> int:
+        """Fills the piece; its xxh3."""
+        aligned = offset % PAGE_BYTES == 0 and len(piece.room) % PAGE_BYTES == 0
+        if not aligned or self._direct is None or self._is_cached(offset, piece.size_bytes):
+            return native.read_checksum(self._fd, offset, piece.into)
+        try:
+            return native.read_direct(self._direct, offset, piece.room, piece.size_bytes)
+        except OSError as error:
+            if error.errno != errno.EINVAL:  # larger blocks than pages, or memory that it cannot reach
+                raise
+            return native.read_checksum(self._fd, offset, piece.into)
+
+    def read_run(self, offset: int, pieces: Sequence[Piece]) -> Iterator[int]:
+        """Pieces that lie one behind the other, by one read if that is possible; the xxh3 of each."""
+        there_bytes = self._read_together(offset, pieces)
+        for piece in pieces:
+            if there_bytes >= piece.size_bytes:
+                piece.room[piece.size_bytes :] = bytes(len(piece.room) - piece.size_bytes)
+                yield native.xxh3(piece.into)
+            else:
+                yield self.read(offset, piece)
+            offset += piece.size_bytes
+            there_bytes -= piece.size_bytes
+
+    def _read_together(self, offset: int, pieces: Sequence[Piece]) -> int:
+        """How many bytes it gave: none where it cannot be, fewer than asked for at the end of a file."""
+        size_bytes = sum(piece.size_bytes for piece in pieces)
+        aligned = offset % PAGE_BYTES == 0 and all(len(piece.room) % PAGE_BYTES == 0 for piece in pieces)
+        gapless = all(len(piece.room) == piece.size_bytes for piece in pieces[:-1])
+        if self._direct is None or not 1 < len(pieces) <= PIECES_MOST or not (aligned and gapless):
+            return 0
+        if self._is_cached(offset, size_bytes):
+            return 0
+        try:
+            return os.preadv(self._direct, [piece.room for piece in pieces], offset)
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            return 0
+
+    def close(self) -> None:
+        if self._direct is not None:
+            os.close(self._direct)
+
+    def _is_cached(self, offset: int, size_bytes: int) -> bool:
+        return native.cached_bytes(self._fd, offset, size_bytes) >= size_bytes
+
+
+def check_key(key: str) -> str:
+    """Keys hold ids that came from outside: none may lead out of the store. ObjectMissing."""
+    if not key or key.startswith("/") or "\0" in key or any(part in ("", ".", "..") for part in key.split("/")):
+        raise ObjectMissing(key)
+    return key
+
+
+class FileSource:
+    """A folder, laid out like a bucket."""
+
+    run_bytes = FILE_RUN_BYTES
+    threads = DISK_THREADS
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def read_object(self, key: str, limit_bytes: int) -> bytes:
+        fd = self._open(key)
+        try:
+            size = os.fstat(fd).st_size
+            if size > limit_bytes:
+                raise ValueError(f"{key} has {size} bytes, {limit_bytes} at most")
+            with os.fdopen(os.dup(fd), "rb") as file:
+                return file.read()
+        except OSError as error:
+            raise SourceError(f"{key}: {error}") from error
+        finally:
+            os.close(fd)
+
+    def read(self, asked: Range, stopped: Callable[[], bool]) -> Iterator[int]:
+        fd = self._open(asked.key)
+        reader = FileReader(fd)
+        try:
+            found_bytes = os.fstat(fd).st_size
+            if found_bytes != asked.object_bytes:
+                raise ObjectSize(asked.key, expected_bytes=asked.object_bytes, found_bytes=found_bytes)
+            if asked.pace is not None:
+                asked.pace.wait(sum(piece.size_bytes for piece in asked.pieces), stopped)
+            if stopped():
+                raise Abandoned(asked.key)
+            yield from reader.read_run(asked.offset, asked.pieces)
+        except EOFError as error:
+            found_bytes = os.fstat(fd).st_size
+            raise ObjectSize(asked.key, expected_bytes=asked.object_bytes, found_bytes=found_bytes) from error
+        except OSError as error:
+            raise SourceError(f"{asked.key}: {error}") from error
+        finally:
+            reader.close()
+            os.close(fd)
+
+    def _open(self, key: str) -> int:
+        try:
+            return os.open(self._root / check_key(key), os.O_RDONLY | os.O_CLOEXEC)
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise ObjectMissing(key) from error
+        except OSError as error:
+            raise SourceError(f"{key}: {error}") from error
+
+
+def open_source(url: str) -> Source:
+    """The source that FS_STORE names: a folder, or `s3://bucket/prefix`."""
+    if url.startswith("s3://"):
+        from fleetstart.prefetcher.sources.s3 import S3Source
+
+        bucket, _, prefix = url.removeprefix("s3://").partition("/")
+        return S3Source(bucket=bucket, prefix=prefix.strip("/"))
+    return FileSource(Path(url.removeprefix("file://")))

@@ -1,0 +1,216 @@
+"""An S3 bucket as a source: ranges, read by plain HTTP straight into the segment, with one copy, the kernel's.
+
+boto3 knows where the bucket is and who we are, and signs one URL an object; the bytes go past it, because its
+layers take more than twice the processor time of the sockets below. A range that stalls, or is far slower than
+others, is asked for again on another connection, from the byte at which it stopped. Trying a store again that
+fails is left to `fetch`, which knows what a retry is worth.
+"""
+
+from __future__ import annotations
+
+import http.client
+import socket
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+
+from fleetstart.prefetcher.sources.base import Abandoned, ObjectMissing, ObjectSize, Range, SourceError, check_key
+from fleetstart.prefetcher.sources.connection_pool import Connections, request_path
+from fleetstart.prefetcher.sources.s3_body import Body, Progress, check_range
+from fleetstart.prefetcher.sources.s3_client import READ_TIMEOUT_S, STALE, URL_LIVES_S, open_client
+
+STALL_S = 2.0
+"""Without a single byte, while asking again elsewhere may help."""
+LAG_AFTER_S = 1.0
+"""Before that a slow range is one that has just begun."""
+LAG_FACTOR = 5
+"""Slower than others by that, a range is asked for again. For less, networks have their moods too often."""
+LAGS_MOST = 2
+"""A range that lags a third time is as fast as it gets."""
+SMOOTHING = 0.2
+URL_USED_S = 300.0
+"""A signature is good for an hour, if the credentials behind it are."""
+MISSING = frozenset({"NoSuchKey", "404", "NotFound"})
+
+
+class S3Source:
+    run_bytes = 16 * 1024 * 1024
+    """A request's round trip and its headers are then a hundredth of it."""
+    threads = 0
+
+    def __init__(self, *, bucket: str, prefix: str = "") -> None:
+        self._bucket = bucket
+        self._prefix = f"{prefix}/" if prefix else ""
+        self._client = open_client()
+        self._connections = Connections()
+        self._paced = Connections()
+        """With small receive buffers, which the kernel would not let grow again."""
+        for connections in (self._connections, self._paced):
+            weakref.finalize(self, connections.close)
+        self._lock = threading.Lock()
+        self._urls: dict[str, tuple[str, float]] = {}
+        self._typical_bytes_per_s = 0.0
+        """Of one connection."""
+
+    def read_object(self, key: str, limit_bytes: int) -> bytes:
+        from botocore.exceptions import BotoCoreError, ClientError
+        from urllib3.exceptions import HTTPError
+
+        try:
+            answer = self._client.get_object(Bucket=self._bucket, Key=self._prefix + check_key(key))
+            with answer["Body"] as body:
+                if answer["ContentLength"] > limit_bytes:
+                    raise ValueError(f"{key} has {answer['ContentLength']} bytes, {limit_bytes} at most")
+                return bytes(body.read())
+        except ClientError as error:
+            if str(error.response.get("Error", {}).get("Code", "")) in MISSING:
+                raise ObjectMissing(key) from error
+            raise SourceError(f"{key}: {error}") from error
+        except (BotoCoreError, HTTPError, OSError) as error:
+            raise SourceError(f"{key}: {error}") from error
+
+    def read(self, asked: Range, stopped: Callable[[], bool]) -> Iterator[int]:
+        progress = Progress(asked)
+        lags = 0 if asked.pace is None else LAGS_MOST  # what is slow on purpose does not lag
+        while not progress.whole:
+            try:
+                yield from self._stream(asked, progress, stopped, patient=lags == LAGS_MOST)
+            except _Lagging:
+                lags += 1
+            except _Stale:  # each is gone then, and the next may be new
+                continue
+
+    def _stream(self, asked: Range, progress: Progress, stopped: Callable[[], bool], *, patient: bool) -> Iterator[int]:
+        """One request for what is missing. _Lagging if another connection should go on, unless `patient`."""
+        if stopped():
+            raise Abandoned(asked.key)
+        url = self._url(asked.key)
+        connections = self._connections if asked.pace is None else self._paced
+        connection, new = connections.take(url)
+        answer = None
+        whole = False
+        try:
+            answer = self._ask(connection, url, asked, progress, patient=patient)
+            body = Body(answer, connection.sock, READ_TIMEOUT_S if patient else STALL_S, asked.pace)
+            began_s, begin = time.monotonic(), progress.offset
+            while not progress.whole:
+                if stopped():
+                    raise Abandoned(asked.key)
+                before = progress.offset
+                checksum = progress.fill(body)
+                if checksum is not None:
+                    yield checksum
+                if asked.pace is not None:
+                    asked.pace.wait(progress.offset - before, stopped)
+                if not patient:
+                    self._check_pace(progress.offset - begin, time.monotonic() - began_s)
+            if asked.pace is None:
+                self._note_pace(progress.offset - begin, time.monotonic() - began_s)
+            whole = body.end()
+        except EOFError as error:
+            raise SourceError(f"{asked.key}: the answer ended after byte {progress.offset}") from error
+        except TimeoutError as error:
+            if not patient:
+                raise _Lagging from error
+            raise SourceError(f"{asked.key}: no byte after {progress.offset} in {READ_TIMEOUT_S:g} s") from error
+        except STALE as error:
+            if new:
+                raise SourceError(f"{asked.key}: at byte {progress.offset}: {error}") from error
+            raise _Stale from error
+        except (OSError, http.client.HTTPException) as error:
+            what = str(error) or type(error).__name__
+            raise SourceError(f"{asked.key}: at byte {progress.offset}: {what}") from error
+        finally:
+            if whole:
+                connections.give_back(url, connection)
+            else:
+                if answer is not None:
+                    answer.close()
+                connection.close()
+
+    def _ask(
+        self, connection: http.client.HTTPConnection, url: str, asked: Range, progress: Progress, *, patient: bool
+    ) -> http.client.HTTPResponse:
+        """The answer, once its headers were checked."""
+        wanted = f"bytes={progress.offset}-{progress.end - 1}"
+        connection.request("GET", request_path(url), headers={"Range": wanted})
+        if asked.pace is not None:
+            connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, asked.pace.window_bytes)
+        connection.sock.settimeout(READ_TIMEOUT_S if patient else STALL_S)
+        answer = connection.getresponse()
+        try:
+            self._check(answer, asked, progress)
+        except BaseException:
+            answer.close()  # it may be all that still holds the socket
+            raise
+        return answer
+
+    def _check(self, answer: http.client.HTTPResponse, asked: Range, progress: Progress) -> None:
+        """Errors: ObjectMissing, ObjectSize, SourceError: all answers but the one that was asked for."""
+        if answer.status == 206:
+            check_range(asked, progress, answer)
+            return
+        if answer.status == 404:
+            raise ObjectMissing(asked.key)
+        if answer.status == 416:
+            raise ObjectSize(asked.key, expected_bytes=asked.object_bytes, found_bytes=self._size(asked.key, answer))
+        with self._lock:
+            self._urls.pop(asked.key, None)  # perhaps the signature is no longer good
+        raise SourceError(
+            f"{asked.key}: the store answered a range request with status {answer.status} {answer.reason}, not 206"
+        )
+
+    def _size(self, key: str, answer: http.client.HTTPResponse) -> int:
+        """Of an object that has no such range: most stores say so with their refusal, the others are asked."""
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        total = answer.headers.get("Content-Range", "").rpartition("/")[2]
+        if total.isdecimal():
+            return int(total)
+        try:
+            return int(
+                self._client.head_object(Bucket=self._bucket, Key=self._prefix + check_key(key))["ContentLength"]
+            )
+        except (BotoCoreError, ClientError) as error:
+            raise SourceError(f"{key}: {error}") from error
+
+    def _url(self, key: str) -> str:
+        from botocore.exceptions import BotoCoreError
+
+        now_s = time.monotonic()
+        with self._lock:
+            known, until_s = self._urls.get(key, ("", 0.0))
+        if now_s < until_s:
+            return known
+        try:
+            url: str = self._client.generate_presigned_url(
+                "get_object",
+                Params={"Bucket": self._bucket, "Key": self._prefix + check_key(key)},
+                ExpiresIn=URL_LIVES_S,
+            )
+        except BotoCoreError as error:
+            raise SourceError(f"{key}: {error}") from error
+        with self._lock:
+            if len(self._urls) > 10_000:
+                self._urls.clear()
+            self._urls[key] = (url, now_s + URL_USED_S)
+        return url
+
+    def _check_pace(self, size_bytes: int, took_s: float) -> None:
+        if took_s > LAG_AFTER_S and size_bytes / took_s * LAG_FACTOR < self._typical_bytes_per_s:
+            raise _Lagging
+
+    def _note_pace(self, size_bytes: int, took_s: float) -> None:
+        rate = size_bytes / max(took_s, 1e-6)
+        with self._lock:
+            known = self._typical_bytes_per_s
+            self._typical_bytes_per_s = known + SMOOTHING * (rate - known) if known else rate
+
+
+class _Stale(Exception):
+    """A connection that was kept, and that the store has closed meanwhile: as good as none."""
+
+
+class _Lagging(Exception):
+    """This connection; another one may do better."""

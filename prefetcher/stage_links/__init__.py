@@ -1,0 +1,1 @@
+"""Connections between pipeline stages, direct or relayed."""

@@ -1,0 +1,108 @@
+"""Links between stages whose nodes cannot reach each other: through the object store, which both of them reach.
+
+HydraServe (section 8.5) ran where functions may not connect to each other, and let its workers talk by a shared object
+in remote storage. Here the workers know nothing of it: each node gives its own a socket, and carries the bytes. One
+direction of a pair of stages is one link; `relay_out` and `relay_in` are its ends, each in threads of its own, which
+end by themselves when their worker does.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable
+
+from fleetstart.prefetcher.stage_links.relay_messages import Link
+from fleetstart.prefetcher.stage_links.relay_receiver import Incoming
+from fleetstart.prefetcher.stage_links.relay_sender import Outgoing
+from fleetstart.prefetcher.stage_links.relay_store import S3Objects
+
+log = logging.getLogger(__name__)
+
+CLOSE_S = 2.0
+"""At the daemon's end, for the last objects to be read or removed."""
+
+Failed = Callable[[str], object]
+
+
+class Relays:
+    """Of one node. Thread-safe."""
+
+    def __init__(self, bucket: str, prefix: str = "") -> None:
+        self._bucket = bucket
+        self._prefix = prefix
+        self._lock = threading.Lock()
+        self._made = threading.Lock()
+        self._objects: S3Objects | None = None
+        self._threads: list[threading.Thread] = []
+        self._outgoing: set[Outgoing] = set()
+
+    def send(self, link: Link, source: socket.socket, failed: Failed) -> None:
+        """What can be read from the socket goes to the receiver. The socket is the relay's from now on; it is closed
+        when the link cannot go on, and then `failed` gets the reason, in another thread."""
+        self._start(lambda: self._send(link, source, failed), f"relay-out-{link.receiver}")
+
+    def receive(self, link: Link, connect: Callable[[], socket.socket], failed: Failed) -> Callable[[], None]:
+        """What the sender sends comes on a connection that `connect` makes, in another thread, once it is needed.
+        What is returned ends that."""
+        stopped = threading.Event()
+        self._start(lambda: self._receive(link, connect, failed, stopped), f"relay-in-{link.sender}")
+        return stopped.set
+
+    def close(self) -> None:
+        """Once the workers have ended: waits until their links have too."""
+        ends_s = time.monotonic() + CLOSE_S
+        with self._lock:
+            threads, outgoing = list(self._threads), list(self._outgoing)
+        for one in outgoing:
+            one.hurry()
+        for thread in threads:
+            thread.join(max(0.0, ends_s - time.monotonic()))
+        if left := sum(thread.is_alive() for thread in threads):
+            log.warning("links through the object store have not ended", extra={"links": left})
+        elif self._objects is not None:
+            self._objects.close()
+
+    def _start(self, run: Callable[[], None], name: str) -> None:
+        thread = threading.Thread(target=run, name=name, daemon=True)
+        with self._lock:
+            self._threads = [other for other in self._threads if other.is_alive()]
+            thread.start()
+            self._threads.append(thread)
+
+    def _send(self, link: Link, source: socket.socket, failed: Failed) -> None:
+        try:
+            outgoing = Outgoing(link, self._store(), source, failed)
+        except BaseException as error:
+            source.close()
+            failed(f"no object store: {error}")
+            raise
+        with self._lock:
+            self._outgoing.add(outgoing)
+        try:
+            outgoing.run()
+        finally:
+            with self._lock:
+                self._outgoing.discard(outgoing)
+
+    def _receive(
+        self, link: Link, connect: Callable[[], socket.socket], failed: Failed, stopped: threading.Event
+    ) -> None:
+        Incoming(link, self._store(), connect, failed, stopped).run()
+
+    def _store(self) -> S3Objects:
+        """Made late: it takes a third of a second, and most nodes never need it."""
+        with self._made:
+            if self._objects is None:
+                self._objects = S3Objects(self._bucket, self._prefix)
+            return self._objects
+
+
+def open_relays(store: str) -> Relays | None:
+    """None where the store is a folder: whoever shares it is on one machine, and can connect."""
+    if not store.startswith("s3://"):
+        return None
+    bucket, _, prefix = store.removeprefix("s3://").partition("/")
+    return Relays(bucket, prefix.strip("/"))

@@ -1,0 +1,209 @@
+"""The sender's end of a link through the object store: what its worker writes becomes objects, one behind the other.
+
+Some threads take turns at the worker's socket and put what they have got each for itself, so that a store's slowness
+is paid once and not for each object. The receiver's end deletes what it has read: an object that stays for too long
+means that nobody reads, and the worker learns of it as of any link that breaks. The end of the worker's socket is an
+object of its own, after which nothing is left in the bucket, whoever has to see to it.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable
+
+from fleetstart.prefetcher.sources.base import SourceError
+from fleetstart.prefetcher.stage_links.relay_messages import OBJECT_BYTES, Link
+from fleetstart.prefetcher.stage_links.relay_store import Refused, S3Objects
+
+log = logging.getLogger(__name__)
+
+WRITERS = 3
+"""Requests under way at once, of one link."""
+GATHER_S = 0.0005
+"""A frame is written in two parts: one object for both is one request less for the receiver to wait for."""
+GATHER_BYTES = 256 * 1024
+WINDOW = 64
+"""Objects that may lie in the store and wait for the receiver, which has deleted the older ones."""
+LOOK_S = 1.0
+"""Between two looks at whether the receiver reads, while there is room in the window."""
+LOOK_AGAIN_S = 0.05
+TAKEN_S = 3.0
+HURRIED_S = 1.0
+"""For an object to be read, also the first one: the receiver's node hears from the controller that it shall."""
+GIVE_UP_S = 2.0
+"""For one object to be written: the receiver hears nothing for as long, and misses the stage soon after."""
+RETRY_S = 0.05
+LATE_S = 1.0
+"""A store that did not answer in time may still carry out what was asked, after its repetition was read and deleted."""
+
+
+class Outgoing:
+    """Owns the socket. `failed` is called once, in a thread, with the reason, unless the worker ended the link."""
+
+    def __init__(self, link: Link, objects: S3Objects, source: socket.socket, failed: Callable[[str], object]) -> None:
+        self._link = link
+        self._objects = objects
+        self._source = source
+        self._failed = failed
+        self._turn = threading.Lock()
+        self._changed = threading.Condition()
+        self._next = 0
+        """Sequence of the next object."""
+        self._under_way: set[int] = set()
+        """Being written."""
+        self._taken = 0
+        """The receiver has read all before it."""
+        self._ended = False
+        """Nothing more is read from the socket."""
+        self._why = ""
+        self._hurried = False
+        self._repeated = False
+        """Some object was written twice, or may yet be."""
+
+    def run(self) -> None:
+        """Until the link has ended and nothing of it is left, or nothing that this end can remove."""
+        writers = [
+            threading.Thread(target=self._guarded, args=(self._write,), name="relay-put", daemon=True)
+            for _ in range(WRITERS)
+        ]
+        for writer in writers:
+            writer.start()
+        self._guarded(self._watch)
+        for writer in writers:
+            writer.join()
+        self._source.close()
+        if self._why:
+            self._failed(self._why)
+        if self._repeated:
+            with self._changed:
+                self._changed.wait_for(lambda: self._hurried, LATE_S)
+        if self._taken < self._next or self._repeated:
+            remove(self._objects, self._link)
+
+    def hurry(self) -> None:
+        """The daemon ends: whoever has not read by now has a second to."""
+        with self._changed:
+            self._hurried = True
+            self._changed.notify_all()
+
+    def _guarded(self, body: Callable[[], None]) -> None:
+        """A fault of one of its threads is the end of the link, not of a thread that the others wait for."""
+        try:
+            body()
+        except Exception as error:
+            log.exception("a relay failed")
+            self._fail(f"{type(error).__name__}: {error}")
+
+    # ── the worker's bytes ─────────────────────────────────────────────────────────────────────────
+
+    def _write(self) -> None:
+        while True:
+            with self._turn:
+                if not self._room():
+                    return
+                data = self._received()
+                with self._changed:
+                    if self._why:
+                        return
+                    sequence, self._next = self._next, self._next + 1
+                    self._under_way.add(sequence)
+                    self._ended = not data
+            self._put(sequence, self._link.sealed(sequence, data, last=not data))
+            with self._changed:
+                self._under_way.discard(sequence)
+                self._changed.notify_all()
+
+    def _room(self) -> bool:
+        """Waits for it in the window; False once the link has ended."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._ended or self._next - self._taken < WINDOW)
+            return not self._ended
+
+    def _received(self) -> bytes:
+        """What came together; nothing at the end."""
+        data = bytearray()
+        try:
+            data += self._source.recv(GATHER_BYTES)
+            time.sleep(GATHER_S if data else 0.0)
+            while data and len(data) + GATHER_BYTES <= OBJECT_BYTES:
+                more = self._source.recv(GATHER_BYTES, socket.MSG_DONTWAIT)
+                if not more:  # the next turn will see the end again
+                    break
+                data += more
+        except OSError:  # nothing more for now, or a reset: the same as the end
+            pass
+        return bytes(data)
+
+    def _put(self, sequence: int, sealed: bytes) -> None:
+        began_s = time.monotonic()
+        while not self._why:
+            try:
+                self._objects.put(self._link.key(sequence), sealed)
+                return
+            except Refused as error:
+                self._fail(str(error))
+            except SourceError as error:
+                self._repeated = True
+                if time.monotonic() - began_s > GIVE_UP_S:
+                    self._fail(f"the object store does not take it: {error}")
+                else:
+                    time.sleep(RETRY_S)
+
+    def _fail(self, why: str) -> None:
+        with self._changed:
+            if not self._why:
+                self._why = why
+            self._ended = True
+            self._changed.notify_all()
+        try:
+            self._source.shutdown(socket.SHUT_RDWR)  # who waits at it sees the end, and so does the worker
+        except OSError:
+            log.debug("the worker had ended the link before")
+
+    # ── the receiver ───────────────────────────────────────────────────────────────────────────────
+
+    def _watch(self) -> None:
+        """Until all is written and read, or the link has failed."""
+        looked_at, since_s = -1, 0.0
+        while not self._why:
+            with self._changed:
+                self._changed.wait_for(self._worth_a_look, LOOK_S)
+                if self._ended and not self._under_way and self._taken == self._next:
+                    return
+                written = min(self._under_way, default=self._next)
+            if looked_at < self._taken <= written - 1:
+                looked_at, since_s = written - 1, time.monotonic()
+            if looked_at < self._taken:  # nothing to look at
+                time.sleep(LOOK_AGAIN_S)
+                continue
+            if self._is_gone(looked_at):
+                with self._changed:
+                    self._taken = looked_at + 1
+                    self._changed.notify_all()
+            elif time.monotonic() - since_s > (HURRIED_S if self._hurried else TAKEN_S):
+                self._fail(f"stage {self._link.receiver} reads nothing of what stage {self._link.sender} sends it")
+            else:
+                time.sleep(LOOK_AGAIN_S)
+
+    def _worth_a_look(self) -> bool:
+        half = self._next - self._taken >= WINDOW // 2
+        return half or bool(self._why) or ((self._ended or self._hurried) and not self._under_way)
+
+    def _is_gone(self, sequence: int) -> bool:
+        try:
+            return not self._objects.exists(self._link.key(sequence))
+        except (SourceError, Refused) as error:
+            log.debug("an object could not be looked at", extra={"error": str(error)})
+            return False
+
+
+def remove(objects: S3Objects, link: Link) -> None:
+    """Whatever is left of the link. What a store keeps nevertheless, the controller sweeps once it is old."""
+    try:
+        for key in objects.keys(link.folder):
+            objects.delete(key)
+    except (SourceError, Refused) as error:
+        log.warning("objects of a link are left in the store", extra={"folder": link.folder, "error": str(error)})

@@ -1,0 +1,280 @@
+"""The node's part in a pipeline's links: a listener for its stage, and connections to the other stages.
+
+Workers have no network: their node opens the sockets, in its own, and hands them on. Which stage is where comes with
+the order, and again when that changes; what was connected stays so. A stage that cannot be reached is reached through
+the object store (`relay`), if there is one: its node hears of that from the controller, and listens there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections.abc import Callable, Sequence
+
+from fleetstart.prefetcher.drivers.forked_process import Process
+from fleetstart.prefetcher.segments.store import Segment, Segments
+from fleetstart.prefetcher.stage_links.relay import Relays
+from fleetstart.prefetcher.stage_links.relay_messages import Link
+from fleetstart.runtime.contract.errors import FleetError
+from fleetstart.runtime.contract.node.channel import ChannelClosed
+from fleetstart.runtime.contract.node.messages import Grow, Peers
+from fleetstart.runtime.contract.node.orders import NO_PEER, WorkerOrder
+from fleetstart.runtime.contract.weights.stage import Stage
+
+log = logging.getLogger(__name__)
+
+BACKLOG = 16
+CONNECT_S = 0.5
+"""Hosts that cannot answer in that time are too far from each other for a pipeline."""
+RETRY_S = 0.1
+TRIES = 2
+"""Of one address: about a second, then another way is looked for."""
+
+
+class StageSockets:
+    """One stage's. `connected` gets each connection with the stage's index, and owns it from then on; `detour` has
+    another connection to a stage that cannot be reached, and why that is so, or None.
+    """
+
+    def __init__(
+        self,
+        stage: Stage,
+        address: str,
+        connected: Callable[[int, socket.socket], None],
+        detour: Callable[[int, str], socket.socket | None],
+    ) -> None:
+        """Errors: OSError if nothing can listen there."""
+        self._stage = stage
+        self._connected = connected
+        self._detour = detour
+        self._known: dict[int, str] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        self.listener = socket.create_server((address, 0), family=family, backlog=BACKLOG)
+        self._at: tuple[str, int] = self.listener.getsockname()[:2]
+
+    @property
+    def link(self) -> str:
+        """host:port at which the other stages are to connect."""
+        host, port = self._at
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+    def tell(self, peers: Sequence[str]) -> None:
+        """Where the stages are, by index, as far as it is known."""
+        for index, address in enumerate(peers):
+            if index == self._stage.index or not address or index in self._known:
+                continue
+            self._known[index] = address
+            if address == NO_PEER:
+                self._connected(index, _dead())
+                continue
+            task = asyncio.create_task(self._connect(index, address), name=f"link-{self._stage.pipeline}-{index}")
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _connect(self, index: int, address: str) -> None:
+        why = ""
+        for _ in range(TRIES):
+            try:
+                link = await _connection(address)
+            except (OSError, ValueError, OverflowError) as error:  # the others: no address at all
+                why = f"{address}: {str(error) or f'no answer in {CONNECT_S:g} s'}"
+                log.warning("a stage could not be reached", extra={"stage": index, "why": why})
+                await asyncio.sleep(RETRY_S)
+                continue
+            self._connected(index, link)
+            return
+        self._connected(index, self._detour(index, why) or _dead())
+
+    def to_listener(self) -> socket.socket:
+        """A connection as another stage makes it, in any thread. Errors: OSError."""
+        link = socket.create_connection(self._at, timeout=CONNECT_S)
+        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return link
+
+    def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        self.listener.close()
+
+
+async def _connection(address: str) -> socket.socket:
+    """Errors: OSError, also for a TimeoutError; ValueError and OverflowError for what is no address."""
+    host, _, port = address.rpartition(":")
+    link = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        link.setblocking(False)
+        async with asyncio.timeout(CONNECT_S):
+            await asyncio.get_running_loop().sock_connect(link, (host.strip("[]"), int(port)))
+        link.setblocking(True)
+    except BaseException:
+        link.close()
+        raise
+    return link
+
+
+def _dead() -> socket.socket:
+    """A connection to a stage that is lost: whoever sends on it learns that at once, as of any other."""
+    link, other = socket.socketpair()
+    other.close()
+    return link
+
+
+class Role:
+    """A worker's part in its pipeline; one with the whole model from the beginning has none."""
+
+    def __init__(
+        self,
+        order: WorkerOrder,
+        address: str,
+        relays: Relays | None,
+        note: Callable[[str], object],
+        changed: Callable[[], object],
+    ) -> None:
+        """`note` gets what whoever reads the worker's log should know; `changed` is called after `relayed` has.
+
+        Errors: OSError if nothing can listen at the address.
+        """
+        self._order = order
+        self._relays = relays
+        self._note = note
+        self._changed = changed
+        self._closed = False
+        self._received: dict[int, Callable[[], None]] = {}
+        """Ends what comes from these stages through the store."""
+        self.relayed: tuple[int, ...] = ()
+        """Stages that are reached through the object store."""
+        self._process: Process | None = None
+        self._early: list[tuple[int, socket.socket]] = []
+        """Connected before the worker had its assignment."""
+        self._growing: asyncio.Task[None] | None = None
+        self.whole = order.stage is None
+        """Whether it needs no other worker."""
+        self.sockets: StageSockets | None = None
+        if order.stage is not None:
+            self.sockets = StageSockets(order.stage, address, self._connected, self._detour)
+            self.tell(order)
+
+    @property
+    def link(self) -> str:
+        return self.sockets.link if self.sockets is not None else ""
+
+    @property
+    def layers(self) -> tuple[int, int] | None:
+        """What of the checkpoint it needs; None for all."""
+        stage = self._order.stage
+        return None if stage is None else (stage.first, stage.end)
+
+    @property
+    def serves(self) -> bool:
+        """Whether calls may come to it: to a stage that is not the first, only once it has grown."""
+        return self.whole or (self._order.stage is not None and self._order.stage.index == 0)
+
+    def descriptors(self) -> list[int]:
+        """What goes with the worker's assignment."""
+        return [self.sockets.listener.fileno()] if self.sockets is not None else []
+
+    def assigned(self, process: Process) -> None:
+        """From now on it can be told."""
+        self._process = process
+        early, self._early = self._early, []
+        for index, link in early:
+            self._connected(index, link)
+
+    def tell(self, order: WorkerOrder) -> None:
+        """Where the other stages are by now, which of them come through the store, and whether it shall become a
+        whole worker."""
+        self._order = order
+        if self.sockets is None:
+            return
+        self.sockets.tell(order.peers)
+        for sender in order.relayed:
+            if self._relays is not None and self._is_other(sender) and sender not in self._received:
+                log.info("a stage comes through the object store", extra={"worker": order.worker, "stage": sender})
+                self._received[sender] = self._relays.receive(
+                    self._link(sender, self._stage.index), self.sockets.to_listener, self._relay_failed()
+                )
+
+    def grow(self, segments: Segments, segment: Segment) -> None:
+        """If its order says so. Called once it serves: until then the link is for what its pipeline waits for."""
+        if self._order.grow and self._growing is None and not self.whole:
+            self._growing = asyncio.create_task(self._grow(segments, segment), name=f"grow-{self._order.worker}")
+
+    async def _grow(self, segments: Segments, segment: Segment) -> None:
+        try:
+            await segments.grow(segment)
+        except FleetError as error:
+            log.warning("a stage cannot grow", extra={"worker": self._order.worker, "error": error.message})
+            self._growing = None
+            return
+        self._send(Grow())
+
+    def close(self) -> None:
+        if self._growing is not None:
+            self._growing.cancel()
+        if self.sockets is not None:
+            self.sockets.close()
+        self._closed = True
+        for stop in self._received.values():
+            stop()
+        for _, link in self._early:
+            link.close()
+        self._early.clear()
+
+    # ── through the store ──────────────────────────────────────────────────────────────────────────
+
+    @property
+    def _stage(self) -> Stage:
+        assert self._order.stage is not None
+        return self._order.stage
+
+    def _is_other(self, index: int) -> bool:
+        return 0 <= index < self._stage.count and index != self._stage.index
+
+    def _link(self, sender: int, receiver: int) -> Link:
+        order = self._order
+        return Link(pipeline=self._stage.pipeline, sender=sender, receiver=receiver, secret=order.secret)
+
+    def _detour(self, index: int, why: str) -> socket.socket | None:
+        if self._relays is None or not self._is_other(index):
+            return None
+        theirs, ours = socket.socketpair()
+        self._relays.send(self._link(self._stage.index, index), ours, self._relay_failed())
+        worker = self._order.worker
+        log.warning("a stage is reached through the object store", extra={"worker": worker, "stage": index, "why": why})
+        self._note(f"stage {index} cannot be reached directly ({why}): the object store is the way to it")
+        self.relayed = tuple(sorted({*self.relayed, index}))
+        self._changed()
+        return theirs
+
+    def _relay_failed(self) -> Callable[[str], None]:
+        """For threads of a relay, which may outlive the loop by a moment."""
+        loop = asyncio.get_running_loop()
+
+        def failed(why: str) -> None:
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(self._lost_relay, why)
+
+        return failed
+
+    def _lost_relay(self, why: str) -> None:
+        if self._closed or self.whole:  # its pipeline is over, and the others may have left without a word
+            return
+        log.warning("a link through the object store broke", extra={"worker": self._order.worker, "why": why})
+        self._note(f"a link through the object store broke: {why}")
+
+    # ── its worker ─────────────────────────────────────────────────────────────────────────────────
+
+    def _connected(self, index: int, link: socket.socket) -> None:
+        if self._process is None:
+            self._early.append((index, link))
+            return
+        with link:
+            self._send(Peers([index]), link.fileno())
+
+    def _send(self, message: Peers | Grow, *descriptors: int) -> None:
+        if self._process is not None:
+            with contextlib.suppress(ChannelClosed):  # its end is on the way and will be heard
+                self._process.send(message, descriptors)

@@ -1,0 +1,1 @@
+"""The life of one worker on a node."""

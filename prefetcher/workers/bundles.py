@@ -1,0 +1,152 @@
+"""Users' code on the node: fetched once, checked against its digest, unpacked without trusting it.
+
+A bundle is a tar, plain or gzipped, of files and folders. Anything else in it (links, devices, paths that
+lead out) is refused and nothing of it stays: a bundle appears under its digest by one rename, or not at all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import io
+import os
+import re
+import secrets
+import shutil
+import tarfile
+from pathlib import Path, PurePosixPath
+from typing import IO
+
+from fleetstart.prefetcher.concurrency.blocking import in_thread
+from fleetstart.prefetcher.fetch.retries import with_retries
+from fleetstart.prefetcher.sources.base import ObjectMissing, Source
+from fleetstart.runtime.contract.errors import ChecksumMismatch, InvalidSpec, NotFound, TooLarge
+from fleetstart.runtime.contract.function.spec import MIB
+from fleetstart.runtime.contract.ids import BundleId
+
+BUNDLE_MAX_BYTES = 256 * MIB
+"""Code, not weights: those have their own way onto the node."""
+UNPACKED_MAX_BYTES = 1024 * MIB
+MEMBERS_MAX = 20_000
+PATH_MAX_BYTES = 1024
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_TEMPORARY = ".new-"
+
+
+class Bundles:
+    def __init__(self, *, folder: Path, source: Source) -> None:
+        self._folder = folder
+        self._source = source
+        self._under_way: dict[BundleId, asyncio.Task[Path]] = {}
+        self._unpacked: set[BundleId] = set()
+        folder.mkdir(parents=True, exist_ok=True)
+        for leftover in folder.glob(f"{_TEMPORARY}*"):
+            shutil.rmtree(leftover, ignore_errors=True)
+
+    def ready(self, bundle: BundleId) -> Path | None:
+        """The unpacked folder if it is there: without awaiting, for the fast path."""
+        path = self._folder / bundle
+        if bundle in self._unpacked:
+            return path
+        if _DIGEST.fullmatch(bundle) and path.is_dir():
+            self._unpacked.add(bundle)
+            return path
+        return None
+
+    async def get(self, bundle: BundleId) -> Path:
+        """Errors: InvalidSpec, NotFound, ChecksumMismatch, TooLarge, StoreFailed. Ten callers, one fetch."""
+        if (path := self.ready(bundle)) is not None:
+            return path
+        if not _DIGEST.fullmatch(bundle):
+            raise InvalidSpec(f"{bundle!r} is not the id of a bundle")
+        task = self._under_way.get(bundle)
+        if task is None:
+            task = asyncio.create_task(in_thread(lambda: self._fetch(bundle), f"bundle-{bundle[:8]}"))
+            self._under_way[bundle] = task
+            task.add_done_callback(lambda _: self._under_way.pop(bundle, None))
+        return await asyncio.shield(task)
+
+    def _fetch(self, bundle: BundleId) -> Path:
+        key = f"bundles/{bundle}"
+        try:
+            data = with_retries(lambda: self._source.read_object(key, BUNDLE_MAX_BYTES), f"bundle {bundle[:12]}")
+        except ObjectMissing as error:
+            raise NotFound(f"bundle {bundle[:12]} is not in the store", hint="deploy the function again") from error
+        except ValueError as error:
+            raise TooLarge(str(error)) from error
+        assert isinstance(data, bytes)
+        if (found := hashlib.sha256(data).hexdigest()) != bundle:
+            raise ChecksumMismatch(f"bundle {bundle[:12]}: the store's bytes have digest {found[:12]}")
+        return unpack(data, self._folder / bundle)
+
+
+def packed(folder: Path) -> int:
+    """A descriptor of a tar of the folder, in memory, for who cannot see the folder itself. Blocks. Errors: OSError."""
+    descriptor = os.memfd_create("bundle", os.MFD_CLOEXEC)
+    try:
+        with os.fdopen(os.dup(descriptor), "wb") as file, tarfile.open(fileobj=file, mode="w") as tar:
+            tar.add(folder, arcname=".")
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def unpack(data: bytes, target: Path) -> Path:
+    """Unpacks beside the target, then renames; a target that is there already is left as it is."""
+    temporary = target.parent / f"{_TEMPORARY}{secrets.token_hex(8)}"
+    temporary.mkdir(mode=0o755)
+    try:
+        mode = "r:gz" if data[:2] == b"\x1f\x8b" else "r:"
+        with tarfile.open(fileobj=io.BytesIO(data), mode=mode) as tar:  # type: ignore[call-overload]
+            _unpack_members(tar, temporary)
+        try:
+            temporary.rename(target)
+        except OSError:
+            if not target.is_dir():
+                raise
+        return target
+    except (tarfile.TarError, EOFError, OSError, ValueError) as error:
+        raise InvalidSpec(f"bundle {target.name[:12]} cannot be unpacked: {error}") from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _unpack_members(tar: tarfile.TarFile, folder: Path) -> None:
+    total_bytes = 0
+    for number, member in enumerate(tar):
+        if number >= MEMBERS_MAX:
+            raise TooLarge(f"the bundle has more than {MEMBERS_MAX} files")
+        path = folder.joinpath(*_parts(member.name))
+        if member.isdir():
+            path.mkdir(mode=0o755, parents=True, exist_ok=True)
+            continue
+        if not member.isreg() or member.issparse():
+            raise InvalidSpec(
+                f"bundle member {member.name[:200]!r} is neither file nor folder: links and devices are refused"
+            )
+        total_bytes += member.size
+        if total_bytes > UNPACKED_MAX_BYTES:
+            raise TooLarge(f"the bundle unpacks to more than {UNPACKED_MAX_BYTES:,} bytes")
+        content = tar.extractfile(member)
+        assert content is not None
+        path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        _write(content, path, executable=bool(member.mode & 0o100))
+
+
+def _parts(name: str) -> tuple[str, ...]:
+    path = PurePosixPath(name)
+    if (
+        path.is_absolute()
+        or ".." in path.parts
+        or "\0" in name
+        or len(name.encode("utf-8", "surrogateescape")) > PATH_MAX_BYTES
+    ):
+        raise InvalidSpec(f"bundle member {name[:200]!r} has a path that is not allowed")
+    return path.parts
+
+
+def _write(content: IO[bytes], path: Path, *, executable: bool) -> None:
+    with path.open("xb") as file:
+        shutil.copyfileobj(content, file, MIB)
+    path.chmod(0o755 if executable else 0o644)

@@ -1,0 +1,76 @@
+"""What a worker inside gVisor gets in another form than others: folders cannot be shown to it once it runs, sockets
+that listen and memory that somebody may write are of no use to it.
+
+So its bundle goes as a tar in memory, its segments by descriptors that can only be read, and its node listens for it
+(`doorway`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from fleetstart.prefetcher.concurrency.blocking import in_thread
+from fleetstart.prefetcher.drivers.forked_process import Process
+from fleetstart.prefetcher.segments.store import Segment
+from fleetstart.prefetcher.workers.bundles import packed
+from fleetstart.prefetcher.workers.node_services import Host
+from fleetstart.prefetcher.workers.worker_process import Body
+from fleetstart.runtime.contract.errors import StartFailed
+from fleetstart.runtime.contract.function.spec import MIB
+from fleetstart.runtime.contract.node.channel import ChannelClosed
+from fleetstart.runtime.contract.node.messages import Assign, Caller
+
+SANDBOX_BYTES = 128 * MIB
+"""Of its kernel and its file server, beside what the function asked for."""
+
+
+class Sandbox:
+    """Of one worker."""
+
+    def __init__(self, host: Host, body: Body) -> None:
+        self._host = host
+        self._body = body
+        self._bundle = -1
+        self._end_doorway: Callable[[], None] = lambda: None
+
+    async def prepare(self, bundle: Path, segments: Sequence[Segment]) -> None:
+        """Errors: StartFailed, OSError."""
+        if segments and self._host.segments.room.memory.report().pages == "hugetlb":
+            raise StartFailed(
+                "this node keeps weights in reserved huge pages, which gVisor cannot map",
+                hint="free them there (sysctl vm.nr_hugepages=0) and restart the node, or leave out isolation",
+            )
+        self._bundle = await in_thread(lambda: packed(bundle), f"bundle-{bundle.name[:8]}")
+
+    def send(self, process: Process, assign: Assign, listener: socket.socket, memory: Iterable[int]) -> None:
+        """Errors: ChannelClosed, OSError."""
+        os.lseek(self._bundle, 0, os.SEEK_SET)
+        with contextlib.ExitStack() as opened:
+            descriptors = [self._bundle]
+            for descriptor in memory:
+                # Where the sandbox copies out of it (weights written to a socket), it maps it as the descriptor would
+                # allow, which the seals of one that is writable forbid.
+                descriptors.append(os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC))
+                opened.callback(os.close, descriptors[-1])
+            process.send(assign, tuple(descriptors))
+        self._drop_bundle()
+        self._end_doorway = self._host.doorways.open(listener.dup(), assign.spec.concurrency, self._hand)
+
+    def _hand(self, connection: socket.socket) -> None:
+        with connection, contextlib.suppress(ChannelClosed):
+            if self._body.process is not None:
+                self._body.process.send(Caller(), (connection.fileno(),))
+
+    def close(self) -> None:
+        self._end_doorway()
+        self._drop_bundle()
+
+    def _drop_bundle(self) -> None:
+        """Whoever has it has it: it may be large, and is in memory."""
+        if self._bundle >= 0:
+            os.close(self._bundle)
+            self._bundle = -1

@@ -1,0 +1,81 @@
+"""A worker's process as its owner sees it: what it says, how it ended, and how it is laid to rest."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from fleetstart.prefetcher.drivers.forked_process import Exit, Process, ProcessEvent
+from fleetstart.prefetcher.drivers.prefork_pool import Spares
+from fleetstart.prefetcher.workers.exit_reasons import status_words, why_it_ended
+from fleetstart.runtime.contract.errors import FleetError
+from fleetstart.runtime.contract.node import exit_codes as exits
+
+log = logging.getLogger(__name__)
+
+LAST_WORDS_S = 1.0
+"""Between the end of a worker's socket, or its error, and the exit that should follow by itself."""
+KILLED_S = 5.0
+"""Between SIGKILL and the exit: a process in the kernel's hands may take its time."""
+
+
+class Body:
+    """Without a process until `adopt`. A spare that turned out dead is buried, and another adopted."""
+
+    def __init__(self, name: str, spares: Spares, print_line: Callable[[str], None]) -> None:
+        self.process: Process | None = None
+        self.killed_for_memory = False
+        """Set by whoever watches its memory and ended it."""
+        self.events: asyncio.Queue[ProcessEvent] = asyncio.Queue()
+        self._name = name
+        self._spares = spares
+        self._print_line = print_line
+
+    def adopt(self, process: Process) -> None:
+        """From now on `events` are this process's; what one before it said no longer counts."""
+        self.process = process
+        self.events = asyncio.Queue()
+        process.log.to(self._print_line)
+        process.listen(self.events.put_nowait)
+
+    async def bury(self) -> None:
+        """Dead, its last lines read, its group gone; nothing if there never was a process."""
+        process = self.process
+        if process is None:
+            return
+        process.kill()
+        try:
+            async with asyncio.timeout(KILLED_S):
+                await process.exited.wait()
+        except TimeoutError:
+            log.error("a killed worker has not ended", extra={"worker": self._name, "pid": process.pid})
+        process.close()
+        self._spares.remove_group(process.group)
+
+    async def exit_status(self) -> int | None:
+        """Waits briefly for an exit that should come by itself, then brings it about."""
+        assert self.process is not None
+        for patience_s in (LAST_WORDS_S, KILLED_S):
+            try:
+                async with asyncio.timeout(patience_s):
+                    await self.process.exited.wait()
+                break
+            except TimeoutError:
+                self.process.kill()
+        while not self.events.empty():
+            event = self.events.get_nowait()
+            if isinstance(event, Exit):
+                return event.status
+        return None
+
+    @property
+    def ran_out_of_memory(self) -> bool:
+        group = self.process.group if self.process is not None else None
+        return self.killed_for_memory or (group is not None and group.oom_kills() > 0)
+
+    def why(self, status: int | None, *, limit_bytes: int, was_ready: bool) -> FleetError:
+        """The error for a process that ended with the status without being asked to."""
+        oom = self.ran_out_of_memory
+        log.info("worker ended", extra={"worker": self._name, "status": status_words(status), "oom": oom})
+        return why_it_ended(status, oom=oom, limit_bytes=limit_bytes, was_ready=was_ready, stuck_status=exits.OVERRUN)

@@ -1,0 +1,126 @@
+"""What is kept of a worker's life: the phases of its start, its time in the ledger, and what is said of it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Literal
+
+import msgspec
+
+from fleetstart.prefetcher.drivers.logs import Stream
+from fleetstart.prefetcher.drivers.printed import read_line
+from fleetstart.prefetcher.workers.meter import WorkerMeter
+from fleetstart.prefetcher.workers.node_services import Host
+from fleetstart.runtime.contract.billing.ledger import PhaseRow
+from fleetstart.runtime.contract.billing.prices import PriceSheet
+from fleetstart.runtime.contract.errors import ErrorInfo
+from fleetstart.runtime.contract.node.messages import Usage
+from fleetstart.runtime.contract.node.orders import WorkerOrder
+from fleetstart.runtime.contract.process.redaction import Redactor
+from fleetstart.runtime.contract.timeline import Timeline, machine_origin_ns
+
+log = logging.getLogger(__name__)
+
+
+class Record:
+    """Of one worker, from the moment at which its order was seen."""
+
+    def __init__(self, order: WorkerOrder, host: Host) -> None:
+        self.seen_ns = time.monotonic_ns()
+        self.timeline = Timeline()
+        self.redactor = Redactor()
+        """Of its secrets, once they are known: nothing of them is written down."""
+        self._order = order
+        self._host = host
+        self._meter = WorkerMeter(
+            worker=order.worker,
+            node=host.node,
+            function=order.spec.name,
+            version=order.version,
+            memory_bytes=order.spec.memory_bytes,
+            origin_unix_ns=machine_origin_ns(),
+            tags=order.spec.tags,
+            project=order.spec.project,
+        )
+
+    @property
+    def was_ready(self) -> bool:
+        return self._meter.is_running
+
+    def say(self, stream: Stream, text: str, invocation: str = "") -> None:
+        """Until it is ready, what is said is for the call that it was ordered for, unless it is known to be another."""
+        order = self._order
+        whose = invocation or ("" if self.was_ready else order.cause)
+        self._host.logs.write(order.spec.name, order.worker, order.version, stream, self.redactor.text(text), whose)
+
+    def printed(self, line: str) -> None:
+        """By the worker's process."""
+        stream, invocation, text = read_line(line)
+        self.say(stream, text, invocation)
+
+    def redacted(self, info: ErrorInfo) -> ErrorInfo:
+        return msgspec.structs.replace(
+            info, message=self.redactor.text(info.message), hint=self.redactor.text(info.hint)
+        )
+
+    def started(self, assigned_ns: int, fetched_ns: tuple[int, int] | None, own: Timeline) -> None:
+        """The node's phases, then the worker's own; and their rows, except for what comes after the start.
+
+        `fetched_ns` is (begin, end) of the fetch that the start had to wait for.
+        """
+        self._phase("start", self.seen_ns, assigned_ns)
+        if fetched_ns is not None:
+            self._phase("fetch", *fetched_ns)
+        self.timeline.join(own)
+
+    def ready(self, assigned_ns: int) -> None:
+        now_ns = time.monotonic_ns()
+        self._book(self._meter.phase("load", assigned_ns, now_ns))
+        self._meter.ready(now_ns)
+        names = dict.fromkeys(phase.name for phase in self.timeline.phases)
+        phases = {name: round(self.timeline.total_ms(name), 1) for name in names}
+        order = self._order
+        self.say(
+            "system",
+            f"{'shell' if order.shell else 'worker'} ready after {(now_ns - self.seen_ns) / 1e6:.0f} ms",
+            order.cause,
+        )
+        caused = {"request": order.cause} if order.cause else {}
+        extra = {"worker": order.worker, "function": order.spec.name, "phases_ms": phases, **caused}
+        log.info("worker ready", extra=extra)
+
+    def whole(self) -> None:
+        took_ms = (time.monotonic_ns() - self.seen_ns) / 1e6
+        self.say("system", f"worker has the whole model {took_ms:.0f} ms after its order")
+
+    def used(self, usage: Usage) -> None:
+        self._meter.busy(usage.busy_ns)
+        if usage.speed is not None and not self._order.shell:
+            version = f"{self._order.spec.name}@{self._order.version}"
+            self._host.speeds.note(version, self._order.worker, usage.speed)
+
+    def rate(self, sheet: PriceSheet, *, kept: bool) -> None:
+        """What its idle time costs from now on: nothing, unless it is kept because of `min`."""
+        self._book(*self._meter.rate(sheet, time.monotonic_ns(), kept=kept))
+
+    def flush(self) -> None:
+        """Its time until now, into the ledger."""
+        self._book(*self._meter.flush(time.monotonic_ns()))
+
+    def ended(self, tried_ns: tuple[int, int], *, failed: bool) -> None:
+        """The rest of its time; of a failed attempt that never got ready, (begin, end) of the attempt."""
+        if self.was_ready:
+            self.flush()
+        elif failed:
+            self._book(self._meter.phase("failed", *tried_ns))
+        self._host.speeds.forget(self._order.worker)
+
+    def _book(self, *rows: PhaseRow) -> None:
+        """A person's shell is no part of what a function costs."""
+        if not self._order.shell:
+            self._host.rows.add(*rows)
+
+    def _phase(self, name: Literal["start", "fetch"], begun_ns: int, ended_ns: int) -> None:
+        self.timeline.add(name, begun_ns, ended_ns)
+        self._book(self._meter.phase(name, begun_ns, ended_ns))

@@ -1,0 +1,211 @@
+"""What a worker has before it can start: memory, its function's code, weights, a process; and how it is told of them.
+
+All of it comes at once, as far as it can: bundle and segments are fetched while a process is forked, unless a spare
+one waits. At the worker's end the memory and the segments are given back; the process is `body`'s affair.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import socket
+import time
+from collections import Counter
+from itertools import chain
+
+from fleetstart.prefetcher.drivers.forked_process import Process
+from fleetstart.prefetcher.segments.store import Segment
+from fleetstart.prefetcher.stage_links.stage_links import Role
+from fleetstart.prefetcher.workers.exit_reasons import out_of_memory
+from fleetstart.prefetcher.workers.gvisor import SANDBOX_BYTES, Sandbox
+from fleetstart.prefetcher.workers.node_services import Host
+from fleetstart.prefetcher.workers.worker_process import Body
+from fleetstart.runtime.contract.errors import FleetError, StartFailed
+from fleetstart.runtime.contract.node.channel import ChannelClosed
+from fleetstart.runtime.contract.node.messages import Assign
+from fleetstart.runtime.contract.node.orders import WorkerOrder
+
+log = logging.getLogger(__name__)
+
+LISTEN_BACKLOG = 256
+
+
+class Equipment:
+    """Of one worker. `token` is what its callers must show at its `endpoint`."""
+
+    def __init__(self, order: WorkerOrder, host: Host, role: Role, body: Body) -> None:
+        self._order = order
+        self._spec = order.spec
+        self._host = host
+        self._role = role
+        self._body = body
+        self.reserved_bytes = 0
+        """Of the node's memory, until its process has ended."""
+        self.segments: list[Segment] = []
+        """Of its weights, then of their adapter."""
+        self.cold = False
+        """Whether something of its weights had to be fetched."""
+        self._traffic_before: Counter[str] = Counter()
+        self.pooled = False
+        """Whether its process had waited for it."""
+        self.endpoint = ""
+        self.token = secrets.token_urlsafe(24)
+        self.secrets: dict[str, str] = {}
+        """Environment variables that nobody else may see; set before it is assigned."""
+        self.assigned_ns = 0
+        self._sandbox = Sandbox(host, body) if order.spec.isolation == "gvisor" else None
+
+    async def prepare(self) -> str:
+        """Bundle, segments and process; returns the bundle's folder. Errors: whatever kept one of them away."""
+        spec, host = self._spec, self._host
+        host.segments.room.make(spec.memory_bytes, f"a worker of {spec.name}")
+        self.reserved_bytes = spec.memory_bytes
+        host.segments.room.memory.shrink()
+        wanted = () if self._order.shell else (spec.weights, spec.adapter)
+        checkpoints = [checkpoint for checkpoint in wanted if checkpoint is not None]
+        stages = [self._role.layers, None]
+        self.cold = not all(map(host.segments.is_ready, checkpoints, stages))
+        self._traffic_before = self._traffic()
+        network = spec.network is True
+        fresh = network or not host.spares.has(spec.pool)
+        fork = asyncio.ensure_future(host.spares.fork(spec.pool, network=network)) if fresh else None
+        weights = asyncio.ensure_future(host.segments.acquire_all(checkpoints, self._order.worker, self._role.layers))
+        try:
+            bundle = host.bundles.ready(spec.bundle) or await host.bundles.get(spec.bundle)
+            self.segments = await weights
+            if fork is None and (process := host.spares.take(spec.pool)) is not None:
+                self.pooled = True
+            else:
+                process = await (fork or host.spares.fork(spec.pool, network=False))
+            self._body.adopt(process)
+            if self._sandbox is not None:
+                await self._sandbox.prepare(bundle, self.segments)
+        finally:
+            await self._settle(fork, weights)
+        return str(bundle)
+
+    async def _settle(self, fork: asyncio.Future[Process] | None, weights: asyncio.Future[list[Segment]]) -> None:
+        """What was begun and then not needed: given back, whatever it came to."""
+        if fork is not None and self._body.process is None:
+            fork.cancel()
+            outcome = (await asyncio.gather(fork, return_exceptions=True))[0]
+            if isinstance(outcome, Process):
+                self._body.adopt(outcome)
+        if not self.segments:
+            weights.cancel()
+            acquired = (await asyncio.gather(weights, return_exceptions=True))[0]
+            if isinstance(acquired, list):
+                self.segments = acquired
+
+    async def assign(self, bundle_dir: str) -> None:
+        """Tells the process what it is to be. A spare that turns out dead is replaced once. Errors: StartFailed."""
+        try:
+            self._send_assignment(bundle_dir)
+        except ChannelClosed as error:
+            if not self.pooled or self._body.process is None:
+                raise StartFailed(f"the worker was gone before it had its function: {error}") from error
+            log.warning("a spare worker was dead, forking another", extra={"worker": self._order.worker})
+            await self._body.bury()
+            self.pooled = False
+            self._body.adopt(await self._host.spares.fork(self._spec.pool, network=False))
+            try:
+                self._send_assignment(bundle_dir)
+            except ChannelClosed as again:
+                raise StartFailed(f"the worker was gone before it had its function: {again}") from again
+
+    def _send_assignment(self, bundle_dir: str) -> None:
+        process = self._body.process
+        assert process is not None
+        if process.group is not None:
+            try:
+                process.group.limit(self._spec.memory_bytes + (SANDBOX_BYTES if self._sandbox is not None else 0))
+            except OSError as error:
+                raise out_of_memory(self._spec.memory_bytes) from error
+        with _listening_socket(self._host.address) as listener:
+            host, port = listener.getsockname()[:2]
+            self.endpoint = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+            of_segments = [segment.descriptors() for segment in self.segments]
+            threads = self._spec.llm.threads if self._spec.llm is not None else 0
+            message = Assign(
+                worker=self._order.worker,
+                version=self._order.version,
+                spec=self._spec,
+                stage=self._order.stage,
+                secret=self._order.secret,
+                bundle_dir=bundle_dir,
+                token=self.token,
+                threads=threads or self._host.cpus,
+                secrets=self.secrets,
+                slabs=[len(descriptors) - 1 for descriptors in of_segments],
+                shell=self._order.shell,
+            )
+            if self._sandbox is not None:
+                self._sandbox.send(process, message, listener, chain.from_iterable(of_segments))
+            else:
+                descriptors = (listener.fileno(), *self._role.descriptors(), *chain.from_iterable(of_segments))
+                process.send(message, descriptors)
+        self.assigned_ns = time.monotonic_ns()
+        self._role.assigned(process)
+
+    def forked(self, started_ns: int) -> None:
+        """A process that was forked for it counts as assigned once it has begun."""
+        if not self.pooled:
+            self.assigned_ns = max(self.assigned_ns, started_ns)
+
+    def first(self, first: int, last: int) -> None:
+        """It waits for these chunks. It may ask for anything; what its weights do not have is not fetched."""
+        if self.segments:
+            self._host.segments.first(self.segments[0], first, last)
+
+    def grow(self) -> None:
+        """The rest of the model too, if its order says so."""
+        if self.segments:
+            self._role.grow(self._host.segments, self.segments[0])
+
+    def fetched_ns(self, since_ns: int) -> tuple[int, int] | None:
+        """(begin, end) of the fetch of its weights, as far as it fell into its own time; None if there was none."""
+        if not self.segments or not self.cold:
+            return None
+        begun_ns = min(segment.fetch_span_ns[0] for segment in self.segments)
+        ends_ns = [segment.fetch_span_ns[1] for segment in self.segments]
+        ended_ns = max(ends_ns) if all(ends_ns) else time.monotonic_ns()
+        return max(begun_ns, since_ns), ended_ns
+
+    @property
+    def fetched(self) -> dict[str, int]:
+        """Bytes of its weights by source, since it asked for them."""
+        return dict(self._traffic() - self._traffic_before) if self.cold else {}
+
+    def _traffic(self) -> Counter[str]:
+        found: Counter[str] = Counter()
+        for checkpoint in (self._spec.weights, self._spec.adapter):
+            if checkpoint is not None:
+                found.update(self._host.segments.traffic(checkpoint))
+        return found
+
+    @property
+    def segment_error(self) -> FleetError | None:
+        return next((segment.error for segment in self.segments if segment.error is not None), None)
+
+    def release(self) -> None:
+        """Once its process has ended."""
+        if self._sandbox is not None:
+            self._sandbox.close()
+        self.reserved_bytes = 0
+        for segment in self.segments:
+            self._host.segments.release(segment, self._order.worker)
+        self.segments = []
+
+
+def _listening_socket(address: str) -> socket.socket:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((address, 0))
+        listener.listen(LISTEN_BACKLOG)
+    except BaseException:
+        listener.close()
+        raise
+    return listener
