@@ -12,7 +12,7 @@ import sys
 import uvloop
 
 from fleetstart.controller.config import Config, ConfigError, read_config
-from fleetstart.controller.seeing.context import log_fields
+from fleetstart.controller.http.request_context import log_fields
 from fleetstart.runtime.contract.process.log_format import configure
 
 PR_SET_PDEATHSIG = 1

@@ -8,20 +8,20 @@ import logging
 import secrets
 import signal
 
-from fleetstart.controller.access.door import Door, is_loopback
-from fleetstart.controller.access.first_key import FirstKey
-from fleetstart.controller.access.own_key import FILE
+from fleetstart.controller.api_wiring import build_management
+from fleetstart.controller.auth.bootstrap_key import FirstKey
+from fleetstart.controller.auth.middleware import Door, is_loopback
+from fleetstart.controller.auth.owner_key import FILE
+from fleetstart.controller.background import keep_running
 from fleetstart.controller.config import Config, ConfigError
-from fleetstart.controller.core import build_core
-from fleetstart.controller.cors import Cors
-from fleetstart.controller.management import build_management
-from fleetstart.controller.opening import open_traces, open_vault
-from fleetstart.controller.parts import keep_running
-from fleetstart.controller.responses import Receive, Scope, Send
-from fleetstart.controller.seeing.entrance import Entrance
-from fleetstart.controller.seeing.notable import Notable
-from fleetstart.controller.serving import listener_of, server_of
-from fleetstart.controller.target import PREFIX
+from fleetstart.controller.core_wiring import build_core
+from fleetstart.controller.dependencies import open_traces, open_vault
+from fleetstart.controller.gateway.cors import Cors
+from fleetstart.controller.http.asgi import Receive, Scope, Send
+from fleetstart.controller.http.invoke_url import PREFIX
+from fleetstart.controller.http_server import listener_of, server_of
+from fleetstart.controller.observability.request_id_middleware import Entrance
+from fleetstart.controller.observability.slow_call_log import Notable
 from fleetstart.runtime.contract.process.tasks import end_tasks
 
 log = logging.getLogger(__name__)

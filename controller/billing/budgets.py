@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from fleetstart.controller.resources import BudgetInfo, BudgetTerms
+from fleetstart.controller.schemas.functions import BudgetInfo, BudgetTerms
 from fleetstart.runtime.contract.billing.ledger import dollars
 from fleetstart.runtime.contract.errors import BudgetSpent, InvalidInput
 from fleetstart.runtime.contract.ids import FunctionName

@@ -22,9 +22,7 @@ from typing import Any, cast
 import redis.asyncio as redis
 from redis.exceptions import ResponseError
 
-from fleetstart.controller.billing.archive import Archive
-from fleetstart.controller.billing.reader import PAGE_ROWS, LedgerReader
-from fleetstart.controller.billing.segments import (
+from fleetstart.controller.billing.archive_format import (
     SEGMENT_BYTES,
     Entry,
     EntryId,
@@ -33,7 +31,9 @@ from fleetstart.controller.billing.segments import (
     pack,
     parse_entry,
 )
-from fleetstart.controller.redis_client import REDIS_DOWN, Script
+from fleetstart.controller.billing.archive_store import Archive
+from fleetstart.controller.billing.ledger_reader import PAGE_ROWS, LedgerReader
+from fleetstart.controller.state.redis_client import REDIS_DOWN, Script
 from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.billing.ledger import LedgerRow, began_unix_ms
 from fleetstart.runtime.contract.errors import FleetError, StoreFailed

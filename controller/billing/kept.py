@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Set
 
-from fleetstart.controller.pipelines import is_helper
-from fleetstart.controller.records import VersionKey
-from fleetstart.controller.view import View
+from fleetstart.controller.scheduler.pipelines import is_helper
+from fleetstart.controller.state.records import VersionKey
+from fleetstart.controller.state.view import View
 from fleetstart.runtime.contract.ids import FunctionName, WorkerId
 
 

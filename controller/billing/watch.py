@@ -18,8 +18,8 @@ import redis.asyncio as redis
 
 from fleetstart.controller.billing.budgets import Budget, BudgetEvent, BudgetState, fields_of, period_at
 from fleetstart.controller.billing.kept import kept_workers
-from fleetstart.controller.redis_client import REDIS_DOWN, Script
-from fleetstart.controller.view import View
+from fleetstart.controller.state.redis_client import REDIS_DOWN, Script
+from fleetstart.controller.state.view import View
 from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.billing.ledger import InvocationRow, dollars
 from fleetstart.runtime.contract.billing.prices import PriceSheet, in_force, read_sheets

@@ -10,7 +10,7 @@ from fleetstart.controller.cli import output
 from fleetstart.controller.cli.client import Server, error_of
 from fleetstart.controller.cli.commands.invocations import show, write_result
 from fleetstart.controller.cli.waiting import ended
-from fleetstart.controller.invocations.resources import InvocationInfo
+from fleetstart.controller.schemas.invocations import InvocationInfo
 
 
 def call(

@@ -10,7 +10,7 @@ import shlex
 import msgspec
 
 from fleetstart.controller.cli.client import Address
-from fleetstart.controller.examples import example
+from fleetstart.controller.schemas.examples import example
 from fleetstart.runtime.contract.function.interface import Interface
 
 EXAMPLE_MAX_CHARS = 200

@@ -19,7 +19,7 @@ from fleetstart.controller.cli.client import Server, find_server
 from fleetstart.controller.cli.diagnosis import Observed, diagnose, rate
 from fleetstart.controller.cli.layout import Layout, SupervisorRecord, is_locked, read_record, read_services
 from fleetstart.controller.cli.services import NODE
-from fleetstart.controller.resources import SystemStatus
+from fleetstart.controller.schemas.functions import SystemStatus
 from fleetstart.runtime.contract.errors import FleetError
 from fleetstart.runtime.contract.function.spec import GIB, MIB
 from fleetstart.runtime.contract.node.reports import NodeReport

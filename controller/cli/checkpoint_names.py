@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from fleetstart.controller.cli.client import Server
-from fleetstart.controller.resources import CheckpointInfo, FunctionInfo
+from fleetstart.controller.schemas.functions import CheckpointInfo, FunctionInfo
 from fleetstart.runtime.contract.errors import InvalidInput, NotFound
 from fleetstart.runtime.contract.ids import CheckpointId
 

@@ -19,11 +19,11 @@ from urllib.parse import quote, urlsplit
 import click
 import msgspec
 
-from fleetstart.controller.access.own_key import kept
+from fleetstart.controller.auth.owner_key import kept
 from fleetstart.controller.cli.layout import Layout
 from fleetstart.controller.cli.output import ConnectionCut, Unreachable
 from fleetstart.controller.cli.root import KEY_META
-from fleetstart.controller.resources import FunctionInfo
+from fleetstart.controller.schemas.functions import FunctionInfo
 from fleetstart.runtime.contract.billing.ledger import LogLine
 from fleetstart.runtime.contract.errors import (
     ErrorBody,

@@ -11,7 +11,7 @@ from dataclasses import replace
 from fleetstart.controller.cli.client import Server, function_path
 from fleetstart.controller.cli.declarations import Declaration
 from fleetstart.controller.cli.specs import default_name
-from fleetstart.controller.resources import FunctionInfo
+from fleetstart.controller.schemas.functions import FunctionInfo
 from fleetstart.runtime.contract.errors import NotFound, Refused
 
 SUFFIX = "-dev"

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from urllib.parse import quote
 
-from fleetstart.controller.access.records import DEFAULT
-from fleetstart.controller.access.resources import ProjectInfo, ProjectTerms, SecretInfo, SecretValue
 from fleetstart.controller.cli.client import Server
 from fleetstart.controller.cli.declarations import Declaration
+from fleetstart.controller.schemas.resources import ProjectInfo, ProjectTerms, SecretInfo, SecretValue
+from fleetstart.controller.state.access_records import DEFAULT
 from fleetstart.runtime.contract.errors import InvalidSpec
 
 

@@ -18,7 +18,7 @@ from fleetstart.controller.cli import output
 from fleetstart.controller.cli.client import Server, function_path
 from fleetstart.controller.cli.commands.trace import shown, summary
 from fleetstart.controller.cli.waterfall import beside
-from fleetstart.controller.resources import FunctionInfo, SystemStatus
+from fleetstart.controller.schemas.functions import FunctionInfo, SystemStatus
 from fleetstart.runtime.contract.billing.ledger import InvocationTrace
 from fleetstart.runtime.contract.errors import NotFound, Unavailable
 from fleetstart.runtime.contract.ids import InvocationId, new_invocation_id

@@ -8,14 +8,14 @@ import time
 import msgspec
 import redis
 
-from fleetstart.controller.access.audit_event import AuditEvent
-from fleetstart.controller.access.credentials import new_credential, parse
-from fleetstart.controller.access.own_key import NAME, keep, owners_record
-from fleetstart.controller.access.records import LOCAL, digest
-from fleetstart.controller.access.resources import KeyInfo
+from fleetstart.controller.auth.api_key import new_credential, parse
+from fleetstart.controller.auth.owner_key import NAME, keep, owners_record
 from fleetstart.controller.cli.client import Address, Server
 from fleetstart.controller.cli.layout import Layout, SupervisorRecord, read_record
 from fleetstart.controller.cli.output import Unreachable
+from fleetstart.controller.schemas.audit_event import AuditEvent
+from fleetstart.controller.schemas.resources import KeyInfo
+from fleetstart.controller.state.access_records import LOCAL, digest
 from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.errors import NotFound, Unauthorized
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fleetstart.controller.resources import Traffic
+from fleetstart.controller.schemas.functions import Traffic
 
 
 def reference(text: str) -> int | str:

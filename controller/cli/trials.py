@@ -10,7 +10,7 @@ import msgspec
 
 from fleetstart.controller.cli import output
 from fleetstart.controller.cli.client import Server
-from fleetstart.controller.resources import Deployed, Traffic
+from fleetstart.controller.schemas.functions import Deployed, Traffic
 from fleetstart.runtime.contract.billing.ledger import LogLine
 from fleetstart.runtime.contract.errors import FleetError, Unavailable, error_from
 from fleetstart.runtime.contract.ids import Version

@@ -8,7 +8,7 @@ from urllib.parse import quote
 import msgspec
 
 from fleetstart.controller.cli.client import Server, error_of
-from fleetstart.controller.invocations.resources import InvocationInfo
+from fleetstart.controller.schemas.invocations import InvocationInfo
 from fleetstart.runtime.contract.errors import DeadlineExceeded
 
 ENDED = frozenset(("succeeded", "failed", "cancelled", "expired"))

@@ -14,10 +14,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
 
+from fleetstart.controller.planner.checkpoint_layout import EVERY_LAYER
+from fleetstart.controller.planner.constraints import ANYWHERE, Wanted, admits
 from fleetstart.controller.planner.contention import Link
-from fleetstart.controller.planner.nodes import Held, NodeState
-from fleetstart.controller.planner.shape import EVERY_LAYER
-from fleetstart.controller.planner.where import ANYWHERE, Wanted, admits
+from fleetstart.controller.planner.node_state import Held, NodeState
 from fleetstart.runtime.contract.ids import CheckpointId, NodeId
 
 HOLDERS = 16

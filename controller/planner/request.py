@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fleetstart.controller.planner.margins import UNKNOWN, Margins
-from fleetstart.controller.planner.measures import VersionMeasures
-from fleetstart.controller.planner.shape import Cut, Shape
-from fleetstart.controller.planner.where import ANYWHERE, Wanted
+from fleetstart.controller.planner.checkpoint_layout import Cut, Shape
+from fleetstart.controller.planner.constraints import ANYWHERE, Wanted
+from fleetstart.controller.planner.error_margins import UNKNOWN, Margins
+from fleetstart.controller.planner.estimates import VersionMeasures
 from fleetstart.runtime.contract.function.spec import SLO
 from fleetstart.runtime.contract.ids import CheckpointId, FunctionName
 

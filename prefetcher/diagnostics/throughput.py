@@ -211,11 +211,7 @@ def _read_rates(fd: int, direct: int | None, size_bytes: int, region: native.Reg
 
 def _store(store: str, home: Path, region: native.Region, scope: Scope, found: _Measurement) -> tuple[float, str]:
     if store.startswith("s3://"):
-        from fleetstart.prefetcher.diagnostics.store_throughput import (  # late: boto3
-            NothingToRead,
-            NotMeasured,
-            store_ceiling,
-        )
+        from fleetstart.prefetcher.diagnostics.store_throughput import NothingToRead, NotMeasured, store_ceiling
 
         bucket, _, prefix = store.removeprefix("s3://").partition("/")
         try:

@@ -13,8 +13,9 @@ from typing import Any
 import msgspec
 
 from fleetstart.controller import __main__ as controller
-from fleetstart.controller import reconcile, starts
-from fleetstart.controller.planner import choice
+from fleetstart.controller.planner import selection as choice
+from fleetstart.controller.scheduler import planning as starts
+from fleetstart.controller.scheduler import reconcile
 
 CHANGES = ("stay", "single")
 

@@ -27,9 +27,9 @@ from fleetstart.controller.planner import (
     plan,
     with_stage,
 )
+from fleetstart.controller.planner.checkpoint_layout import EVERY_LAYER
 from fleetstart.controller.planner.contention import Link
-from fleetstart.controller.planner.measures import NodeMeasures, version_prior
-from fleetstart.controller.planner.shape import EVERY_LAYER
+from fleetstart.controller.planner.estimates import NodeMeasures, version_prior
 from fleetstart.runtime.contract.function.spec import GIB, SLO
 from fleetstart.runtime.contract.ids import CheckpointId, FunctionName, NodeId, WorkerId
 from fleetstart.runtime.contract.node.reports import NodeReport, SegmentReport

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 import redis
 
-from fleetstart.controller.access.own_key import kept
+from fleetstart.controller.auth.owner_key import kept
 from fleetstart.controller.cli.layout import Layout
 from tests.bench.samples import ROOT
 from tests.bench.wire import Connection

@@ -7,7 +7,7 @@ from fractions import Fraction
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetstart.controller.accounting import Meter
+from fleetstart.controller.billing.apportionment import Meter
 
 MS = 1_000_000
 

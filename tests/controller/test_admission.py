@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetstart.controller.admission import Queue, ServiceTime
+from fleetstart.controller.gateway.dispatch.queue import Queue, ServiceTime
 
 
 @dataclass(eq=False)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from starlette.requests import Request
 
-from fleetstart.controller.api import _unforeseen
+from fleetstart.controller.api.app import _unforeseen
 from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.billing.ledger import LogLine
 from fleetstart.runtime.contract.ids import CheckpointId, FunctionName, Version, WorkerId

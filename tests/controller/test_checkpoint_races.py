@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from fleetstart.controller.checkpoints import UNFINISHED_S, Checkpoints
-from fleetstart.controller.folder_store import FolderStore
-from fleetstart.controller.objects import StoredObject, Upload
-from fleetstart.controller.redis_client import connect
-from fleetstart.controller.registry import Registry
-from fleetstart.controller.removals import FORGET_MS, STALE_MS, Removals
-from fleetstart.controller.state import State
-from fleetstart.controller.view import View
+from fleetstart.controller.registry.checkpoints import UNFINISHED_S, Checkpoints
+from fleetstart.controller.registry.deletion_guard import FORGET_MS, STALE_MS, Removals
+from fleetstart.controller.registry.registry import Registry
+from fleetstart.controller.state.redis_client import connect
+from fleetstart.controller.state.sync import State
+from fleetstart.controller.state.view import View
+from fleetstart.controller.storage.folder_store import FolderStore
+from fleetstart.controller.storage.object_store import StoredObject, Upload
 from fleetstart.runtime.contract.errors import FleetError, NotFound, Refused, Unavailable, WeightsMissing
 from fleetstart.runtime.contract.function.spec import FunctionSpec
 from fleetstart.runtime.contract.ids import BundleId, CheckpointId, FunctionName

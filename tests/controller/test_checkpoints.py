@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from fleetstart.controller.checkpoints import UNFINISHED_S, grouped, litter, missing_of
-from fleetstart.controller.objects import StoredObject
-from fleetstart.controller.ranges import NotSatisfiable, parse_range
+from fleetstart.controller.http.byte_range import NotSatisfiable, parse_range
+from fleetstart.controller.registry.checkpoints import UNFINISHED_S, grouped, litter, missing_of
+from fleetstart.controller.storage.object_store import StoredObject
 from fleetstart.runtime.contract.ids import CheckpointId
 from fleetstart.runtime.contract.weights.manifest import FileEntry, checkpoint_id, manifest_bytes
 from tests.controller.conftest import ControllerProcess

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fleetstart.controller.cors import allowed_origin
+from fleetstart.controller.gateway.cors import allowed_origin
 from tests.controller.conftest import ControllerProcess, HandNode
 
 APP = "https://app.example.com"

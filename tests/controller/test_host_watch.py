@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from fleetstart.controller.host_watch import HostSilent, HostWatch, answers_soon, numeric
+from fleetstart.controller.gateway.dispatch.host_liveness import HostSilent, HostWatch, answers_soon, numeric
 
 WAIT_S = 20.0
 

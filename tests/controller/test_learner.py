@@ -10,14 +10,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from fleetstart.controller.learner import Learner
-from fleetstart.controller.learning import read_measures
 from fleetstart.controller.planner import Plan
-from fleetstart.controller.planner.measures import Estimate, NodeMeasures, VersionMeasures
-from fleetstart.controller.records import VersionKey
-from fleetstart.controller.redis_client import connect
-from fleetstart.controller.state import State
-from fleetstart.controller.view import View
+from fleetstart.controller.planner.estimates import Estimate, NodeMeasures, VersionMeasures
+from fleetstart.controller.scheduler.calibration import read_measures
+from fleetstart.controller.scheduler.calibrator import Learner
+from fleetstart.controller.state.records import VersionKey
+from fleetstart.controller.state.redis_client import connect
+from fleetstart.controller.state.sync import State
+from fleetstart.controller.state.view import View
 from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.ids import FunctionName, NodeId, PipelineId, Version, WorkerId
 from fleetstart.runtime.contract.node.orders import WorkerOrder, WorkerStatus

@@ -7,7 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from fleetstart.controller.learning import (
+from fleetstart.controller.planner import Plan, StagePlan
+from fleetstart.controller.planner.estimates import Estimate, NodeMeasures, VersionMeasures
+from fleetstart.controller.scheduler.calibration import (
     NOT_YET,
     Readied,
     SpeedsSeen,
@@ -20,10 +22,8 @@ from fleetstart.controller.learning import (
     sharers,
     stage_of,
 )
-from fleetstart.controller.planner import Plan, StagePlan
-from fleetstart.controller.planner.measures import Estimate, NodeMeasures, VersionMeasures
-from fleetstart.controller.records import FunctionRecord, StartOutcome, VersionKey
-from fleetstart.controller.view import NodeSeen, View
+from fleetstart.controller.state.records import FunctionRecord, StartOutcome, VersionKey
+from fleetstart.controller.state.view import NodeSeen, View
 from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.ids import CheckpointId, FunctionName, NodeId, PipelineId, Version, WorkerId
 from fleetstart.runtime.contract.node.orders import WorkerOrder, WorkerStatus

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from fleetstart.controller.limits import EARLY, NO_LIMITS, burst_of, draw, share
+from fleetstart.controller.gateway.admission.rate_limit import EARLY, NO_LIMITS, burst_of, draw, share
 from fleetstart.runtime.contract.errors import InvalidSpec
 from fleetstart.runtime.contract.function.spec import Limits
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetstart.controller.marks import HELD_BYTES, KEPT_BYTES, Marks
+from fleetstart.controller.gateway.dispatch.stream_resume import HELD_BYTES, KEPT_BYTES, Marks
 from fleetstart.runtime.contract.worker_headers import MARK
 
 TEXT = st.text(st.sampled_from("ab: fs-mark\\n{}"), max_size=12).map(str.encode)

@@ -8,8 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetstart.controller.pool import HALF_OPEN_MS, Decision, Member, backoff_ms, broken, decide, failure_after
-from fleetstart.controller.records import Failure
+from fleetstart.controller.scheduler.worker_pool import (
+    HALF_OPEN_MS,
+    Decision,
+    Member,
+    backoff_ms,
+    broken,
+    decide,
+    failure_after,
+)
+from fleetstart.controller.state.records import Failure
 from fleetstart.runtime.contract.errors import ErrorInfo
 from fleetstart.runtime.contract.ids import WorkerId
 from tests.controller.test_autoscale import spec

@@ -6,10 +6,10 @@ from typing import Any
 
 import msgspec
 
-from fleetstart.controller.prospects import UNPLACED_NS, Prospects, start_failure
-from fleetstart.controller.records import Failure, VersionKey, VersionRecord
-from fleetstart.controller.routes import Route
-from fleetstart.controller.view import NodeSeen
+from fleetstart.controller.gateway.admission.feasibility import UNPLACED_NS, Prospects, start_failure
+from fleetstart.controller.gateway.dispatch.backend import Route
+from fleetstart.controller.state.records import Failure, VersionKey, VersionRecord
+from fleetstart.controller.state.view import NodeSeen
 from fleetstart.runtime.contract.errors import ErrorInfo, NotFound
 from fleetstart.runtime.contract.function.spec import MIB, SLO, LLMSettings
 from fleetstart.runtime.contract.ids import CheckpointId, FunctionName, NodeId, Version, WorkerId

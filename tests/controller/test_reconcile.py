@@ -6,9 +6,9 @@ from typing import Any
 
 import msgspec
 
-from fleetstart.controller.reconcile import Reconciler, Step
-from fleetstart.controller.records import FunctionRecord, VersionKey, VersionRecord
-from fleetstart.controller.view import NodeSeen, View
+from fleetstart.controller.scheduler.reconcile import Reconciler, Step
+from fleetstart.controller.state.records import FunctionRecord, VersionKey, VersionRecord
+from fleetstart.controller.state.view import NodeSeen, View
 from fleetstart.runtime.contract.clock import ManualClock
 from fleetstart.runtime.contract.errors import ErrorInfo
 from fleetstart.runtime.contract.function.spec import MIB, SLO, FunctionSpec, LLMSettings, Scale

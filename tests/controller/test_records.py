@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from fleetstart.controller.records import VersionRecord
+from fleetstart.controller.state.records import VersionRecord
 from fleetstart.runtime.contract.ids import Version
 from fleetstart.runtime.contract.weights.stage import Layout
 from tests.controller.test_autoscale import spec

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fleetstart.controller.shells import place
+from fleetstart.controller.shell.service import place
 from fleetstart.runtime.contract.errors import Unavailable
 from fleetstart.runtime.contract.function.spec import MIB
 from fleetstart.runtime.contract.ids import NodeId

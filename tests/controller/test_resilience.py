@@ -14,11 +14,11 @@ import httpx
 import msgspec
 import pytest
 
-from fleetstart.controller.leading import Leading
-from fleetstart.controller.ledger import LedgerWriter
-from fleetstart.controller.reconcile import Step
-from fleetstart.controller.redis_client import connect
-from fleetstart.controller.view import View
+from fleetstart.controller.billing.ledger_writer import LedgerWriter
+from fleetstart.controller.scheduler.leader import Leading
+from fleetstart.controller.scheduler.reconcile import Step
+from fleetstart.controller.state.redis_client import connect
+from fleetstart.controller.state.view import View
 from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.billing.ledger import InvocationRow, InvocationTrace, OpenInvocation
 from fleetstart.runtime.contract.ids import FunctionName, InvocationId, NodeId, Version, WorkerId

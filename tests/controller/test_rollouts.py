@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from fleetstart.controller.pool import FAILURES_TO_BREAK
-from fleetstart.controller.records import Failure, Rollout
-from fleetstart.controller.rollouts import SLACK_MS, probe_path, verdict
+from fleetstart.controller.registry.rollouts import SLACK_MS, probe_path, verdict
+from fleetstart.controller.scheduler.worker_pool import FAILURES_TO_BREAK
+from fleetstart.controller.state.records import Failure, Rollout
 from fleetstart.runtime.contract.errors import ErrorInfo
 from fleetstart.runtime.contract.function.spec import FunctionSpec, LLMSettings
 from fleetstart.runtime.contract.ids import CheckpointId, Version

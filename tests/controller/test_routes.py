@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from fleetstart.controller.admission import Queue
-from fleetstart.controller.records import VersionKey, VersionRecord
-from fleetstart.controller.routes import Call, Route
+from fleetstart.controller.gateway.dispatch.backend import Call, Route
+from fleetstart.controller.gateway.dispatch.queue import Queue
+from fleetstart.controller.state.records import VersionKey, VersionRecord
 from fleetstart.runtime.contract.errors import Unavailable
 from fleetstart.runtime.contract.ids import FunctionName, InvocationId, NodeId, Version, WorkerId
 from fleetstart.runtime.contract.node.orders import WorkerState, WorkerStatus

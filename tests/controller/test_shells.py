@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fleetstart.controller.shells import place
+from fleetstart.controller.shell.service import place
 from fleetstart.runtime.contract.errors import Unavailable
 from fleetstart.runtime.contract.function.spec import GIB, FunctionSpec
 from fleetstart.runtime.contract.ids import BundleId, FunctionName, NodeId

@@ -14,10 +14,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from fleetstart.controller.folder_store import FolderStore
-from fleetstart.controller.journal import COMPACT_BYTES, Journal
-from fleetstart.controller.objects import ObjectStore, Upload
-from fleetstart.controller.s3_store import PART_BYTES, S3Store
+from fleetstart.controller.billing.journal import COMPACT_BYTES, Journal
+from fleetstart.controller.storage.folder_store import FolderStore
+from fleetstart.controller.storage.object_store import ObjectStore, Upload
+from fleetstart.controller.storage.s3_store import PART_BYTES, S3Store
 from fleetstart.runtime.contract.billing.ledger import InvocationRow
 from fleetstart.runtime.contract.errors import InvalidInput, NotFound, StoreFailed, TooLarge
 from fleetstart.runtime.contract.ids import FunctionName, InvocationId, Version

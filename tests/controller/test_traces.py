@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fleetstart.controller.outcomes import join_start
+from fleetstart.controller.gateway.dispatch.call_summary import join_start
 from fleetstart.runtime.contract.ids import NodeId, Version, WorkerId
 from fleetstart.runtime.contract.node.orders import WorkerOrder
 from tests.controller.test_autoscale import spec

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from fleetstart.controller import versions
-from fleetstart.controller.records import FunctionRecord, Rollout, Scaled
+from fleetstart.controller.state import traffic as versions
+from fleetstart.controller.state.records import FunctionRecord, Rollout, Scaled
 from fleetstart.runtime.contract.errors import ErrorInfo, InvalidInput, InvalidSpec, NotFound
 from fleetstart.runtime.contract.function.spec import Limits, Scale
 from fleetstart.runtime.contract.ids import FunctionName, Version

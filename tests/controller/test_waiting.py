@@ -5,12 +5,12 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from fleetstart.controller.planner.measures import Estimate, VersionMeasures
-from fleetstart.controller.prospects import Prospects
-from fleetstart.controller.refusals import turned_away
-from fleetstart.controller.routes import Route
-from fleetstart.controller.view import NodeSeen
-from fleetstart.controller.waiting import Predicted, Waits
+from fleetstart.controller.gateway.admission.feasibility import Prospects
+from fleetstart.controller.gateway.admission.rejections import turned_away
+from fleetstart.controller.gateway.admission.wait_predictor import Predicted, Waits
+from fleetstart.controller.gateway.dispatch.backend import Route
+from fleetstart.controller.planner.estimates import Estimate, VersionMeasures
+from fleetstart.controller.state.view import NodeSeen
 from fleetstart.runtime.contract.errors import Overloaded, QueueFull
 from fleetstart.runtime.contract.function.spec import MIB
 from fleetstart.runtime.contract.ids import NodeId

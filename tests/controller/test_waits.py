@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetstart.controller.waits import UNKNOWN_S, Arrival, Line, missing_s, start_left_s, turn_s
+from fleetstart.controller.gateway.admission.wait_model import UNKNOWN_S, Arrival, Line, missing_s, start_left_s, turn_s
 from fleetstart.runtime.contract.errors import Coming
 
 SECOND = 1_000_000_000

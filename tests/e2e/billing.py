@@ -23,10 +23,10 @@ from typing import Any
 import httpx
 import msgspec
 
-from fleetstart.controller.billing.archive import Archive
-from fleetstart.controller.billing.segments import SegmentHeader
-from fleetstart.controller.folder_store import FolderStore
-from fleetstart.controller.resources import Invoice, LedgerLine, Usage
+from fleetstart.controller.billing.archive_format import SegmentHeader
+from fleetstart.controller.billing.archive_store import Archive
+from fleetstart.controller.schemas.functions import Invoice, LedgerLine, Usage
+from fleetstart.controller.storage.folder_store import FolderStore
 from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.billing.ledger import InvocationRow, PhaseRow, cost_nusd, dollars
 from tests.e2e.systems import System, running

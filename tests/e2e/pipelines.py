@@ -19,7 +19,7 @@ import msgspec
 from safetensors.torch import save_file
 
 from fleetstart.controller.planner import Plan
-from fleetstart.controller.planner.measures import Estimate, NodeMeasures
+from fleetstart.controller.planner.estimates import Estimate, NodeMeasures
 from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.node.orders import WorkerOrder, WorkerStatus
 from fleetstart.runtime.llm.engine.generation import Request

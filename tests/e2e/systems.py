@@ -26,7 +26,7 @@ import httpx
 import msgspec
 import redis
 
-from fleetstart.controller.resources import FunctionInfo, SystemStatus, Usage
+from fleetstart.controller.schemas.functions import FunctionInfo, SystemStatus, Usage
 from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.billing.ledger import InvocationRow, LedgerRow, LogLine, PhaseRow
 from fleetstart.runtime.contract.errors import ErrorBody, ErrorInfo

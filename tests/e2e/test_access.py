@@ -12,7 +12,7 @@ import httpx
 import openai
 import pytest
 
-from fleetstart.controller.access.credentials import new_credential
+from fleetstart.controller.auth.api_key import new_credential
 from tests.browser import browsing
 from tests.e2e.systems import System, running
 from tests.servers import wait_until

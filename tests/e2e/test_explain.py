@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from fleetstart.controller.learning import read_measures
-from fleetstart.controller.planner.measures import VersionMeasures
-from fleetstart.controller.records import VersionKey
+from fleetstart.controller.planner.estimates import VersionMeasures
+from fleetstart.controller.scheduler.calibration import read_measures
+from fleetstart.controller.state.records import VersionKey
 from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.ids import FunctionName, InvocationId, Version
 from tests.e2e.systems import System

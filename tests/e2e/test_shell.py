@@ -21,7 +21,7 @@ import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
-from fleetstart.controller.shells import OPEN_MOST
+from fleetstart.controller.shell.service import OPEN_MOST
 from fleetstart.runtime.contract.node.shell import FRAME_MAX_BYTES
 from tests.e2e.systems import FS, System, running
 from tests.servers import wait_until

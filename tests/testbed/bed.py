@@ -16,7 +16,7 @@ import httpx
 import msgspec
 import redis
 
-from fleetstart.controller.resources import FunctionInfo, SystemStatus
+from fleetstart.controller.schemas.functions import FunctionInfo, SystemStatus
 from fleetstart.runtime.contract.node.orders import FINAL, WorkerStatus
 from fleetstart.runtime.contract.node.reports import NodeReport
 from tests.bench.range_server import credentials

@@ -12,7 +12,7 @@ from fleetstart.controller.cli.client import Server, find_server, suggesting
 from fleetstart.controller.cli.moments import nano_dollars, utc
 from fleetstart.controller.cli.root import verb
 from fleetstart.controller.cli.subverbs import Subverbs
-from fleetstart.controller.resources import BudgetInfo, BudgetTerms
+from fleetstart.controller.schemas.functions import BudgetInfo, BudgetTerms
 from fleetstart.runtime.contract.billing.ledger import dollars
 
 

@@ -7,12 +7,12 @@ from pathlib import Path
 import click
 import msgspec
 
-from fleetstart.controller.access.own_key import keep
+from fleetstart.controller.auth.owner_key import keep
 from fleetstart.controller.cli import output
 from fleetstart.controller.cli.client import Server, find_server
 from fleetstart.controller.cli.layout import Layout
 from fleetstart.controller.cli.root import verb
-from fleetstart.controller.resources import SystemStatus
+from fleetstart.controller.schemas.functions import SystemStatus
 
 
 @click.command

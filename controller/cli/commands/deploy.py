@@ -26,8 +26,8 @@ from fleetstart.controller.cli.root import verb
 from fleetstart.controller.cli.specs import adapter_of, build_spec, include_of, layers_of, module_name, weights_of
 from fleetstart.controller.cli.trials import wait
 from fleetstart.controller.cli.upload import ObjectStore
-from fleetstart.controller.records import LIVE
-from fleetstart.controller.resources import Deployed
+from fleetstart.controller.schemas.functions import Deployed
+from fleetstart.controller.state.records import LIVE
 from fleetstart.runtime.contract.errors import InvalidSpec
 from fleetstart.runtime.contract.function.spec import FunctionSpec
 
@@ -231,7 +231,7 @@ class _Unsent:
 
 def _foreseen(server: Server, declaration: Declaration, path: Path, bundle: Bundle, cache: Path) -> Foreseen:
     from fleetstart.controller.cli.rehearsal import Foreseen  # late: the planner comes with it
-    from fleetstart.controller.forecast import Forecast, Proposal
+    from fleetstart.controller.scheduler.deploy_forecast import Forecast, Proposal
 
     packed = _packed(_Unsent(server), declaration, path, bundle, cache)
     base = packed.checkpoints[0] if packed.checkpoints else None

@@ -36,7 +36,7 @@ from fleetstart.controller.cli.probing import Prober
 from fleetstart.controller.cli.root import verb
 from fleetstart.controller.cli.saves import Saves, stamps
 from fleetstart.controller.cli.supervisor import dies_with
-from fleetstart.controller.resources import Deployed, FunctionInfo
+from fleetstart.controller.schemas.functions import Deployed, FunctionInfo
 from fleetstart.runtime.contract.errors import FleetError, NotFound
 
 LOOK_S = 0.3

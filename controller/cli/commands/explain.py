@@ -7,12 +7,12 @@ from urllib.parse import quote
 
 import click
 
+from fleetstart.controller.api.explain import InvocationPlan
 from fleetstart.controller.cli import output
 from fleetstart.controller.cli.client import Server, find_server
 from fleetstart.controller.cli.commands.trace import find, stages
 from fleetstart.controller.cli.root import verb
-from fleetstart.controller.explain import InvocationPlan
-from fleetstart.controller.planner.explain import text
+from fleetstart.controller.planner.report import text
 
 
 @click.command

@@ -15,7 +15,7 @@ from fleetstart.controller.cli.client import Server, error_of, find_server, sugg
 from fleetstart.controller.cli.moments import utc
 from fleetstart.controller.cli.root import verb
 from fleetstart.controller.cli.subverbs import Subverbs
-from fleetstart.controller.invocations.resources import InvocationInfo
+from fleetstart.controller.schemas.invocations import InvocationInfo
 from fleetstart.runtime.contract.errors import NotFound
 
 STATUSES = ("queued", "running", "succeeded", "failed", "cancelled", "expired")

@@ -10,7 +10,7 @@ import click
 from fleetstart.controller.cli import output
 from fleetstart.controller.cli.client import Server, find_server
 from fleetstart.controller.cli.root import verb
-from fleetstart.controller.resources import Invoice, InvoiceLine
+from fleetstart.controller.schemas.functions import Invoice, InvoiceLine
 from fleetstart.runtime.contract.billing.ledger import dollars
 
 

@@ -8,15 +8,15 @@ from typing import cast
 
 import click
 
-from fleetstart.controller.access import own_key
-from fleetstart.controller.access.records import RIGHTS, Right
-from fleetstart.controller.access.resources import KeyCreated, KeyInfo, NewKey, Rotation
+from fleetstart.controller.auth import owner_key as own_key
 from fleetstart.controller.cli import output
 from fleetstart.controller.cli.client import Server, find_server
 from fleetstart.controller.cli.layout import Layout
 from fleetstart.controller.cli.moments import seconds, utc
 from fleetstart.controller.cli.root import verb
 from fleetstart.controller.cli.subverbs import Subverbs
+from fleetstart.controller.schemas.resources import KeyCreated, KeyInfo, NewKey, Rotation
+from fleetstart.controller.state.access_records import RIGHTS, Right
 
 
 @click.group(cls=Subverbs, context_settings={"max_content_width": 100})

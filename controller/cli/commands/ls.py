@@ -12,7 +12,7 @@ import click
 from fleetstart.controller.cli import output
 from fleetstart.controller.cli.client import Server, find_server
 from fleetstart.controller.cli.root import verb
-from fleetstart.controller.resources import FunctionInfo
+from fleetstart.controller.schemas.functions import FunctionInfo
 
 
 @click.command

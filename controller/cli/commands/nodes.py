@@ -10,7 +10,7 @@ from fleetstart.controller.cli import output
 from fleetstart.controller.cli.client import Server, find_server
 from fleetstart.controller.cli.commands.status import node_lines
 from fleetstart.controller.cli.root import verb
-from fleetstart.controller.resources import SystemStatus
+from fleetstart.controller.schemas.functions import SystemStatus
 from fleetstart.runtime.contract.errors import Forbidden, NotFound
 
 

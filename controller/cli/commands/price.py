@@ -12,7 +12,7 @@ from fleetstart.controller.cli.client import Server, find_server
 from fleetstart.controller.cli.moments import nano_dollars, unix_ms, utc
 from fleetstart.controller.cli.root import verb
 from fleetstart.controller.cli.subverbs import Subverbs
-from fleetstart.controller.resources import NewPrices
+from fleetstart.controller.schemas.functions import NewPrices
 from fleetstart.runtime.contract.billing.ledger import dollars
 from fleetstart.runtime.contract.billing.prices import LEAD_MS, PriceSheet
 

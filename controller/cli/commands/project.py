@@ -9,11 +9,11 @@ from urllib.parse import quote
 import click
 import msgspec
 
-from fleetstart.controller.access.resources import ProjectInfo, ProjectTerms
 from fleetstart.controller.cli import output
 from fleetstart.controller.cli.client import Server, find_server
 from fleetstart.controller.cli.root import verb
 from fleetstart.controller.cli.subverbs import Subverbs
+from fleetstart.controller.schemas.resources import ProjectInfo, ProjectTerms
 from fleetstart.runtime.contract.errors import InvalidInput, NotFound
 from fleetstart.runtime.contract.function.spec import parse_size
 

@@ -15,7 +15,7 @@ from fleetstart.controller.cli.commands.invocations import kept, path
 from fleetstart.controller.cli.root import verb
 from fleetstart.controller.cli.traffic import reference
 from fleetstart.controller.cli.waiting import ended
-from fleetstart.controller.invocations.resources import InvocationInfo, ReplayTerms
+from fleetstart.controller.schemas.invocations import InvocationInfo, ReplayTerms
 
 SHOWN_LINES = 40
 """Of a difference; more is for a tool that shows files."""

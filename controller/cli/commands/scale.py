@@ -10,8 +10,8 @@ import msgspec
 from fleetstart.controller.cli import output
 from fleetstart.controller.cli.client import Server, find_server, function_path, suggesting
 from fleetstart.controller.cli.root import verb
-from fleetstart.controller.records import Scaled
-from fleetstart.controller.resources import FunctionInfo, Traffic
+from fleetstart.controller.schemas.functions import FunctionInfo, Traffic
+from fleetstart.controller.state.records import Scaled
 from fleetstart.runtime.contract.function.spec import Limits, Scale
 
 

@@ -11,7 +11,7 @@ from fleetstart.controller.cli import output
 from fleetstart.controller.cli.client import Server, find_server
 from fleetstart.controller.cli.moments import utc
 from fleetstart.controller.cli.root import verb
-from fleetstart.controller.invocations.resources import ScheduleInfo
+from fleetstart.controller.schemas.invocations import ScheduleInfo
 
 
 @click.command

@@ -8,12 +8,12 @@ from urllib.parse import quote
 
 import click
 
-from fleetstart.controller.access.resources import Rekeyed, SecretInfo, SecretValue
 from fleetstart.controller.cli import output
 from fleetstart.controller.cli.client import Server, find_server
 from fleetstart.controller.cli.moments import utc
 from fleetstart.controller.cli.root import verb
 from fleetstart.controller.cli.subverbs import Subverbs
+from fleetstart.controller.schemas.resources import Rekeyed, SecretInfo, SecretValue
 from fleetstart.runtime.contract.errors import InvalidInput, NotFound
 
 READ_MAX_BYTES = 64 * 1024

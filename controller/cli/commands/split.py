@@ -11,7 +11,7 @@ from fleetstart.controller.cli import output
 from fleetstart.controller.cli.client import Server, find_server, function_path, suggesting
 from fleetstart.controller.cli.root import verb
 from fleetstart.controller.cli.traffic import reference, shown
-from fleetstart.controller.resources import Share, Traffic
+from fleetstart.controller.schemas.functions import Share, Traffic
 
 
 @click.command

@@ -13,7 +13,7 @@ from fleetstart.controller.cli.client import Server, find_server
 from fleetstart.controller.cli.commands.ls import functions_table
 from fleetstart.controller.cli.moments import utc
 from fleetstart.controller.cli.root import verb
-from fleetstart.controller.resources import BudgetInfo, SystemStatus
+from fleetstart.controller.schemas.functions import BudgetInfo, SystemStatus
 from fleetstart.runtime.contract.billing.ledger import dollars
 from fleetstart.runtime.contract.node.reports import NodeReport
 

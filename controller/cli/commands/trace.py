@@ -13,7 +13,7 @@ from fleetstart.controller.cli import output
 from fleetstart.controller.cli.client import Server, find_server, suggesting
 from fleetstart.controller.cli.root import verb
 from fleetstart.controller.cli.waterfall import waterfall
-from fleetstart.controller.resources import FunctionInfo
+from fleetstart.controller.schemas.functions import FunctionInfo
 from fleetstart.runtime.contract.billing.ledger import InvocationRow, InvocationTrace, dollars
 from fleetstart.runtime.contract.errors import NotFound
 

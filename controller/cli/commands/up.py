@@ -21,7 +21,7 @@ from fleetstart.controller.cli.layout import Layout, SupervisorRecord, is_locked
 from fleetstart.controller.cli.output import Unreachable
 from fleetstart.controller.cli.root import verb
 from fleetstart.controller.cli.services import CONTROLLER, NODE, REDIS, find_redis
-from fleetstart.controller.resources import SystemStatus
+from fleetstart.controller.schemas.functions import SystemStatus
 from fleetstart.runtime.contract.errors import FleetError, Forbidden, StartFailed, Unauthorized
 from fleetstart.runtime.contract.function.spec import check_region, parse_size
 

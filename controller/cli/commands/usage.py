@@ -11,7 +11,7 @@ from fleetstart.controller.cli import output
 from fleetstart.controller.cli.client import Server, find_server, suggesting
 from fleetstart.controller.cli.moments import unix_ms
 from fleetstart.controller.cli.root import verb
-from fleetstart.controller.resources import FunctionInfo, Usage, UsageLine
+from fleetstart.controller.schemas.functions import FunctionInfo, Usage, UsageLine
 from fleetstart.runtime.contract.billing.ledger import dollars
 
 _HEADINGS = {

@@ -11,7 +11,7 @@ import click
 from fleetstart.controller.cli import output
 from fleetstart.controller.cli.client import Server, find_server, function_path, suggesting
 from fleetstart.controller.cli.root import verb
-from fleetstart.controller.resources import VersionInfo
+from fleetstart.controller.schemas.functions import VersionInfo
 
 ID_SHOWN = 12
 ERROR_SHOWN = 60

@@ -7,13 +7,13 @@ from urllib.parse import quote
 
 import click
 
-from fleetstart.controller.access.records import DEFAULT
 from fleetstart.controller.cli import output
 from fleetstart.controller.cli.client import Server, find_server
 from fleetstart.controller.cli.commands.invocations import path, show
 from fleetstart.controller.cli.root import verb
 from fleetstart.controller.cli.subverbs import Subverbs
-from fleetstart.controller.invocations.resources import InvocationInfo, WebhookSecret
+from fleetstart.controller.schemas.invocations import InvocationInfo, WebhookSecret
+from fleetstart.controller.state.access_records import DEFAULT
 
 
 @click.group(cls=Subverbs, context_settings={"max_content_width": 100})

@@ -22,7 +22,7 @@ from fleetstart.controller.cli.origins import FileList
 from fleetstart.controller.cli.progress import Bar
 from fleetstart.controller.cli.root import verb
 from fleetstart.controller.cli.subverbs import Subverbs
-from fleetstart.controller.resources import CheckpointInfo
+from fleetstart.controller.schemas.functions import CheckpointInfo
 from fleetstart.runtime.contract.errors import CheckpointInvalid
 from fleetstart.runtime.contract.function.spec import parse_size
 from fleetstart.runtime.contract.ids import CheckpointId

@@ -12,10 +12,10 @@ import msgspec
 import pytest
 import redis.asyncio as redis
 
-from fleetstart.controller.access.audit import FOLDER, SEGMENT_MAX_BYTES, STREAM_ROWS, AuditLog
-from fleetstart.controller.access.audit_event import AuditEvent
-from fleetstart.controller.folder_store import FolderStore
-from fleetstart.controller.redis_client import connect
+from fleetstart.controller.auth.audit_log import FOLDER, SEGMENT_MAX_BYTES, STREAM_ROWS, AuditLog
+from fleetstart.controller.schemas.audit_event import AuditEvent
+from fleetstart.controller.state.redis_client import connect
+from fleetstart.controller.storage.folder_store import FolderStore
 from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.errors import TooLarge
 from tests.controller.conftest import ControllerProcess

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetstart.controller.access.credentials import TEXT_CHARS, Malformed, new_credential, parse
+from fleetstart.controller.auth.api_key import TEXT_CHARS, Malformed, new_credential, parse
 
 
 def test_what_is_made_is_read_and_looks_as_scanners_expect() -> None:

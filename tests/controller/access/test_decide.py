@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetstart.controller.access.credentials import new_credential
-from fleetstart.controller.access.decide import Caller, authenticate, is_ours, shown_in
-from fleetstart.controller.access.records import RIGHTS, Credential, KeyRecord, Right
-from fleetstart.controller.access.table import EMPTY, AccessTable, read_table
+from fleetstart.controller.auth.api_key import new_credential
+from fleetstart.controller.auth.authorize import Caller, authenticate, is_ours, shown_in
+from fleetstart.controller.state.access_records import RIGHTS, Credential, KeyRecord, Right
+from fleetstart.controller.state.access_table import EMPTY, AccessTable, read_table
 from fleetstart.runtime.contract.errors import Forbidden, NotFound, Unauthorized
 
 NOW = 1_800_000_000_000

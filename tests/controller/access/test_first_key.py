@@ -15,8 +15,8 @@ import httpx
 import msgspec
 import pytest
 
-from fleetstart.controller.access.audit_event import AuditEvent
-from fleetstart.controller.access.credentials import parse
+from fleetstart.controller.auth.api_key import parse
+from fleetstart.controller.schemas.audit_event import AuditEvent
 from fleetstart.runtime.contract import redis_keys as keys
 from tests.controller.conftest import ControllerProcess
 from tests.servers import RedisServer, free_port, wait_until

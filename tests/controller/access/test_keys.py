@@ -13,7 +13,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from fleetstart.controller.access.credentials import new_credential
+from fleetstart.controller.auth.api_key import new_credential
 from fleetstart.runtime.contract import redis_keys as keys
 from tests.controller.conftest import ControllerProcess, HandNode
 from tests.servers import RedisServer, wait_until

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetstart.controller.access.quotas import Claim, Rates, check
-from fleetstart.controller.access.records import Quotas
+from fleetstart.controller.auth.quotas import Claim, Rates, check
+from fleetstart.controller.state.access_records import Quotas
 from fleetstart.runtime.contract.errors import InvalidInput, QuotaExceeded, RateLimited
 from fleetstart.runtime.contract.function.spec import GIB
 

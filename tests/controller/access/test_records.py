@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from fleetstart.controller.access.records import digest
-from fleetstart.controller.records import FunctionRecord
+from fleetstart.controller.state.access_records import digest
+from fleetstart.controller.state.records import FunctionRecord
 from fleetstart.runtime.contract.ids import FunctionName, Version
 
 

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.routing import Match, Route, WebSocketRoute
 
-from fleetstart.controller.access.requirements import RULES, SOCKET, need_of
-from fleetstart.controller.api import Api
+from fleetstart.controller.api.app import Api
+from fleetstart.controller.auth.route_rules import RULES, SOCKET, need_of
 
 WORDS = {"{name}": "chat", "{key:path}": "bundles/0", "{id}": "x1", "{alias}": "prod", "{month}": "2026-11",
          "{function}": "chat", "{project}": "ml"}  # fmt: skip
@@ -29,10 +29,10 @@ class Anything:
 
 
 def routes() -> list[Route | WebSocketRoute]:
-    from fleetstart.controller.access.api import AccessApi
-    from fleetstart.controller.billing.api import BillingApi
-    from fleetstart.controller.invocations.api import InvocationsApi
-    from fleetstart.controller.seeing.api import SeeingApi
+    from fleetstart.controller.api.audit import AccessApi
+    from fleetstart.controller.api.billing import BillingApi
+    from fleetstart.controller.api.invocations import InvocationsApi
+    from fleetstart.controller.api.metrics import SeeingApi
 
     nothing: Any = Anything()
     api = Api(nothing).app.routes

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleetstart.controller.access.records import SecretRecord
-from fleetstart.controller.access.sealing import seal
-from fleetstart.controller.access.vault import Vault, VaultClosed, key_id
+from fleetstart.controller.auth.secret_encryption import Vault, VaultClosed, key_id
+from fleetstart.controller.auth.secret_sealing import seal
+from fleetstart.controller.state.access_records import SecretRecord
 from fleetstart.prefetcher.workers.secrets import Opener
 from fleetstart.runtime.contract.errors import StartFailed
 from fleetstart.runtime.contract.function.spec import FunctionSpec

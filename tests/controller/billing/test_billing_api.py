@@ -14,7 +14,7 @@ import httpx
 import msgspec
 import pytest
 
-from fleetstart.controller.resources import Invoice, LedgerLine, Usage
+from fleetstart.controller.schemas.functions import Invoice, LedgerLine, Usage
 from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.billing.ledger import cost_nusd
 from fleetstart.runtime.contract.billing.prices import FIRST

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleetstart.controller.billing.budgets import BudgetState, budget_of, fields_of, period_at
-from fleetstart.controller.resources import BudgetTerms
+from fleetstart.controller.schemas.functions import BudgetTerms
 from fleetstart.runtime.contract.errors import InvalidInput
 from fleetstart.runtime.contract.ids import FunctionName
 

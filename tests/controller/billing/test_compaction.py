@@ -14,13 +14,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fleetstart.controller.billing.archive import Archive, segment_key
+from fleetstart.controller.billing.archive_format import Entry
+from fleetstart.controller.billing.archive_store import Archive, segment_key
 from fleetstart.controller.billing.compactor import Compactor
-from fleetstart.controller.billing.reader import LedgerReader
-from fleetstart.controller.billing.segments import Entry
-from fleetstart.controller.folder_store import FolderStore
-from fleetstart.controller.objects import ObjectStore
-from fleetstart.controller.redis_client import REDIS_DOWN, connect
+from fleetstart.controller.billing.ledger_reader import LedgerReader
+from fleetstart.controller.state.redis_client import REDIS_DOWN, connect
+from fleetstart.controller.storage.folder_store import FolderStore
+from fleetstart.controller.storage.object_store import ObjectStore
 from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.billing.ledger import APPEND_KEYS, LedgerRow, append_args, append_script
 from fleetstart.runtime.contract.errors import ChecksumMismatch, FleetError, NotFound, StoreFailed

@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from fleetstart.controller.billing.kept import kept_workers
-from fleetstart.controller.records import FunctionRecord, VersionKey, VersionRecord
-from fleetstart.controller.view import View
+from fleetstart.controller.state.records import FunctionRecord, VersionKey, VersionRecord
+from fleetstart.controller.state.view import View
 from fleetstart.runtime.contract.function.spec import FunctionSpec, Scale
 from fleetstart.runtime.contract.ids import BundleId, FunctionName, NodeId, PipelineId, Version, WorkerId
 from fleetstart.runtime.contract.node.orders import WorkerOrder, WorkerState, WorkerStatus

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetstart.controller.billing.segments import (
+from fleetstart.controller.billing.archive_format import (
     ROOT,
     Entry,
     EntryId,

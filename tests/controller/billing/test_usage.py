@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetstart.controller.billing.segments import Entry, EntryId
+from fleetstart.controller.billing.archive_format import Entry, EntryId
 from fleetstart.controller.billing.usage import (
     DAY_MS,
     DIMENSIONS,

@@ -11,9 +11,9 @@ import pytest
 
 from fleetstart.controller.billing.budgets import BudgetEvent, budget_of
 from fleetstart.controller.billing.watch import BillingWatch
-from fleetstart.controller.redis_client import REDIS_DOWN, connect
-from fleetstart.controller.resources import BudgetTerms
-from fleetstart.controller.view import View
+from fleetstart.controller.schemas.functions import BudgetTerms
+from fleetstart.controller.state.redis_client import REDIS_DOWN, connect
+from fleetstart.controller.state.view import View
 from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.billing.ledger import APPEND_KEYS, InvocationRow, append_args, append_script
 from fleetstart.runtime.contract.billing.prices import FIRST

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fleetstart.controller.cli.checkpoint_names import choose
-from fleetstart.controller.resources import CheckpointInfo, FunctionInfo
+from fleetstart.controller.schemas.functions import CheckpointInfo, FunctionInfo
 from fleetstart.runtime.contract.errors import InvalidInput, NotFound
 from fleetstart.runtime.contract.function.spec import FunctionSpec
 from fleetstart.runtime.contract.ids import BundleId, CheckpointId, FunctionName, Version

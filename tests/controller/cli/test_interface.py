@@ -10,10 +10,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from fleetstart.controller.api.openapi.invoke_document import function_document
 from fleetstart.controller.cli.declarations import read_declarations
 from fleetstart.controller.cli.interface import batch_size, interface_of
-from fleetstart.controller.examples import example
-from fleetstart.controller.function_openapi import function_document
+from fleetstart.controller.schemas.examples import example
 from fleetstart.runtime.contract.errors import InvalidSpec
 from fleetstart.runtime.contract.function.interface import Interface
 from fleetstart.runtime.contract.function.spec import FunctionSpec

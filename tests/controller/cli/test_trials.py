@@ -8,7 +8,7 @@ import pytest
 
 from fleetstart.controller.cli.traffic import reference, shown
 from fleetstart.controller.cli.trials import outcome
-from fleetstart.controller.resources import Share, Traffic
+from fleetstart.controller.schemas.functions import Share, Traffic
 from fleetstart.runtime.contract.errors import ErrorInfo, OutOfMemory, Unavailable
 from fleetstart.runtime.contract.ids import FunctionName, Version
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetstart.controller.invocations.apart import Apart, told_in
-from fleetstart.controller.invocations.records import MESSAGE_MAX, Told
+from fleetstart.controller.async_invocations.progress_split import Apart, told_in
+from fleetstart.controller.state.invocation_records import MESSAGE_MAX, Told
 from fleetstart.runtime.contract.errors import ErrorBody, HandlerFailed
 from fleetstart.runtime.contract.worker_headers import AnswerHead
 

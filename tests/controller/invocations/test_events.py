@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetstart.controller.invocations.events import (
+from fleetstart.controller.async_invocations.store.event_log import (
     EVENTS_MAX,
     START,
     EventId,
@@ -19,7 +19,7 @@ from fleetstart.controller.invocations.events import (
     parse_event_id,
     without_id,
 )
-from fleetstart.controller.redis_client import connect
+from fleetstart.controller.state.redis_client import connect
 from fleetstart.runtime.contract.errors import InvalidInput
 from fleetstart.runtime.contract.ids import InvocationId
 

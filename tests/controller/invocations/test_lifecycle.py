@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetstart.controller.invocations import lifecycle
-from fleetstart.controller.invocations.lifecycle import LEASE_MS, LOSSES_MAX, Outcome
-from fleetstart.controller.invocations.records import MOMENTS_MAX, Answer, Envelope, Progress, run_id
+from fleetstart.controller.async_invocations.store import lifecycle
+from fleetstart.controller.async_invocations.store.lifecycle import LEASE_MS, LOSSES_MAX, Outcome
+from fleetstart.controller.state.invocation_records import MOMENTS_MAX, Answer, Envelope, Progress, run_id
 from fleetstart.runtime.contract.errors import ErrorInfo
 from fleetstart.runtime.contract.ids import FunctionName, InvocationId
 

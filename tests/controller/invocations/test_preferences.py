@@ -6,8 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetstart.controller.invocations import preferences
-from fleetstart.controller.invocations.preferences import fingerprint, kept_headers, read_asked, read_prefer, watched
+from fleetstart.controller.async_invocations import request_options as preferences
+from fleetstart.controller.async_invocations.request_options import (
+    fingerprint,
+    kept_headers,
+    read_asked,
+    read_prefer,
+    watched,
+)
 from fleetstart.runtime.contract.errors import Refused
 
 

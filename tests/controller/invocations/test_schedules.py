@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetstart.controller.invocations.schedules import (
+from fleetstart.controller.async_invocations.cron_schedules import (
     LATE_S,
     ScheduleMark,
     check_schedule,

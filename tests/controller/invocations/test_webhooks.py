@@ -14,9 +14,9 @@ import standardwebhooks
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetstart.controller.invocations import webhooks
-from fleetstart.controller.invocations.posting import Poster
-from fleetstart.controller.invocations.webhooks import WebhookRefused
+from fleetstart.controller.async_invocations.webhooks import signing as webhooks
+from fleetstart.controller.async_invocations.webhooks.http_client import Poster
+from fleetstart.controller.async_invocations.webhooks.signing import WebhookRefused
 from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.errors import InvalidInput, Refused
 from tests.controller.conftest import ControllerProcess, HandNode

@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from fleetstart.controller.planner import Cluster, plan
-from fleetstart.controller.planner.explain import Explanation, Outcome, explained, text
-from fleetstart.controller.planner.margins import Margins
+from fleetstart.controller.planner.error_margins import Margins
+from fleetstart.controller.planner.report import Explanation, Outcome, explained, text
 from fleetstart.runtime.contract.function.spec import SLO
 from tests.controller.planner.worlds import measured, node, request
 

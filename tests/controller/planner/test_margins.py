@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleetstart.controller.planner import Cluster, plan
-from fleetstart.controller.planner.margins import (
+from fleetstart.controller.planner.error_margins import (
     ENOUGH,
     KEPT,
     MOST,

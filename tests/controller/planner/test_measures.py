@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetstart.controller.planner.measures import (
+from fleetstart.controller.planner.estimates import (
     Estimate,
     NodeMeasures,
     Start,

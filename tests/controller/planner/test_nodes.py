@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from fleetstart.controller.planner import Cluster, Held, NodeState, OrderSeen, Shape, node_state, plan
+from fleetstart.controller.planner.checkpoint_layout import EVERY_LAYER, layer_set
 from fleetstart.controller.planner.contention import NEVER
-from fleetstart.controller.planner.measures import Estimate, NodeMeasures
-from fleetstart.controller.planner.shape import EVERY_LAYER, layer_set
+from fleetstart.controller.planner.estimates import Estimate, NodeMeasures
 from fleetstart.runtime.contract.function.spec import SLO, LLMSettings
 from fleetstart.runtime.contract.ids import CheckpointId, FunctionName, NodeId, PipelineId, Version, WorkerId
 from fleetstart.runtime.contract.node.orders import WorkerOrder, WorkerState, WorkerStatus

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from fleetstart.controller.planner import Cluster, Held, Plan, PlanRequest, plan
-from fleetstart.controller.planner.shape import EVERY_LAYER, Shape, layer_set
+from fleetstart.controller.planner.checkpoint_layout import EVERY_LAYER, Shape, layer_set
 from fleetstart.runtime.contract.function.spec import SLO
 from fleetstart.runtime.contract.ids import NodeId
 from fleetstart.runtime.contract.weights.stage import Layout

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from fleetstart.controller.planner import Cluster, PlanRequest, plan
 from fleetstart.controller.planner.candidates import Candidate, Search
 from fleetstart.controller.planner.cluster import Now
-from fleetstart.controller.planner.seats import Seat, find_seats
+from fleetstart.controller.planner.node_filter import Seat, find_seats
 from fleetstart.runtime.contract.function.spec import SLO
 from tests.controller.planner.worlds import CHAT, MB, clusters, names, request, taken
 

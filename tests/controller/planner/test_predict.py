@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fleetstart.controller.planner.predict import (
+from fleetstart.controller.planner.latency_model import (
     GIB,
     StageTimes,
     cost_gib_s,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetstart.controller.planner.shape import EVERY_LAYER, Shape, layer_set, shape_of
+from fleetstart.controller.planner.checkpoint_layout import EVERY_LAYER, Shape, layer_set, shape_of
 from fleetstart.runtime.contract.weights.stage import Layout
 
 layouts = st.builds(Layout, st.integers(0, 500), st.lists(st.integers(1, 100), min_size=1, max_size=10))

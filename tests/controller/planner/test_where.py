@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleetstart.controller.planner import Cluster, plan
-from fleetstart.controller.planner.explain import Outcome, explained, text
-from fleetstart.controller.planner.nodes import NodeState
-from fleetstart.controller.planner.where import ANYWHERE, Wanted, admits, lack, where
+from fleetstart.controller.planner.constraints import ANYWHERE, Wanted, admits, lack, where
+from fleetstart.controller.planner.node_state import NodeState
+from fleetstart.controller.planner.report import Outcome, explained, text
 from fleetstart.runtime.contract.function.spec import SLO, Isolation
 from tests.controller.planner.worlds import clusters, measured, names, node, request
 

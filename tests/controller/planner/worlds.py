@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from fleetstart.controller.planner import Cluster, Held, NodeState, Plan, PlanRequest, Shape, with_stage
 from fleetstart.controller.planner.contention import Link
-from fleetstart.controller.planner.margins import Margins
-from fleetstart.controller.planner.measures import Estimate, VersionMeasures
+from fleetstart.controller.planner.error_margins import Margins
+from fleetstart.controller.planner.estimates import Estimate, VersionMeasures
 from fleetstart.runtime.contract.ids import CheckpointId, FunctionName, NodeId, WorkerId
 from fleetstart.runtime.contract.weights.stage import Layout
 

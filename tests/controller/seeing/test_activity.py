@@ -8,8 +8,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetstart.controller.billing.segments import Entry, EntryId
-from fleetstart.controller.seeing.activity import BUCKET_MS, STEP, WINDOW_MS, Recent, place, quantile
+from fleetstart.controller.billing.archive_format import Entry, EntryId
+from fleetstart.controller.observability.activity import BUCKET_MS, STEP, WINDOW_MS, Recent, place, quantile
 from fleetstart.runtime.contract.billing.ledger import InvocationRow
 from fleetstart.runtime.contract.ids import FunctionName, InvocationId, Version, WorkerId
 

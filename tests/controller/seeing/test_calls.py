@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from fleetstart.controller.seeing.calls import SERIES_MAX, Calls, tier_of
-from fleetstart.controller.seeing.exposition import Sample
+from fleetstart.controller.observability.call_metrics import SERIES_MAX, Calls, tier_of
+from fleetstart.controller.observability.prometheus import Sample
 from fleetstart.runtime.contract.billing.ledger import InvocationRow, InvocationTrace
 from fleetstart.runtime.contract.ids import FunctionName, InvocationId, Version, WorkerId
 from fleetstart.runtime.contract.timeline import PhaseName, Timeline

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from fleetstart.controller.seeing.exposition import Family, Histogram, render
+from fleetstart.controller.observability.prometheus import Family, Histogram, render
 
 VALUES = st.floats(allow_nan=False) | st.integers(-(1 << 60), 1 << 60)
 LABELS = st.dictionaries(st.sampled_from(["function", "code", "when"]), st.text(max_size=20), max_size=3)

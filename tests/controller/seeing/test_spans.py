@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetstart.controller.seeing.spans import Span, spans_of
+from fleetstart.controller.observability.spans import Span, spans_of
 from fleetstart.runtime.contract.billing.ledger import InvocationRow, InvocationTrace, TraceContext
 from fleetstart.runtime.contract.ids import FunctionName, InvocationId, Version, WorkerId
 from fleetstart.runtime.contract.timeline import PhaseName, Timeline

@@ -1,0 +1,166 @@
+"""The management API's part that deals with money: usage, invoices, the rows themselves, prices, budgets."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any, TypeVar
+
+import msgspec
+import redis.asyncio as redis
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+
+from fleetstart.controller.auth.request_context import caller_of
+from fleetstart.controller.billing.archive_format import Entry
+from fleetstart.controller.billing.budgets import BudgetState, budget_of, period_at
+from fleetstart.controller.billing.ledger_reader import LedgerReader
+from fleetstart.controller.billing.usage import InvoiceSums, UsageSums, month_span, parse_by
+from fleetstart.controller.billing.watch import BillingWatch
+from fleetstart.controller.http.json_api import (
+    function_asked_for,
+    json_answer,
+    json_body,
+    now_unix_ms,
+    number_asked_for,
+)
+from fleetstart.controller.schemas.functions import BudgetInfo, BudgetTerms, LedgerLine, NewPrices
+from fleetstart.controller.state.view import View
+from fleetstart.runtime.contract import redis_keys as keys
+from fleetstart.runtime.contract.billing.prices import PriceSheet, check_next, read_sheets
+from fleetstart.runtime.contract.errors import InvalidInput, NotFound
+from fleetstart.runtime.contract.ids import FunctionName
+
+CHUNK_ROWS = 1000
+"""Added up at a time: a millisecond or two, then calls get their turn."""
+TIME_MAX_MS = 1 << 53
+
+Kind = TypeVar("Kind", bound=msgspec.Struct)
+
+
+class BillingApi:
+    def __init__(self, client: redis.Redis, reader: LedgerReader, watch: BillingWatch, view: View) -> None:
+        self._client = client
+        self._reader = reader
+        self._watch = watch
+        self._view = view
+        self.routes = [
+            Route("/api/v1/usage", self.usage),
+            Route("/api/v1/invoices/{month}", self.invoice),
+            Route("/api/v1/ledger", self.ledger),
+            Route("/api/v1/prices", self.prices),
+            Route("/api/v1/prices", self.add_prices, methods=["POST"]),
+            Route("/api/v1/budgets", self.budgets),
+            Route("/api/v1/budgets/{function}", self.set_budget, methods=["PUT"]),
+            Route("/api/v1/budgets/{function}", self.remove_budget, methods=["DELETE"]),
+        ]
+
+    def shown(self) -> list[BudgetInfo]:
+        """As last read."""
+        return [state.info() for state in self._watch.states]
+
+    # ── sums ───────────────────────────────────────────────────────────────────────────────────────
+
+    async def usage(self, request: Request) -> Response:
+        since_unix_ms, until_unix_ms = _span(request)
+        sums = UsageSums(by=parse_by(request.query_params.get("by", "")), function=function_asked_for(request))
+        async for chunk in self._chunks(request, since_unix_ms, until_unix_ms):
+            sums.add(chunk)
+        return json_answer(sums.result(since_unix_ms, until_unix_ms))
+
+    async def invoice(self, request: Request) -> Response:
+        month = request.path_params["month"]
+        since_unix_ms, until_unix_ms = month_span(month)
+        sums = InvoiceSums(function=function_asked_for(request))
+        async for chunk in self._chunks(request, since_unix_ms, until_unix_ms):
+            sums.add(chunk)
+        headers = await self._reader.headers()
+        return json_answer(
+            sums.result(
+                month,
+                complete=until_unix_ms <= now_unix_ms(),
+                segments=len(headers),
+                checksum=headers[-1].checksum if headers else "",
+            )
+        )
+
+    async def ledger(self, request: Request) -> Response:
+        function, span = function_asked_for(request), _span(request)
+
+        async def lines() -> AsyncIterator[bytes]:
+            async for chunk in self._chunks(request, *span):
+                yield b"".join(
+                    msgspec.json.encode(LedgerLine(entry=str(entry.id), row=entry.row)) + b"\n"
+                    for entry in chunk
+                    if function in (None, entry.row.function)
+                )
+
+        return StreamingResponse(lines(), media_type="application/x-ndjson")
+
+    async def _chunks(self, request: Request, since_unix_ms: int, until_unix_ms: int) -> AsyncIterator[list[Entry]]:
+        """Of functions that the caller sees."""
+        caller = caller_of(request)
+        async for page in self._reader.entries(since_unix_ms, until_unix_ms):
+            for begin in range(0, len(page), CHUNK_ROWS):
+                chunk = page[begin : begin + CHUNK_ROWS]
+                yield [entry for entry in chunk if caller.sees(entry.row.function)] if caller.limited else chunk
+                await asyncio.sleep(0)
+
+    # ── prices ─────────────────────────────────────────────────────────────────────────────────────
+
+    async def prices(self, request: Request) -> Response:
+        return json_answer(await self._sheets())
+
+    async def add_prices(self, request: Request) -> Response:
+        """Of two at the same time one gets the number; the other is told to look again."""
+        new = await json_body(request, NewPrices)
+        sheets = await self._sheets()
+        sheet = PriceSheet(
+            version=sheets[-1].version + 1,
+            from_unix_ms=new.from_unix_ms,
+            execute_nusd_per_gib_s=new.execute_nusd_per_gib_s,
+            idle_nusd_per_gib_s=new.idle_nusd_per_gib_s,
+        )
+        check_next(sheets, sheet, now_unix_ms())
+        if not await self._client.hsetnx(keys.PRICES, str(sheet.version), msgspec.json.encode(sheet)):
+            raise InvalidInput(f"price sheet {sheet.version} was made by somebody else meanwhile", hint="look again")
+        await self._watch.read()
+        return json_answer(sheet, status=201)
+
+    async def _sheets(self) -> list[PriceSheet]:
+        raw: Any = await self._client.hvals(keys.PRICES)
+        return read_sheets(raw)
+
+    # ── budgets ────────────────────────────────────────────────────────────────────────────────────
+
+    async def budgets(self, request: Request) -> Response:
+        await self._watch.read()
+        return json_answer([info for info in self.shown() if caller_of(request).sees(info.function)])
+
+    async def set_budget(self, request: Request) -> Response:
+        name = FunctionName(request.path_params["function"])
+        if self._view.synced and name not in self._view.functions:
+            raise NotFound(f"function {name[:80]} does not exist", hint="`fs ls` lists what does")
+        budget = budget_of(name, await json_body(request, BudgetTerms))
+        await self._client.hset(keys.BUDGETS, name, msgspec.json.encode(budget))
+        await self._watch.read()
+        known = {state.budget.function: state for state in self._watch.states}
+        state = known.get(name) or BudgetState(budget, period_at(budget.per, now_unix_ms()), 0)
+        return json_answer(state.info())
+
+    async def remove_budget(self, request: Request) -> Response:
+        name = FunctionName(request.path_params["function"])
+        await self._watch.read()
+        known = {state.budget.function: state for state in self._watch.states}
+        if name not in known:
+            raise NotFound(f"function {name[:80]} has no budget", hint="`fs budget ls` lists those that have one")
+        await self._client.hdel(keys.BUDGETS, name)
+        await self._watch.read()
+        return json_answer(known[name].info())
+
+
+def _span(request: Request) -> tuple[int, int]:
+    """What was booked until now, if nothing else is asked for: the last millisecond may still be written."""
+    since_ms = number_asked_for(request, "since_unix_ms", 0, TIME_MAX_MS)
+    return since_ms, number_asked_for(request, "until_unix_ms", now_unix_ms() + 1, TIME_MAX_MS)

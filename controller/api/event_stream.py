@@ -1,0 +1,86 @@
+"""Follows the events of an invocation for a reader: those that are kept, those that come, and the one that ends it.
+
+The last event is always ours: `event: invocation`, with the state in which it ended. Who comes back with its id has
+read everything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import msgspec
+import redis.asyncio as redis
+
+from fleetstart.controller.async_invocations.presenter import Showing
+from fleetstart.controller.async_invocations.store.event_log import (
+    START,
+    EventId,
+    EventLog,
+    EventsGone,
+    check_reachable,
+    parse_event_id,
+)
+from fleetstart.controller.async_invocations.store.invocations import Book, Entry
+from fleetstart.controller.http.asgi import error_event
+from fleetstart.controller.state.redis_client import REDIS_DOWN
+from fleetstart.runtime.contract.errors import Unavailable
+from fleetstart.runtime.contract.ids import InvocationId
+
+KEEP_ALIVE_EVERY = 30
+"""Empty looks between two comments that keep proxies from closing the connection: about 15 s."""
+
+
+class Follower:
+    def __init__(self, client: redis.Redis, book: Book, showing: Showing, stopping: asyncio.Event) -> None:
+        self._client = client
+        self._book = book
+        self._showing = showing
+        self._stopping = stopping
+
+    async def begin(self, entry: Entry, last: str) -> EventId | None:
+        """After which event to go on; None if all were read. Errors: InvalidInput, EventsGone."""
+        events = EventLog(self._client, entry.envelope.id)
+        begin = parse_event_id(last) if last else START
+        check_reachable(begin, await events.first())
+        if last and entry.progress.ended and begin >= await self._end_of(entry, events):
+            return None
+        return begin
+
+    async def follow(self, invocation: InvocationId, last: EventId) -> AsyncIterator[bytes]:
+        events = EventLog(self._client, invocation)
+        quiet = 0
+        try:
+            while not self._stopping.is_set():
+                entry = await self._book.get(invocation)  # before the look: what it says has ended has all its events
+                ended = entry is None or entry.progress.ended
+                page = await events.after(last, block=not ended)
+                if page:
+                    check_reachable(last, page[0].id)
+                    last, quiet = page[-1].id, 0
+                    yield b"".join(event.encoded() for event in page)
+                elif ended:
+                    if entry is not None:
+                        yield await self._end(entry, events)
+                    return
+                else:
+                    quiet += 1
+                    if quiet % KEEP_ALIVE_EVERY == 0:
+                        yield b": waiting\n\n"
+        except EventsGone as gone:
+            yield error_event(gone, invocation)
+        except REDIS_DOWN:
+            yield error_event(
+                Unavailable("Redis does not answer", hint="come back with Last-Event-ID", retry_after_s=1), invocation
+            )
+
+    async def _end(self, entry: Entry, events: EventLog) -> bytes:
+        data = msgspec.json.encode(self._showing.briefly(entry))
+        return b"id: %s\nevent: invocation\ndata: %s\n\n" % (str(await self._end_of(entry, events)).encode(), data)
+
+    async def _end_of(self, entry: Entry, events: EventLog) -> EventId:
+        """The id of the event that ends it: the one after the last of its last claim."""
+        last = await events.last()
+        if last is None or last.claim < entry.progress.claims:
+            return EventId(entry.progress.claims, 1)
+        return EventId(last.claim, last.number + 1)

@@ -1,0 +1,188 @@
+"""The management API's part that deals with functions: deployed, shown, described, followed and removed."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+
+from fleetstart.controller.api.audit import AccessApi
+from fleetstart.controller.api.history import History
+from fleetstart.controller.api.openapi.invoke_document import function_document
+from fleetstart.controller.async_invocations.cron_schedules import check_schedule
+from fleetstart.controller.auth.request_context import about, caller_of
+from fleetstart.controller.http.json_api import flag_asked_for, json_answer, json_body, now_unix_ms, number_asked_for
+from fleetstart.controller.planner.constraints import lack, wanted_by
+from fleetstart.controller.registry.registry import Registry
+from fleetstart.controller.scheduler.deploy_forecast import Proposal, forecast
+from fleetstart.controller.scheduler.worker_pool import broken
+from fleetstart.controller.schemas.functions import Deployed, FunctionInfo, Prediction
+from fleetstart.controller.state.records import LIVE, FunctionRecord, VersionKey
+from fleetstart.controller.state.redis_client import REDIS_DOWN
+from fleetstart.controller.state.traffic import limits_of, pointed, scale_of
+from fleetstart.controller.state.view import View
+from fleetstart.runtime.contract.errors import InvalidSpec, NotFound, Unavailable
+from fleetstart.runtime.contract.function.spec import SPEC_MAX_BYTES, FunctionSpec
+from fleetstart.runtime.contract.ids import FunctionName, Version
+from fleetstart.runtime.contract.node.orders import FINAL
+from fleetstart.runtime.contract.node.reports import FunctionLoad
+
+TAIL_MAX = 10_000
+
+
+class FunctionsApi:
+    def __init__(
+        self,
+        *,
+        url: str,
+        view: View,
+        registry: Registry,
+        history: History,
+        access: AccessApi,
+        stopping: asyncio.Event,
+    ) -> None:
+        self._at = url
+        self._view = view
+        self._registry = registry
+        self._history = history
+        self._access = access
+        self._stopping = stopping
+        self.routes = [
+            Route("/api/v1/functions", self.deploy, methods=["POST"]),
+            Route("/api/v1/functions", self.functions),
+            Route("/api/v1/forecast", self.forecast, methods=["POST"]),
+            Route("/api/v1/functions/{name}", self.delete, methods=["DELETE"]),
+            Route("/api/v1/functions/{name}", self.function),
+            Route("/api/v1/functions/{name}/logs", self.logs),
+            Route("/api/v1/functions/{name}/openapi.json", self.interface),
+        ]
+
+    async def deploy(self, request: Request) -> Response:
+        spec = self._access.deployable(
+            caller_of(request),
+            await json_body(request, FunctionSpec, limit_bytes=2 * SPEC_MAX_BYTES, error=InvalidSpec),
+        )
+        about(request, spec.name)
+        check_schedule(spec)
+        record, created = await self._registry.deploy(
+            spec,
+            now_unix_ms(),
+            alias=request.query_params.get("alias", LIVE),
+            percent=number_asked_for(request, "percent", 100, 1000),
+            probe=flag_asked_for(request, "probe"),
+        )
+        function = self._view.functions.get(spec.name)
+        rollout = function.rollout if function is not None else None
+        return json_answer(
+            Deployed(
+                name=spec.name,
+                version=record.version,
+                url=self._url(spec.name),
+                created=created,
+                trying=rollout is not None and rollout.version == record.version,
+                warning=self._warning(spec),
+            )
+        )
+
+    def _warning(self, spec: FunctionSpec) -> str:
+        now_ns = time.monotonic_ns()
+        nodes = [seen.report for seen in self._view.nodes.values() if not seen.lost(now_ns)]
+        why, _ = lack(wanted_by(spec), nodes)
+        return f"function {spec.name}: {why}; its calls wait, and get 503" if why else ""
+
+    async def forecast(self, request: Request) -> Response:
+        proposal = await json_body(request, Proposal, limit_bytes=2 * SPEC_MAX_BYTES, error=InvalidSpec)
+        self._known()
+        view = self._view
+        return json_answer(forecast(view, proposal, now_ns=time.monotonic_ns(), now_unix_ns=time.time_ns()))
+
+    async def functions(self, request: Request) -> Response:
+        caller = caller_of(request)
+        return json_answer([self.info(record) for record in self._known().values() if caller.sees(record.name)])
+
+    async def function(self, request: Request) -> Response:
+        return json_answer(self.info(self._record(request.path_params["name"])))
+
+    async def delete(self, request: Request) -> Response:
+        name = FunctionName(request.path_params["name"])
+        record = self._known().get(name)
+        info = self.info(record) if record is not None else None
+        await self._registry.delete(name)
+        return json_answer(info)
+
+    async def logs(self, request: Request) -> Response:
+        name = FunctionName(request.path_params["name"])
+        self._record(name)
+        tail = number_asked_for(request, "tail", 100, TAIL_MAX)
+        follow = flag_asked_for(request, "follow")
+        lines = self._history.logs(name, tail, follow=follow, stopping=self._stopping)
+        return StreamingResponse(_ending_quietly(lines), media_type="application/x-ndjson")
+
+    async def interface(self, request: Request) -> Response:
+        """Of one version; it wakes nothing."""
+        record = self._record(request.path_params["name"])
+        wanted = request.query_params.get("version") or LIVE
+        if wanted.isascii() and wanted.isdecimal() and len(wanted) < 10:
+            number = Version(int(wanted))
+        else:
+            number = pointed(record, wanted)
+        version = await self._registry.version(record.name, number)
+        reference = f"@{wanted}" if wanted != LIVE else ""
+        return json_answer(function_document(version.spec, number, self._url(record.name) + reference))
+
+    def _known(self) -> dict[FunctionName, FunctionRecord]:
+        view = self._view
+        if not view.synced:
+            raise Unavailable(f"functions are not known yet, Redis was not read: {view.redis}", retry_after_s=1)
+        return view.functions
+
+    def _record(self, name: str) -> FunctionRecord:
+        record = self._known().get(FunctionName(name))
+        if record is None:
+            raise NotFound(f"function {name[:80]} does not exist", hint="`fs ls` lists what does")
+        return record
+
+    def info(self, record: FunctionRecord) -> FunctionInfo:
+        view = self._view
+        key = VersionKey(record.name, record.live)
+        load = view.loads().get(str(key), FunctionLoad(0, 0))
+        failure = view.failures.get(key)
+        workers = [s for s in view.statuses.values() if s.function == record.name and s.state not in FINAL]
+        return FunctionInfo(
+            name=record.name,
+            version=record.live,
+            url=self._url(record.name),
+            spec=view.versions[key].spec,
+            deployed_unix_ms=record.deployed_unix_ms,
+            workers=[msgspec.structs.replace(status, token="") for status in workers],
+            queued=load.queued,
+            running=load.running,
+            broken=failure.error if failure is not None and broken(failure, now_unix_ms()) else None,
+            prediction=prediction_of(view, key),
+            scale=scale_of(record, view.versions[key].spec),
+            limits=limits_of(record, view.versions[key].spec),
+        )
+
+    def _url(self, name: FunctionName) -> str:
+        return f"{self._at}/fn/{name}"
+
+
+def prediction_of(view: View, key: VersionKey) -> Prediction | None:
+    measures = view.version_measures.get(key)
+    if measures is None or not measures.ttft_error.count:
+        return None
+    return Prediction(error=measures.ttft_error.value, starts=measures.ttft_error.count)
+
+
+async def _ending_quietly(lines: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """A follow that has begun ends when Redis goes away; its reader asks again."""
+    try:
+        async for line in lines:
+            yield line
+    except REDIS_DOWN:
+        return

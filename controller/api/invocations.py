@@ -1,0 +1,278 @@
+"""The management API's part that deals with kept invocations, webhooks and schedules; resources say what is what."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from urllib.parse import quote
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+
+from fleetstart.controller.api.event_stream import Follower
+from fleetstart.controller.async_invocations import request_options as preferences
+from fleetstart.controller.async_invocations.cron_schedules import Schedules, next_unix_s, schedule_id
+from fleetstart.controller.async_invocations.middleware import answer_ended
+from fleetstart.controller.async_invocations.presenter import Showing
+from fleetstart.controller.async_invocations.store import lifecycle
+from fleetstart.controller.async_invocations.store.event_log import EventId
+from fleetstart.controller.async_invocations.store.invocations import Book, Entry, not_kept
+from fleetstart.controller.async_invocations.store.payloads import Vault
+from fleetstart.controller.async_invocations.submit import Acceptance
+from fleetstart.controller.async_invocations.webhooks.secrets import WebhookSecrets
+from fleetstart.controller.auth.authorize import no_project
+from fleetstart.controller.auth.request_context import about, caller_of
+from fleetstart.controller.http.asgi import Message
+from fleetstart.controller.http.json_api import json_answer, json_body, now_unix_ms
+from fleetstart.controller.schemas.invocations import InvocationInfo, ReplayTerms, ScheduleInfo, WebhookSecret
+from fleetstart.controller.state.access_records import DEFAULT
+from fleetstart.controller.state.invocation_records import ENDED, Progress
+from fleetstart.controller.state.view import View
+from fleetstart.runtime.contract.errors import InvalidInput, NotFound
+from fleetstart.runtime.contract.ids import InvocationId, new_invocation_id
+
+LIMIT = 50
+LIMIT_MAX = 1_000
+SEARCHED = 10_000
+"""How many a listing looks through before it gives up."""
+
+
+class InvocationsApi:
+    def __init__(
+        self,
+        book: Book,
+        vault: Vault,
+        showing: Showing,
+        acceptance: Acceptance,
+        webhook_secrets: WebhookSecrets,
+        schedules: Schedules,
+        follower: Follower,
+        view: View,
+        stopping: asyncio.Event,
+    ) -> None:
+        self._book = book
+        self._vault = vault
+        self._showing = showing
+        self._acceptance = acceptance
+        self._webhook_secrets = webhook_secrets
+        self._schedules = schedules
+        self._follower = follower
+        self._view = view
+        self._stopping = stopping
+        at = "/api/v1/invocations/{id}"
+        self.routes = [
+            Route("/api/v1/async", self.kept),
+            Route(at, self.cancel, methods=["DELETE"]),
+            Route(f"{at}/cancel", self.cancel, methods=["POST"]),
+            Route(f"{at}/result", self.result),
+            Route(f"{at}/events", self.events),
+            Route(f"{at}/redrive", self.redrive, methods=["POST"]),
+            Route(f"{at}/replay", self.replay, methods=["POST"]),
+            Route(f"{at}/redeliver", self.redeliver, methods=["POST"]),
+            Route("/api/v1/webhooks/secret", self.secret),
+            Route("/api/v1/webhooks/secret", self.rotate, methods=["POST"]),
+            Route("/api/v1/schedules", self.schedules),
+        ]
+
+    # ── looking ────────────────────────────────────────────────────────────────────────────────────
+
+    async def kept(self, request: Request) -> Response:
+        query = request.query_params
+        function, status = query.get("function", ""), query.get("status", "")
+        if status and status not in (*ENDED, "queued", "running"):
+            raise InvalidInput(
+                f"status {status[:40]!r} is none", hint="queued, running, succeeded, failed, cancelled and expired are"
+            )
+        dead = query.get("dead", "0") not in ("", "0", "false")
+        limit = _limit(query.get("limit", ""))
+        found: list[InvocationInfo] = []
+        searched = 0
+        sees = caller_of(request).sees
+        async for entry in self._book.newest(min(limit, 100)):
+            searched += 1
+            if sees(entry.envelope.function) and _fits(entry, function, status, dead=dead):
+                found.append(self._showing.briefly(entry))
+            if len(found) >= limit or searched >= SEARCHED:
+                break
+        return json_answer(found)
+
+    async def one(self, request: Request) -> InvocationInfo | None:
+        """None if it is none of the kept ones."""
+        invocation = _id(request)
+        _, wait_s = preferences.read_prefer(request.headers.get("prefer", ""))
+        entry = await self._book.wait_ended(invocation, wait_s, self._stopping)
+        if entry is None:
+            return None
+        if not caller_of(request).sees(entry.envelope.function):
+            raise not_kept(invocation)
+        return await self._showing.fully(entry)
+
+    async def _own(self, request: Request) -> Entry:
+        """Errors: NotFound, also for one of a function that the caller may not see."""
+        entry = await self._book.require(_id(request))
+        if not caller_of(request).sees(entry.envelope.function):
+            raise not_kept(entry.envelope.id)
+        return entry
+
+    async def result(self, request: Request) -> Response:
+        entry = await self._own(request)
+        if not entry.progress.ended:
+            headers = {"location": f"/api/v1/invocations/{entry.envelope.id}", "retry-after": "1"}
+            return json_answer(self._showing.briefly(entry), status=202, headers=headers)
+        return await _collected(self._vault, entry)
+
+    async def events(self, request: Request) -> Response:
+        entry = await self._own(request)
+        last = request.headers.get("last-event-id") or request.query_params.get("last_event_id", "")
+        begin = await self._follower.begin(entry, last)
+        if begin is None:
+            return Response(status_code=204)  # all of it was read; this ends an EventSource
+        headers = {"cache-control": "no-cache", "x-request-id": entry.envelope.id}
+        return StreamingResponse(self._events(entry, begin), media_type="text/event-stream", headers=headers)
+
+    async def _events(self, entry: Entry, begin: EventId) -> AsyncIterator[bytes]:
+        async for block in self._follower.follow(entry.envelope.id, begin):
+            yield block
+
+    # ── changing ───────────────────────────────────────────────────────────────────────────────────
+
+    async def cancel(self, request: Request) -> Response:
+        """It answers at once; one that runs ends a moment later, when its worker has let go of it."""
+
+        def change(entry: Entry) -> Progress:
+            return lifecycle.cancelling(entry.progress, entry.envelope, now_unix_ms())
+
+        await self._own(request)
+        entry = await self._book.change(_id(request), change, tell="cancelling")
+        return json_answer(self._showing.briefly(entry), status=200 if entry.progress.ended else 202)
+
+    async def redrive(self, request: Request) -> Response:
+        def change(entry: Entry) -> Progress:
+            progress, envelope = entry.progress, entry.envelope
+            if not progress.ended or progress.status == "succeeded" or envelope.origin == "sync":
+                raise InvalidInput(
+                    f"invocation {envelope.id} is {progress.status}"
+                    + (", and was a synchronous call" if envelope.origin == "sync" else ""),
+                    hint="async ones that failed, expired or were cancelled are redriven; `fs replay` repeats any",
+                )
+            return lifecycle.redriven(progress, envelope, now_unix_ms())
+
+        await self._own(request)
+        return json_answer(self._showing.briefly(await self._book.change(_id(request), change)))
+
+    async def redeliver(self, request: Request) -> Response:
+        def change(entry: Entry) -> Progress:
+            if not entry.envelope.webhook or not entry.progress.ended:
+                what = "has no webhook" if not entry.envelope.webhook else f"is {entry.progress.status}"
+                raise InvalidInput(
+                    f"invocation {entry.envelope.id} {what}", hint="those that have ended are told again"
+                )
+            return lifecycle.redelivered(entry.progress, now_unix_ms())
+
+        await self._own(request)
+        return json_answer(self._showing.briefly(await self._book.change(_id(request), change)))
+
+    async def replay(self, request: Request) -> Response:
+        terms = await json_body(request, ReplayTerms, empty=b"{}")
+        entry = await self._own(request)
+        kept = await self._vault.request(entry.envelope.id)
+        if kept is None:
+            raise NotFound(f"the request of invocation {entry.envelope.id} is not kept any more")
+        past, body = kept
+        target = _retargeted(past.target, past.function, terms.version)
+        envelope = msgspec.structs.replace(
+            past,
+            id=new_invocation_id(),
+            target=target,
+            fingerprint=preferences.fingerprint(past.project, past.method, target, body),
+            accepted_unix_ms=now_unix_ms(),
+            origin="replay",
+            source=past.id,
+            webhook="",
+        )
+        accepted = await self._acceptance.accept(envelope, body)
+        info = self._showing.briefly(await self._book.require(accepted.id))
+        return json_answer(info, status=202, headers={"location": info.url})
+
+    # ── webhooks and schedules ─────────────────────────────────────────────────────────────────────
+
+    async def secret(self, request: Request) -> Response:
+        project = self._project(request)
+        return json_answer(WebhookSecret(project=project, secret=await self._webhook_secrets.get(project)))
+
+    async def rotate(self, request: Request) -> Response:
+        project = self._project(request)
+        about(request, project)
+        return json_answer(WebhookSecret(project=project, secret=await self._webhook_secrets.rotate(project)))
+
+    def _project(self, request: Request) -> str:
+        """Errors: NotFound."""
+        project = request.query_params.get("project") or DEFAULT
+        if not self._view.access.has_project(project):
+            raise no_project(project, self._view.access.projects)
+        return project
+
+    async def schedules(self, request: Request) -> Response:
+        marks = await self._schedules.marks()
+        now_unix_s = int(time.time())
+        shown = []
+        sees = caller_of(request).sees
+        for spec in sorted(self._schedules.scheduled(), key=lambda spec: spec.name):
+            if not sees(spec.name):
+                continue
+            mark = marks.get(spec.name)
+            last_unix_s = mark.last_unix_s if mark is not None else 0
+            last = schedule_id(spec.name, last_unix_s) if last_unix_s else None
+            entry = await self._book.get(last) if last is not None else None
+            shown.append(
+                ScheduleInfo(
+                    function=spec.name,
+                    version=self._view.functions[spec.name].live,
+                    schedule=spec.schedule,
+                    timezone=spec.timezone or "UTC",
+                    next_unix_ms=next_unix_s(spec.schedule, spec.timezone, now_unix_s) * 1000,
+                    last_unix_ms=last_unix_s * 1000,
+                    last=last,
+                    status=entry.progress.status if entry is not None else None,
+                )
+            )
+        return json_answer(shown)
+
+
+def _fits(entry: Entry, function: str, status: str, *, dead: bool) -> bool:
+    envelope, progress = entry.envelope, entry.progress
+    return function in ("", envelope.function) and status in ("", progress.status) and (not dead or progress.dead)
+
+
+def _retargeted(target: str, function: str, version: int | str | None) -> str:
+    """The same path of the same function, at another version; without one, at the live one."""
+    rest = target.removeprefix("/fn/")
+    end = min((at for mark in "/?" if (at := rest.find(mark)) >= 0), default=len(rest))
+    named = f"@{quote(str(version)[:80], safe='')}" if version is not None else ""
+    return f"/fn/{function}{named}{rest[end:]}"
+
+
+async def _collected(vault: Vault, entry: Entry) -> Response:
+    """The kept answer, made by the very code that answers a call."""
+    messages: list[Message] = []
+
+    async def send(message: Message) -> None:
+        messages.append(message)
+
+    await answer_ended(send, vault, entry, [(b"x-request-id", entry.envelope.id.encode())])
+    response = Response(messages[1]["body"], status_code=messages[0]["status"])
+    response.raw_headers = list(messages[0]["headers"])
+    return response
+
+
+def _limit(text: str) -> int:
+    if text and (not text.isascii() or not text.isdecimal() or not 1 <= int(text[:9]) <= LIMIT_MAX or len(text) > 9):
+        raise InvalidInput(f"limit={text[:40]!r} must be a whole number from 1 to {LIMIT_MAX}")
+    return int(text or LIMIT)
+
+
+def _id(request: Request) -> InvocationId:
+    return InvocationId(request.path_params["id"])

@@ -1,0 +1,185 @@
+"""The management API's part that deals with keys: made, listed, rotated, revoked. Their texts are shown once."""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from fleetstart.controller.auth.api_key import NewCredential, new_credential
+from fleetstart.controller.auth.request_context import about, caller_of
+from fleetstart.controller.http.json_api import json_answer, json_body, now_unix_ms
+from fleetstart.controller.schemas.resources import KeyCreated, KeyInfo, NewKey, Rotation
+from fleetstart.controller.state.access_records import FUNCTIONS_MAX, LOCAL, Credential, KeyRecord, check_name
+from fleetstart.controller.state.access_table import AccessTable
+from fleetstart.controller.state.cas_hash import Shelf
+from fleetstart.controller.state.sync import State
+from fleetstart.runtime.contract import redis_keys as keys
+from fleetstart.runtime.contract.errors import InvalidInput, NotFound
+
+LIFE_MAX_S = 10 * 366 * 86_400
+GRACE_MAX_S = 30 * 86_400
+
+
+class KeysApi:
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._shelf = Shelf(state, keys.KEYS, KeyRecord)
+        self.routes = [
+            Route("/api/v1/keys", self.keys),
+            Route("/api/v1/keys", self.create, methods=["POST"]),
+            Route("/api/v1/keys/{name}/rotate", self.rotate, methods=["POST"]),
+            Route("/api/v1/keys/{name}", self.revoke, methods=["DELETE"]),
+        ]
+
+    @property
+    def _table(self) -> AccessTable:
+        return self._state.view.access
+
+    async def keys(self, request: Request) -> Response:
+        used: Any = await self._state.client.hgetall(keys.KEYS_USED)
+        now = now_unix_ms()
+        records = sorted(self._table.keys.values(), key=lambda record: record.name)
+        return json_answer([info(one, now, int(used.get(one.name.encode(), 0))) for one in records])
+
+    async def create(self, request: Request) -> Response:
+        new = await json_body(request, NewKey)
+        about(request, new.name[:80])
+        now = now_unix_ms()
+        made = new_credential()
+        table = self._table
+        record = _record(new, made, table, now, caller_of(request).name)
+
+        def first_of_its_name(known: KeyRecord | None) -> KeyRecord:
+            if known is not None:
+                why = "was revoked, and its name is not given again" if known.revoked_unix_ms else "exists already"
+                raise InvalidInput(f"key {new.name} {why}", hint="choose another name, or: fs key rotate NAME")
+            return record
+
+        await self._shelf.change(new.name, first_of_its_name)
+        return json_answer(KeyCreated(key=made.text, info=info(record, now), first=not table.locked), status=201)
+
+    async def rotate(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        terms = await json_body(request, Rotation)
+        if not 0 <= terms.grace_s <= GRACE_MAX_S:
+            raise InvalidInput(f"a grace period has 0 s to {GRACE_MAX_S // 86_400} days, got {terms.grace_s:g} s")
+        now = now_unix_ms()
+        made = new_credential()
+        record = await self._shelf.change(name, lambda known: _rotated(self._known(known, name), made, terms, now))
+        assert record is not None
+        return json_answer(KeyCreated(key=made.text, info=info(record, now)))
+
+    async def revoke(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        now = now_unix_ms()
+
+        def revoked(known: KeyRecord | None) -> KeyRecord:
+            record = self._known(known, name)
+            if record.revoked_unix_ms:
+                return record
+            _require_another_admin(self._table, record, now)
+            return msgspec.structs.replace(record, revoked_unix_ms=now)
+
+        record = await self._shelf.change(name, revoked)
+        assert record is not None
+        return json_answer(info(record, now))
+
+    def _known(self, record: KeyRecord | None, name: str) -> KeyRecord:
+        if record is None:
+            near = get_close_matches(name[:80], self._table.keys, n=1)
+            hint = f"did you mean {near[0]}?" if near else "`fs key ls` lists what there is"
+            raise NotFound(f"key {name[:80]} does not exist", hint=hint)
+        return record
+
+
+def info(record: KeyRecord, now: int, used_unix_ms: int = 0) -> KeyInfo:
+    newest, *older = record.credentials
+    state = "revoked" if record.revoked_unix_ms else "good" if record.usable(now) else "expired"
+    old = max((one.expires_unix_ms for one in older if not one.expired(now)), default=0)
+    return KeyInfo(
+        name=record.name,
+        rights=record.rights,
+        functions=record.functions,
+        project=record.project,
+        id=newest.id,
+        previous_id=older[0].id if older else "",
+        created_unix_ms=record.created_unix_ms,
+        created_by=record.created_by,
+        expires_unix_ms=newest.expires_unix_ms,
+        state=state,
+        old_until_unix_ms=old if state != "revoked" else 0,
+        used_unix_ms=used_unix_ms,
+    )
+
+
+def _record(new: NewKey, made: NewCredential, table: AccessTable, now: int, by: str) -> KeyRecord:
+    """Errors: InvalidInput."""
+    check_name("key", new.name)
+    if new.name == LOCAL:
+        raise InvalidInput(f"no key may be called {LOCAL}: that is who calls without one")
+    if not new.rights:
+        raise InvalidInput(
+            "a key is good for something", hint="--scope invoke, read, deploy or admin; several may be given"
+        )
+    if len(new.functions) > FUNCTIONS_MAX:
+        raise InvalidInput(
+            f"a key is for {FUNCTIONS_MAX} functions at most, got {len(new.functions)}", hint="--project"
+        )
+    for function in new.functions:
+        check_name("function", function)
+    if new.project and not table.has_project(new.project):
+        near = get_close_matches(new.project[:80], table.projects, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"make it first: fs project create {new.project[:63]}"
+        raise InvalidInput(f"project {new.project[:80]} does not exist", hint=hint)
+    if new.expires_s is not None and not 1 <= new.expires_s <= LIFE_MAX_S:
+        raise InvalidInput(f"a key lives 1 s to ten years, got {new.expires_s:g} s")
+    expires_unix_ms = now + round(new.expires_s * 1000) if new.expires_s is not None else 0
+    record = KeyRecord(
+        name=new.name,
+        rights=list(dict.fromkeys(new.rights)),
+        functions=sorted(set(new.functions)),
+        project=new.project,
+        credentials=[Credential(id=made.id, sha256=made.sha256, created_unix_ms=now, expires_unix_ms=expires_unix_ms)],
+        created_unix_ms=now,
+        created_by=by,
+    )
+    if not table.locked and (record.limited or not record.may("admin") or expires_unix_ms):
+        raise InvalidInput(
+            f"the first key must be an admin's, for all functions and without an end: without {new.name[:63]} "
+            "every request will need a key, and nobody could make others",
+            hint="fs key create admin --scope admin",
+        )
+    return record
+
+
+def _rotated(record: KeyRecord, made: NewCredential, terms: Rotation, now: int) -> KeyRecord:
+    """A new text for as long as the last one was made for; the last one until the grace period is over."""
+    if record.revoked_unix_ms:
+        raise InvalidInput(f"key {record.name} was revoked", hint="make another: fs key create NAME")
+    last = record.credentials[0]
+    life_ms = last.expires_unix_ms - last.created_unix_ms if last.expires_unix_ms else 0
+    ends = now + round(terms.grace_s * 1000)
+    old = msgspec.structs.replace(last, expires_unix_ms=min(ends, last.expires_unix_ms or ends))
+    new = Credential(
+        id=made.id, sha256=made.sha256, created_unix_ms=now, expires_unix_ms=now + life_ms if life_ms else 0
+    )
+    return msgspec.structs.replace(record, credentials=[new, old])
+
+
+def _require_another_admin(table: AccessTable, leaving: KeyRecord, now: int) -> None:
+    """Errors: InvalidInput."""
+    if leaving.limited or not leaving.may("admin"):
+        return
+    for record in table.keys.values():
+        lasting = record.usable(now) and not record.credentials[0].expires_unix_ms
+        if record.name != leaving.name and record.may("admin") and not record.limited and lasting:
+            return
+    raise InvalidInput(
+        f"key {leaving.name} is the last one of an admin: without it nobody could make others",
+        hint="make another first (fs key create NAME --scope admin), or give this one a new text: fs key rotate",
+    )

@@ -1,0 +1,148 @@
+"""`/metrics`, the dashboard's files, and what the dashboard asks for that nobody else does."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from importlib.resources import files
+from typing import Any, cast
+
+import msgspec
+import redis.asyncio as redis
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import Route
+
+from fleetstart.controller.auth.request_context import caller_of
+from fleetstart.controller.billing.archive_format import EntryId
+from fleetstart.controller.billing.budgets import DAY_S
+from fleetstart.controller.billing.ledger_reader import LedgerReader
+from fleetstart.controller.observability.activity import WINDOW_MS, Recent
+from fleetstart.controller.observability.call_metrics import Calls
+from fleetstart.controller.observability.cluster_metrics import Failures, families
+from fleetstart.controller.observability.process_metrics import LoopLag, Self
+from fleetstart.controller.observability.prometheus import CONTENT_TYPE, Family, render, visible
+from fleetstart.controller.schemas.functions import BudgetInfo
+from fleetstart.controller.state.view import View
+from fleetstart.runtime.contract import redis_keys as keys
+from fleetstart.runtime.contract.errors import NotFound
+from fleetstart.runtime.contract.ids import FunctionName
+
+TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+POLICY = "; ".join(
+    (
+        "default-src 'none'", "script-src 'self'", "style-src 'self'", "img-src 'self'", "connect-src 'self'",
+        "base-uri 'none'", "form-action 'none'", "frame-ancestors 'none'", "require-trusted-types-for 'script'",
+    )
+)  # fmt: skip
+"""Nothing but its own files, and no text that becomes code."""
+HEADERS = {
+    "content-security-policy": POLICY,
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cache-control": "no-cache",
+}
+CHUNK_ROWS = 500
+SPENT_FIELDS_AT_ONCE = 500
+
+
+class SeeingApi:
+    """`extra` gives families that other parts count themselves."""
+
+    def __init__(
+        self,
+        client: redis.Redis,
+        reader: LedgerReader,
+        view: View,
+        *,
+        calls: Calls,
+        lag: LoopLag,
+        process: Self,
+        budgets: Callable[[], list[BudgetInfo]],
+        extra: Callable[[], Iterable[Family]] = lambda: (),
+    ) -> None:
+        self._client = client
+        self._reader = reader
+        self._view = view
+        self._calls = calls
+        self._lag = lag
+        self._process = process
+        self._budgets = budgets
+        self._extra = extra
+        self._failures = Failures(view)
+        self._recent = Recent()
+        self._last = EntryId(0, 0)
+        self._reading = asyncio.Lock()
+        self._files = _dashboard()
+        self.routes = [
+            Route("/metrics", self.metrics),
+            Route("/", self.home),
+            Route("/ui", self.home),
+            Route("/ui/{file:path}", self.file),
+            Route("/api/v1/activity", self.activity),
+        ]
+
+    async def metrics(self, request: Request) -> Response:
+        view = self._view
+        own = self._calls.families(view.functions if view.synced else None)
+        world = families(view, self._budgets(), time.time_ns() // 1_000_000, time.monotonic_ns())
+        own += [*self._failures.families(), self._lag.family(), *self._extra(), *self._process.families()]
+        shown = [*own, *world]
+        caller = caller_of(request)
+        if caller.limited:
+            shown = visible(shown, caller.sees)
+        return Response(render(shown), headers={"content-type": CONTENT_TYPE})
+
+    # ── the dashboard ──────────────────────────────────────────────────────────────────────────────
+
+    async def home(self, request: Request) -> Response:
+        return RedirectResponse("/ui/", status_code=302)
+
+    async def file(self, request: Request) -> Response:
+        name = request.path_params["file"] or "index.html"
+        found = self._files.get(name)
+        if found is None:
+            raise NotFound(f"the dashboard has no file {name[:80]}", hint="it is at /ui/")
+        kind, content = found
+        return Response(content, headers={**HEADERS, "content-type": f"{kind}; charset=utf-8"})
+
+    async def activity(self, request: Request) -> Response:
+        """The last minutes, by function that the caller sees."""
+        now_unix_ms = time.time_ns() // 1_000_000
+        async with self._reading:
+            await self._read(now_unix_ms)
+            today = await self._spent_today(now_unix_ms)
+            found = self._recent.result(now_unix_ms, today)
+        sees = caller_of(request).sees
+        found = msgspec.structs.replace(found, functions=[one for one in found.functions if sees(one.function)])
+        return Response(msgspec.json.encode(found), media_type="application/json")
+
+    async def _read(self, now_unix_ms: int) -> None:
+        """What was booked since it was read last, or within the window."""
+        since_unix_ms = max(self._last.unix_ms, now_unix_ms - WINDOW_MS)
+        async for page in self._reader.entries(since_unix_ms):
+            for begin in range(0, len(page), CHUNK_ROWS):
+                new = [entry for entry in page[begin : begin + CHUNK_ROWS] if entry.id > self._last]
+                self._recent.add(new)
+                self._last = new[-1].id if new else self._last
+                await asyncio.sleep(0)
+
+    async def _spent_today(self, now_unix_ms: int) -> dict[FunctionName, int]:
+        names = sorted(self._view.functions)[:SPENT_FIELDS_AT_ONCE]
+        if not names:
+            return {}
+        day = now_unix_ms // (DAY_S * 1000)
+        asked = cast(Awaitable[Any], self._client.hmget(keys.LEDGER_SPENT, [f"{day}:{name}" for name in names]))
+        return {name: int(cost or 0) for name, cost in zip(names, await asked, strict=True)}
+
+
+def _dashboard() -> dict[str, tuple[str, bytes]]:
+    """Media type and content by name; all of it is small."""
+    found: dict[str, tuple[str, bytes]] = {}
+    for entry in files("fleetstart.controller").joinpath("dashboard").iterdir():
+        kind = TYPES.get(entry.name[entry.name.rfind(".") :])
+        if kind is not None:
+            found[entry.name] = (kind, entry.read_bytes())
+    return found

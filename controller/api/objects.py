@@ -1,0 +1,117 @@
+"""The management API's part that deals with the store: objects by their keys, checkpoints by their ids."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+
+from fleetstart.controller.http.asgi import error_json
+from fleetstart.controller.http.byte_range import NotSatisfiable, parse_range
+from fleetstart.controller.http.json_api import flag_asked_for, json_answer
+from fleetstart.controller.registry.checkpoints import Checkpoints
+from fleetstart.controller.storage.object_store import ObjectStore, Upload, check_checkpoint, check_key, not_found
+from fleetstart.runtime.contract.errors import InvalidInput, TooLarge
+from fleetstart.runtime.contract.weights.manifest import MANIFEST_MAX_BYTES, MANIFEST_OBJECT
+
+BYTES = "application/octet-stream"
+
+
+class StoreApi:
+    def __init__(self, store: ObjectStore, checkpoints: Checkpoints) -> None:
+        self._store = store
+        self._checkpoints = checkpoints
+        self.routes = [
+            Route("/api/v1/objects/{key:path}", self.head_object, methods=["HEAD"]),
+            Route("/api/v1/objects/{key:path}", self.get_object, methods=["GET"]),
+            Route("/api/v1/objects/{key:path}", self.put_object, methods=["PUT"]),
+            Route("/api/v1/checkpoints", self.list_checkpoints),
+            Route("/api/v1/checkpoints/{id}", self.get_manifest, methods=["GET"]),
+            Route("/api/v1/checkpoints/{id}", self.delete_checkpoint, methods=["DELETE"]),
+        ]
+
+    async def head_object(self, request: Request) -> Response:
+        _, size_bytes = await self._found(request)
+        return Response(headers={"content-length": str(size_bytes), "accept-ranges": "bytes"})
+
+    async def get_object(self, request: Request) -> Response:
+        key, size_bytes = await self._found(request)
+        try:
+            wanted = parse_range(request.headers.get("range"), size_bytes)
+        except NotSatisfiable as error:
+            shown = InvalidInput(f"{key}: {error}")
+            headers = {"content-range": f"bytes */{size_bytes}", "fs-error": shown.code}
+            return Response(error_json(shown, ""), 416, headers, "application/json")
+        offset, count = wanted or (0, size_bytes)
+        headers = {"content-length": str(count), "accept-ranges": "bytes"}
+        if wanted is not None:
+            headers["content-range"] = f"bytes {offset}-{offset + count - 1}/{size_bytes}"
+        content = await _begun(self._store.read_range(key, offset, count))
+        return StreamingResponse(content, 200 if wanted is None else 206, headers, BYTES)
+
+    async def put_object(self, request: Request) -> Response:
+        key = check_key(request.path_params["key"])
+        chunks = _chunks(request)
+        try:
+            if key.endswith("/" + MANIFEST_OBJECT):
+                data = await _small(key, chunks)
+                await self._checkpoints.check_parts(check_checkpoint(key.split("/")[1]), data)
+                chunks = _once(data)
+            await self._store.put(key, Upload(key, chunks))
+        except ClientDisconnect:
+            return Response(status_code=499)
+        return json_answer({"key": key}, status=201)
+
+    async def list_checkpoints(self, request: Request) -> Response:
+        return json_answer(await self._checkpoints.list(unfinished=flag_asked_for(request, "unfinished")))
+
+    async def get_manifest(self, request: Request) -> Response:
+        data = await self._checkpoints.manifest(check_checkpoint(request.path_params["id"]))
+        return Response(data, media_type="application/json")
+
+    async def delete_checkpoint(self, request: Request) -> Response:
+        checkpoint = check_checkpoint(request.path_params["id"])
+        return json_answer(await self._checkpoints.remove(checkpoint, time.time_ns() // 1_000_000))
+
+    async def _found(self, request: Request) -> tuple[str, int]:
+        key = check_key(request.path_params["key"])
+        size_bytes = await self._store.size(key)
+        if size_bytes is None:
+            raise not_found(key)
+        return key, size_bytes
+
+
+async def _begun(blocks: AsyncGenerator[bytes, None]) -> AsyncIterator[bytes]:
+    """The same blocks, with the first one read already: an error of the store still gets a status of its own."""
+    first = await anext(blocks, b"")
+
+    async def rest() -> AsyncIterator[bytes]:
+        async with aclosing(blocks):
+            yield first
+            async for block in blocks:
+                yield block
+
+    return rest()
+
+
+async def _chunks(request: Request) -> AsyncIterator[bytes]:
+    async for chunk in request.stream():
+        if chunk:
+            yield chunk
+
+
+async def _small(key: str, chunks: AsyncIterator[bytes]) -> bytes:
+    data = bytearray()
+    async for chunk in chunks:
+        data += chunk
+        if len(data) > MANIFEST_MAX_BYTES:
+            raise TooLarge(f"{key}: a manifest has {MANIFEST_MAX_BYTES} bytes at most")
+    return bytes(data)
+
+
+async def _once(data: bytes) -> AsyncIterator[bytes]:
+    yield data

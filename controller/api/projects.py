@@ -1,0 +1,95 @@
+"""The management API's part that deals with projects: names that group functions, and what each may have."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from fleetstart.controller.async_invocations.webhooks.secrets import WebhookSecrets
+from fleetstart.controller.auth.authorize import no_project
+from fleetstart.controller.auth.lookups import claims_of
+from fleetstart.controller.auth.request_context import caller_of
+from fleetstart.controller.http.json_api import json_answer, json_body, now_unix_ms
+from fleetstart.controller.schemas.resources import ProjectInfo, ProjectTerms
+from fleetstart.controller.state.access_records import DEFAULT, ProjectRecord, Quotas, check_name
+from fleetstart.controller.state.cas_hash import Shelf
+from fleetstart.controller.state.sync import State
+from fleetstart.controller.state.view import View
+from fleetstart.runtime.contract import redis_keys as keys
+from fleetstart.runtime.contract.errors import InvalidInput
+
+PROJECTS_MAX = 1000
+
+
+class ProjectsApi:
+    def __init__(self, state: State, webhook_secrets: WebhookSecrets) -> None:
+        self._view = state.view
+        self._webhook_secrets = webhook_secrets
+        self._shelf = Shelf(state, keys.PROJECTS, ProjectRecord)
+        self.routes = [
+            Route("/api/v1/projects", self.projects),
+            Route("/api/v1/projects/{name}", self.set, methods=["PUT"]),
+            Route("/api/v1/projects/{name}", self.remove, methods=["DELETE"]),
+        ]
+
+    async def projects(self, request: Request) -> Response:
+        caller = caller_of(request)
+        shown = [project_info(self._view, name) for name in sorted({DEFAULT, *self._view.access.projects})]
+        if not caller.limited:
+            return json_answer(shown)
+        return json_answer([one for one in shown if one.name == caller.project or any(map(caller.sees, one.functions))])
+
+    async def set(self, request: Request) -> Response:
+        name = check_name("project", request.path_params["name"])
+        terms = await json_body(request, ProjectTerms)
+        by, now = caller_of(request).name, now_unix_ms()
+        if len(self._view.access.projects) >= PROJECTS_MAX and name not in self._view.access.projects:
+            raise InvalidInput(f"there are {PROJECTS_MAX} projects already, and cannot be more")
+
+        def changed(known: ProjectRecord | None) -> ProjectRecord:
+            quotas = terms.quotas if terms.quotas is not None else known.quotas if known is not None else Quotas()
+            if known is None:
+                return ProjectRecord(name=name, quotas=quotas, created_unix_ms=now, created_by=by)
+            return ProjectRecord(
+                name=name, quotas=quotas, created_unix_ms=known.created_unix_ms, created_by=known.created_by
+            )
+
+        await self._shelf.change(name, changed)
+        return json_answer(project_info(self._view, name))
+
+    async def remove(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        table = self._view.access
+        if name == DEFAULT:
+            raise InvalidInput(f"project {DEFAULT} is where functions are that name none: it stays")
+        if name not in table.projects:
+            raise no_project(name, table.projects)
+        info = project_info(self._view, name)
+        keys_of = [key.name for key in table.keys.values() if key.project == name and not key.revoked_unix_ms]
+        for what, names, advice in (
+            ("functions", info.functions, "fs rm"),
+            ("secrets", info.secrets, "fs secret rm"),
+            ("keys", keys_of, "fs key revoke"),
+        ):
+            if names:
+                raise InvalidInput(
+                    f"project {name} has {what}: {', '.join(names[:5])}" + (", …" if len(names) > 5 else ""),
+                    hint=f"remove them first: {advice} {names[0]}",
+                )
+        await self._shelf.change(name, lambda known: None)
+        await self._webhook_secrets.forget(name)
+        return json_answer(info)
+
+
+def project_info(view: View, name: str) -> ProjectInfo:
+    record = view.access.projects.get(name)
+    claims = claims_of(view, name)
+    return ProjectInfo(
+        name=name,
+        quotas=record.quotas if record is not None else Quotas(),
+        functions=sorted(claim.function for claim in claims),
+        workers=sum(claim.workers for claim in claims),
+        memory_bytes=sum(claim.memory_bytes for claim in claims),
+        secrets=view.access.secret_names(name),
+    )

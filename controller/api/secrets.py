@@ -1,0 +1,177 @@
+"""The management API's part that deals with secrets: set, listed by name, removed, encrypted anew. None is shown."""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from fleetstart.controller.async_invocations.webhooks.secrets import WebhookSecrets
+from fleetstart.controller.auth.authorize import Caller, no_project
+from fleetstart.controller.auth.deploy_policy import SECRETS_MAX_BYTES, users_of
+from fleetstart.controller.auth.request_context import about, caller_of
+from fleetstart.controller.auth.secret_encryption import Vault
+from fleetstart.controller.http.json_api import json_answer, json_body, now_unix_ms
+from fleetstart.controller.schemas.resources import Rekeyed, SecretInfo, SecretValue
+from fleetstart.controller.state.access_records import SecretRecord, secret_field
+from fleetstart.controller.state.cas_hash import Shelf
+from fleetstart.controller.state.sync import State
+from fleetstart.runtime.contract import redis_keys as keys
+from fleetstart.runtime.contract.errors import Forbidden, InvalidInput, NotFound
+from fleetstart.runtime.contract.function.spec import SECRET_NAME
+from fleetstart.runtime.contract.node.orders import FINAL
+from fleetstart.runtime.contract.process.redaction import LEAST_CHARS
+
+VALUE_MAX_BYTES = 32 * 1024
+BODY_MAX_BYTES = 8 * VALUE_MAX_BYTES
+"""A byte may be written as six in JSON."""
+SECRETS_MAX = 1000
+"""Of all projects: each gateway has them in memory, as they are encrypted."""
+
+
+class SecretsApi:
+    def __init__(self, state: State, vault: Vault, webhook_secrets: WebhookSecrets) -> None:
+        self._view = state.view
+        self._webhook_secrets = webhook_secrets
+        self._vault = vault
+        self._shelf = Shelf(state, keys.SECRETS, SecretRecord)
+        self.routes = [
+            Route("/api/v1/secrets", self.secrets),
+            Route("/api/v1/secrets/rekey", self.rekey, methods=["POST"]),
+            Route("/api/v1/secrets/{project}/{name}", self.set, methods=["PUT"]),
+            Route("/api/v1/secrets/{project}/{name}", self.remove, methods=["DELETE"]),
+        ]
+
+    async def secrets(self, request: Request) -> Response:
+        caller = caller_of(request)
+        records = sorted(self._view.access.secrets.values(), key=lambda record: (record.project, record.name))
+        return json_answer([self._info(record) for record in records if _may_see(caller, record.project)])
+
+    async def set(self, request: Request) -> Response:
+        project, name = self._place(request)
+        if not SECRET_NAME.fullmatch(name):
+            raise InvalidInput(
+                f"secret {name[:80]!r} cannot be an environment variable",
+                hint="its name is 1 to 64 of A-Z, a-z, 0-9 and _, no digit first",
+            )
+        value = _checked(name, (await json_body(request, SecretValue, limit_bytes=BODY_MAX_BYTES)).value)
+        if len(self._view.access.secrets) >= SECRETS_MAX and self._view.access.secret(project, name) is None:
+            raise InvalidInput(f"there are {SECRETS_MAX} secrets already, and cannot be more")
+        self._check_total(project, name, len(value.encode()))
+        box, master = self._vault.close(project, name, value)
+        now, by = now_unix_ms(), caller_of(request).name
+
+        def changed(known: SecretRecord | None) -> SecretRecord:
+            return SecretRecord(
+                name=name,
+                project=project,
+                box=box,
+                master=master,
+                size_bytes=len(value.encode()),
+                created_unix_ms=known.created_unix_ms if known is not None else now,
+                updated_unix_ms=now,
+                updated_by=by,
+            )
+
+        record = await self._shelf.change(secret_field(project, name), changed)
+        assert record is not None
+        return json_answer(self._info(record))
+
+    async def remove(self, request: Request) -> Response:
+        project, name = self._place(request)
+        record = self._view.access.secret(project, name)
+        if record is None:
+            near = get_close_matches(name[:80], self._view.access.secret_names(project), n=1)
+            hint = f"did you mean {near[0]}?" if near else "`fs secret ls` lists what there is"
+            raise NotFound(f"project {project[:80]} has no secret {name[:80]}", hint=hint)
+        info = self._info(record)
+        if info.used_by and request.query_params.get("force", "0") in ("", "0", "false"):
+            raise InvalidInput(
+                f"secret {name} is used by {', '.join(info.used_by)}, whose workers would not start without it",
+                hint="deploy them without it first, or insist: --force",
+            )
+        await self._shelf.change(record.field, lambda known: None)
+        return json_answer(info)
+
+    async def rekey(self, request: Request) -> Response:
+        """Under another master key; those before it are forgotten when nothing needs them any more."""
+        master = self._vault.renew()
+        about(request, master)
+        count = 0
+        for field in list(self._view.access.secrets):
+            await self._shelf.change(field, self._closed_anew)
+            count += 1
+        count += await self._webhook_secrets.close_anew()
+        if all(record.master == master for record in self._view.access.secrets.values()):
+            self._vault.forget_old()
+        return json_answer(Rekeyed(secrets=count, master=master))
+
+    def _closed_anew(self, record: SecretRecord | None) -> SecretRecord | None:
+        if record is None:
+            return None
+        box, master = self._vault.close(record.project, record.name, self._vault.open(record))
+        return msgspec.structs.replace(record, box=box, master=master)
+
+    def _place(self, request: Request) -> tuple[str, str]:
+        """Project and name. Errors: Forbidden, NotFound."""
+        project, name, caller = request.path_params["project"], request.path_params["name"], caller_of(request)
+        if caller.key is not None and caller.key.functions:
+            raise Forbidden(
+                f"key {caller.name} is for functions {', '.join(caller.key.functions)}; a secret is of a whole project",
+                hint="use a key that was made without --function",
+            )
+        if not _may_see(caller, project) or not self._view.access.has_project(project):
+            raise no_project(project, [one for one in self._view.access.projects if _may_see(caller, one)])
+        return project, name
+
+    def _check_total(self, project: str, name: str, size_bytes: int) -> None:
+        for function in users_of(self._view, project, name):
+            version = self._view.live(function)
+            others = [one for one in version.spec.secrets if one != name] if version is not None else []
+            found = [record for one in others if (record := self._view.access.secret(project, one)) is not None]
+            total_bytes = size_bytes + sum(record.size_bytes for record in found)
+            if total_bytes > SECRETS_MAX_BYTES:
+                raise InvalidInput(
+                    f"with it, the secrets of {function} have {total_bytes} bytes, {SECRETS_MAX_BYTES} at most"
+                )
+
+    def _info(self, record: SecretRecord) -> SecretInfo:
+        used_by = users_of(self._view, record.project, record.name)
+        running = [one for one in self._view.statuses.values() if one.function in used_by and one.state not in FINAL]
+        return SecretInfo(
+            name=record.name,
+            project=record.project,
+            size_bytes=record.size_bytes,
+            master=record.master,
+            created_unix_ms=record.created_unix_ms,
+            updated_unix_ms=record.updated_unix_ms,
+            updated_by=record.updated_by,
+            used_by=[str(name) for name in used_by],
+            running=len(running),
+        )
+
+
+def _may_see(caller: Caller, project: str) -> bool:
+    return caller.project in ("", project)
+
+
+def _checked(name: str, value: str) -> str:
+    """Errors: InvalidInput, which does not repeat it."""
+    size_bytes = len(value.encode())
+    if size_bytes > VALUE_MAX_BYTES:
+        raise InvalidInput(f"secret {name} has {size_bytes} bytes, {VALUE_MAX_BYTES} at most")
+    if len(value.strip()) < LEAST_CHARS:
+        raise InvalidInput(
+            f"secret {name} has less than {LEAST_CHARS} characters: it could not be kept out of logs without hiding "
+            "half of them",
+            hint="what is no secret belongs into env",
+        )
+    if any(not char.isprintable() and char not in "\n\r\t" for char in value):
+        raise InvalidInput(
+            f"secret {name} has control characters, which an environment variable cannot have",
+            hint="encode it: base64 < FILE | fs secret set NAME --from-file -",
+        )
+    return value

@@ -1,0 +1,143 @@
+"""The management API's part that deals with versions: which there are, and which of them calls go to."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from fleetstart.controller.auth.deploy_policy import check_scale
+from fleetstart.controller.http.json_api import json_answer, json_body, now_unix_ms
+from fleetstart.controller.registry.registry import NO_VERSION, Registry
+from fleetstart.controller.schemas.functions import Share, Traffic, VersionInfo, VersionRef
+from fleetstart.controller.state import traffic as versions
+from fleetstart.controller.state.records import FunctionRecord, Scaled, VersionKey
+from fleetstart.controller.state.view import View
+from fleetstart.runtime.contract.errors import InvalidInput, NotFound
+from fleetstart.runtime.contract.ids import FunctionName, Version
+from fleetstart.runtime.contract.node.orders import FINAL
+
+Kind = TypeVar("Kind", bound=msgspec.Struct)
+
+
+class VersionsApi:
+    def __init__(self, view: View, registry: Registry) -> None:
+        self._view = view
+        self._registry = registry
+        at = "/api/v1/functions/{name}"
+        self.routes = [
+            Route(f"{at}/versions", self.versions),
+            Route(f"{at}/traffic", self.traffic),
+            Route(f"{at}/aliases/{{alias}}", self.set_alias, methods=["PUT"]),
+            Route(f"{at}/aliases/{{alias}}", self.delete_alias, methods=["DELETE"]),
+            Route(f"{at}/split", self.split, methods=["PUT"]),
+            Route(f"{at}/rollback", self.rollback, methods=["POST"]),
+            Route(f"{at}/scale", self.scale, methods=["PUT"]),
+        ]
+
+    async def versions(self, request: Request) -> Response:
+        record = self._record(request)
+        workers = Counter(
+            status.version
+            for status in self._view.statuses.values()
+            if status.function == record.name and status.state not in FINAL
+        )
+        return json_answer(
+            [
+                VersionInfo(
+                    version=one.version,
+                    roles=versions.roles(record, one.version),
+                    workers=workers[one.version],
+                    deployed_unix_ms=one.created_unix_ms,
+                    spec=one.spec,
+                    error=self._error(record, one.version),
+                )
+                for one in await self._registry.versions(record.name)
+            ]
+        )
+
+    async def traffic(self, request: Request) -> Response:
+        return json_answer(traffic_of(self._record(request)))
+
+    async def set_alias(self, request: Request) -> Response:
+        alias, record = request.path_params["alias"], self._record(request)
+        version = await self._version(record, (await json_body(request, VersionRef)).version)
+        return await self._change(
+            record.name, lambda now: versions.with_alias(now, alias, version, now_unix_ms()), fresh=version
+        )
+
+    async def delete_alias(self, request: Request) -> Response:
+        alias = request.path_params["alias"]
+        return await self._change(self._record(request).name, lambda now: versions.without_alias(now, alias))
+
+    async def split(self, request: Request) -> Response:
+        record = self._record(request)
+        weights: dict[Version, int] = {}
+        for share in await json_body(request, list[Share]):
+            version = await self._version(record, share.version)
+            if version in weights:
+                raise InvalidInput(f"version {version} is named twice", hint="give each version one share")
+            weights[version] = share.percent
+        return await self._change(record.name, lambda now: versions.with_split(now, weights, now_unix_ms()))
+
+    async def rollback(self, request: Request) -> Response:
+        record = self._record(request)
+        wanted = await _or_nothing(request, VersionRef)
+        to = await self._version(record, wanted.version) if wanted is not None else None
+        fresh = versions.rolled_back(record, to, 0).live
+        return await self._change(record.name, lambda now: versions.rolled_back(now, to, now_unix_ms()), fresh=fresh)
+
+    async def scale(self, request: Request) -> Response:
+        wanted = await _or_nothing(request, Scaled)
+        check_scale(self._view, self._record(request).name, wanted)
+        return await self._change(self._record(request).name, lambda now: versions.scaled(now, wanted))
+
+    async def _change(
+        self, name: FunctionName, change: Callable[[FunctionRecord], FunctionRecord], *, fresh: Version = NO_VERSION
+    ) -> Response:
+        return json_answer(traffic_of(await self._registry.change(name, change, fresh=fresh)))
+
+    async def _version(self, record: FunctionRecord, ref: int | str) -> Version:
+        """A number that exists, or what an alias points at. Errors: NotFound."""
+        if isinstance(ref, str) and not (ref.isascii() and ref.isdecimal() and len(ref) <= 9):
+            return versions.pointed(record, ref)
+        return (await self._registry.version(record.name, Version(int(ref)))).version
+
+    def _record(self, request: Request) -> FunctionRecord:
+        name = request.path_params["name"]
+        record = self._view.functions.get(FunctionName(name))
+        if record is None:
+            raise NotFound(f"function {name[:80]} does not exist", hint="`fs ls` lists what does")
+        return record
+
+    def _error(self, record: FunctionRecord, version: Version) -> str:
+        """Why it has no workers, if that is so."""
+        failure = self._view.failures.get(VersionKey(record.name, version))
+        if record.rejected is not None and record.rejected.version == version:
+            return record.rejected.error.message
+        return failure.error.message if failure is not None else ""
+
+
+def traffic_of(record: FunctionRecord) -> Traffic:
+    return Traffic(
+        name=record.name,
+        live=record.live,
+        aliases=record.aliases,
+        split=[Share(version=version, percent=percent) for version, percent in sorted(record.split.items())],
+        past=record.past,
+        trying=record.rollout.version if record.rollout is not None else None,
+        rejected=record.rejected.version if record.rejected is not None else None,
+        error=record.rejected.error if record.rejected is not None else None,
+        scaled=record.scaled,
+    )
+
+
+async def _or_nothing(request: Request, kind: type[Kind]) -> Kind | None:
+    """No body, or null, is nothing."""
+    either: Any = kind | None
+    return cast("Kind | None", await json_body(request, either, empty=b"null"))

@@ -1,0 +1,115 @@
+"""Puts together what answers beside the calls themselves, for `app`: the management API and what stands behind it."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from starlette.applications import Starlette
+
+from fleetstart.controller.api.app import Api, Services
+from fleetstart.controller.api.audit import AccessApi
+from fleetstart.controller.api.billing import BillingApi
+from fleetstart.controller.api.history import History
+from fleetstart.controller.api.metrics import SeeingApi
+from fleetstart.controller.async_invocations.webhooks.secrets import WebhookSecrets
+from fleetstart.controller.async_wiring import InvocationParts, assemble
+from fleetstart.controller.auth.audit_log import AuditLog
+from fleetstart.controller.auth.secret_encryption import Vault
+from fleetstart.controller.auth.secret_sealing import Sealer
+from fleetstart.controller.background import Part
+from fleetstart.controller.billing.archive_store import Archive
+from fleetstart.controller.billing.compactor import Compactor
+from fleetstart.controller.billing.ledger_reader import LedgerReader
+from fleetstart.controller.config import Config
+from fleetstart.controller.core_wiring import Core
+from fleetstart.controller.dependencies import open_store
+from fleetstart.controller.observability.call_metrics import Calls
+from fleetstart.controller.observability.process_metrics import LoopLag, Self
+from fleetstart.controller.registry.checkpoints import Checkpoints
+from fleetstart.controller.registry.registry import Registry
+from fleetstart.controller.registry.rollouts import Rollouts
+from fleetstart.controller.schemas.functions import BudgetInfo
+from fleetstart.controller.shell.service import Shells
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from fleetstart.controller.observability.otlp import TraceExport
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Management:
+    api: Starlette
+    audit: AuditLog
+    calls: Calls
+    invocations: InvocationParts
+    parts: tuple[Part, ...]
+
+
+def build_management(
+    config: Config, core: Core, vault: Vault, traces: TraceExport | None, stopping: asyncio.Event
+) -> Management:
+    store = open_store(config.store)
+    registry = Registry(core.state, store)
+    checkpoints = Checkpoints(store, registry)
+    archive = Archive(store)
+    reader = LedgerReader(core.client, archive)
+    compactor = Compactor(core.client, archive, reader, core.fence, segment_rows=config.segment_rows)
+    rollouts = Rollouts(core.state, registry, core.scheduler)
+    history = History(core.client, reader)
+    audit = AuditLog(core.client, store, core.fence)
+    billing = BillingApi(core.client, reader, core.billing, core.view)
+    calls, lag = Calls(), LoopLag()
+    webhook_secrets = WebhookSecrets(core.client, vault)
+    invocations = assemble(
+        config, core.gateway_id, core.client, core.view, store, core.gateway, history, stopping, webhook_secrets,
+        fence=core.fence,
+    )  # fmt: skip
+    shells = Shells(core.state, Sealer(core.view, vault))
+    services = Services(
+        config=config,
+        gateway=core.gateway_id,
+        view=core.view,
+        registry=registry,
+        store=store,
+        checkpoints=checkpoints,
+        history=history,
+        billing=billing,
+        seeing=_seeing(core, reader, calls, lag, billing.shown, traces),
+        invocations=invocations.api,
+        access=AccessApi(core.state, audit, vault, webhook_secrets),
+        shells=shells,
+        stopping=stopping,
+    )
+    return Management(
+        api=Api(services).app,
+        audit=audit,
+        calls=calls,
+        invocations=invocations,
+        parts=(rollouts, checkpoints, compactor, lag, audit, shells, *invocations.parts),
+    )
+
+
+def _seeing(
+    core: Core,
+    reader: LedgerReader,
+    calls: Calls,
+    lag: LoopLag,
+    budgets: Callable[[], list[BudgetInfo]],
+    traces: TraceExport | None,
+) -> SeeingApi:
+    process = Self(
+        unwritten=lambda: core.ledger.pending, leads=lambda: bool(core.fence()), redis=lambda: core.view.redis
+    )
+    return SeeingApi(
+        core.client,
+        reader,
+        core.view,
+        calls=calls,
+        lag=lag,
+        process=process,
+        budgets=budgets,
+        extra=traces.families if traces is not None else lambda: (),
+    )

@@ -1,0 +1,185 @@
+"""Functions that call themselves: `schedule="*/5 * * * *"` of a live version, made into async invocations.
+
+Whoever holds the scheduler's lease fires them. An invocation's id follows from the function and the moment, and an id
+is accepted once, so a change of schedulers in mid-step fires nothing twice. Moments that passed while nobody could
+fire are skipped, with a line in the log. The expression itself is cronsim's affair, daylight saving included.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime, tzinfo
+from typing import cast
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+import msgspec
+import redis.asyncio as redis
+
+from fleetstart.controller.async_invocations.request_options import QUEUE_S, TTL_S, fingerprint
+from fleetstart.controller.async_invocations.submit import Acceptance
+from fleetstart.controller.state.invocation_records import Envelope
+from fleetstart.controller.state.redis_client import REDIS_DOWN
+from fleetstart.controller.state.view import View
+from fleetstart.runtime.contract import redis_keys as keys
+from fleetstart.runtime.contract.errors import FleetError, InvalidSpec
+from fleetstart.runtime.contract.function.spec import FunctionSpec
+from fleetstart.runtime.contract.ids import FunctionName, InvocationId
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 1.0
+LATE_S = 60
+"""How late a moment may still be fired: a new scheduler is there within seconds, a machine may sleep for hours."""
+LOOKED_BACK = 1_000
+"""Missed moments that are counted for the log line."""
+AT_HEADER = "fs-scheduled-at"
+
+
+class ScheduleMark(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    schedule: str
+    timezone: str = ""
+    looked_unix_s: int
+    """Moments up to here are dealt with."""
+    last_unix_s: int = 0
+    """The last one that was fired."""
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """What a look at one function's schedule comes to."""
+
+    mark: ScheduleMark
+    fire_unix_s: int | None = None
+    missed: int = 0
+
+
+def check_schedule(spec: FunctionSpec) -> None:
+    """Errors: InvalidSpec."""
+    if spec.schedule:
+        next_unix_s(spec.schedule, spec.timezone, 0)
+    elif spec.timezone:
+        raise InvalidSpec(f"function {spec.name}: a timezone needs a schedule", hint='write schedule="0 9 * * *"')
+
+
+def next_unix_s(schedule: str, timezone: str, after_unix_s: int) -> int:
+    """The first moment after that one. Errors: InvalidSpec."""
+    from cronsim import CronSim, CronSimError  # late: few have schedules
+
+    zone = _zone(timezone)
+    try:
+        moment = next(CronSim(schedule, datetime.fromtimestamp(after_unix_s, zone)))
+    except (CronSimError, StopIteration) as error:
+        raise InvalidSpec(
+            f"schedule {schedule[:80]!r} is no cron expression: {error or 'it is never due'}",
+            hint='minute hour day month weekday: "*/5 * * * *" is every five minutes, "0 9 * * 1-5" weekdays at nine',
+        ) from error
+    return int(moment.timestamp())
+
+
+def _zone(timezone: str) -> tzinfo:
+    try:
+        return ZoneInfo(timezone) if timezone else UTC
+    except (ZoneInfoNotFoundError, ValueError, OSError) as error:
+        raise InvalidSpec(
+            f"timezone {timezone[:80]!r} is not known here",
+            hint='write a name such as "Europe/Berlin", or leave it out',
+        ) from error
+
+
+def look(spec: FunctionSpec, mark: ScheduleMark | None, now_unix_s: int) -> Due:
+    """What is to be fired now. A schedule that is new, or another one than before, begins with its next moment."""
+    if mark is None or (mark.schedule, mark.timezone) != (spec.schedule, spec.timezone):
+        return Due(ScheduleMark(schedule=spec.schedule, timezone=spec.timezone, looked_unix_s=now_unix_s))
+    due: list[int] = []
+    moment = mark.looked_unix_s
+    for _ in range(LOOKED_BACK):
+        moment = next_unix_s(spec.schedule, spec.timezone, moment)
+        if moment > now_unix_s:
+            break
+        due.append(moment)
+    if not due:
+        return Due(mark)
+    seen = msgspec.structs.replace(mark, looked_unix_s=now_unix_s)
+    if now_unix_s - due[-1] > LATE_S:
+        return Due(seen, missed=len(due))
+    return Due(msgspec.structs.replace(seen, last_unix_s=due[-1]), fire_unix_s=due[-1], missed=len(due) - 1)
+
+
+def schedule_id(function: FunctionName, unix_s: int) -> InvocationId:
+    return InvocationId(f"cron-{function}-{datetime.fromtimestamp(unix_s, UTC):%Y%m%dT%H%M%SZ}")
+
+
+class Schedules:
+    def __init__(self, client: redis.Redis, view: View, acceptance: Acceptance, fence: Callable[[], int]) -> None:
+        self._client = client
+        self._view = view
+        self._acceptance = acceptance
+        self._fence = fence
+
+    async def run(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_S)
+            if not self._fence() or not self._view.synced:
+                continue
+            try:
+                await self.step(int(time.time()))
+            except REDIS_DOWN as error:
+                log.debug("schedules wait for redis", extra={"error": str(error)})
+
+    def scheduled(self) -> list[FunctionSpec]:
+        """Specs of the live versions that have a schedule."""
+        live = (self._view.live(name) for name in self._view.functions)
+        return [version.spec for version in live if version is not None and version.spec.schedule]
+
+    async def marks(self) -> dict[FunctionName, ScheduleMark]:
+        raw = await cast(Awaitable[dict[bytes, bytes]], self._client.hgetall(keys.SCHEDULES))
+        return {FunctionName(name.decode()): msgspec.json.decode(mark, type=ScheduleMark) for name, mark in raw.items()}
+
+    async def step(self, now_unix_s: int) -> list[InvocationId]:
+        """Fires what is due; the invocations. Errors: REDIS_DOWN."""
+        marks, fired = await self.marks(), []
+        specs = self.scheduled()
+        for spec in specs:
+            mark = marks.get(spec.name)
+            due = look(spec, mark, now_unix_s)
+            if due.missed:
+                log.warning("moments of a schedule were missed", extra={"function": spec.name, "missed": due.missed})
+            if due.fire_unix_s is not None:
+                invocation = await self._fire(spec, due.fire_unix_s)
+                if invocation is not None:
+                    fired.append(invocation)
+            if due.mark != mark:
+                await self._client.hset(keys.SCHEDULES, spec.name, msgspec.json.encode(due.mark).decode())
+        gone = marks.keys() - {spec.name for spec in specs}
+        if gone:
+            await self._client.hdel(keys.SCHEDULES, *gone)
+        return fired
+
+    async def _fire(self, spec: FunctionSpec, unix_s: int) -> InvocationId | None:
+        """Accepted on the disk before the mark is written; a refusal (a spent budget, say) skips this one."""
+        at = f"{datetime.fromtimestamp(unix_s, UTC):%Y-%m-%dT%H:%M:%SZ}"
+        target = f"/fn/{spec.name}"
+        envelope = Envelope(
+            id=schedule_id(spec.name, unix_s),
+            function=spec.name,
+            method="POST",
+            target=target,
+            headers=[(AT_HEADER, at)],
+            body_bytes=0,
+            fingerprint=fingerprint("", "POST", target, at.encode()),
+            accepted_unix_ms=time.time_ns() // 1_000_000,
+            queue_s=QUEUE_S,
+            ttl_s=TTL_S,
+            origin="schedule",
+            source=at,
+        )
+        try:
+            kept = await self._acceptance.accept(envelope, b"")
+        except FleetError as error:
+            log.warning("a scheduled call was refused", extra={"function": spec.name, "error": error.message})
+            return None
+        return kept.id

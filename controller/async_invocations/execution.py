@@ -1,0 +1,180 @@
+"""One execution of a claimed invocation: its call through the gateway, its lease meanwhile, and its outcome.
+
+Three things can stop it: a wish to cancel it, another gateway that has taken it over (then nothing of it counts), and
+the end of this process in good order, which puts it back into the queue.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Awaitable, Callable
+
+import redis.asyncio as redis
+
+from fleetstart.controller.async_invocations.gateway_call import Capture, replaying, scope_of
+from fleetstart.controller.async_invocations.progress_split import told_in
+from fleetstart.controller.async_invocations.store import lifecycle
+from fleetstart.controller.async_invocations.store.event_log import EventLog
+from fleetstart.controller.async_invocations.store.invocations import Book, Entry
+from fleetstart.controller.async_invocations.store.lifecycle import Outcome
+from fleetstart.controller.async_invocations.store.payloads import Vault
+from fleetstart.controller.http.asgi import Receive, Scope, Send
+from fleetstart.controller.state.invocation_records import Progress, Told
+from fleetstart.controller.state.redis_client import REDIS_DOWN
+from fleetstart.runtime.contract.errors import FleetError, StoreFailed
+
+log = logging.getLogger(__name__)
+
+RENEW_S = lifecycle.LEASE_MS / 4000
+RETRY_S = 0.2
+"""Between two tries to write while Redis is away."""
+
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+
+class Execution:
+    def __init__(self, entry: Entry, client: redis.Redis, book: Book, vault: Vault, gateway: App) -> None:
+        self._entry = entry
+        self._book = book
+        self._vault = vault
+        self._gateway = gateway
+        self._events = EventLog(client, entry.envelope.id)
+        self._event_count = 0
+        self._unwritten: list[bytes] = []
+        self._told: Told | None = None
+        self._gone = asyncio.Event()
+        """Set when the call is to be cancelled, whatever for."""
+        self._look = asyncio.Event()
+        self._lost = False
+        self._back = False
+
+    def look(self) -> None:
+        """Something about the invocation has changed: perhaps it is to be cancelled."""
+        self._look.set()
+
+    def hand_back(self) -> None:
+        self._back = True
+        self._gone.set()
+
+    async def run(self) -> None:
+        envelope, claim = self._entry.envelope, self._entry.progress.claims
+        capture = Capture(claim, self._gone, self._on_events)
+        keeper = asyncio.get_running_loop().create_task(self._keep())
+        outcome: Outcome | None = None
+        try:
+            kept = await self._vault.request(envelope.id)
+            if kept is None:
+                outcome = Outcome(
+                    error=FleetError(f"invocation {envelope.id}: its request is not in the store any more").info()
+                )
+            else:
+                scope = scope_of(envelope, self._entry.progress.runs)
+                await self._gateway(scope, replaying(kept[1], self._gone), capture)
+                outcome = capture.outcome(envelope.function)
+                await self._write_last_events()
+                if outcome.answer is not None:
+                    await self._vault.keep_answer(envelope.id, outcome.answer, bytes(capture.body))
+        except StoreFailed as error:
+            outcome = Outcome(error=error.info())
+        except asyncio.CancelledError:
+            self._back = True
+            raise
+        except Exception as error:
+            log.exception("an invocation failed in the gateway", extra={"invocation": envelope.id})
+            outcome = Outcome(error=FleetError(f"{type(error).__name__} in the gateway").info())
+        finally:
+            keeper.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await keeper
+            if not self._lost:
+                await self._settle(outcome)
+
+    # ── its lease ──────────────────────────────────────────────────────────────────────────────────
+
+    async def _keep(self) -> None:
+        """Renews the lease until it is lost; sees to a wish to cancel."""
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(RENEW_S):
+                    await self._look.wait()
+            self._look.clear()
+            try:
+                if not await self._change(
+                    lambda progress, now_unix_ms: lifecycle.renewed(progress, now_unix_ms, self._told)
+                ):
+                    log.warning("another gateway has taken an invocation over", extra={"invocation": self._id})
+                    self._lost = True
+                    self._gone.set()
+                    return
+            except REDIS_DOWN:
+                continue  # nobody else can take it over meanwhile
+            if self._entry.progress.cancelling:
+                self._gone.set()
+
+    @property
+    def _id(self) -> str:
+        return self._entry.envelope.id
+
+    async def _change(self, change: Callable[[Progress, int], Progress], *, tell: bool = False) -> bool:
+        """False if the claim is not ours any more. Errors: REDIS_DOWN."""
+        while True:
+            progress = change(self._entry.progress, time.time_ns() // 1_000_000)
+            written = await self._book.write(self._entry, progress, tell=progress.status if tell else "")
+            if written is not None:
+                self._entry = written
+                return True
+            now = await self._book.get(self._entry.envelope.id)
+            if now is None or now.progress.status != "running" or now.progress.claims != self._entry.progress.claims:
+                return False
+            self._entry = now
+
+    async def _settle(self, outcome: Outcome | None) -> None:
+        """Writes down what came of it, as often as it takes; without Redis nobody else can run it either."""
+
+        def after(progress: Progress, now_unix_ms: int) -> Progress:
+            if (self._back and (outcome is None or outcome.answer is None)) and not progress.cancelling:
+                return lifecycle.handed_back(progress, now_unix_ms)
+            last = lifecycle.renewed(progress, now_unix_ms, self._told)
+            return lifecycle.ended(last, self._entry.envelope, outcome or Outcome(), now_unix_ms)
+
+        while True:
+            try:
+                if not await self._change(after, tell=True) and outcome is not None and outcome.answer is not None:
+                    await self._drop(outcome.answer.claim)
+                return
+            except REDIS_DOWN as error:
+                if self._back:  # its lease runs out instead
+                    return
+                log.debug("an outcome waits for redis", extra={"invocation": self._id, "error": str(error)})
+                await asyncio.sleep(RETRY_S)
+
+    async def _drop(self, claim: int) -> None:
+        with contextlib.suppress(StoreFailed):
+            await self._vault.drop_answer(self._entry.envelope.id, claim)
+
+    # ── its events ─────────────────────────────────────────────────────────────────────────────────
+
+    async def _on_events(self, events: list[bytes]) -> None:
+        """A Redis that is away delays them; all but progress is in the answer in any case."""
+        self._told = told_in(events, time.time_ns() // 1_000_000) or self._told
+        self._unwritten += events
+        with contextlib.suppress(*REDIS_DOWN):
+            await self._write_events()
+
+    async def _write_last_events(self) -> None:
+        """Whoever sees that it has ended finds all of its events."""
+        while self._unwritten and not self._gone.is_set():
+            try:
+                await self._write_events()
+            except REDIS_DOWN:
+                await asyncio.sleep(RETRY_S)
+
+    async def _write_events(self) -> None:
+        if self._unwritten:
+            batch = list(self._unwritten)
+            await self._events.append(self._entry.progress.claims, self._event_count + 1, batch)
+            self._event_count += len(batch)
+            del self._unwritten[: len(batch)]

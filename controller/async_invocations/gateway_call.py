@@ -1,0 +1,190 @@
+"""Carries one kept call through the gateway: the ASGI scope that it gets, and what it answers.
+
+The gateway sees a client like any other. The client leaves when the invocation is to be cancelled, which makes the
+gateway cancel the call at its worker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from urllib.parse import unquote
+
+import msgspec
+
+from fleetstart.controller.async_invocations.progress_split import Apart
+from fleetstart.controller.async_invocations.store.event_log import Splitter, error_of, without_id
+from fleetstart.controller.async_invocations.store.lifecycle import Outcome
+from fleetstart.controller.async_invocations.store.payloads import ANSWER_MAX_BYTES
+from fleetstart.controller.gateway.app import PROGRESS
+from fleetstart.controller.http.asgi import Message, RawHeaders, Receive, Scope
+from fleetstart.controller.http.headers import response_headers
+from fleetstart.controller.state.invocation_records import Answer, Envelope, run_id
+from fleetstart.runtime.contract.errors import ErrorBody, ErrorInfo, FleetError, TooLarge, WorkerLost
+from fleetstart.runtime.contract.worker_headers import ERROR_HEADER, PROGRESS_HEADER, AnswerHead
+
+ERROR_MAX_BYTES = 64 * 1024
+_NOT_KEPT = frozenset(
+    (
+        b"content-length",
+        b"connection",
+        b"transfer-encoding",
+        b"server-timing",
+        b"x-request-id",
+        PROGRESS_HEADER.encode(),
+    )
+)
+
+
+def scope_of(envelope: Envelope, run: int) -> Scope:
+    path, _, query = envelope.target.partition("?")
+    headers: RawHeaders = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in envelope.headers]
+    headers.append((b"content-length", b"%d" % envelope.body_bytes))
+    headers.append((b"x-request-id", run_id(envelope.id, run).encode()))
+    return {
+        "type": "http",
+        "asgi": {"version": "3.0", "spec_version": "2.3"},
+        "http_version": "1.1",
+        "method": envelope.method,
+        "scheme": "http",
+        "path": unquote(path),
+        "raw_path": path.encode("latin-1"),
+        "query_string": query.encode("latin-1"),
+        "root_path": "",
+        "headers": headers,
+        "client": None,
+        "server": None,
+        "fs.key": envelope.key,
+        PROGRESS: True,
+    }
+
+
+def replaying(body: bytes, gone: asyncio.Event) -> Receive:
+    """The client's side: its body at once, and then nothing until it is to leave."""
+    sent = False
+
+    async def receive() -> Message:
+        nonlocal sent
+        if not sent:
+            sent = True
+            return {"type": "http.request", "body": body, "more_body": False}
+        await gone.wait()
+        return {"type": "http.disconnect"}
+
+    return receive
+
+
+class Capture:
+    """An ASGI `send` that keeps the answer; `on_events` is told of the events of a stream, as they come."""
+
+    def __init__(self, claim: int, gone: asyncio.Event, on_events: Callable[[list[bytes]], Awaitable[None]]) -> None:
+        self._claim = claim
+        self._gone = gone
+        self._on_events = on_events
+        self._status = 0
+        self._headers: RawHeaders = []
+        self._splitter: Splitter | None = None
+        self._apart: Apart | None = None
+        self._whole = False
+        self._too_large = False
+        self._bill: dict[str, object] = {}
+        self._stream_error: FleetError | None = None
+        self.body = bytearray()
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self._status = message["status"]
+            self._headers = list(message.get("headers", ()))
+            if self._header(b"content-type").startswith("text/event-stream"):
+                self._splitter = Splitter()
+                self._apart = Apart() if self._header(PROGRESS_HEADER.encode()) else None
+            return
+        piece = message.get("body", b"")
+        if self._too_large:
+            return
+        whole = not message.get("more_body", False)
+        events = self._events_in(piece, whole=whole)
+        if self._apart is not None:
+            events, piece = self._apart.take(events)
+        if len(self.body) + len(piece) > ANSWER_MAX_BYTES:
+            self._too_large = True
+            self._gone.set()
+            return
+        self.body += piece
+        self._whole = whole
+        told = [bare for event in events if (bare := without_id(event))]
+        for event in told:
+            self._look_at(event)
+        if told:
+            await self._on_events(told)
+
+    def _events_in(self, piece: bytes, *, whole: bool) -> list[bytes]:
+        if self._splitter is None:
+            return []
+        return self._splitter.feed(piece) + (self._splitter.end() if whole else [])
+
+    def _look_at(self, event: bytes) -> None:
+        """The two kinds of event that the gateway writes itself."""
+        if event.startswith(b"event: fleetstart\n"):
+            try:
+                self._bill = msgspec.json.decode(event.partition(b"data: ")[2], type=dict[str, object])
+            except (msgspec.DecodeError, UnicodeDecodeError):
+                return
+        elif event.startswith(b"event: error\n"):
+            self._stream_error = error_of(event)
+
+    def _header(self, name: bytes) -> str:
+        return next((value.decode("latin-1") for key, value in self._headers if key == name), "")
+
+    def outcome(self, function: str) -> Outcome:
+        """What came of it; nothing at all if it was cancelled."""
+        if self._too_large:
+            limit = TooLarge(
+                f"function {function}: its answer has more than the {ANSWER_MAX_BYTES:,} bytes that are kept",
+                hint="answer with a reference to the data instead, or call it without Prefer: respond-async",
+            )
+            return Outcome(error=limit.info())
+        if not self._status:
+            return Outcome()
+        if not self._whole:
+            return Outcome(error=WorkerLost(f"function {function}: its worker was lost in mid-answer").info())
+        if self._apart is not None and self._apart.head is not None:
+            self._become(self._apart.head)
+        return Outcome(answer=self._answer(), error=self._error())
+
+    def _become(self, head: AnswerHead) -> None:
+        """What came in events is kept as what it would have been by itself."""
+        ours = [(name, value) for name, value in self._headers if name in (b"fs-version", b"fs-start")]
+        self._status = head.status
+        own = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in head.headers]
+        self._headers = [*ours, *response_headers(own, keep_length=False)]
+
+    def _error(self) -> ErrorInfo | None:
+        if self._stream_error is not None:
+            return self._stream_error.info()
+        code = self._header(ERROR_HEADER.encode())
+        if not code:
+            return None
+        try:
+            return msgspec.json.decode(bytes(self.body[:ERROR_MAX_BYTES]), type=ErrorBody).error
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            return ErrorInfo(code=code, message=f"HTTP {self._status}")
+
+    def _answer(self) -> Answer:
+        bill, version = self._bill, self._header(b"fs-version")
+        billed = str(bill.get("billed_ms", "") or self._header(b"fs-billed-ms"))
+        return Answer(
+            claim=self._claim,
+            http_status=self._status,
+            headers=[
+                (name.decode("latin-1"), value.decode("latin-1"))
+                for name, value in self._headers
+                if name not in _NOT_KEPT
+            ],
+            body_bytes=len(self.body),
+            content_type=self._header(b"content-type"),
+            billed_ms=int(billed) if billed.isdecimal() else 0,
+            cost=str(bill.get("cost", "") or self._header(b"fs-cost")),
+            version=int(version) if version.isdecimal() else 0,
+            start=str(bill.get("start", "") or self._header(b"fs-start")),
+        )

@@ -1,0 +1,72 @@
+"""Passes a synchronous answer on to its client, and keeps a copy of it if it is small enough."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from fleetstart.controller.http.asgi import Message, RawHeaders, Send
+from fleetstart.controller.state.invocation_records import Answer
+
+_NOT_KEPT = frozenset((b"content-length", b"connection", b"transfer-encoding", b"date"))
+
+
+class Recorder:
+    """An ASGI `send`. The last piece is passed on when `on_end` is done: who has the answer may rely on it."""
+
+    def __init__(self, send: Send, limit_bytes: int, on_end: Callable[[], Awaitable[None]]) -> None:
+        self._send = send
+        self._limit_bytes = limit_bytes
+        self._on_end = on_end
+        self.status = 0
+        self.ran = False
+        """Whether a worker had the call."""
+        self.whole = False
+        self.too_large = False
+        self.headers: RawHeaders = []
+        self.body = bytearray()
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            self.headers = list(message.get("headers", ()))
+            self.ran = any(name == b"fs-start" for name, _ in self.headers)
+        else:
+            piece = message.get("body", b"")
+            self.too_large = self.too_large or len(self.body) + len(piece) > self._limit_bytes
+            if self.too_large:
+                self.body.clear()
+            else:
+                self.body += piece
+            if not message.get("more_body", False):
+                self.whole = True
+                await self._on_end()
+        await self._send(message)
+
+    def answer(self) -> Answer:
+        return Answer(
+            claim=1,
+            http_status=self.status,
+            headers=[
+                (name.decode("latin-1"), value.decode("latin-1"))
+                for name, value in self.headers
+                if name not in _NOT_KEPT
+            ],
+            body_bytes=len(self.body),
+            content_type=self._header(b"content-type"),
+            billed_ms=int(self._header(b"fs-billed-ms") or 0),
+            cost=self._header(b"fs-cost"),
+            version=int(self._header(b"fs-version") or 0),
+            start=self._header(b"fs-start"),
+        )
+
+    def _header(self, name: bytes) -> str:
+        return next((value.decode("latin-1") for key, value in self.headers if key == name), "")
+
+
+async def send_answer(send: Send, answer: Answer, body: bytes, extra: RawHeaders) -> None:
+    headers: RawHeaders = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in answer.headers]
+    replaced = {name for name, _ in extra}
+    headers = [(name, value) for name, value in headers if name not in replaced]
+    headers += [*extra, (b"content-length", b"%d" % len(body))]
+    await send({"type": "http.response.start", "status": answer.http_status, "headers": headers})
+    await send({"type": "http.response.body", "body": body, "more_body": False})

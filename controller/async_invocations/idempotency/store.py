@@ -1,0 +1,134 @@
+"""Idempotency keys: who runs the call with a key, and the answer that every later call with it gets.
+
+A key belongs to a project. Its claim lies in Redis under a lease while the call runs, and for a day with the answer:
+in the claim itself if that is small, else in the object store. Errors: REDIS_DOWN.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import time
+from typing import Literal, cast
+
+import msgspec
+import redis.asyncio as redis
+
+from fleetstart.controller.async_invocations.store.payloads import ANSWER_MAX_BYTES, HEAD_MAX_BYTES, packed, unpacked
+from fleetstart.controller.state.invocation_records import Answer
+from fleetstart.controller.state.redis_client import Script
+from fleetstart.controller.storage.object_store import ObjectStore
+from fleetstart.runtime.contract import redis_keys as keys
+from fleetstart.runtime.contract.errors import Refused
+from fleetstart.runtime.contract.ids import InvocationId
+
+KEPT_S = 86_400
+LEASE_MS = 5_000
+RENEW_S = 1.5
+INLINE_BYTES = 16 * 1024
+ANSWER_BYTES = 1 << 20
+"""Of a synchronous call's answer; larger ones are passed on and not kept."""
+FOLDER = "idempotency/"
+
+
+class KeyMismatch(Refused):
+    """The key belongs to another call."""
+
+    code = "idempotency_mismatch"
+    status = 409
+
+
+class KeyBusy(Refused):
+    """The first call with the key has not ended."""
+
+    code = "idempotency_in_progress"
+    status = 409
+    retryable = True
+
+
+class AnswerNotKept(Refused):
+    """The first call with the key was answered, but with more than is kept."""
+
+    code = "idempotency_not_kept"
+    status = 409
+
+
+class Claim(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    fingerprint: str
+    owner: str
+    """Of whoever runs the call: another attempt with the same key has another."""
+    invocation: InvocationId
+    state: Literal["running", "done", "unkept", "async"] = "running"
+    answer: Answer | None = None
+    body: bytes | None = None
+    """Of a small answer; a larger one is in the store."""
+
+
+class Keys:
+    def __init__(self, client: redis.Redis, store: ObjectStore) -> None:
+        self._client = client
+        self._store = store
+        self._script = Script(client, "idempotency")
+
+    async def take(self, digest: str, claim: Claim, instead_of: bytes = b"") -> tuple[Claim, bytes]:
+        """The claim that stands now, and its bytes: ours, or that of a call which came before."""
+        raw = await self._set(digest, instead_of, msgspec.json.encode(claim), LEASE_MS)
+        return msgspec.json.decode(raw, type=Claim), raw
+
+    async def read(self, digest: str) -> tuple[Claim, bytes] | None:
+        raw = cast(bytes | None, await self._client.get(keys.idempotency(digest)))
+        return (msgspec.json.decode(raw, type=Claim), raw) if raw else None
+
+    async def renew(self, digest: str, raw: bytes) -> bool:
+        return await self._set(digest, raw, raw, LEASE_MS) == raw
+
+    async def free(self, digest: str, raw: bytes) -> None:
+        await self._set(digest, raw, b"", 0)
+
+    async def settle(self, digest: str, raw: bytes, claim: Claim, body: bytes) -> None:
+        """The answer, for a day. Errors: StoreFailed."""
+        if claim.answer is not None and len(body) <= INLINE_BYTES:
+            claim = msgspec.structs.replace(claim, body=body)
+        elif claim.answer is not None:
+            key = answer_key(digest, claim.owner)
+            until_unix_ms = time.time_ns() // 1_000_000 + KEPT_S * 1000
+            await self._client.zadd(keys.IDEMPOTENCY_KEPT, {key: until_unix_ms})
+            await self._store.create(key, packed(claim.answer, body))
+        await self._set(digest, raw, msgspec.json.encode(claim), KEPT_S * 1000)
+
+    async def answer(self, digest: str, claim: Claim) -> tuple[Answer, bytes] | None:
+        """What was answered; None if the store does not have it any more. Errors: StoreFailed."""
+        if claim.answer is not None and claim.body is not None:
+            return claim.answer, claim.body
+        data = await self._store.read(answer_key(digest, claim.owner), ANSWER_MAX_BYTES + HEAD_MAX_BYTES)
+        return unpacked(data, Answer) if data is not None else None
+
+    async def sweep(self, now_unix_ms: int) -> int:
+        """Answers whose day is over; how many there were. Errors: StoreFailed."""
+        found = await self._client.zrangebyscore(keys.IDEMPOTENCY_KEPT, "-inf", now_unix_ms, 0, 1000)
+        old = cast(list[bytes], found)
+        for key in old:
+            await self._store.delete(key.decode())
+            await self._client.zrem(keys.IDEMPOTENCY_KEPT, key)
+        return len(old)
+
+    async def _set(self, digest: str, before: bytes, after: bytes, ttl_ms: int) -> bytes:
+        return bytes(await self._script([keys.idempotency(digest)], [before, after, ttl_ms]))
+
+
+def digest_of(project: str, key: str) -> str:
+    return hashlib.sha256(f"{project}\0{key}".encode()).hexdigest()
+
+
+def new_claim(fingerprint: str, invocation: InvocationId) -> Claim:
+    return Claim(fingerprint=fingerprint, owner=secrets.token_hex(8), invocation=invocation)
+
+
+def answer_key(digest: str, owner: str) -> str:
+    return f"{FOLDER}{digest}/{owner}"
+
+
+def worth_keeping(status: int, *, ran: bool) -> bool:
+    """Whether a later call should get this answer rather than a run of its own: the handler gave it, and it is neither
+    a failure nor a refusal that passes."""
+    return ran and status < 500 and status not in (402, 408, 409, 425, 429)

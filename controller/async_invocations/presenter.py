@@ -1,0 +1,97 @@
+"""An invocation as it is shown: what is kept of it, its answer if small, the row and timeline of its last run."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import msgspec
+
+from fleetstart.controller.async_invocations.store import lifecycle
+from fleetstart.controller.async_invocations.store.invocations import Entry
+from fleetstart.controller.async_invocations.store.payloads import Vault
+from fleetstart.controller.schemas.invocations import RESULT_INLINE_BYTES, InvocationInfo
+from fleetstart.controller.state.invocation_records import run_id
+from fleetstart.runtime.contract.billing.ledger import InvocationTrace
+from fleetstart.runtime.contract.errors import FleetError
+from fleetstart.runtime.contract.ids import InvocationId
+
+
+class Showing:
+    def __init__(self, url: str, vault: Vault, trace: Callable[[InvocationId], Awaitable[InvocationTrace]]) -> None:
+        self._url = url
+        self._vault = vault
+        self._trace = trace
+
+    def briefly(self, entry: Entry) -> InvocationInfo:
+        envelope, progress = entry.envelope, entry.progress
+        at = f"{self._url}/api/v1/invocations/{envelope.id}"
+        answer = progress.answer
+        return InvocationInfo(
+            id=envelope.id,
+            function=envelope.function,
+            status=progress.status,
+            origin=envelope.origin,
+            method=envelope.method,
+            target=envelope.target,
+            url=at,
+            result_url=f"{at}/result",
+            events_url=f"{at}/events",
+            accepted_unix_ms=envelope.accepted_unix_ms,
+            queue_until_unix_ms=progress.queue_until_unix_ms,
+            started_unix_ms=progress.started_unix_ms,
+            finished_unix_ms=progress.finished_unix_ms,
+            kept_until_unix_ms=lifecycle.kept_until_unix_ms(progress, envelope) if progress.ended else 0,
+            cancelling=progress.cancelling and not progress.ended,
+            dead_letter=progress.dead,
+            runs=progress.runs,
+            error=progress.error if progress.status != "succeeded" else None,
+            http_status=answer.http_status if answer is not None else 0,
+            content_type=answer.content_type if answer is not None else "",
+            result_bytes=answer.body_bytes if answer is not None else 0,
+            version=answer.version if answer is not None else 0,
+            start=answer.start if answer is not None else "",
+            billed_ms=answer.billed_ms if answer is not None else 0,
+            cost=answer.cost if answer is not None else "",
+            webhook=envelope.webhook,
+            delivery=progress.delivery,
+            source=envelope.source,
+            history=progress.moments,
+            progress=progress.told,
+        )
+
+    async def with_result(self, entry: Entry) -> InvocationInfo:
+        """As webhooks carry it."""
+        info = self.briefly(entry)
+        result = await self._result(entry)
+        return msgspec.structs.replace(info, result=result) if result is not None else info
+
+    async def fully(self, entry: Entry) -> InvocationInfo:
+        info = await self.with_result(entry)
+        try:
+            trace = await self._trace(run_id(entry.envelope.id, entry.progress.runs))
+        except FleetError:
+            return info
+        return msgspec.structs.replace(
+            info,
+            row=trace.row,
+            timeline=trace.timeline,
+            isolation=trace.isolation,
+            pooled=trace.pooled,
+            events=trace.events,
+        )
+
+    async def _result(self, entry: Entry) -> msgspec.Raw | None:
+        """The answer, if it is small JSON; a store that does not have it leaves the link to say so."""
+        answer = entry.progress.answer
+        if answer is None or answer.body_bytes > RESULT_INLINE_BYTES:
+            return None
+        if not answer.content_type.partition(";")[0].strip().endswith("json"):
+            return None
+        try:
+            kept = await self._vault.answer(entry.envelope.id, answer.claim)
+            if kept is None:
+                return None
+            msgspec.json.decode(kept[1])
+            return msgspec.Raw(kept[1])
+        except (FleetError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return None

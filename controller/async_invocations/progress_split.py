@@ -1,0 +1,90 @@
+"""Takes progress and answer apart again that a worker sent in one stream (PROGRESS_HEADER). Pure.
+
+Readers of events get the progress, and the items of a stream; the answer is kept as what it would have been without
+progress. Whatever is not understood counts as an item: it is the handler's own.
+"""
+
+from __future__ import annotations
+
+import binascii
+from base64 import b64decode
+
+import msgspec
+
+from fleetstart.controller.async_invocations.store.event_log import error_of, without_id
+from fleetstart.controller.state.invocation_records import MESSAGE_MAX, Told
+from fleetstart.runtime.contract.worker_headers import ERROR_HEADER, AnswerHead
+
+_PROGRESS = b"event: progress\n"
+
+
+class Apart:
+    def __init__(self) -> None:
+        self.head: AnswerHead | None = None
+        """Of the answer, unless that is a stream."""
+        self._streams = False
+
+    def take(self, events: list[bytes]) -> tuple[list[bytes], bytes]:
+        """What of them readers get, and what of them is the answer's body."""
+        shown, body = [], bytearray()
+        for event in events:
+            if event.startswith(_PROGRESS):
+                shown.append(event)
+            elif self.head is not None:
+                piece = _piece(event)
+                body += piece or b""
+                shown += [event] if piece is None else []
+            elif not self._streams and (head := _head(event)) is not None:
+                self.head = head
+            elif not self._streams and (error := error_of(without_id(event))) is not None:
+                headers = [("content-type", "application/json"), (ERROR_HEADER, error.code)]
+                self.head = AnswerHead(status=error.status, headers=headers)
+                body += _data(event)
+                shown.append(event)
+            else:
+                self._streams = True
+                body += event + b"\n\n"
+                shown.append(event)
+        return shown, bytes(body)
+
+
+def told_in(events: list[bytes], now_unix_ms: int) -> Told | None:
+    """The last progress among them."""
+    for event in reversed(events):
+        if event.startswith(_PROGRESS):
+            try:
+                said = msgspec.json.decode(_data(event), type=_Said)
+            except (msgspec.DecodeError, UnicodeDecodeError):
+                continue  # a handler's own event of that name
+            if 0 <= said.fraction <= 1:
+                return Told(fraction=said.fraction, message=said.message[:MESSAGE_MAX], unix_ms=now_unix_ms)
+    return None
+
+
+class _Said(msgspec.Struct, frozen=True):
+    fraction: float
+    message: str = ""
+
+
+def _head(event: bytes) -> AnswerHead | None:
+    if not event.startswith(b"event: answer\n"):
+        return None
+    try:
+        head = msgspec.json.decode(_data(event), type=AnswerHead)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    sane = all(ord(char) < 256 and char not in "\r\n\0" for pair in head.headers for text in pair for char in text)
+    return head if sane and 200 <= head.status <= 599 else None
+
+
+def _piece(event: bytes) -> bytes | None:
+    if not event.startswith(b"event: piece\n"):
+        return None
+    try:
+        return b64decode(_data(event), validate=True)
+    except binascii.Error:
+        return None
+
+
+def _data(event: bytes) -> bytes:
+    return event.partition(b"\ndata: ")[2]

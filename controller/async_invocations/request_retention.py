@@ -1,0 +1,99 @@
+"""Synchronous calls of functions that ask to have them kept (`keep_requests`), so that `fs replay` can run them again.
+
+The answer goes out first; request and answer are written behind it, as an invocation that has ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+
+from fleetstart.controller.async_invocations.envelopes import envelope_of
+from fleetstart.controller.async_invocations.idempotency.response_recorder import Recorder
+from fleetstart.controller.async_invocations.request_options import Asked
+from fleetstart.controller.async_invocations.store import lifecycle
+from fleetstart.controller.async_invocations.store.invocations import Book
+from fleetstart.controller.async_invocations.store.lifecycle import Outcome
+from fleetstart.controller.async_invocations.store.payloads import REQUEST_MAX_BYTES, Vault
+from fleetstart.controller.http.asgi import Message, Receive, Scope, Send
+from fleetstart.controller.http.headers import sane_request_id
+from fleetstart.controller.http.invoke_url import PREFIX
+from fleetstart.controller.http.request_body import declared_bytes, header
+from fleetstart.controller.state.invocation_records import Envelope
+from fleetstart.controller.state.redis_client import REDIS_DOWN
+from fleetstart.controller.state.view import View
+from fleetstart.runtime.contract.errors import FleetError
+from fleetstart.runtime.contract.ids import FunctionName, InvocationId, new_invocation_id
+from fleetstart.runtime.contract.process.tasks import end_tasks
+
+log = logging.getLogger(__name__)
+
+ANSWER_BYTES = 1 << 20
+WRITING_MAX = 64
+"""Calls whose copies are on their way to the store; those beyond are not kept: a slow store must not fill memory."""
+
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+
+class Keeping:
+    def __init__(self, gateway: App, view: View, book: Book, vault: Vault) -> None:
+        self._gateway = gateway
+        self._view = view
+        self._book = book
+        self._vault = vault
+        self._writing: set[asyncio.Task[None]] = set()
+        self.functions: frozenset[FunctionName] = frozenset()
+        """Those whose live version asks for it."""
+        view.on_change(self._look)
+
+    def _look(self) -> None:
+        self.functions = frozenset(
+            name for name in self._view.functions if (live := self._view.live(name)) and live.spec.keep_requests
+        )
+
+    def wanted(self, path: str) -> bool:
+        name, _, _ = path.removeprefix(PREFIX).partition("/")
+        return name.partition("@")[0] in self.functions
+
+    async def close(self) -> None:
+        await end_tasks(self._writing)
+
+    async def run(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if declared_bytes(scope) > REQUEST_MAX_BYTES or len(self._writing) >= WRITING_MAX:
+            await self._gateway(scope, receive, send)
+            return
+        request_id = InvocationId(sane_request_id(header(scope, b"x-request-id")) or new_invocation_id())
+        body = bytearray()
+
+        async def listening() -> Message:
+            message = await receive()
+            if message["type"] == "http.request" and len(body) <= REQUEST_MAX_BYTES:
+                body.extend(message.get("body", b""))
+            return message
+
+        recorder = Recorder(send, ANSWER_BYTES, _nothing)
+        headers = [(name, value) for name, value in scope["headers"] if name != b"x-request-id"]
+        headers.append((b"x-request-id", request_id.encode()))
+        await self._gateway({**scope, "headers": headers}, listening, recorder)
+        if recorder.ran and recorder.whole and not recorder.too_large and len(body) <= REQUEST_MAX_BYTES:
+            envelope = envelope_of(scope, request_id, bytes(body), Asked(), origin="sync")
+            task = asyncio.get_running_loop().create_task(self._write(envelope, bytes(body), recorder))
+            self._writing.add(task)
+            task.add_done_callback(self._writing.discard)
+
+    async def _write(self, envelope: Envelope, body: bytes, recorder: Recorder) -> None:
+        now_unix_ms = time.time_ns() // 1_000_000
+        ended = lifecycle.ended(lifecycle.accepted(envelope), envelope, Outcome(answer=recorder.answer()), now_unix_ms)
+        try:
+            kept = await self._vault.keep_request(envelope, body)
+            if kept is envelope and ended.answer is not None:
+                await self._vault.keep_answer(envelope.id, ended.answer, bytes(recorder.body))
+                await self._book.create(envelope, ended)
+        except (*REDIS_DOWN, FleetError) as error:
+            log.warning("a call could not be kept", extra={"invocation": envelope.id, "error": str(error)})
+
+
+async def _nothing() -> None:
+    return

@@ -1,0 +1,133 @@
+"""Removes what need not be kept any longer, and takes up what Redis has forgotten; under the scheduler's lease.
+
+A Redis that is killed may lose what it took in its last moments. Accepted calls are in the object store before Redis
+hears of them, so a Redis that has not been compared with the store yet is: what only the store knows is queued again,
+or, if it was answered, is there to be read again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from typing import cast
+
+import msgspec
+import redis.asyncio as redis
+
+from fleetstart.controller.async_invocations.idempotency.store import Keys
+from fleetstart.controller.async_invocations.store import lifecycle
+from fleetstart.controller.async_invocations.store.invocations import Book
+from fleetstart.controller.async_invocations.store.lifecycle import Outcome
+from fleetstart.controller.async_invocations.store.payloads import REQUEST, Vault
+from fleetstart.controller.state.invocation_records import Envelope, Progress
+from fleetstart.controller.state.redis_client import REDIS_DOWN
+from fleetstart.runtime.contract import redis_keys as keys
+from fleetstart.runtime.contract.errors import FleetError
+from fleetstart.runtime.contract.ids import InvocationId
+
+log = logging.getLogger(__name__)
+
+EVERY_S = 1.0
+BATCH = 100
+GRACE_MS = 5_000
+"""Younger objects belong to a call that is being accepted, or to an answer that is being written."""
+COMPARE_EVERY_S = 600.0
+"""How often the store is compared with Redis although that has not been restarted: for what a kill left half done."""
+
+
+class Sweeper:
+    def __init__(self, client: redis.Redis, book: Book, vault: Vault, claims: Keys, fence: Callable[[], int]) -> None:
+        self._client = client
+        self._book = book
+        self._vault = vault
+        self._claims = claims
+        self._fence = fence
+        self._compared_s = time.monotonic()
+        self._fresh: tuple[str, float] | None = None
+        """A run of Redis that has not been compared, and when to: young objects are old enough by then."""
+
+    async def run(self) -> None:
+        while True:
+            await asyncio.sleep(EVERY_S)
+            if not self._fence():
+                continue
+            try:
+                await self.compare_if_due()
+                now_unix_ms = time.time_ns() // 1_000_000
+                await self.sweep(now_unix_ms)
+                await self._claims.sweep(now_unix_ms)
+            except REDIS_DOWN as error:
+                log.debug("nothing is swept without redis", extra={"error": str(error)})
+            except FleetError as error:
+                log.warning("invocations are not swept", extra={"error": error.message})
+
+    async def sweep(self, now_unix_ms: int) -> int:
+        """How many were removed. What has not ended by then will not: its function's time is over."""
+        overdue = await self._book.overdue(now_unix_ms, BATCH)
+        for invocation in overdue:
+            entry = await self._book.get(invocation)
+            await self._vault.drop(invocation)
+            if entry is None:
+                await self._book.forget(None, invocation)
+            else:
+                await self._book.delete(entry)
+        return len(overdue)
+
+    async def compare_if_due(self) -> None:
+        """Once for each run of Redis, and now and then."""
+        run = str((await self._client.info("server"))["run_id"])
+        known = cast(bytes | None, await self._client.get(keys.INVOCATIONS_ADOPTED))
+        now_s = time.monotonic()
+        if known is not None and known.decode() == run:
+            self._fresh = None
+            if now_s - self._compared_s < COMPARE_EVERY_S:
+                return
+        elif self._fresh is None or self._fresh[0] != run:
+            self._fresh = (run, now_s + GRACE_MS / 1000 + 1.0)
+            return
+        elif now_s < self._fresh[1]:
+            return
+        await self.compare(time.time_ns() // 1_000_000, grace_ms=GRACE_MS)
+        self._compared_s = now_s
+        await self._client.set(keys.INVOCATIONS_ADOPTED, run)
+
+    async def compare(self, now_unix_ms: int, *, grace_ms: int) -> int:
+        """Takes up what the store has and Redis does not; how many invocations that were."""
+        adopted = 0
+        for invocation, objects in (await self._vault.contents()).items():
+            if await self._book.get(invocation) is not None:
+                continue
+            if max(objects.values()) > now_unix_ms - grace_ms:
+                continue
+            envelope = await self._envelope(invocation) if REQUEST in objects else None
+            progress = await self._progress(envelope, objects, now_unix_ms) if envelope is not None else None
+            if envelope is None or progress is None:
+                await self._vault.drop(invocation)
+            elif await self._book.create(envelope, progress):
+                adopted += 1
+                log.warning("redis had forgotten an invocation", extra={"invocation": invocation})
+        return adopted
+
+    async def _envelope(self, invocation: InvocationId) -> Envelope | None:
+        try:
+            kept = await self._vault.request(invocation)
+        except FleetError as error:
+            log.warning("a kept request is dropped", extra={"invocation": invocation, "error": error.message})
+            return None
+        return kept[0] if kept is not None else None
+
+    async def _progress(self, envelope: Envelope, objects: dict[str, int], now_unix_ms: int) -> Progress | None:
+        """What it must have come to; None if it need not be kept."""
+        claims = [int(name.partition("-")[2]) for name in objects if name.startswith("answer-")]
+        progress = lifecycle.accepted(envelope)
+        if claims:
+            claim = max(claims)
+            kept = await self._vault.answer(envelope.id, claim)
+            answered = msgspec.structs.replace(progress, claims=claim)
+            outcome = Outcome(answer=kept[0] if kept is not None else None)
+            progress = lifecycle.ended(answered, envelope, outcome, objects[f"answer-{claim}"])
+        elif envelope.origin == "sync":
+            return None
+        return progress if lifecycle.kept_until_unix_ms(progress, envelope) > now_unix_ms else None

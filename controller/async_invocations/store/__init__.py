@@ -1,0 +1,1 @@
+"""Their state, payloads and events."""

@@ -1,0 +1,257 @@
+"""The invocations in Redis: read, changed by compare-and-set, found when they are due, and told of.
+
+Every change names the state that it was made from, so a gateway that lost its claim cannot write: the claim's number
+is part of the state. What to change is decided in `lifecycle`; Redis down raises REDIS_DOWN, for the caller to wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, cast
+
+import msgspec
+import redis.asyncio as redis
+
+from fleetstart.controller.async_invocations.store import lifecycle
+from fleetstart.controller.state.invocation_records import Envelope, Progress
+from fleetstart.controller.state.redis_client import REDIS_DOWN, Script
+from fleetstart.runtime.contract import redis_keys as keys
+from fleetstart.runtime.contract.errors import NotFound, QueueFull, Unavailable
+from fleetstart.runtime.contract.ids import FunctionName, InvocationId
+
+log = logging.getLogger(__name__)
+
+DUE_MAX = 10_000
+"""Invocations of one function that wait, run or have a webhook to be delivered; more are refused."""
+TRIES = 20
+"""Changes of one invocation at the same moment, each losing to another: more is a bug."""
+RECHECK_S = 1.0
+"""How often somebody who waits looks for himself: a publication may be lost."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """An invocation as it was read."""
+
+    envelope: Envelope
+    progress: Progress
+    raw: bytes
+    """Of the progress: what a change is compared with."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Due:
+    """What somebody must see to now, the longest overdue first."""
+
+    runs: dict[FunctionName, list[InvocationId]]
+    timers: list[InvocationId]
+    """Webhooks to be delivered, and those that have waited too long."""
+    next_unix_ms: int | None
+    """When more will be due."""
+
+
+class Book:
+    def __init__(self, client: redis.Redis) -> None:
+        self._client = client
+        self._script = Script(client, "invocation")
+        self._envelopes = msgspec.json.Decoder(Envelope)
+        self._progress = msgspec.json.Decoder(Progress)
+        self._listeners: list[Callable[[str, InvocationId], None]] = []
+        self._waiters: dict[InvocationId, set[asyncio.Event]] = {}
+
+    def on_event(self, listener: Callable[[str, InvocationId], None]) -> None:
+        """Called with the status (or "cancelling") of each invocation that changes, in any controller."""
+        self._listeners.append(listener)
+
+    # ── reading ────────────────────────────────────────────────────────────────────────────────────
+
+    async def get(self, invocation: InvocationId) -> Entry | None:
+        raw = await cast(Awaitable[Any], self._client.hmget(keys.invocation(invocation), ["call", "state"]))
+        return self._entry(raw)
+
+    async def require(self, invocation: InvocationId) -> Entry:
+        """Errors: NotFound."""
+        entry = await self.get(invocation)
+        if entry is None:
+            raise not_kept(invocation)
+        return entry
+
+    async def newest(self, limit: int) -> AsyncIterator[Entry]:
+        """All there are, the last one accepted first, in pages of that many."""
+        begin = 0
+        while True:
+            found = await self._client.zrevrange(keys.INVOCATIONS_INDEX, begin, begin + limit - 1)
+            names = cast(list[bytes], found)
+            if not names:
+                return
+            async with self._client.pipeline(transaction=False) as pipe:
+                for name in names:
+                    pipe.hmget(keys.invocation(InvocationId(name.decode())), ["call", "state"])
+                for raw in await pipe.execute():
+                    entry = self._entry(raw)
+                    if entry is not None:
+                        yield entry
+            begin += len(names)
+
+    async def due(self, now_unix_ms: int, limit: int) -> Due:
+        functions = await cast(Awaitable[set[bytes]], self._client.smembers(keys.INVOCATIONS_FUNCTIONS))
+        names: list[FunctionName | None] = [None, *(FunctionName(name.decode()) for name in functions)]
+        async with self._client.pipeline(transaction=False) as pipe:
+            for name in names:
+                key = keys.invocations_due(name) if name is not None else keys.INVOCATIONS_TIMERS
+                pipe.zrangebyscore(key, "-inf", now_unix_ms, 0, limit)
+                pipe.zrangebyscore(key, f"({now_unix_ms}", "+inf", 0, 1, withscores=True)
+            answers = await pipe.execute()
+        found = {name: [InvocationId(raw.decode()) for raw in answers[2 * i]] for i, name in enumerate(names)}
+        return Due(
+            runs={name: due for name, due in found.items() if name is not None and due},
+            timers=found[None],
+            next_unix_ms=min((int(scored[0][1]) for scored in answers[1::2] if scored), default=None),
+        )
+
+    async def overdue(self, now_unix_ms: int, limit: int) -> list[InvocationId]:
+        """Those that need not be kept any longer."""
+        found = await self._client.zrangebyscore(keys.INVOCATIONS_KEPT, "-inf", now_unix_ms, 0, limit)
+        return [InvocationId(raw.decode()) for raw in cast(list[bytes], found)]
+
+    def _entry(self, raw: list[bytes | None]) -> Entry | None:
+        call, state = raw
+        if call is None or state is None:
+            return None
+        return Entry(self._envelopes.decode(call), self._progress.decode(state), state)
+
+    # ── changing ───────────────────────────────────────────────────────────────────────────────────
+
+    async def create(self, envelope: Envelope, progress: Progress) -> bool:
+        """False if there is one of that id. Errors: QueueFull."""
+        done = await self._run(envelope, b"", progress, call=msgspec.json.encode(envelope), tell=progress.status)
+        if done < 0:
+            raise QueueFull(
+                f"function {envelope.function}: {DUE_MAX} of its async invocations wait already",
+                hint="try again later, or raise `scale.max`",
+                retry_after_s=30,
+            )
+        return bool(done)
+
+    async def write(self, entry: Entry, progress: Progress, *, tell: str = "") -> Entry | None:
+        """The entry as changed; None if it was changed by somebody else since it was read."""
+        if not await self._run(entry.envelope, entry.raw, progress, tell=tell):
+            return None
+        return Entry(entry.envelope, progress, msgspec.json.encode(progress))
+
+    async def change(self, invocation: InvocationId, change: Callable[[Entry], Progress], *, tell: str = "") -> Entry:
+        """The entry as changed, or as it was if `change` leaves it alone. Errors: NotFound; those of `change`."""
+        for _ in range(TRIES):
+            entry = await self.require(invocation)
+            progress = change(entry)
+            if progress == entry.progress:
+                return entry
+            written = await self.write(entry, progress, tell=tell or progress.status)
+            if written is not None:
+                return written
+        raise Unavailable(f"invocation {invocation}: it changes again and again", retry_after_s=1)
+
+    async def delete(self, entry: Entry) -> bool:
+        return bool(await self._run(entry.envelope, entry.raw, None))
+
+    async def forget(self, function: FunctionName | None, invocation: InvocationId) -> None:
+        """Takes the traces of one whose record is gone out of the indices."""
+        async with self._client.pipeline(transaction=False) as pipe:
+            if function is not None:
+                pipe.zrem(keys.invocations_due(function), invocation)
+            pipe.zrem(keys.INVOCATIONS_TIMERS, invocation)
+            pipe.zrem(keys.INVOCATIONS_KEPT, invocation)
+            pipe.zrem(keys.INVOCATIONS_INDEX, invocation)
+            await pipe.execute()
+
+    async def _run(
+        self, envelope: Envelope, before: bytes, after: Progress | None, *, call: bytes = b"", tell: str = ""
+    ) -> int:
+        due = lifecycle.due_unix_ms(after) if after is not None else None
+        timer = lifecycle.timer_unix_ms(after) if after is not None else None
+        return int(
+            await self._script(
+                [
+                    keys.invocation(envelope.id),
+                    keys.invocations_due(envelope.function),
+                    keys.INVOCATIONS_FUNCTIONS,
+                    keys.INVOCATIONS_KEPT,
+                    keys.INVOCATIONS_INDEX,
+                    keys.invocation_events(envelope.id),
+                    keys.INVOCATIONS_TIMERS,
+                ],
+                [
+                    envelope.id,
+                    envelope.function,
+                    before,
+                    msgspec.json.encode(after) if after is not None else b"",
+                    call,
+                    due if due is not None else "",
+                    timer if timer is not None else "",
+                    lifecycle.kept_until_unix_ms(after, envelope) if after is not None else 0,
+                    envelope.accepted_unix_ms,
+                    keys.EVENTS_INVOCATIONS,
+                    tell,
+                    DUE_MAX,
+                ],
+            )
+        )
+
+    # ── waiting ────────────────────────────────────────────────────────────────────────────────────
+
+    async def wait_ended(self, invocation: InvocationId, wait_s: float, stopping: asyncio.Event) -> Entry | None:
+        """As it is when it has ended, or after so long, or when this controller stops."""
+        ends = time.monotonic() + wait_s
+        event = asyncio.Event()
+        self._waiters.setdefault(invocation, set()).add(event)
+        try:
+            while True:
+                event.clear()
+                entry = await self.get(invocation)
+                left_s = ends - time.monotonic()
+                if entry is None or entry.progress.ended or left_s <= 0 or stopping.is_set():
+                    return entry
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(min(left_s, RECHECK_S)):
+                        await event.wait()
+        finally:
+            waiters = self._waiters.get(invocation, set())
+            waiters.discard(event)
+            if not waiters:
+                self._waiters.pop(invocation, None)
+
+    async def run(self) -> None:
+        """Hears of changes, as long as it runs."""
+        while True:
+            pubsub = self._client.pubsub(ignore_subscribe_messages=True)
+            try:
+                await pubsub.subscribe(keys.EVENTS_INVOCATIONS)
+                while True:
+                    message = await pubsub.get_message(timeout=5.0)
+                    if message is not None:
+                        self._heard(message["data"].decode())
+            except REDIS_DOWN:
+                await asyncio.sleep(0.1)
+            finally:
+                with contextlib.suppress(*REDIS_DOWN):
+                    await pubsub.aclose()  # type: ignore[no-untyped-call]
+
+    def _heard(self, text: str) -> None:
+        status, _, name = text.partition(" ")
+        invocation = InvocationId(name)
+        for listener in self._listeners:
+            listener(status, invocation)
+        for event in self._waiters.get(invocation, ()):
+            event.set()
+
+
+def not_kept(invocation: InvocationId) -> NotFound:
+    return NotFound(
+        f"invocation {invocation[:130]} is not kept",
+        hint="async invocations are, until their time to live is over: `fs invocations ls`",
+    )

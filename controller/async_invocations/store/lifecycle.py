@@ -1,0 +1,266 @@
+"""What becomes of an invocation: pure transitions, values and `now` in, the next `Progress` out.
+
+Queued until a gateway claims it; running under that gateway's lease; ended once. A run that the platform lost
+(a worker or a gateway that died, no room anywhere) is made again after a while, at most `LOSSES_MAX` times, and is a
+dead letter then. A run that was refused because the queue is full counts for nothing: it waits as long as it may.
+What the handler answers, errors included, is the answer, and ends it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import msgspec
+
+from fleetstart.controller.state.invocation_records import (
+    MOMENTS_MAX,
+    Answer,
+    Delivery,
+    Envelope,
+    Moment,
+    Progress,
+    Status,
+    Told,
+)
+from fleetstart.runtime.contract.errors import ErrorInfo, QueueFull, StoreFailed, Unavailable, WorkerLost
+
+LEASE_MS = 4_000
+"""How long after its last word a gateway is taken for dead: longer than a busy machine holds a process up."""
+LOSSES_MAX = 4
+BACKOFF_MS = 500
+BACKOFF_MAX_MS = 30_000
+DELIVERIES_MAX = 12
+"""After 1 s, 2 s, 4 s and so on: the last one after somewhat more than half an hour."""
+DELIVERY_BACKOFF_MS = 1_000
+DELIVERY_BACKOFF_MAX_MS = 900_000
+DELIVERY_LEASE_MS = 30_000
+"""Longer than one try may take."""
+LOST = frozenset((WorkerLost.code, Unavailable.code, StoreFailed.code))
+"""Errors of the platform, after which the same call may well succeed."""
+NO_ROOM = frozenset((QueueFull.code, "rate_limited", "overloaded", "queue_timeout"))
+"""Refusals that only say that it is not its turn: nothing was run."""
+SAFETY_S = 86_400
+"""The longest that a function may run: until then nothing of an invocation that has not ended is swept."""
+
+Step = Literal["claim", "expire", "cancel", "deliver"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What came of one execution. Without an answer and an error it was cancelled."""
+
+    answer: Answer | None = None
+    error: ErrorInfo | None = None
+    """Of the platform or of the handler; none for an answer that only the handler knows the meaning of."""
+
+
+def accepted(envelope: Envelope) -> Progress:
+    at_unix_ms = envelope.accepted_unix_ms
+    return Progress(
+        due_unix_ms=at_unix_ms,
+        queue_until_unix_ms=at_unix_ms + envelope.queue_s * 1000,
+        moments=[Moment(unix_ms=at_unix_ms, what="accepted")],
+    )
+
+
+def next_step(progress: Progress, now_unix_ms: int) -> Step | None:
+    """What whoever looks at it now should do."""
+    if progress.status == "queued":
+        if progress.cancelling:
+            return "cancel"
+        if now_unix_ms >= progress.queue_until_unix_ms:
+            return "expire"
+        return "claim" if now_unix_ms >= progress.due_unix_ms else None
+    if progress.status == "running":
+        if now_unix_ms < progress.due_unix_ms:
+            return None
+        return "cancel" if progress.cancelling else "claim"
+    delivery = progress.delivery
+    if delivery is not None and delivery.state == "pending" and now_unix_ms >= delivery.next_unix_ms:
+        return "deliver"
+    return None
+
+
+def due_unix_ms(progress: Progress) -> int | None:
+    """When somebody must see to its run; None: it has ended."""
+    return None if progress.ended else progress.due_unix_ms
+
+
+def timer_unix_ms(progress: Progress) -> int | None:
+    """When somebody must see to it whether there is room for a run or not: it has waited too long, or there is a
+    webhook to be delivered."""
+    if progress.status == "queued":
+        return progress.queue_until_unix_ms
+    delivery = progress.delivery
+    return delivery.next_unix_ms if progress.ended and delivery is not None and delivery.state == "pending" else None
+
+
+def kept_until_unix_ms(progress: Progress, envelope: Envelope) -> int:
+    begun_unix_ms = progress.finished_unix_ms if progress.ended else progress.queue_until_unix_ms + SAFETY_S * 1000
+    return begun_unix_ms + envelope.ttl_s * 1000
+
+
+def claimed(progress: Progress, gateway: str, now_unix_ms: int, *, fresh_run: bool = False) -> Progress:
+    """`fresh_run`: the run of the gateway that had it before is closed in the ledger, so this is another one."""
+    what = "started" if progress.status == "queued" else "taken over from a gateway that is gone"
+    return _noted(
+        msgspec.structs.replace(
+            progress,
+            status="running",
+            claims=progress.claims + 1,
+            gateway=gateway,
+            runs=progress.runs + fresh_run,
+            due_unix_ms=now_unix_ms + LEASE_MS,
+            started_unix_ms=progress.started_unix_ms or now_unix_ms,
+            told=None,
+        ),
+        now_unix_ms,
+        what,
+    )
+
+
+def renewed(progress: Progress, now_unix_ms: int, told: Told | None = None) -> Progress:
+    """`told`: by the handler since it was claimed."""
+    return msgspec.structs.replace(progress, due_unix_ms=now_unix_ms + LEASE_MS, told=told)
+
+
+def handed_back(progress: Progress, now_unix_ms: int) -> Progress:
+    """Its gateway goes down in good order: another one takes it at once."""
+    back = msgspec.structs.replace(
+        progress, status="queued", gateway="", runs=progress.runs + 1, due_unix_ms=now_unix_ms, told=None
+    )
+    return _noted(back, now_unix_ms, "handed back by a gateway that goes down")
+
+
+def cancelling(progress: Progress, envelope: Envelope, now_unix_ms: int) -> Progress:
+    """What a wish to cancel makes of it; one that has ended stays as it is."""
+    if progress.status == "queued":
+        return ended(progress, envelope, Outcome(), now_unix_ms)
+    if progress.status == "running" and not progress.cancelling:
+        return _noted(msgspec.structs.replace(progress, cancelling=True), now_unix_ms, "to be cancelled")
+    return progress
+
+
+def expired(progress: Progress, envelope: Envelope, now_unix_ms: int) -> Progress:
+    error = ErrorInfo(
+        code="expired",
+        message=f"it was not run within the {envelope.queue_s} s that it could wait",
+        hint="give it longer with Fs-Queue-Timeout-S, or raise `scale.max`",
+    )
+    return _ended(progress, envelope, "expired", now_unix_ms, error=progress.error or error)
+
+
+def ended(progress: Progress, envelope: Envelope, outcome: Outcome, now_unix_ms: int) -> Progress:
+    """After an execution: its end, or another place in the queue."""
+    error = outcome.error
+    if error is not None and error.code in NO_ROOM and not progress.cancelling:
+        return _again(progress, error, now_unix_ms, losses=progress.losses)
+    if error is not None and error.code in LOST and not progress.cancelling:
+        losses = progress.losses + 1
+        if losses < LOSSES_MAX:
+            return _again(progress, error, now_unix_ms, losses=losses)
+        dead = msgspec.structs.replace(progress, losses=losses, dead=True)
+        return _ended(dead, envelope, "failed", now_unix_ms, error=error, answer=outcome.answer)
+    if outcome.answer is None and error is None:
+        return _ended(progress, envelope, "cancelled", now_unix_ms)
+    good = error is None and outcome.answer is not None and outcome.answer.http_status < 400
+    status: Status = "succeeded" if good else "failed"
+    return _ended(progress, envelope, status, now_unix_ms, error=error, answer=outcome.answer)
+
+
+def redriven(progress: Progress, envelope: Envelope, now_unix_ms: int) -> Progress:
+    """In the queue again, as if it had been accepted now; what it was before stays in its history."""
+    again = Progress(
+        due_unix_ms=now_unix_ms,
+        queue_until_unix_ms=now_unix_ms + envelope.queue_s * 1000,
+        claims=progress.claims,
+        runs=progress.runs + 1,
+        moments=progress.moments,
+    )
+    return _noted(again, now_unix_ms, "redriven")
+
+
+def backoff_ms(failures: int, *, base_ms: int = BACKOFF_MS, most_ms: int = BACKOFF_MAX_MS) -> int:
+    """Before the next try, after so many that failed."""
+    return int(min(most_ms, base_ms * 2 ** min(max(failures, 1) - 1, 16)))
+
+
+def _again(progress: Progress, error: ErrorInfo, now_unix_ms: int, *, losses: int) -> Progress:
+    asked_ms = round((error.retry_after_s or 0) * 1000)
+    wait_ms = max(backoff_ms(losses), min(asked_ms, BACKOFF_MAX_MS))
+    queued = msgspec.structs.replace(
+        progress,
+        status="queued",
+        gateway="",
+        runs=progress.runs + 1,
+        losses=losses,
+        due_unix_ms=now_unix_ms + wait_ms,
+        error=error,
+        told=None,
+    )
+    return _noted(queued, now_unix_ms, f"{error.code}, to be tried again after {wait_ms} ms")
+
+
+def _ended(
+    progress: Progress,
+    envelope: Envelope,
+    status: Status,
+    now_unix_ms: int,
+    *,
+    error: ErrorInfo | None = None,
+    answer: Answer | None = None,
+) -> Progress:
+    done = msgspec.structs.replace(
+        progress,
+        status=status,
+        gateway="",
+        finished_unix_ms=now_unix_ms,
+        answer=answer,
+        error=error,
+        delivery=Delivery(next_unix_ms=now_unix_ms) if envelope.webhook else None,
+    )
+    return _noted(done, now_unix_ms, status if not done.dead else f"{status}, a dead letter")
+
+
+def _noted(progress: Progress, now_unix_ms: int, what: str) -> Progress:
+    """The first moments and the last ones, if there are too many."""
+    moments = [*progress.moments, Moment(unix_ms=now_unix_ms, what=what)]
+    if len(moments) > MOMENTS_MAX:
+        moments = moments[:4] + moments[5:]
+    return msgspec.structs.replace(progress, moments=moments)
+
+
+# ── webhooks ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def delivering(progress: Progress, now_unix_ms: int) -> Progress:
+    """Whoever has written this delivers it, and has until `next_unix_ms`."""
+    delivery = progress.delivery or Delivery()
+    tried = msgspec.structs.replace(delivery, tries=delivery.tries + 1, next_unix_ms=now_unix_ms + DELIVERY_LEASE_MS)
+    return msgspec.structs.replace(progress, delivery=tried)
+
+
+def delivered(progress: Progress, now_unix_ms: int, *, http_status: int, error: str) -> Progress:
+    """After a try; `error` is empty if the receiver took it."""
+    delivery = progress.delivery or Delivery()
+    if not error:
+        taken = Delivery(
+            state="delivered", tries=delivery.tries, http_status=http_status, delivered_unix_ms=now_unix_ms
+        )
+        return _noted(msgspec.structs.replace(progress, delivery=taken), now_unix_ms, "webhook delivered")
+    over = delivery.tries >= DELIVERIES_MAX
+    wait_ms = backoff_ms(delivery.tries, base_ms=DELIVERY_BACKOFF_MS, most_ms=DELIVERY_BACKOFF_MAX_MS)
+    after = msgspec.structs.replace(
+        delivery,
+        state="failed" if over else "pending",
+        next_unix_ms=0 if over else now_unix_ms + wait_ms,
+        http_status=http_status,
+        error=error[:300],
+    )
+    failed = msgspec.structs.replace(progress, delivery=after)
+    return _noted(failed, now_unix_ms, "webhook given up") if over else failed
+
+
+def redelivered(progress: Progress, now_unix_ms: int) -> Progress:
+    return msgspec.structs.replace(progress, delivery=Delivery(next_unix_ms=now_unix_ms))

@@ -1,0 +1,95 @@
+"""Requests and answers in the object store: `invocations/{id}/request`, `invocations/{id}/answer-{claim}`.
+
+An object is a line of JSON, its head, and then the body as it came. A request's head is its envelope, so that the
+store alone can tell what was accepted. An answer bears the number of the claim under which it was made: which of them
+counts, `Progress.answer` says.
+"""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import msgspec
+
+from fleetstart.controller.state.invocation_records import Answer, Envelope
+from fleetstart.controller.storage.object_store import ObjectStore
+from fleetstart.runtime.contract.errors import StoreFailed
+from fleetstart.runtime.contract.ids import InvocationId
+
+MIB = 1024 * 1024
+FOLDER = "invocations/"
+REQUEST = "request"
+REQUEST_MAX_BYTES = 16 * MIB
+ANSWER_MAX_BYTES = 16 * MIB
+HEAD_MAX_BYTES = 256 * 1024
+"""Twice what uvicorn lets pass of headers."""
+
+Head = TypeVar("Head", Envelope, Answer)
+
+
+class Vault:
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+
+    async def keep_request(self, envelope: Envelope, body: bytes) -> Envelope:
+        """What lies there afterwards: this one, or the one that came first under the same id. Errors: StoreFailed."""
+        key = request_key(envelope.id)
+        if await self._store.create(key, packed(envelope, body)):
+            return envelope
+        known = await self.request(envelope.id)
+        if known is None:
+            raise StoreFailed(f"{key} was there and is not", hint="call again")
+        return known[0]
+
+    async def request(self, invocation: InvocationId) -> tuple[Envelope, bytes] | None:
+        data = await self._store.read(request_key(invocation), REQUEST_MAX_BYTES + HEAD_MAX_BYTES)
+        return unpacked(data, Envelope) if data is not None else None
+
+    async def keep_answer(self, invocation: InvocationId, answer: Answer, body: bytes) -> None:
+        """Errors: StoreFailed."""
+        await self._store.create(answer_key(invocation, answer.claim), packed(answer, body))
+
+    async def answer(self, invocation: InvocationId, claim: int) -> tuple[Answer, bytes] | None:
+        data = await self._store.read(answer_key(invocation, claim), ANSWER_MAX_BYTES + HEAD_MAX_BYTES)
+        return unpacked(data, Answer) if data is not None else None
+
+    async def drop_answer(self, invocation: InvocationId, claim: int) -> None:
+        await self._store.delete(answer_key(invocation, claim))
+
+    async def drop(self, invocation: InvocationId) -> None:
+        """All of it; the request last, for it tells what the rest belongs to."""
+        found = await self._store.list(f"{FOLDER}{invocation}/")
+        for stored in sorted(found, key=lambda stored: stored.key.endswith("/" + REQUEST)):
+            await self._store.delete(stored.key)
+
+    async def contents(self) -> dict[InvocationId, dict[str, int]]:
+        """Of every invocation, its objects by name, and when each was written (unix ms)."""
+        found: dict[InvocationId, dict[str, int]] = {}
+        for stored in await self._store.list(FOLDER):
+            invocation, _, name = stored.key.removeprefix(FOLDER).partition("/")
+            found.setdefault(InvocationId(invocation), {})[name] = stored.modified_unix_ms
+        return found
+
+
+def request_key(invocation: InvocationId) -> str:
+    return f"{FOLDER}{invocation}/{REQUEST}"
+
+
+def answer_key(invocation: InvocationId, claim: int) -> str:
+    return f"{FOLDER}{invocation}/answer-{claim}"
+
+
+def packed(head: Envelope | Answer, body: bytes) -> bytes:
+    return msgspec.json.encode(head) + b"\n" + body
+
+
+def unpacked(data: bytes, kind: type[Head]) -> tuple[Head, bytes]:
+    """Errors: StoreFailed for what nobody of us wrote."""
+    line, newline, body = data.partition(b"\n")
+    try:
+        head = msgspec.json.decode(line, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise StoreFailed(f"a kept {kind.__name__.lower()} cannot be read: {error}") from error
+    if not newline or len(body) != head.body_bytes:
+        raise StoreFailed(f"a kept {kind.__name__.lower()} has {len(body):,} bytes, its head says {head.body_bytes:,}")
+    return head, body

@@ -1,0 +1,72 @@
+"""Accepts calls to be run later: checked as the gateway would, and on the disk before anybody is told so."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from urllib.parse import unquote
+
+import msgspec
+
+from fleetstart.controller.async_invocations.store import lifecycle
+from fleetstart.controller.async_invocations.store.invocations import Book
+from fleetstart.controller.async_invocations.store.payloads import HEAD_MAX_BYTES, REQUEST_MAX_BYTES, Vault
+from fleetstart.controller.http.invoke_url import Target, parse_target
+from fleetstart.controller.state.invocation_records import Envelope
+from fleetstart.controller.state.redis_client import REDIS_DOWN
+from fleetstart.runtime.contract.errors import QueueFull, Refused, TooLarge, Unavailable
+
+Check = Callable[[Target, str, int], Awaitable[None]]
+"""Whether a call of that target, request id and size would be served at all; raises what the caller would be told."""
+
+
+class IdTaken(Refused):
+    """Another call has that request id."""
+
+    code = "request_id_taken"
+    status = 409
+
+
+class Acceptance:
+    def __init__(self, book: Book, vault: Vault, check: Check) -> None:
+        self._book = book
+        self._vault = vault
+        self._check = check
+
+    async def accept(self, envelope: Envelope, body: bytes) -> Envelope:
+        """The envelope that is kept now: this one, or that of the same call which was accepted before.
+
+        Errors: NotFound and whatever else the gateway would refuse it with; TooLarge, IdTaken, QueueFull, StoreFailed,
+        Unavailable while Redis is away.
+        """
+        path, _, query = envelope.target.partition("?")
+        await self._check(
+            parse_target(unquote(path), path.encode("latin-1"), query.encode("latin-1")), envelope.id, len(body)
+        )
+        if len(body) > REQUEST_MAX_BYTES or len(msgspec.json.encode(envelope)) > HEAD_MAX_BYTES:
+            raise TooLarge(
+                f"an async call has {REQUEST_MAX_BYTES:,} bytes of body and {HEAD_MAX_BYTES:,} of headers at most",
+                hint="send a reference to the data instead",
+            )
+        try:
+            known = await self._book.get(envelope.id)
+            kept = known.envelope if known is not None else await self._keep(envelope, body)
+        except REDIS_DOWN as error:
+            raise Unavailable("Redis does not answer, so nothing can be accepted", retry_after_s=1) from error
+        if kept.fingerprint != envelope.fingerprint:
+            raise IdTaken(
+                f"invocation {envelope.id} is another call already",
+                hint="leave X-Request-Id out, or give each call its own",
+            )
+        return kept
+
+    async def _keep(self, envelope: Envelope, body: bytes) -> Envelope:
+        """What lies there afterwards. What is refused after all must not be taken up from the store later."""
+        kept = await self._vault.keep_request(envelope, body)
+        if kept.fingerprint == envelope.fingerprint:
+            try:
+                await self._book.create(kept, lifecycle.accepted(kept))
+            except (QueueFull, *REDIS_DOWN):
+                if kept is envelope:
+                    await self._vault.drop(envelope.id)
+                raise
+        return kept

@@ -1,0 +1,81 @@
+"""Delivers webhooks: what they say of an invocation that has ended, under the secret of its project."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Awaitable, Callable
+
+import msgspec
+
+from fleetstart.controller.async_invocations.store import lifecycle
+from fleetstart.controller.async_invocations.store.invocations import Book, Entry
+from fleetstart.controller.async_invocations.webhooks import signing as webhooks
+from fleetstart.controller.async_invocations.webhooks.http_client import Poster
+from fleetstart.controller.async_invocations.webhooks.secrets import WebhookSecrets
+from fleetstart.controller.auth.secret_encryption import VaultClosed
+from fleetstart.controller.schemas.invocations import InvocationInfo
+from fleetstart.controller.state.access_records import DEFAULT
+
+log = logging.getLogger(__name__)
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True):
+    """The body of a webhook."""
+
+    type: str
+    """ "invocation.succeeded", and so on for each way to end."""
+    timestamp: str
+    data: InvocationInfo
+
+
+class Courier:
+    def __init__(
+        self,
+        book: Book,
+        poster: Poster,
+        secrets: WebhookSecrets,
+        info: Callable[[Entry], Awaitable[InvocationInfo]],
+        project_of: Callable[[str], str | None],
+    ) -> None:
+        """`project_of` a function, if that is known."""
+        self._book = book
+        self._poster = poster
+        self._secrets = secrets
+        self._info = info
+        self._project_of = project_of
+
+    async def close(self) -> None:
+        await self._poster.close()
+
+    async def deliver(self, entry: Entry) -> None:
+        """One try; what came of it is in the book afterwards."""
+        now_unix_ms = time.time_ns() // 1_000_000
+        claimed = await self._book.write(entry, lifecycle.delivering(entry.progress, now_unix_ms))
+        if claimed is None:
+            return
+        envelope = entry.envelope
+        body = msgspec.json.encode(
+            Message(
+                type=f"invocation.{entry.progress.status}",
+                timestamp=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(entry.progress.finished_unix_ms / 1000)),
+                data=await self._info(entry),
+            )
+        )
+        try:
+            secret = await self._secrets.get(envelope.project or self._project_of(envelope.function) or DEFAULT)
+        except VaultClosed as closed:
+            status, error = 0, closed.message
+        else:
+            headers = webhooks.headers(secret, envelope.id, int(time.time()), body)
+            status, error = await self._poster.post(envelope.webhook, headers, body)
+        now_unix_ms = time.time_ns() // 1_000_000
+        after = lifecycle.delivered(claimed.progress, now_unix_ms, http_status=status, error=error)
+        await self._book.write(claimed, after, tell=after.status)
+        if error:
+            log.warning(
+                "a webhook was not taken",
+                extra={"invocation": envelope.id, "error": error, "tries": claimed.progress.delivery.tries}
+                if claimed.progress.delivery
+                else {},
+            )

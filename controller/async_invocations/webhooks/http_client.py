@@ -1,0 +1,82 @@
+"""Posts a webhook: looks its name up, checks every address, connects to one that was checked, follows nowhere."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import socket
+from collections.abc import Mapping, Sequence
+
+import aiohttp
+from aiohttp.abc import AbstractResolver, ResolveResult
+
+from fleetstart.controller.async_invocations.webhooks.signing import check_address, check_url
+from fleetstart.runtime.contract.errors import FleetError
+from fleetstart.runtime.contract.function.public_addresses import Network
+
+POST_S = 10.0
+READ_BYTES = 64 * 1024
+"""Of the receiver's answer, which nobody looks at: enough to keep well-behaved ones happy."""
+
+
+class CheckedResolver(AbstractResolver):
+    """What aiohttp connects to are these addresses, and no others: a second look-up could answer something else."""
+
+    def __init__(self, allowed: Sequence[Network]) -> None:
+        self._allowed = allowed
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
+    ) -> list[ResolveResult]:
+        loop = asyncio.get_running_loop()
+        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, family=family)
+        results = []
+        for kind, _, protocol, _, address in found:
+            check_address(host, ipaddress.ip_address(str(address[0]).partition("%")[0]), self._allowed)
+            results.append(
+                ResolveResult(
+                    hostname=host, host=str(address[0]), port=port, family=kind, proto=protocol,
+                    flags=socket.AI_NUMERICHOST,
+                )
+            )  # fmt: skip
+        return results
+
+    async def close(self) -> None:
+        return
+
+
+class Poster:
+    def __init__(self, allowed: Sequence[Network]) -> None:
+        self._allowed = allowed
+        self._session: aiohttp.ClientSession | None = None
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    async def post(self, url: str, headers: Mapping[str, str], body: bytes) -> tuple[int, str]:
+        """The receiver's status (0: there was none), and what went wrong ("": nothing)."""
+        try:
+            check_url(url, self._allowed)
+            async with asyncio.timeout(POST_S):
+                async with self._open().post(url, data=body, headers=dict(headers), allow_redirects=False) as response:
+                    await response.content.read(READ_BYTES)
+                    good = 200 <= response.status < 300
+                    return response.status, "" if good else f"HTTP {response.status}"
+        except FleetError as error:
+            return 0, error.message
+        except TimeoutError:
+            return 0, f"no answer within {POST_S:g} s"
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            cause = error.__cause__ if isinstance(error.__cause__, FleetError) else error
+            return 0, f"{type(error).__name__}: {cause}"[:300]
+
+    def _open(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            connector = aiohttp.TCPConnector(
+                limit=64, resolver=CheckedResolver(self._allowed), use_dns_cache=False, force_close=True
+            )
+            self._session = aiohttp.ClientSession(
+                connector=connector, cookie_jar=aiohttp.DummyCookieJar(), trust_env=False, auto_decompress=False
+            )
+        return self._session

@@ -1,0 +1,214 @@
+"""The audit log: who did what to what, when, from where, and what came of it. Refusals, too.
+
+A change is written down before its answer goes out: who has an answer has a line. Refusals are many where somebody
+tries, so they are counted, and each kind of them is written once in a while (`Refusals`). The log is a stream in Redis;
+what grows beyond `STREAM_ROWS` goes to the object store, in objects that are read again from there (`archive`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import zlib
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable
+from typing import Any, NamedTuple
+
+import msgspec
+import redis.asyncio as redis
+
+from fleetstart.controller.schemas.audit_event import AuditEvent
+from fleetstart.controller.state.redis_client import REDIS_DOWN
+from fleetstart.controller.storage.object_store import ObjectStore
+from fleetstart.runtime.contract import redis_keys as keys
+from fleetstart.runtime.contract.errors import TooLarge
+from fleetstart.runtime.contract.process.tasks import together
+
+log = logging.getLogger(__name__)
+
+STREAM_ROWS = 20_000
+SEGMENT_ROWS = 10_000
+"""Of one object in the store."""
+SEGMENT_MAX_BYTES = 32 << 20
+KEEP_EVERY_S = 5.0
+REFUSALS_EVERY_MS = 10_000
+"""Between two lines about the same caller, verb and code."""
+REFUSALS_MAX = 512
+"""Different ones remembered at a time: a flood of names does not become a flood of lines."""
+WAITING_MAX = 256
+FOLDER = "audit/"
+USED_EVERY_S = 5.0
+
+
+class Refused(NamedTuple):
+    by: str
+    address: str
+    verb: str
+    object: str
+    status: int
+    code: str
+
+
+class Refusals:
+    """Which refusals are worth a line now. Pure: values and the time in, lines out."""
+
+    def __init__(self) -> None:
+        self._seen: OrderedDict[tuple[str, str, str, str], tuple[int, int]] = OrderedDict()
+        """→ (when it was last written, how many since)."""
+
+    def note(self, refused: Refused, now_unix_ms: int) -> AuditEvent | None:
+        key = (refused.by, refused.address, refused.verb, refused.code)
+        last_unix_ms, more = self._seen.pop(key, (0, 0))
+        if now_unix_ms - last_unix_ms < REFUSALS_EVERY_MS:
+            self._seen[key] = (last_unix_ms, more + 1)
+            return None
+        self._seen[key] = (now_unix_ms, 0)
+        while len(self._seen) > REFUSALS_MAX:
+            self._seen.popitem(last=False)
+        return AuditEvent(
+            unix_ms=now_unix_ms,
+            by=refused.by,
+            address=refused.address,
+            verb=refused.verb,
+            object=refused.object,
+            status=refused.status,
+            code=refused.code,
+            times=more + 1,
+        )
+
+
+class AuditLog:
+    def __init__(self, client: redis.Redis, store: ObjectStore, fence: Callable[[], int]) -> None:
+        """`fence` is 0 while another controller schedules: one moves old lines to the store."""
+        self._client = client
+        self._store = store
+        self._fence = fence
+        self._refusals = Refusals()
+        self._waiting: list[AuditEvent] = []
+        self._used: dict[str, int] = {}
+        self._arrived = asyncio.Event()
+
+    async def write(self, event: AuditEvent) -> None:
+        """Errors: REDIS_DOWN."""
+        await self._client.xadd(keys.AUDIT, {"event": msgspec.json.encode(event)})
+
+    def refused(self, refused: Refused) -> None:
+        event = self._refusals.note(refused, time.time_ns() // 1_000_000)
+        if event is not None and len(self._waiting) < WAITING_MAX:
+            self._waiting.append(event)
+            self._arrived.set()
+
+    def used(self, key: str, unix_ms: int) -> None:
+        """The key was good for something; written down within some seconds."""
+        self._used[key] = unix_ms
+
+    # ── in the background ──────────────────────────────────────────────────────────────────────────
+
+    async def run(self) -> None:
+        await together(self._write_refusals(), self._write_used(), self._keep())
+
+    async def _write_refusals(self) -> None:
+        while True:
+            await self._arrived.wait()
+            self._arrived.clear()
+            try:
+                while self._waiting:
+                    await self.write(self._waiting[0])
+                    self._waiting.pop(0)
+            except REDIS_DOWN as error:
+                log.warning("refusals are not in the audit log yet", extra={"error": str(error)})
+                await asyncio.sleep(KEEP_EVERY_S)
+                self._arrived.set()
+
+    async def _write_used(self) -> None:
+        while True:
+            await asyncio.sleep(USED_EVERY_S)
+            used, self._used = self._used, {}
+            if used:
+                try:
+                    await self._client.hset(keys.KEYS_USED, mapping={name: str(at) for name, at in used.items()})
+                except REDIS_DOWN:
+                    self._used = used | self._used
+
+    async def _keep(self) -> None:
+        while True:
+            await asyncio.sleep(KEEP_EVERY_S)
+            if self._fence():
+                try:
+                    await self.archive()
+                except REDIS_DOWN as error:
+                    log.warning("the audit log was not archived", extra={"error": str(error)})
+                except Exception as error:
+                    log.warning("the store did not take the audit log", extra={"error": str(error)})
+
+    async def archive(self, rows: int = STREAM_ROWS, segment_rows: int = SEGMENT_ROWS) -> None:
+        """The oldest lines to the store, as soon as there are more than `rows`. Twice does no harm: an object is named
+        after its first line, and lines leave the stream only when it is there."""
+        while int(await self._client.xlen(keys.AUDIT)) > rows:
+            entries: Any = await self._client.xrange(keys.AUDIT, count=segment_rows)
+            first, last = entries[0][0].decode(), entries[-1][0].decode()
+            lines = b"".join(entry + b" " + fields[b"event"] + b"\n" for entry, fields in entries)
+            unix_ms, _, number = first.partition("-")
+            name = f"{FOLDER}{int(unix_ms):016d}-{number}-{len(entries)}.z"
+            await self._store.create(name, zlib.compress(lines))
+            unix_ms, _, number = last.partition("-")
+            await self._client.xtrim(keys.AUDIT, minid=f"{unix_ms}-{int(number) + 1}", approximate=False)
+
+    # ── reading ────────────────────────────────────────────────────────────────────────────────────
+
+    async def read(self, since_unix_ms: int, by: str, limit: int) -> list[AuditEvent]:
+        """The newest first. Errors: REDIS_DOWN, StoreFailed."""
+        found: list[AuditEvent] = []
+        async for event in self._newest(since_unix_ms):
+            if by in ("", event.by):
+                found.append(event)
+                if len(found) >= limit:
+                    break
+        return found
+
+    async def _newest(self, since_unix_ms: int) -> AsyncIterator[AuditEvent]:
+        """Each line once: those that the store has and Redis still has, and those that two objects have, too."""
+        entries: Any = await self._client.xrevrange(keys.AUDIT, min=str(since_unix_ms))
+        oldest: _Place | None = None
+        for entry, fields in entries:
+            oldest = _place(entry)
+            yield msgspec.json.decode(fields[b"event"], type=AuditEvent)
+        objects = await self._store.list(FOLDER)
+        for key in sorted((one.key for one in objects), key=_first_place, reverse=True):
+            data = await self._store.read(key, SEGMENT_MAX_BYTES)
+            if data is None:
+                continue
+            for line in reversed(_lines(key, data)):
+                entry, _, event = line.partition(b" ")
+                place = _place(entry)
+                if place.unix_ms < since_unix_ms:
+                    return
+                if oldest is None or place < oldest:
+                    oldest = place
+                    yield msgspec.json.decode(event, type=AuditEvent)
+
+
+class _Place(NamedTuple):
+    """Of a line in the stream."""
+
+    unix_ms: int
+    number: int
+
+
+def _place(entry: bytes) -> _Place:
+    unix_ms, _, number = entry.partition(b"-")
+    return _Place(int(unix_ms), int(number))
+
+
+def _first_place(key: str) -> _Place:
+    unix_ms, number, _ = key.removeprefix(FOLDER).split("-")
+    return _Place(int(unix_ms), int(number))
+
+
+def _lines(key: str, data: bytes) -> list[bytes]:
+    inflater = zlib.decompressobj()
+    text = inflater.decompress(data, SEGMENT_MAX_BYTES)
+    if inflater.unconsumed_tail:
+        raise TooLarge(f"{key} claims to have more than {SEGMENT_MAX_BYTES} bytes")
+    return text.splitlines()

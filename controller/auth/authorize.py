@@ -1,0 +1,140 @@
+"""Whether somebody may do something: the table, what was shown, what is wanted and the time in, yes or an error out.
+
+A refusal says what is missing and which right would do. Who may not see a function hears of it what he would hear if
+there were none: 404, not 403.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from difflib import get_close_matches
+
+from fleetstart.controller.auth.api_key import PREFIX, Malformed, Shown, parse
+from fleetstart.controller.state.access_records import LOCAL, KeyRecord, Right
+from fleetstart.controller.state.access_table import AccessTable
+from fleetstart.runtime.contract.errors import Forbidden, NotFound, Unauthorized
+
+HEADER_MAX_BYTES = 1024
+"""Whatever is longer holds no key, and is not looked at."""
+_NOBODY = "0" * 64
+"""Compared with if the id is unknown, so that this takes as long."""
+HOW = (
+    "send `Authorization: Bearer fs_...`, or set FS_KEY for `fs`; who ran `fs up` has a key in FS_HOME/key "
+    "(~/.fleetstart/key), and `fs key recover` makes another if it is lost"
+)
+Project = Callable[[str], str | None]
+"""The project of a function; None if there is no such function."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Caller:
+    """Who it is, and what it may see."""
+
+    name: str
+    key: KeyRecord | None
+    """None: local, and may everything."""
+    project_of: Project
+
+    @property
+    def limited(self) -> bool:
+        return self.key is not None and self.key.limited
+
+    @property
+    def project(self) -> str:
+        """The one that it is limited to; empty: none."""
+        return self.key.project if self.key is not None else ""
+
+    def sees(self, function: str) -> bool:
+        """Whether the function is one of its own; one that is not known here is nobody's."""
+        key = self.key
+        if key is None or not key.limited:
+            return True
+        if key.functions and function not in key.functions:
+            return False
+        project = self.project_of(function)
+        return project is not None and key.project in ("", project)
+
+    def require(self, function: str, known: Iterable[str] = ()) -> None:
+        """Errors: NotFound, the same as for a function that does not exist."""
+        if not self.sees(function):
+            near = get_close_matches(function[:63], [name for name in known if self.sees(name)], n=1)
+            hint = f"did you mean {near[0]}?" if near else "`fs ls` lists what there is"
+            raise NotFound(f"function {function[:80]} does not exist", hint=hint)
+
+    def require_right(self, right: Right, what: str) -> None:
+        """Errors: Forbidden."""
+        if self.key is not None and not self.key.may(right):
+            raise Forbidden(
+                f"key {self.name} may {_listed(self.key.rights)}; {what} needs {right}",
+                hint=f"an admin makes a key that may: fs key create NAME --scope {right}",
+            )
+
+    def require_unlimited(self, what: str) -> None:
+        """Errors: Forbidden for a key of a project or of some functions."""
+        if self.key is not None and self.key.limited:
+            limits = f"functions {_listed(self.key.functions)}" if self.key.functions else f"project {self.project}"
+            raise Forbidden(
+                f"key {self.name} is for {limits}; {what} is about all",
+                hint="use a key that was made without --function and --project",
+            )
+
+
+def no_project(project: str, known: Iterable[str]) -> NotFound:
+    near = get_close_matches(project[:80], known, n=1)
+    hint = f"did you mean {near[0]}?" if near else "`fs project ls` lists what there is"
+    return NotFound(f"project {project[:80]} does not exist", hint=hint)
+
+
+def local(project_of: Project) -> Caller:
+    return Caller(name=LOCAL, key=None, project_of=project_of)
+
+
+def shown_in(authorization: bytes | None, own: bytes | None) -> str | None:
+    """The key's text in an `Authorization` or `Fs-Key` header; None if there is none.
+
+    Nothing that a browser sends by itself counts, neither Basic nor a cookie: functions' own pages come from here, too.
+    """
+    if own is not None:
+        return own[:HEADER_MAX_BYTES].decode("latin-1").strip()
+    if authorization is None or len(authorization) > HEADER_MAX_BYTES:
+        return None
+    kind, _, value = authorization.decode("latin-1").strip().partition(" ")
+    return value.strip() if kind.lower() == "bearer" else None
+
+
+def is_ours(authorization: bytes) -> bool:
+    """Whether the header shows a key of ours, which is nobody else's business, least of all a handler's."""
+    return authorization[:64].decode("latin-1").partition(" ")[2].strip().startswith(PREFIX)
+
+
+def authenticate(table: AccessTable, text: str | None, now_unix_ms: int) -> KeyRecord:
+    """Errors: Unauthorized."""
+    if not text:
+        raise Unauthorized("this needs an API key, and none was shown", hint=HOW)
+    try:
+        shown = parse(text)
+    except Malformed as error:
+        raise Unauthorized(f"what was shown is no key: {error}", hint=HOW) from error
+    record = _proven(table, shown)
+    if record is None:
+        raise Unauthorized("this key is not known here", hint="`fs key ls` lists those that are; FS_URL says where")
+    credential = next(credential for credential in record.credentials if credential.id == shown.id)
+    if record.revoked_unix_ms:
+        raise Unauthorized(f"key {record.name} was revoked", hint="ask an admin for another: fs key create NAME")
+    if credential.expired(now_unix_ms):
+        rotated = credential is not record.credentials[0]
+        why = "was rotated, and this is the old one" if rotated else "has expired"
+        raise Unauthorized(f"key {record.name} {why}", hint=f"an admin renews it: fs key rotate {record.name}")
+    return record
+
+
+def _proven(table: AccessTable, shown: Shown) -> KeyRecord | None:
+    found = table.by_id.get(shown.id)
+    expected = found[1].sha256 if found is not None else _NOBODY
+    return found[0] if hmac.compare_digest(shown.sha256, expected) and found is not None else None
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(names)

@@ -1,0 +1,71 @@
+"""Makes the first key where nobody chose to go without: until it is there, the door lets nobody pass.
+
+It is kept in the controller's home before Redis has its hash, so that a controller that is killed in between makes no
+key that nobody knows. A home that has one already makes that one good again, where Redis has lost what it knew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import suppress
+from pathlib import Path
+
+from fleetstart.controller.auth.audit_log import AuditLog
+from fleetstart.controller.auth.owner_key import NAME, kept_or_made, owners_record
+from fleetstart.controller.http.json_api import now_unix_ms
+from fleetstart.controller.schemas.audit_event import AuditEvent
+from fleetstart.controller.state.access_records import LOCAL, KeyRecord, digest
+from fleetstart.controller.state.cas_hash import Shelf
+from fleetstart.controller.state.redis_client import REDIS_DOWN
+from fleetstart.controller.state.sync import State
+from fleetstart.runtime.contract import redis_keys as keys
+from fleetstart.runtime.contract.errors import Unavailable
+
+log = logging.getLogger(__name__)
+
+
+class FirstKey:
+    def __init__(self, state: State, audit: AuditLog, path: Path) -> None:
+        self._state = state
+        self._audit = audit
+        self._path = path
+        self._shelf = Shelf(state, keys.KEYS, KeyRecord)
+        self._changed = asyncio.Event()
+        self._changed.set()
+        state.view.on_change(self._changed.set)
+        self.there = asyncio.Event()
+        """Set when there are keys."""
+
+    async def run(self) -> None:
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            if not self._state.view.synced:
+                continue
+            if not self._state.view.access.locked:
+                with suppress(Unavailable):
+                    await self._try()
+            if self._state.view.access.locked:
+                self.there.set()
+
+    async def _try(self) -> None:
+        try:
+            await self._make()
+        except REDIS_DOWN as error:  # an OSError of the file's, too; tried again with the next reading of Redis
+            log.error("the first key cannot be made", extra={"path": str(self._path), "error": str(error)})
+
+    async def _make(self) -> None:
+        known_before = self._path.exists()
+        shown = await asyncio.to_thread(kept_or_made, self._path)
+        wanted = owners_record(shown, NAME, now_unix_ms())
+        record = await self._shelf.change(NAME, lambda known: known or wanted)
+        if record is not None and record.credentials[0].id == shown.id:
+            event = AuditEvent(
+                unix_ms=now_unix_ms(), by=LOCAL, address=LOCAL, verb="key.create", object=f"key {NAME}", status=201,
+                after=digest(record),
+            )  # fmt: skip
+            await self._audit.write(event)
+            log.info("made the first key", extra={"path": str(self._path)})
+        elif not known_before:
+            self._path.unlink(missing_ok=True)  # another home's controller was quicker: this text is good for nothing

@@ -1,0 +1,114 @@
+"""Where a function may be deployed, and how large: its project, the project's quotas, the secrets that it asks for.
+
+A function stays in the project in which it was deployed first. All that is looked at is in the view.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+import msgspec
+
+from fleetstart.controller.auth.authorize import Caller
+from fleetstart.controller.auth.lookups import claims_of, project_of
+from fleetstart.controller.auth.quotas import Claim, check
+from fleetstart.controller.state.access_records import DEFAULT, Quotas
+from fleetstart.controller.state.access_table import AccessTable
+from fleetstart.controller.state.records import Scaled, VersionKey
+from fleetstart.controller.state.view import View
+from fleetstart.runtime.contract.errors import Forbidden, InvalidSpec
+from fleetstart.runtime.contract.function.spec import FunctionSpec
+from fleetstart.runtime.contract.ids import FunctionName
+
+SECRETS_MAX_BYTES = 48 * 1024
+"""Of all secrets of a function: they travel to its worker in one message, with its spec."""
+
+
+def placed(view: View, caller: Caller, spec: FunctionSpec) -> FunctionSpec:
+    """The spec with its project. Errors: Forbidden, InvalidSpec, QuotaExceeded."""
+    functions = caller.key.functions if caller.key is not None else []
+    if functions and spec.name not in functions:
+        raise Forbidden(
+            f"key {caller.name} may deploy {', '.join(functions)}, and not {spec.name}",
+            hint=f"an admin makes a key that may: fs key create NAME --scope deploy --function {spec.name}",
+        )
+    project = _project(view, caller, spec)
+    _check_secrets(view.access, project, spec)
+    wanted = Claim(function=spec.name, workers=spec.scale.max, memory_bytes=spec.scale.max * spec.memory_bytes)
+    _check_quotas(view, project, wanted)
+    return msgspec.structs.replace(spec, project="" if project == DEFAULT else project)
+
+
+def check_scale(view: View, function: FunctionName, wanted: Scaled | None) -> None:
+    """Errors: QuotaExceeded."""
+    version = view.live(function)
+    if version is None or wanted is None or wanted.max is None:
+        return
+    claim = Claim(function=function, workers=wanted.max, memory_bytes=wanted.max * version.spec.memory_bytes)
+    _check_quotas(view, version.spec.project or DEFAULT, claim)
+
+
+def users_of(view: View, project: str, secret: str) -> list[FunctionName]:
+    """Functions whose live version declares it."""
+    found = []
+    for record in view.functions.values():
+        version = view.versions.get(VersionKey(record.name, record.live))
+        if version is not None and secret in version.spec.secrets and (version.spec.project or DEFAULT) == project:
+            found.append(record.name)
+    return sorted(found)
+
+
+def _project(view: View, caller: Caller, spec: FunctionSpec) -> str:
+    present = project_of(view, spec.name)
+    wanted = spec.project or present or caller.project or DEFAULT
+    if caller.project and present is not None and present != caller.project:
+        raise InvalidSpec(f"the name {spec.name} is taken", hint="names are one for all projects: choose another")
+    if present is not None and wanted != present:
+        raise InvalidSpec(
+            f"function {spec.name} is in project {present}, and cannot move to {wanted}",
+            hint=f"deploy it with --project {present}, or remove it there first: fs rm {spec.name}",
+        )
+    if caller.project and wanted != caller.project:
+        raise Forbidden(
+            f"key {caller.name} is for project {caller.project}, and not for {wanted}",
+            hint=f"an admin makes a key that may: fs key create NAME --scope deploy --project {wanted}",
+        )
+    if not view.access.has_project(wanted):
+        raise InvalidSpec(f"project {wanted} does not exist", hint=_near(wanted, view.access.projects, "project"))
+    return wanted
+
+
+def _check_secrets(table: AccessTable, project: str, spec: FunctionSpec) -> None:
+    total_bytes = 0
+    for name in spec.secrets:
+        record = table.secret(project, name)
+        if record is None:
+            there = table.secret_names(project)
+            of = "" if project == DEFAULT else f" --project {project}"
+            near = get_close_matches(name, there, n=1)
+            raise InvalidSpec(
+                f"function {spec.name}: project {project} has no secret {name}",
+                hint=f"did you mean {near[0]}?" if near else f"set it first: fs secret set {name}{of}",
+            )
+        total_bytes += record.size_bytes
+    if total_bytes > SECRETS_MAX_BYTES:
+        raise InvalidSpec(
+            f"function {spec.name}: its secrets have {total_bytes} bytes, {SECRETS_MAX_BYTES} at most",
+            hint="large files belong into the bundle or the weights, encrypted if need be",
+        )
+
+
+def _check_quotas(view: View, project: str, wanted: Claim) -> None:
+    """What a function has already it may keep, also when the quota was lowered since."""
+    record = view.access.projects.get(project)
+    if record is None or record.quotas == Quotas():
+        return
+    claims = {claim.function: claim for claim in claims_of(view, project)}
+    present = claims.pop(wanted.function, None)
+    check(project, record.quotas, claims.values(), wanted, present)
+
+
+def _near(name: str, known: Iterable[str], verb: str) -> str:
+    near = get_close_matches(name, list(known), n=1)
+    return f"did you mean {near[0]}?" if near else f"make it first: fs {verb} create {name}"

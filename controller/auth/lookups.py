@@ -1,0 +1,51 @@
+"""What the view says of the things that access is about: which project a function is in, what an object was."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from fleetstart.controller.auth.quotas import Claim
+from fleetstart.controller.auth.route_rules import Kind
+from fleetstart.controller.state.access_records import DEFAULT
+from fleetstart.controller.state.records import FunctionRecord, VersionKey
+from fleetstart.controller.state.traffic import scale_of
+from fleetstart.controller.state.view import View
+from fleetstart.runtime.contract.ids import FunctionName
+
+
+def project_of(view: View, function: str) -> str | None:
+    """None for one that is not known here."""
+    version = view.live(FunctionName(function))
+    return (version.spec.project or DEFAULT) if version is not None else None
+
+
+def functions_of(view: View, project: str) -> list[FunctionRecord]:
+    return [record for record in view.functions.values() if project_of(view, record.name) == project]
+
+
+def claims_of(view: View, project: str) -> list[Claim]:
+    """What each function of a project may come to."""
+    found = []
+    for record in functions_of(view, project):
+        spec = view.versions[VersionKey(record.name, record.live)].spec
+        workers = scale_of(record, spec).max
+        found.append(Claim(function=record.name, workers=workers, memory_bytes=workers * spec.memory_bytes))
+    return found
+
+
+def seen_object(view: View) -> Callable[[Kind, str], msgspec.Struct | None]:
+    """Objects as they are now, whatever becomes of the view later. None: there is none, or none that the view has."""
+    functions, table = dict(view.functions), view.access
+
+    def seen(kind: Kind, name: str) -> msgspec.Struct | None:
+        if kind == "function":
+            return functions.get(FunctionName(name))
+        if kind == "key":
+            return table.keys.get(name)
+        if kind == "project":
+            return table.projects.get(name)
+        return table.secrets.get(name) if kind == "secret" else None
+
+    return seen

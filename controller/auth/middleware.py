@@ -1,0 +1,286 @@
+"""The door of the whole system, as an ASGI layer before gateway and management API: lets pass whom `decide` lets pass.
+
+Those pass who show a key that is good for what they want. Where somebody chose to go without keys (`fs up --open`),
+those pass who call over loopback, until there is one. `/healthz` and the dashboard's files, which have no data in them,
+are for everybody. All it goes by is in the view: no call waits for Redis here. What changes something is written to
+the audit log before its answer goes out, what is refused a little later.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from fleetstart.controller.async_invocations.envelopes import CALLER as INVOKER
+from fleetstart.controller.async_invocations.envelopes import Caller as Invoker
+from fleetstart.controller.auth.audit_log import AuditLog, Refused
+from fleetstart.controller.auth.authorize import Caller, authenticate, is_ours, local, shown_in
+from fleetstart.controller.auth.lookups import project_of, seen_object
+from fleetstart.controller.auth.quotas import Rates
+from fleetstart.controller.auth.route_rules import SOCKET, Kind, Need, need_of
+from fleetstart.controller.gateway.websocket_session import deny
+from fleetstart.controller.gateway.websockets import SWITCHED
+from fleetstart.controller.http.asgi import Message, RawHeaders, Receive, Scope, Send
+from fleetstart.controller.http.invoke_url import PREFIX, parse_target
+from fleetstart.controller.http.json_api import now_unix_ms
+from fleetstart.controller.http.request_body import header, refuse_unread
+from fleetstart.controller.schemas.audit_event import AuditEvent
+from fleetstart.controller.state.access_records import LOCAL, digest
+from fleetstart.controller.state.redis_client import REDIS_DOWN
+from fleetstart.controller.state.view import View
+from fleetstart.runtime.contract.errors import FleetError, Forbidden, Unauthorized, Unavailable
+
+log = logging.getLogger(__name__)
+
+CALLER = "fs.caller"
+"""In the scope: who it is, if the management API is asked."""
+KEY = "fs.key"
+"""In the scope: the key's name, for the ledger; absent where there are no keys."""
+DEED = "fs.deed"
+"""In the scope: what the audit log shall say."""
+OPEN = frozenset({"/healthz", "/", "/ui", "/ui/"})
+DASHBOARD = "/ui/"
+KNOWS_NOTHING = frozenset({"/api/v1/status", "/openapi.json"})
+"""What is answered before Redis was read once: it tells no more than that."""
+OWN_HEADER = b"fs-key"
+OBJECT_MAX = 200
+"""Characters of an object's name in the audit log: more than any that is allowed has."""
+_CHALLENGE: RawHeaders = [(b"www-authenticate", b'Bearer realm="fleetstart"')]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+
+@dataclass(slots=True)
+class Deed:
+    """What a request is about to change. Handlers say so if the path does not."""
+
+    verb: str
+    kind: Kind
+    name: str
+
+
+class Door:
+    def __init__(self, app: App, view: View, audit: AuditLog, *, loopback: bool, is_open: bool) -> None:
+        """`loopback`: whether only this machine reaches the listening socket; `is_open`: whether that is enough as
+        long as there are no keys."""
+        self._app = app
+        self._view = view
+        self._audit = audit
+        self._loopback = loopback
+        self._open = loopback and is_open
+        self._rates = Rates()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan" or scope["path"] in OPEN or scope["path"].startswith(DASHBOARD):
+            await self._app(scope, receive, send)
+            return
+        table = self._view.access
+        invoke = scope["path"].startswith(PREFIX)
+        unlocked = self._open and self._view.synced and not table.locked
+        if invoke and unlocked and not table.rates and self._is_local(scope):
+            await self._app(scope, receive, send)
+            return
+        by = ""
+        try:
+            caller = self._caller(scope)
+            by = caller.name
+            need = self._request(scope, caller) if not invoke else None
+            if invoke:
+                self._call(scope, caller)
+        except FleetError as error:
+            self._audit.refused(_refused(scope, error, by))
+            await _refuse(scope, receive, send, error)
+            return
+        if caller.key is not None:
+            scope[KEY] = caller.name
+            scope["headers"] = _without_key(scope["headers"])
+            self._audit.used(caller.name, now_unix_ms())
+        scope[CALLER] = caller
+        if need is None or not need.verb:
+            await self._app(scope, receive, send)
+        else:
+            await self._recorded(scope, receive, send, caller, need)
+
+    # ── who, and whether ───────────────────────────────────────────────────────────────────────────
+
+    def _caller(self, scope: Scope) -> Caller:
+        """Errors: Unauthorized, Unavailable, Forbidden."""
+        table = self._view.access
+        if table.locked:
+            text = shown_in(header(scope, b"authorization"), header(scope, OWN_HEADER))
+            return Caller(
+                name=(record := authenticate(table, text, now_unix_ms())).name,
+                key=record,
+                project_of=lambda function: project_of(self._view, function),
+            )
+        if not self._view.synced and scope["path"] not in KNOWS_NOTHING:
+            raise Unavailable(f"keys are not known yet, Redis was not read: {self._view.redis}", retry_after_s=1)
+        if not self._is_local(scope):
+            raise Unauthorized(
+                "there are no keys yet, and without them only this machine itself may call",
+                hint="run there: fs key create admin --scope admin",
+            )
+        if not self._open and self._view.synced:
+            raise Unavailable("the first key is not made yet", hint="the controller's log says why", retry_after_s=1)
+        if not scope["path"].startswith(PREFIX):
+            _refuse_other_sites(scope)
+        return local(lambda function: project_of(self._view, function))
+
+    def _is_local(self, scope: Scope) -> bool:
+        client = scope.get("client")
+        return self._loopback and (client is None or is_loopback(client[0]))
+
+    def _call(self, scope: Scope, caller: Caller) -> None:
+        """Errors: Forbidden, NotFound, RateLimited."""
+        name = parse_target(scope["path"], scope.get("raw_path") or b"", b"").name
+        caller.require_right("invoke", "calling functions")
+        if caller.limited:
+            caller.require(name, self._view.functions)
+        project = project_of(self._view, name)
+        if caller.key is not None:
+            scope[INVOKER] = Invoker(project=project or "", key=caller.name)
+        rate = self._view.access.rates.get(project) if project is not None else None
+        if project is not None and rate is not None:
+            self._rates.take(project, rate, len(self._view.gateways), time.monotonic_ns())
+
+    def _request(self, scope: Scope, caller: Caller) -> Need:
+        """Errors: Forbidden, NotFound."""
+        need = need_of(_method(scope), scope["path"])
+        if need.right is not None:
+            caller.require_right(need.right, need.what)
+        if need.unlimited:
+            caller.require_unlimited(need.what)
+        if need.function and caller.limited:
+            caller.require(need.function, self._view.functions)
+        return need
+
+    # ── the audit log ──────────────────────────────────────────────────────────────────────────────
+
+    async def _recorded(self, scope: Scope, receive: Receive, send: Send, caller: Caller, need: Need) -> None:
+        deed = scope[DEED] = Deed(need.verb, need.kind, need.name)
+        before = seen_object(self._view)
+        code = ""
+
+        async def sending(message: Message) -> None:
+            nonlocal code
+            status = _status_in(message)
+            if status:
+                code = _error_code(message)
+                event = AuditEvent(
+                    unix_ms=now_unix_ms(),
+                    by=caller.name,
+                    address=_address(scope),
+                    verb=deed.verb,
+                    object=f"{deed.kind} {deed.name}".strip()[:OBJECT_MAX],
+                    status=status,
+                    code=code,
+                    before=digest(before(deed.kind, deed.name)),
+                    after=digest(seen_object(self._view)(deed.kind, deed.name)),
+                )
+                try:
+                    await self._audit.write(event)
+                except REDIS_DOWN as error:
+                    log.error("the audit log lacks a line", extra={"event": str(event), "error": str(error)})
+            await send(message)
+
+        await self._app(scope, receive, sending)
+
+
+def is_loopback(host: str) -> bool:
+    if host == "127.0.0.1":
+        return True  # nearly always: no address need be parsed
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return host == "localhost"
+    mapped = getattr(address, "ipv4_mapped", None)
+    return (mapped or address).is_loopback
+
+
+def _refuse_other_sites(scope: Scope) -> None:
+    """As long as there are no keys, a web page that this machine's user looks at could deploy: browsers say where a
+    request comes from, and a name that leads here is none of ours. Errors: Forbidden."""
+    origin, host = header(scope, b"origin"), header(scope, b"host")
+    for text in (origin.decode("latin-1") if origin else "", f"//{host.decode('latin-1')}" if host else ""):
+        name = _hostname(text)
+        if text and not _is_own(name):
+            raise Forbidden(
+                f"requests from {name[:80] or text[:80]} are not taken as long as there are no keys",
+                hint="with one they are, if they show it: fs key create admin --scope admin",
+            )
+
+
+def _hostname(url: str) -> str:
+    try:
+        return urlsplit(url).hostname or ""
+    except ValueError:
+        return ""
+
+
+def _is_own(host: str) -> bool:
+    """An address cannot be a name that somebody else has pointed here."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
+    return True
+
+
+def _without_key(headers: RawHeaders) -> RawHeaders:
+    return [
+        (name, value)
+        for name, value in headers
+        if name != OWN_HEADER and not (name == b"authorization" and is_ours(value))
+    ]
+
+
+async def _refuse(scope: Scope, receive: Receive, send: Send, error: FleetError) -> None:
+    request_id = (header(scope, b"x-request-id") or b"").decode("latin-1")
+    challenge = _CHALLENGE if isinstance(error, Unauthorized) else []
+    if scope["type"] == "websocket":
+        await receive()
+        await deny(send, error, request_id, challenge)
+        return
+
+    async def sending(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message["headers"] = [*message["headers"], *challenge]
+        await send(message)
+
+    await refuse_unread(scope, receive, sending, error, request_id)
+
+
+def _refused(scope: Scope, error: FleetError, by: str) -> Refused:
+    path = scope["path"]
+    if path.startswith(PREFIX):
+        verb, about = "invoke", f"function {parse_target(path, b'', b'').name}"
+    else:
+        need = need_of(_method(scope), path)
+        verb, about = need.verb or "read", f"{need.kind} {need.name}".strip() or path
+    return Refused(by, _address(scope), verb, about[:100], error.status, error.code)
+
+
+def _error_code(message: Message) -> str:
+    return next((value.decode() for name, value in message.get("headers", ()) if name == b"fs-error"), "")
+
+
+def _method(scope: Scope) -> str:
+    """A handshake is a GET that asks for something else."""
+    return SOCKET if scope["type"] == "websocket" else str(scope["method"])
+
+
+def _status_in(message: Message) -> int:
+    """With which an answer begins; 0: this is no beginning."""
+    if message["type"] == "websocket.accept":
+        return SWITCHED
+    if message["type"] in ("http.response.start", "websocket.http.response.start"):
+        return int(message["status"])
+    return 0
+
+
+def _address(scope: Scope) -> str:
+    client = scope.get("client")
+    return str(client[0]) if client else LOCAL

@@ -1,0 +1,82 @@
+"""What a project may have, and whether one more fits. Pure.
+
+A function counts with what it may come to: `scale.max` workers with their memory each, whether they run or not. So a
+deploy or a scaling that fits today cannot fail tomorrow for want of its own project's quota. Calls per second are a
+bucket of one second's worth in each gateway, which has its share of the quota.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from fleetstart.controller.state.access_records import Quotas
+from fleetstart.runtime.contract.errors import QuotaExceeded, RateLimited
+from fleetstart.runtime.contract.function.spec import GIB
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """What one function may come to."""
+
+    function: str
+    workers: int
+    memory_bytes: int
+    """Of all these workers."""
+
+
+def check(project: str, quotas: Quotas, others: Iterable[Claim], wanted: Claim, present: Claim | None = None) -> None:
+    """`others`: the project's functions but for the one that is wanted, which is `present` with what it has now.
+
+    What it has now it may keep, whatever the quota. Errors: QuotaExceeded.
+    """
+    rest = list(others)
+    had = present or Claim(function=wanted.function, workers=0, memory_bytes=0)
+    memory_bytes = sum(one.memory_bytes for one in rest)
+    sums = (
+        ("functions", quotas.functions, len(rest), 1, int(present is not None), str),
+        ("workers", quotas.workers, sum(one.workers for one in rest), wanted.workers, had.workers, str),
+        ("memory", quotas.memory_bytes, memory_bytes, wanted.memory_bytes, had.memory_bytes, _size),
+    )
+    for flag, limit, taken, more, has, shown in sums:
+        if limit is not None and more > has and taken + more > limit:
+            raise QuotaExceeded(
+                f"project {project} may have {shown(limit)} {flag}: its other functions come to {shown(taken)}, "
+                f"and {wanted.function} wants {shown(more)}" + ("" if flag == "functions" else " (scale.max counts)"),
+                hint=f"an admin raises it: fs project quota {project} --{flag} {_raised(flag, taken + more)}"
+                + ("" if flag == "functions" else f"; or let {wanted.function} have less: --max, --memory"),
+            )
+
+
+def _size(size_bytes: int) -> str:
+    return f"{size_bytes / GIB:.4g} GiB of"
+
+
+def _raised(flag: str, total: int) -> str:
+    return f"{-(-total // (1 << 20))}MiB" if flag == "memory" else str(total)
+
+
+class Rates:
+    """Calls per second of each project, as one gateway lets them pass."""
+
+    def __init__(self) -> None:
+        self._buckets: dict[str, tuple[float, int]] = {}
+        """→ (calls left, when that was so)."""
+
+    def take(self, project: str, calls_per_s: float, gateways: int, now_ns: int) -> None:
+        """Errors: RateLimited, with how long until the next one passes."""
+        rate = calls_per_s / max(1, gateways)
+        most = max(1.0, rate)
+        left, since_ns = self._buckets.get(project, (most, now_ns))
+        left = min(most, left + (now_ns - since_ns) / 1e9 * rate)
+        if left < 1:
+            self._buckets[project] = (left, now_ns)
+            retry_after_s = (1 - left) / rate if rate > 0 else 60.0
+            raise RateLimited(
+                f"project {project} may make {calls_per_s:g} calls a second"
+                + (f", {rate:g} of them through this gateway" if gateways > 1 else ""),
+                hint=f"try again after Retry-After seconds; an admin raises it: "
+                f"fs project quota {project} --calls-per-s {max(1, round(2 * calls_per_s))}",
+                retry_after_s=retry_after_s,
+            )
+        self._buckets[project] = (left - 1, now_ns)

@@ -1,0 +1,21 @@
+"""What handlers behind the door may ask it: who calls; and tell it: what about."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+
+from fleetstart.controller.auth.authorize import Caller, local
+from fleetstart.controller.auth.middleware import CALLER, DEED, Deed
+
+
+def caller_of(request: Request) -> Caller:
+    """Whoever the door let in; local where there is no door, as in a test of one API."""
+    found = request.scope.get(CALLER)
+    return found if isinstance(found, Caller) else local(lambda function: None)
+
+
+def about(request: Request, name: str) -> None:
+    """Tells the audit log what a request is about if its path does not."""
+    deed = request.scope.get(DEED)
+    if isinstance(deed, Deed):
+        deed.name = name

@@ -1,0 +1,133 @@
+"""Secrets at rest: AES-256-GCM under a master key that Redis never sees.
+
+The master key is FS_MASTER_KEY (32 bytes in base64; after it, with commas, older ones that still open what they
+closed), or else a file in FS_HOME that is made when the first secret is, for its owner alone. Each ciphertext says by
+the key's id which one it needs, and is bound to its project and name: moved elsewhere, it does not open. Several
+controllers need the same FS_MASTER_KEY.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+from base64 import b64decode, b64encode
+from binascii import Error as NoBase64
+from pathlib import Path
+
+from fleetstart.controller.state.access_records import SecretRecord, secret_field
+from fleetstart.runtime.contract.errors import FleetError
+
+KEY_BYTES = 32
+NONCE_BYTES = 12
+FILE = "master.key"
+
+
+class VaultClosed(FleetError):
+    """The master key is not the one that is needed, or none can be read."""
+
+    code = "vault_closed"
+
+
+class Vault:
+    def __init__(self, home: Path, from_env: str) -> None:
+        """Errors: VaultClosed, for an FS_MASTER_KEY that is none."""
+        self._file = home / FILE
+        self._from_env = bool(from_env)
+        self._keys = _parsed(from_env, "FS_MASTER_KEY") if from_env else []
+
+    def close(self, project: str, name: str, value: str) -> tuple[str, str]:
+        """(box, id of the master key). Errors: VaultClosed."""
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM  # late: most systems have no secrets
+
+        key = self._current()
+        nonce = os.urandom(NONCE_BYTES)
+        box = nonce + AESGCM(key).encrypt(nonce, value.encode(), secret_field(project, name).encode())
+        return b64encode(box).decode(), key_id(key)
+
+    def open(self, record: SecretRecord) -> str:
+        """Errors: VaultClosed; never with what is in it."""
+        from cryptography.exceptions import InvalidTag
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+        self._read()
+        key = next((key for key in self._keys if key_id(key) == record.master), None)
+        if key is None:
+            raise VaultClosed(
+                f"secret {record.name} of project {record.project} is encrypted with master key {record.master}, "
+                f"and this controller has {', '.join(map(key_id, self._keys)) or 'none'}",
+                hint=f"give it the other one in FS_MASTER_KEY, or in {self._file}; or set the secret again",
+            )
+        try:
+            box = b64decode(record.box, validate=True)
+            return AESGCM(key).decrypt(box[:NONCE_BYTES], box[NONCE_BYTES:], record.field.encode()).decode()
+        except (InvalidTag, NoBase64, ValueError) as error:
+            raise VaultClosed(
+                f"secret {record.name} of project {record.project} was changed or moved in Redis, and does not open",
+                hint=f"set it again: fs secret set {record.name}",
+            ) from error
+
+    def renew(self) -> str:
+        """Another master key before the others, which stay for what they closed; its id. One from FS_MASTER_KEY is
+        whoever set it's to change: then the first one there is it. Errors: VaultClosed."""
+        if not self._from_env:
+            self._read()
+            self._write([os.urandom(KEY_BYTES), *self._keys])
+        return key_id(self._current())
+
+    def forget_old(self) -> None:
+        """When nothing is encrypted with them any more."""
+        if not self._from_env:
+            self._write(self._keys[:1])
+
+    def _current(self) -> bytes:
+        self._read()
+        if not self._keys:
+            self._write([os.urandom(KEY_BYTES)])
+        return self._keys[0]
+
+    def _read(self) -> None:
+        """The file may be another controller's work, of the same home."""
+        if self._from_env:
+            return
+        try:
+            text = self._file.read_text()
+        except FileNotFoundError:
+            self._keys = []
+            return
+        except OSError as error:
+            raise VaultClosed(f"{self._file} cannot be read: {error.strerror}") from error
+        self._keys = _parsed(text, str(self._file))
+
+    def _write(self, keys: list[bytes]) -> None:
+        fresh = self._file.with_name(f"{FILE}.{secrets.token_hex(4)}")
+        try:
+            with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+                file.write(",".join(b64encode(key).decode() for key in keys) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+            fresh.replace(self._file)
+        except OSError as error:
+            raise VaultClosed(f"the master key cannot be kept in {self._file}: {error.strerror}") from error
+        self._keys = keys
+
+
+def key_id(key: bytes) -> str:
+    """Tells keys apart, and nothing of them."""
+    return hashlib.sha256(b"fleetstart master key " + key).hexdigest()[:8]
+
+
+def _parsed(text: str, where: str) -> list[bytes]:
+    found = []
+    for part in text.strip().split(","):
+        try:
+            key = b64decode(part.strip(), validate=True)
+        except (NoBase64, ValueError):
+            key = b""
+        if len(key) != KEY_BYTES:
+            raise VaultClosed(
+                f"{where} is no master key: {KEY_BYTES} bytes in base64 are",
+                hint="make one: head -c 32 /dev/urandom | base64",
+            )
+        found.append(key)
+    return found

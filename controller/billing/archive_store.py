@@ -1,0 +1,75 @@
+"""The segments in the object store: created once, read whole, never changed.
+
+That an object is created once is what makes a segment the one of its number: of two schedulers that believe to be the
+one, the second learns so when it publishes. A store that overwrites instead is found out before anything is entrusted
+to it. Headers are kept in memory, and the last segments that were read; both never change.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+
+from fleetstart.controller.billing.archive_format import (
+    SEGMENT_MAX_BYTES,
+    Entry,
+    SegmentHeader,
+    check_successor,
+    unpack,
+)
+from fleetstart.controller.storage.object_store import ObjectStore
+from fleetstart.runtime.contract.errors import NotFound, StoreFailed
+
+FOLDER = "ledger/"
+PROBE = FOLDER + "created-once"
+KEPT_SEGMENTS = 4
+"""In memory, with their rows: some tens of MB."""
+
+
+def segment_key(sequence: int) -> str:
+    return f"{FOLDER}{sequence:012d}"
+
+
+class Archive:
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+        self._kept: OrderedDict[int, list[Entry]] = OrderedDict()
+
+    async def check_creates_once(self) -> None:
+        """Errors: StoreFailed if the store would overwrite a segment."""
+        await self._store.create(PROBE, b"first\n")
+        if await self._store.create(PROBE, b"second\n"):
+            raise StoreFailed(
+                "the object store overwrites objects that were to be created once (If-None-Match)",
+                hint="the ledger stays in Redis; use a store that has conditional writes, or a folder",
+            )
+
+    async def create(self, header: SegmentHeader, data: bytes) -> bool:
+        """False if the store has another one of that number, or the same."""
+        return await self._store.create(segment_key(header.sequence), data)
+
+    async def find(self, sequence: int, after: SegmentHeader | None) -> tuple[SegmentHeader, list[Entry]] | None:
+        """A segment that may be there. Errors: StoreFailed; ChecksumMismatch, also if it does not go on after that."""
+        data = await self._store.read(segment_key(sequence), SEGMENT_MAX_BYTES)
+        if data is None:
+            return None
+        header, entries = await asyncio.to_thread(unpack, data, sequence)
+        check_successor(header, after)
+        return header, entries
+
+    async def entries(self, known: SegmentHeader) -> list[Entry]:
+        """The rows of a segment whose header is known. Errors: NotFound, StoreFailed, ChecksumMismatch."""
+        if known.sequence in self._kept:
+            self._kept.move_to_end(known.sequence)
+            return self._kept[known.sequence]
+        key = segment_key(known.sequence)
+        data = await self._store.read(key, SEGMENT_MAX_BYTES)
+        if data is None:
+            raise NotFound(f"{key} with {known.rows:,} rows of the ledger is not in the store any more")
+        header, entries = await asyncio.to_thread(unpack, data, known.sequence)
+        if header != known:
+            raise StoreFailed(f"{key} is another segment than the one that was published under that name")
+        self._kept[known.sequence] = entries
+        while len(self._kept) > KEPT_SEGMENTS:
+            self._kept.popitem(last=False)
+        return entries

@@ -1,0 +1,96 @@
+"""The ledger as one: segments and what is in the stream still, in the order in which rows were booked.
+
+Each page is read together with the number of segments, in one transaction, so a compaction in between is seen: what it
+took from the stream is then read from its segment. Entry ids grow over both, so nothing is read twice or missed.
+Where a row was booked decides what it counts to (day, month, budget), not when its call began: that is within a second
+or so of its end, and a row that had to wait for Redis is booked when it comes. So what was summed once stays as it was.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import redis.asyncio as redis
+
+from fleetstart.controller.billing.archive_format import Entry, EntryId, SegmentHeader, decode_entry, decode_header
+from fleetstart.controller.billing.archive_store import Archive
+from fleetstart.runtime.contract import redis_keys as keys
+from fleetstart.runtime.contract.errors import ChecksumMismatch
+
+PAGE_ROWS = 500
+"""Read at a time: a few milliseconds, then calls get their turn."""
+BEFORE_ALL = EntryId(0, 0)
+
+
+class LedgerReader:
+    def __init__(self, client: redis.Redis, archive: Archive) -> None:
+        self._client = client
+        self._archive = archive
+        self._headers: list[SegmentHeader] = []
+
+    async def entries(
+        self, since_unix_ms: int = 0, until_unix_ms: int | None = None
+    ) -> AsyncGenerator[list[Entry], None]:
+        """What was booked from `since` until just before `until`. Errors: REDIS_DOWN and those of `Archive.entries`."""
+        cursor = max(BEFORE_ALL, EntryId(since_unix_ms, -1))
+        while True:
+            headers, page = await self._snapshot("XRANGE", _after(cursor), "+")
+            at = bisect_right(headers, cursor, key=lambda header: header.last)
+            whole = at < len(headers)
+            if whole:
+                page = [entry for entry in await self._archive.entries(headers[at]) if entry.id > cursor]
+            wanted = [entry for entry in page if until_unix_ms is None or entry.id.unix_ms < until_unix_ms]
+            if wanted:
+                yield wanted
+            if len(wanted) < len(page) or (not whole and len(page) < PAGE_ROWS):
+                return
+            cursor = page[-1].id
+
+    async def newest(self) -> AsyncGenerator[list[Entry], None]:
+        """Everything, in pages, the newest row first."""
+        cursor: EntryId | None = None
+        while True:
+            headers, page = await self._snapshot("XREVRANGE", "+" if cursor is None else f"({cursor}", "-")
+            last = headers[-1].last if headers else BEFORE_ALL
+            page = [entry for entry in page if entry.id > last]
+            if not page:
+                break
+            yield page
+            cursor = page[-1].id
+        for header in reversed(headers):
+            entries = await self._archive.entries(header)
+            older = [entry for entry in reversed(entries) if cursor is None or entry.id < cursor]
+            if older:
+                yield older
+
+    async def headers(self) -> list[SegmentHeader]:
+        """Of all segments that Redis knows of. Errors: REDIS_DOWN, ChecksumMismatch."""
+        count = int(await self._client.hlen(keys.LEDGER_SEGMENTS))
+        return await self._known(count)
+
+    async def _snapshot(self, command: str, start: str, end: str) -> tuple[list[SegmentHeader], list[Entry]]:
+        async with self._client.pipeline(transaction=True) as pipe:
+            pipe.hlen(keys.LEDGER_SEGMENTS)
+            getattr(pipe, command.lower())(keys.LEDGER, start, end, PAGE_ROWS)
+            count, page = await pipe.execute()
+        entries = [decode_entry(entry_id, fields[b"row"]) for entry_id, fields in page]
+        return await self._known(int(count)), entries
+
+    async def _known(self, count: int) -> list[SegmentHeader]:
+        """The first `count` headers; those that are new are read, and must go on where the last one ended."""
+        if count < len(self._headers):  # Redis came back with less than it had: the scheduler will find the rest again
+            self._headers = self._headers[:count]
+        missing = range(len(self._headers) + 1, count + 1)
+        if missing:
+            raw: Any = await self._client.hmget(keys.LEDGER_SEGMENTS, [str(n) for n in missing])
+            for sequence, line in zip(missing, raw, strict=True):
+                if line is None:
+                    raise ChecksumMismatch(f"segment {sequence} of {count} is missing in {keys.LEDGER_SEGMENTS}")
+                self._headers.append(decode_header(line, sequence))
+        return self._headers[:count]
+
+
+def _after(cursor: EntryId) -> str:
+    return str(EntryId(cursor.unix_ms, 0)) if cursor.number < 0 else f"({cursor}"

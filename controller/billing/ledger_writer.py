@@ -1,0 +1,262 @@
+"""Writes the ledger behind the calls: batched, kept and tried again while Redis is away, each row once.
+
+A call never waits for it: the journal keeps its row over our own death, until it is on Redis' disk. What was accepted
+is noted in fs:open by the same writer, so that rows of calls whose gateway died can be written by the scheduler
+(`close_abandoned`). The ledger takes an id once: a client that sends an X-Request-Id a second time is served again, and
+billed for the first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable
+from itertools import islice
+from typing import Any, cast
+
+import msgspec
+import redis.asyncio as redis
+from redis.exceptions import NoScriptError, ResponseError
+
+from fleetstart.controller.billing.journal import Journal
+from fleetstart.controller.state.records import StartOutcome
+from fleetstart.controller.state.redis_client import REDIS_DOWN
+from fleetstart.runtime.contract import redis_keys as keys
+from fleetstart.runtime.contract.billing.ledger import (
+    APPEND_KEYS,
+    InvocationRow,
+    InvocationTrace,
+    OpenInvocation,
+    append_args,
+    append_script,
+)
+from fleetstart.runtime.contract.ids import InvocationId
+from fleetstart.runtime.contract.process.tasks import together
+from fleetstart.runtime.contract.timeline import Timeline
+
+log = logging.getLogger(__name__)
+
+BATCH_S = 0.01
+"""Calls that end within this share one round trip."""
+BATCH_ROWS = 500
+TRACE_KEPT_S = 24 * 3600
+OUTCOMES_KEPT = 1000
+"""That nobody has learned from: without a scheduler, only the last of them matter."""
+TRACES_HELD = 20_000
+"""While Redis is away rows are all kept, timelines only of so many: they are for people, not for money."""
+CONFIRM_S = 0.5
+DISK_MS = 1_500
+"""How long to wait for Redis to sync its log, which it does once a second; below the client's own timeout."""
+MARK_KEPT_S = 60
+ABANDONED_MS = 30_000
+"""How long a dead gateway's call may be taken over by its client's retry before it is closed as lost."""
+
+
+class LedgerWriter:
+    def __init__(self, client: redis.Redis, journal: Journal | None = None) -> None:
+        self._client = client
+        self._journal = journal
+        self._script = append_script()
+        self._sha = ""
+        self._open: dict[InvocationId, OpenInvocation] = {}
+        self._ended: dict[InvocationId, InvocationTrace] = {}
+        self._outcomes: deque[StartOutcome] = deque(maxlen=OUTCOMES_KEPT)
+        self._wake = asyncio.Event()
+        self._listeners: list[Callable[[InvocationRow], None]] = []
+        self._trace_listeners: list[Callable[[InvocationTrace], None]] = []
+        self._written: dict[InvocationId, InvocationTrace] = {}
+        """Redis has them, its disk perhaps not."""
+        self._redis_run = ""
+        """Which Redis process it was that was last seen to have everything on its disk."""
+        self._mark = keys.durable(secrets.token_hex(6))
+
+    def on_row(self, listener: Callable[[InvocationRow], None]) -> None:
+        """Called for each call that ends here, once."""
+        self._listeners.append(listener)
+
+    def on_trace(self, listener: Callable[[InvocationTrace], None]) -> None:
+        """The same, with its timeline."""
+        self._trace_listeners.append(listener)
+
+    def opened(self, invocation: OpenInvocation) -> None:
+        self._open[invocation.id] = invocation
+        self._wake.set()
+
+    def recover(self) -> None:
+        """Takes over what controllers before us had answered and not yet written."""
+        for row in self._journal.recover() if self._journal is not None else ():
+            self.ended(InvocationTrace(row=row, timeline=Timeline()))
+
+    def ended(self, trace: InvocationTrace, outcome: StartOutcome | None = None) -> None:
+        """From now on the row is safe from our death. A call whose opening was not written yet needs none.
+
+        `outcome` is what it shows of its worker's start; it is written with the row, for the planner to learn from.
+        """
+        if outcome is not None:
+            self._outcomes.append(outcome)
+        self._open.pop(trace.row.id, None)
+        if len(self._ended) >= TRACES_HELD:
+            trace = InvocationTrace(row=trace.row, timeline=Timeline())
+        if self._journal is not None:
+            self._journal.append(trace.row)
+        if trace.row.id not in self._ended:
+            self._ended[trace.row.id] = trace
+            for listener in self._listeners:
+                listener(trace.row)
+            for told in self._trace_listeners:
+                told(trace)
+        self._wake.set()
+
+    @property
+    def pending(self) -> int:
+        return len(self._open) + len(self._ended)
+
+    @property
+    def unwritten(self) -> Iterable[InvocationRow]:
+        """Rows that nobody sees in Redis yet."""
+        return (trace.row for trace in self._ended.values())
+
+    async def run(self) -> None:
+        await together(self._write_batches(), self._confirm_batches())
+
+    async def _write_batches(self) -> None:
+        while True:
+            await self._wake.wait()
+            await asyncio.sleep(BATCH_S)
+            self._wake.clear()
+            try:
+                await self._write_batch()
+            except REDIS_DOWN as error:
+                log.warning("ledger rows wait for redis", extra={"rows": len(self._ended), "error": str(error)})
+                await asyncio.sleep(0.2)
+
+    async def flush(self) -> None:
+        """Writes all that is pending; what fails stays pending, and what may not be on the disk yet in the journal."""
+        while self.pending:
+            await self._write_batch()
+
+    async def _confirm_batches(self) -> None:
+        while True:
+            await asyncio.sleep(CONFIRM_S)
+            if self._written:
+                with contextlib.suppress(*REDIS_DOWN):
+                    await self.confirm()
+
+    async def confirm(self) -> None:
+        """Waits until Redis' disk has what was written, and shortens the journal; what may be lost is written again.
+
+        Redis may hold a write's log back for up to two seconds while its disk is slow, and a kill -9 loses it. So rows
+        count as written when a later write of ours is on the disk, and the Redis that says so is the one that took
+        them: it has said so before them, too.
+        """
+        confirmed = dict(self._written)
+        async with self._client.pipeline(transaction=False) as pipe:
+            pipe.info("server")
+            pipe.set(self._mark, 1, ex=MARK_KEPT_S)
+            pipe.execute_command("WAITAOF", 1, 0, DISK_MS)
+            server, mark, on_disk = await pipe.execute(raise_on_error=False)
+        for answer in (server, mark):
+            if isinstance(answer, Exception):
+                raise answer
+        if isinstance(on_disk, Exception) and not isinstance(on_disk, ResponseError):
+            raise on_disk
+        # A Redis without a log (appendonly no) answers with an error: it keeps nothing, and waiting changes nothing.
+        if not isinstance(on_disk, ResponseError) and not on_disk[0]:
+            return
+        run, self._redis_run = self._redis_run, str(server["run_id"])
+        for name, trace in confirmed.items():
+            if self._written.get(name) is trace:
+                del self._written[name]
+            if run != self._redis_run:
+                self._ended.setdefault(name, trace)
+                self._wake.set()
+        if self._journal is not None:
+            self._journal.settle(lambda: [trace.row for trace in (*self._ended.values(), *self._written.values())])
+
+    async def _write_batch(self) -> None:
+        opened = list(islice(self._open.values(), BATCH_ROWS))
+        ended = list(islice(self._ended.values(), BATCH_ROWS))
+        outcomes = list(self._outcomes)
+        try:
+            await self._write(opened, ended, outcomes)
+        except BaseException:
+            self._wake.set()
+            raise
+        for invocation in opened:
+            if self._open.get(invocation.id) is invocation:
+                del self._open[invocation.id]
+        for trace in ended:
+            if self._ended.get(trace.row.id) is trace:
+                del self._ended[trace.row.id]
+                self._written[trace.row.id] = trace
+        for outcome in outcomes:
+            with contextlib.suppress(ValueError):  # others have pushed it out meanwhile
+                self._outcomes.remove(outcome)
+        if self.pending:
+            self._wake.set()
+
+    async def _write(
+        self, opened: list[OpenInvocation], ended: list[InvocationTrace], outcomes: list[StartOutcome]
+    ) -> None:
+        if not self._sha:
+            self._sha = await self._client.script_load(self._script)
+        if not self._redis_run:
+            self._redis_run = str((await self._client.info("server"))["run_id"])
+        async with self._client.pipeline(transaction=False) as pipe:
+            if opened:
+                pipe.hset(keys.OPEN, mapping={call.id: msgspec.json.encode(call) for call in opened})
+            for trace in ended:
+                self._append(pipe, trace.row)
+                # Of a row from a journal only the row is left: its trace may have been written before.
+                only_new = not trace.timeline.phases
+                pipe.set(keys.trace(trace.row.id), msgspec.json.encode(trace), ex=TRACE_KEPT_S, nx=only_new)
+            if outcomes:
+                pipe.rpush(keys.OUTCOMES, *map(msgspec.json.encode, outcomes))
+                pipe.ltrim(keys.OUTCOMES, -OUTCOMES_KEPT, -1)
+            try:
+                await pipe.execute()
+            except NoScriptError as error:
+                self._sha = ""
+                raise redis.ConnectionError("redis was restarted") from error
+
+    def _append(self, pipe: Any, row: InvocationRow) -> None:
+        pipe.evalsha(self._sha, len(APPEND_KEYS), *APPEND_KEYS, *append_args(row))
+
+    async def close_abandoned(self, now_unix_ms: int) -> int:
+        """Writes a lost row for each old call whose gateway's lease is gone; how many there were."""
+        raw = await cast(Awaitable[dict[bytes, bytes]], self._client.hgetall(keys.OPEN))
+        old = [
+            call
+            for call in (msgspec.json.decode(value, type=OpenInvocation) for value in raw.values())
+            if now_unix_ms - call.accepted_unix_ms > ABANDONED_MS
+        ]
+        gateways = sorted({call.gateway for call in old})
+        alive = {name for name in gateways if await self._client.exists(keys.gateway(name))}
+        lost = [call for call in old if call.gateway not in alive]
+        for call in lost:
+            self.ended(InvocationTrace(row=_lost_row(call), timeline=Timeline()))
+        if lost:
+            log.warning("calls of a dead gateway are closed", extra={"calls": len(lost)})
+            self._wake.set()
+        return len(lost)
+
+
+def _lost_row(call: OpenInvocation) -> InvocationRow:
+    return InvocationRow(
+        id=call.id,
+        function=call.function,
+        version=call.version,
+        status=502,
+        error="gateway_lost",
+        accepted_unix_ms=call.accepted_unix_ms,
+        queue_ms=0,
+        billed_ms=0,
+        key=call.key,
+        project=call.project,
+        memory_bytes=0,
+        cost_nusd=0,
+        attempts=0,
+    )

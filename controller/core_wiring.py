@@ -1,0 +1,106 @@
+"""Puts together what a call passes through and what decides about its workers, for `app`."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+
+import redis.asyncio as redis
+
+from fleetstart.controller.auth.secret_encryption import Vault
+from fleetstart.controller.auth.secret_sealing import Sealer
+from fleetstart.controller.background import Part
+from fleetstart.controller.billing.journal import Journal
+from fleetstart.controller.billing.ledger_writer import LedgerWriter
+from fleetstart.controller.billing.watch import BillingWatch
+from fleetstart.controller.config import Config
+from fleetstart.controller.gateway.app import Gateway
+from fleetstart.controller.gateway.load_reporter import Reporter
+from fleetstart.controller.scheduler.calibrator import Learner
+from fleetstart.controller.scheduler.leader import Leading
+from fleetstart.controller.scheduler.loop import Scheduler
+from fleetstart.controller.state.redis_client import REDIS_DOWN, connect
+from fleetstart.controller.state.sync import State
+from fleetstart.controller.state.view import View
+
+log = logging.getLogger(__name__)
+
+FLUSH_S = 3.0
+"""How long the last ledger rows may take on the way out; what is still unwritten then stays in the journal."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Core:
+    """Owns the connection to Redis and the journal."""
+
+    gateway_id: str
+    client: redis.Redis
+    view: View
+    state: State
+    journal: Journal
+    ledger: LedgerWriter
+    scheduler: Scheduler
+    learner: Learner
+    reporter: Reporter
+    billing: BillingWatch
+    gateway: Gateway
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        return (self.state, self.scheduler, self.learner, self.reporter, self.ledger, self.billing)
+
+    def fence(self) -> int:
+        """0 while another controller schedules."""
+        return self.scheduler.fence
+
+    async def withdraw(self) -> None:
+        """When all calls have ended: the last rows are written, and others schedule at once."""
+        try:
+            async with asyncio.timeout(FLUSH_S):
+                await self.ledger.flush()
+                await self.scheduler.release()
+                await self.reporter.withdraw()
+        except REDIS_DOWN as error:
+            log.error("ledger rows stay in the journal", extra={"rows": self.ledger.pending, "error": str(error)})
+
+    async def close(self) -> None:
+        await self.gateway.close()
+        await self.client.aclose()
+        self.journal.close()
+
+
+def build_core(config: Config, gateway_id: str, vault: Vault) -> Core:
+    view = View()
+    client = connect(config.redis_url)
+    state = State(client, view)
+    journal = Journal(config.home / "journal", gateway_id)
+    ledger = LedgerWriter(client, journal)
+    scheduler = Scheduler(gateway_id, Leading(client, view, state.writes), ledger, Sealer(view, vault))
+    learner = Learner(state, lambda: scheduler.fence)
+    reporter = Reporter(state)
+    billing = BillingWatch(client, view, unwritten=lambda: ledger.unwritten, fence=lambda: scheduler.fence)
+    ledger.on_row(billing.note)
+    gateway = Gateway(
+        gateway_id,
+        state,
+        ledger,
+        billing,
+        max_body_bytes=config.max_body_bytes,
+        demand=reporter.demand,
+        freed=reporter.freed,
+    )
+    reporter.gateway = gateway
+    return Core(
+        gateway_id=gateway_id,
+        client=client,
+        view=view,
+        state=state,
+        journal=journal,
+        ledger=ledger,
+        scheduler=scheduler,
+        learner=learner,
+        reporter=reporter,
+        billing=billing,
+        gateway=gateway,
+    )

@@ -1,0 +1,1 @@
+"""The data plane: ASGI app, router, WebSockets."""

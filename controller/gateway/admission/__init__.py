@@ -1,0 +1,1 @@
+"""Who is let in, and what a rejected caller is told."""

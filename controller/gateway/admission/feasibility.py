@@ -1,0 +1,97 @@
+"""Whether calls that wait will ever get a worker, and the error for those that will not.
+
+Decided from the view, a route and `now`. The planner says whether there is room, alone or as a pipeline; links that are
+promised to others are no lack of it, they will be free. What is kept is, on the route, since when there was none. The
+gateway asks at each change while calls wait.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fleetstart.controller.gateway.dispatch.backend import Route
+from fleetstart.controller.planner import Cluster, NodeState, PlanRequest, Shape, plan
+from fleetstart.controller.planner.constraints import admits
+from fleetstart.controller.scheduler.planning import cluster_of, request_of
+from fleetstart.controller.scheduler.worker_pool import broken
+from fleetstart.controller.state.view import View
+from fleetstart.runtime.contract.errors import ErrorInfo, FleetError, NotFound, error_from
+from fleetstart.runtime.contract.ids import CheckpointId
+
+UNPLACED_NS = 10_000_000_000
+"""How long calls wait for a node to have room, or to come back: a restarted node needs a second or two."""
+ROOM_KEPT_NS = 250_000_000
+"""How long the nodes' states are good for: changes come in hundreds a second, and each may ask for each function."""
+
+
+def start_failure(view: View, route: Route, now_unix_ms: int) -> FleetError | None:
+    """The error of its starts, if they are given up and there is no worker from before."""
+    failure = view.failures.get(route.key)
+    if route.workers or failure is None or not broken(failure, now_unix_ms):
+        return None
+    error = error_from(failure.error)
+    error.hint = error.hint or f"`fs logs {route.key.name}` tells more; it is tried again after a minute, or a deploy"
+    return error
+
+
+class Prospects:
+    """One a gateway."""
+
+    def __init__(self, view: View) -> None:
+        self._view = view
+        self._shapes: dict[CheckpointId, Shape] = {}
+        self._states: list[NodeState] = []
+        self._made_ns: int | None = None
+
+    def hopeless(self, route: Route, now_ns: int, now_unix_ms: int) -> tuple[FleetError, int] | None:
+        """The error for the calls of the route that were accepted until then, or None: they may wait on."""
+        if self._view.synced and route.key.name not in self._view.functions:
+            return NotFound(f"function {route.key.name} was deleted while the call waited"), now_ns
+        error = start_failure(self._view, route, now_unix_ms)
+        if error is not None:
+            return error, now_ns
+        reason, never = self._unplaced(route, now_ns, now_unix_ms)
+        if reason is None:
+            route.unplaced_since_ns = None
+            return None
+        if route.unplaced_since_ns is None:
+            route.unplaced_since_ns = now_ns
+        if never:
+            return error_from(reason), now_ns
+        if now_ns - route.unplaced_since_ns > UNPLACED_NS:
+            return error_from(reason), now_ns - UNPLACED_NS
+        return None
+
+    def _unplaced(self, route: Route, now_ns: int, now_unix_ms: int) -> tuple[ErrorInfo | None, bool]:
+        """Why no nodes could take its start now, if there is none to come; and whether none ever could."""
+        view = self._view
+        if route.workers or view.redis != "ok":
+            return None, False
+        for order in view.orders.values():
+            ours = order.version == route.key.version and order.spec.name == route.key.name
+            if ours and order.wanted == "run" and not view.worker_lost(order.worker, order.node, order.epoch, now_ns):
+                return None, False
+        request = replace(request_of(view, route.key, route.record, 1), slo=None)
+        states = self.nodes(now_ns, now_unix_ms)
+        reason = _lack(request, states)
+        if reason is None:
+            return None, False
+        # In a region without nodes, one may be about to come back: it is waited for, as if it were the only one.
+        fitting = [_emptied(state) for state in states if admits(request.wanted, state)]
+        return reason, bool(fitting) and _lack(request, fitting) is not None
+
+    def nodes(self, now_ns: int, now_unix_ms: int) -> list[NodeState]:
+        """As the planner sees them, a moment ago at most."""
+        if self._made_ns is None or now_ns - self._made_ns > ROOM_KEPT_NS:
+            self._made_ns = now_ns
+            self._states = list(cluster_of(self._view, self._shapes, now_ns, now_unix_ms * 1_000_000))
+        return self._states
+
+
+def _lack(request: PlanRequest, states: list[NodeState]) -> ErrorInfo | None:
+    """Why they have no room for it; None if they have."""
+    return plan(request, Cluster(replace(state, link=replace(state.link, fetches=())) for state in states), 0.0).error
+
+
+def _emptied(state: NodeState) -> NodeState:
+    return replace(state, free_bytes=state.memory_bytes, held={})

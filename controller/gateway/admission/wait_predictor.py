@@ -1,0 +1,202 @@
+"""What a gateway knows of the wait for each version's workers: the line, and the starts under way with their loads.
+
+Gathers the values that `waits` computes with, from routes and the view; keeps how segments were seen to fill. A
+prediction of starts is good for a moment, so that a thousand refusals cost one look.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import msgspec
+
+from fleetstart.controller.gateway.admission.feasibility import Prospects
+from fleetstart.controller.gateway.admission.wait_model import UNKNOWN_S, Arrival, Line, missing_s, start_left_s, turn_s
+from fleetstart.controller.gateway.dispatch.backend import Route
+from fleetstart.controller.planner import Cluster, NodeState, OrderSeen, Shape
+from fleetstart.controller.planner.estimates import NodeMeasures, VersionMeasures
+from fleetstart.controller.planner.node_state import pending_bytes
+from fleetstart.controller.scheduler.planning import measures_of, planned, request_of, shape_in
+from fleetstart.controller.state.records import VersionKey
+from fleetstart.controller.state.view import View
+from fleetstart.runtime.contract.errors import Coming, Wait
+from fleetstart.runtime.contract.ids import CheckpointId, NodeId
+from fleetstart.runtime.contract.node.orders import WorkerOrder
+from fleetstart.runtime.contract.node.reports import SegmentReport
+
+KEPT_NS = 100_000_000
+ARRIVALS_KEPT = 256
+
+
+class Predicted(NamedTuple):
+    wait: Wait
+    sure: bool
+    """Whether it rests on what was measured of this version, and not on priors: only then is anybody refused for it."""
+    workers: int
+    """That are ready, or come."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Starts:
+    at_ns: int
+    coming: tuple[Coming, ...]
+    ordered: int
+    """Of the coming, those that are ordered already."""
+    sure: bool
+
+
+class Waits:
+    """One a gateway."""
+
+    def __init__(self, gateway: str, view: View, prospects: Prospects) -> None:
+        self._gateway = gateway
+        self._view = view
+        self._prospects = prospects
+        self._shapes: dict[CheckpointId, Shape] = {}
+        self._starts: dict[VersionKey, _Starts] = {}
+        self._arrivals: dict[tuple[NodeId, CheckpointId], Arrival] = {}
+
+    def predict(self, route: Route, now_ns: int, now_unix_ns: int) -> Predicted:
+        """For a call that comes now and has no free slot."""
+        starts = self.look(route, now_ns, now_unix_ns)
+        passed_s = (now_ns - starts.at_ns) / 1e9
+        coming = [msgspec.structs.replace(one, ready_s=max(0.0, one.ready_s - passed_s)) for one in starts.coming]
+        running, elapsed_s = route.taken(now_ns)
+        measures = measures_of(self._view, route.key, route.record)
+        call_s = route.service_time.mean_s if route.service_time.seen else measures.call_s.value
+        queued = len(route.queue) + self._queued_elsewhere(route.key)
+        running = min(running, route.slots)
+        line = Line(
+            queued=queued, slots=route.slots, running=running, elapsed_s=elapsed_s, call_s=call_s, coming=coming
+        )
+        wait = Wait(
+            seconds=turn_s(line), queued=queued, slots=line.slots, running=running, call_s=call_s, coming=coming
+        )
+        measured = bool(route.service_time.seen or measures.call_s.count)
+        waits_for_calls = bool(line.slots) or queued >= sum(one.slots for one in coming)
+        sure = (measured or not waits_for_calls) and (starts.sure or bool(line.slots)) and wait.seconds < UNKNOWN_S
+        return Predicted(wait, sure, len(route.workers) + starts.ordered)
+
+    def look(self, route: Route, now_ns: int, now_unix_ns: int) -> _Starts:
+        """At the starts under way, unless that was done just now."""
+        known = self._starts.get(route.key)
+        if known is None or now_ns - known.at_ns > KEPT_NS:
+            known = self._starts[route.key] = self._looked(route, now_ns, now_unix_ns)
+        return known
+
+    def forget(self, key: VersionKey) -> None:
+        self._starts.pop(key, None)
+
+    def _queued_elsewhere(self, key: VersionKey) -> int:
+        if len(self._view.gateways) < 2:
+            return 0
+        reports = [report for name, (report, _) in self._view.gateways.items() if name != self._gateway]
+        return sum(load.queued for report in reports if (load := report.loads.get(str(key))) is not None)
+
+    # ── starts ─────────────────────────────────────────────────────────────────────────────────────
+
+    def _looked(self, route: Route, now_ns: int, now_unix_ns: int) -> _Starts:
+        measures = measures_of(self._view, route.key, route.record)
+        learned = bool(measures.library_s.count or measures.ttft_error.count)
+        starts = self._under_way(route, now_ns)
+        states = self._prospects.nodes(now_ns, now_unix_ns // 1_000_000)
+        if not starts:
+            coming = () if route.workers else self._planned(route, states, now_ns)
+            return _Starts(at_ns=now_ns, coming=coming, ordered=0, sure=learned)
+        by_node = {state.node: state for state in states}
+        found = [self._coming(route, stages, by_node, measures, now_unix_ns) for stages in starts]
+        coming = tuple(one for one, _ in found)
+        return _Starts(at_ns=now_ns, coming=coming, ordered=len(found), sure=learned or all(seen for _, seen in found))
+
+    def _under_way(self, route: Route, now_ns: int) -> list[list[OrderSeen]]:
+        """The orders of each start: of one worker, or of all stages of a pipeline."""
+        view, groups = self._view, defaultdict[str, list[OrderSeen]](list)
+        shape = shape_in(self._shapes, route.record)
+        for order in view.orders.values():
+            if order.version != route.key.version or order.spec.name != route.key.name or order.wanted != "run":
+                continue
+            if order.worker in route.workers or view.worker_lost(order.worker, order.node, order.epoch, now_ns):
+                continue
+            seen = OrderSeen(order=order, status=view.statuses.get(order.worker), shape=shape)
+            if seen.starting:
+                groups[order.stage.pipeline if order.stage is not None else order.worker].append(seen)
+        return list(groups.values())
+
+    def _coming(
+        self,
+        route: Route,
+        stages: Sequence[OrderSeen],
+        states: dict[NodeId, NodeState],
+        measures: VersionMeasures,
+        now_unix_ns: int,
+    ) -> tuple[Coming, bool]:
+        """Ready when its last stage is; and whether its bytes were seen to come."""
+        slowest, slowest_seen = Coming(ready_s=-1.0), False
+        for seen in stages:
+            order, state = seen.order, states.get(seen.order.node)
+            segment = self._segment(order)
+            pending, rate, fetch_s = pending_bytes(seen, segment) if order.spec.weights else 0, 0.0, 0.0
+            observed = self._rate(order, segment)
+            if pending:
+                rate = observed or _share(state)
+                counted_unix_ns = segment.counted_unix_ns if segment is not None else 0
+                since_s = (now_unix_ns - (counted_unix_ns or now_unix_ns)) / 1e9
+                fetch_s = missing_s(pending, rate, since_s)
+            own_s = (state.start_s if state is not None else 0.0) + measures.library_s.value
+            left_s = start_left_s(
+                own_s=own_s,
+                since_s=(now_unix_ns - (order.decided_unix_ns or order.ordered_unix_ns)) / 1e9,
+                fetch_s=fetch_s,
+            )
+            if left_s > slowest.ready_s:
+                size_bytes = seen.size_bytes if order.spec.weights else 0
+                slowest_seen = bool(pending and observed)
+                slowest = Coming(
+                    ready_s=left_s,
+                    slots=route.spec.concurrency,
+                    fetched_bytes=max(0, size_bytes - pending),
+                    weight_bytes=size_bytes,
+                    bytes_per_s=rate,
+                )
+        return msgspec.structs.replace(slowest, ready_s=slowest.ready_s + measures.rest_s.value), slowest_seen
+
+    def _segment(self, order: WorkerOrder) -> SegmentReport | None:
+        node = self._view.nodes.get(order.node)
+        if node is None or order.spec.weights is None:
+            return None
+        for segment in node.report.segments:
+            if segment.checkpoint == order.spec.weights and segment.state != "failed":
+                return segment
+        return None
+
+    def _rate(self, order: WorkerOrder, segment: SegmentReport | None) -> float | None:
+        """As seen; None before there were two reports."""
+        if segment is None or not segment.counted_unix_ns:
+            return None
+        key = (order.node, segment.checkpoint)
+        arrival = self._arrivals.get(key)
+        if arrival is None:
+            while len(self._arrivals) >= ARRIVALS_KEPT:
+                del self._arrivals[next(iter(self._arrivals))]
+            arrival = self._arrivals[key] = Arrival()
+        arrival.note(segment.counted_unix_ns, segment.ready_bytes)
+        return arrival.bytes_per_s
+
+    def _planned(self, route: Route, states: Sequence[NodeState], now_ns: int) -> tuple[Coming, ...]:
+        """The start that nobody has ordered yet, as the planner would have it."""
+        request = request_of(self._view, route.key, route.record, 1)
+        plan = planned(request, Cluster(states), now_ns / 1e9)
+        if plan.error is not None and not plan.wait_s:
+            return ()
+        ready_s = plan.ready_s if plan.error is None else plan.wait_s
+        return (Coming(ready_s=ready_s + request.measures.rest_s.value, slots=route.spec.concurrency),)
+
+
+def _share(state: NodeState | None) -> float:
+    """Of its node's link, before it was seen: what the planner gives each fetch."""
+    if state is None:
+        return NodeMeasures().store_bytes_per_s.value
+    return state.link.bytes_per_s / max(1, len(state.link.fetches))

@@ -1,0 +1,109 @@
+"""Browsers' calls from other pages' origins, for functions that allow them: the outermost layer of the door.
+
+A preflight is answered here and wakes nobody; answers get the headers that let the page read them and ours. A function
+without `cors` is passed by as it is: what an app of its own says of origins is its affair. Cookies are never allowed:
+keys travel in a header.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+
+from fleetstart.controller.http.asgi import Message, RawHeaders, Receive, Scope, Send, respond_error
+from fleetstart.controller.http.invoke_url import parse_target
+from fleetstart.controller.http.request_body import header
+from fleetstart.controller.state.records import VersionKey
+from fleetstart.controller.state.traffic import pointed
+from fleetstart.controller.state.view import View
+from fleetstart.runtime.contract.errors import NotFound, Refused
+
+MAX_AGE_S = 600
+"""How long a browser keeps the answer to a preflight."""
+EXPOSED = (
+    b"x-request-id, fs-version, fs-start, fs-billed-ms, fs-cost, fs-error, server-timing, location, retry-after, "
+    b"retry-after-ms, *"
+)
+
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+
+class OriginRefused(Refused):
+    code = "origin_refused"
+    status = 403
+
+
+class Cors:
+    def __init__(self, view: View, inner: App) -> None:
+        self._view = view
+        self._inner = inner
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        origin = header(scope, b"origin")
+        origins = self._origins(scope) if origin is not None and scope["type"] == "http" else ()
+        if origin is None or not origins:
+            await self._inner(scope, receive, send)
+            return
+        allowed = allowed_origin(origins, origin)
+        asked = header(scope, b"access-control-request-method")
+        if scope["method"] == "OPTIONS" and asked is not None:
+            await _answer_preflight(scope, send, allowed, asked)
+        elif allowed is None:
+            await self._inner(scope, receive, send)  # whose page it is, its browser will not let it read the answer
+        else:
+            await self._inner(scope, receive, _sharing(send, allowed))
+
+    def _origins(self, scope: Scope) -> Sequence[str]:
+        target = parse_target(scope["path"], scope.get("raw_path") or b"", b"")
+        record = self._view.functions.get(target.name)
+        if record is None:
+            return ()
+        try:
+            version = target.version if target.version is not None else pointed(record, target.alias)
+        except NotFound:
+            return ()
+        known = self._view.versions.get(VersionKey(record.name, version))
+        return known.spec.cors if known is not None else ()
+
+
+def allowed_origin(origins: Sequence[str], origin: bytes) -> bytes | None:
+    """What Access-Control-Allow-Origin says; None if that origin may not."""
+    if "*" in origins:
+        return b"*"
+    return origin if origin.decode("latin-1").lower() in {known.lower() for known in origins} else None
+
+
+def _share_headers(allowed: bytes) -> RawHeaders:
+    headers = [(b"access-control-allow-origin", allowed)]
+    return headers if allowed == b"*" else [*headers, (b"vary", b"origin")]
+
+
+async def _answer_preflight(scope: Scope, send: Send, allowed: bytes | None, method: bytes) -> None:
+    if allowed is None:
+        origin = (header(scope, b"origin") or b"").decode("latin-1")[:100]
+        await respond_error(
+            send,
+            OriginRefused(f"pages of {origin!r} may not call this function", hint="its setting `cors` names who may"),
+            "",
+            [(b"vary", b"origin")],
+        )
+        return
+    headers = [
+        *_share_headers(allowed),
+        (b"access-control-allow-methods", method),
+        (b"access-control-max-age", b"%d" % MAX_AGE_S),
+    ]
+    wanted = header(scope, b"access-control-request-headers")
+    if wanted is not None:
+        headers.append((b"access-control-allow-headers", wanted))
+    await send({"type": "http.response.start", "status": 204, "headers": headers})
+    await send({"type": "http.response.body", "body": b""})
+
+
+def _sharing(send: Send, allowed: bytes) -> Send:
+    async def sending(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            own = [pair for pair in message["headers"] if not pair[0].startswith(b"access-control-")]
+            message["headers"] = [*own, *_share_headers(allowed), (b"access-control-expose-headers", EXPOSED)]
+        await send(message)
+
+    return sending

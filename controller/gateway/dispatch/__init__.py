@@ -1,0 +1,1 @@
+"""From a slot on a worker to the last byte of the response."""

@@ -1,0 +1,288 @@
+"""A gateway's own memory of each version: its workers, the calls on them, and the calls that wait.
+
+A call takes a free slot on the spot, without a task or a future; only if there is none does it wait in the queue,
+and the scheduler hears of it. Slots come free when calls end, and appear when a worker's status says ready.
+Nothing here waits or talks to anybody: `invoke` does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from fleetstart.controller.billing.apportionment import Meter
+from fleetstart.controller.gateway.dispatch.queue import Queue, ServiceTime
+from fleetstart.controller.gateway.dispatch.stream_resume import Marks
+from fleetstart.controller.state.records import VersionKey, VersionRecord
+from fleetstart.runtime.contract.billing.ledger import StartKind
+from fleetstart.runtime.contract.billing.prices import FIRST, PriceSheet
+from fleetstart.runtime.contract.errors import FleetError
+from fleetstart.runtime.contract.ids import InvocationId, WorkerId
+from fleetstart.runtime.contract.node.orders import WorkerStatus
+from fleetstart.runtime.contract.node.reports import FunctionLoad
+from fleetstart.runtime.contract.timeline import Timeline
+
+BUSY_NS = 20_000_000
+"""How long a worker that was full (with another gateway's calls) is passed over, unless a call of ours ends there."""
+SUSPECT_NS = 500_000_000
+"""How long one that broke a connection is passed over: by then its node has told whether it lives."""
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    """One accepted invocation, from the door to its row."""
+
+    id: InvocationId
+    method: str
+    target: str
+    """Path and query as the worker shall see them."""
+    headers: list[tuple[str, str]]
+    body: bytes
+    accepted_ns: int
+    accepted_unix_ns: int
+    deadline_ns: int
+    queue_ends_ns: int = 0
+    """Until when it waits for a worker; 0: as long as it has time at all."""
+    price: PriceSheet = FIRST
+    """In force when it was accepted."""
+    key: str = ""
+    """Name of the API key that its caller showed."""
+    timeline: Timeline = field(default_factory=Timeline)
+    worker: Worker | None = None
+    """Where it runs, or ran last."""
+    dispatched_ns: int = 0
+    queue_ns: int = 0
+    attempts: int = 0
+    deaths: int = 0
+    """Workers that died under it."""
+    opened: bool = False
+    """Whether it was the first that this gateway gave to its worker."""
+    turn: asyncio.Future[Worker] | None = None
+    begun: bool = False
+    """Whether the response's head was sent: after that it cannot be tried again, only continued."""
+    marks: Marks | None = None
+    """What it needs to be continued, of an event stream whose worker says that it can be."""
+    lost_ns: int = 0
+    """When its stream last lost its worker."""
+    moves: int = 0
+    """How often it did, and was to go on elsewhere."""
+    start: StartKind | None = None
+    """What it was for the worker that began to answer."""
+    events: bool = False
+    """Whether the response is an event stream, which can tell its own end."""
+    event_count: int = 0
+    leaving: Callable[[], None] | None = None
+    """Of a socket, which has no end of its own: told when its worker is drained."""
+    finished: bool = False
+    """Whether its end is certain: its row is written, and all that is left is to hand the last bytes over."""
+    status: int = 0
+    error: str = ""
+    billed_ms: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Worker:
+    status: WorkerStatus
+    ready_ns: int
+    calls: set[Call] = field(default_factory=set)
+    meter: Meter = field(default_factory=Meter)
+    avoid_until_ns: int = 0
+    called: bool = False
+
+    @property
+    def id(self) -> WorkerId:
+        return self.status.worker
+
+
+class Route:
+    """Everything this gateway knows of one version."""
+
+    def __init__(
+        self,
+        key: VersionKey,
+        record: VersionRecord,
+        *,
+        elsewhere: Callable[[WorkerId], int],
+        later: Callable[[float, Callable[[], None]], object],
+    ) -> None:
+        self.key = key
+        self.record = record
+        self.spec = record.spec
+        self.queue: Queue[Call] = Queue()
+        self.workers: dict[WorkerId, Worker] = {}
+        self.service_time = ServiceTime()
+        self.peak = 0
+        """Most calls at one time since the last report: short ones between two reports keep their worker warm, too."""
+        self.arrived = 0
+        """Calls, ever."""
+        self.telling = False
+        """Whether the end of its last call is about to be reported."""
+        self.unplaced_since_ns: int | None = None
+        self._leaving: dict[WorkerId, Worker] = {}
+        """Draining or gone, but with calls of ours that have not ended."""
+        self._elsewhere = elsewhere
+        self._later = later
+
+    # ── slots ──────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def running(self) -> int:
+        return sum(len(worker.calls) for worker in (*self.workers.values(), *self._leaving.values()))
+
+    @property
+    def slots(self) -> int:
+        """Of the workers that are ready."""
+        return len(self.workers) * self.spec.concurrency
+
+    def has_room(self, now_ns: int) -> bool:
+        """Whether a call that came now would have a slot at once."""
+        return not self.queue and self._best(now_ns) is not None
+
+    def taken(self, now_ns: int) -> tuple[int, float]:
+        """Slots that are taken, also by other gateways' calls, and how long these calls have run together, in s."""
+        count, elapsed_ns, elsewhere = 0, 0, 0
+        for worker in self.workers.values():
+            count += len(worker.calls)
+            elapsed_ns += sum(now_ns - call.dispatched_ns for call in worker.calls)
+            elsewhere += self._elsewhere(worker.id)
+        # How long the others' have run is not known: half of it.
+        return count + elsewhere, elapsed_ns / 1e9 + elsewhere * self.service_time.mean_s / 2
+
+    @property
+    def idle(self) -> bool:
+        return not self.queue and not self.running
+
+    def take(self, call: Call, now_ns: int, *, first: bool = False) -> Worker | None:
+        """A slot on the least-loaded worker, at once or not at all. Those who wait go before all but the `first`."""
+        if self.queue and not first:
+            return None
+        return self._seat(call, now_ns)
+
+    def wait(self, call: Call) -> asyncio.Future[Worker] | None:
+        """The call's turn, later; None if as many wait as may."""
+        return self._turn(call) if self.queue.offer(call) else None
+
+    def wait_again(self, call: Call) -> asyncio.Future[Worker]:
+        """As the first in line: for one that was handed back."""
+        self.queue.put_back(call)
+        return self._turn(call)
+
+    def _turn(self, call: Call) -> asyncio.Future[Worker]:
+        call.turn = asyncio.get_running_loop().create_future()
+        self.peak = max(self.peak, self.running + len(self.queue))
+        return call.turn
+
+    def missed(self) -> None:
+        """A call was turned away for want of a worker: the schedulers shall hear of it as of one that waits."""
+        self.peak = max(self.peak, self.running + len(self.queue) + 1)
+        self.arrived += 1
+
+    def pump(self, now_ns: int) -> None:
+        """Gives free slots to those who wait."""
+        while self.queue:
+            best = self._best(now_ns)
+            call = self.queue.take(now_ns) if best is not None else None
+            if best is None or call is None:
+                return
+            if call.turn is None or call.turn.done():
+                continue
+            self._sit(call, best, now_ns)
+            call.turn.set_result(best)
+
+    def fail(self, error: FleetError, waited_since_ns: int) -> None:
+        """Ends the waiting of all that were accepted before."""
+        for call in self.queue:
+            if call.accepted_ns <= waited_since_ns:
+                self.queue.remove(call)
+                if call.turn is not None and not call.turn.done():
+                    call.turn.set_exception(error)
+
+    def leave(self, call: Call, now_ns: int, *, waive: bool) -> int:
+        """The call's slot is free again; the milliseconds that it is billed for."""
+        worker = call.worker
+        if worker is None or call not in worker.calls:
+            return 0
+        worker.calls.discard(call)
+        if waive:
+            worker.meter.waive(call, now_ns)
+            billed_ms = 0
+        else:
+            billed_ms = worker.meter.end(call, now_ns)
+            self.service_time.observe((now_ns - call.dispatched_ns) / 1e9)
+        if worker.id in self._leaving and not worker.calls:
+            del self._leaving[worker.id]
+        if worker.avoid_until_ns and not waive:
+            worker.avoid_until_ns = 0
+        if self.queue:
+            self.pump(now_ns)
+        return billed_ms
+
+    def avoid(self, worker: Worker, now_ns: int, for_ns: int) -> None:
+        worker.avoid_until_ns = now_ns + for_ns
+        self._later(for_ns / 1e9 + 0.001, lambda: self.pump(time.monotonic_ns()))
+
+    def _seat(self, call: Call, now_ns: int) -> Worker | None:
+        best = self._best(now_ns)
+        if best is not None:
+            self._sit(call, best, now_ns)
+        return best
+
+    def _sit(self, call: Call, worker: Worker, now_ns: int) -> None:
+        call.worker = worker
+        call.opened, worker.called = not worker.called, True
+        call.dispatched_ns = now_ns
+        worker.calls.add(call)
+        worker.meter.begin(call, now_ns)
+        running = self.running + len(self.queue)
+        if running > self.peak:
+            self.peak = running
+
+    def _best(self, now_ns: int) -> Worker | None:
+        best: Worker | None = None
+        least = self.spec.concurrency
+        for worker in self.workers.values():
+            if worker.avoid_until_ns > now_ns or len(worker.calls) >= least:
+                continue
+            load = len(worker.calls) + self._elsewhere(worker.id)
+            if load < least:
+                best, least = worker, load
+        return best
+
+    # ── workers ────────────────────────────────────────────────────────────────────────────────────
+
+    def heard(self, status: WorkerStatus, now_ns: int) -> None:
+        """A worker's status: a ready one may be called, any other may not, nor a stage that only helps another."""
+        known = self.workers.get(status.worker)
+        if status.state == "ready" and status.endpoint:
+            if known is None:
+                known = self._leaving.pop(status.worker, None) or Worker(status, now_ns)
+                self.workers[status.worker] = known
+            known.status = status
+            self.pump(now_ns)
+        elif known is not None:
+            del self.workers[status.worker]
+            if known.calls:
+                self._leaving[status.worker] = known
+                for call in known.calls if status.state == "draining" else ():
+                    if call.leaving is not None:
+                        call.leaving()
+
+    def load(self) -> FunctionLoad:
+        """For the report; what was at its peak since the last published one counts as running."""
+        per_worker = {
+            worker.id: len(worker.calls) for worker in (*self.workers.values(), *self._leaving.values()) if worker.calls
+        }
+        queued, running = len(self.queue), self.running
+        running = max(running, self.peak - queued)
+        oldest = min(self.queue, key=lambda call: call.accepted_unix_ns, default=None)
+        return FunctionLoad(
+            queued,
+            running,
+            per_worker,
+            self.arrived,
+            self.service_time.mean_s,
+            oldest.accepted_unix_ns // 1_000_000 if oldest is not None else 0,
+            oldest.id if oldest is not None else "",
+        )

@@ -1,0 +1,80 @@
+"""One request to a worker over HTTP, and the ways in which it can come to nothing."""
+
+from __future__ import annotations
+
+import io
+import time
+
+import aiohttp
+from yarl import URL
+
+from fleetstart.controller.gateway.dispatch.backend import Call, Worker
+from fleetstart.runtime.contract.worker_headers import (
+    ATTEMPT_HEADER,
+    CONTINUE_HEADER,
+    DEADLINE_HEADER,
+    REQUEST_HEADER,
+    TOKEN_HEADER,
+)
+
+LARGE_BODY_BYTES = 1 << 20
+"""Bodies beyond are written in pieces, so that other calls get their turn meanwhile."""
+CONNECT_S = 2.0
+_NO_AUTO = frozenset(("User-Agent", "Accept", "Accept-Encoding", "Content-Type"))
+
+
+class Died(Exception):
+    """The connection ended without an answer, or amid a stream that can go on elsewhere; the worker had the call."""
+
+
+class Unreached(Exception):
+    """No connection could be made: the worker never saw the call."""
+
+
+class HandedBack(Exception):
+    """The worker ran nothing: it is full, or draining."""
+
+
+def open_session() -> aiohttp.ClientSession:
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=600, use_dns_cache=False),
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        auto_decompress=False,
+        skip_auto_headers=_NO_AUTO,
+        max_line_size=65536,
+        max_field_size=65536,
+    )
+
+
+async def request(session: aiohttp.ClientSession, call: Call, worker: Worker) -> aiohttp.ClientResponse:
+    """Until the head of its answer has come. Errors: Unreached, Died."""
+    left_ms = max(0, call.deadline_ns - time.monotonic_ns()) // 1_000_000
+    carried = call.marks.carry() if call.marks is not None else b""
+    headers = [
+        *call.headers,
+        (TOKEN_HEADER, worker.status.token),
+        (REQUEST_HEADER, call.id),
+        (DEADLINE_HEADER, str(left_ms)),
+        (ATTEMPT_HEADER, str(call.attempts)),
+        (CONTINUE_HEADER, str(len(carried))),
+    ]
+    content = call.body + carried
+    body: bytes | io.BytesIO | None = content or None
+    if len(content) > LARGE_BODY_BYTES:
+        body = io.BytesIO(content)
+    url = URL(f"http://{worker.status.endpoint}{call.target}", encoded=True)
+    try:
+        return await session.request(call.method, url, headers=headers, data=body, allow_redirects=False)
+    except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+        raise Unreached from error
+    except (aiohttp.ClientError, ConnectionError) as error:
+        raise Died from error
+
+
+async def read(response: aiohttp.ClientResponse) -> bytes:
+    """Errors: Died."""
+    try:
+        return await response.read()
+    except (aiohttp.ClientError, ConnectionError) as error:
+        raise Died from error

@@ -1,0 +1,86 @@
+"""Tells the schedulers what this gateway has waiting and running, under a lease of its own.
+
+A call that found no free slot is told at once; other changes are gathered. The scheduler of this very process
+hears without Redis in between, so its orders go out even while the report is still on its way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+
+import msgspec
+
+from fleetstart.controller.gateway.app import Gateway
+from fleetstart.controller.state.redis_client import REDIS_DOWN
+from fleetstart.controller.state.sync import State
+from fleetstart.runtime.contract import redis_keys as keys
+from fleetstart.runtime.contract.node.reports import GatewayReport
+
+log = logging.getLogger(__name__)
+
+LEASE_MS = 3_000
+EVERY_S = 1.0
+"""Renewal of the lease, and so how late a scheduler learns of calls that never had to wait."""
+BETWEEN_S = 0.02
+"""Two publications are this far apart at least: a burst of calls is one report."""
+
+
+class Reporter:
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._wake = asyncio.Event()
+        self._telling = False
+        self.gateway: Gateway | None = None
+
+    def demand(self) -> None:
+        """A call waits: the own scheduler sees it in this turn of the loop, the others within milliseconds."""
+        if not self._telling:
+            self._telling = True
+            asyncio.get_running_loop().call_soon(self._tell)
+
+    def freed(self) -> None:
+        self._wake.set()
+
+    def _tell(self) -> None:
+        self._telling = False
+        if self.gateway is not None:
+            self._apply(self.gateway.report())
+            self._wake.set()
+
+    def _apply(self, report: GatewayReport) -> None:
+        self._state.view.put_gateway(report, time.monotonic_ns())
+        self._state.view.changed()
+
+    async def run(self) -> None:
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(EVERY_S):
+                    await self._wake.wait()
+            self._wake.clear()
+            try:
+                await self.publish()
+            except REDIS_DOWN as error:
+                log.debug("report is not published", extra={"error": str(error)})
+            await asyncio.sleep(BETWEEN_S)
+
+    async def publish(self) -> None:
+        if self.gateway is None:
+            return
+        report = self.gateway.report()
+        self._apply(report)
+        raw = msgspec.json.encode(report)
+        async with self._state.client.pipeline(transaction=False) as pipe:
+            pipe.set(keys.gateway(self.gateway.id), raw, px=LEASE_MS)
+            pipe.publish(keys.EVENTS_GATEWAYS, raw)
+            self.gateway.published()
+            await pipe.execute()
+
+    async def withdraw(self) -> None:
+        """The last report: nothing waits or runs here any more."""
+        if self.gateway is not None:
+            empty = GatewayReport(gateway=self.gateway.id)
+            await self._state.client.publish(keys.EVENTS_GATEWAYS, msgspec.json.encode(empty))
+            await self._state.client.delete(keys.gateway(self.gateway.id))

@@ -1,0 +1,141 @@
+"""One WebSocket between a client and a function's worker: messages pass both ways until a side or its time ends it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any, NamedTuple
+
+import aiohttp
+
+from fleetstart.controller.gateway.dispatch.backend import Call, Route
+from fleetstart.controller.http.asgi import RawHeaders, Receive, Scope, Send, error_headers, error_json
+from fleetstart.runtime.contract.errors import DeadlineExceeded, FleetError, WorkerLost
+from fleetstart.runtime.contract.worker_headers import SOCKET_LATE
+
+IDLE_S = 300.0
+CLOSE_S = 2.0
+"""How long a side that was told of the end may take to answer."""
+GOING_AWAY, POLICY, TOO_BIG, LOST, RESTART = 1001, 1008, 1009, 1011, 1012
+
+
+class Close(NamedTuple):
+    """How a socket ended."""
+
+    code: int
+    reason: str = ""
+    by_client: bool = False
+    error: str = ""
+    """Of the row; empty if it ended as its sides wanted."""
+
+
+class Socket:
+    """One that is open or about to be."""
+
+    def __init__(
+        self, route: Route, call: Call, scope: Scope, receive: Receive, send: Send, max_message_bytes: int
+    ) -> None:
+        self.route = route
+        self.call = call
+        self.scope = scope
+        self.receive = receive
+        self.send = send
+        self.max_message_bytes = max_message_bytes
+        self._spoken_s = 0.0
+
+    async def close(self, close: Close) -> None:
+        await self.send({"type": "websocket.close", "code": sendable(close.code), "reason": close.reason})
+
+    async def passed(self, upstream: aiohttp.ClientWebSocketResponse, first: asyncio.Future[Any]) -> Close:
+        """Passes messages both ways until it ends, and says how."""
+        loop = asyncio.get_running_loop()
+        leaving: asyncio.Future[Close] = loop.create_future()
+
+        def leave() -> None:
+            if not leaving.done():
+                leaving.set_result(Close(RESTART, "its worker is drained: connect again"))
+
+        self.call.leaving = leave
+        self._spoken_s = loop.time()
+        ways = {asyncio.ensure_future(self._up(upstream, first)), asyncio.ensure_future(self._down(upstream))}
+        try:
+            while True:
+                left_s = (self.call.deadline_ns - time.monotonic_ns()) / 1e9
+                idle_s = self._spoken_s + IDLE_S - loop.time()
+                if left_s <= 0:
+                    return self._late()
+                if idle_s <= 0:
+                    return Close(GOING_AWAY, f"silent for {IDLE_S:g} s", error="idle")
+                done, _ = await asyncio.wait(
+                    {*ways, leaving}, timeout=min(left_s, idle_s), return_when=asyncio.FIRST_COMPLETED
+                )
+                for ended in done:
+                    return ended.result()
+        finally:
+            self.call.leaving = None
+            leaving.cancel()
+            for way in ways:
+                await settled(way)
+
+    async def _up(self, upstream: aiohttp.ClientWebSocketResponse, first: asyncio.Future[Any]) -> Close:
+        message = await first
+        while message["type"] == "websocket.receive":
+            self._spoken_s = asyncio.get_running_loop().time()
+            text, data = message.get("text"), message.get("bytes")
+            if len(text.encode() if text is not None else data) > self.max_message_bytes:
+                return self._too_big()
+            try:
+                if text is not None:
+                    await upstream.send_str(text)
+                else:
+                    await upstream.send_bytes(data)
+            except (aiohttp.ClientError, ConnectionError):
+                await asyncio.Event().wait()  # the other way knows how it ended
+            message = await self.receive()
+        return Close(int(message.get("code") or GOING_AWAY), message.get("reason") or "", by_client=True)
+
+    async def _down(self, upstream: aiohttp.ClientWebSocketResponse) -> Close:
+        while True:
+            message = await upstream.receive()
+            self._spoken_s = asyncio.get_running_loop().time()
+            if message.type is aiohttp.WSMsgType.TEXT:
+                await self.send({"type": "websocket.send", "text": message.data})
+            elif message.type is aiohttp.WSMsgType.BINARY:
+                await self.send({"type": "websocket.send", "bytes": message.data})
+            elif message.type is aiohttp.WSMsgType.CLOSE and (message.data, message.extra) == SOCKET_LATE:
+                return self._late()
+            elif message.type is aiohttp.WSMsgType.CLOSE:
+                return Close(int(message.data or 1000), message.extra or "")
+            elif message.type is aiohttp.WSMsgType.ERROR and upstream.close_code == TOO_BIG:
+                return self._too_big()
+            else:
+                return Close(LOST, "its worker was lost", error=WorkerLost.code)
+
+    def _late(self) -> Close:
+        allowed_s = (self.call.deadline_ns - self.call.accepted_ns) / 1e9
+        return Close(POLICY, f"open for the {allowed_s:g} s that it may be", error=DeadlineExceeded.code)
+
+    def _too_big(self) -> Close:
+        return Close(TOO_BIG, f"a message has more than {self.max_message_bytes} bytes", error="too_large")
+
+
+async def deny(send: Send, error: FleetError, request_id: str, extra: RawHeaders | None = None) -> None:
+    """Answers the handshake with an error, as a call gets it."""
+    body = error_json(error, request_id)
+    headers = [*error_headers(error, request_id), (b"content-length", b"%d" % len(body)), *(extra or [])]
+    await send({"type": "websocket.http.response.start", "status": error.status, "headers": headers})
+    await send({"type": "websocket.http.response.body", "body": body})
+
+
+def sendable(code: int) -> int:
+    """1005, 1006 and 1015 say that there was no code, and must not be sent."""
+    return code if 1000 <= code < 5000 and code not in (1004, 1005, 1006, 1015) else 1000
+
+
+async def settled(task: asyncio.Future[Any]) -> None:
+    """It is over when this returns, and nobody asks for what became of it."""
+    if not task.done():
+        task.cancel()
+        await asyncio.wait({task})
+    if not task.cancelled():
+        task.exception()

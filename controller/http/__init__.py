@@ -1,0 +1,1 @@
+"""HTTP and ASGI helpers without any decision of the domain."""

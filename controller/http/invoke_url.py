@@ -1,0 +1,35 @@
+"""The invoke URL: `/fn/{name}[@{version|alias}][/path...]`."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+from urllib.parse import unquote
+
+from fleetstart.controller.state.records import LIVE
+from fleetstart.runtime.contract.ids import FunctionName, Version
+
+PREFIX = "/fn/"
+
+
+class Target(NamedTuple):
+    name: FunctionName
+    version: Version | None
+    """None: the one that the alias points at, and for `live` one of the split."""
+    rest: str
+    """Path and query for the worker."""
+    alias: str = LIVE
+
+
+def parse_target(path: str, raw_path: bytes, query: bytes) -> Target:
+    """The parts of an invoke URL; the worker gets its own part as it was written, escapes and all."""
+    name, _, _ = path.removeprefix(PREFIX).partition("/")
+    raw = raw_path.decode("latin-1").removeprefix(PREFIX)
+    rest = "/" + raw.partition("/")[2]
+    if query:
+        rest += "?" + query.decode("latin-1")
+    name, at, version = unquote(name).partition("@")
+    if not at:
+        return Target(FunctionName(name), None, rest)
+    if version.isascii() and version.isdecimal() and len(version) <= 9:
+        return Target(FunctionName(name), Version(int(version)), rest)
+    return Target(FunctionName(name), None, rest, version)

@@ -1,0 +1,91 @@
+"""Reads a request's body into memory, never more than is allowed.
+
+A body that is too large is refused before it is read if it says so itself, else as soon as it is. Its sender is
+still writing then: the answer goes out first, and what follows is thrown away for a moment, because closing at once
+would reset the connection and take the answer with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+from fleetstart.controller.http.asgi import Receive, Scope, Send, respond_error
+from fleetstart.runtime.contract.errors import FleetError, TooLarge
+
+MIB = 1024 * 1024
+LINGER_S = 2.0
+LINGER_BYTES = 64 * MIB
+SMALL_BYTES = 64 * 1024
+"""A body that is here with its head, or nearly: a client that is refused often need not connect anew each time."""
+
+
+class ClientGone(Exception):
+    """The client left before its request was complete."""
+
+
+def header(scope: Scope, name: bytes) -> bytes | None:
+    for key, value in scope["headers"]:
+        if key == name:
+            return bytes(value)
+    return None
+
+
+def declared_bytes(scope: Scope) -> int:
+    text = header(scope, b"content-length") or b"0"
+    return int(text) if text.isdigit() else 0
+
+
+def too_large(limit_bytes: int, *, own: bool = False) -> TooLarge:
+    """`own`: whether the limit is the function's and not the gateway's."""
+    return TooLarge(
+        f"the request's body has more than the {limit_bytes} bytes that are allowed",
+        hint=f"send a reference to the data instead, or raise {'`max_body` of the function' if own else 'FS_MAX_BODY'}",
+    )
+
+
+async def read_body(scope: Scope, receive: Receive, limit_bytes: int, *, own: bool = False) -> bytes:
+    """Errors: TooLarge, ClientGone."""
+    if declared_bytes(scope) > limit_bytes:
+        raise too_large(limit_bytes, own=own)
+    message = await receive()
+    if message["type"] == "http.disconnect":
+        raise ClientGone
+    first: bytes = message.get("body", b"")
+    if not message.get("more_body", False):
+        if len(first) > limit_bytes:
+            raise too_large(limit_bytes, own=own)
+        return first
+    body = bytearray(first)
+    while True:
+        if len(body) > limit_bytes:
+            raise too_large(limit_bytes, own=own)
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        body += message.get("body", b"")
+        if not message.get("more_body", False):
+            break
+    if len(body) > limit_bytes:
+        raise too_large(limit_bytes, own=own)
+    return bytes(body)
+
+
+async def refuse_unread(scope: Scope, receive: Receive, send: Send, error: FleetError, request_id: str) -> None:
+    """Answers a request whose body was not read to its end. Its connection ends, unless what is left of it is small."""
+    small = header(scope, b"transfer-encoding") is None and declared_bytes(scope) <= SMALL_BYTES
+    await respond_error(send, error, request_id, [] if small else [(b"connection", b"close")], more=True)
+    if header(scope, b"expect") is None:  # one who asks first has not begun to send
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LINGER_S):
+                await _throw_away(receive)
+    await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def _throw_away(receive: Receive) -> None:
+    left_bytes = LINGER_BYTES
+    while left_bytes > 0:
+        message = await receive()
+        if message["type"] == "http.disconnect" or not message.get("more_body", False):
+            return
+        left_bytes -= len(message.get("body", b""))

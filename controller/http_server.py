@@ -1,0 +1,54 @@
+"""The controller's socket, and the HTTP server at it."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Iterator
+
+import uvicorn
+
+from fleetstart.controller.config import Config
+from fleetstart.controller.observability.request_id_middleware import Entrance
+
+KEEP_ALIVE_S = 75
+BACKLOG = 1024
+
+
+class Server(uvicorn.Server):
+    """uvicorn, with signals left to us: it would end the process before the ledger is written."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def server_of(config: Config, entrance: Entrance) -> Server:
+    return Server(
+        uvicorn.Config(
+            entrance,
+            http="httptools",
+            ws="websockets-sansio",
+            ws_max_size=config.max_body_bytes,
+            ws_per_message_deflate=False,
+            lifespan="off",
+            interface="asgi3",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_graceful_shutdown=max(1, round(config.drain_s)),
+        )
+    )
+
+
+def listener_of(config: Config) -> socket.socket:
+    """The inherited socket, or one of our own."""
+    if config.listen_fd is not None:
+        inherited = socket.socket(fileno=config.listen_fd)
+        inherited.setblocking(False)
+        return inherited
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    created = socket.create_server((config.host, config.port), family=family, backlog=BACKLOG)
+    return socket.socket(fileno=created.detach())  # knows its protocol, as asyncio asks before it sets TCP_NODELAY

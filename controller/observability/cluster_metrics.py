@@ -1,0 +1,149 @@
+"""The whole system as this controller knows it, as gauges: the view, budgets, what the planner has learned. Pure.
+
+Every controller shows the same here, as far as its view is up to date; what differs between them is `calls`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from fleetstart.controller.observability.prometheus import Family
+from fleetstart.controller.schemas.functions import BudgetInfo
+from fleetstart.controller.state.view import View
+from fleetstart.runtime.contract.node.orders import WorkerStatus
+from fleetstart.runtime.contract.node.reports import NodeReport
+
+
+def families(view: View, budgets: Iterable[BudgetInfo], now_unix_ms: int, now_ns: int) -> list[Family]:
+    nodes = [seen.report for seen in view.nodes.values() if not seen.lost(now_ns)]
+    return [
+        *_loads(view, now_unix_ms),
+        *_workers(view),
+        *_starts(view),
+        *_nodes(nodes),
+        *_memory(nodes),
+        *_bytes(nodes),
+        *_prediction(view),
+        *_budgets(budgets),
+    ]
+
+
+def _loads(view: View, now_unix_ms: int) -> list[Family]:
+    queued = Family("fleetstart_queued_calls", "gauge", "Calls that wait for a worker, at all gateways.")
+    running = Family("fleetstart_running_calls", "gauge", "Calls on workers, from all gateways.")
+    oldest = Family("fleetstart_oldest_wait_seconds", "gauge", "How long the call has waited that waits longest.")
+    for key, load in sorted(view.loads().items()):
+        name, _, version = key.rpartition("@")
+        queued.add(load.queued, function=name, version=version)
+        running.add(load.running, function=name, version=version)
+        if load.oldest_unix_ms:
+            oldest.add(max(0, now_unix_ms - load.oldest_unix_ms) / 1000, function=name, version=version)
+    return [queued, running, oldest]
+
+
+def _workers(view: View) -> list[Family]:
+    family = Family("fleetstart_workers", "gauge", "Workers by what they are at.")
+    counts = Counter((s.function, s.version, s.state, s.node) for s in view.statuses.values())
+    for (name, version, state, node), count in sorted(counts.items()):
+        family.add(count, function=name, version=version, state=state, node=node)
+    return [family]
+
+
+def _starts(view: View) -> list[Family]:
+    failed = Family("fleetstart_failed_starts", "gauge", "Starts that failed one after the other, the last ones.")
+    for key, failure in sorted(view.failures.items()):
+        failed.add(failure.count, function=key.name, version=key.version, code=failure.error.code)
+    return [failed]
+
+
+def _nodes(nodes: list[NodeReport]) -> list[Family]:
+    memory = Family("fleetstart_node_memory_bytes", "gauge", "What workers and segments together may use.")
+    used = Family("fleetstart_node_memory_used_bytes", "gauge", "What they use, or were promised.")
+    cores = Family("fleetstart_node_cores", "gauge", "Cores of the node.")
+    for node in nodes:
+        memory.add(node.memory_bytes, node=node.node)
+        used.add(node.memory_used_bytes, node=node.node)
+        cores.add(node.cpus, node=node.node)
+    return [memory, used, cores]
+
+
+def _memory(nodes: list[NodeReport]) -> list[Family]:
+    pool = Family("fleetstart_weights_memory_bytes", "gauge", "Memory of a node's segments: used, and free to be used.")
+    segments = Family("fleetstart_segments", "gauge", "Checkpoints in a node's memory.")
+    ready = Family("fleetstart_segment_ready_bytes", "gauge", "What is there of them.")
+    disk = Family("fleetstart_disk_bytes", "gauge", "Checkpoints that a node's disk keeps.")
+    for node in nodes:
+        pool.add(node.weights_memory.used_bytes, node=node.node, kind="used")
+        pool.add(node.weights_memory.free_bytes, node=node.node, kind="free")
+        disk.add(node.disk_bytes, node=node.node)
+        counts = Counter(segment.state for segment in node.segments)
+        for state, count in sorted(counts.items()):
+            segments.add(count, node=node.node, state=state)
+            here = sum(segment.ready_bytes for segment in node.segments if segment.state == state)
+            ready.add(here, node=node.node, state=state)
+    return [pool, segments, ready, disk]
+
+
+def _bytes(nodes: list[NodeReport]) -> list[Family]:
+    fetched = Family("fleetstart_fetched_bytes_total", "counter", "Weights that came to a node, by their source.")
+    rates = Family("fleetstart_source_bytes_per_second", "gauge", "How fast a source was when it was last used.")
+    waived = Family("fleetstart_waived_milliseconds_total", "counter", "Workers' time that nobody pays for, by phase.")
+    kept = Family("fleetstart_kept_dollars_total", "counter", "What kept workers' idle time cost.")
+    egress = Family("fleetstart_egress_bytes_total", "counter", "Of workers whose network is a list: in and out.")
+    refused = Family("fleetstart_egress_refused_total", "counter", "Connections that no list allowed.")
+    for node in nodes:
+        for source, size_bytes in sorted(node.fetched_bytes.items()):
+            fetched.add(size_bytes, node=node.node, source=source)
+        for source, rate in sorted(node.bytes_per_s.items()):
+            rates.add(rate, node=node.node, source=source)
+        for phase, spent_ms in sorted(node.waived_ms.items()):
+            waived.add(spent_ms, node=node.node, phase=phase)
+        kept.add(node.kept_nusd / 1e9, node=node.node)
+        for direction, size_bytes in sorted(node.egress_bytes.items()):
+            egress.add(size_bytes, node=node.node, direction=direction)
+        refused.add(node.egress_refused, node=node.node)
+    return [fetched, rates, waived, kept, egress, refused]
+
+
+def _prediction(view: View) -> list[Family]:
+    error = Family(
+        "fleetstart_ttft_prediction_error_ratio", "gauge", "|observed - predicted| / observed, a running mean."
+    )
+    compared = Family("fleetstart_ttft_predictions_compared", "gauge", "Predictions that the mean has seen.")
+    for key, measures in sorted(view.version_measures.items()):
+        if measures.ttft_error.count:
+            error.add(measures.ttft_error.value, function=key.name, version=key.version)
+            compared.add(measures.ttft_error.count, function=key.name, version=key.version)
+    return [error, compared]
+
+
+def _budgets(budgets: Iterable[BudgetInfo]) -> list[Family]:
+    spent = Family("fleetstart_budget_spent_ratio", "gauge", "Of a function's budget, in its present period.")
+    for budget in budgets:
+        spent.add(budget.spent_nusd / max(1, budget.limit_nusd), function=budget.function, per=budget.per)
+    return [spent]
+
+
+class Failures:
+    """Workers that failed, since this process began: a view forgets them."""
+
+    def __init__(self, view: View) -> None:
+        self._counts: Counter[tuple[str, str, str]] = Counter()
+        self._view = view
+        view.on_worker(self._heard)
+
+    def _heard(self, status: WorkerStatus) -> None:
+        if status.state == "failed":
+            code = status.error.code if status.error is not None else "unknown"
+            began = "serving" if status.worker in self._view.was_ready else "starting"
+            self._counts[status.function, began, code] += 1
+
+    def families(self) -> list[Family]:
+        family = Family("fleetstart_worker_failures_total", "counter", "Workers that ended as they should not.")
+        for name in {name for name, _, _ in self._counts} - self._view.functions.keys():
+            for key in [key for key in self._counts if key[0] == name]:
+                del self._counts[key]
+        for (name, began, code), count in sorted(self._counts.items()):
+            family.add(count, function=name, when=began, code=code)
+        return [family]

@@ -1,0 +1,78 @@
+"""This process itself: how late its event loop is, what it takes of the machine, what it has not written yet."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import time
+from collections.abc import Callable
+from importlib.metadata import version as installed_version
+from pathlib import Path
+
+from fleetstart.controller.observability.prometheus import Family, Histogram
+
+EVERY_S = 0.1
+LAG_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5)
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+class LoopLag:
+    """How much later than asked for the loop gives a turn: what each call waits at each of its steps."""
+
+    def __init__(self) -> None:
+        self._seen = Histogram(LAG_S)
+
+    async def run(self) -> None:
+        while True:
+            due_s = time.monotonic() + EVERY_S
+            await asyncio.sleep(EVERY_S)
+            self._seen.observe(max(0.0, time.monotonic() - due_s))
+
+    def family(self) -> Family:
+        family = Family("fleetstart_event_loop_lag_seconds", "histogram", "How late the controller's loop gives turns.")
+        family.add_histogram(self._seen)
+        return family
+
+
+class Self:
+    """`unwritten` are ledger rows that wait for Redis, `leads` tells whether this controller schedules."""
+
+    def __init__(self, *, unwritten: Callable[[], int], leads: Callable[[], bool], redis: Callable[[], str]) -> None:
+        self._unwritten = unwritten
+        self._leads = leads
+        self._redis = redis
+        self._begun_s = _begun_s()
+        self._version = installed_version("fleetstart")
+
+    def families(self) -> list[Family]:
+        usage = resource.getrusage(resource.RUSAGE_SELF)
+        build = Family("fleetstart_build_info", "gauge", "Always 1.")
+        build.add(1, version=self._version)
+        return [
+            build,
+            _one("fleetstart_redis_up", "Whether Redis answered when it was last asked.", self._redis() == "ok"),
+            _one("fleetstart_scheduler_leader", "Whether this controller schedules.", self._leads()),
+            _one("fleetstart_ledger_unwritten_rows", "Rows that wait for Redis.", self._unwritten()),
+            _one("process_start_time_seconds", "Unix time at which the process began.", self._begun_s),
+            _one("process_cpu_seconds_total", "CPU time.", usage.ru_utime + usage.ru_stime, counter=True),
+            _one("process_resident_memory_bytes", "Resident memory.", _resident_bytes()),
+            _one("process_open_fds", "Open descriptors.", len(os.listdir("/proc/self/fd"))),
+            _one("process_max_fds", "What it may open.", resource.getrlimit(resource.RLIMIT_NOFILE)[0]),
+        ]
+
+
+def _one(name: str, text: str, value: float, *, counter: bool = False) -> Family:
+    family = Family(name, "counter" if counter else "gauge", text)
+    family.add(value)
+    return family
+
+
+def _resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+def _begun_s() -> float:
+    ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+    boot_s = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+    return boot_s + ticks / TICKS_PER_S

@@ -1,0 +1,101 @@
+"""The outermost layer of the controller: each request gets its id and its trace context, whatever becomes of it.
+
+Both stand in the request's headers for the layers below and for the worker, and in its context for log lines and
+spans. Answers of the platform that no worker had a part in are counted here by their code, wherever they come from:
+keys, budgets, queues, sizes, functions that are not there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from secrets import token_hex
+
+from fleetstart.controller.http.asgi import Message, Receive, Scope, Send
+from fleetstart.controller.http.headers import sane_request_id
+from fleetstart.controller.http.invoke_url import PREFIX
+from fleetstart.controller.http.request_context import REQUEST, TRACE, trace_context, traceparent
+from fleetstart.runtime.contract.worker_headers import (
+    ERROR_HEADER,
+    REQUEST_HEADER,
+    TRACEPARENT_HEADER,
+    TRACESTATE_HEADER,
+)
+
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+_REQUEST = REQUEST_HEADER.encode()
+_PARENT = TRACEPARENT_HEADER.encode()
+_STATE = TRACESTATE_HEADER.encode()
+_ERROR = ERROR_HEADER.encode()
+_OURS = frozenset((_REQUEST, _PARENT, _STATE))
+
+
+class Entrance:
+    """`refused` is told the code of each error answer to a call that no worker had a part in. `sample`: whether spans
+    are sent to anybody."""
+
+    def __init__(self, app: App, *, refused: Callable[[str], None], sample: bool) -> None:
+        self._app = app
+        self._refused = refused
+        self._sample = sample
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if "headers" not in scope:
+            await self._app(scope, receive, send)
+            return
+        request_id = self._name(scope)
+        calls = scope["path"].startswith(PREFIX)
+
+        async def sending(message: Message) -> None:
+            # A WebSocket may be refused with one, too; good answers of the gateway need nothing.
+            if message["type"].endswith("http.response.start") and (not calls or message["status"] >= 400):
+                self._look(message, request_id, calls=calls)
+            await send(message)
+
+        await self._app(scope, receive, sending)
+
+    def _name(self, scope: Scope) -> str:
+        """Into the request's headers and its context; the id."""
+        headers = []
+        given: bytes | None = None
+        parents: list[bytes] = []
+        states: list[bytes] = []
+        for pair in scope["headers"]:
+            name = pair[0]
+            if name not in _OURS:
+                headers.append(pair)
+            elif name == _REQUEST:
+                given = pair[1] if given is None else given
+            else:
+                (parents if name == _PARENT else states).append(pair[1])
+        chance = token_hex(34)  # once: asking for it is most of the work here
+        request_id = sane_request_id(given) or _prefix(scope) + chance[48:]
+        parent = parents[0] if len(parents) == 1 else None  # two contradict each other
+        context = trace_context(parent, b",".join(states), sample=self._sample, chance=chance)
+        headers.append((_REQUEST, request_id.encode()))
+        headers.append((_PARENT, traceparent(context)))
+        if context.state:
+            headers.append((_STATE, context.state.encode()))
+        scope["headers"] = headers
+        REQUEST.set(request_id)
+        TRACE.set(context)
+        return request_id
+
+    def _look(self, message: Message, request_id: str, *, calls: bool) -> None:
+        code, named, started = b"", False, False
+        for name, value in message.get("headers", ()):
+            if name == _REQUEST:
+                named = True
+            elif name == _ERROR:
+                code = value
+            elif name == b"fs-start":
+                started = True
+        if code and calls and not started:
+            self._refused(code.decode("latin-1"))
+        if not named:
+            message["headers"] = [*message.get("headers", ()), (_REQUEST, request_id.encode())]
+
+
+def _prefix(scope: Scope) -> str:
+    """As of `new_invocation_id`, for calls."""
+    return "inv-" if scope["path"].startswith(PREFIX) else "req-"

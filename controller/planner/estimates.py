@@ -1,0 +1,239 @@
+"""What is known of nodes and versions from their history, and how an observation changes it.
+
+Two kinds of record, one a node and one a version, so that each lies in Redis by itself and learning of one start
+rewrites two small values. Nothing here reads a clock or Redis: estimates and an observation in, estimates out.
+
+Departure from the paper: HydraServe takes library loading (t_l) as one constant of the cluster. Ours is the
+version's, because a handler without imports and one with three frameworks share nodes and differ a hundredfold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import msgspec
+
+from fleetstart.controller.planner.error_margins import UNKNOWN, Kind, Margins, common, with_ratio
+from fleetstart.runtime.contract.timeline import Timeline
+
+SMOOTHING = 0.2
+"""Of a new sample once there are some: ten starts outweigh what was before, one outlier moves nothing far."""
+LEAST_FETCH_BYTES = 16 * 1024 * 1024
+"""Less measures round trips, not bandwidth."""
+REST_SHARE_MAX = 0.25
+"""Of a TTFT, what `rest_s` may learn from it: a stalled store is not a habit of the version's."""
+
+
+class Estimate(msgspec.Struct, frozen=True):
+    """A running mean. `count` 0 is a prior, which the first sample replaces."""
+
+    value: float
+    count: int = 0
+
+    def fold(self, sample: float) -> Estimate:
+        share = max(SMOOTHING, 1 / (self.count + 1))
+        return Estimate(self.value + share * (sample - self.value), self.count + 1)
+
+
+class NodeMeasures(msgspec.Struct, frozen=True, kw_only=True):
+    """Of one node. The priors are a modest server's: a start planned on them is rather too wide than too slow."""
+
+    start_s: Estimate = Estimate(0.05)
+    """t_cc: order seen until our code runs in the worker's process."""
+    device_s: Estimate = Estimate(0.2)
+    """t_cu: the device's context; next to nothing where the CPU is the device."""
+    store_bytes_per_s: Estimate = Estimate(125e6)
+    """b, all fetches of the node together: 1 Gbit/s."""
+    disk_bytes_per_s: Estimate = Estimate(1e9)
+    device_bytes_per_s: Estimate = Estimate(10e9)
+    """p: host memory to device, PCIe's share of it."""
+
+
+class VersionMeasures(msgspec.Struct, frozen=True, kw_only=True):
+    """Of one version, whole and on a device of its own."""
+
+    library_s: Estimate = Estimate(0.3)
+    """t_l: imports, and building the model around its weights."""
+    prefill_s: Estimate = Estimate(0.2)
+    """t_p: from request to first token, of the prompts that it gets."""
+    decode_s: Estimate = Estimate(0.03)
+    """t_d: each token after it."""
+    hop_s: Estimate = Estimate(0.002)
+    """t_n: hidden states from one stage to the next."""
+    rest_s: Estimate = Estimate(0.01)
+    """What no formula names: orders and news on their way, the last chunk's binding, the gateway."""
+    call_s: Estimate = Estimate(1.0)
+    """How long a call keeps its place on a worker."""
+    ttft_error: Estimate = Estimate(0.0)
+    """Of predictions: |observed - predicted| / observed."""
+    ttft_ratios: dict[Kind, list[float]] = {}
+    """Of its last starts: observed TTFT over predicted, for the margin."""
+
+
+def version_prior(weight_bytes: int) -> VersionMeasures:
+    """Before its first call. A token reads every weight once; 50 GB/s lies between a CPU's memory and a GPU's."""
+    decode_s = max(0.002, weight_bytes / 50e9)
+    return VersionMeasures(decode_s=Estimate(decode_s), prefill_s=Estimate(0.05 + 5 * decode_s))
+
+
+class Others(NamedTuple):
+    """What all versions together show, for those that have shown little: it is the cluster's more than theirs."""
+
+    margins: Margins = UNKNOWN
+    hop_s: Estimate | None = None
+    rest_s: Estimate | None = None
+
+
+def others_of(versions: Collection[VersionMeasures]) -> Others:
+    hops_s = sorted(known.hop_s.value for known in versions if known.hop_s.count)
+    rests_s = sorted(known.rest_s.value for known in versions if known.rest_s.count)
+    return Others(
+        margins=common(known.ttft_ratios for known in versions),
+        hop_s=Estimate(hops_s[len(hops_s) // 2]) if hops_s else None,
+        rest_s=Estimate(rests_s[len(rests_s) // 2]) if rests_s else None,
+    )
+
+
+def informed(version: VersionMeasures, others: Others) -> VersionMeasures:
+    """With the others' where it has only priors."""
+    hop_s = version.hop_s if version.hop_s.count else others.hop_s or version.hop_s
+    rest_s = version.rest_s if version.rest_s.count else others.rest_s or version.rest_s
+    return msgspec.structs.replace(version, hop_s=hop_s, rest_s=rest_s)
+
+
+def node_prior(known: list[NodeMeasures]) -> NodeMeasures:
+    """For a node that has started nothing yet: the middle of what its neighbours showed, by measure."""
+    fields: dict[str, Estimate] = {}
+    for name in NodeMeasures.__struct_fields__:
+        values = sorted(getattr(one, name).value for one in known if getattr(one, name).count)
+        if values:
+            fields[name] = Estimate(values[len(values) // 2])
+    return NodeMeasures(**fields)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """One start as it was observed; None where it did not show."""
+
+    start_s: float | None = None
+    device_s: float | None = None
+    library_s: float | None = None
+    fetch_s: float | None = None
+    fetch_bytes: int = 0
+    source: Literal["store", "disk"] = "store"
+    sharers: float = 1.0
+    """Fetches on that node's link meanwhile, this one included."""
+
+
+def start_of(
+    timeline: Timeline,
+    *,
+    warm: bool,
+    fetch_bytes: int = 0,
+    source: Literal["store", "disk"] = "store",
+    sharers: float = 1.0,
+) -> Start:
+    """From a worker's timeline. `load` shows how long building takes only if no weights were waited for (`warm`)."""
+    names = {phase.name for phase in timeline.phases}
+
+    def seconds(name: Literal["start", "device", "import", "load", "fetch"]) -> float | None:
+        return timeline.total_ms(name) / 1000 if name in names else None
+
+    load_s = seconds("load")
+    library_s = (seconds("import") or 0.0) + load_s if warm and load_s is not None else None
+    return Start(
+        start_s=seconds("start"),
+        device_s=seconds("device"),
+        library_s=library_s,
+        fetch_s=None if warm else seconds("fetch"),
+        fetch_bytes=fetch_bytes,
+        source=source,
+        sharers=sharers,
+    )
+
+
+def observe_start_on_node(node: NodeMeasures, seen: Start) -> NodeMeasures:
+    store, disk = node.store_bytes_per_s, node.disk_bytes_per_s
+    if seen.fetch_s and seen.fetch_bytes >= LEAST_FETCH_BYTES:
+        rate = seen.fetch_bytes / seen.fetch_s * max(1.0, seen.sharers)
+        if seen.source == "store":
+            store = store.fold(rate)
+        else:
+            disk = disk.fold(rate)
+    return msgspec.structs.replace(
+        node,
+        start_s=_folded(node.start_s, seen.start_s),
+        device_s=_folded(node.device_s, seen.device_s),
+        store_bytes_per_s=store,
+        disk_bytes_per_s=disk,
+    )
+
+
+def observe_start_of_version(version: VersionMeasures, seen: Start) -> VersionMeasures:
+    return msgspec.structs.replace(version, library_s=_folded(version.library_s, seen.library_s))
+
+
+def observe_generation(
+    version: VersionMeasures,
+    *,
+    prefill_s: float,
+    decode_s: float | None,
+    call_s: float,
+    stages: int = 1,
+    work: float = 1.0,
+) -> VersionMeasures:
+    """One call by a worker that was ready. `decode_s` is None for an answer of one token; `work` is `predict.work`'s.
+
+    A pipeline's call says what a hop takes, if whole workers' calls have told what the model takes; before, it is a
+    better guess at that than the prior.
+    """
+    known = msgspec.structs.replace(version, call_s=version.call_s.fold(call_s))
+    if stages == 1:
+        return msgspec.structs.replace(
+            known, prefill_s=known.prefill_s.fold(prefill_s), decode_s=_folded(known.decode_s, decode_s)
+        )
+    if decode_s is None:
+        return known
+    if not known.decode_s.count:
+        model_s = decode_s - stages * known.hop_s.value
+        return msgspec.structs.replace(known, decode_s=Estimate(max(known.decode_s.value, model_s / work)))
+    hop_s = max(0.0, (decode_s - known.decode_s.value * work) / stages)
+    return msgspec.structs.replace(known, hop_s=known.hop_s.fold(hop_s))
+
+
+def observe_outcome(
+    version: VersionMeasures,
+    *,
+    kind: Kind,
+    predicted_s: float,
+    observed_s: float,
+    hindsight_s: float | None,
+    shared: bool = False,
+) -> VersionMeasures:
+    """How a prediction of TTFT came out: its error is a metric, its ratio makes margins, its bias goes into `rest_s`.
+
+    `hindsight_s` is the prediction with the start's own parts as they turned out to be: a link that was slower than
+    was known is no bias. None if that is not known; then it is not learned. `shared`: later starts were let onto its
+    link, as its promise allowed; what that cost it is no error, or margins would feed on themselves.
+    """
+    allowed_s = max(0.0, hindsight_s - predicted_s) if shared and hindsight_s is not None else 0.0
+    known = msgspec.structs.replace(
+        version,
+        ttft_error=version.ttft_error.fold(relative_error(predicted_s, observed_s)),
+        ttft_ratios=with_ratio(version.ttft_ratios, kind, (observed_s - allowed_s) / max(predicted_s, 1e-9)),
+    )
+    if hindsight_s is None:
+        return known
+    rest_s = version.rest_s.value + observed_s - hindsight_s
+    rest_s = min(max(0.0, rest_s), REST_SHARE_MAX * observed_s)
+    return msgspec.structs.replace(known, rest_s=version.rest_s.fold(rest_s))
+
+
+def relative_error(predicted: float, observed: float) -> float:
+    return abs(observed - predicted) / max(observed, 1e-9)
+
+
+def _folded(estimate: Estimate, sample: float | None) -> Estimate:
+    return estimate if sample is None else estimate.fold(sample)

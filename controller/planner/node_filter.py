@@ -1,0 +1,67 @@
+"""Nodes as one request meets them now: what of its weights lies or comes there, and which of them are worth a look."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from fleetstart.controller.planner.checkpoint_layout import EVERY_LAYER, Cut, Shape
+from fleetstart.controller.planner.cluster import Cluster, Now
+from fleetstart.controller.planner.node_state import Held
+from fleetstart.controller.planner.request import PlanRequest
+
+
+class Seat:
+    """A node as this request meets it now."""
+
+    __slots__ = (
+        "bytes_per_s", "coming_s", "fetches", "fits_whole", "held", "link", "missing_bytes", "ratio", "shared", "state",
+    )  # fmt: skip
+
+    def __init__(self, now: Now, request: PlanRequest, now_s: float) -> None:
+        state, link = now
+        self.state = state
+        self.link = link
+        self.bytes_per_s = link.bytes_per_s
+        self.ratio = (len(link.fetches) + 1) / link.bytes_per_s + 1 / state.device_bytes_per_s
+        self.shared = state.workers > 0
+        self.held = state.held.get(request.checkpoint) if request.checkpoint is not None else None
+        self.coming_s = 0.0
+        """Until what is on its way of this checkpoint is there."""
+        if self.held is not None and self.held.coming and request.checkpoint is not None:
+            self.coming_s = link.pending_s(request.checkpoint, now_s)
+        self.fetches: dict[Cut, Fetch] = {}
+        """Of each stage that was thought of for it."""
+        self.missing_bytes = missing_bytes(self.held, EVERY_LAYER, request.segment_bytes, request.shape)
+        self.fits_whole = state.free_bytes >= request.memory_bytes + self.missing_bytes
+
+
+class Fetch(NamedTuple):
+    missing_bytes: int
+    store_bytes: int
+    seconds: float
+
+
+def missing_bytes(held: Held | None, layers: int, size_bytes: int, shape: Shape) -> int:
+    """Of these layers, which weigh `size_bytes`: neither in memory there nor on their way."""
+    return size_bytes if held is None or not size_bytes else shape.size_bytes(layers & ~(held.host | held.coming))
+
+
+def find_seats(
+    request: PlanRequest, cluster: Cluster, sizes: Sequence[int], now_s: float
+) -> tuple[list[Seat], list[Now]]:
+    """The nodes that these sizes could want, quickest first; and those that are bound by their promises."""
+    weigh = request.segment_bytes > 0
+    needs = {request.memory_bytes + request.segment_bytes}
+    for size in sizes:
+        needs.update(request.own_bytes(cut, full=False) + cut.size_bytes * weigh for cut in request.shape.cuts(size))
+    least_fetch = min(cut.size_bytes for cut in request.shape.cuts(max(sizes))) if weigh else 0
+    fetch_bytes = (least_fetch, request.segment_bytes)
+    states, refused = cluster.quickest(sorted(needs, reverse=True), fetch_bytes, max(sizes), now_s, request.wanted)
+    known = {now.state.node for now in states}
+    least_bytes = min(request.own_bytes(cut, full=False) for size in sizes for cut in request.shape.cuts(size))
+    holders = cluster.holders(request.checkpoint, least_bytes, now_s, request.wanted)
+    seats = [Seat(now, request, now_s) for now in states]
+    seats += [Seat(now, request, now_s) for now in holders if now.state.node not in known]
+    seats.sort(key=lambda seat: (seat.ratio, seat.state.node))
+    return seats, refused

@@ -1,0 +1,110 @@
+"""A plan beside what came of it: for `fs explain`, as text and as JSON, and the predictor's error for the metrics."""
+
+from __future__ import annotations
+
+import msgspec
+
+from fleetstart.controller.planner.estimates import relative_error
+from fleetstart.controller.planner.plans import Considered, Plan, StagePlan
+
+MIB = 1024 * 1024
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """What was observed, from the decision on; None what has not been seen (yet)."""
+
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+    cost_gib_s: float | None = None
+
+
+class Compared(msgspec.Struct, frozen=True, kw_only=True):
+    what: str
+    predicted: float
+    observed: float | None = None
+    error: float | None = None
+    """|observed - predicted| / observed."""
+
+
+class Explanation(msgspec.Struct, frozen=True, kw_only=True):
+    """What `fs explain --json` prints."""
+
+    plan: Plan
+    compared: list[Compared]
+
+
+def explained(plan: Plan, outcome: Outcome) -> Explanation:
+    pairs = (
+        ("TTFT, s", plan.ttft_s, outcome.ttft_s),
+        ("TPOT, s", plan.tpot_s, outcome.tpot_s),
+        ("cost, GiB·s", plan.cost_gib_s, outcome.cost_gib_s),
+    )
+    compared = [
+        Compared(
+            what=what,
+            predicted=predicted,
+            observed=observed,
+            error=relative_error(predicted, observed) if observed is not None else None,
+        )
+        for what, predicted, observed in pairs
+    ]
+    return Explanation(plan=plan, compared=compared if plan.stages else [])
+
+
+def text(explanation: Explanation) -> str:
+    """The decision, its stages, prediction and outcome, and the candidates, as aligned columns."""
+    plan = explanation.plan
+    if not plan.stages:
+        return "\n".join([f"nothing was started: {plan.reason}", *_table(_candidates(plan.considered))])
+    head = f"{_counted(len(plan.stages))}: {plan.reason}"
+    if plan.regions:
+        head += f"\nit may run in {', '.join(plan.regions)}"
+    if plan.isolation != "namespaces":
+        head += f"\nit runs inside {plan.isolation}, whole: no others could reach a stage there"
+    hidden_s = plan.sequential_ttft_s - plan.ttft_s
+    if hidden_s > 0:
+        head += f"\noverlapping the parts of the start hides {hidden_s:.2f} s"
+    parts = [[head], _table(_stages(plan.stages)), _table(_outcome(explanation.compared))]
+    if plan.considered:
+        parts.append(_table(_candidates(plan.considered)))
+    return "\n\n".join("\n".join(part) for part in parts)
+
+
+def _counted(stages: int) -> str:
+    return "a single worker" if stages == 1 else f"a pipeline of {stages}"
+
+
+def _stages(stages: list[StagePlan]) -> list[list[str]]:
+    rows = [["stage", "node", "layers", "memory", "to fetch", "from the store", "fetch, s", "within, s"]]
+    for index, stage in enumerate(stages):
+        node = f"{stage.node} ({stage.region})" if stage.region else stage.node
+        within = "–" if stage.fetch_within_s is None else f"{stage.fetch_within_s:.2f}"
+        rows.append([
+            str(index), node, f"{stage.first}–{stage.end - 1}", "whole" if stage.full else "its share",
+            f"{stage.missing_bytes / MIB:.0f} MiB", f"{stage.store_bytes / MIB:.0f} MiB", f"{stage.fetch_s:.2f}",
+            within,
+        ])  # fmt: skip
+    return rows
+
+
+def _outcome(compared: list[Compared]) -> list[list[str]]:
+    rows = [["", "predicted", "observed", "error"]]
+    for one in compared:
+        observed = "–" if one.observed is None else f"{one.observed:.3f}"
+        rows.append([one.what, f"{one.predicted:.3f}", observed, "–" if one.error is None else f"{one.error:.0%}"])
+    return rows
+
+
+def _candidates(considered: list[Considered]) -> list[list[str]]:
+    rows = [["stages", "whole", "TTFT, s", "margin", "TPOT, s", "GiB·s", "nodes", "why not"]]
+    for one in considered:
+        figures = ["–"] * 4
+        if one.nodes:
+            figures = [f"{one.ttft_s:.2f}", f"× {one.margin:.2f}", f"{one.tpot_s:.3f}", f"{one.cost_gib_s:.1f}"]
+        rows.append([str(one.stages), str(one.full), *figures, " ".join(one.nodes), one.why_not or "taken"])
+    return rows
+
+
+def _table(rows: list[list[str]]) -> list[str]:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

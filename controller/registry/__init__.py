@@ -1,0 +1,1 @@
+"""Functions, versions, rollouts, checkpoints in use."""

@@ -1,0 +1,211 @@
+"""The checkpoints that the store holds: which there are, who uses them, and their removal.
+
+A checkpoint is what has a manifest. Parts without one are an upload under way, or one that never ended; those are
+swept when nothing was added to them for a day. A removal takes the manifest first, so that nobody begins to read what
+is half gone, and leaves whatever a deployed function may need alone (`removals` tells how a deploy cannot slip in).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Collection, Iterable
+
+import msgspec
+
+from fleetstart.controller.registry.registry import Registry
+from fleetstart.controller.schemas.functions import CheckpointInfo
+from fleetstart.controller.storage.object_store import CHECKPOINTS, ObjectStore, StoredObject, is_checkpoint
+from fleetstart.runtime.contract.errors import CheckpointInvalid, FleetError, NotFound, Refused
+from fleetstart.runtime.contract.ids import CheckpointId
+from fleetstart.runtime.contract.weights.adapters import is_adapter
+from fleetstart.runtime.contract.weights.manifest import (
+    MANIFEST_MAX_BYTES,
+    MANIFEST_OBJECT,
+    Manifest,
+    checkpoint_id,
+    checkpoint_key,
+    read_manifest,
+)
+
+log = logging.getLogger(__name__)
+
+UNFINISHED_S = 24 * 3600.0
+"""Longer than a broken upload waits for somebody to go on with it: parts that lie here that long are litter."""
+INCOMING_S = 3600.0
+"""A request that still sends writes every few seconds."""
+SWEEP_EVERY_S = 3600.0
+
+
+class Facts(msgspec.Struct, frozen=True, kw_only=True):
+    """What a manifest tells, without its tables: those of a large model take megabytes."""
+
+    weight_bytes: int
+    tensors: int
+    files: int
+    adapter: bool
+    sizes: dict[str, int]
+    """Of each part's object."""
+
+
+class Checkpoints:
+    def __init__(self, store: ObjectStore, registry: Registry) -> None:
+        self._store = store
+        self._registry = registry
+        self._facts: dict[CheckpointId, Facts] = {}
+        """By what names the content: true for ever."""
+
+    async def list(self, *, unfinished: bool = False) -> list[CheckpointInfo]:
+        """Newest first; with `unfinished`, also uploads that have no manifest yet."""
+        groups = grouped(await self._store.list(CHECKPOINTS))
+        uses = await self._registry.uses()
+        self._facts = {checkpoint: facts for checkpoint, facts in self._facts.items() if checkpoint in groups}
+        infos = [
+            await self._info(checkpoint, objects, uses.get(checkpoint, []))
+            for checkpoint, objects in groups.items()
+            if unfinished or _manifest_of(objects) is not None
+        ]
+        return sorted(infos, key=lambda info: (-info.created_unix_ms, info.id))
+
+    async def manifest(self, checkpoint: CheckpointId) -> bytes:
+        """The very bytes whose digest is the id."""
+        data = await self._store.read(checkpoint_key(checkpoint, MANIFEST_OBJECT), MANIFEST_MAX_BYTES)
+        if data is None:
+            raise _unknown(checkpoint)
+        return data
+
+    async def check_parts(self, checkpoint: CheckpointId, data: bytes) -> None:
+        """A manifest publishes its checkpoint, so it comes last. Errors: CheckpointInvalid, naming what is missing."""
+        if checkpoint_id(data) != checkpoint:
+            return  # the store refuses it: it is not what its key says
+        objects = await self._store.list(f"{CHECKPOINTS}{checkpoint}/")
+        problem = missing_of(facts_of(read_manifest(data, checkpoint)).sizes, objects)
+        if problem:
+            raise CheckpointInvalid(
+                f"checkpoint {checkpoint[:12]} cannot be published: {problem}",
+                hint="push again: it sends what is missing, then the manifest",
+            )
+
+    async def remove(self, checkpoint: CheckpointId, now_unix_ms: int) -> CheckpointInfo:
+        """Errors: NotFound; Refused while a version of a deployed function needs it."""
+        token = await self._registry.removals.begin(checkpoint, now_unix_ms)
+        try:
+            uses = (await self._registry.uses()).get(checkpoint, [])
+            if uses:
+                functions = " ".join(sorted({use.partition("@")[0] for use in uses}))
+                raise Refused(
+                    f"checkpoint {checkpoint[:12]} is used by {', '.join(uses)}",
+                    hint=f"remove what uses it first: fs rm {functions}",
+                )
+            objects = await self._store.list(f"{CHECKPOINTS}{checkpoint}/")
+            if not objects:
+                raise _unknown(checkpoint)
+            info = await self._info(checkpoint, objects, [])
+            await self._delete(objects)
+        finally:
+            await self._registry.removals.end(checkpoint, token)
+        self._facts.pop(checkpoint, None)
+        return info
+
+    async def run(self) -> None:
+        """Sweeps, now and every hour, for as long as the controller runs."""
+        while True:
+            try:
+                await self.sweep(time.time_ns() // 1_000_000)
+            except FleetError as error:
+                log.warning("the store was not swept", extra={"error": error.message})
+            await asyncio.sleep(SWEEP_EVERY_S)
+
+    async def sweep(self, now_unix_ms: int) -> int:
+        """Objects that uploads left behind and nobody will ask for; how many there were."""
+        swept = await self._store.sweep(INCOMING_S)
+        groups = grouped(await self._store.list(CHECKPOINTS))
+        for checkpoint in litter(groups, now_unix_ms):
+            log.info("an upload that never ended is swept", extra={"checkpoint": checkpoint[:12]})
+            await self._delete(groups[checkpoint])
+            swept += len(groups[checkpoint])
+        return swept
+
+    async def _delete(self, objects: Collection[StoredObject]) -> None:
+        for stored in sorted(objects, key=lambda stored: not stored.key.endswith("/" + MANIFEST_OBJECT)):
+            await self._store.delete(stored.key)
+
+    async def _info(
+        self, checkpoint: CheckpointId, objects: Collection[StoredObject], used_by: Iterable[str]
+    ) -> CheckpointInfo:
+        facts, problem = None, "its upload has not ended"
+        stored = _manifest_of(objects)
+        if stored is not None:
+            try:
+                facts = await self._facts_of(checkpoint)
+                problem = missing_of(facts.sizes, objects)
+            except (CheckpointInvalid, NotFound) as error:
+                problem = error.message
+        return CheckpointInfo(
+            id=checkpoint,
+            complete=not problem,
+            problem=problem,
+            weight_bytes=facts.weight_bytes if facts else 0,
+            object_bytes=sum(stored.size_bytes for stored in objects),
+            tensors=facts.tensors if facts else 0,
+            files=facts.files if facts else 0,
+            parts=len(facts.sizes) if facts else len(objects),
+            adapter=facts.adapter if facts else False,
+            created_unix_ms=(stored or max(objects, key=lambda one: one.modified_unix_ms)).modified_unix_ms,
+            used_by=list(used_by),
+        )
+
+    async def _facts_of(self, checkpoint: CheckpointId) -> Facts:
+        if checkpoint not in self._facts:
+            self._facts[checkpoint] = facts_of(read_manifest(await self.manifest(checkpoint), checkpoint))
+        return self._facts[checkpoint]
+
+
+def grouped(objects: Iterable[StoredObject]) -> dict[CheckpointId, list[StoredObject]]:
+    """Objects by the checkpoint that they belong to; what is nobody's is passed over."""
+    groups: dict[CheckpointId, list[StoredObject]] = {}
+    for stored in objects:
+        checkpoint, _, name = stored.key.removeprefix(CHECKPOINTS).partition("/")
+        if is_checkpoint(checkpoint) and name:
+            groups.setdefault(CheckpointId(checkpoint), []).append(stored)
+    return groups
+
+
+def litter(groups: dict[CheckpointId, list[StoredObject]], now_unix_ms: int) -> list[CheckpointId]:
+    """Uploads without a manifest to which nothing was added for a day."""
+    oldest_unix_ms = now_unix_ms - UNFINISHED_S * 1000
+    return [
+        checkpoint
+        for checkpoint, objects in groups.items()
+        if _manifest_of(objects) is None and max(stored.modified_unix_ms for stored in objects) < oldest_unix_ms
+    ]
+
+
+def facts_of(manifest: Manifest) -> Facts:
+    return Facts(
+        weight_bytes=manifest.weight_bytes,
+        tensors=len(manifest.tensors) + len(manifest.aliases),
+        files=len(manifest.files),
+        adapter=is_adapter(manifest),
+        sizes={part.object: part.header_bytes + part.data_bytes for part in manifest.parts},
+    )
+
+
+def missing_of(expected: dict[str, int], objects: Iterable[StoredObject]) -> str:
+    """The first part that is not as the manifest says, "" if all are."""
+    found = {stored.key.rpartition("/")[2]: stored.size_bytes for stored in objects}
+    for name, size_bytes in expected.items():
+        if name not in found:
+            return f"{name} is missing"
+        if found[name] != size_bytes:
+            return f"{name} has {found[name]:,} bytes, its manifest says {size_bytes:,}"
+    return ""
+
+
+def _manifest_of(objects: Iterable[StoredObject]) -> StoredObject | None:
+    return next((stored for stored in objects if stored.key.endswith("/" + MANIFEST_OBJECT)), None)
+
+
+def _unknown(checkpoint: CheckpointId) -> NotFound:
+    return NotFound(f"checkpoint {checkpoint[:12]} is not in the store", hint="`fs weights ls` lists what is")

@@ -1,0 +1,204 @@
+"""Functions and their versions: immutable, numbered for ever, one of them live.
+
+A deploy is refused unless all that the version needs is whole in the store and fits together; the same spec as one
+that is in service makes no new version, but gives a broken one another chance. Which version calls go to is for
+`versions` to decide. Every change is compare-and-set in one script, which also sees to it that nobody removes the
+weights meanwhile (`removals`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from itertools import chain
+from typing import cast
+
+import msgspec
+
+from fleetstart.controller.registry.deletion_guard import Removals
+from fleetstart.controller.state import traffic as versions
+from fleetstart.controller.state.records import LIVE, FunctionRecord, Rollout, VersionKey, VersionRecord
+from fleetstart.controller.state.redis_client import Script
+from fleetstart.controller.state.sync import State
+from fleetstart.controller.storage.object_store import ObjectStore, read_file, require_bundle, require_checkpoint
+from fleetstart.runtime.contract import redis_keys as keys
+from fleetstart.runtime.contract.errors import InvalidSpec, NotFound, Unavailable
+from fleetstart.runtime.contract.function.spec import FunctionSpec, spec_digest
+from fleetstart.runtime.contract.ids import CheckpointId, FunctionName, Version
+from fleetstart.runtime.contract.weights.adapters import is_adapter, require_fit
+from fleetstart.runtime.contract.weights.lora import CONFIG, CONFIG_MAX_BYTES, read_adapter
+from fleetstart.runtime.contract.weights.stage import Layout, layout_of
+
+TRIES = 20
+"""Deploys of one function at the same moment, each losing to another: more is a bug."""
+NO_VERSION = Version(0)
+"""Numbers begin with 1."""
+
+
+class Registry:
+    def __init__(self, state: State, store: ObjectStore) -> None:
+        self._state = state
+        self._store = store
+        self._script = Script(state.client, "registry")
+        self._decoder = msgspec.json.Decoder(VersionRecord)
+        self.removals = Removals(state.client)
+
+    async def deploy(
+        self, spec: FunctionSpec, now_unix_ms: int, *, alias: str = LIVE, percent: int = 100, probe: bool = False
+    ) -> tuple[VersionRecord, bool]:
+        """The version, and whether it is new. The alias points at it, or with `probe` will when it has answered.
+
+        Errors: InvalidSpec, InvalidInput, WeightsMissing, CheckpointInvalid.
+        """
+        digest = spec_digest(spec)
+        await require_bundle(self._store, spec.name, spec.bundle)
+        needed = checkpoints_of(spec)
+        for _ in range(TRIES):
+            marks = await self.removals.marks(needed, now_unix_ms)  # before the look into the store
+            segment_bytes, layout = await self._require_weights(spec)
+            raw, function = await self._function(spec.name)
+            known = await self._same(function, digest)
+            record = known or VersionRecord(
+                version=await self._next_version(spec.name),
+                digest=digest,
+                spec=spec,
+                segment_bytes=segment_bytes,
+                created_unix_ms=now_unix_ms,
+                layout=layout,
+            )
+            plan = Rollout(version=record.version, alias=alias, percent=percent, begun_unix_ms=now_unix_ms)
+            new = _after(function, spec.name, plan, probe=probe)
+            data = msgspec.json.encode(record) if known is None else b""
+            if await self._run(spec.name, raw, new, record.version, data, list(zip(needed, marks, strict=True))):
+                await self._state.resync()
+                return record, known is None
+        raise _busy(spec.name)
+
+    async def change(
+        self, name: FunctionName, change: Callable[[FunctionRecord], FunctionRecord], *, fresh: Version = NO_VERSION
+    ) -> FunctionRecord:
+        """The record as changed. `fresh` names a version whose failed starts are forgotten with it.
+
+        Errors: NotFound; those of `change`.
+        """
+        for _ in range(TRIES):
+            raw, function = await self._function(name)
+            if function is None:
+                raise NotFound(f"function {name[:80]} does not exist", hint="`fs ls` lists what does")
+            new = change(function)
+            if await self._run(name, raw, msgspec.json.encode(new), fresh, b""):
+                await self._state.resync()
+                return new
+        raise _busy(name)
+
+    async def version(self, name: FunctionName, version: Version) -> VersionRecord:
+        """Errors: NotFound."""
+        record = await self._state.version(VersionKey(name, version))
+        if record is None:
+            raise NotFound(
+                f"function {name[:80]} has no version {version}", hint=f"`fs versions {name[:80]}` lists them"
+            )
+        return record
+
+    async def versions(self, name: FunctionName) -> list[VersionRecord]:
+        """All there ever were, the newest first."""
+        raw = await cast(Awaitable[list[bytes]], self._state.client.hvals(keys.versions(name)))
+        return sorted((self._decoder.decode(record) for record in raw), key=lambda record: -record.version)
+
+    async def delete(self, name: FunctionName) -> None:
+        """The name is free at once; its workers are drained by the scheduler. Versions keep their numbers."""
+        for _ in range(TRIES):
+            raw, function = await self._function(name)
+            if function is None:
+                raise NotFound(f"function {name} does not exist", hint="`fs ls` lists what does")
+            if await self._run(name, raw, b"", function.live, b""):
+                await self._state.resync()
+                return
+        raise _busy(name)
+
+    async def uses(self) -> dict[CheckpointId, list[str]]:
+        """Which versions (`name@version`) of functions that are deployed need each checkpoint, old versions too."""
+        names = await cast(Awaitable[list[bytes]], self._state.client.hkeys(keys.FUNCTIONS))
+        functions = sorted(FunctionName(name.decode()) for name in names)
+        async with self._state.client.pipeline(transaction=False) as pipe:
+            for function in functions:
+                pipe.hvals(keys.versions(function))
+            answers = await pipe.execute()
+        found: dict[CheckpointId, list[str]] = {}
+        for function, records in zip(functions, answers, strict=True):
+            for record in sorted((self._decoder.decode(raw) for raw in records), key=lambda record: record.version):
+                for checkpoint in checkpoints_of(record.spec):
+                    found.setdefault(checkpoint, []).append(str(VersionKey(function, record.version)))
+        return found
+
+    async def _require_weights(self, spec: FunctionSpec) -> tuple[int, Layout | None]:
+        """Bytes that its weights take of a node's memory, and how they lie if it can be cut into stages."""
+        if spec.weights is None:
+            return 0, None
+        base = await require_checkpoint(self._store, spec.name, spec.weights)
+        layout = layout_of(base) if spec.in_layers else None
+        if spec.layered and layout is not None and not layout.layer_bytes:
+            raise InvalidSpec(
+                f"function {spec.name}: its weights have no numbered layers, and it is Layered",
+                hint='say how they are named, and deploy again: @function(weights=..., layers="features.{}")',
+            )
+        if spec.adapter is None:
+            return base.total_bytes, layout
+        adapter = await require_checkpoint(self._store, spec.name, spec.adapter)
+        if not is_adapter(adapter):
+            raise InvalidSpec(
+                f"function {spec.name}: its adapter has no {CONFIG}: these are weights, not a LoRA adapter",
+                hint="`fs weights push FOLDER` says of a folder in PEFT's format that it is an adapter",
+            )
+        config = await read_file(self._store, spec.adapter, adapter, CONFIG, CONFIG_MAX_BYTES)
+        require_fit(spec.name, base, read_adapter(config, adapter.tensors.items(), patterns=False))
+        return base.total_bytes + adapter.total_bytes, layout
+
+    async def _run(
+        self,
+        name: FunctionName,
+        raw: bytes,
+        new: bytes,
+        version: Version,
+        record: bytes,
+        marks: Sequence[tuple[CheckpointId, str]] = (),
+    ) -> bool:
+        return bool(
+            await self._script(
+                [keys.FUNCTIONS, keys.versions(name), keys.failures(name, version), keys.REMOVALS],
+                [name, raw, new, version, record, keys.EVENTS_FUNCTIONS, *chain.from_iterable(marks)],
+            )
+        )
+
+    async def _function(self, name: FunctionName) -> tuple[bytes, FunctionRecord | None]:
+        """As it lies there, and what it says."""
+        raw = await cast(Awaitable[bytes | None], self._state.client.hget(keys.FUNCTIONS, name)) or b""
+        return raw, msgspec.json.decode(raw, type=FunctionRecord) if raw else None
+
+    async def _same(self, function: FunctionRecord | None, digest: str) -> VersionRecord | None:
+        """The newest version in service, or on the way to it, that is this very spec."""
+        for version in sorted(versions.needed(function), reverse=True) if function is not None else ():
+            record = await self._state.version(VersionKey(function.name, version)) if function is not None else None
+            if record is not None and record.digest == digest:
+                return record
+        return None
+
+    async def _next_version(self, name: FunctionName) -> Version:
+        taken = await cast(Awaitable[list[bytes]], self._state.client.hkeys(keys.versions(name)))
+        return Version(max((int(number) for number in taken), default=0) + 1)
+
+
+def _after(function: FunctionRecord | None, name: FunctionName, plan: Rollout, *, probe: bool) -> bytes:
+    """A function's first version is its live one, whatever else it is: there is nothing that it could replace."""
+    if function is None:
+        versions.check_rollout(plan)
+        function = FunctionRecord(name=name, live=plan.version, deployed_unix_ms=plan.begun_unix_ms)
+        plan, probe = msgspec.structs.replace(plan, percent=100), False
+    return msgspec.json.encode(versions.deployed(function, plan, probe=probe))
+
+
+def _busy(name: FunctionName) -> Unavailable:
+    return Unavailable(f"function {name}: somebody else changes it again and again", retry_after_s=1)
+
+
+def checkpoints_of(spec: FunctionSpec) -> list[CheckpointId]:
+    return [checkpoint for checkpoint in (spec.weights, spec.adapter) if checkpoint is not None]

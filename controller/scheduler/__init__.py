@@ -1,0 +1,1 @@
+"""Leader lease, reconcile loop, worker pools, autoscaling, calibration of the planner."""

@@ -1,0 +1,204 @@
+"""What a start, its first answer and later calls teach the planner: measures and an observation in, measures out.
+
+`learner` brings the observations and keeps the measures. How an estimate changes is `planner.measures`' affair; this
+knows where in statuses, plans and reports the observations stand.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import Literal, NamedTuple
+
+import msgspec
+
+from fleetstart.controller.planner import Plan, StagePlan
+from fleetstart.controller.planner.error_margins import Kind
+from fleetstart.controller.planner.estimates import (
+    NodeMeasures,
+    Start,
+    VersionMeasures,
+    observe_generation,
+    observe_outcome,
+    observe_start_of_version,
+    observe_start_on_node,
+    start_of,
+)
+from fleetstart.controller.state.records import StartOutcome, VersionKey, parse_version_key
+from fleetstart.controller.state.traffic import needed
+from fleetstart.controller.state.view import View
+from fleetstart.runtime.contract import redis_keys as keys
+from fleetstart.runtime.contract.ids import NodeId
+from fleetstart.runtime.contract.node.orders import WorkerOrder, WorkerStatus
+from fleetstart.runtime.contract.node.reports import NodeReport
+from fleetstart.runtime.contract.node.speed import Speed
+
+Measures = tuple[NodeMeasures, VersionMeasures]
+
+
+def stage_of(plan: Plan, order: WorkerOrder) -> StagePlan | None:
+    """What was planned for this worker; None if the plan is of something else."""
+    index = order.stage.index if order.stage is not None else 0
+    return plan.stages[index] if index < len(plan.stages) else None
+
+
+def sharers(view: View, order: WorkerOrder) -> int:
+    """Checkpoints that its node fetched at about the same time, its own included."""
+    others = {
+        other.spec.weights
+        for other in view.orders.values()
+        if other.node == order.node and other.spec.weights not in (None, order.spec.weights) and _starts(view, other)
+    }
+    return 1 + len(others)
+
+
+def _starts(view: View, order: WorkerOrder) -> bool:
+    status = view.statuses.get(order.worker)
+    return order.wanted == "run" and (status is None or (status.state == "starting" and status.start == "cold"))
+
+
+def start_seen(
+    status: WorkerStatus, stage: StagePlan, bytes_per_s: Mapping[str, float], sharers: int, *, alone: bool
+) -> Start:
+    """A start that got ready. What the node itself measured (`bytes_per_s`) is better than bytes by time, unless others
+    had their share of the link. `alone` is False of a stage, whose `load` also waits for the other stages.
+    """
+    source = _source(stage)
+    seen = start_of(
+        status.timeline,
+        warm=status.start == "warm",
+        fetch_bytes=stage.missing_bytes if source is not None else 0,
+        source=source or "store",
+        sharers=sharers,
+    )
+    rate = bytes_per_s.get(seen.source, 0.0)
+    if rate > 0 and sharers == 1 and seen.fetch_s is not None:
+        seen = dataclasses.replace(seen, fetch_s=seen.fetch_bytes / rate)
+    return seen if alone else dataclasses.replace(seen, library_s=None)
+
+
+def _source(stage: StagePlan) -> Literal["store", "disk"] | None:
+    """Where all of its bytes came from; None if they came from both, which tells nothing of either."""
+    if stage.store_bytes == stage.missing_bytes:
+        return "store"
+    return "disk" if stage.store_bytes == 0 else None
+
+
+def learn_start(
+    known: Measures, status: WorkerStatus, order: WorkerOrder, stage: StagePlan, report: NodeReport | None, sharers: int
+) -> Measures:
+    rates = report.bytes_per_s if report is not None else {}
+    seen = start_seen(status, stage, rates, sharers, alone=order.stage is None)
+    node, version = known
+    return observe_start_on_node(node, seen), observe_start_of_version(version, seen)
+
+
+def ready_s(status: WorkerStatus, version: VersionMeasures) -> float:
+    """What this start took by the formula that it was planned with (eq. 5), with its own times put in."""
+    seen = start_of(status.timeline, warm=status.start == "warm")
+    own_s = (seen.start_s or 0.0) + (seen.device_s or 0.0) + version.library_s.value
+    return max(own_s, seen.fetch_s or 0.0)
+
+
+class Readied(NamedTuple):
+    """What getting ready took of a start, as its slowest stage has it."""
+
+    took_s: float
+    shared: bool
+    """Whether other starts fetched over a link of its meanwhile."""
+
+    def with_stage(self, took_s: float, sharers: int) -> Readied:
+        return Readied(max(self.took_s, took_s), self.shared or sharers > 1)
+
+
+NOT_YET = Readied(took_s=0.0, shared=False)
+
+
+def learn_outcome(
+    version: VersionMeasures, plan: Plan, outcome: StartOutcome, readied: Readied | None
+) -> VersionMeasures:
+    """As much as clocks of two machines tell."""
+    observed_s = (outcome.first_byte_unix_ms - plan.decided_unix_ms) / 1000
+    if observed_s <= 0 or not plan.decided_unix_ms or not plan.stages:
+        return version
+    return observe_outcome(
+        version,
+        kind=_kind(plan),
+        predicted_s=plan.ttft_s,
+        observed_s=observed_s,
+        hindsight_s=plan.ttft_s - plan.ready_s + readied.took_s if readied is not None else None,
+        shared=readied is not None and readied.shared,
+    )
+
+
+def _kind(plan: Plan) -> Kind:
+    if not any(stage.fetch_s for stage in plan.stages):
+        return "warm"
+    return "group" if len(plan.stages) > 1 else "alone"
+
+
+def learn_speed(version: VersionMeasures, speed: Speed) -> VersionMeasures:
+    """A pipeline's stages together do what the whole model does: what is more, its hops take."""
+    return observe_generation(
+        version,
+        prefill_s=speed.prefill_s,
+        decode_s=speed.decode_s,
+        call_s=speed.call_s,
+        stages=speed.stages,
+        work=1.0,
+    )
+
+
+class SpeedsSeen:
+    """Which calls of the nodes' reports were learned from: a report repeats itself until there are new ones."""
+
+    def __init__(self, reports: Iterable[NodeReport] = ()) -> None:
+        """What these say, somebody else has learned."""
+        self._calls: dict[tuple[NodeId, str, str], int] = {}
+        self.news(reports)
+
+    def news(self, reports: Iterable[NodeReport]) -> list[tuple[VersionKey, Speed]]:
+        """Speeds that have calls which were not there before. Forgets what no report tells any more."""
+        found: list[tuple[VersionKey, Speed]] = []
+        calls: dict[tuple[NodeId, str, str], int] = {}
+        for report in reports:
+            for text, speed in report.speeds.items():
+                version, seen = parse_version_key(text), (report.node, report.epoch, text)
+                calls[seen] = speed.calls
+                if version is not None and speed.calls > self._calls.get(seen, 0):
+                    found.append((version, speed))
+        self._calls = calls
+        return found
+
+
+def outdated(view: View) -> list[str]:
+    """Fields of the measures that nobody will plan with: of nodes that were removed, of versions that are neither
+    in service nor called nor ordered."""
+    live = {VersionKey(record.name, version) for record in view.functions.values() for version in needed(record)}
+    ordered = {VersionKey(order.spec.name, order.version) for order in view.orders.values()}
+    called = {key for text in view.loads() if (key := parse_version_key(text)) is not None}
+    gone = [keys.measures_of_node(node) for node in view.node_measures.keys() - view.nodes.keys()]
+    gone += [keys.measures_of_version(*key) for key in view.version_measures.keys() - live - ordered - called]
+    return sorted(gone)
+
+
+_NODE, _VERSION = msgspec.json.Decoder(NodeMeasures), msgspec.json.Decoder(VersionMeasures)
+
+
+def read_measures(
+    raw: Mapping[bytes, bytes],
+) -> tuple[dict[NodeId, NodeMeasures], dict[VersionKey, VersionMeasures]]:
+    """The hash, decoded. What is not understood is left out: it is learned anew."""
+    nodes: dict[NodeId, NodeMeasures] = {}
+    versions: dict[VersionKey, VersionMeasures] = {}
+    for field, value in raw.items():
+        kind, _, name = field.decode(errors="replace").partition(":")
+        key = parse_version_key(name)
+        try:
+            if kind == "node":
+                nodes[NodeId(name)] = _NODE.decode(value)
+            elif kind == "version" and key is not None:
+                versions[key] = _VERSION.decode(value)
+        except msgspec.DecodeError:
+            continue
+    return nodes, versions

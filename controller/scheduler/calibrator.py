@@ -1,0 +1,214 @@
+"""Lets the planner learn, in the controller that schedules: hears of starts and answers, keeps the measures in Redis.
+
+Nothing waits for it, and losing what it was about to learn costs one sample. Writes are fenced like the scheduler's,
+and what must count once has a mark in Redis, so that a new scheduler neither forgets nor learns anything twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Any, cast
+
+import msgspec
+
+from fleetstart.controller.planner import Plan
+from fleetstart.controller.planner.estimates import NodeMeasures, VersionMeasures, node_prior, version_prior
+from fleetstart.controller.scheduler.calibration import (
+    NOT_YET,
+    Readied,
+    SpeedsSeen,
+    learn_outcome,
+    learn_speed,
+    learn_start,
+    outdated,
+    read_measures,
+    ready_s,
+    sharers,
+    stage_of,
+)
+from fleetstart.controller.scheduler.leader import PLAN_KEPT_S
+from fleetstart.controller.state.records import StartOutcome, VersionKey
+from fleetstart.controller.state.redis_client import REDIS_DOWN, Script
+from fleetstart.controller.state.sync import State
+from fleetstart.runtime.contract import redis_keys as keys
+from fleetstart.runtime.contract.ids import PipelineId, WorkerId
+from fleetstart.runtime.contract.node.orders import WorkerOrder, WorkerStatus
+from fleetstart.runtime.contract.node.reports import NodeReport
+
+log = logging.getLogger(__name__)
+
+EVERY_S = 1.0
+"""As often as nodes report."""
+PRUNE_EVERY = 60
+"""Rounds."""
+OUTCOMES_AT_ONCE = 100
+STARTS_HELD = 1000
+"""Whose first answer has not ended. A start that nobody calls has none."""
+LEARNED_KEPT_S = PLAN_KEPT_S + 3600
+"""Longer than the plan, without which nothing is learned: so that it is not learned again."""
+
+
+class Learner:
+    def __init__(self, state: State, fence: Callable[[], int]) -> None:
+        """`fence` is 0 while another controller schedules."""
+        self._state = state
+        self._view = state.view
+        self._fence = fence
+        self._script = Script(state.client, "learn")
+        self._ready: dict[WorkerId, WorkerStatus] = {}
+        """That nobody may have learned from yet."""
+        self._speeds = SpeedsSeen()
+        self._led_with = 0
+        self._readied: OrderedDict[WorkerId | PipelineId, Readied] = OrderedDict()
+        """Until the start's outcome is known."""
+        self._plans = msgspec.json.Decoder(Plan)
+        self._wake = asyncio.Event()
+        state.view.on_worker(self._heard)
+
+    def _heard(self, status: WorkerStatus) -> None:
+        if status.state == "ready" and self._fence():
+            self._ready[status.worker] = status
+            self._wake.set()
+
+    async def run(self) -> None:
+        rounds = 0
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(EVERY_S):
+                    await self._wake.wait()
+            self._wake.clear()
+            if not self._fence() or self._view.redis != "ok":
+                continue
+            try:
+                await self._learn()
+                rounds += 1
+                if rounds % PRUNE_EVERY == 0:
+                    await self._prune()
+            except REDIS_DOWN as error:
+                log.debug("what was observed waits for redis", extra={"error": str(error)})
+
+    async def _learn(self) -> None:
+        if self._led_with != self._fence():
+            self._take_over()
+        for worker, status in list(self._ready.items()):
+            await self._learn_start(status)
+            self._ready.pop(worker, None)
+        for key, speed in self._speeds.news(self._reports()):
+            version = self._version(key)
+            if version is not None:
+                await self._keep(None, {keys.measures_of_version(*key): learn_speed(version, speed)})
+        await self._learn_outcomes()
+
+    def _take_over(self) -> None:
+        """A new scheduler: starts that the last one did not see through are in the view, calls were its affair."""
+        self._led_with = self._fence()
+        self._speeds = SpeedsSeen(self._reports())
+        for status in self._view.statuses.values():
+            if status.state == "ready":
+                self._ready.setdefault(status.worker, status)
+
+    def _reports(self) -> Iterable[NodeReport]:
+        return [seen.report for seen in self._view.nodes.values() if seen.absent_since_ns is None]
+
+    async def _learn_start(self, status: WorkerStatus) -> None:
+        order, key = self._view.orders.get(status.worker), VersionKey(status.function, status.version)
+        version = self._version(key)
+        if order is None or version is None:
+            return
+        async with self._state.client.pipeline(transaction=False) as pipe:
+            pipe.get(keys.plan(status.worker))
+            pipe.get(keys.node(status.node))
+            raw_plan, raw_report = await pipe.execute()
+        plan = self._plan(raw_plan)
+        stage = stage_of(plan, order) if plan is not None else None
+        if plan is None or stage is None:
+            return
+        if order.stage is not None and status.whole:  # its start was learned from when it was ready
+            if _stands_for_its_start(order):
+                await self._note_whole(order, plan, status.changed_unix_ns // 1_000_000)
+            return
+        shared_by = sharers(self._view, order)
+        self._note_ready(order, ready_s(status, version), shared_by)
+        report = msgspec.json.decode(raw_report, type=NodeReport) if raw_report else None
+        node = self._view.node_measures.get(status.node) or node_prior(list(self._view.node_measures.values()))
+        node, version = learn_start((node, version), status, order, stage, report, shared_by)
+        measures: dict[str, NodeMeasures | VersionMeasures] = {
+            keys.measures_of_node(status.node): node,
+            keys.measures_of_version(*key): version,
+        }
+        await self._keep(keys.learned(status.worker, "start"), measures)
+
+    async def _learn_outcomes(self) -> None:
+        pop = cast(Awaitable[list[bytes] | None], self._state.client.lpop(keys.OUTCOMES, OUTCOMES_AT_ONCE))
+        for raw in await pop or ():
+            outcome = msgspec.json.decode(raw, type=StartOutcome)
+            key = VersionKey(outcome.function, outcome.version)
+            order, version = self._view.orders.get(outcome.worker), self._version(key)
+            if version is None or order is None or not _stands_for_its_start(order):
+                continue
+            plan = self._plan(await self._state.client.get(keys.plan(outcome.worker)))
+            if plan is not None:
+                known = learn_outcome(version, plan, outcome, self._readied.pop(_start(order), None))
+                measures = {keys.measures_of_version(*key): known}
+                await self._keep(keys.learned(outcome.worker, "outcome"), measures)
+
+    def _note_ready(self, order: WorkerOrder, took_s: float, shared_by: int) -> None:
+        start = _start(order)
+        self._readied[start] = self._readied.get(start, NOT_YET).with_stage(took_s, shared_by)
+        if len(self._readied) > STARTS_HELD:
+            self._readied.popitem(last=False)
+
+    async def _note_whole(self, order: WorkerOrder, plan: Plan, whole_unix_ms: int) -> None:
+        """In the plan, for each worker of the start: what it cost is known now."""
+        if plan.whole_unix_ms:
+            return
+        raw = msgspec.json.encode(msgspec.structs.replace(plan, whole_unix_ms=whole_unix_ms))
+        async with self._state.client.pipeline(transaction=False) as pipe:
+            for other in self._view.orders.values():
+                if _start(other) == _start(order):
+                    pipe.set(keys.plan(other.worker), raw, xx=True, keepttl=True)
+            await pipe.execute()
+
+    def _version(self, key: VersionKey) -> VersionMeasures | None:
+        """As known so far; None of a version that this controller does not know."""
+        known, record = self._view.version_measures.get(key), self._view.versions.get(key)
+        if known is None and record is not None:
+            return version_prior(record.segment_bytes)
+        return known
+
+    def _plan(self, raw: Any) -> Plan | None:
+        return self._plans.decode(raw) if raw else None
+
+    async def _keep(self, once: str | None, measures: Mapping[str, NodeMeasures | VersionMeasures]) -> None:
+        """In Redis, and in the view at once. `once` is the mark of what must not be learned twice."""
+        raw = {field.encode(): msgspec.json.encode(value) for field, value in measures.items()}
+        if await self._write(once, raw):
+            nodes, versions = read_measures(raw)
+            self._view.node_measures.update(nodes)
+            self._view.version_measures.update(versions)
+
+    async def _prune(self) -> None:
+        gone = outdated(self._view)
+        if gone:
+            await self._write(None, {field.encode(): b"" for field in gone})
+
+    async def _write(self, once: str | None, fields: dict[bytes, bytes]) -> bool:
+        script_keys = [keys.FENCE, keys.MEASURES, *([once] if once is not None else [])]
+        args: list[str | bytes | int] = [self._fence(), LEARNED_KEPT_S]
+        for field, value in fields.items():
+            args += [field, value]
+        return bool(await self._script(script_keys, args) == 1)
+
+
+def _start(order: WorkerOrder) -> WorkerId | PipelineId:
+    """What the stages of one start have in common."""
+    return order.stage.pipeline if order.stage is not None else order.worker
+
+
+def _stands_for_its_start(order: WorkerOrder) -> bool:
+    """Calls of a helper that has grown come long after its pipeline's first token."""
+    return order.stage is None or order.stage.index == 0

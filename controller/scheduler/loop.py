@@ -1,0 +1,136 @@
+"""The scheduler's shell: holds the lease, runs a reconcile step whenever something changed, writes what it wants.
+
+Every controller runs one; only the one with the lease steps. It wakes on any change of the view, so that demand
+becomes an order within a millisecond or two, and on a tick for what time alone changes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable
+
+from fleetstart.controller.billing.ledger_writer import LedgerWriter
+from fleetstart.controller.scheduler.leader import Leading
+from fleetstart.controller.scheduler.reconcile import Reconciler, Step
+from fleetstart.controller.state.records import VersionKey
+from fleetstart.controller.state.redis_client import REDIS_DOWN
+from fleetstart.runtime.contract.errors import ErrorInfo
+from fleetstart.runtime.contract.node.orders import WorkerOrder
+from fleetstart.runtime.contract.process.tasks import together
+
+log = logging.getLogger(__name__)
+
+TICK_S = 1.0
+RENEW_S = 0.5
+ABANDONED_EVERY_S = 5.0
+
+
+class Scheduler:
+    def __init__(
+        self, gateway: str, leading: Leading, ledger: LedgerWriter, seal: Callable[[WorkerOrder], WorkerOrder]
+    ) -> None:
+        """`seal` puts into an order what only its node may read."""
+        self._gateway = gateway
+        self._leading = leading
+        self._view = leading.view
+        self._ledger = ledger
+        self._seal = seal
+        self._wake = asyncio.Event()
+        self._reconciler = Reconciler()
+        self.fence = 0
+        """0: another one schedules, or nobody knows."""
+        self.unplaced: dict[VersionKey, ErrorInfo] = {}
+        """Versions for whose workers the last step found no room, and why."""
+        leading.view.on_change(self._wake.set)
+
+    def wake(self) -> None:
+        self._wake.set()
+
+    async def run(self) -> None:
+        await together(self._hold_lease(), self._steps(), self._close_abandoned())
+
+    async def release(self) -> None:
+        """Hands the lease to whoever asks next."""
+        if self.fence:
+            self.fence = 0
+            await self._leading.stop(self._gateway)
+
+    async def _hold_lease(self) -> None:
+        while True:
+            try:
+                async with asyncio.timeout(RENEW_S * 2):
+                    fence = await self._leading.lead(self._gateway, self.fence)
+                self._take(fence)
+            except REDIS_DOWN:
+                pass  # while nobody can write, nobody else can lead; a stale fence is refused anyway
+            await asyncio.sleep(RENEW_S)
+
+    def _take(self, fence: int) -> None:
+        if fence == self.fence:
+            return
+        if fence:
+            log.info("this controller schedules", extra={"fence": fence})
+            self._reconciler = Reconciler()
+            self._wake.set()
+        else:
+            log.warning("another controller schedules", extra={"leader": self._view.leader})
+        self.fence = fence
+
+    async def _steps(self) -> None:
+        wait_s = TICK_S
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(wait_s):
+                    await self._wake.wait()
+            self._wake.clear()
+            wait_s = TICK_S
+            if not self.fence or self._view.redis != "ok":
+                continue
+            try:
+                again_unix_ms = await self._step()
+            except REDIS_DOWN as error:
+                log.warning("orders wait for redis", extra={"error": str(error)})
+                wait_s = 0.1
+                continue
+            if again_unix_ms is not None:
+                wait_s = max(0.001, min(TICK_S, again_unix_ms / 1000 - time.time()))
+
+    async def _step(self) -> int | None:
+        step = self._reconciler.step(self._view, now_ns=time.monotonic_ns(), now_unix_ns=time.time_ns())
+        step.orders = [self._seal(order) for order in step.orders]
+        if not await self._leading.write(step, self.fence):
+            log.warning("a stale scheduler's orders were refused", extra={"fence": self.fence})
+            self.fence = 0
+            return None
+        self.unplaced = step.unplaced
+        _tell(step)
+        return step.again_unix_ms
+
+    async def _close_abandoned(self) -> None:
+        while True:
+            await asyncio.sleep(ABANDONED_EVERY_S)
+            if self.fence:
+                with contextlib.suppress(*REDIS_DOWN):
+                    await self._ledger.close_abandoned(time.time_ns() // 1_000_000)
+
+
+def _tell(step: Step) -> None:
+    for order in step.orders:
+        log.info(
+            "worker ordered" if order.wanted == "run" else "worker drained",
+            extra={
+                "worker": order.worker,
+                "function": order.spec.name,
+                "version": order.version,
+                "node": order.node,
+                **({"request": order.cause} if order.cause and order.wanted == "run" else {}),
+            },
+        )
+    for key, failure in step.failures:
+        if failure is not None:
+            log.warning(
+                "a start failed", extra={"function": str(key), "count": failure.count, "error": failure.error.message}
+            )

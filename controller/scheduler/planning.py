@@ -1,0 +1,175 @@
+"""Cold starts as the planner sees them: the view as its cluster, its plan as orders."""
+
+from __future__ import annotations
+
+import dataclasses
+import secrets
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+
+from fleetstart.controller.planner import (
+    Cluster,
+    OrderSeen,
+    Plan,
+    PlanRequest,
+    Shape,
+    node_state,
+    plan,
+    shape_of,
+    with_stage,
+)
+from fleetstart.controller.planner.constraints import wanted_by
+from fleetstart.controller.planner.error_margins import margins
+from fleetstart.controller.planner.estimates import (
+    NodeMeasures,
+    Others,
+    VersionMeasures,
+    informed,
+    node_prior,
+    version_prior,
+)
+from fleetstart.controller.state.records import VersionKey, VersionRecord
+from fleetstart.controller.state.view import View
+from fleetstart.runtime.contract.function.spec import FunctionSpec
+from fleetstart.runtime.contract.ids import CheckpointId, NodeId, PipelineId, WorkerId, new_pipeline_id, new_worker_id
+from fleetstart.runtime.contract.node.orders import WorkerOrder
+from fleetstart.runtime.contract.weights.stage import Stage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewIds:
+    """What a plan does not say of its orders, and nobody may guess."""
+
+    worker: Callable[[], WorkerId]
+    pipeline: Callable[[], PipelineId]
+    secret: Callable[[], str]
+
+
+NO_OTHERS = Others()
+NEW_IDS = NewIds(worker=new_worker_id, pipeline=new_pipeline_id, secret=lambda: secrets.token_urlsafe(24))
+
+
+def measures_of(view: View, key: VersionKey, record: VersionRecord) -> VersionMeasures:
+    return view.version_measures.get(key) or version_prior(record.segment_bytes)
+
+
+def request_of(
+    view: View,
+    key: VersionKey,
+    record: VersionRecord,
+    workers: int,
+    *,
+    others: Others = NO_OTHERS,
+    waited_s: float = 0.0,
+) -> PlanRequest:
+    """For so many whole workers in the end, if it becomes a pipeline. `others`: what all versions together show."""
+    spec = record.spec
+    measures = informed(measures_of(view, key, record), others)
+    return PlanRequest(
+        function=key.name,
+        shape=shape_of(record.layout if spec.in_layers else None, record.segment_bytes),
+        memory_bytes=spec.memory_bytes,
+        checkpoint=spec.weights,
+        kv_bytes=spec.llm.kv_memory_bytes if spec.llm is not None else 0,
+        measures=measures,
+        margins=margins(measures.ttft_ratios, others.margins),
+        slo=spec.slo,
+        workers=workers,
+        most=spec.scale.max,
+        waited_s=waited_s,
+        wanted=wanted_by(spec),
+    )
+
+
+def planned(request: PlanRequest, cluster: Cluster, now_s: float) -> Plan:
+    """If what was promised to a call that has waited cannot be kept any more, what those after it are promised can."""
+    chosen = plan(request, cluster, now_s)
+    if request.waited_s and not chosen.meets_slo and chosen.error is None:
+        return plan(dataclasses.replace(request, waited_s=0.0, patient=False), cluster, now_s)
+    return chosen
+
+
+def cluster_of(view: View, shapes: dict[CheckpointId, Shape], now_ns: int, now_unix_ns: int) -> Cluster:
+    """The nodes that are there, with what was ordered on them. `shapes` remembers those of checkpoints."""
+    seen: dict[NodeId, list[OrderSeen]] = defaultdict(list)
+    for order in view.orders.values():
+        key = VersionKey(order.spec.name, order.version)
+        record = view.versions.get(key)
+        if record is None:
+            continue
+        shape = shape_in(shapes, record)
+        status = view.statuses.get(order.worker) or view.ended.get(order.worker)
+        seen[order.node].append(OrderSeen(order=order, status=status, shape=shape))
+    for record in view.versions.values():
+        shape_in(shapes, record)
+    prior = node_prior(list(view.node_measures.values()))
+    return Cluster(
+        node_state(
+            found.report,
+            seen[node],
+            _known(view.node_measures.get(node), prior),
+            shapes=shapes,
+            now_s=now_ns / 1e9,
+            now_unix_ns=now_unix_ns,
+        )
+        for node, found in view.nodes.items()
+        if found.absent_since_ns is None
+    )
+
+
+def _known(own: NodeMeasures | None, prior: NodeMeasures) -> NodeMeasures:
+    return prior if own is None else own
+
+
+def shape_in(shapes: dict[CheckpointId, Shape], record: VersionRecord) -> Shape:
+    checkpoint = record.spec.weights
+    if checkpoint is None:
+        return shape_of(None, 0)
+    if checkpoint not in shapes:
+        shapes[checkpoint] = shape_of(record.layout, record.segment_bytes)
+    return shapes[checkpoint]
+
+
+def orders_of(plan: Plan, record: VersionRecord, ids: NewIds, *, grow: int, now_unix_ns: int) -> list[WorkerOrder]:
+    """One a stage, the first first; the first `grow` become whole workers once the pipeline serves.
+
+    Those that the plan gives less than a whole worker's memory are held to it (HydraServe section 4.1).
+    """
+    count = len(plan.stages)
+    cuts = tuple((stage.first, stage.end) for stage in plan.stages)
+    pipeline, secret = (ids.pipeline(), ids.secret()) if count > 1 else (None, "")
+    return [
+        WorkerOrder(
+            worker=ids.worker(),
+            node=stage.node,
+            epoch=stage.epoch,
+            version=record.version,
+            spec=_with_memory(record.spec, stage.memory_bytes) if index and not stage.full else record.spec,
+            ordered_unix_ns=now_unix_ns,
+            decided_unix_ns=now_unix_ns,
+            fetch_by_unix_ns=_unix_ns(stage.fetch_within_s, now_unix_ns),
+            stage=Stage(pipeline=pipeline, index=index, cuts=cuts) if pipeline is not None else None,
+            secret=secret,
+            peers=("",) * count if count > 1 else (),
+            grow=count > 1 and index < grow,
+        )
+        for index, stage in enumerate(plan.stages)
+    ]
+
+
+def take(cluster: Cluster, plan: Plan, orders: list[WorkerOrder], request: PlanRequest, now_ns: int) -> None:
+    """The cluster after these were ordered, for the next decision of the same step."""
+    for stage, order in zip(plan.stages, orders, strict=True):
+        state = cluster[stage.node]
+        cluster.put(with_stage(state, stage, order.worker, request.checkpoint, now_ns / 1e9))
+
+
+def _unix_ns(within_s: float | None, now_unix_ns: int) -> int:
+    return now_unix_ns + round(within_s * 1e9) if within_s is not None else 0
+
+
+def _with_memory(spec: FunctionSpec, memory_bytes: int) -> FunctionSpec:
+    return msgspec.structs.replace(spec, memory_bytes=memory_bytes)

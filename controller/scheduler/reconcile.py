@@ -1,0 +1,279 @@
+"""One step of the scheduler: the view and `now` in, writes out.
+
+Goes through every version that is live, ordered or called, asks autoscale how many workers it needs, pool what
+to do about the difference, and the planner where, alone or as a pipeline. Touches nothing: `scheduler` carries the
+writes out.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import msgspec
+
+from fleetstart.controller.planner import Cluster, Plan, Shape
+from fleetstart.controller.planner.estimates import Others, others_of
+from fleetstart.controller.planner.selection import SIZE_USUAL
+from fleetstart.controller.scheduler.autoscale import Window
+from fleetstart.controller.scheduler.pipelines import grown, is_helper, tend
+from fleetstart.controller.scheduler.planning import NEW_IDS, NewIds, cluster_of, orders_of, planned, request_of, take
+from fleetstart.controller.scheduler.window import Arrivals, growing, needed
+from fleetstart.controller.scheduler.worker_pool import Decision, Member, decide
+from fleetstart.controller.state.records import Failure, VersionKey, VersionRecord, parse_version_key
+from fleetstart.controller.state.traffic import in_service, scale_of
+from fleetstart.controller.state.traffic import needed as needed_of
+from fleetstart.controller.state.view import View
+from fleetstart.runtime.contract.errors import ErrorInfo
+from fleetstart.runtime.contract.function.spec import FunctionSpec
+from fleetstart.runtime.contract.ids import CheckpointId, WorkerId
+from fleetstart.runtime.contract.node.orders import WorkerOrder
+from fleetstart.runtime.contract.node.reports import FunctionLoad
+
+NO_LOAD = FunctionLoad(0, 0)
+WAITED_LEAST_S = 0.05
+"""Less is what demand takes to get here."""
+
+
+@dataclass(slots=True)
+class Step:
+    """What one step wants written, in this order."""
+
+    failures: list[tuple[VersionKey, Failure | None]] = field(default_factory=list)
+    """None clears the record."""
+    orders: list[WorkerOrder] = field(default_factory=list)
+    taken_back: list[WorkerOrder] = field(default_factory=list)
+    unplaced: dict[VersionKey, ErrorInfo] = field(default_factory=dict)
+    plans: dict[WorkerId, Plan] = field(default_factory=dict)
+    """Why each new worker is where it is; the stages of a pipeline share theirs."""
+    again_unix_ms: int | None = None
+
+    def soonest(self, unix_ms: int | None) -> None:
+        if unix_ms is not None:
+            self.again_unix_ms = min(unix_ms, self.again_unix_ms or unix_ms)
+
+
+class Reconciler:
+    """Owns the autoscaling windows, the only memory that the scheduler has; losing it costs nothing but warmth."""
+
+    def __init__(self, ids: NewIds = NEW_IDS) -> None:
+        self._windows: dict[VersionKey, Window] = {}
+        self._arrivals: dict[VersionKey, Arrivals] = {}
+        self._shapes: dict[CheckpointId, Shape] = {}
+        self._ids = ids
+
+    def step(self, view: View, *, now_ns: int, now_unix_ns: int) -> Step:
+        step = Step()
+        loads = view.loads()
+        orders: dict[VersionKey, list[WorkerOrder]] = defaultdict(list)
+        for order in view.orders.values():
+            orders[VersionKey(order.spec.name, order.version)].append(order)
+        room = _Room(view, lambda: cluster_of(view, self._shapes, now_ns, now_unix_ns))
+        keys = {VersionKey(name, version) for name, record in view.functions.items() for version in needed_of(record)}
+        called = {key for text in loads if (key := parse_version_key(text)) is not None}
+        for key in sorted(keys | called | orders.keys(), key=lambda key: _turn(key, loads)):
+            load = loads.get(str(key), NO_LOAD)
+            self._version(step, view, room, key, load, orders.get(key, []), now_ns, now_unix_ns)
+        for gone in self._windows.keys() - keys - called - orders.keys():
+            del self._windows[gone]
+        for gone in self._arrivals.keys() - called:
+            del self._arrivals[gone]
+        return step
+
+    def _version(
+        self,
+        step: Step,
+        view: View,
+        room: _Room,
+        key: VersionKey,
+        load: FunctionLoad,
+        orders: list[WorkerOrder],
+        now_ns: int,
+        now_unix_ns: int,
+    ) -> None:
+        record = view.versions.get(key)
+        spec = record.spec if record else (orders[0].spec if orders else None)
+        if spec is None:
+            return
+        function = view.functions.get(key.name)
+        if function is not None and function.scaled is not None:
+            spec = msgspec.structs.replace(spec, scale=scale_of(function, spec))
+        members = [self._member(view, order, load, now_ns) for order in orders]
+        failure = view.failures.get(key)
+        desired = self._desired(view, key, spec, load, members, failure, now_ns)
+        decision = decide(
+            spec=spec, desired=desired, members=members, failure=failure, now_unix_ms=now_unix_ns // 1_000_000
+        )
+        self._write(step, key, orders, decision, now_unix_ns)
+        helped = self._tend_pipelines(step, view, spec, orders, members, decision.start, now_unix_ns)
+        window = self._windows.get(key)
+        falls_ns = window.falls_ns(spec.scale) if window is not None else None
+        if falls_ns is not None:
+            step.soonest((now_unix_ns + falls_ns - now_ns) // 1_000_000 + 1)
+        if record is not None and decision.start > helped:
+            waited_s = _waited_s(load, members, now_unix_ns)
+            begun = len(step.orders)
+            self._start(step, view, room, key, record, decision.start - helped, waited_s, now_ns, now_unix_ns)
+            step.orders[begun:] = [msgspec.structs.replace(order, cause=load.oldest) for order in step.orders[begun:]]
+
+    def _desired(
+        self,
+        view: View,
+        key: VersionKey,
+        spec: FunctionSpec,
+        load: FunctionLoad,
+        members: list[Member],
+        failure: Failure | None,
+        now_ns: int,
+    ) -> int:
+        """An old version gets what its calls need and no keep-alive; a failing one no more than calls ask for now;
+        one that is being tried a worker to be tried on."""
+        function = view.functions.get(key.name)
+        need = self._needed(key, load, spec, now_ns / 1e9) if function is not None else 0
+        if function is not None and function.rollout is not None and function.rollout.version == key.version:
+            need = max(need, 1)
+        if function is None or key.version not in in_service(function):
+            self._windows.pop(key, None)
+            return need
+        window = self._windows.get(key)
+        if window is None:
+            here = sum(m.wanted == "run" and not m.lost for m in members)
+            window = self._windows[key] = Window(here, now_ns)
+        window.observe(need, now_ns)
+        desired = window.desired(spec.scale, now_ns)
+        if failure is not None:
+            ready = sum(m.wanted == "run" and m.state == "ready" for m in members)
+            desired = min(desired, max(spec.scale.min, need, ready))
+        return desired
+
+    def _needed(self, key: VersionKey, load: FunctionLoad, spec: FunctionSpec, now_s: float) -> int:
+        """What lately came is expected to come again, as long as there are calls at all: idle workers are kept by
+        the keep-alive alone."""
+        arrivals = self._arrivals.setdefault(key, Arrivals())
+        arrivals.observe(load.arrived, now_s)
+        if not load.queued + load.running:
+            return 0
+        return needed(
+            queued=load.queued,
+            running=load.running,
+            predicted=arrivals.predicted(now_s),
+            call_s=load.call_s,
+            spec=spec,
+        )
+
+    def _member(self, view: View, order: WorkerOrder, load: FunctionLoad, now_ns: int) -> Member:
+        status = view.statuses.get(order.worker) or view.ended.get(order.worker)
+        return Member(
+            worker=order.worker,
+            wanted=order.wanted,
+            ordered_unix_ms=order.ordered_unix_ns // 1_000_000,
+            state=status.state if status else None,
+            lost=view.worker_lost(order.worker, order.node, order.epoch, now_ns),
+            served=order.worker in view.was_ready or bool(status and status.endpoint),
+            ready_unix_ms=status.changed_unix_ns // 1_000_000 if status and status.state == "ready" else 0,
+            running=load.per_worker.get(order.worker, 0),
+            error=status.error if status else None,
+            helper=is_helper(order, status),
+            grows=order.grow,
+        )
+
+    def _write(
+        self, step: Step, key: VersionKey, orders: list[WorkerOrder], decision: Decision, now_unix_ns: int
+    ) -> None:
+        by_worker = {order.worker: order for order in orders}
+        if decision.failure is not None or decision.clear_failure:
+            step.failures.append((key, decision.failure))
+        for worker in decision.drain:
+            order = by_worker[worker]
+            step.orders.append(msgspec.structs.replace(order, wanted="drain", ordered_unix_ns=now_unix_ns))
+        step.taken_back.extend(by_worker[worker] for worker in decision.take_back)
+        step.soonest(decision.again_unix_ms)
+
+    def _tend_pipelines(
+        self,
+        step: Step,
+        view: View,
+        spec: FunctionSpec,
+        orders: list[WorkerOrder],
+        members: list[Member],
+        missing: int,
+        now_unix_ns: int,
+    ) -> int:
+        """As the orders are after what was decided above, so that a pipeline goes together. Of the workers that are
+        missing, how many its helpers will be."""
+        if all(order.stage is None for order in orders):
+            return 0
+        changed = {order.worker: order for order in step.orders}
+        gone = {order.worker for order in step.taken_back}
+        left = [changed.get(order.worker, order) for order in orders if order.worker not in gone]
+        statuses = {order.worker: status for order in left if (status := view.statuses.get(order.worker)) is not None}
+        lost = frozenset(member.worker for member in members if member.lost)
+        new = grown(left, statuses, lost, missing, memory_bytes=spec.memory_bytes, now_unix_ns=now_unix_ns)
+        grow = {order.worker: order for order in new}
+        left = [grow.get(order.worker, order) for order in left]
+        tended = tend(left, statuses, lost, now_unix_ns)
+        step.orders.extend({order.worker: order for order in (*new, *tended)}.values())
+        return len(new)
+
+    def _start(
+        self,
+        step: Step,
+        view: View,
+        room: _Room,
+        key: VersionKey,
+        record: VersionRecord,
+        count: int,
+        waited_s: float,
+        now_ns: int,
+        now_unix_ns: int,
+    ) -> None:
+        """Alone, or in groups of which as many become whole workers as are wanted (HydraServe section 6.1)."""
+        while count > 0:
+            request = request_of(view, key, record, min(count, SIZE_USUAL), others=room.others, waited_s=waited_s)
+            chosen = planned(request, room.cluster, now_ns / 1e9)
+            if chosen.error is not None:
+                step.unplaced[key] = chosen.error
+                if chosen.wait_s:
+                    step.soonest(math.ceil(now_unix_ns / 1e6 + chosen.wait_s * 1000))
+                return
+            full = sum(stage.full for stage in chosen.stages)
+            grow = growing(group=len(chosen.stages), full=full, needed=count, others=0)
+            orders = orders_of(chosen, record, self._ids, grow=grow, now_unix_ns=now_unix_ns)
+            take(room.cluster, chosen, orders, request, now_ns)
+            step.orders.extend(orders)
+            decided = msgspec.structs.replace(chosen, decided_unix_ms=now_unix_ns // 1_000_000)
+            step.plans.update({order.worker: decided for order in orders})
+            count -= grow
+
+
+class _Room:
+    """What a step's starts are planned with; made when the first asks for it: most steps start nothing."""
+
+    def __init__(self, view: View, make: Callable[[], Cluster]) -> None:
+        self._view = view
+        self._make = make
+
+    @functools.cached_property
+    def cluster(self) -> Cluster:
+        return self._make()
+
+    @functools.cached_property
+    def others(self) -> Others:
+        return others_of(self._view.version_measures.values())
+
+
+def _turn(key: VersionKey, loads: Mapping[str, FunctionLoad]) -> tuple[float, VersionKey]:
+    """Those whose calls came first are started first."""
+    return loads.get(str(key), NO_LOAD).oldest_unix_ms or math.inf, key
+
+
+def _waited_s(load: FunctionLoad, members: list[Member], now_unix_ns: int) -> float:
+    """How long the call that a start is for has waited already: what starts before it is for those who came before."""
+    starting = any(m.wanted == "run" and m.state in (None, "starting") and not (m.lost or m.helper) for m in members)
+    if starting or not load.oldest_unix_ms:
+        return 0.0
+    waited_s = now_unix_ns / 1e9 - load.oldest_unix_ms / 1000
+    return waited_s if waited_s >= WAITED_LEAST_S else 0.0

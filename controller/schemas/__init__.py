@@ -1,0 +1,1 @@
+"""The structs of the management API, shared by API, CLI and billing."""

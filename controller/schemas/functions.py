@@ -1,0 +1,268 @@
+"""The resources of the management API under /api/v1, as the CLI and any other client see them.
+
+| call | body | answer |
+| --- | --- | --- |
+| GET /healthz | | {"ok": true}; never wakes, never bills |
+| GET /api/v1/status | | SystemStatus |
+| HEAD /api/v1/objects/{key} | | 200 with Content-Length, or 404: what a deploy need not upload again |
+| PUT /api/v1/objects/{key} | the bytes, streamed | 201; `bundles/{sha256}` and `checkpoints/{id}/{object}` only; a bundle's and a manifest's digest must match its key |
+| GET /api/v1/objects/{key} | | the bytes, streamed; 206 for one Range, 416 for one that cannot be had |
+| GET /api/v1/checkpoints?unfinished=0 | | [CheckpointInfo], newest first; with unfinished, also uploads without a manifest |
+| GET /api/v1/checkpoints/{id} | | its manifest: the very bytes whose sha256 is the id |
+| DELETE /api/v1/checkpoints/{id} | | CheckpointInfo as it was; 400 while a version of a deployed function uses it |
+| POST /api/v1/functions?alias=live&percent=100&probe=0 | FunctionSpec | Deployed; 400 if bundle or checkpoint is not whole in the store |
+| POST /api/v1/forecast | Proposal (`forecast`) | Forecast: where it could run now, and what a cold start would take |
+| GET /api/v1/functions | | [FunctionInfo] |
+| GET /api/v1/functions/{name} | | FunctionInfo |
+| DELETE /api/v1/functions/{name} | | FunctionInfo as it was; its workers are drained |
+| GET /api/v1/functions/{name}/versions | | [VersionInfo], newest first |
+| GET /api/v1/functions/{name}/traffic | | Traffic: which versions calls go to, and what became of the last deploy |
+| PUT /api/v1/functions/{name}/aliases/{alias} | VersionRef | Traffic; `live` is an alias, too |
+| DELETE /api/v1/functions/{name}/aliases/{alias} | | Traffic |
+| PUT /api/v1/functions/{name}/split | [Share] | Traffic; the shares come to 100 |
+| POST /api/v1/functions/{name}/rollback | VersionRef or nothing | Traffic; without a body the last change is undone |
+| PUT /api/v1/functions/{name}/scale | Scaled or null | Traffic; until another version is live |
+| GET /api/v1/functions/{name}/logs?tail=100&follow=0 | | LogLine a line (NDJSON); with follow, until the client leaves |
+| WebSocket /api/v1/functions/{name}/shell?version=live&idle_s=900 | see `contract.terminal` | a shell as one of its workers has it; 503 if none can be had |
+| GET /api/v1/functions/{name}/openapi.json?version=live | | OpenAPI description of a function's calls, from its types |
+| GET /api/v1/invocations?function=&limit=20 | | [InvocationRow], newest first |
+| GET /api/v1/invocations/{id} | | InvocationTrace |
+| GET /api/v1/invocations/{id}/plan | | InvocationPlan (`explain`): why its worker was started so, and what came of it |
+| GET /api/v1/activity | | Activity (`seeing.activity`): calls, durations, starts and cost of the last minutes, by function |
+| GET /metrics | | Prometheus' text format |
+| GET /api/v1/usage?function=&by=function,version,phase&since_unix_ms=&until_unix_ms= | | Usage |
+| GET /api/v1/invoices/{month}?function= | | Invoice; of the month that is under way, what it has so far |
+| GET /api/v1/ledger?since_unix_ms=&until_unix_ms= | | LedgerLine a line (NDJSON): the rows themselves |
+| GET /api/v1/prices | | [PriceSheet] |
+| POST /api/v1/prices | NewPrices | PriceSheet; 400 if it would change what is past |
+| GET /api/v1/budgets | | [BudgetInfo] |
+| PUT /api/v1/budgets/{function} | BudgetTerms | BudgetInfo |
+| DELETE /api/v1/budgets/{function} | | BudgetInfo as it was |
+| keys, projects, secrets, audit | | see `access.resources` |
+| GET /openapi.json | | description of the above |
+
+Async invocations, webhooks and schedules are in `invocations.resources`.
+Errors are ErrorBody with the status of the error's class.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from fleetstart.controller.state.records import Scaled
+from fleetstart.runtime.contract.billing.ledger import LedgerRow
+from fleetstart.runtime.contract.errors import ErrorInfo
+from fleetstart.runtime.contract.function.spec import FunctionSpec, Limits, Scale
+from fleetstart.runtime.contract.ids import CheckpointId, FunctionName, Version
+from fleetstart.runtime.contract.node.orders import WorkerStatus
+from fleetstart.runtime.contract.node.reports import NodeReport
+
+
+class Deployed(msgspec.Struct, frozen=True, kw_only=True):
+    name: FunctionName
+    version: Version
+    url: str
+    created: bool
+    """False if the very same spec was in service already."""
+    trying: bool = False
+    """Whether its calls wait for it to be tried: `traffic` tells what comes of that."""
+    warning: str = ""
+    """What would keep it from running as things are now."""
+
+
+class Prediction(msgspec.Struct, frozen=True, kw_only=True):
+    """How far the predictions of TTFT were off."""
+
+    error: float
+    """|observed - predicted| / observed, as a running mean."""
+    starts: int
+    """That were compared."""
+
+
+class FunctionInfo(msgspec.Struct, frozen=True, kw_only=True):
+    name: FunctionName
+    version: Version
+    """The live one."""
+    url: str
+    spec: FunctionSpec
+    deployed_unix_ms: int
+    workers: list[WorkerStatus]
+    queued: int
+    running: int
+    broken: ErrorInfo | None = None
+    """Why its starts are given up for now, if they are."""
+    prediction: Prediction | None = None
+    """Of its starts so far."""
+    scale: Scale = Scale()
+    """In effect: what its live version says, and what `fs scale` has set over it."""
+    limits: Limits = Limits()
+    """In effect, too."""
+
+
+class VersionInfo(msgspec.Struct, frozen=True, kw_only=True):
+    version: Version
+    roles: list[str]
+    """`live`, its share of a split, aliases, `being tried`, `rejected`; none for one that only its number reaches."""
+    workers: int
+    deployed_unix_ms: int
+    spec: FunctionSpec
+    error: str = ""
+    """Of its last starts, if they failed."""
+
+
+class VersionRef(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    version: int | str
+    """A number or an alias."""
+
+
+class Share(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    version: int | str
+    """A number or an alias; answers have numbers."""
+    percent: int
+
+
+class Traffic(msgspec.Struct, frozen=True, kw_only=True):
+    """Which versions a function's calls go to."""
+
+    name: FunctionName
+    live: Version
+    aliases: dict[str, Version]
+    split: list[Share]
+    """Of the calls that name no version; empty: all go to `live`."""
+    past: list[Version]
+    """Versions that were live, the last one last."""
+    trying: Version | None = None
+    """The version that gets its calls once a worker of it has answered."""
+    rejected: Version | None = None
+    """The version that did not, of the last deploy."""
+    error: ErrorInfo | None = None
+    """Why it was rejected."""
+    scaled: Scaled | None = None
+    """What `fs scale` has set."""
+
+
+class CheckpointInfo(msgspec.Struct, frozen=True, kw_only=True):
+    id: CheckpointId
+    complete: bool
+    """Whether it can be deployed."""
+    problem: str
+    """What it lacks; empty if it is complete."""
+    weight_bytes: int
+    object_bytes: int
+    """What it takes in the store."""
+    tensors: int
+    files: int
+    parts: int
+    adapter: bool
+    """Whether it is a LoRA adapter, to be used on top of other weights."""
+    created_unix_ms: int
+    used_by: list[str]
+    """Versions of deployed functions, as name@version."""
+
+
+class SystemStatus(msgspec.Struct, frozen=True, kw_only=True):
+    version: str
+    url: str
+    gateway: str
+    leader: str
+    redis: str
+    """"ok", or what is wrong."""
+    store: str
+    nodes: list[NodeReport]
+    functions: list[FunctionInfo]
+    budgets: list[BudgetInfo] = []
+    access: Literal["keys", "open"] = "keys"
+    """Whether every call shows a key; "open": this whole machine may do everything, as was chosen (`fs up --open`)."""
+    limited: bool = False
+    """Whether the key that was shown is for some functions only: it is told of these, and of no nodes."""
+
+
+class UsageLine(msgspec.Struct, frozen=True, kw_only=True):
+    """Sum of the ledger's rows that agree in what usage is shown by; what it is not shown by is empty, or 0."""
+
+    function: FunctionName
+    version: Version
+    kind: str
+    """"invocation", or the worker phase."""
+    key: str = ""
+    """Name of the API key."""
+    project: str = ""
+    tag: str = ""
+    """Value of the one tag, or all tags as "name=value,name=value"."""
+    day: str = ""
+    """2026-11-22, UTC: when the row was booked."""
+    rows: int
+    duration_ms: int
+    """Billed milliseconds of invocations, length of phases."""
+    waived_ms: int = 0
+    """Of them, what nobody pays for: starts, fetches, idle time that was not asked for."""
+    cost_nusd: int
+
+
+class Usage(msgspec.Struct, frozen=True, kw_only=True):
+    since_unix_ms: int
+    until_unix_ms: int
+    by: list[str] = []
+    lines: list[UsageLine]
+    total_nusd: int
+
+
+class InvoiceLine(msgspec.Struct, frozen=True, kw_only=True):
+    function: FunctionName
+    version: Version
+    kind: str
+    """"invocation", or the worker phase."""
+    price: int
+    """Version of the price sheet."""
+    rate_nusd_per_gib_s: int
+    """0: waived."""
+    rows: int
+    duration_ms: int
+    cost_nusd: int
+    """The sum of the rows' costs, each of which was rounded to a nano-dollar."""
+
+
+class Invoice(msgspec.Struct, frozen=True, kw_only=True):
+    month: str
+    complete: bool
+    """Whether the month is over. Then this never changes: rows count to the month in which they were booked."""
+    lines: list[InvoiceLine]
+    rows: int
+    total_nusd: int
+    segments: int
+    """How many segments of the ledger were published when it was made."""
+    checksum: str
+    """Of the last of them, which names the one before, and so on."""
+
+
+class LedgerLine(msgspec.Struct, frozen=True, kw_only=True):
+    entry: str
+    """Unix ms at which it was booked, and which one of that millisecond."""
+    row: LedgerRow
+
+
+class NewPrices(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    from_unix_ms: int
+    execute_nusd_per_gib_s: int
+    idle_nusd_per_gib_s: int
+
+
+class BudgetTerms(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    limit_nusd: int
+    per: Literal["day", "month"]
+    """Of the calendar, UTC."""
+    alert_percent: int = 80
+
+
+class BudgetInfo(msgspec.Struct, frozen=True, kw_only=True):
+    function: FunctionName
+    limit_nusd: int
+    per: Literal["day", "month"]
+    alert_percent: int
+    spent_nusd: int
+    stage: Literal["ok", "alert", "spent"]
+    period: str
+    """2026-11-22 or 2026-11."""
+    renews_unix_ms: int

@@ -1,0 +1,96 @@
+"""An invocation as the API, webhooks and the command line show it.
+
+| call | body | answer |
+| --- | --- | --- |
+| GET /api/v1/async?function=&status=&dead=0&limit=50 | | [InvocationInfo], newest first |
+| GET /api/v1/invocations/{id} | | InvocationInfo of one that is kept, InvocationTrace of any other; waits with `Prefer: wait=N` |
+| DELETE /api/v1/invocations/{id} | | InvocationInfo; cancels it, also while it runs |
+| POST /api/v1/invocations/{id}/cancel | | the same |
+| GET /api/v1/invocations/{id}/result | | the answer as it was given; 202 with InvocationInfo while there is none |
+| GET /api/v1/invocations/{id}/events | | its events (SSE), from `Last-Event-ID` on; 410 if that is too long ago |
+| POST /api/v1/invocations/{id}/redrive | | InvocationInfo; one that failed, expired or was cancelled, once more |
+| POST /api/v1/invocations/{id}/replay | ReplayTerms | 202, InvocationInfo of a new invocation with the same request |
+| POST /api/v1/invocations/{id}/redeliver | | InvocationInfo; its webhook is sent again |
+| GET /api/v1/webhooks/secret?project=default | | WebhookSecret; made when it is first asked for |
+| POST /api/v1/webhooks/secret?project=default | | WebhookSecret; another one from now on |
+| GET /api/v1/schedules | | [ScheduleInfo] |
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from fleetstart.controller.state.invocation_records import Delivery, Moment, Origin, Status, Told
+from fleetstart.runtime.contract.billing.ledger import InvocationRow
+from fleetstart.runtime.contract.errors import ErrorInfo
+from fleetstart.runtime.contract.ids import FunctionName, InvocationId
+from fleetstart.runtime.contract.timeline import Timeline
+
+RESULT_INLINE_BYTES = 64 * 1024
+"""JSON answers up to this stand in the invocation itself."""
+
+
+class InvocationInfo(msgspec.Struct, frozen=True, kw_only=True):
+    id: InvocationId
+    function: FunctionName
+    status: Status
+    origin: Origin
+    method: str
+    target: str
+    url: str
+    result_url: str
+    events_url: str
+    accepted_unix_ms: int
+    queue_until_unix_ms: int
+    started_unix_ms: int = 0
+    finished_unix_ms: int = 0
+    kept_until_unix_ms: int = 0
+    """0 while it has not ended."""
+    cancelling: bool = False
+    dead_letter: bool = False
+    runs: int = 1
+    error: ErrorInfo | None = None
+    http_status: int = 0
+    content_type: str = ""
+    result_bytes: int = 0
+    result: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    """The answer itself, if it is JSON and small."""
+    version: int = 0
+    start: str = ""
+    billed_ms: int = 0
+    cost: str = ""
+    webhook: str = ""
+    delivery: Delivery | None = None
+    source: str = ""
+    history: list[Moment] = []
+    progress: Told | None = None
+    """What its handler last told, up to a second ago; None if it tells nothing."""
+    row: InvocationRow | msgspec.UnsetType = msgspec.UNSET
+    """Of its last run, as in InvocationTrace; it comes with `timeline`."""
+    timeline: Timeline | msgspec.UnsetType = msgspec.UNSET
+    isolation: str = ""
+    pooled: bool = False
+    events: int = 0
+
+
+class ReplayTerms(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    version: int | str | None = None
+    """A number or an alias; none: the one that is live now."""
+
+
+class WebhookSecret(msgspec.Struct, frozen=True, kw_only=True):
+    project: str
+    secret: str
+
+
+class ScheduleInfo(msgspec.Struct, frozen=True, kw_only=True):
+    function: FunctionName
+    version: int
+    schedule: str
+    timezone: str
+    next_unix_ms: int
+    last_unix_ms: int = 0
+    """When it was last due; 0 before the first time."""
+    last: InvocationId | None = None
+    status: Status | None = None
+    """Of the last one, while it is kept."""

@@ -1,0 +1,1 @@
+"""`fs shell`, the controller's side."""

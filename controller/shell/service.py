@@ -1,0 +1,306 @@
+"""`fs shell` at the controller: a WebSocket in, a worker for it alone ordered, frames passed on, and the worker ended.
+
+The worker is a fresh one with the surroundings of the function's (`runtime.terminal` says why), ordered through Redis
+as others are and reached as they are, at its endpoint, with its token. Its order belongs to the session: it is taken
+back when that ends. Of a controller that was killed, the worker ends with its connection, and any other controller
+takes the order back. What passes while a session is open is `shell_session`'s affair.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import time
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
+from urllib.parse import parse_qs
+
+import aiohttp
+import msgspec
+
+from fleetstart.controller.auth.authorize import Caller
+from fleetstart.controller.auth.middleware import CALLER
+from fleetstart.controller.gateway.websocket_session import CLOSE_S, deny
+from fleetstart.controller.gateway.websockets import HEARTBEAT_S
+from fleetstart.controller.http.asgi import Receive, Scope, Send
+from fleetstart.controller.http.headers import sane_request_id
+from fleetstart.controller.http.request_body import header
+from fleetstart.controller.planner.constraints import admits, lack, wanted_by
+from fleetstart.controller.shell.session import Session
+from fleetstart.controller.state.records import LIVE, VersionKey, VersionRecord
+from fleetstart.controller.state.redis_client import REDIS_DOWN
+from fleetstart.controller.state.sync import State
+from fleetstart.controller.state.traffic import pointed
+from fleetstart.runtime.contract import redis_keys as keys
+from fleetstart.runtime.contract.errors import (
+    FleetError,
+    InvalidInput,
+    NotFound,
+    RateLimited,
+    StartFailed,
+    Unavailable,
+    WorkerLost,
+    error_from,
+)
+from fleetstart.runtime.contract.function.spec import MIB, FunctionSpec
+from fleetstart.runtime.contract.ids import FunctionName, Version, WorkerId, new_invocation_id, new_worker_id
+from fleetstart.runtime.contract.node.orders import FINAL, WorkerOrder, WorkerStatus
+from fleetstart.runtime.contract.node.reports import NodeReport
+from fleetstart.runtime.contract.node.shell import FRAME_MAX_BYTES, IDLE_MOST_S, IDLE_S
+from fleetstart.runtime.contract.worker_headers import TOKEN_HEADER
+
+log = logging.getLogger(__name__)
+
+SWEEP_S = 2.0
+OPEN_MOST = 8
+"""Of one function at a time, on all gateways: each takes a worker's memory, and no quota counts it."""
+ANSWER_S = 10.0
+"""Beyond the function's own limit on a start, for orders and statuses to travel."""
+
+
+class Shells:
+    """The ASGI app of the route, and the part that takes back what sessions of dead controllers have left."""
+
+    def __init__(self, state: State, seal: Callable[[WorkerOrder], WorkerOrder]) -> None:
+        self._state = state
+        self._view = state.view
+        self._seal = seal
+        self._sessions: dict[WorkerId, asyncio.Event] = {}
+        """Set when there is news of the worker."""
+        self._view.on_shell(self._heard)
+
+    async def run(self) -> None:
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            with contextlib.suppress(*REDIS_DOWN):
+                for order in self._abandoned(time.monotonic_ns()):
+                    await self._take_back(order)
+
+    def _abandoned(self, now_ns: int) -> list[WorkerOrder]:
+        view = self._view
+        return [
+            order
+            for worker, order in view.shell_orders.items()
+            if worker not in self._sessions
+            and (
+                ((status := view.shell_statuses.get(worker)) is not None and status.state in FINAL)
+                or view.worker_lost(worker, order.node, order.epoch, now_ns)
+            )
+        ]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()  # websocket.connect
+        request_id = sane_request_id(header(scope, b"x-request-id")) or new_invocation_id()
+        try:
+            idle_s = _idle_s(scope)
+            record = await self._version(scope)
+            order = self._order(record)
+            async with self._ordered(order), aiohttp.ClientSession() as http:
+                await self._serve(order, http, scope, receive, send, idle_s)
+        except FleetError as refusal:
+            await deny(send, refusal, request_id)
+        except REDIS_DOWN as error:
+            log.warning("no shell without redis", extra={"error": str(error)})
+            await deny(send, Unavailable("Redis does not answer, so no worker can be ordered"), request_id)
+
+    async def _serve(
+        self,
+        order: WorkerOrder,
+        http: aiohttp.ClientSession,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        idle_s: float,
+    ) -> None:
+        """Errors: FleetError, as long as the handshake has no answer."""
+        first = asyncio.ensure_future(receive())
+        opening = asyncio.ensure_future(self._opened(order, http))
+        try:
+            await asyncio.wait({first, opening}, return_when=asyncio.FIRST_COMPLETED)
+            if not opening.done():
+                return  # nobody waits for it any more
+            session = Session(
+                upstream=opening.result(),
+                receive=receive,
+                send=send,
+                idle_s=idle_s,
+                unwanted=lambda: self._unwanted(order, scope.get(CALLER)),
+                fate=lambda: self._fate(order),
+            )
+            log.info("shell opened", extra={"worker": order.worker, "function": order.spec.name, "node": order.node})
+            await send({"type": "websocket.accept"})
+            await session.run(first)
+        finally:
+            first.cancel()
+            opening.cancel()
+            await asyncio.gather(first, opening, return_exceptions=True)
+
+    # ── its worker ─────────────────────────────────────────────────────────────────────────────────
+
+    async def _version(self, scope: Scope) -> VersionRecord:
+        """Errors: NotFound, Unavailable."""
+        view, name = self._view, FunctionName(scope["path_params"]["name"])
+        if not view.synced:
+            raise Unavailable(f"functions are not known yet, Redis was not read: {view.redis}", retry_after_s=1)
+        function = view.functions.get(name)
+        if function is None:
+            raise NotFound(f"function {name[:80]} does not exist", hint="`fs ls` lists what does")
+        wanted = _query(scope, "version") or LIVE
+        is_number = wanted.isascii() and wanted.isdecimal() and len(wanted) < 10
+        number = Version(int(wanted)) if is_number else pointed(function, wanted)
+        record = await self._state.version(VersionKey(name, number))
+        if record is None:
+            raise NotFound(f"function {name} has no version {number}", hint=f"`fs versions {name}` lists them")
+        return record
+
+    def _order(self, record: VersionRecord) -> WorkerOrder:
+        """Errors: Unavailable, RateLimited."""
+        name = record.spec.name
+        if sum(order.spec.name == name for order in self._view.shell_orders.values()) >= OPEN_MOST:
+            raise RateLimited(f"{OPEN_MOST} shells of {name} are open, the most that may be", retry_after_s=1)
+        now_ns, unix_ns = time.monotonic_ns(), time.time_ns()
+        nodes = [seen.report for seen in self._view.nodes.values() if not seen.lost(now_ns)]
+        node = place(record.spec, nodes)
+        return self._seal(
+            WorkerOrder(
+                worker=new_worker_id(),
+                node=node.node,
+                epoch=node.epoch,
+                version=record.version,
+                spec=record.spec,
+                ordered_unix_ns=unix_ns,
+                decided_unix_ns=unix_ns,
+                shell=True,
+            )
+        )
+
+    @asynccontextmanager
+    async def _ordered(self, order: WorkerOrder) -> AsyncIterator[None]:
+        self._sessions[order.worker] = asyncio.Event()
+        try:
+            await self._write(order)
+            yield
+        finally:
+            try:
+                await self._take_back(order)
+            except REDIS_DOWN as error:
+                log.warning("a shell's order is taken back later", extra={"worker": order.worker, "error": str(error)})
+            del self._sessions[order.worker]  # from now on it is anybody's to take back
+
+    async def _write(self, order: WorkerOrder) -> None:
+        """Without a scheduler's fence: the order is the session's, whoever schedules. Errors: REDIS_DOWN."""
+        raw = msgspec.json.encode(order)
+        async with self._state.writes, self._state.client.pipeline(transaction=False) as pipe:
+            pipe.hset(keys.desired(order.node), order.worker, raw)
+            pipe.publish(keys.events_desired(order.node), raw)
+            await pipe.execute()
+            self._view.put_order(order)
+
+    async def _take_back(self, order: WorkerOrder) -> None:
+        """Its node ends it within a second, if it has not ended. Twice does no harm. Errors: REDIS_DOWN."""
+        async with self._state.writes:
+            await self._state.client.hdel(keys.desired(order.node), order.worker)
+            self._view.drop_order(order.worker)
+
+    def _heard(self, status: WorkerStatus) -> None:
+        news = self._sessions.get(status.worker)
+        if news is not None:
+            news.set()
+
+    async def _opened(self, order: WorkerOrder, http: aiohttp.ClientSession) -> aiohttp.ClientWebSocketResponse:
+        """Errors: FleetError."""
+        limit_s = order.spec.start_timeout_s + ANSWER_S
+        try:
+            async with asyncio.timeout(limit_s):
+                status = await self._ready(order)
+                return await http.ws_connect(
+                    f"http://{status.endpoint}/",
+                    headers={TOKEN_HEADER: status.token},
+                    max_msg_size=FRAME_MAX_BYTES,
+                    heartbeat=HEARTBEAT_S,
+                    timeout=aiohttp.ClientWSTimeout(ws_close=CLOSE_S),
+                    autoclose=False,
+                )
+        except TimeoutError as error:
+            raise StartFailed(f"node {order.node} had no shell ready after {limit_s:g} s") from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise WorkerLost(
+                f"node {order.node} is not reached: {error}", hint="`fs nodes` shows those there are"
+            ) from (error)
+
+    async def _ready(self, order: WorkerOrder) -> WorkerStatus:
+        news = self._sessions[order.worker]
+        while True:
+            news.clear()
+            status = self._view.shell_statuses.get(order.worker)
+            if status is not None and status.state == "ready":
+                return status
+            if status is not None and status.state in FINAL:
+                if status.error is not None:
+                    raise error_from(status.error)
+                raise Unavailable(f"node {order.node} was started anew: try again", retry_after_s=1)
+            await news.wait()
+
+    # ── its end ────────────────────────────────────────────────────────────────────────────────────
+
+    def _unwanted(self, order: WorkerOrder, caller: object) -> str:
+        """Why the session must end; empty while it need not."""
+        view = self._view
+        if view.synced and order.spec.name not in view.functions:
+            return f"function {order.spec.name} was removed"
+        if view.worker_lost(order.worker, order.node, order.epoch, time.monotonic_ns()):
+            return f"node {order.node} was lost"
+        if isinstance(caller, Caller) and caller.key is not None:
+            record = view.access.keys.get(caller.name)
+            if record is None or record.revoked_unix_ms:
+                return f"key {caller.name} was revoked"
+        return ""
+
+    def _fate(self, order: WorkerOrder) -> str | None:
+        """What became of the worker; None as long as nobody knows, and it may be running."""
+        status = self._view.shell_statuses.get(order.worker)
+        if status is None or status.state not in FINAL:
+            return None
+        return status.error.message if status.error is not None else f"node {order.node} ended it"
+
+
+def place(spec: FunctionSpec, nodes: Iterable[NodeReport]) -> NodeReport:
+    """The roomiest node that has what the function's workers run on. Errors: Unavailable."""
+    known = list(nodes)
+    if not known:
+        raise Unavailable("no node is there to run a shell on", hint="`fs nodes` lists them; `fs up` starts one")
+    wanted = wanted_by(spec)
+    why, advice = lack(wanted, known)
+    if why:
+        raise Unavailable(f"function {spec.name}: {why}", hint=advice)
+    known = [node for node in known if admits(wanted, node)]
+    able = [node for node in known if spec.pool in node.profiles]
+    if not able:
+        names = ", ".join(sorted(node.node for node in known))
+        raise Unavailable(f"no node has profile {spec.pool} ready, neither of {names}", retry_after_s=1)
+    roomiest = max(able, key=lambda node: (node.memory_bytes - node.memory_used_bytes, node.node))
+    if all(node.memory_bytes < spec.memory_bytes for node in able):
+        raise Unavailable(
+            f"no node can hold a worker of {spec.name}: it needs {spec.memory_bytes // MIB} MiB, and the roomiest, "
+            f"{roomiest.node}, has {roomiest.memory_bytes // MIB} MiB in all"
+        )
+    return roomiest
+
+
+def _query(scope: Scope, name: str) -> str:
+    query: bytes = scope["query_string"]
+    return parse_qs(query.decode("latin-1")).get(name, [""])[-1]
+
+
+def _idle_s(scope: Scope) -> float:
+    """Errors: InvalidInput."""
+    text = _query(scope, "idle_s")
+    try:
+        seconds = float(text) if text else IDLE_S
+    except ValueError:
+        seconds = math.nan
+    if not 1 <= seconds <= IDLE_MOST_S:
+        raise InvalidInput(f"idle_s={text[:40]!r} must be 1 to {IDLE_MOST_S:g} seconds")
+    return seconds

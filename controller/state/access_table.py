@@ -1,0 +1,88 @@
+"""Keys, projects and secrets as last read from Redis: what every decision goes by, without asking anybody.
+
+A table never changes; the next reading that differs makes another. What is not understood (a later version wrote it)
+is left out, and keys that were left out still count as keys: the door does not open because it cannot read.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import msgspec
+
+from fleetstart.controller.state.access_records import (
+    DEFAULT,
+    Credential,
+    KeyRecord,
+    ProjectRecord,
+    SecretRecord,
+    secret_field,
+)
+
+log = logging.getLogger(__name__)
+
+Raw = Mapping[bytes, bytes]
+Kind = TypeVar("Kind", bound=msgspec.Struct)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AccessTable:
+    locked: bool = False
+    """Whether there is any key, be it revoked: from then on every request needs one."""
+    keys: Mapping[str, KeyRecord] = field(default_factory=dict)
+    by_id: Mapping[str, tuple[KeyRecord, Credential]] = field(default_factory=dict)
+    projects: Mapping[str, ProjectRecord] = field(default_factory=dict)
+    """Those that somebody made, or gave quotas."""
+    secrets: Mapping[str, SecretRecord] = field(default_factory=dict)
+    """Keyed {project}/{name}."""
+    rates: Mapping[str, float] = field(default_factory=dict)
+    """Calls a second, of projects that have such a quota."""
+    raw: tuple[Raw, Raw, Raw] = field(default=({}, {}, {}), repr=False)
+
+    def has_project(self, name: str) -> bool:
+        return name == DEFAULT or name in self.projects
+
+    def secret(self, project: str, name: str) -> SecretRecord | None:
+        return self.secrets.get(secret_field(project, name))
+
+    def secret_names(self, project: str) -> list[str]:
+        return sorted(record.name for record in self.secrets.values() if record.project == project)
+
+
+EMPTY = AccessTable()
+
+
+def read_table(raw_keys: Raw, raw_projects: Raw, raw_secrets: Raw, last: AccessTable = EMPTY) -> AccessTable:
+    """`last` itself if nothing has changed."""
+    raw = (raw_keys, raw_projects, raw_secrets)
+    if raw == last.raw:
+        return last
+    keys = {record.name: record for record in _decoded(raw_keys, KeyRecord)}
+    projects = {record.name: record for record in _decoded(raw_projects, ProjectRecord)}
+    return AccessTable(
+        locked=bool(raw_keys),
+        keys=keys,
+        by_id={credential.id: (record, credential) for record in keys.values() for credential in record.credentials},
+        projects=projects,
+        secrets={record.field: record for record in _decoded(raw_secrets, SecretRecord)},
+        rates={
+            record.name: record.quotas.calls_per_s
+            for record in projects.values()
+            if record.quotas.calls_per_s is not None
+        },
+        raw=raw,
+    )
+
+
+def _decoded(raw: Raw, kind: type[Kind]) -> list[Kind]:
+    found = []
+    for field_name, data in raw.items():
+        try:
+            found.append(msgspec.json.decode(data, type=kind))
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            extra = {"kind": kind.__name__, "entry": field_name.decode(errors="replace"), "error": str(error)}
+            log.warning("an entry in Redis is not understood", extra=extra)
+    return found

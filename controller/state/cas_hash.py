@@ -1,0 +1,42 @@
+"""One hash in Redis of keys, projects or secrets: changed by compare-and-set, and every gateway hears of it.
+
+Gateways read all three again at once when a change is published, and once a second anyhow: so long does a key that was
+revoked stay good where a publication was lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Generic, TypeVar, cast
+
+import msgspec
+
+from fleetstart.controller.state.redis_client import Script
+from fleetstart.controller.state.sync import State
+from fleetstart.runtime.contract import redis_keys as keys
+from fleetstart.runtime.contract.errors import Unavailable
+
+Record = TypeVar("Record", bound=msgspec.Struct)
+TRIES = 20
+
+
+class Shelf(Generic[Record]):
+    def __init__(self, state: State, name: str, kind: type[Record]) -> None:
+        self._state = state
+        self._name = name
+        self._decoder = msgspec.json.Decoder(kind)
+        self._swap = Script(state.client, "swap")
+
+    async def change(self, field: str, change: Callable[[Record | None], Record | None]) -> Record | None:
+        """What `change` makes of the record as it is; None is no record. The view knows it when this returns.
+
+        Errors: those of `change`, Unavailable, REDIS_DOWN.
+        """
+        for _ in range(TRIES):
+            raw = await cast(Awaitable[bytes | None], self._state.client.hget(self._name, field)) or b""
+            new = change(self._decoder.decode(raw) if raw else None)
+            data = msgspec.json.encode(new) if new is not None else b""
+            if data == raw or await self._swap([self._name], [field, raw, data, keys.EVENTS_FUNCTIONS]):
+                await self._state.resync()
+                return new
+        raise Unavailable(f"{field}: somebody else changes it again and again", retry_after_s=1)

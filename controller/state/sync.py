@@ -1,0 +1,142 @@
+"""Keeps the view as Redis has it.
+
+Two ways in: publications, at once, and a full read once a second and after each reconnect, which makes up for
+lost ones. While Redis is away nothing ends: the view stays, `view.redis` tells why, and the next full read mends it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from typing import cast
+
+import msgspec
+import redis.asyncio as redis
+from redis.asyncio.client import PubSub
+
+from fleetstart.controller.state.full_resync import FullRead, needed_versions
+from fleetstart.controller.state.records import FunctionRecord, VersionKey, VersionRecord
+from fleetstart.controller.state.redis_client import REDIS_DOWN
+from fleetstart.controller.state.view import View
+from fleetstart.runtime.contract import redis_keys as keys
+from fleetstart.runtime.contract.ids import FunctionName, NodeId
+from fleetstart.runtime.contract.node.orders import WorkerOrder, WorkerStatus
+from fleetstart.runtime.contract.node.reports import GatewayReport
+from fleetstart.runtime.contract.process.tasks import together
+
+log = logging.getLogger(__name__)
+
+RESYNC_S = 1.0
+
+
+class State:
+    def __init__(self, client: redis.Redis, view: View, *, monotonic_ns: Callable[[], int] = time.monotonic_ns):
+        self.client = client
+        self.view = view
+        self._monotonic_ns = monotonic_ns
+        self.writes = asyncio.Lock()
+        """A full read and a write exclude each other: a read from before the write would undo it in the view."""
+        self._resync_now = asyncio.Event()
+        self._full = FullRead(client, view, monotonic_ns)
+        self._reports = msgspec.json.Decoder(GatewayReport)
+
+    # ── full reads ─────────────────────────────────────────────────────────────────────────────────
+
+    async def run(self) -> None:
+        await together(self._listen(), self._resync())
+
+    async def _resync(self) -> None:
+        while True:
+            try:
+                async with asyncio.timeout(5):
+                    await self.resync()
+            except REDIS_DOWN as error:
+                self._failed(error)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(RESYNC_S if self.view.redis == "ok" else 0.1):
+                    await self._resync_now.wait()
+            self._resync_now.clear()
+
+    def _failed(self, error: BaseException) -> None:
+        if self.view.redis == "ok":
+            log.warning("redis is away", extra={"error": str(error)})
+        self.view.redis = f"{type(error).__name__}: {error}"
+        for seen in self.view.nodes.values():
+            seen.absent_since_ns = None
+            """Nodes could not renew either: they get their grace anew."""
+
+    async def resync(self) -> None:
+        """One full read, then listeners are told."""
+        view = self.view
+        async with self.writes:
+            view.touched.clear()
+            await self._full.read()
+        view.forget_gateways(self._monotonic_ns())
+        view.synced = True
+        if view.redis != "ok":
+            log.info("redis is read", extra={"functions": len(view.functions), "nodes": len(view.nodes)})
+        view.redis = "ok"
+        view.changed()
+
+    async def version(self, key: VersionKey) -> VersionRecord | None:
+        """A version that need not be live; immutable, so read once."""
+        if key not in self.view.versions:
+            await self._full.load_versions([key])
+        return self.view.versions.get(key)
+
+    async def function(self, name: FunctionName) -> FunctionRecord | None:
+        """Asks Redis itself: for a name that was deployed a moment ago through another controller."""
+        raw = await cast(Awaitable[bytes | None], self.client.hget(keys.FUNCTIONS, name))
+        if raw is None:
+            return None
+        record = msgspec.json.decode(raw, type=FunctionRecord)
+        await self._full.load_versions(needed_versions(record))
+        self.view.functions[name] = record
+        return record
+
+    # ── publications ───────────────────────────────────────────────────────────────────────────────
+
+    async def _listen(self) -> None:
+        while True:
+            pubsub = self.client.pubsub(ignore_subscribe_messages=True)
+            try:
+                await pubsub.subscribe(keys.EVENTS_OBSERVED, keys.EVENTS_GATEWAYS, keys.EVENTS_FUNCTIONS)
+                await pubsub.psubscribe(keys.events_desired(NodeId("*")))
+                self._resync_now.set()
+                await self._hear(pubsub)
+            except REDIS_DOWN as error:
+                self._failed(error)
+                await asyncio.sleep(0.05)
+            finally:
+                with contextlib.suppress(*REDIS_DOWN):
+                    await pubsub.aclose()  # type: ignore[no-untyped-call]
+
+    async def _hear(self, pubsub: PubSub) -> None:
+        while True:
+            message = await pubsub.get_message(timeout=5.0)
+            if message is not None:
+                self._event(message["channel"].decode(), message["data"])
+
+    def _event(self, channel: str, data: bytes) -> None:
+        view = self.view
+        try:
+            if channel == keys.EVENTS_OBSERVED:
+                if not view.put_status(msgspec.json.decode(data, type=WorkerStatus)):
+                    return
+            elif channel == keys.EVENTS_GATEWAYS:
+                view.put_gateway(self._reports.decode(data), self._monotonic_ns())
+            elif channel == keys.EVENTS_FUNCTIONS:
+                self._resync_now.set()
+                return
+            else:
+                order = msgspec.json.decode(data, type=WorkerOrder)
+                known = view.orders.get(order.worker)
+                if known is None or known.ordered_unix_ns < order.ordered_unix_ns:
+                    view.put_order(order)
+        except msgspec.DecodeError as error:
+            log.warning("a publication is not understood", extra={"channel": channel, "error": str(error)})
+            return
+        view.changed()

@@ -1,0 +1,258 @@
+"""Which version a call goes to, and how that changes: aliases, splits, deploys, rollbacks.
+
+Records in, records out; versions themselves never change. `registry` writes the records, `rollouts` finds out
+whether a new version answers, the gateway asks for each call.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from zlib import crc32
+
+from msgspec.structs import replace
+
+from fleetstart.controller.state.records import LIVE, FunctionRecord, Rejection, Rollout, Scaled
+from fleetstart.runtime.contract.errors import ErrorInfo, InvalidInput, NotFound
+from fleetstart.runtime.contract.function.spec import FunctionSpec, Limits, Scale
+from fleetstart.runtime.contract.ids import Version
+
+ALIASES_MAX = 20
+PAST_KEPT = 20
+"""Steps that `fs rollback` can go back one by one; any version can still be named."""
+
+_ALIAS = re.compile(r"[a-z]([a-z0-9-]{0,30}[a-z0-9])?")
+
+
+# ── calls ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+def chosen(record: FunctionRecord, alias: str, invocation: str, is_broken: Callable[[Version], bool]) -> Version:
+    """For a call that names no number. The same invocation gets the same version, so that a repetition does.
+
+    A version of the split whose starts are given up gets no calls: those of a canary go to `live`.
+    Errors: NotFound.
+    """
+    if alias != LIVE:
+        return pointed(record, alias)
+    if not record.split:
+        return record.live
+    point = crc32(invocation.encode()) % 100
+    for version, percent in sorted(record.split.items()):
+        point -= percent
+        if point < 0:
+            return record.live if version != record.live and is_broken(version) else version
+    return record.live
+
+
+def pointed(record: FunctionRecord, alias: str) -> Version:
+    """Errors: NotFound, with the aliases that there are."""
+    if alias == LIVE:
+        return record.live
+    version = record.aliases.get(alias)
+    if version is None:
+        raise NotFound(
+            f"function {record.name} has no alias {alias[:50]!r}",
+            hint=f"it has {', '.join([LIVE, *sorted(record.aliases)])}, and numbers: `fs versions {record.name}`",
+        )
+    return version
+
+
+def in_service(record: FunctionRecord) -> set[Version]:
+    """Those that calls reach without naming a number: they are scaled and kept warm as they ask for."""
+    return {record.live, *record.split, *record.aliases.values()}
+
+
+def needed(record: FunctionRecord) -> set[Version]:
+    """Those that schedulers and gateways must know."""
+    return in_service(record) | ({record.rollout.version} if record.rollout is not None else set())
+
+
+# ── changes ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def with_live(record: FunctionRecord, version: Version, now_unix_ms: int) -> FunctionRecord:
+    """All calls go to this version, which is scaled as it says itself if it is another one."""
+    if version == record.live:
+        return replace(record, split={})
+    past = [*record.past, record.live][-PAST_KEPT:]
+    return replace(record, live=version, split={}, past=past, scaled=None, deployed_unix_ms=now_unix_ms)
+
+
+def with_alias(record: FunctionRecord, alias: str, version: Version, now_unix_ms: int) -> FunctionRecord:
+    """Errors: InvalidInput."""
+    if alias == LIVE:
+        return with_live(record, version, now_unix_ms)
+    check_alias(alias)
+    aliases = {**record.aliases, alias: version}
+    if len(aliases) > ALIASES_MAX:
+        raise InvalidInput(
+            f"function {record.name} has {ALIASES_MAX} aliases already",
+            hint=f"remove one: fs alias {record.name} {min(record.aliases)} --rm",
+        )
+    return replace(record, aliases=aliases)
+
+
+def without_alias(record: FunctionRecord, alias: str) -> FunctionRecord:
+    """Errors: NotFound, InvalidInput."""
+    if alias == LIVE:
+        raise InvalidInput("live cannot be removed", hint=f"`fs rm {record.name}` removes the function")
+    pointed(record, alias)
+    return replace(record, aliases={name: version for name, version in record.aliases.items() if name != alias})
+
+
+def check_alias(alias: str) -> str:
+    if not _ALIAS.fullmatch(alias):
+        raise InvalidInput(
+            f"alias {alias[:50]!r} is not allowed",
+            hint="use 1 to 32 of a-z, 0-9 and -, a letter first, for example prod",
+        )
+    return alias
+
+
+def with_split(record: FunctionRecord, weights: Mapping[Version, int], now_unix_ms: int) -> FunctionRecord:
+    """`live` stays what it is if it has a share, or becomes the version with the largest. Errors: InvalidInput."""
+    if any(percent < 0 for percent in weights.values()) or sum(weights.values()) != 100:
+        shown = " + ".join(str(percent) for percent in weights.values()) or "nothing"
+        raise InvalidInput(
+            f"the shares must be 0 to 100 and come to 100, got {shown} = {sum(weights.values())}",
+            hint=f"for example: fs split {record.name} {record.live}=100",
+        )
+    split = {version: percent for version, percent in weights.items() if percent}
+    base = record.live if record.live in split else max(split, key=lambda version: (split[version], version))
+    return replace(with_live(record, base, now_unix_ms), split=split if len(split) > 1 else {})
+
+
+def scaled(record: FunctionRecord, change: Scaled | None) -> FunctionRecord:
+    """None takes back what was set before; what a change leaves open stays. Errors: InvalidSpec."""
+    if change is None:
+        return replace(record, scaled=None)
+    fields = {name: value for name in Scaled.__struct_fields__ if (value := getattr(change, name)) is not None}
+    merged = replace(record.scaled or Scaled(), **fields)
+    Scale(
+        min=merged.min or 0,
+        max=max(1, merged.min or 1) if merged.max is None else merged.max,
+        keep_alive_s=merged.keep_alive_s or 0.0,
+    )  # says what is wrong with it
+    if merged.rate is not None or merged.concurrent is not None:
+        Limits(rate=merged.rate or 0.0, concurrent=merged.concurrent or 0)
+    Limits(rate=1.0, burst=merged.burst or 0)
+    return replace(record, scaled=merged)
+
+
+def scale_of(record: FunctionRecord | None, spec: FunctionSpec) -> Scale:
+    """Of one version, as it is in effect; what was set counts where the version itself says otherwise."""
+    change = record.scaled if record is not None else None
+    if change is None:
+        return spec.scale
+    least = spec.scale.min if change.min is None else change.min
+    most = spec.scale.max if change.max is None else change.max
+    if least > most:
+        least, most = (least, least) if change.max is None else (most, most)
+    keep_alive_s = spec.scale.keep_alive_s if change.keep_alive_s is None else change.keep_alive_s
+    return Scale(min=least, max=most, keep_alive_s=keep_alive_s)
+
+
+def limits_of(record: FunctionRecord | None, spec: FunctionSpec) -> Limits:
+    """Of one version, as they are in effect."""
+    change = record.scaled if record is not None else None
+    if change is None:
+        return spec.limits
+    rate = spec.limits.rate if change.rate is None else change.rate
+    burst = spec.limits.burst if change.burst is None else change.burst
+    concurrent = spec.limits.concurrent if change.concurrent is None else change.concurrent
+    return Limits(rate=rate, burst=burst if rate else 0, concurrent=concurrent)
+
+
+def rolled_back(record: FunctionRecord, to: Version | None, now_unix_ms: int) -> FunctionRecord:
+    """Undoes what was done last: a deploy that is being tried, a split, or the last change of `live`.
+
+    Errors: InvalidInput if there is nothing to go back to.
+    """
+    dropped = replace(record, rollout=None)
+    if to is not None:
+        return with_live(dropped, to, now_unix_ms)
+    if record.rollout is not None:
+        return dropped
+    if record.split:
+        return replace(record, split={})
+    if not record.past:
+        raise InvalidInput(
+            f"function {record.name} has had no other version live than {record.live}",
+            hint=f"`fs versions {record.name}` lists all there are; `fs rollback {record.name} VERSION` takes any",
+        )
+    back = with_live(record, record.past[-1], now_unix_ms)
+    return replace(back, past=record.past[:-1])
+
+
+# ── deploys ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def deployed(record: FunctionRecord, plan: Rollout, *, probe: bool) -> FunctionRecord:
+    """The record after a deploy of this version; with `probe` the change of calls waits for `promoted`.
+
+    Errors: InvalidInput for a canary of what is live.
+    """
+    check_rollout(plan)
+    if plan.percent < 100 and plan.version == record.live:
+        raise InvalidInput(
+            f"version {plan.version} of {record.name} is live already, and cannot be its own canary",
+            hint="nothing has changed since it was deployed",
+        )
+    fresh = replace(record, rollout=None, rejected=None)
+    if _in_effect(record, plan):
+        return fresh
+    begun = replace(fresh, rollout=plan)
+    return begun if probe else promoted(begun, plan.begun_unix_ms)
+
+
+def check_rollout(plan: Rollout) -> None:
+    if plan.alias != LIVE:
+        check_alias(plan.alias)
+    if not 1 <= plan.percent <= 100:
+        raise InvalidInput(f"a canary gets 1% to 99% of the calls, not {plan.percent}%")
+    if plan.percent < 100 and plan.alias != LIVE:
+        raise InvalidInput(
+            f"a canary gets a part of the calls of live, and alias {plan.alias} all or none",
+            hint="give --canary or --alias, not both",
+        )
+
+
+def _in_effect(record: FunctionRecord, plan: Rollout) -> bool:
+    if plan.alias != LIVE:
+        return record.aliases.get(plan.alias) == plan.version
+    if plan.percent < 100:
+        return record.split.get(plan.version) == plan.percent
+    return record.live == plan.version and not record.split
+
+
+def promoted(record: FunctionRecord, now_unix_ms: int) -> FunctionRecord:
+    """The version that was tried gets what its deploy wanted for it."""
+    plan = record.rollout
+    assert plan is not None
+    done = replace(record, rollout=None)
+    if plan.alias != LIVE:
+        return with_alias(done, plan.alias, plan.version, now_unix_ms)
+    if plan.percent == 100:
+        return with_live(done, plan.version, now_unix_ms)
+    return with_split(done, {record.live: 100 - plan.percent, plan.version: plan.percent}, now_unix_ms)
+
+
+def rejected(record: FunctionRecord, error: ErrorInfo, now_unix_ms: int) -> FunctionRecord:
+    """It gets no calls, and all others go on as before."""
+    plan = record.rollout
+    assert plan is not None
+    return replace(record, rollout=None, rejected=Rejection(version=plan.version, error=error, unix_ms=now_unix_ms))
+
+
+def roles(record: FunctionRecord, version: Version) -> list[str]:
+    """What a version is to its function, for people: `live`, `10%`, aliases, `being tried`, `rejected`."""
+    found: list[str] = [LIVE] if version == record.live else []
+    if version in record.split:
+        found.append(f"{record.split[version]}%")
+    found += sorted(alias for alias, target in record.aliases.items() if target == version)
+    if record.rollout is not None and record.rollout.version == version:
+        found.append("being tried")
+    if record.rejected is not None and record.rejected.version == version:
+        found.append("rejected")
+    return found

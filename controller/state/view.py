@@ -1,0 +1,187 @@
+"""What this process knows of the world: Redis as last read, in memory, so that calls never wait for Redis.
+
+Written by `state.State` (full reads and publications) and by the process's own writes; read by gateway, scheduler
+and API. Listeners hear of changes at once. While Redis is away the view stays as it was: hot functions are served.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from fleetstart.controller.planner.estimates import NodeMeasures, VersionMeasures
+from fleetstart.controller.state.access_table import EMPTY, AccessTable
+from fleetstart.controller.state.records import Failure, FunctionRecord, VersionKey, VersionRecord
+from fleetstart.runtime.contract.ids import FunctionName, NodeId, WorkerId
+from fleetstart.runtime.contract.node.orders import FINAL, WorkerOrder, WorkerStatus
+from fleetstart.runtime.contract.node.reports import FunctionLoad, GatewayReport, NodeReport
+
+NODE_GRACE_NS = 2_000_000_000
+"""A node whose lease is gone for longer is lost. Renewal comes once a second, so one may be late."""
+GATEWAY_LEASE_NS = 3_000_000_000
+ENDED_KEPT = 1024
+"""Last statuses of ended workers, kept so that a call can tell why its worker died."""
+
+
+@dataclass(slots=True)
+class NodeSeen:
+    report: NodeReport
+    absent_since_ns: int | None = None
+    """When its lease was first missed, on our clock."""
+
+    def lost(self, now_ns: int) -> bool:
+        return self.absent_since_ns is not None and now_ns - self.absent_since_ns > NODE_GRACE_NS
+
+
+class View:
+    def __init__(self) -> None:
+        self.synced = False
+        """Whether Redis was read at least once."""
+        self.redis = "not reached yet"
+        self.leader = ""
+        self.functions: dict[FunctionName, FunctionRecord] = {}
+        self.versions: dict[VersionKey, VersionRecord] = {}
+        self.failures: dict[VersionKey, Failure] = {}
+        self.nodes: dict[NodeId, NodeSeen] = {}
+        self.orders: dict[WorkerId, WorkerOrder] = {}
+        self.statuses: dict[WorkerId, WorkerStatus] = {}
+        self.shell_orders: dict[WorkerId, WorkerOrder] = {}
+        self.shell_statuses: dict[WorkerId, WorkerStatus] = {}
+        """Of workers that are people's shells: nobody but `shells` is to take them for workers."""
+        self.gateways: dict[str, tuple[GatewayReport, int]] = {}
+        self.node_measures: dict[NodeId, NodeMeasures] = {}
+        self.version_measures: dict[VersionKey, VersionMeasures] = {}
+        """What was learned of both, for the planner."""
+        self.access: AccessTable = EMPTY
+        """Keys, projects, secrets."""
+        self.was_ready: set[WorkerId] = set()
+        self.ended: OrderedDict[WorkerId, WorkerStatus] = OrderedDict()
+        self.touched: set[WorkerId] = set()
+        """Workers heard of since the last full read began: it may hold older news of them."""
+        self._worker_listeners: list[Callable[[WorkerStatus], None]] = []
+        self._shell_listeners: list[Callable[[WorkerStatus], None]] = []
+        self._listeners: list[Callable[[], None]] = []
+
+    def on_worker(self, listener: Callable[[WorkerStatus], None]) -> None:
+        """Called for each status that is new or different, before `on_change`."""
+        self._worker_listeners.append(listener)
+
+    def on_shell(self, listener: Callable[[WorkerStatus], None]) -> None:
+        """Called for each status of a shell that is new or different."""
+        self._shell_listeners.append(listener)
+
+    def on_change(self, listener: Callable[[], None]) -> None:
+        self._listeners.append(listener)
+
+    def changed(self) -> None:
+        for listener in self._listeners:
+            listener()
+
+    def live(self, name: FunctionName) -> VersionRecord | None:
+        record = self.functions.get(name)
+        return self.versions.get(VersionKey(name, record.live)) if record else None
+
+    def put_status(self, status: WorkerStatus, *, touch: bool = True) -> bool:
+        """Takes over a status unless a newer one is known; True if it says something new."""
+        if status.shell:
+            self._put_shell_status(status)
+            return False
+        known = self.statuses.get(status.worker) or self.ended.get(status.worker)
+        if known is not None and (known.state in FINAL or known.changed_unix_ns > status.changed_unix_ns):
+            return False
+        if touch:
+            self.touched.add(status.worker)
+        if known == status:
+            return False
+        self.statuses[status.worker] = status
+        if status.state == "ready":
+            self.was_ready.add(status.worker)
+        if status.state in FINAL:
+            self.ended[status.worker] = status
+            while len(self.ended) > ENDED_KEPT:
+                self.ended.popitem(last=False)
+        for listener in self._worker_listeners:
+            listener(status)
+        return True
+
+    def _put_shell_status(self, status: WorkerStatus) -> None:
+        known = self.shell_statuses.get(status.worker)
+        if known is not None and (known.state in FINAL or known.changed_unix_ns >= status.changed_unix_ns):
+            return
+        self.touched.add(status.worker)
+        self.shell_statuses[status.worker] = status
+        for listener in self._shell_listeners:
+            listener(status)
+
+    def drop_status(self, worker: WorkerId) -> None:
+        """Its node has forgotten it. Listeners are told that it is gone."""
+        status = self.statuses.pop(worker, None)
+        self.was_ready.discard(worker)
+        if status is not None and status.state not in FINAL:
+            for listener in self._worker_listeners:
+                listener(_gone(status))
+
+    def put_order(self, order: WorkerOrder) -> None:
+        (self.shell_orders if order.shell else self.orders)[order.worker] = order
+        self.touched.add(order.worker)
+
+    def drop_order(self, worker: WorkerId) -> None:
+        self.orders.pop(worker, None)
+        self.shell_orders.pop(worker, None)
+        self.touched.add(worker)
+
+    def put_gateway(self, report: GatewayReport, now_ns: int) -> None:
+        self.gateways[report.gateway] = (report, now_ns)
+
+    def forget_gateways(self, now_ns: int) -> None:
+        for gateway, (_, seen_ns) in list(self.gateways.items()):
+            if now_ns - seen_ns > GATEWAY_LEASE_NS:
+                del self.gateways[gateway]
+
+    def loads(self) -> dict[str, FunctionLoad]:
+        """Sums over the gateways, keyed `name@version`."""
+        total: dict[str, FunctionLoad] = {}
+        for report, _ in self.gateways.values():
+            for key, load in report.loads.items():
+                known = total.get(key)
+                total[key] = load if known is None else _sum(known, load)
+        return total
+
+    def running_elsewhere(self, worker: WorkerId, key: VersionKey, gateway: str) -> int:
+        """Calls that other gateways have on a worker, as they last told."""
+        return sum(
+            report.loads[str(key)].per_worker.get(worker, 0)
+            for name, (report, _) in self.gateways.items()
+            if name != gateway and str(key) in report.loads
+        )
+
+    def worker_lost(self, worker: WorkerId, node: NodeId, epoch: str | None, now_ns: int) -> bool:
+        """Whether its node is dead, or a later daemon than the one that was to run it."""
+        seen = self.nodes.get(node)
+        if seen is None:
+            return self.synced
+        return seen.lost(now_ns) or (epoch is not None and seen.report.epoch != epoch)
+
+
+def _gone(status: WorkerStatus) -> WorkerStatus:
+    return WorkerStatus(
+        worker=status.worker, node=status.node, function=status.function, version=status.version, state="gone"
+    )
+
+
+def _sum(one: FunctionLoad, other: FunctionLoad) -> FunctionLoad:
+    waiting = [load for load in (one, other) if load.oldest_unix_ms]
+    oldest = min(waiting, key=lambda load: load.oldest_unix_ms, default=one)
+    per_worker = dict(one.per_worker)
+    for worker, calls in other.per_worker.items():
+        per_worker[worker] = per_worker.get(worker, 0) + calls
+    return FunctionLoad(
+        one.queued + other.queued,
+        one.running + other.running,
+        per_worker,
+        one.arrived + other.arrived,
+        max(one.call_s, other.call_s),
+        oldest.oldest_unix_ms,
+        oldest.oldest,
+    )

@@ -1,0 +1,164 @@
+"""Objects in S3: one PUT if it is small, a multipart upload else, completed only when the digest is right."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncGenerator, Callable
+from typing import Any
+
+from fleetstart.controller.storage.object_store import StoredObject, Upload, not_found
+from fleetstart.runtime.contract.errors import StoreFailed, TooLarge
+
+PART_BYTES = 16 << 20
+"""10,000 parts are allowed: 160 GB an object; S3 asks for 5 MiB at least."""
+READ_BYTES = 1 << 20
+RELAY = "relay/"
+"""As in `prefetcher.relay_objects`."""
+
+
+class S3Store:
+    def __init__(self, bucket: str, prefix: str) -> None:
+        import boto3  # late: it takes 0.3 s, and a folder store never needs it
+        from botocore.config import Config
+
+        self._client: Any = boto3.client(
+            "s3", config=Config(connect_timeout=5, read_timeout=60, retries={"max_attempts": 3, "mode": "standard"})
+        )
+        self._bucket = bucket
+        self._prefix = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
+
+    async def put(self, key: str, upload: Upload) -> None:
+        blocks = upload.blocks(PART_BYTES)
+        first = await anext(blocks, b"")
+        if len(first) < PART_BYTES:
+            upload.check()
+            await self._call(key, self._client.put_object, Body=first)
+            return
+        begun = await self._call(key, self._client.create_multipart_upload)
+        upload_id = begun["UploadId"]
+        try:
+            parts = [await self._part(key, upload_id, 1, first)]
+            async for block in blocks:
+                parts.append(await self._part(key, upload_id, len(parts) + 1, block))
+            upload.check()
+            await self._call(
+                key, self._client.complete_multipart_upload, UploadId=upload_id, MultipartUpload={"Parts": parts}
+            )
+        except BaseException:
+            with contextlib.suppress(StoreFailed):
+                await asyncio.shield(self._call(key, self._client.abort_multipart_upload, UploadId=upload_id))
+            raise
+
+    async def _part(self, key: str, upload_id: str, number: int, block: bytes) -> dict[str, Any]:
+        answer = await self._call(key, self._client.upload_part, UploadId=upload_id, PartNumber=number, Body=block)
+        return {"PartNumber": number, "ETag": answer["ETag"]}
+
+    async def create(self, key: str, data: bytes) -> bool:
+        """By `If-None-Match: *`. A server that does not know it overwrites: who relies on it should try first."""
+        from botocore.exceptions import ClientError
+
+        try:
+            await self._call(key, self._client.put_object, Body=data, IfNoneMatch="*")
+        except StoreFailed as error:
+            cause = error.__cause__
+            code = cause.response.get("Error", {}).get("Code", "") if isinstance(cause, ClientError) else ""
+            if code in ("PreconditionFailed", "412"):
+                return False
+            raise
+        return True
+
+    async def size(self, key: str) -> int | None:
+        answer = await self._call(key, self._client.head_object, absent=True)
+        return int(answer["ContentLength"]) if answer is not None else None
+
+    async def read(self, key: str, limit_bytes: int) -> bytes | None:
+        answer = await self._call(key, self._client.get_object, absent=True)
+        if answer is None:
+            return None
+        if answer["ContentLength"] > limit_bytes:
+            answer["Body"].close()
+            raise TooLarge(f"{key} has {answer['ContentLength']} bytes, {limit_bytes} at most")
+        return bytes(await self._thread(key, answer["Body"].read))
+
+    async def read_range(self, key: str, offset: int, size_bytes: int) -> AsyncGenerator[bytes, None]:
+        if size_bytes == 0:  # HTTP has no such range
+            return
+        wanted = f"bytes={offset}-{offset + size_bytes - 1}"
+        answer = await self._call(key, self._client.get_object, absent=True, Range=wanted)
+        if answer is None:
+            raise not_found(key)
+        body = answer["Body"]
+        try:
+            while block := await self._thread(key, lambda: body.read(READ_BYTES)):
+                yield block
+        finally:
+            body.close()
+
+    async def list(self, prefix: str) -> list[StoredObject]:
+        def pages() -> list[StoredObject]:
+            paginator = self._client.get_paginator("list_objects_v2")
+            return [
+                StoredObject(
+                    key=row["Key"].removeprefix(self._prefix),
+                    size_bytes=row["Size"],
+                    modified_unix_ms=round(row["LastModified"].timestamp() * 1000),
+                )
+                for page in paginator.paginate(Bucket=self._bucket, Prefix=self._prefix + prefix)
+                for row in page.get("Contents", ())
+            ]
+
+        found: list[StoredObject] = await self._thread(prefix, pages)
+        return sorted(found, key=lambda stored: stored.key)
+
+    async def delete(self, key: str) -> None:
+        await self._call(key, self._client.delete_object, absent=True)
+
+    async def sweep(self, older_than_s: float) -> int:
+        """Parts of a multipart upload that nobody completed are paid for until somebody aborts it; what nodes say to
+        each other through the store (`relay/`) stays if both ends were killed. Neither lives for long."""
+        stale = [one for one in await self.list(RELAY) if time.time() - one.modified_unix_ms / 1000 > older_than_s]
+        for one in stale:
+            await self.delete(one.key)
+
+        def abort() -> int:
+            swept = 0
+            paginator = self._client.get_paginator("list_multipart_uploads")
+            for page in paginator.paginate(Bucket=self._bucket, Prefix=self._prefix):
+                for row in page.get("Uploads", ()):
+                    if time.time() - row["Initiated"].timestamp() > older_than_s:
+                        self._client.abort_multipart_upload(
+                            Bucket=self._bucket, Key=row["Key"], UploadId=row["UploadId"]
+                        )
+                        swept += 1
+            return swept
+
+        try:
+            swept: int = await self._thread(self._prefix, abort)
+        except StoreFailed as error:
+            if "NotImplemented" in error.message:  # such servers forget their uploads themselves, or never
+                return len(stale)
+            raise
+        return swept + len(stale)
+
+    async def _call(self, key: str, method: Callable[..., Any], *, absent: bool = False, **arguments: Any) -> Any:
+        """One request; with `absent`, None instead of an error where there is no such object."""
+
+        def call() -> Any:
+            return method(Bucket=self._bucket, Key=self._prefix + key, **arguments)
+
+        return await self._thread(key, call, absent=absent)
+
+    async def _thread(self, key: str, call: Callable[[], Any], *, absent: bool = False) -> Any:
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        try:
+            return await asyncio.to_thread(call)
+        except ClientError as error:
+            code = error.response.get("Error", {}).get("Code", "")
+            if absent and code in ("404", "NoSuchKey", "NotFound"):
+                return None
+            raise StoreFailed(f"{key}: the store answered {code}: {error}") from error
+        except BotoCoreError as error:
+            raise StoreFailed(f"{key}: the store did not answer: {error}") from error
