@@ -9,7 +9,7 @@ from urllib.parse import quote
 import msgspec
 
 from fleetstart.controller.cli import output
-from fleetstart.controller.cli.client import Server
+from fleetstart.controller.cli.api_client import Server
 from fleetstart.controller.schemas.functions import Deployed, Traffic
 from fleetstart.runtime.contract.billing.ledger import LogLine
 from fleetstart.runtime.contract.errors import FleetError, Unavailable, error_from

@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from fleetstart.controller.cli.client import Server, error_of
+from fleetstart.controller.cli.api_client import Server, error_of
 from fleetstart.controller.schemas.invocations import InvocationInfo
 from fleetstart.runtime.contract.errors import DeadlineExceeded
 

@@ -27,7 +27,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from fleetstart import native
-from fleetstart.controller.cli.checkpoint import publish as publish_checkpoint
+from fleetstart.controller.cli.weights.publish import publish as publish_checkpoint
 from fleetstart.prefetcher.config import default_fetch_threads
 from fleetstart.prefetcher.segments import opener as opening
 from fleetstart.prefetcher.segments.slab_memory import slab_size

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 import redis
 
 from fleetstart.controller.auth.owner_key import kept
-from fleetstart.controller.cli.layout import Layout
+from fleetstart.controller.cli.home import Layout
 from tests.bench.samples import ROOT
 from tests.bench.wire import Connection
 

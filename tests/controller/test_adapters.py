@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from fleetstart.controller.cli.checkpoint import publish
-from fleetstart.controller.cli.checkpoint_source import read_source
+from fleetstart.controller.cli.weights.publish import publish
+from fleetstart.controller.cli.weights.source import read_source
 from fleetstart.runtime.contract.errors import CheckpointInvalid, InvalidSpec, PickleRefused, WeightsMissing
 from fleetstart.runtime.contract.ids import FunctionName
 from fleetstart.runtime.contract.weights.adapters import require_fit

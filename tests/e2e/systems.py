@@ -37,7 +37,7 @@ FS = (sys.executable, "-P", "-m", "fleetstart.controller.cli")
 CLI_TIMEOUT_S = 60
 CGROUPS = Path("/sys/fs/cgroup")
 KINDS = {
-    "fleetstart.controller.cli.supervisor": "supervisor",
+    "fleetstart.controller.cli.local.supervisor": "supervisor",
     "fleetstart.controller": "controller",
     "fleetstart.prefetcher": "node",
     "fleetstart.runtime.launch.forkserver": "forkserver",

@@ -15,10 +15,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleetstart.controller.cli.checkpoint_source import read_source
-from fleetstart.controller.cli.declarations import read_declarations
-from fleetstart.controller.cli.layered import in_layers
-from fleetstart.controller.cli.specs import layers_of
+from fleetstart.controller.cli.handler.source.declarations import read_declarations
+from fleetstart.controller.cli.handler.source.layered import in_layers
+from fleetstart.controller.cli.handler.spec import layers_of
+from fleetstart.controller.cli.weights.source import read_source
 from fleetstart.runtime.contract.errors import InvalidInput
 from fleetstart.runtime.layered.stages import whole_app
 from tests.runtime.layered.models import answer, parts_of, pipeline

@@ -13,7 +13,7 @@ from types import ModuleType
 
 import pytest
 
-from fleetstart.controller.cli.declarations import read_declarations
+from fleetstart.controller.cli.handler.source.declarations import read_declarations
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

@@ -14,9 +14,9 @@ from typing import Any
 
 from safetensors import SafetensorError, deserialize
 
-from fleetstart.controller.cli.origins import Made
-from fleetstart.controller.cli.safetensors_header import read_file
-from fleetstart.controller.cli.source_layout import read_layout
+from fleetstart.controller.cli.weights.local_files import Made
+from fleetstart.controller.cli.weights.safetensors_header import read_file
+from fleetstart.controller.cli.weights.source_layout import read_layout
 from fleetstart.runtime.contract.errors import CheckpointInvalid, PickleRefused
 from fleetstart.runtime.contract.weights.lora import Tensor, read_adapter
 from fleetstart.runtime.contract.weights.manifest import (

@@ -65,7 +65,7 @@ def _escaped(word: bytes) -> str:
 def _child(name: str, arguments: list[str]) -> None:
     import atheris  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
-    from fleetstart.controller.cli import safetensors_header
+    from fleetstart.controller.cli.weights import safetensors_header
     from fleetstart.runtime.contract.weights import lora, manifest
 
     for module in (lora, safetensors_header, manifest):

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleetstart.controller.cli.source_layout import Layout, LayoutFile
+from fleetstart.controller.cli.weights.source_layout import Layout, LayoutFile
 from fleetstart.runtime.contract.weights.manifest import manifest_bytes
 from tests.fuzz.formats import (
     HEADER_DATA_BYTES,

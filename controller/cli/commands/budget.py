@@ -8,10 +8,10 @@ from typing import Literal, cast
 import click
 
 from fleetstart.controller.cli import output
-from fleetstart.controller.cli.client import Server, find_server, suggesting
-from fleetstart.controller.cli.moments import nano_dollars, utc
+from fleetstart.controller.cli.api_client import Server, find_server, suggesting
+from fleetstart.controller.cli.command_group import Subverbs
 from fleetstart.controller.cli.root import verb
-from fleetstart.controller.cli.subverbs import Subverbs
+from fleetstart.controller.cli.units import nano_dollars, utc
 from fleetstart.controller.schemas.functions import BudgetInfo, BudgetTerms
 from fleetstart.runtime.contract.billing.ledger import dollars
 

@@ -10,11 +10,11 @@ import msgspec
 
 from fleetstart.controller.cli import output
 from fleetstart.controller.cli.commands.deploy import setting_flags
-from fleetstart.controller.cli.declarations import SETTINGS
-from fleetstart.controller.cli.handlers import Handler, flags_of, select
+from fleetstart.controller.cli.handler.select import Handler, flags_of, select
+from fleetstart.controller.cli.handler.settings import DECORATOR, Key, Setting, flat
+from fleetstart.controller.cli.handler.source.declarations import SETTINGS
+from fleetstart.controller.cli.handler.spec import adapter_of, build_spec, include_of, module_name, weights_of
 from fleetstart.controller.cli.root import verb
-from fleetstart.controller.cli.settings import DECORATOR, Key, Setting, flat
-from fleetstart.controller.cli.specs import adapter_of, build_spec, include_of, module_name, weights_of
 from fleetstart.runtime.contract.function.spec import FunctionSpec
 from fleetstart.runtime.contract.ids import BundleId, CheckpointId
 

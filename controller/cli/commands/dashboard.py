@@ -9,8 +9,8 @@ import msgspec
 
 from fleetstart.controller.auth.owner_key import keep
 from fleetstart.controller.cli import output
-from fleetstart.controller.cli.client import Server, find_server
-from fleetstart.controller.cli.layout import Layout
+from fleetstart.controller.cli.api_client import Server, find_server
+from fleetstart.controller.cli.home import Layout
 from fleetstart.controller.cli.root import verb
 from fleetstart.controller.schemas.functions import SystemStatus
 

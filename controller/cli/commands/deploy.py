@@ -11,28 +11,35 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from fleetstart.controller.cli import output
-from fleetstart.controller.cli.bundle import Bundle, make_bundle
-from fleetstart.controller.cli.calling import function_call
-from fleetstart.controller.cli.checkpoint import Published, publish_source
-from fleetstart.controller.cli.checkpoint_source import Source, read_source
-from fleetstart.controller.cli.client import Server, find_server
-from fleetstart.controller.cli.declarations import Declaration
-from fleetstart.controller.cli.handlers import flags_of, select
-from fleetstart.controller.cli.interface import batch_size, interface_of
-from fleetstart.controller.cli.layered import in_layers
-from fleetstart.controller.cli.layout import Layout
+from fleetstart.controller.cli.api_client import Server, find_server
+from fleetstart.controller.cli.curl_hint import function_call
+from fleetstart.controller.cli.handler.bundle import Bundle, make_bundle
+from fleetstart.controller.cli.handler.select import flags_of, select
+from fleetstart.controller.cli.handler.source.declarations import Declaration
+from fleetstart.controller.cli.handler.source.interface import batch_size, interface_of
+from fleetstart.controller.cli.handler.source.layered import in_layers
+from fleetstart.controller.cli.handler.spec import (
+    adapter_of,
+    build_spec,
+    include_of,
+    layers_of,
+    module_name,
+    weights_of,
+)
+from fleetstart.controller.cli.home import Layout
 from fleetstart.controller.cli.progress import Bar
 from fleetstart.controller.cli.root import verb
-from fleetstart.controller.cli.specs import adapter_of, build_spec, include_of, layers_of, module_name, weights_of
 from fleetstart.controller.cli.trials import wait
-from fleetstart.controller.cli.upload import ObjectStore
+from fleetstart.controller.cli.weights.publish import Published, publish_source
+from fleetstart.controller.cli.weights.source import Source, read_source
+from fleetstart.controller.cli.weights.upload import ObjectStore
 from fleetstart.controller.schemas.functions import Deployed
 from fleetstart.controller.state.records import LIVE
 from fleetstart.runtime.contract.errors import InvalidSpec
 from fleetstart.runtime.contract.function.spec import FunctionSpec
 
 if TYPE_CHECKING:
-    from fleetstart.controller.cli.rehearsal import Foreseen
+    from fleetstart.controller.cli.handler.dry_run import Foreseen
 
 S3 = "s3://"
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
@@ -230,7 +237,7 @@ class _Unsent:
 
 
 def _foreseen(server: Server, declaration: Declaration, path: Path, bundle: Bundle, cache: Path) -> Foreseen:
-    from fleetstart.controller.cli.rehearsal import Foreseen  # late: the planner comes with it
+    from fleetstart.controller.cli.handler.dry_run import Foreseen  # late: the planner comes with it
     from fleetstart.controller.scheduler.deploy_forecast import Forecast, Proposal
 
     packed = _packed(_Unsent(server), declaration, path, bundle, cache)
@@ -255,7 +262,7 @@ def _rehearse(foreseen: Sequence[Foreseen], as_json: bool) -> int:
     if as_json:
         output.json_data(foreseen)
     else:
-        from fleetstart.controller.cli.rehearsal import rehearsal
+        from fleetstart.controller.cli.handler.dry_run import rehearsal
 
         for one in foreseen:
             output.data(rehearsal(one))
@@ -265,7 +272,7 @@ def _rehearse(foreseen: Sequence[Foreseen], as_json: bool) -> int:
 
 def _source(folder: Path, text: str) -> Source:
     if text.startswith(S3):
-        from fleetstart.controller.cli.s3_origins import read_s3  # late: boto3 takes a third of a second
+        from fleetstart.controller.cli.weights.s3_files import read_s3  # late: boto3 takes a third of a second
 
         return read_s3(text)
     return read_source(folder / text)

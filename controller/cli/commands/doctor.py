@@ -6,8 +6,9 @@ from pathlib import Path
 
 import click
 
-from fleetstart.controller.cli import ceilings, output
-from fleetstart.controller.cli.checks import examine
+from fleetstart.controller.cli import output
+from fleetstart.controller.cli.doctor import throughput as ceilings
+from fleetstart.controller.cli.doctor.checks import examine
 from fleetstart.controller.cli.root import verb
 
 MARKS = {"ok": ("ok", "green"), "warn": ("!!", "yellow"), "bad": ("no", "red")}

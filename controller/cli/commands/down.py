@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from fleetstart.controller.cli import output
-from fleetstart.controller.cli.layout import Layout, SupervisorRecord, read_record, start_ticks, try_lock
+from fleetstart.controller.cli.home import Layout, SupervisorRecord, read_record, start_ticks, try_lock
 from fleetstart.controller.cli.root import verb
 from fleetstart.runtime.contract.errors import FleetError
 

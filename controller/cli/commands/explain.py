@@ -9,7 +9,7 @@ import click
 
 from fleetstart.controller.api.explain import InvocationPlan
 from fleetstart.controller.cli import output
-from fleetstart.controller.cli.client import Server, find_server
+from fleetstart.controller.cli.api_client import Server, find_server
 from fleetstart.controller.cli.commands.trace import find, stages
 from fleetstart.controller.cli.root import verb
 from fleetstart.controller.planner.report import text

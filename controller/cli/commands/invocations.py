@@ -11,10 +11,10 @@ import click
 import msgspec
 
 from fleetstart.controller.cli import output
-from fleetstart.controller.cli.client import Server, error_of, find_server, suggesting
-from fleetstart.controller.cli.moments import utc
+from fleetstart.controller.cli.api_client import Server, error_of, find_server, suggesting
+from fleetstart.controller.cli.command_group import Subverbs
 from fleetstart.controller.cli.root import verb
-from fleetstart.controller.cli.subverbs import Subverbs
+from fleetstart.controller.cli.units import utc
 from fleetstart.controller.schemas.invocations import InvocationInfo
 from fleetstart.runtime.contract.errors import NotFound
 

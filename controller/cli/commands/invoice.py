@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from fleetstart.controller.cli import output
-from fleetstart.controller.cli.client import Server, find_server
+from fleetstart.controller.cli.api_client import Server, find_server
 from fleetstart.controller.cli.root import verb
 from fleetstart.controller.schemas.functions import Invoice, InvoiceLine
 from fleetstart.runtime.contract.billing.ledger import dollars

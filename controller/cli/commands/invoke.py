@@ -14,7 +14,7 @@ import click
 import msgspec
 
 from fleetstart.controller.cli import background, output
-from fleetstart.controller.cli.client import PAUSE_S, Server, error_of, find_server, suggesting
+from fleetstart.controller.cli.api_client import PAUSE_S, Server, error_of, find_server, suggesting
 from fleetstart.controller.cli.root import verb
 from fleetstart.controller.cli.sse import Event, chunk_text, events
 from fleetstart.runtime.contract.errors import DeadlineExceeded, ErrorBody, FleetError, NotFound, WorkerLost, error_from

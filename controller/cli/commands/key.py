@@ -10,11 +10,11 @@ import click
 
 from fleetstart.controller.auth import owner_key as own_key
 from fleetstart.controller.cli import output
-from fleetstart.controller.cli.client import Server, find_server
-from fleetstart.controller.cli.layout import Layout
-from fleetstart.controller.cli.moments import seconds, utc
+from fleetstart.controller.cli.api_client import Server, find_server
+from fleetstart.controller.cli.command_group import Subverbs
+from fleetstart.controller.cli.home import Layout
 from fleetstart.controller.cli.root import verb
-from fleetstart.controller.cli.subverbs import Subverbs
+from fleetstart.controller.cli.units import seconds, utc
 from fleetstart.controller.schemas.resources import KeyCreated, KeyInfo, NewKey, Rotation
 from fleetstart.controller.state.access_records import RIGHTS, Right
 
@@ -134,7 +134,7 @@ def recover(home: Path, *, as_json: bool) -> None:
     Whoever owns FS_HOME owns the system: the key goes into its Redis itself, and is kept in FS_HOME. The others stay
     good; `fs key ls` lists them, and `fs key revoke` ends one that may be in other hands.
     """
-    from fleetstart.controller.cli.recovery import recovered  # late: a client for Redis comes with it
+    from fleetstart.controller.cli.local.key_recovery import recovered  # late: a client for Redis comes with it
 
     layout = Layout(home)
     name = recovered(layout, find_server(None, home).url)

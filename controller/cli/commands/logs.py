@@ -14,8 +14,9 @@ from urllib.parse import quote
 
 import click
 
-from fleetstart.controller.cli import moments, output
-from fleetstart.controller.cli.client import Server, find_server, suggesting
+from fleetstart.controller.cli import output
+from fleetstart.controller.cli import units as moments
+from fleetstart.controller.cli.api_client import Server, find_server, suggesting
 from fleetstart.controller.cli.root import verb
 from fleetstart.runtime.contract.billing.ledger import InvocationTrace, LogLine
 from fleetstart.runtime.contract.errors import NotFound, Unavailable

@@ -8,10 +8,10 @@ from pathlib import Path
 import click
 
 from fleetstart.controller.cli import output
-from fleetstart.controller.cli.client import Server, find_server
-from fleetstart.controller.cli.moments import nano_dollars, unix_ms, utc
+from fleetstart.controller.cli.api_client import Server, find_server
+from fleetstart.controller.cli.command_group import Subverbs
 from fleetstart.controller.cli.root import verb
-from fleetstart.controller.cli.subverbs import Subverbs
+from fleetstart.controller.cli.units import nano_dollars, unix_ms, utc
 from fleetstart.controller.schemas.functions import NewPrices
 from fleetstart.runtime.contract.billing.ledger import dollars
 from fleetstart.runtime.contract.billing.prices import LEAD_MS, PriceSheet

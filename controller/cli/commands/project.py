@@ -10,9 +10,9 @@ import click
 import msgspec
 
 from fleetstart.controller.cli import output
-from fleetstart.controller.cli.client import Server, find_server
+from fleetstart.controller.cli.api_client import Server, find_server
+from fleetstart.controller.cli.command_group import Subverbs
 from fleetstart.controller.cli.root import verb
-from fleetstart.controller.cli.subverbs import Subverbs
 from fleetstart.controller.schemas.resources import ProjectInfo, ProjectTerms
 from fleetstart.runtime.contract.errors import InvalidInput, NotFound
 from fleetstart.runtime.contract.function.spec import parse_size

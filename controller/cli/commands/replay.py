@@ -10,7 +10,7 @@ import click
 import msgspec
 
 from fleetstart.controller.cli import output
-from fleetstart.controller.cli.client import Server, find_server
+from fleetstart.controller.cli.api_client import Server, find_server
 from fleetstart.controller.cli.commands.invocations import kept, path
 from fleetstart.controller.cli.root import verb
 from fleetstart.controller.cli.traffic import reference

@@ -8,7 +8,7 @@ import click
 import msgspec
 
 from fleetstart.controller.cli import output
-from fleetstart.controller.cli.client import Server, find_server, function_path, suggesting
+from fleetstart.controller.cli.api_client import Server, find_server, function_path, suggesting
 from fleetstart.controller.cli.root import verb
 from fleetstart.controller.schemas.functions import FunctionInfo, Traffic
 from fleetstart.controller.state.records import Scaled

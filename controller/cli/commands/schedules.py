@@ -8,9 +8,9 @@ from pathlib import Path
 import click
 
 from fleetstart.controller.cli import output
-from fleetstart.controller.cli.client import Server, find_server
-from fleetstart.controller.cli.moments import utc
+from fleetstart.controller.cli.api_client import Server, find_server
 from fleetstart.controller.cli.root import verb
+from fleetstart.controller.cli.units import utc
 from fleetstart.controller.schemas.invocations import ScheduleInfo
 
 

@@ -9,10 +9,10 @@ from urllib.parse import quote
 import click
 
 from fleetstart.controller.cli import output
-from fleetstart.controller.cli.client import Server, find_server
-from fleetstart.controller.cli.moments import utc
+from fleetstart.controller.cli.api_client import Server, find_server
+from fleetstart.controller.cli.command_group import Subverbs
 from fleetstart.controller.cli.root import verb
-from fleetstart.controller.cli.subverbs import Subverbs
+from fleetstart.controller.cli.units import utc
 from fleetstart.controller.schemas.resources import Rekeyed, SecretInfo, SecretValue
 from fleetstart.runtime.contract.errors import InvalidInput, NotFound
 

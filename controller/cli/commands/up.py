@@ -14,13 +14,13 @@ from typing import NoReturn
 import click
 
 from fleetstart.controller.cli import output
-from fleetstart.controller.cli.calling import access
-from fleetstart.controller.cli.client import Server, own_server
+from fleetstart.controller.cli.api_client import Server, own_server
 from fleetstart.controller.cli.commands.down import stop
-from fleetstart.controller.cli.layout import Layout, SupervisorRecord, is_locked, read_record, read_services, tail
+from fleetstart.controller.cli.curl_hint import access
+from fleetstart.controller.cli.home import Layout, SupervisorRecord, is_locked, read_record, read_services, tail
+from fleetstart.controller.cli.local.services import CONTROLLER, NODE, REDIS, find_redis
 from fleetstart.controller.cli.output import Unreachable
 from fleetstart.controller.cli.root import verb
-from fleetstart.controller.cli.services import CONTROLLER, NODE, REDIS, find_redis
 from fleetstart.controller.schemas.functions import SystemStatus
 from fleetstart.runtime.contract.errors import FleetError, Forbidden, StartFailed, Unauthorized
 from fleetstart.runtime.contract.function.spec import check_region, parse_size
@@ -116,7 +116,7 @@ def supervisor_argv(
 ) -> list[str]:
     options = ("--home", str(home), "--port", str(port), "--redis", redis, "--store", store)
     more = ("--node-memory", node_memory, *(["--open"] if is_open else []))
-    return [sys.executable, "-P", "-m", "fleetstart.controller.cli.supervisor", *options, *more]
+    return [sys.executable, "-P", "-m", "fleetstart.controller.cli.local.supervisor", *options, *more]
 
 
 def _spawn(argv: list[str], layout: Layout, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:

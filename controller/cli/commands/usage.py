@@ -8,9 +8,9 @@ from pathlib import Path
 import click
 
 from fleetstart.controller.cli import output
-from fleetstart.controller.cli.client import Server, find_server, suggesting
-from fleetstart.controller.cli.moments import unix_ms
+from fleetstart.controller.cli.api_client import Server, find_server, suggesting
 from fleetstart.controller.cli.root import verb
+from fleetstart.controller.cli.units import unix_ms
 from fleetstart.controller.schemas.functions import FunctionInfo, Usage, UsageLine
 from fleetstart.runtime.contract.billing.ledger import dollars
 

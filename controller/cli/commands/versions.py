@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from fleetstart.controller.cli import output
-from fleetstart.controller.cli.client import Server, find_server, function_path, suggesting
+from fleetstart.controller.cli.api_client import Server, find_server, function_path, suggesting
 from fleetstart.controller.cli.root import verb
 from fleetstart.controller.schemas.functions import VersionInfo
 

@@ -8,10 +8,10 @@ from urllib.parse import quote
 import click
 
 from fleetstart.controller.cli import output
-from fleetstart.controller.cli.client import Server, find_server
+from fleetstart.controller.cli.api_client import Server, find_server
+from fleetstart.controller.cli.command_group import Subverbs
 from fleetstart.controller.cli.commands.invocations import path, show
 from fleetstart.controller.cli.root import verb
-from fleetstart.controller.cli.subverbs import Subverbs
 from fleetstart.controller.schemas.invocations import InvocationInfo, WebhookSecret
 from fleetstart.controller.state.access_records import DEFAULT
 

@@ -11,17 +11,17 @@ from typing import Any
 import click
 
 from fleetstart.controller.cli import output
-from fleetstart.controller.cli.checkpoint import publish_source
-from fleetstart.controller.cli.checkpoint_export import export
-from fleetstart.controller.cli.checkpoint_names import SHORT, find_checkpoint
-from fleetstart.controller.cli.checkpoint_reading import Bad, verify
-from fleetstart.controller.cli.checkpoint_source import Source, read_folder, read_source
-from fleetstart.controller.cli.client import Server, find_server
-from fleetstart.controller.cli.layout import Layout
-from fleetstart.controller.cli.origins import FileList
+from fleetstart.controller.cli.api_client import Server, find_server
+from fleetstart.controller.cli.command_group import Subverbs
+from fleetstart.controller.cli.home import Layout
 from fleetstart.controller.cli.progress import Bar
 from fleetstart.controller.cli.root import verb
-from fleetstart.controller.cli.subverbs import Subverbs
+from fleetstart.controller.cli.weights.export import export
+from fleetstart.controller.cli.weights.local_files import FileList
+from fleetstart.controller.cli.weights.publish import publish_source
+from fleetstart.controller.cli.weights.resolve import SHORT, find_checkpoint
+from fleetstart.controller.cli.weights.source import Source, read_folder, read_source
+from fleetstart.controller.cli.weights.verify import Bad, verify
 from fleetstart.controller.schemas.functions import CheckpointInfo
 from fleetstart.runtime.contract.errors import CheckpointInvalid
 from fleetstart.runtime.contract.function.spec import parse_size
@@ -69,7 +69,7 @@ def _source(sources: Sequence[str]) -> Source:
     if remote and len(sources) > 1:
         raise click.UsageError(f"{remote[0]} is pushed alone: one bucket and prefix, or files of this machine")
     if remote:
-        from fleetstart.controller.cli.s3_origins import read_s3  # late: boto3 takes a third of a second
+        from fleetstart.controller.cli.weights.s3_files import read_s3  # late: boto3 takes a third of a second
 
         return read_s3(remote[0])
     paths = [Path(source) for source in sources]

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from fleetstart.controller.cli.layout import Layout, ServiceRecord, read_services, start_ticks
+from fleetstart.controller.cli.home import Layout, ServiceRecord, read_services, start_ticks
 from tests.servers import wait_until
 
 FS = Path(sys.executable).with_name("fs")

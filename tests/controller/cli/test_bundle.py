@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetstart.controller.cli import bundle as bundles
-from fleetstart.controller.cli.bundle import make_bundle, pack
+from fleetstart.controller.cli.handler import bundle as bundles
+from fleetstart.controller.cli.handler.bundle import make_bundle, pack
 from fleetstart.runtime.contract.errors import InvalidSpec, TooLarge
 
 

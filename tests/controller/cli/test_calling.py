@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from fleetstart.controller.cli.calling import access, curl, function_call
-from fleetstart.controller.cli.client import Address, spelled
+from fleetstart.controller.cli.api_client import Address, spelled
+from fleetstart.controller.cli.curl_hint import access, curl, function_call
 from fleetstart.runtime.contract.function.interface import Interface
 
 URL = "http://127.0.0.1:7433/fn/f"

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from fleetstart.controller.cli.checkpoint import Published, publish
-from fleetstart.controller.cli.checkpoint_source import read_source
-from fleetstart.controller.cli.origins import BLOCK_BYTES
+from fleetstart.controller.cli.weights.local_files import BLOCK_BYTES
+from fleetstart.controller.cli.weights.publish import Published, publish
+from fleetstart.controller.cli.weights.source import read_source
 from fleetstart.runtime.contract.errors import CheckpointInvalid, FleetError, PickleRefused, StoreFailed, WeightsMissing
 from fleetstart.runtime.contract.weights.manifest import read_manifest
 from tests.controller.cli.checkpoints import MemoryStore, encode, model, no_progress, tensor, write_model

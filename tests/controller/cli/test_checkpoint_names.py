@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fleetstart.controller.cli.checkpoint_names import choose
+from fleetstart.controller.cli.weights.resolve import choose
 from fleetstart.controller.schemas.functions import CheckpointInfo, FunctionInfo
 from fleetstart.runtime.contract.errors import InvalidInput, NotFound
 from fleetstart.runtime.contract.function.spec import FunctionSpec

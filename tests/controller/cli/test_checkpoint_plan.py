@@ -10,8 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from safetensors import deserialize
 
-from fleetstart.controller.cli.checkpoint import checksums, read_data
-from fleetstart.controller.cli.checkpoint_plan import (
+from fleetstart.controller.cli.weights.layout import (
     CHUNK_LEAST_BYTES,
     CHUNKS_LEAST,
     PAD_PREFIX,
@@ -20,9 +19,10 @@ from fleetstart.controller.cli.checkpoint_plan import (
     layers_of,
     make_plan,
 )
-from fleetstart.controller.cli.checkpoint_source import SmallFile, Source
-from fleetstart.controller.cli.origins import LocalFile
-from fleetstart.controller.cli.safetensors_header import StoredTensor, read_file
+from fleetstart.controller.cli.weights.local_files import LocalFile
+from fleetstart.controller.cli.weights.publish import checksums, read_data
+from fleetstart.controller.cli.weights.safetensors_header import StoredTensor, read_file
+from fleetstart.controller.cli.weights.source import SmallFile, Source
 from fleetstart.runtime.contract.errors import CheckpointInvalid
 from fleetstart.runtime.contract.weights.manifest import (
     ALIGNMENT_BYTES,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fleetstart.controller.cli.client import Server
+from fleetstart.controller.cli.api_client import Server
 from fleetstart.runtime.contract.errors import NotFound, StoreFailed, TooLarge
 from tests.controller.conftest import ControllerProcess
 from tests.servers import serving

@@ -9,8 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetstart.controller.cli.declarations import FUNCTION_SETTINGS, LLM_SETTINGS, Declaration, read_declarations
-from fleetstart.controller.cli.syntax import imports_of, parse
+from fleetstart.controller.cli.handler.source.declarations import (
+    FUNCTION_SETTINGS,
+    LLM_SETTINGS,
+    Declaration,
+    read_declarations,
+)
+from fleetstart.controller.cli.handler.source.parse import imports_of, parse
 from fleetstart.runtime.contract.errors import FleetError, HandlerSyntax, InvalidSpec, NoHandler, NotFound
 from fleetstart.runtime.contract.function.spec import SLO, Limits, Scale
 from fleetstart.runtime.sdk import declarations as declare

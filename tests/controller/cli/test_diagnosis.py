@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from fleetstart.controller.cli.checks import Finding
-from fleetstart.controller.cli.diagnosis import Observed, diagnose, rate
+from fleetstart.controller.cli.doctor.bottleneck import Observed, diagnose, rate
+from fleetstart.controller.cli.doctor.checks import Finding
 from fleetstart.runtime.contract.node.throughput import Ceilings
 
 GB = 1e9

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from fleetstart.controller.cli.ceilings import examine_speed, pages, speeds, store_of
-from fleetstart.controller.cli.checks import Finding, access, examine
-from fleetstart.controller.cli.layout import Layout
+from fleetstart.controller.cli.doctor.checks import Finding, access, examine
+from fleetstart.controller.cli.doctor.throughput import examine_speed, pages, speeds, store_of
+from fleetstart.controller.cli.home import Layout
 from fleetstart.controller.cli.root import run
 from fleetstart.runtime.contract.function.spec import MIB
 from fleetstart.runtime.contract.ids import NodeId

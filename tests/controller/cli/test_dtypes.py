@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from fleetstart.controller.cli.checkpoint import publish
-from fleetstart.controller.cli.checkpoint_source import read_source
+from fleetstart.controller.cli.weights.publish import publish
+from fleetstart.controller.cli.weights.source import read_source
 from fleetstart.runtime.contract.errors import CheckpointInvalid
 from fleetstart.runtime.contract.weights.manifest import DTYPE_BYTES, read_manifest
 from tests.controller.cli.checkpoints import MemoryStore, encode, no_progress, tensor

@@ -11,8 +11,8 @@ import msgspec
 import pytest
 
 from fleetstart.controller.api.openapi.invoke_document import function_document
-from fleetstart.controller.cli.declarations import read_declarations
-from fleetstart.controller.cli.interface import batch_size, interface_of
+from fleetstart.controller.cli.handler.source.declarations import read_declarations
+from fleetstart.controller.cli.handler.source.interface import batch_size, interface_of
 from fleetstart.controller.schemas.examples import example
 from fleetstart.runtime.contract.errors import InvalidSpec
 from fleetstart.runtime.contract.function.interface import Interface

@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
-from fleetstart.controller.cli.checkpoint import publish_source
-from fleetstart.controller.cli.checkpoint_plan import layers_of, make_plan, numbered
-from fleetstart.controller.cli.checkpoint_source import Source, read_source
-from fleetstart.controller.cli.declarations import LAYERED_SETTINGS, Declaration, read_declarations
-from fleetstart.controller.cli.layered import in_layers
-from fleetstart.controller.cli.specs import LAYERED_CONCURRENCY, build_spec
-from fleetstart.controller.cli.specs import layers_of as pattern_of
+from fleetstart.controller.cli.handler.source.declarations import LAYERED_SETTINGS, Declaration, read_declarations
+from fleetstart.controller.cli.handler.source.layered import in_layers
+from fleetstart.controller.cli.handler.spec import LAYERED_CONCURRENCY, build_spec
+from fleetstart.controller.cli.handler.spec import layers_of as pattern_of
+from fleetstart.controller.cli.weights.layout import layers_of, make_plan, numbered
+from fleetstart.controller.cli.weights.publish import publish_source
+from fleetstart.controller.cli.weights.source import Source, read_source
 from fleetstart.runtime.contract.errors import InvalidSpec, NoHandler
 from fleetstart.runtime.contract.ids import BundleId, CheckpointId
 from fleetstart.runtime.contract.weights.manifest import LAYER_BEFORE, Manifest, manifest_bytes, read_manifest

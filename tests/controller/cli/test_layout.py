@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from fleetstart.controller.cli.layout import (
+from fleetstart.controller.cli.home import (
     Layout,
     SupervisorRecord,
     is_locked,
@@ -68,7 +68,7 @@ def test_a_lock_is_held_by_one_and_freed_by_death(tmp_path: Path) -> None:
     lock = tmp_path / "home" / "lock"
     assert not is_locked(lock)
     program = (
-        "import sys, time; from pathlib import Path; from fleetstart.controller.cli.layout import try_lock\n"
+        "import sys, time; from pathlib import Path; from fleetstart.controller.cli.home import try_lock\n"
         f"with try_lock(Path({str(lock)!r})) as mine: print(mine, flush=True); time.sleep(60)"
     )
     process = spawn([sys.executable, "-c", program], stdout=subprocess.PIPE)

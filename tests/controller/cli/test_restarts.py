@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from fleetstart.controller.cli.restarts import BACKOFF_MAX_S, STEADY_S, RestartPolicy
+from fleetstart.controller.cli.local.restart_policy import BACKOFF_MAX_S, STEADY_S, RestartPolicy
 
 
 def test_the_first_death_is_answered_at_once_and_later_ones_later_and_later() -> None:

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from fleetstart.controller.cli.checkpoint import Published, publish, publish_source
-from fleetstart.controller.cli.origins import read_all, read_at
 from fleetstart.controller.cli.output import OK, USAGE
 from fleetstart.controller.cli.root import run
-from fleetstart.controller.cli.s3_origins import WINDOW_BYTES, Bucket, read_s3
+from fleetstart.controller.cli.weights.local_files import read_all, read_at
+from fleetstart.controller.cli.weights.publish import Published, publish, publish_source
+from fleetstart.controller.cli.weights.s3_files import WINDOW_BYTES, Bucket, read_s3
 from fleetstart.runtime.contract.errors import CheckpointInvalid, FleetError, InvalidInput, StoreFailed, WeightsMissing
 from tests.controller.cli.checkpoints import MemoryStore, Tensor, encode, model, no_progress, write_model
 from tests.controller.conftest import ControllerProcess

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors import SafetensorError, deserialize
 
-from fleetstart.controller.cli.origins import LocalFile
-from fleetstart.controller.cli.safetensors_header import HEADER_MAX_BYTES, read_file
+from fleetstart.controller.cli.weights.local_files import LocalFile
+from fleetstart.controller.cli.weights.safetensors_header import HEADER_MAX_BYTES, read_file
 from fleetstart.runtime.contract.errors import CheckpointInvalid, PickleRefused
 from tests.controller.cli.checkpoints import encode, model, tensor
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from fleetstart.controller.cli.saves import Saves, stamps
+from fleetstart.controller.cli.local.file_watch import Saves, stamps
 
 
 def test_a_change_is_told_of_once_and_only_when_it_has_settled() -> None:

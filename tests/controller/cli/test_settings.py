@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetstart.controller.cli.handlers import select
+from fleetstart.controller.cli.handler.select import select
+from fleetstart.controller.cli.handler.settings import FILE, FILE_MAX_BYTES, flat, nested, read_settings_file
+from fleetstart.controller.cli.handler.spec import build_spec
 from fleetstart.controller.cli.output import FAILED, OK
 from fleetstart.controller.cli.root import run
-from fleetstart.controller.cli.settings import FILE, FILE_MAX_BYTES, flat, nested, read_settings_file
-from fleetstart.controller.cli.specs import build_spec
 from fleetstart.runtime.contract.errors import InvalidSpec
 from fleetstart.runtime.contract.function.spec import GIB, FunctionSpec, Scale
 from fleetstart.runtime.contract.ids import BundleId

@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from fleetstart.controller.cli.checkpoint import publish
-from fleetstart.controller.cli.checkpoint_export import made_files, spans_of
-from fleetstart.controller.cli.checkpoint_source import read_source
-from fleetstart.controller.cli.source_layout import LAYOUT_OBJECT, Layout, layout_bytes, read_layout
+from fleetstart.controller.cli.weights.export import made_files, spans_of
+from fleetstart.controller.cli.weights.publish import publish
+from fleetstart.controller.cli.weights.source import read_source
+from fleetstart.controller.cli.weights.source_layout import LAYOUT_OBJECT, Layout, layout_bytes, read_layout
 from fleetstart.runtime.contract.errors import CheckpointInvalid
 from fleetstart.runtime.contract.weights.manifest import Manifest, read_manifest
 from tests.controller.cli.checkpoints import MemoryStore, encode, model, no_progress, tensor, write_model
@@ -83,7 +83,7 @@ def test_a_layout_that_lies_is_refused(manifest: Manifest, data: bytes, says: st
 def test_a_layout_that_unpacks_to_more_than_it_may_is_not_unpacked(
     manifest: Manifest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fleetstart.controller.cli.source_layout.LAYOUT_MAX_BYTES", 1 << 20)
+    monkeypatch.setattr("fleetstart.controller.cli.weights.source_layout.LAYOUT_MAX_BYTES", 1 << 20)
     with pytest.raises(CheckpointInvalid, match="bytes unpacked"):
         read_layout(gzip.compress(bytes(100 << 20)), manifest)
 

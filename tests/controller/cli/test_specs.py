@@ -5,8 +5,15 @@ from typing import Any
 
 import pytest
 
-from fleetstart.controller.cli.declarations import Declaration, Kind
-from fleetstart.controller.cli.specs import adapter_of, build_spec, default_name, include_of, module_name, weights_of
+from fleetstart.controller.cli.handler.source.declarations import Declaration, Kind
+from fleetstart.controller.cli.handler.spec import (
+    adapter_of,
+    build_spec,
+    default_name,
+    include_of,
+    module_name,
+    weights_of,
+)
 from fleetstart.runtime.contract.errors import InvalidSpec
 from fleetstart.runtime.contract.function.spec import GIB, MIB, SLO, FunctionSpec, Scale
 from fleetstart.runtime.contract.ids import BundleId, CheckpointId

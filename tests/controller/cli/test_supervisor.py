@@ -10,18 +10,18 @@ from pathlib import Path
 
 import pytest
 
-from fleetstart.controller.cli import supervisor as module
-from fleetstart.controller.cli.layout import Layout, read_services, start_ticks
-from fleetstart.controller.cli.services import CONTROLLER, NODE, REDIS, Service
-from fleetstart.controller.cli.supervisor import Running, stop_order
+from fleetstart.controller.cli.home import Layout, read_services, start_ticks
+from fleetstart.controller.cli.local import supervisor as module
+from fleetstart.controller.cli.local.services import CONTROLLER, NODE, REDIS, Service
+from fleetstart.controller.cli.local.supervisor import Running, stop_order
 from tests.servers import end, spawn, wait_until
 
 PROGRAM = """
 import os, sys
 from pathlib import Path
-from fleetstart.controller.cli.layout import Layout
-from fleetstart.controller.cli.services import Service
-from fleetstart.controller.cli.supervisor import Supervisor
+from fleetstart.controller.cli.home import Layout
+from fleetstart.controller.cli.local.services import Service
+from fleetstart.controller.cli.local.supervisor import Supervisor
 services = [Service(name=n, argv=("sh", "-c", c), grace_s=0.5) for n, c in zip(sys.argv[2::2], sys.argv[3::2])]
 Supervisor(services, Layout(Path(sys.argv[1])), environ=os.environ, redis_socket=None).run()
 """

@@ -9,11 +9,11 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetstart.controller.cli.checkpoint import publish
-from fleetstart.controller.cli.checkpoint_source import read_source
-from fleetstart.controller.cli.origins import Made
-from fleetstart.controller.cli.safetensors_header import read_file
-from fleetstart.controller.cli.tied import SAMPLE_BYTES, TIED_MIN_BYTES, find_tied
+from fleetstart.controller.cli.weights.local_files import Made
+from fleetstart.controller.cli.weights.publish import publish
+from fleetstart.controller.cli.weights.safetensors_header import read_file
+from fleetstart.controller.cli.weights.source import read_source
+from fleetstart.controller.cli.weights.tied_tensors import SAMPLE_BYTES, TIED_MIN_BYTES, find_tied
 from fleetstart.runtime.contract.weights.manifest import read_manifest
 from tests.controller.cli.checkpoints import MemoryStore, Tensor, encode, model, no_progress, write_model
 

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from fleetstart.controller.cli.layout import SupervisorRecord, read_record
-from fleetstart.controller.cli.services import CONTROLLER, NODE, REDIS
+from fleetstart.controller.cli.home import SupervisorRecord, read_record
+from fleetstart.controller.cli.local.services import CONTROLLER, NODE, REDIS
 from tests.controller.cli.system import FS, System
 from tests.servers import end, listening_socket, spawn, wait_until
 

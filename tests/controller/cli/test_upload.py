@@ -14,11 +14,11 @@ from pathlib import Path
 import httpx
 import pytest
 
-from fleetstart.controller.cli.checkpoint import Progress, Published, publish_source
-from fleetstart.controller.cli.checkpoint_source import read_source
-from fleetstart.controller.cli.client import Server
+from fleetstart.controller.cli.api_client import Server
 from fleetstart.controller.cli.output import ConnectionCut
-from fleetstart.controller.cli.upload import UPLOADS, Item, upload
+from fleetstart.controller.cli.weights.publish import Progress, Published, publish_source
+from fleetstart.controller.cli.weights.source import read_source
+from fleetstart.controller.cli.weights.upload import UPLOADS, Item, upload
 from fleetstart.runtime.contract.errors import StoreFailed
 from tests.controller.cli.checkpoints import MemoryStore, Tensor, no_progress, write_model
 from tests.controller.conftest import ControllerProcess
@@ -152,7 +152,7 @@ class Cutting(MemoryStore):
 
 
 def test_a_cut_connection_is_tried_again_and_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fleetstart.controller.cli.upload.PAUSE_S", 0.001)
+    monkeypatch.setattr("fleetstart.controller.cli.weights.upload.PAUSE_S", 0.001)
     store, seen = Cutting(), []
     store.puts.append("last")
     assert upload(items(6), Item.of("last", b"x"), store, lambda _, done, total: seen.append((done, total))) == 61
@@ -161,8 +161,8 @@ def test_a_cut_connection_is_tried_again_and_counted_once(monkeypatch: pytest.Mo
 
 
 def test_a_cut_that_does_not_end_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fleetstart.controller.cli.upload.PAUSE_S", 0.001)
-    monkeypatch.setattr("fleetstart.controller.cli.upload.RETRY_S", 0.01)
+    monkeypatch.setattr("fleetstart.controller.cli.weights.upload.PAUSE_S", 0.001)
+    monkeypatch.setattr("fleetstart.controller.cli.weights.upload.RETRY_S", 0.01)
 
     class Dead(MemoryStore):
         def put_object(self, key: str, content: Iterator[bytes] | bytes, size_bytes: int) -> None:

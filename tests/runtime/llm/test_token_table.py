@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
-from fleetstart.controller.cli.checkpoint import publish
-from fleetstart.controller.cli.token_table import build_table
+from fleetstart.controller.cli.weights.publish import publish
+from fleetstart.controller.cli.weights.token_table import build_table
 from fleetstart.runtime.contract.errors import CheckpointInvalid
 from fleetstart.runtime.contract.weights import token_table as token_table_format
 from fleetstart.runtime.contract.weights.manifest import read_manifest

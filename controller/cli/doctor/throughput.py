@@ -1,0 +1,198 @@
+"""What `fs doctor` says of speed: ceilings, measured by a process of the node's room, and how loads compare with them.
+
+The measuring is in `prefetcher.ceilings` and `runtime.ceilings`, which the command line runs and never imports; what
+the figures mean for loads is in `diagnosis`.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from fleetstart.controller.cli.api_client import Server, find_server
+from fleetstart.controller.cli.doctor.bottleneck import Observed, diagnose, rate
+from fleetstart.controller.cli.doctor.checks import Finding, available_bytes
+from fleetstart.controller.cli.home import Layout, SupervisorRecord, is_locked, read_record, read_services
+from fleetstart.controller.cli.local.services import NODE
+from fleetstart.controller.schemas.functions import SystemStatus
+from fleetstart.runtime.contract.errors import FleetError
+from fleetstart.runtime.contract.function.spec import GIB, MIB
+from fleetstart.runtime.contract.node.reports import NodeReport
+from fleetstart.runtime.contract.node.throughput import Ceilings, DeviceCeiling, Limit
+
+Answer = TypeVar("Answer")
+
+MEASURE_S = 60.0
+"""It takes some five seconds, and a few times that with a store that does not answer."""
+STATUS_S = 5.0
+BACKED_BYTES_PER_S = 1e9
+"""Zeroing a page is several times faster than that, if the host has one at hand."""
+HUGE_PAGE_BYTES = 2 * MIB
+GPU_NODES = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
+"""Without one of them torch need not be asked, which takes seconds."""
+
+PAGES = {
+    "hugetlb": "reserved huge pages of 2 MiB (hugetlb)",
+    "thp": "transparent huge pages of 2 MiB",
+    "small": "4 KiB pages: direct reads into them are two to three times slower",
+}
+NAMES: dict[Limit, str] = {
+    "checksum": "checksums",
+    "prefault": "new memory",
+    "disk": "disk speed",
+    "store": "store speed",
+    "device": "device speed",
+}
+
+
+class NotMeasured(Exception):
+    """What the measuring process said, or did not say in time."""
+
+
+def examine_speed(home: Path, store: str, size_bytes: int = 0) -> list[Finding]:
+    """Everything: pages, ceilings, and how the loads of a server that runs here compare. Takes seconds."""
+    node, problem = running_node(home)
+    try:
+        ceilings = measure(home, store, size_bytes)
+    except NotMeasured as error:
+        return [Finding(check="speed", verdict="warn", found=f"could not be measured: {error}")]
+    found = [pages(ceilings, node), *speeds(ceilings)]
+    if problem:
+        found.append(Finding(check="loads", verdict="warn", found=problem))
+    elif node is not None:
+        found.extend(loads(ceilings, node, remote_store=store.startswith("s3://")))
+    return found
+
+
+def store_of(home: Path) -> str:
+    """The store of the server that runs here, or that `fs up` would use."""
+    record = read_record(Layout(home).supervisor, SupervisorRecord)
+    return record.store if record is not None else str(Layout(home).store)
+
+
+def running_node(home: Path) -> tuple[NodeReport | None, str]:
+    """The node that `fs up` runs here, if it does, as its server sees it; or what is the matter.
+
+    Nodes on other machines have other ceilings.
+    """
+    layout = Layout(home)
+    record = read_record(layout.supervisor, SupervisorRecord)
+    if record is None or not is_locked(layout.lock):
+        return None, ""
+    try:
+        with Server(find_server(record.url, home), timeout_s=STATUS_S) as server:
+            nodes = server.get("/api/v1/status", SystemStatus).nodes
+    except FleetError as error:
+        return None, error.message
+    service = read_services(layout).get(NODE)
+    return next((node for node in nodes if service and service.pid and node.pid == service.pid), None), ""
+
+
+# ── measuring ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def measure(home: Path, store: str, size_bytes: int = 0) -> Ceilings:
+    """`size_bytes` are moved to find each, and by default as many as it takes. NotMeasured."""
+    options = ("--home", str(home), "--store", store, "--bytes", str(size_bytes))
+    ceilings = _answer("fleetstart.prefetcher.diagnostics.throughput", options, Ceilings)
+    device = _device()
+    if device.bytes_per_s:
+        return msgspec.structs.replace(
+            ceilings,
+            bytes_per_s={**ceilings.bytes_per_s, "device": device.bytes_per_s},
+            measured={**ceilings.measured, "device": f"{device.device}, from pinned memory"},
+        )
+    if device.failed:
+        return msgspec.structs.replace(ceilings, failed={**ceilings.failed, "device": device.failed})
+    return msgspec.structs.replace(ceilings, left_out={**ceilings.left_out, "device": device.left_out})
+
+
+def _device() -> DeviceCeiling:
+    if not any(Path(node).exists() for node in GPU_NODES):
+        return DeviceCeiling(left_out="no GPU here")
+    try:
+        return _answer("fleetstart.runtime.weights.device_throughput", (), DeviceCeiling)
+    except NotMeasured as error:
+        return DeviceCeiling(failed=str(error))
+
+
+def _answer(module: str, options: Sequence[str], kind: type[Answer]) -> Answer:
+    try:
+        process = subprocess.run(
+            [sys.executable, "-P", "-m", module, *options], capture_output=True, timeout=MEASURE_S, check=False
+        )
+    except subprocess.TimeoutExpired as error:
+        raise NotMeasured(f"{module} took more than {MEASURE_S:g} s") from error
+    if process.returncode:
+        last = (process.stderr.decode(errors="replace").strip().splitlines() or ["without a word"])[-1]
+        raise NotMeasured(f"{module} ended with {process.returncode}: {last}")
+    try:
+        return msgspec.json.decode(process.stdout, type=kind)
+    except msgspec.DecodeError as error:
+        raise NotMeasured(f"{module} said something else: {error}") from error
+
+
+# ── what it says ───────────────────────────────────────────────────────────────────────────────────
+
+
+def pages(ceilings: Ceilings, node: NodeReport | None) -> Finding:
+    """Of the node that runs, which may hold all the huge pages there are; else of one that would."""
+    said = node.weights_memory if node is not None else ceilings
+    refused = "".join(f"; no {kind}: {why}" for kind, why in said.refused.items())
+    found = PAGES[said.pages] + refused
+    if said.pages != "small":
+        return Finding(check="pages", verdict="ok", found=found)
+    count = max(GIB, available_bytes() // 2) // HUGE_PAGE_BYTES
+    return Finding(
+        check="pages",
+        verdict="warn",
+        found=found,
+        advice=f"reserve huge pages, here half of what is free: sysctl vm.nr_hugepages={count}; or run the node as "
+        "root, with /sys/kernel/mm/transparent_hugepage/shmem_enabled at anything but deny",
+    )
+
+
+def speeds(ceilings: Ceilings) -> list[Finding]:
+    return [_speed(limit, ceilings) for limit in NAMES]
+
+
+def _speed(limit: Limit, ceilings: Ceilings) -> Finding:
+    check = NAMES[limit]
+    if limit in ceilings.left_out:
+        return Finding(check=check, verdict="ok", found=f"left out: {ceilings.left_out[limit]}")
+    if limit in ceilings.failed or limit not in ceilings.bytes_per_s:
+        why = ceilings.failed.get(limit, "no figure came")
+        return Finding(check=check, verdict="warn", found=f"could not be measured: {why}")
+    reached = ceilings.bytes_per_s[limit]
+    found = f"{rate(reached)}, {ceilings.measured.get(limit, '')}"
+    numbers = {"bytes_per_s": reached}
+    if limit == "prefault" and reached < BACKED_BYTES_PER_S:
+        return Finding(
+            check=check,
+            verdict="warn",
+            found=f"{found}: the host does not have this machine's memory at hand, and each first load pays for it",
+            advice="keep memory for weights ready: FS_POOL_MEMORY; give a virtual machine fixed memory, no balloon",
+            numbers=numbers,
+        )
+    if limit in ceilings.buffered:
+        return Finding(
+            check=check,
+            verdict="warn",
+            found=f"{found}: its file system refuses direct reads, so all goes through the page cache",
+            advice="keep it on a local disk with ext4 or xfs",
+            numbers=numbers,
+        )
+    return Finding(check=check, verdict="ok", found=found, numbers=numbers)
+
+
+def loads(ceilings: Ceilings, node: NodeReport, *, remote_store: bool) -> list[Finding]:
+    observed = Observed(node=node.node, pages=node.weights_memory.pages, bytes_per_s=node.bytes_per_s)
+    found = diagnose(ceilings, observed, remote_store=remote_store)
+    if not found:
+        return [Finding(check="loads", verdict="ok", found=f"{node.node} has loaded too little yet to compare")]
+    return found

@@ -1,0 +1,1 @@
+"""From a handler file to a FunctionSpec."""

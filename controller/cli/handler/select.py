@@ -1,0 +1,111 @@
+"""The functions of a handler file that a command line means, with their settings from file, `fs.toml` and flags."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from fleetstart.controller.cli import output
+from fleetstart.controller.cli.handler.settings import (
+    Key,
+    Setting,
+    SettingsFile,
+    effective,
+    read_settings_file,
+    settled,
+)
+from fleetstart.controller.cli.handler.source.declarations import Declaration, read_declarations
+from fleetstart.controller.cli.handler.spec import module_name
+from fleetstart.runtime.contract.errors import NoHandler
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Handler:
+    declaration: Declaration
+    """With all its settings, wherever they were made."""
+    settings: Mapping[Key, Setting]
+
+
+def select(handler: str, flags: Mapping[str, Any]) -> tuple[Path, list[Handler]]:
+    """`handler.py` or `handler.py:Name`: the file and its functions. Errors: those of reading; click.UsageError."""
+    file, _, wanted = handler.rpartition(":") if ":" in handler and not Path(handler).exists() else (handler, "", "")
+    path = Path(file)
+    declarations = read_declarations(path)
+    module_name(path)
+    settings = read_settings_file(path.parent)
+    _tell_unused(settings, declarations, path)
+    if wanted:
+        chosen = [declaration for declaration in declarations if declaration.attribute == wanted]
+        if not chosen:
+            names = ", ".join(declaration.attribute for declaration in declarations)
+            raise NoHandler(f"{path} declares no function {wanted!r}", hint=f"it declares {names}")
+        declarations = chosen
+    if "name" in flags and len(declarations) > 1:
+        names = ", ".join(f"{file}:{declaration.attribute}" for declaration in declarations)
+        raise click.UsageError(f"--name fits one function, {path} declares {len(declarations)}: choose one of {names}")
+    return path, [_settled(declaration, settings, flags) for declaration in declarations]
+
+
+def _settled(declaration: Declaration, file: SettingsFile, flags: Mapping[str, Any]) -> Handler:
+    settings = effective(declaration, file, flags)
+    return Handler(declaration=settled(declaration, settings), settings=settings)
+
+
+def _tell_unused(file: SettingsFile, declarations: Sequence[Declaration], path: Path) -> None:
+    """A table may be for another file of the folder, or have a name that is misspelt."""
+    used = {name for declaration in declarations for name in file.names(declaration)}
+    for name in sorted(file.functions.keys() - used):
+        output.say(f"{file.path} has settings for {name[:80]!r}, which {path} does not declare")
+
+
+def flags_of(
+    *,
+    name: str | None,
+    memory: str | None,
+    concurrency: int | None,
+    timeout_s: float | None,
+    queue_timeout_s: float | None,
+    rate: float | None,
+    burst: int | None,
+    concurrent: int | None,
+    max_body: str | None,
+    cors: Sequence[str],
+    min_workers: int | None,
+    max_workers: int | None,
+    keep_alive_s: float | None,
+    env: Sequence[str],
+    tags: Sequence[str],
+    project: str | None = None,
+    region: Sequence[str] = (),
+) -> dict[str, Any]:
+    """What was given, as the settings that it stands for."""
+    scale = {"min": min_workers, "max": max_workers, "keep_alive_s": keep_alive_s}
+    limits = {"rate": rate, "burst": burst, "concurrent": concurrent}
+    given: dict[str, Any] = {
+        "name": name,
+        "memory": memory,
+        "concurrency": concurrency,
+        "timeout_s": timeout_s,
+        "queue_timeout_s": queue_timeout_s,
+        "limits": {key: value for key, value in limits.items() if value is not None} or None,
+        "max_body": max_body,
+        "cors": list(cors) or None,
+        "scale": {key: value for key, value in scale.items() if value is not None} or None,
+        "env": _pairs("--env", env) or None,
+        "tags": _pairs("--tag", tags) or None,
+        "project": project,
+        "region": list(region) or None,
+    }
+    return {key: value for key, value in given.items() if value is not None}
+
+
+def _pairs(option: str, given: Sequence[str]) -> dict[str, str]:
+    pairs = [pair.partition("=") for pair in given]
+    for pair in pairs:
+        if not pair[0] or not pair[1]:
+            raise click.UsageError(f"{option} {pair[0]!r} is not KEY=VALUE")
+    return {key: value for key, _, value in pairs}

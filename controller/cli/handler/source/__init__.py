@@ -1,0 +1,1 @@
+"""Static reading of handler source."""

@@ -1,0 +1,110 @@
+"""Models in layers, as a deploy sees them: classes that are `Layered`, and weights whose names tell of layers.
+
+Both are looked at before anything is sent, so that what is missing is told with its file and line. What only running
+the file would show (a base out of another module) is left to the worker's start.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+from dataclasses import dataclass
+
+from fleetstart.controller.cli.handler.source.constants import dotted
+from fleetstart.controller.cli.weights.layout import numbered
+from fleetstart.controller.cli.weights.source import Source
+from fleetstart.runtime.contract.errors import InvalidSpec, NoHandler
+
+LAYERED = "Layered"
+PARTS = {
+    "before": "def before(self, image: bytes): ...  # a request's input -> activations",
+    "layer": "def layer(self, weights, index): ...  # gives the index-th layer, which is called with activations",
+}
+"""What a class must have of its own, and how it is written."""
+SYNCHRONOUS = ("load", "layer", "before", "after")
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What a class has: the methods' names, and the asynchronous ones among them; `known` if that is all of it."""
+
+    methods: frozenset[str]
+    asynchronous: frozenset[str]
+    known: bool = True
+
+
+class LayeredClasses:
+    """Names by which a file reaches `Layered`, and the classes that it makes of it."""
+
+    def __init__(self) -> None:
+        self._shapes: dict[str, Shape] = {}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._shapes
+
+    def offer(self, name: str) -> None:
+        """By this name it is imported."""
+        self._shapes[name] = Shape(frozenset(), frozenset())
+
+    def forget(self, name: str) -> None:
+        self._shapes.pop(name, None)
+
+    def add(self, name: str, shape: Shape) -> None:
+        self._shapes[name] = shape
+
+    def shape_of(self, statement: ast.ClassDef) -> Shape | None:
+        """None if no base of the class is known to be layered."""
+        names = [dotted(base) for base in statement.bases]
+        bases = [self._shapes[name] for name in names if name in self._shapes]
+        if not bases:
+            return None
+        methods: set[str] = set().union(*(base.methods for base in bases))
+        asynchronous: set[str] = set().union(*(base.asynchronous for base in bases))
+        for one in statement.body:
+            own = _names(one)
+            methods |= own
+            asynchronous = asynchronous | own if isinstance(one, ast.AsyncFunctionDef) else asynchronous - own
+        known = len(bases) == len(names) and all(base.known for base in bases)
+        return Shape(frozenset(methods), frozenset(asynchronous), known)
+
+    def check(self, name: str, where: str) -> None:
+        """Errors: NoHandler, naming the part that a declared class lacks."""
+        shape = self._shapes[name]
+        for part, how in PARTS.items():
+            if shape.known and part not in shape.methods:
+                raise NoHandler(f"{where}: class {name} is Layered and has no {part}()", hint=f"add `{how}`")
+        for part in SYNCHRONOUS:
+            if part in shape.asynchronous:
+                raise NoHandler(
+                    f"{where}: {part}() of class {name} is asynchronous",
+                    hint=f"write `def {part}`: a Layered model computes in threads, and nothing of it waits for a loop",
+                )
+
+
+def _names(statement: ast.stmt) -> set[str]:
+    """What a statement of a class's body defines."""
+    match statement:
+        case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+            return {name}
+        case ast.Assign(targets=targets):
+            return {target.id for target in targets if isinstance(target, ast.Name)}
+        case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr()):
+            return {name}
+    return set()
+
+
+def in_layers(source: Source, pattern: str, where: str) -> Source:
+    """The weights with what was said of their layers. Errors: InvalidSpec, which shows names, if none tells of any."""
+    names = [tensor.name for tensor in source.tensors]
+    if any(number is not None for number in numbered(names, pattern).values()):
+        return dataclasses.replace(source, layers=pattern)
+    shown = ", ".join(names[:3] + (["..."] if len(names) > 3 else []))
+    if pattern:
+        raise InvalidSpec(
+            f"{where}: no tensor's name begins as layers={pattern!r} says; there are {len(names)}: {shown}",
+            hint="each {} stands for digits, and a dot or the name's end follows the pattern",
+        )
+    raise InvalidSpec(
+        f"{where}: the names of the weights' {len(names)} tensors tell of no layers: {shown}",
+        hint='say how the layers\' names begin, with {} for a number: @function(weights=..., layers="features.{}")',
+    )

@@ -1,0 +1,172 @@
+"""From what a handler file declares, and what flags override, to the spec that the controller stores.
+
+Defaults are decided here: the name from the attribute's, the fork server's profile from the bundle's imports,
+memory and concurrency of an LLM from its batch. Flags win over the file.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from pathlib import PurePath
+from typing import Any, TypeVar
+
+import msgspec
+
+from fleetstart.controller.cli.handler.source.declarations import Declaration
+from fleetstart.runtime.contract.errors import InvalidSpec
+from fleetstart.runtime.contract.function.interface import Interface
+from fleetstart.runtime.contract.function.spec import GIB, FunctionSpec, LLMSettings, Scale, parse_size
+from fleetstart.runtime.contract.ids import BundleId, CheckpointId, FunctionName
+
+LLM_MEMORY_BYTES = 2 * GIB
+"""KV cache, activations and torch itself; the weights are in the segment and not counted."""
+LAYERED_CONCURRENCY = 8
+"""Calls given to a model in layers: enough that each of four stages has one while others are read and answered."""
+BATCH_QUEUE_FACTOR = 2
+"""Calls given to a batched handler for each place in its batch: while one is computed, the next one gathers."""
+CONCURRENCY_MAX = 1000
+LLM_QUEUE_FACTOR = 2
+"""Calls given to an engine for each place in its batch: when one ends, the next is there already."""
+
+Spec = TypeVar("Spec", FunctionSpec, LLMSettings)
+
+_SAME = (
+    "concurrency", "timeout_s", "queue_timeout_s", "start_timeout_s", "scale", "slo", "limits", "network", "isolation",
+    "env", "tags", "probe", "schedule", "timezone", "keep_requests", "project", "secrets",
+)  # fmt: skip
+_ENGINE = {
+    "dtype": "dtype",
+    "max_batch": "max_batch",
+    "max_context": "max_context_tokens",
+    "threads": "threads",
+}
+
+
+def default_name(attribute: str) -> str:
+    """ "MiniLMEmbed" and "mini_lm_embed" → "mini-lm-embed"."""
+    words = re.sub(r"([A-Z]+)([A-Z][a-z])", r"\1-\2", attribute)
+    words = re.sub(r"([a-z0-9])([A-Z])", r"\1-\2", words)
+    return re.sub(r"[^a-z0-9]+", "-", words.lower()).strip("-")
+
+
+def profile_of(declaration: Declaration, imports: Collection[str]) -> str:
+    return "torch" if declaration.kind in ("llm", "layered") or "torch" in imports else "python"
+
+
+def build_spec(
+    declaration: Declaration,
+    *,
+    module: str,
+    bundle: BundleId,
+    weights: CheckpointId | None,
+    imports: Collection[str],
+    overrides: Mapping[str, Any],
+    adapter: CheckpointId | None = None,
+    interface: Interface | None = None,
+    batch: int = 0,
+) -> FunctionSpec:
+    """`batch`: how many calls the handler computes as one, if it does. Errors: InvalidSpec, naming the setting."""
+    settings = {**declaration.settings, **overrides}
+    fields: dict[str, Any] = {
+        "name": FunctionName(settings.get("name") or default_name(declaration.attribute)),
+        "bundle": bundle,
+        "entry": f"{module}:{declaration.attribute}",
+        "profile": profile_of(declaration, imports),
+        "weights": weights,
+        "adapter": adapter,
+        "interface": interface,
+        **{key: settings[key] for key in _SAME if key in settings},
+    }
+    if isinstance(declaration.settings.get("scale"), Scale) and isinstance(overrides.get("scale"), Mapping):
+        fields["scale"] = {**msgspec.to_builtins(declaration.settings["scale"]), **overrides["scale"]}
+    if "memory" in settings:
+        fields["memory_bytes"] = parse_size(settings["memory"])
+    if "max_body" in settings:
+        fields["max_body_bytes"] = parse_size(settings["max_body"])
+    if "cors" in settings:
+        fields["cors"] = ["*"] if settings["cors"] == "*" else settings["cors"]
+    if "region" in settings:
+        fields["region"] = [settings["region"]] if isinstance(settings["region"], str) else settings["region"]
+    if declaration.kind == "llm":
+        engine = {field: settings[key] for key, field in _ENGINE.items() if key in settings}
+        if "kv_memory" in settings:
+            engine["kv_memory_bytes"] = parse_size(settings["kv_memory"])
+        fields["llm"] = llm = _checked(engine, LLMSettings)
+        fields.setdefault("memory_bytes", LLM_MEMORY_BYTES)
+        fields.setdefault("concurrency", llm.max_batch * LLM_QUEUE_FACTOR)
+    if batch:
+        fields.setdefault("concurrency", min(CONCURRENCY_MAX, batch * BATCH_QUEUE_FACTOR))
+    if declaration.kind == "layered":
+        fields["layered"] = True
+        fields.setdefault("concurrency", LAYERED_CONCURRENCY)
+    return _checked(fields, FunctionSpec)
+
+
+def weights_of(declaration: Declaration) -> str | None:
+    return _path(declaration, "weights")
+
+
+def layers_of(declaration: Declaration) -> str:
+    """How the names of layers begin; "" where they are usual ones. Errors: InvalidSpec."""
+    layers = declaration.settings.get("layers", "")
+    if not isinstance(layers, str) or ("layers" in declaration.settings and "{}" not in layers):
+        raise InvalidSpec(
+            f"layers={layers!r} does not say how the layers' tensors are named",
+            hint='write the beginning of their names, with {} for the number: layers="features.{}"',
+        )
+    return layers
+
+
+def adapter_of(declaration: Declaration) -> str | None:
+    """Errors: InvalidSpec, also without weights that it could adapt."""
+    adapter = _path(declaration, "adapter")
+    if adapter is not None and weights_of(declaration) is None:
+        raise InvalidSpec(
+            f"adapter={adapter!r} needs the weights that it adapts",
+            hint='write weights="./base" beside adapter="./lora"',
+        )
+    return adapter
+
+
+def _path(declaration: Declaration, setting: str) -> str | None:
+    path = declaration.settings.get(setting)
+    if path is None or (isinstance(path, str) and path):
+        return path
+    raise InvalidSpec(f"{setting}={path!r} is not a path", hint=f'write {setting}="./{setting}"')
+
+
+def include_of(declaration: Declaration) -> list[str]:
+    include = declaration.settings.get("include", [])
+    if isinstance(include, list) and all(isinstance(pattern, str) and pattern for pattern in include):
+        return include
+    raise InvalidSpec(f"include={include!r} is not a list of patterns", hint='write include=["data/*.json"]')
+
+
+def module_name(file: PurePath) -> str:
+    """The module that a file at the bundle's root is, once unpacked."""
+    if file.suffix != ".py" or not file.stem.isidentifier():
+        raise InvalidSpec(
+            f"{file.name} cannot be imported as a module",
+            hint="rename it to letters, digits and _ with the suffix .py, for example handler.py",
+        )
+    return file.stem
+
+
+def _checked(fields: dict[str, Any], kind: type[Spec]) -> Spec:
+    try:
+        return msgspec.convert(msgspec.to_builtins(fields), kind)
+    except InvalidSpec:
+        raise
+    except msgspec.ValidationError as error:
+        cause = error.__cause__
+        if isinstance(cause, InvalidSpec):
+            raise cause from error
+        message = (
+            str(error)
+            .replace("`$.", "`")
+            .replace("memory_bytes", "memory")
+            .replace("max_body_bytes", "max_body")
+            .replace("max_context_tokens", "max_context")
+        )
+        raise InvalidSpec(f"{fields.get('name', 'llm')}: {message[0].lower()}{message[1:]}") from error

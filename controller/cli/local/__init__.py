@@ -1,0 +1,1 @@
+"""What `fs up`, `down` and `dev` run on this machine."""

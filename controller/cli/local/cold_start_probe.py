@@ -1,0 +1,121 @@
+"""Calls a function from zero and shows where the time went, beside the time before: `fs dev --cold`.
+
+Its system keeps neither idle workers nor idle weights, so zero is where it is soon after a call; that is waited for.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import quote
+
+import click
+import msgspec
+
+from fleetstart.controller.cli import output
+from fleetstart.controller.cli.api_client import Server, function_path
+from fleetstart.controller.cli.commands.trace import shown, summary
+from fleetstart.controller.cli.waterfall import beside
+from fleetstart.controller.schemas.functions import FunctionInfo, SystemStatus
+from fleetstart.runtime.contract.billing.ledger import InvocationTrace
+from fleetstart.runtime.contract.errors import NotFound, Unavailable
+from fleetstart.runtime.contract.ids import InvocationId, new_invocation_id
+from fleetstart.runtime.contract.timeline import Phase
+from fleetstart.runtime.contract.worker_headers import REQUEST_HEADER
+
+ZERO_S = 60.0
+"""For a worker to end once nobody needs it: it may close what it has open."""
+TRACE_S = 10.0
+"""Between a call's answer and its trace."""
+CALL_S = 600.0
+POLL_S = 0.05
+
+
+@dataclass(slots=True, kw_only=True)
+class Prober:
+    """`path` and `body` are of the call that is made; `body` is JSON, or @ and a file's name."""
+
+    server: Server
+    path: str
+    body: str
+    as_json: bool
+    _last: dict[str, InvocationTrace] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        _content(self.body)  # what is wrong with it is said at once
+
+    def probe(self, name: str) -> None:
+        """Errors: FleetError; an answer that tells of one is shown as others are."""
+        _wait_for_zero(self.server, name)
+        trace = self._called(name)
+        before, self._last[name] = self._last.get(name), trace
+        if self.as_json:
+            output.json_line(trace)
+            return
+        width = shutil.get_terminal_size((100, 24)).columns
+        if before is None:
+            output.data(shown(trace, width=width))
+            return
+        now_ms, before_ms = span_ms(trace.timeline.phases), span_ms(before.timeline.phases)
+        output.data(f"{summary(trace)}\n\n{beside(before.timeline.phases, trace.timeline.phases, width=width)}\n")
+        output.data(f"{now_ms:.1f} ms from zero, before {before_ms:.1f} ms: {now_ms - before_ms:+.1f} ms")
+
+    def _called(self, name: str) -> InvocationTrace:
+        """The file of a body is read at each call: it may be what is being worked on."""
+        call = new_invocation_id()
+        path = self.path if self.path.startswith(("/", "?")) or not self.path else f"/{self.path}"
+        target = f"/fn/{quote(name, safe='')}{path}"
+        headers = {REQUEST_HEADER: call, "content-type": "application/json"}
+        with self.server.reached():
+            self.server.http.post(target, content=_content(self.body), headers=headers, timeout=CALL_S)
+        return _trace(self.server, call)
+
+
+def span_ms(phases: list[Phase]) -> float:
+    """From the first beginning to the last end."""
+    if not phases:
+        return 0.0
+    return (max(phase.ended_ns for phase in phases) - min(phase.started_ns for phase in phases)) / 1e6
+
+
+def _content(body: str) -> bytes:
+    """Errors: NotFound, click.UsageError."""
+    if body.startswith("@"):
+        try:
+            return Path(body[1:]).read_bytes()
+        except OSError as error:
+            raise NotFound(f"no file {body[1:]}: {error}") from error
+    try:
+        msgspec.json.decode(body)
+    except msgspec.DecodeError as error:
+        raise click.UsageError(f"--body is not JSON: {error}") from error
+    return body.encode()
+
+
+def _trace(server: Server, call: InvocationId) -> InvocationTrace:
+    ends_s = time.monotonic() + TRACE_S
+    while True:
+        try:
+            return server.get(f"/api/v1/invocations/{call}", InvocationTrace)
+        except NotFound:
+            if time.monotonic() > ends_s:
+                raise
+        time.sleep(POLL_S)
+
+
+def _wait_for_zero(server: Server, name: str) -> None:
+    """No worker of it, and no weights in memory; but the parent of workers is there, as it is in a system that has been
+    up for more than a moment. Errors: Unavailable."""
+    ends_s = time.monotonic() + ZERO_S
+    while True:
+        info = server.get(function_path(name), FunctionInfo)
+        nodes = server.get("/api/v1/status", SystemStatus).nodes
+        workers, segments = info.workers, [one for node in nodes for one in node.segments]
+        if not workers and not segments and any(info.spec.profile in node.profiles for node in nodes):
+            return
+        if time.monotonic() > ends_s:
+            left = f"{len(workers)} workers and {len(segments)} checkpoints in memory"
+            raise Unavailable(f"{name} is not at zero after {ZERO_S:g} s: {left}", hint="a call may be under way")
+        time.sleep(POLL_S)

@@ -1,0 +1,50 @@
+"""The functions that `fs dev` has on a system that others use: their names, and the tag by which they are known.
+
+What somebody else deployed under such a name is neither taken over nor removed; what a killed `fs dev` left, is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from fleetstart.controller.cli.api_client import Server, function_path
+from fleetstart.controller.cli.handler.source.declarations import Declaration
+from fleetstart.controller.cli.handler.spec import default_name
+from fleetstart.controller.schemas.functions import FunctionInfo
+from fleetstart.runtime.contract.errors import NotFound, Refused
+
+SUFFIX = "-dev"
+NAME_MAX = 63
+TAG = "fs-dev"
+
+
+def renamed(declaration: Declaration) -> Declaration:
+    """Under a name of its own, so that it takes no calls away from what is deployed, and with the tag."""
+    name = str(declaration.settings.get("name") or default_name(declaration.attribute))
+    settings = {**declaration.settings, "name": name[: NAME_MAX - len(SUFFIX)] + SUFFIX}
+    tags = settings.get("tags", {})
+    if isinstance(tags, Mapping):  # what else it is, the deploy refuses
+        settings["tags"] = {**tags, TAG: "yes"}
+    return replace(declaration, settings=settings)
+
+
+def name_of(renamed: Declaration) -> str:
+    return str(renamed.settings["name"])
+
+
+def is_anothers(server: Server, name: str) -> bool:
+    """Whether there is such a function, and no `fs dev` made it."""
+    try:
+        return TAG not in server.get(function_path(name), FunctionInfo).spec.tags
+    except NotFound:
+        return False
+
+
+def require_own(server: Server, name: str) -> None:
+    """Errors: Refused."""
+    if is_anothers(server, name):
+        raise Refused(
+            f"function {name} at {server.url} is none that `fs dev` made, and stays as it is",
+            hint=f"choose another name with --name, or remove it with `fs rm {name}`",
+        )

@@ -1,0 +1,54 @@
+"""Notices that somebody has saved a file that a function is made of."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection
+from pathlib import Path
+
+from fleetstart.controller.cli.handler.settings import FILE
+
+Stamps = dict[str, tuple[int, int]]
+"""File → (time of its last change in ns, size)."""
+
+_SKIPPED = frozenset({"__pycache__", "node_modules", "site-packages", "venv", "env", "build", "dist"})
+FILES_MAX = 10_000
+
+
+def stamps(folder: Path, also: Collection[str] = ()) -> Stamps:
+    """Of the folder's Python files, its `fs.toml`, and what else the last bundle had in it, by the name there."""
+    found: Stamps = {}
+    for parent, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".") and name not in _SKIPPED]
+        for name in names:
+            if (name.endswith(".py") and not name.startswith(".")) or (name == FILE and Path(parent) == folder):
+                _add(found, Path(parent, name))
+        if len(found) > FILES_MAX:
+            break
+    for name in also:
+        _add(found, folder / name)
+    return found
+
+
+def _add(found: Stamps, path: Path) -> None:
+    try:
+        status = path.stat()
+    except OSError:
+        return  # an editor replaces files: between the two there is none
+    found[str(path)] = (status.st_mtime_ns, status.st_size)
+
+
+class Saves:
+    """Says once of each change that is over: editors write in several steps."""
+
+    def __init__(self, first: Stamps) -> None:
+        self._served = first
+        self._last = first
+
+    def changed(self, now: Stamps) -> bool:
+        """Whether to deploy again: there is a change, and nothing more has changed since the last look."""
+        settled, self._last = now == self._last, now
+        if not settled or now == self._served:
+            return False
+        self._served = now
+        return True

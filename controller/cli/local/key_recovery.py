@@ -1,0 +1,73 @@
+"""Lets the owner of a home in again whose key is lost: another one is put into the system's Redis itself."""
+
+from __future__ import annotations
+
+import itertools
+import time
+
+import msgspec
+import redis
+
+from fleetstart.controller.auth.api_key import new_credential, parse
+from fleetstart.controller.auth.owner_key import NAME, keep, owners_record
+from fleetstart.controller.cli.api_client import Address, Server
+from fleetstart.controller.cli.home import Layout, SupervisorRecord, read_record
+from fleetstart.controller.cli.output import Unreachable
+from fleetstart.controller.schemas.audit_event import AuditEvent
+from fleetstart.controller.schemas.resources import KeyInfo
+from fleetstart.controller.state.access_records import LOCAL, digest
+from fleetstart.runtime.contract import redis_keys as keys
+from fleetstart.runtime.contract.errors import NotFound, Unauthorized
+
+HEARD_S = 5.0
+"""For the controller to hear of it, or else to read Redis again, once a second."""
+POLL_S = 0.05
+
+
+def recovered(layout: Layout, url: str) -> str:
+    """The name of the new key, which is kept and good when this returns. Errors: Unreachable, NotFound."""
+    record = read_record(layout.supervisor, SupervisorRecord)
+    if record is None:
+        raise Unreachable(f"no server runs in {layout.home}", hint="start it with `fs up`, then recover its key")
+    text = new_credential().text
+    try:
+        with redis.Redis.from_url(record.redis_url, socket_timeout=HEARD_S) as client:
+            name = _put(client, text)
+    except redis.RedisError as error:
+        raise Unreachable(f"the system's Redis does not answer: {error}", hint="see `fs status`") from error
+    keep(layout.key, text)
+    layout.open.unlink(missing_ok=True)
+    _await(Address(url, text))
+    return name
+
+
+def _put(client: redis.Redis, text: str) -> str:
+    """Under a name that no key has had. Errors: NotFound."""
+    if not client.exists(keys.KEYS):
+        raise NotFound("there are no keys, so none is lost", hint="make the first: fs key create admin --scope admin")
+    now_unix_ms = time.time_ns() // 1_000_000
+    for number in itertools.count(1):
+        name = NAME if number == 1 else f"{NAME}-{number}"
+        made = owners_record(parse(text), name, now_unix_ms)
+        if client.hsetnx(keys.KEYS, name, msgspec.json.encode(made).decode()):
+            event = AuditEvent(
+                unix_ms=now_unix_ms, by=LOCAL, address=LOCAL, verb="key.recover", object=f"key {name}", status=201,
+                after=digest(made),
+            )  # fmt: skip
+            client.xadd(keys.AUDIT, {"event": msgspec.json.encode(event)})
+            client.publish(keys.EVENTS_FUNCTIONS, name)
+            return name
+    raise AssertionError("there is always a next number")
+
+
+def _await(address: Address) -> None:
+    ends = time.monotonic() + HEARD_S
+    with Server(address) as server:
+        while True:
+            try:
+                server.get("/api/v1/keys", list[KeyInfo])
+                return
+            except Unauthorized:
+                if time.monotonic() > ends:
+                    raise
+                time.sleep(POLL_S)

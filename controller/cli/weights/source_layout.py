@@ -1,0 +1,91 @@
+"""How weights lay in their files before they became a checkpoint, so that an export gives the same files back.
+
+The layout is an object of its own beside the checkpoint's parts, and no part of what its id names: equal weights are
+one checkpoint, however they were sharded, and the layout is that of whoever pushed them first. It holds each
+safetensors file's header as it stood, and the index; what it says is believed only where it fits the manifest.
+"""
+
+from __future__ import annotations
+
+import gzip
+import re
+import zlib
+from io import BytesIO
+
+import msgspec
+
+from fleetstart.controller.cli.weights.local_files import Made
+from fleetstart.controller.cli.weights.safetensors_header import HEADER_MAX_BYTES, StoredTensor, parse_header
+from fleetstart.controller.cli.weights.source import INDEX, Source
+from fleetstart.runtime.contract.errors import CheckpointInvalid
+from fleetstart.runtime.contract.weights.manifest import Manifest
+
+LAYOUT_OBJECT = "layout.json.gz"
+FORMAT = "fleetstart-layout/1"
+LAYOUT_MAX_BYTES = 4 * HEADER_MAX_BYTES
+"""Unpacked. A header of tens of thousands of tensors has a few megabytes."""
+
+_NAME = re.compile(r"[^/\\\x00-\x1f.][^/\\\x00-\x1f]{0,254}")
+
+
+class LayoutFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    name: str
+    header: str
+    """The safetensors header's text, padding included."""
+
+
+class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    format: str = FORMAT
+    files: list[LayoutFile]
+    index: str | None = None
+    """Text of model.safetensors.index.json, if there was one."""
+
+
+def layout_bytes(source: Source) -> bytes | None:
+    """Equal for equal sources: no time stands in it. None of files whose tensors are not all in the checkpoint."""
+    if not source.shards or sum(len(shard.tensors) for shard in source.shards) != len(source.tensors):
+        return None
+    files = [LayoutFile(shard.origin.name, shard.header.decode()) for shard in source.shards]
+    layout = Layout(files=files, index=None if source.index is None else source.index.decode())
+    return gzip.compress(msgspec.json.encode(layout), compresslevel=6, mtime=0)
+
+
+def read_layout(data: bytes, manifest: Manifest) -> tuple[Layout, list[list[StoredTensor]]]:
+    """The layout and each file's tensors, by name as the manifest has them.
+
+    Errors: CheckpointInvalid if it is unreadable, leads out of a folder, or does not fit the manifest.
+    """
+    try:
+        with gzip.open(BytesIO(data)) as stream:
+            text = stream.read(LAYOUT_MAX_BYTES + 1)
+        if len(text) > LAYOUT_MAX_BYTES:
+            raise CheckpointInvalid(f"{LAYOUT_OBJECT} has more than {LAYOUT_MAX_BYTES} bytes unpacked")
+        layout = msgspec.json.decode(text, type=Layout)
+    except (OSError, EOFError, zlib.error, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise CheckpointInvalid(f"{LAYOUT_OBJECT} is not readable: {error}") from error
+    if layout.format != FORMAT:
+        raise CheckpointInvalid(f"{LAYOUT_OBJECT} has format {layout.format[:40]!r}, not {FORMAT!r}")
+    tensors = [parse_header(Made(file.name, b""), file.header.encode()) for file in layout.files]
+    _check_names(layout, manifest)
+    _check_tensors(tensors, manifest)
+    return layout, tensors
+
+
+def _check_names(layout: Layout, manifest: Manifest) -> None:
+    taken = {*manifest.files, INDEX}
+    for file in layout.files:
+        if not _NAME.fullmatch(file.name) or file.name in taken:
+            raise CheckpointInvalid(f"{LAYOUT_OBJECT}: a file cannot be named {file.name[:80]!r}")
+        taken.add(file.name)
+
+
+def _check_tensors(files: list[list[StoredTensor]], manifest: Manifest) -> None:
+    """Every tensor of the manifest in some file, and no file with a tensor that differs from it."""
+    missing = {*manifest.tensors, *manifest.aliases}
+    for tensor in (tensor for file in files for tensor in file):
+        entry = manifest.tensors.get(manifest.aliases.get(tensor.name, tensor.name))
+        if entry is None or (entry.dtype, entry.shape) != (tensor.dtype, tensor.shape):
+            raise CheckpointInvalid(f"{LAYOUT_OBJECT}: tensor {tensor.name[:80]!r} is not that of the manifest")
+        missing.discard(tensor.name)
+    if missing:
+        raise CheckpointInvalid(f"{LAYOUT_OBJECT} lacks tensor {min(missing)[:80]!r}")

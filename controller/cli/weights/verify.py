@@ -1,0 +1,160 @@
+"""Reads a checkpoint back through the server, chunk by chunk, and says which chunk is not what was published."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from threading import Lock
+
+import msgspec
+import xxhash
+
+from fleetstart.controller.cli.api_client import Server
+from fleetstart.controller.cli.weights.local_files import Made
+from fleetstart.controller.cli.weights.safetensors_header import parse_header
+from fleetstart.runtime.contract.errors import CheckpointInvalid, NotFound
+from fleetstart.runtime.contract.ids import CheckpointId
+from fleetstart.runtime.contract.weights.manifest import (
+    MANIFEST_MAX_BYTES,
+    MANIFEST_OBJECT,
+    ChunkRange,
+    Manifest,
+    Part,
+    checkpoint_key,
+    chunk_ranges,
+    read_manifest,
+)
+
+READERS = 4
+"""Parts at a time."""
+
+Progress = Callable[[str, int, int], None]
+
+
+class Bad(msgspec.Struct, frozen=True, kw_only=True):
+    """A range of a part's object that is not what the manifest says."""
+
+    object: str
+    offset: int
+    size_bytes: int
+    expected: str
+    """The checksum, in hex; or what else was expected, in words."""
+    found: str
+
+    def __str__(self) -> str:
+        end = self.offset + self.size_bytes
+        return f"{self.object} bytes {self.offset:,} to {end:,}: expected {self.expected}, found {self.found}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    range: ChunkRange
+    data: bytes
+    found: int
+    """Its checksum as it is."""
+
+    @property
+    def bad(self) -> Bad | None:
+        if self.found == self.range.checksum:
+            return None
+        return Bad(
+            object=self.range.object,
+            offset=self.range.object_offset,
+            size_bytes=self.range.size_bytes,
+            expected=f"{self.range.checksum:016x}",
+            found=f"{self.found:016x}",
+        )
+
+
+def open_checkpoint(server: Server, checkpoint: CheckpointId) -> Manifest:
+    """Errors: NotFound; CheckpointInvalid if the manifest is not the one that the id names."""
+    data = server.read_object(checkpoint_key(checkpoint, MANIFEST_OBJECT), MANIFEST_MAX_BYTES)
+    if data is None:
+        raise NotFound(f"checkpoint {checkpoint[:12]} is not in the store", hint="`fs weights ls` lists what is")
+    return read_manifest(data, checkpoint)
+
+
+def read_part(server: Server, checkpoint: CheckpointId, manifest: Manifest, part: Part) -> Iterator[Chunk]:
+    """The part's chunks in order, right or wrong."""
+    ranges = iter([one for one in chunk_ranges(manifest) if one.object == part.object])
+    held = bytearray()
+    for block in server.read_range(checkpoint_key(checkpoint, part.object), part.header_bytes, part.data_bytes):
+        held += block
+        while len(held) >= manifest.chunk_bytes:
+            yield _chunk(next(ranges), bytes(held[: manifest.chunk_bytes]))
+            del held[: manifest.chunk_bytes]
+    if held:
+        yield _chunk(next(ranges), bytes(held))
+
+
+def _chunk(expected: ChunkRange, data: bytes) -> Chunk:
+    return Chunk(range=expected, data=data, found=xxhash.xxh3_64_intdigest(data))
+
+
+def each_part(manifest: Manifest, work: Callable[[Part], None]) -> None:
+    """Several at a time; the first failure is the whole's."""
+    pool = ThreadPoolExecutor(READERS)
+    try:
+        for _ in pool.map(work, manifest.parts):
+            pass
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def verify(server: Server, checkpoint: CheckpointId, progress: Progress) -> list[Bad]:
+    """Reads everything again; what is wrong, in the order of the parts. Errors: NotFound, CheckpointInvalid."""
+    manifest = open_checkpoint(server, checkpoint)
+    total = sum(part.data_bytes for part in manifest.parts)
+    bad: dict[str, list[Bad]] = {part.object: [] for part in manifest.parts}
+    done = 0
+    lock = Lock()
+
+    def check(part: Part) -> None:
+        nonlocal done
+        size_bytes = part.header_bytes + part.data_bytes
+        found = server.object_size(checkpoint_key(checkpoint, part.object))
+        if found != size_bytes:
+            told = "no such object" if found is None else f"{found:,} bytes"
+            bad[part.object].append(
+                Bad(object=part.object, offset=0, size_bytes=size_bytes, expected=f"{size_bytes:,} bytes", found=told)
+            )
+            return
+        if (wrong := _wrong_header(server, checkpoint, manifest, part)) is not None:
+            bad[part.object].append(wrong)
+        for chunk in read_part(server, checkpoint, manifest, part):
+            if (wrong := chunk.bad) is not None:
+                bad[part.object].append(wrong)
+            with lock:
+                done += len(chunk.data)
+                progress("checksums", done, total)
+
+    each_part(manifest, check)
+    return [one for part in manifest.parts for one in bad[part.object]]
+
+
+def _wrong_header(server: Server, checkpoint: CheckpointId, manifest: Manifest, part: Part) -> Bad | None:
+    """No checksum covers a part's header, because no worker reads it; but any other tool that opens the part does."""
+    data = b"".join(server.read_range(checkpoint_key(checkpoint, part.object), 0, part.header_bytes))
+    told = ""
+    if int.from_bytes(data[:8], "little") != len(data) - 8:
+        told = f"a header of {int.from_bytes(data[:8], 'little')} bytes"
+    else:
+        try:
+            rows = {tensor.name: tensor for tensor in parse_header(Made(part.object, b""), data[8:])}
+        except CheckpointInvalid as error:
+            told = error.message
+        else:
+            for name, entry in manifest.tensors.items():
+                begin = entry.offset - part.segment_offset
+                if not (entry.size_bytes and 0 <= begin < part.data_bytes):
+                    continue
+                row = rows.get(name)
+                if row is None or (row.dtype, row.shape, row.offset) != (entry.dtype, entry.shape, len(data) + begin):
+                    told = f"another tensor {name!r}"
+                    break
+    if not told:
+        return None
+    return Bad(
+        object=part.object, offset=0, size_bytes=len(data), expected="a header as the manifest has it", found=told
+    )
