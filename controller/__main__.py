@@ -11,15 +11,16 @@ import sys
 
 import uvloop
 
-from fleetstart.controller.config import Config, ConfigError, read_config
-from fleetstart.controller.http.request_context import log_fields
 from fleetstart.runtime.contract.process.log_format import configure
+
+from .config import Config, ConfigError, read_config
+from .http.request_context import log_fields
 
 PR_SET_PDEATHSIG = 1
 
 
 async def _run(config: Config) -> None:
-    from fleetstart.controller.app import Controller
+    from .app import Controller
 
     controller = Controller(config)
     gc.freeze()  # what is loaded now stays: the collector need not look at it under load

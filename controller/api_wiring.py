@@ -8,35 +8,35 @@ from typing import TYPE_CHECKING
 
 from starlette.applications import Starlette
 
-from fleetstart.controller.api.app import Api, Services
-from fleetstart.controller.api.audit import AccessApi
-from fleetstart.controller.api.billing import BillingApi
-from fleetstart.controller.api.history import History
-from fleetstart.controller.api.metrics import SeeingApi
-from fleetstart.controller.async_invocations.webhooks.secrets import WebhookSecrets
-from fleetstart.controller.async_wiring import InvocationParts, assemble
-from fleetstart.controller.auth.audit_log import AuditLog
-from fleetstart.controller.auth.secret_encryption import Vault
-from fleetstart.controller.auth.secret_sealing import Sealer
-from fleetstart.controller.background import Part
-from fleetstart.controller.billing.archive_store import Archive
-from fleetstart.controller.billing.compactor import Compactor
-from fleetstart.controller.billing.ledger_reader import LedgerReader
-from fleetstart.controller.config import Config
-from fleetstart.controller.core_wiring import Core
-from fleetstart.controller.dependencies import open_store
-from fleetstart.controller.observability.call_metrics import Calls
-from fleetstart.controller.observability.process_metrics import LoopLag, Self
-from fleetstart.controller.registry.checkpoints import Checkpoints
-from fleetstart.controller.registry.registry import Registry
-from fleetstart.controller.registry.rollouts import Rollouts
-from fleetstart.controller.schemas.functions import BudgetInfo
-from fleetstart.controller.shell.service import Shells
+from .api.app import Api, Services
+from .api.audit import AccessApi
+from .api.billing import BillingApi
+from .api.history import History
+from .api.metrics import SeeingApi
+from .async_invocations.webhooks.secrets import WebhookSecrets
+from .async_wiring import InvocationParts, assemble
+from .auth.audit_log import AuditLog
+from .auth.secret_encryption import Vault
+from .auth.secret_sealing import Sealer
+from .background import Part
+from .billing.archive_store import Archive
+from .billing.compactor import Compactor
+from .billing.ledger_reader import LedgerReader
+from .config import Config
+from .core_wiring import Core
+from .dependencies import open_store
+from .observability.call_metrics import Calls
+from .observability.process_metrics import LoopLag, Self
+from .registry.checkpoints import Checkpoints
+from .registry.registry import Registry
+from .registry.rollouts import Rollouts
+from .schemas.functions import BudgetInfo
+from .shell.service import Shells
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from fleetstart.controller.observability.otlp import TraceExport
+    from .observability.otlp import TraceExport
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,21 +8,22 @@ import logging
 import secrets
 import signal
 
-from fleetstart.controller.api_wiring import build_management
-from fleetstart.controller.auth.bootstrap_key import FirstKey
-from fleetstart.controller.auth.middleware import Door, is_loopback
-from fleetstart.controller.auth.owner_key import FILE
-from fleetstart.controller.background import keep_running
-from fleetstart.controller.config import Config, ConfigError
-from fleetstart.controller.core_wiring import build_core
-from fleetstart.controller.dependencies import open_traces, open_vault
-from fleetstart.controller.gateway.cors import Cors
-from fleetstart.controller.http.asgi import Receive, Scope, Send
-from fleetstart.controller.http.invoke_url import PREFIX
-from fleetstart.controller.http_server import listener_of, server_of
-from fleetstart.controller.observability.request_id_middleware import Entrance
-from fleetstart.controller.observability.slow_call_log import Notable
 from fleetstart.runtime.contract.process.tasks import end_tasks
+
+from .api_wiring import build_management
+from .auth.bootstrap_key import FirstKey
+from .auth.middleware import Door, is_loopback
+from .auth.owner_key import FILE
+from .background import keep_running
+from .config import Config, ConfigError
+from .core_wiring import build_core
+from .dependencies import open_traces, open_vault
+from .gateway.cors import Cors
+from .http.asgi import Receive, Scope, Send
+from .http.invoke_url import PREFIX
+from .http_server import listener_of, server_of
+from .observability.request_id_middleware import Entrance
+from .observability.slow_call_log import Notable
 
 log = logging.getLogger(__name__)
 

@@ -8,29 +8,29 @@ from dataclasses import dataclass
 
 import redis.asyncio as redis
 
-from fleetstart.controller.api.event_stream import Follower
-from fleetstart.controller.api.history import History
-from fleetstart.controller.api.invocations import InvocationsApi
-from fleetstart.controller.async_invocations.cron_schedules import Schedules
-from fleetstart.controller.async_invocations.idempotency.middleware import Once
-from fleetstart.controller.async_invocations.idempotency.store import Keys
-from fleetstart.controller.async_invocations.middleware import Invocations
-from fleetstart.controller.async_invocations.presenter import Showing
-from fleetstart.controller.async_invocations.request_retention import Keeping
-from fleetstart.controller.async_invocations.retention import Sweeper
-from fleetstart.controller.async_invocations.runner import Runner
-from fleetstart.controller.async_invocations.store.invocations import Book
-from fleetstart.controller.async_invocations.store.payloads import Vault
-from fleetstart.controller.async_invocations.submit import Acceptance
-from fleetstart.controller.async_invocations.webhooks.delivery import Courier
-from fleetstart.controller.async_invocations.webhooks.http_client import Poster
-from fleetstart.controller.async_invocations.webhooks.secrets import WebhookSecrets
-from fleetstart.controller.auth.lookups import project_of
-from fleetstart.controller.background import Part
-from fleetstart.controller.config import Config
-from fleetstart.controller.gateway.app import Gateway
-from fleetstart.controller.state.view import View
-from fleetstart.controller.storage.object_store import ObjectStore
+from .api.event_stream import Follower
+from .api.history import History
+from .api.invocations import InvocationsApi
+from .async_invocations.cron_schedules import Schedules
+from .async_invocations.idempotency.middleware import Once
+from .async_invocations.idempotency.store import Keys
+from .async_invocations.middleware import Invocations
+from .async_invocations.presenter import Showing
+from .async_invocations.request_retention import Keeping
+from .async_invocations.retention import Sweeper
+from .async_invocations.runner import Runner
+from .async_invocations.store.invocations import Book
+from .async_invocations.store.payloads import Vault
+from .async_invocations.submit import Acceptance
+from .async_invocations.webhooks.delivery import Courier
+from .async_invocations.webhooks.http_client import Poster
+from .async_invocations.webhooks.secrets import WebhookSecrets
+from .auth.lookups import project_of
+from .background import Part
+from .config import Config
+from .gateway.app import Gateway
+from .state.view import View
+from .storage.object_store import ObjectStore
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,21 +8,21 @@ from dataclasses import dataclass
 
 import redis.asyncio as redis
 
-from fleetstart.controller.auth.secret_encryption import Vault
-from fleetstart.controller.auth.secret_sealing import Sealer
-from fleetstart.controller.background import Part
-from fleetstart.controller.billing.journal import Journal
-from fleetstart.controller.billing.ledger_writer import LedgerWriter
-from fleetstart.controller.billing.watch import BillingWatch
-from fleetstart.controller.config import Config
-from fleetstart.controller.gateway.app import Gateway
-from fleetstart.controller.gateway.load_reporter import Reporter
-from fleetstart.controller.scheduler.calibrator import Learner
-from fleetstart.controller.scheduler.leader import Leading
-from fleetstart.controller.scheduler.loop import Scheduler
-from fleetstart.controller.state.redis_client import REDIS_DOWN, connect
-from fleetstart.controller.state.sync import State
-from fleetstart.controller.state.view import View
+from .auth.secret_encryption import Vault
+from .auth.secret_sealing import Sealer
+from .background import Part
+from .billing.journal import Journal
+from .billing.ledger_writer import LedgerWriter
+from .billing.watch import BillingWatch
+from .config import Config
+from .gateway.app import Gateway
+from .gateway.load_reporter import Reporter
+from .scheduler.calibrator import Learner
+from .scheduler.leader import Leading
+from .scheduler.loop import Scheduler
+from .state.redis_client import REDIS_DOWN, connect
+from .state.sync import State
+from .state.view import View
 
 log = logging.getLogger(__name__)
 

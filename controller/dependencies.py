@@ -5,21 +5,21 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fleetstart.controller.auth.secret_encryption import Vault, VaultClosed
-from fleetstart.controller.config import Config, ConfigError
-from fleetstart.controller.storage.object_store import ObjectStore
+from .auth.secret_encryption import Vault, VaultClosed
+from .config import Config, ConfigError
+from .storage.object_store import ObjectStore
 
 if TYPE_CHECKING:
-    from fleetstart.controller.observability.otlp import TraceExport
+    from .observability.otlp import TraceExport
 
 
 def open_store(where: str) -> ObjectStore:
     if where.startswith("s3://"):
-        from fleetstart.controller.storage.s3_store import S3Store
+        from .storage.s3_store import S3Store
 
         bucket, _, prefix = where.removeprefix("s3://").partition("/")
         return S3Store(bucket, prefix)
-    from fleetstart.controller.storage.folder_store import FolderStore
+    from .storage.folder_store import FolderStore
 
     return FolderStore(Path(where))
 
@@ -37,7 +37,7 @@ def open_traces(endpoint: str) -> TraceExport | None:
     if not endpoint:
         return None
     try:
-        from fleetstart.controller.observability.otlp import TraceExport  # late: nobody else pays for it
+        from .observability.otlp import TraceExport  # late: nobody else pays for it
     except ImportError as error:
         raise ConfigError(
             f"spans shall go to {endpoint}, and {error.name} is not installed: pip install 'fleetstart[otel]'"

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import uvicorn
 
-from fleetstart.controller.config import Config
-from fleetstart.controller.observability.request_id_middleware import Entrance
+from .config import Config
+from .observability.request_id_middleware import Entrance
 
 KEEP_ALIVE_S = 75
 BACKLOG = 1024

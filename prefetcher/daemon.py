@@ -17,35 +17,36 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from fleetstart.prefetcher.concurrency.io_thread import SideLoop
-from fleetstart.prefetcher.config import Config
-from fleetstart.prefetcher.control.lease import Lease, report_of
-from fleetstart.prefetcher.control.orders import Orders
-from fleetstart.prefetcher.control.outbox import Outbox, attempts
-from fleetstart.prefetcher.control.redis_state import NodeState, Unreachable
-from fleetstart.prefetcher.control.status_publisher import Observed
-from fleetstart.prefetcher.drivers.cgroups import Groups, epoch_is_alive, new_epoch, open_groups, read_hierarchies
-from fleetstart.prefetcher.drivers.forkserver import ForkServer
-from fleetstart.prefetcher.drivers.logs import Logs
-from fleetstart.prefetcher.drivers.prefork_policy import is_light
-from fleetstart.prefetcher.drivers.prefork_pool import Spares
-from fleetstart.prefetcher.network.egress_proxy import Egress, bounds_of
-from fleetstart.prefetcher.network.ingress_proxy import Doorways
-from fleetstart.prefetcher.segments.disk_cache import DiskTier
-from fleetstart.prefetcher.segments.store import Segments
-from fleetstart.prefetcher.sources.base import Source
-from fleetstart.prefetcher.stage_links.relay import open_relays
-from fleetstart.prefetcher.workers.bundles import Bundles
-from fleetstart.prefetcher.workers.call_latency import Speeds
-from fleetstart.prefetcher.workers.memory_watchdog import watch
-from fleetstart.prefetcher.workers.meter import FLUSH_S, Rows
-from fleetstart.prefetcher.workers.node_services import Host
-from fleetstart.prefetcher.workers.secrets import Opener
-from fleetstart.prefetcher.workers.worker import Worker
 from fleetstart.runtime.contract.ids import WorkerId
 from fleetstart.runtime.contract.node.orders import WorkerStatus
 from fleetstart.runtime.contract.node.reports import NodeReport
 from fleetstart.runtime.contract.process.tasks import end_tasks
+
+from .concurrency.io_thread import SideLoop
+from .config import Config
+from .control.lease import Lease, report_of
+from .control.orders import Orders
+from .control.outbox import Outbox, attempts
+from .control.redis_state import NodeState, Unreachable
+from .control.status_publisher import Observed
+from .drivers.cgroups import Groups, epoch_is_alive, new_epoch, open_groups, read_hierarchies
+from .drivers.forkserver import ForkServer
+from .drivers.logs import Logs
+from .drivers.prefork_policy import is_light
+from .drivers.prefork_pool import Spares
+from .network.egress_proxy import Egress, bounds_of
+from .network.ingress_proxy import Doorways
+from .segments.disk_cache import DiskTier
+from .segments.store import Segments
+from .sources.base import Source
+from .stage_links.relay import open_relays
+from .workers.bundles import Bundles
+from .workers.call_latency import Speeds
+from .workers.memory_watchdog import watch
+from .workers.meter import FLUSH_S, Rows
+from .workers.node_services import Host
+from .workers.secrets import Opener
+from .workers.worker import Worker
 
 log = logging.getLogger(__name__)
 

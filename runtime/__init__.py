@@ -7,13 +7,13 @@ is imported when it is asked for.
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fleetstart.runtime.contract.errors import InvalidInput
-    from fleetstart.runtime.contract.function.spec import SLO, Limits, Scale
-    from fleetstart.runtime.sdk.context import context
-    from fleetstart.runtime.sdk.declarations import LLM, Layered, function
-    from fleetstart.runtime.sdk.decorators import batched, on_exit
-    from fleetstart.runtime.sdk.files import File
-    from fleetstart.runtime.sdk.responses import Response
+    from .contract.errors import InvalidInput
+    from .contract.function.spec import SLO, Limits, Scale
+    from .sdk.context import context
+    from .sdk.declarations import LLM, Layered, function
+    from .sdk.decorators import batched, on_exit
+    from .sdk.files import File
+    from .sdk.responses import Response
 
 __all__ = [
     "LLM",

@@ -17,32 +17,33 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route, WebSocketRoute
 
-from fleetstart.controller.api.audit import AccessApi
-from fleetstart.controller.api.billing import BillingApi
-from fleetstart.controller.api.explain import invocation_plan
-from fleetstart.controller.api.functions import FunctionsApi, prediction_of
-from fleetstart.controller.api.history import History, no_trace
-from fleetstart.controller.api.invocations import InvocationsApi
-from fleetstart.controller.api.metrics import SeeingApi
-from fleetstart.controller.api.objects import StoreApi
-from fleetstart.controller.api.openapi.document import document
-from fleetstart.controller.api.versions import VersionsApi
-from fleetstart.controller.auth.request_context import caller_of
-from fleetstart.controller.config import Config
-from fleetstart.controller.http.asgi import error_headers, error_json
-from fleetstart.controller.http.json_api import function_asked_for, json_answer, number_asked_for
-from fleetstart.controller.http.request_context import REQUEST
-from fleetstart.controller.registry.checkpoints import Checkpoints
-from fleetstart.controller.registry.registry import Registry
-from fleetstart.controller.schemas.functions import SystemStatus
-from fleetstart.controller.shell.service import Shells
-from fleetstart.controller.state.records import VersionKey
-from fleetstart.controller.state.redis_client import REDIS_DOWN
-from fleetstart.controller.state.view import View
-from fleetstart.controller.storage.object_store import ObjectStore
 from fleetstart.runtime.contract.billing.ledger import InvocationTrace
 from fleetstart.runtime.contract.errors import FleetError, NotFound, Unavailable
 from fleetstart.runtime.contract.ids import InvocationId
+
+from ..auth.request_context import caller_of
+from ..config import Config
+from ..http.asgi import error_headers, error_json
+from ..http.json_api import function_asked_for, json_answer, number_asked_for
+from ..http.request_context import REQUEST
+from ..registry.checkpoints import Checkpoints
+from ..registry.registry import Registry
+from ..schemas.functions import SystemStatus
+from ..shell.service import Shells
+from ..state.records import VersionKey
+from ..state.redis_client import REDIS_DOWN
+from ..state.view import View
+from ..storage.object_store import ObjectStore
+from .audit import AccessApi
+from .billing import BillingApi
+from .explain import invocation_plan
+from .functions import FunctionsApi, prediction_of
+from .history import History, no_trace
+from .invocations import InvocationsApi
+from .metrics import SeeingApi
+from .objects import StoreApi
+from .openapi.document import document
+from .versions import VersionsApi
 
 log = logging.getLogger(__name__)
 

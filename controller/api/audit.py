@@ -6,18 +6,19 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from fleetstart.controller.api.keys import KeysApi
-from fleetstart.controller.api.projects import ProjectsApi
-from fleetstart.controller.api.secrets import SecretsApi
-from fleetstart.controller.async_invocations.webhooks.secrets import WebhookSecrets
-from fleetstart.controller.auth.audit_log import AuditLog
-from fleetstart.controller.auth.authorize import Caller
-from fleetstart.controller.auth.deploy_policy import placed
-from fleetstart.controller.auth.secret_encryption import Vault
-from fleetstart.controller.http.json_api import json_answer
-from fleetstart.controller.state.sync import State
 from fleetstart.runtime.contract.errors import InvalidInput
 from fleetstart.runtime.contract.function.spec import FunctionSpec
+
+from ..async_invocations.webhooks.secrets import WebhookSecrets
+from ..auth.audit_log import AuditLog
+from ..auth.authorize import Caller
+from ..auth.deploy_policy import placed
+from ..auth.secret_encryption import Vault
+from ..http.json_api import json_answer
+from ..state.sync import State
+from .keys import KeysApi
+from .projects import ProjectsApi
+from .secrets import SecretsApi
 
 AUDIT_MAX = 10_000
 

@@ -12,25 +12,20 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from fleetstart.controller.auth.request_context import caller_of
-from fleetstart.controller.billing.archive_format import Entry
-from fleetstart.controller.billing.budgets import BudgetState, budget_of, period_at
-from fleetstart.controller.billing.ledger_reader import LedgerReader
-from fleetstart.controller.billing.usage import InvoiceSums, UsageSums, month_span, parse_by
-from fleetstart.controller.billing.watch import BillingWatch
-from fleetstart.controller.http.json_api import (
-    function_asked_for,
-    json_answer,
-    json_body,
-    now_unix_ms,
-    number_asked_for,
-)
-from fleetstart.controller.schemas.functions import BudgetInfo, BudgetTerms, LedgerLine, NewPrices
-from fleetstart.controller.state.view import View
 from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.billing.prices import PriceSheet, check_next, read_sheets
 from fleetstart.runtime.contract.errors import InvalidInput, NotFound
 from fleetstart.runtime.contract.ids import FunctionName
+
+from ..auth.request_context import caller_of
+from ..billing.archive_format import Entry
+from ..billing.budgets import BudgetState, budget_of, period_at
+from ..billing.ledger_reader import LedgerReader
+from ..billing.usage import InvoiceSums, UsageSums, month_span, parse_by
+from ..billing.watch import BillingWatch
+from ..http.json_api import function_asked_for, json_answer, json_body, now_unix_ms, number_asked_for
+from ..schemas.functions import BudgetInfo, BudgetTerms, LedgerLine, NewPrices
+from ..state.view import View
 
 CHUNK_ROWS = 1000
 """Added up at a time: a millisecond or two, then calls get their turn."""

@@ -12,20 +12,14 @@ from collections.abc import AsyncIterator
 import msgspec
 import redis.asyncio as redis
 
-from fleetstart.controller.async_invocations.presenter import Showing
-from fleetstart.controller.async_invocations.store.event_log import (
-    START,
-    EventId,
-    EventLog,
-    EventsGone,
-    check_reachable,
-    parse_event_id,
-)
-from fleetstart.controller.async_invocations.store.invocations import Book, Entry
-from fleetstart.controller.http.asgi import error_event
-from fleetstart.controller.state.redis_client import REDIS_DOWN
 from fleetstart.runtime.contract.errors import Unavailable
 from fleetstart.runtime.contract.ids import InvocationId
+
+from ..async_invocations.presenter import Showing
+from ..async_invocations.store.event_log import START, EventId, EventLog, EventsGone, check_reachable, parse_event_id
+from ..async_invocations.store.invocations import Book, Entry
+from ..http.asgi import error_event
+from ..state.redis_client import REDIS_DOWN
 
 KEEP_ALIVE_EVERY = 30
 """Empty looks between two comments that keep proxies from closing the connection: about 15 s."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import msgspec
 
-from fleetstart.controller.planner import Plan
-from fleetstart.controller.planner.latency_model import cost_gib_s
-from fleetstart.controller.planner.report import Explanation, Outcome, explained
-from fleetstart.controller.schemas.functions import Prediction
 from fleetstart.runtime.contract.billing.ledger import InvocationRow, InvocationTrace
 from fleetstart.runtime.contract.timeline import PhaseName, Timeline
+
+from ..planner import Plan
+from ..planner.latency_model import cost_gib_s
+from ..planner.report import Explanation, Outcome, explained
+from ..schemas.functions import Prediction
 
 LEAST_EVENTS = 5
 """Of a stream, for the time between its tokens: fewer are mostly its first and its last."""

@@ -11,26 +11,27 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from fleetstart.controller.api.audit import AccessApi
-from fleetstart.controller.api.history import History
-from fleetstart.controller.api.openapi.invoke_document import function_document
-from fleetstart.controller.async_invocations.cron_schedules import check_schedule
-from fleetstart.controller.auth.request_context import about, caller_of
-from fleetstart.controller.http.json_api import flag_asked_for, json_answer, json_body, now_unix_ms, number_asked_for
-from fleetstart.controller.planner.constraints import lack, wanted_by
-from fleetstart.controller.registry.registry import Registry
-from fleetstart.controller.scheduler.deploy_forecast import Proposal, forecast
-from fleetstart.controller.scheduler.worker_pool import broken
-from fleetstart.controller.schemas.functions import Deployed, FunctionInfo, Prediction
-from fleetstart.controller.state.records import LIVE, FunctionRecord, VersionKey
-from fleetstart.controller.state.redis_client import REDIS_DOWN
-from fleetstart.controller.state.traffic import limits_of, pointed, scale_of
-from fleetstart.controller.state.view import View
 from fleetstart.runtime.contract.errors import InvalidSpec, NotFound, Unavailable
 from fleetstart.runtime.contract.function.spec import SPEC_MAX_BYTES, FunctionSpec
 from fleetstart.runtime.contract.ids import FunctionName, Version
 from fleetstart.runtime.contract.node.orders import FINAL
 from fleetstart.runtime.contract.node.reports import FunctionLoad
+
+from ..async_invocations.cron_schedules import check_schedule
+from ..auth.request_context import about, caller_of
+from ..http.json_api import flag_asked_for, json_answer, json_body, now_unix_ms, number_asked_for
+from ..planner.constraints import lack, wanted_by
+from ..registry.registry import Registry
+from ..scheduler.deploy_forecast import Proposal, forecast
+from ..scheduler.worker_pool import broken
+from ..schemas.functions import Deployed, FunctionInfo, Prediction
+from ..state.records import LIVE, FunctionRecord, VersionKey
+from ..state.redis_client import REDIS_DOWN
+from ..state.traffic import limits_of, pointed, scale_of
+from ..state.view import View
+from .audit import AccessApi
+from .history import History
+from .openapi.invoke_document import function_document
 
 TAIL_MAX = 10_000
 

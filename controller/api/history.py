@@ -10,12 +10,13 @@ from typing import Any, cast
 import msgspec
 import redis.asyncio as redis
 
-from fleetstart.controller.billing.ledger_reader import LedgerReader
-from fleetstart.controller.planner import Plan
 from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.billing.ledger import InvocationRow, InvocationTrace
 from fleetstart.runtime.contract.errors import NotFound
 from fleetstart.runtime.contract.ids import FunctionName, InvocationId
+
+from ..billing.ledger_reader import LedgerReader
+from ..planner import Plan
 
 SEARCHED_ROWS = 100_000
 """How far back a listing looks for a function's calls before it gives up."""

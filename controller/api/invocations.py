@@ -12,27 +12,28 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from fleetstart.controller.api.event_stream import Follower
-from fleetstart.controller.async_invocations import request_options as preferences
-from fleetstart.controller.async_invocations.cron_schedules import Schedules, next_unix_s, schedule_id
-from fleetstart.controller.async_invocations.middleware import answer_ended
-from fleetstart.controller.async_invocations.presenter import Showing
-from fleetstart.controller.async_invocations.store import lifecycle
-from fleetstart.controller.async_invocations.store.event_log import EventId
-from fleetstart.controller.async_invocations.store.invocations import Book, Entry, not_kept
-from fleetstart.controller.async_invocations.store.payloads import Vault
-from fleetstart.controller.async_invocations.submit import Acceptance
-from fleetstart.controller.async_invocations.webhooks.secrets import WebhookSecrets
-from fleetstart.controller.auth.authorize import no_project
-from fleetstart.controller.auth.request_context import about, caller_of
-from fleetstart.controller.http.asgi import Message
-from fleetstart.controller.http.json_api import json_answer, json_body, now_unix_ms
-from fleetstart.controller.schemas.invocations import InvocationInfo, ReplayTerms, ScheduleInfo, WebhookSecret
-from fleetstart.controller.state.access_records import DEFAULT
-from fleetstart.controller.state.invocation_records import ENDED, Progress
-from fleetstart.controller.state.view import View
 from fleetstart.runtime.contract.errors import InvalidInput, NotFound
 from fleetstart.runtime.contract.ids import InvocationId, new_invocation_id
+
+from ..async_invocations import request_options as preferences
+from ..async_invocations.cron_schedules import Schedules, next_unix_s, schedule_id
+from ..async_invocations.middleware import answer_ended
+from ..async_invocations.presenter import Showing
+from ..async_invocations.store import lifecycle
+from ..async_invocations.store.event_log import EventId
+from ..async_invocations.store.invocations import Book, Entry, not_kept
+from ..async_invocations.store.payloads import Vault
+from ..async_invocations.submit import Acceptance
+from ..async_invocations.webhooks.secrets import WebhookSecrets
+from ..auth.authorize import no_project
+from ..auth.request_context import about, caller_of
+from ..http.asgi import Message
+from ..http.json_api import json_answer, json_body, now_unix_ms
+from ..schemas.invocations import InvocationInfo, ReplayTerms, ScheduleInfo, WebhookSecret
+from ..state.access_records import DEFAULT
+from ..state.invocation_records import ENDED, Progress
+from ..state.view import View
+from .event_stream import Follower
 
 LIMIT = 50
 LIMIT_MAX = 1_000

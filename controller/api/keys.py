@@ -10,16 +10,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from fleetstart.controller.auth.api_key import NewCredential, new_credential
-from fleetstart.controller.auth.request_context import about, caller_of
-from fleetstart.controller.http.json_api import json_answer, json_body, now_unix_ms
-from fleetstart.controller.schemas.resources import KeyCreated, KeyInfo, NewKey, Rotation
-from fleetstart.controller.state.access_records import FUNCTIONS_MAX, LOCAL, Credential, KeyRecord, check_name
-from fleetstart.controller.state.access_table import AccessTable
-from fleetstart.controller.state.cas_hash import Shelf
-from fleetstart.controller.state.sync import State
 from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.errors import InvalidInput, NotFound
+
+from ..auth.api_key import NewCredential, new_credential
+from ..auth.request_context import about, caller_of
+from ..http.json_api import json_answer, json_body, now_unix_ms
+from ..schemas.resources import KeyCreated, KeyInfo, NewKey, Rotation
+from ..state.access_records import FUNCTIONS_MAX, LOCAL, Credential, KeyRecord, check_name
+from ..state.access_table import AccessTable
+from ..state.cas_hash import Shelf
+from ..state.sync import State
 
 LIFE_MAX_S = 10 * 366 * 86_400
 GRACE_MAX_S = 30 * 86_400

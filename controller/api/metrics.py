@@ -14,20 +14,21 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
-from fleetstart.controller.auth.request_context import caller_of
-from fleetstart.controller.billing.archive_format import EntryId
-from fleetstart.controller.billing.budgets import DAY_S
-from fleetstart.controller.billing.ledger_reader import LedgerReader
-from fleetstart.controller.observability.activity import WINDOW_MS, Recent
-from fleetstart.controller.observability.call_metrics import Calls
-from fleetstart.controller.observability.cluster_metrics import Failures, families
-from fleetstart.controller.observability.process_metrics import LoopLag, Self
-from fleetstart.controller.observability.prometheus import CONTENT_TYPE, Family, render, visible
-from fleetstart.controller.schemas.functions import BudgetInfo
-from fleetstart.controller.state.view import View
 from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.errors import NotFound
 from fleetstart.runtime.contract.ids import FunctionName
+
+from ..auth.request_context import caller_of
+from ..billing.archive_format import EntryId
+from ..billing.budgets import DAY_S
+from ..billing.ledger_reader import LedgerReader
+from ..observability.activity import WINDOW_MS, Recent
+from ..observability.call_metrics import Calls
+from ..observability.cluster_metrics import Failures, families
+from ..observability.process_metrics import LoopLag, Self
+from ..observability.prometheus import CONTENT_TYPE, Family, render, visible
+from ..schemas.functions import BudgetInfo
+from ..state.view import View
 
 TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 POLICY = "; ".join(

@@ -10,13 +10,14 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from fleetstart.controller.http.asgi import error_json
-from fleetstart.controller.http.byte_range import NotSatisfiable, parse_range
-from fleetstart.controller.http.json_api import flag_asked_for, json_answer
-from fleetstart.controller.registry.checkpoints import Checkpoints
-from fleetstart.controller.storage.object_store import ObjectStore, Upload, check_checkpoint, check_key, not_found
 from fleetstart.runtime.contract.errors import InvalidInput, TooLarge
 from fleetstart.runtime.contract.weights.manifest import MANIFEST_MAX_BYTES, MANIFEST_OBJECT
+
+from ..http.asgi import error_json
+from ..http.byte_range import NotSatisfiable, parse_range
+from ..http.json_api import flag_asked_for, json_answer
+from ..registry.checkpoints import Checkpoints
+from ..storage.object_store import ObjectStore, Upload, check_checkpoint, check_key, not_found
 
 BYTES = "application/octet-stream"
 

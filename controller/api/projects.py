@@ -6,18 +6,19 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from fleetstart.controller.async_invocations.webhooks.secrets import WebhookSecrets
-from fleetstart.controller.auth.authorize import no_project
-from fleetstart.controller.auth.lookups import claims_of
-from fleetstart.controller.auth.request_context import caller_of
-from fleetstart.controller.http.json_api import json_answer, json_body, now_unix_ms
-from fleetstart.controller.schemas.resources import ProjectInfo, ProjectTerms
-from fleetstart.controller.state.access_records import DEFAULT, ProjectRecord, Quotas, check_name
-from fleetstart.controller.state.cas_hash import Shelf
-from fleetstart.controller.state.sync import State
-from fleetstart.controller.state.view import View
 from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.errors import InvalidInput
+
+from ..async_invocations.webhooks.secrets import WebhookSecrets
+from ..auth.authorize import no_project
+from ..auth.lookups import claims_of
+from ..auth.request_context import caller_of
+from ..http.json_api import json_answer, json_body, now_unix_ms
+from ..schemas.resources import ProjectInfo, ProjectTerms
+from ..state.access_records import DEFAULT, ProjectRecord, Quotas, check_name
+from ..state.cas_hash import Shelf
+from ..state.sync import State
+from ..state.view import View
 
 PROJECTS_MAX = 1000
 

@@ -9,21 +9,22 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from fleetstart.controller.async_invocations.webhooks.secrets import WebhookSecrets
-from fleetstart.controller.auth.authorize import Caller, no_project
-from fleetstart.controller.auth.deploy_policy import SECRETS_MAX_BYTES, users_of
-from fleetstart.controller.auth.request_context import about, caller_of
-from fleetstart.controller.auth.secret_encryption import Vault
-from fleetstart.controller.http.json_api import json_answer, json_body, now_unix_ms
-from fleetstart.controller.schemas.resources import Rekeyed, SecretInfo, SecretValue
-from fleetstart.controller.state.access_records import SecretRecord, secret_field
-from fleetstart.controller.state.cas_hash import Shelf
-from fleetstart.controller.state.sync import State
 from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.errors import Forbidden, InvalidInput, NotFound
 from fleetstart.runtime.contract.function.spec import SECRET_NAME
 from fleetstart.runtime.contract.node.orders import FINAL
 from fleetstart.runtime.contract.process.redaction import LEAST_CHARS
+
+from ..async_invocations.webhooks.secrets import WebhookSecrets
+from ..auth.authorize import Caller, no_project
+from ..auth.deploy_policy import SECRETS_MAX_BYTES, users_of
+from ..auth.request_context import about, caller_of
+from ..auth.secret_encryption import Vault
+from ..http.json_api import json_answer, json_body, now_unix_ms
+from ..schemas.resources import Rekeyed, SecretInfo, SecretValue
+from ..state.access_records import SecretRecord, secret_field
+from ..state.cas_hash import Shelf
+from ..state.sync import State
 
 VALUE_MAX_BYTES = 32 * 1024
 BODY_MAX_BYTES = 8 * VALUE_MAX_BYTES

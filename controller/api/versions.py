@@ -11,16 +11,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from fleetstart.controller.auth.deploy_policy import check_scale
-from fleetstart.controller.http.json_api import json_answer, json_body, now_unix_ms
-from fleetstart.controller.registry.registry import NO_VERSION, Registry
-from fleetstart.controller.schemas.functions import Share, Traffic, VersionInfo, VersionRef
-from fleetstart.controller.state import traffic as versions
-from fleetstart.controller.state.records import FunctionRecord, Scaled, VersionKey
-from fleetstart.controller.state.view import View
 from fleetstart.runtime.contract.errors import InvalidInput, NotFound
 from fleetstart.runtime.contract.ids import FunctionName, Version
 from fleetstart.runtime.contract.node.orders import FINAL
+
+from ..auth.deploy_policy import check_scale
+from ..http.json_api import json_answer, json_body, now_unix_ms
+from ..registry.registry import NO_VERSION, Registry
+from ..schemas.functions import Share, Traffic, VersionInfo, VersionRef
+from ..state import traffic as versions
+from ..state.records import FunctionRecord, Scaled, VersionKey
+from ..state.view import View
 
 Kind = TypeVar("Kind", bound=msgspec.Struct)
 

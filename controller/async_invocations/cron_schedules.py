@@ -19,15 +19,16 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 import msgspec
 import redis.asyncio as redis
 
-from fleetstart.controller.async_invocations.request_options import QUEUE_S, TTL_S, fingerprint
-from fleetstart.controller.async_invocations.submit import Acceptance
-from fleetstart.controller.state.invocation_records import Envelope
-from fleetstart.controller.state.redis_client import REDIS_DOWN
-from fleetstart.controller.state.view import View
 from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.errors import FleetError, InvalidSpec
 from fleetstart.runtime.contract.function.spec import FunctionSpec
 from fleetstart.runtime.contract.ids import FunctionName, InvocationId
+
+from ..state.invocation_records import Envelope
+from ..state.redis_client import REDIS_DOWN
+from ..state.view import View
+from .request_options import QUEUE_S, TTL_S, fingerprint
+from .submit import Acceptance
 
 log = logging.getLogger(__name__)
 

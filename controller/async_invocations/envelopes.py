@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from fleetstart.controller.async_invocations.request_options import Asked, fingerprint, kept_headers
-from fleetstart.controller.http.asgi import Scope
-from fleetstart.controller.http.invoke_url import parse_target
-from fleetstart.controller.state.invocation_records import Envelope, Origin
 from fleetstart.runtime.contract.ids import InvocationId
+
+from ..http.asgi import Scope
+from ..http.invoke_url import parse_target
+from ..state.invocation_records import Envelope, Origin
+from .request_options import Asked, fingerprint, kept_headers
 
 CALLER = "fleetstart.caller"
 """Where the layer before ours says in the scope whose call it is."""

@@ -14,17 +14,18 @@ from collections.abc import Awaitable, Callable
 
 import redis.asyncio as redis
 
-from fleetstart.controller.async_invocations.gateway_call import Capture, replaying, scope_of
-from fleetstart.controller.async_invocations.progress_split import told_in
-from fleetstart.controller.async_invocations.store import lifecycle
-from fleetstart.controller.async_invocations.store.event_log import EventLog
-from fleetstart.controller.async_invocations.store.invocations import Book, Entry
-from fleetstart.controller.async_invocations.store.lifecycle import Outcome
-from fleetstart.controller.async_invocations.store.payloads import Vault
-from fleetstart.controller.http.asgi import Receive, Scope, Send
-from fleetstart.controller.state.invocation_records import Progress, Told
-from fleetstart.controller.state.redis_client import REDIS_DOWN
 from fleetstart.runtime.contract.errors import FleetError, StoreFailed
+
+from ..http.asgi import Receive, Scope, Send
+from ..state.invocation_records import Progress, Told
+from ..state.redis_client import REDIS_DOWN
+from .gateway_call import Capture, replaying, scope_of
+from .progress_split import told_in
+from .store import lifecycle
+from .store.event_log import EventLog
+from .store.invocations import Book, Entry
+from .store.lifecycle import Outcome
+from .store.payloads import Vault
 
 log = logging.getLogger(__name__)
 

@@ -12,16 +12,17 @@ from urllib.parse import unquote
 
 import msgspec
 
-from fleetstart.controller.async_invocations.progress_split import Apart
-from fleetstart.controller.async_invocations.store.event_log import Splitter, error_of, without_id
-from fleetstart.controller.async_invocations.store.lifecycle import Outcome
-from fleetstart.controller.async_invocations.store.payloads import ANSWER_MAX_BYTES
-from fleetstart.controller.gateway.app import PROGRESS
-from fleetstart.controller.http.asgi import Message, RawHeaders, Receive, Scope
-from fleetstart.controller.http.headers import response_headers
-from fleetstart.controller.state.invocation_records import Answer, Envelope, run_id
 from fleetstart.runtime.contract.errors import ErrorBody, ErrorInfo, FleetError, TooLarge, WorkerLost
 from fleetstart.runtime.contract.worker_headers import ERROR_HEADER, PROGRESS_HEADER, AnswerHead
+
+from ..gateway.app import PROGRESS
+from ..http.asgi import Message, RawHeaders, Receive, Scope
+from ..http.headers import response_headers
+from ..state.invocation_records import Answer, Envelope, run_id
+from .progress_split import Apart
+from .store.event_log import Splitter, error_of, without_id
+from .store.lifecycle import Outcome
+from .store.payloads import ANSWER_MAX_BYTES
 
 ERROR_MAX_BYTES = 64 * 1024
 _NOT_KEPT = frozenset(

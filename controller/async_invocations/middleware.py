@@ -11,23 +11,24 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import msgspec
 
-from fleetstart.controller.async_invocations import request_options as preferences
-from fleetstart.controller.async_invocations.envelopes import caller_of, envelope_of, mark_of
-from fleetstart.controller.async_invocations.idempotency.middleware import Once
-from fleetstart.controller.async_invocations.idempotency.response_recorder import send_answer
-from fleetstart.controller.async_invocations.request_options import Asked
-from fleetstart.controller.async_invocations.request_retention import Keeping
-from fleetstart.controller.async_invocations.store.invocations import Book, Entry
-from fleetstart.controller.async_invocations.store.payloads import REQUEST_MAX_BYTES, Vault
-from fleetstart.controller.async_invocations.submit import Acceptance
-from fleetstart.controller.http.asgi import RawHeaders, Receive, Scope, Send, respond_error
-from fleetstart.controller.http.headers import sane_request_id
-from fleetstart.controller.http.request_body import ClientGone, header, read_body, refuse_unread
-from fleetstart.controller.schemas.invocations import InvocationInfo
-from fleetstart.controller.state.redis_client import REDIS_DOWN
 from fleetstart.runtime.contract.errors import FleetError, Refused, TooLarge, Unavailable, error_from
 from fleetstart.runtime.contract.function.public_addresses import Network
 from fleetstart.runtime.contract.ids import InvocationId, new_invocation_id
+
+from ..http.asgi import RawHeaders, Receive, Scope, Send, respond_error
+from ..http.headers import sane_request_id
+from ..http.request_body import ClientGone, header, read_body, refuse_unread
+from ..schemas.invocations import InvocationInfo
+from ..state.redis_client import REDIS_DOWN
+from . import request_options as preferences
+from .envelopes import caller_of, envelope_of, mark_of
+from .idempotency.middleware import Once
+from .idempotency.response_recorder import send_answer
+from .request_options import Asked
+from .request_retention import Keeping
+from .store.invocations import Book, Entry
+from .store.payloads import REQUEST_MAX_BYTES, Vault
+from .submit import Acceptance
 
 BODY_S = 60.0
 """How long the body of a call that is kept may take to arrive."""

@@ -6,14 +6,15 @@ from collections.abc import Awaitable, Callable
 
 import msgspec
 
-from fleetstart.controller.async_invocations.store import lifecycle
-from fleetstart.controller.async_invocations.store.invocations import Entry
-from fleetstart.controller.async_invocations.store.payloads import Vault
-from fleetstart.controller.schemas.invocations import RESULT_INLINE_BYTES, InvocationInfo
-from fleetstart.controller.state.invocation_records import run_id
 from fleetstart.runtime.contract.billing.ledger import InvocationTrace
 from fleetstart.runtime.contract.errors import FleetError
 from fleetstart.runtime.contract.ids import InvocationId
+
+from ..schemas.invocations import RESULT_INLINE_BYTES, InvocationInfo
+from ..state.invocation_records import run_id
+from .store import lifecycle
+from .store.invocations import Entry
+from .store.payloads import Vault
 
 
 class Showing:

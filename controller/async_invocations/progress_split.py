@@ -11,9 +11,10 @@ from base64 import b64decode
 
 import msgspec
 
-from fleetstart.controller.async_invocations.store.event_log import error_of, without_id
-from fleetstart.controller.state.invocation_records import MESSAGE_MAX, Told
 from fleetstart.runtime.contract.worker_headers import ERROR_HEADER, AnswerHead
+
+from ..state.invocation_records import MESSAGE_MAX, Told
+from .store.event_log import error_of, without_id
 
 _PROGRESS = b"event: progress\n"
 

@@ -6,11 +6,12 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fleetstart.controller.async_invocations.webhooks.signing import check_url
-from fleetstart.controller.http.asgi import RawHeaders
-from fleetstart.controller.http.headers import HOP_BY_HOP
 from fleetstart.runtime.contract.errors import InvalidInput
 from fleetstart.runtime.contract.function.public_addresses import Network
+
+from ..http.asgi import RawHeaders
+from ..http.headers import HOP_BY_HOP
+from .webhooks.signing import check_url
 
 WATCHED = frozenset((b"prefer", b"idempotency-key", b"fs-webhook"))
 """A call without any of these is passed on as it is."""

@@ -10,23 +10,24 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 
-from fleetstart.controller.async_invocations.envelopes import envelope_of
-from fleetstart.controller.async_invocations.idempotency.response_recorder import Recorder
-from fleetstart.controller.async_invocations.request_options import Asked
-from fleetstart.controller.async_invocations.store import lifecycle
-from fleetstart.controller.async_invocations.store.invocations import Book
-from fleetstart.controller.async_invocations.store.lifecycle import Outcome
-from fleetstart.controller.async_invocations.store.payloads import REQUEST_MAX_BYTES, Vault
-from fleetstart.controller.http.asgi import Message, Receive, Scope, Send
-from fleetstart.controller.http.headers import sane_request_id
-from fleetstart.controller.http.invoke_url import PREFIX
-from fleetstart.controller.http.request_body import declared_bytes, header
-from fleetstart.controller.state.invocation_records import Envelope
-from fleetstart.controller.state.redis_client import REDIS_DOWN
-from fleetstart.controller.state.view import View
 from fleetstart.runtime.contract.errors import FleetError
 from fleetstart.runtime.contract.ids import FunctionName, InvocationId, new_invocation_id
 from fleetstart.runtime.contract.process.tasks import end_tasks
+
+from ..http.asgi import Message, Receive, Scope, Send
+from ..http.headers import sane_request_id
+from ..http.invoke_url import PREFIX
+from ..http.request_body import declared_bytes, header
+from ..state.invocation_records import Envelope
+from ..state.redis_client import REDIS_DOWN
+from ..state.view import View
+from .envelopes import envelope_of
+from .idempotency.response_recorder import Recorder
+from .request_options import Asked
+from .store import lifecycle
+from .store.invocations import Book
+from .store.lifecycle import Outcome
+from .store.payloads import REQUEST_MAX_BYTES, Vault
 
 log = logging.getLogger(__name__)
 

@@ -16,16 +16,17 @@ from typing import cast
 import msgspec
 import redis.asyncio as redis
 
-from fleetstart.controller.async_invocations.idempotency.store import Keys
-from fleetstart.controller.async_invocations.store import lifecycle
-from fleetstart.controller.async_invocations.store.invocations import Book
-from fleetstart.controller.async_invocations.store.lifecycle import Outcome
-from fleetstart.controller.async_invocations.store.payloads import REQUEST, Vault
-from fleetstart.controller.state.invocation_records import Envelope, Progress
-from fleetstart.controller.state.redis_client import REDIS_DOWN
 from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.errors import FleetError
 from fleetstart.runtime.contract.ids import InvocationId
+
+from ..state.invocation_records import Envelope, Progress
+from ..state.redis_client import REDIS_DOWN
+from .idempotency.store import Keys
+from .store import lifecycle
+from .store.invocations import Book
+from .store.lifecycle import Outcome
+from .store.payloads import REQUEST, Vault
 
 log = logging.getLogger(__name__)
 

@@ -16,19 +16,20 @@ from collections.abc import Awaitable, Callable
 
 import redis.asyncio as redis
 
-from fleetstart.controller.async_invocations.execution import Execution
-from fleetstart.controller.async_invocations.store import lifecycle
-from fleetstart.controller.async_invocations.store.invocations import Book, Entry
-from fleetstart.controller.async_invocations.store.payloads import Vault
-from fleetstart.controller.async_invocations.webhooks.delivery import Courier
-from fleetstart.controller.http.asgi import Receive, Scope, Send
-from fleetstart.controller.state.invocation_records import run_id
-from fleetstart.controller.state.redis_client import REDIS_DOWN
-from fleetstart.controller.state.view import View
 from fleetstart.runtime.contract.billing.ledger import InvocationTrace
 from fleetstart.runtime.contract.errors import FleetError
 from fleetstart.runtime.contract.ids import FunctionName, InvocationId
 from fleetstart.runtime.contract.process.tasks import end_tasks
+
+from ..http.asgi import Receive, Scope, Send
+from ..state.invocation_records import run_id
+from ..state.redis_client import REDIS_DOWN
+from ..state.view import View
+from .execution import Execution
+from .store import lifecycle
+from .store.invocations import Book, Entry
+from .store.payloads import Vault
+from .webhooks.delivery import Courier
 
 log = logging.getLogger(__name__)
 

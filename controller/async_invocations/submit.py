@@ -7,13 +7,14 @@ from urllib.parse import unquote
 
 import msgspec
 
-from fleetstart.controller.async_invocations.store import lifecycle
-from fleetstart.controller.async_invocations.store.invocations import Book
-from fleetstart.controller.async_invocations.store.payloads import HEAD_MAX_BYTES, REQUEST_MAX_BYTES, Vault
-from fleetstart.controller.http.invoke_url import Target, parse_target
-from fleetstart.controller.state.invocation_records import Envelope
-from fleetstart.controller.state.redis_client import REDIS_DOWN
 from fleetstart.runtime.contract.errors import QueueFull, Refused, TooLarge, Unavailable
+
+from ..http.invoke_url import Target, parse_target
+from ..state.invocation_records import Envelope
+from ..state.redis_client import REDIS_DOWN
+from .store import lifecycle
+from .store.invocations import Book
+from .store.payloads import HEAD_MAX_BYTES, REQUEST_MAX_BYTES, Vault
 
 Check = Callable[[Target, str, int], Awaitable[None]]
 """Whether a call of that target, request id and size would be served at all; raises what the caller would be told."""

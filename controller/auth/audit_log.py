@@ -18,12 +18,13 @@ from typing import Any, NamedTuple
 import msgspec
 import redis.asyncio as redis
 
-from fleetstart.controller.schemas.audit_event import AuditEvent
-from fleetstart.controller.state.redis_client import REDIS_DOWN
-from fleetstart.controller.storage.object_store import ObjectStore
 from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.errors import TooLarge
 from fleetstart.runtime.contract.process.tasks import together
+
+from ..schemas.audit_event import AuditEvent
+from ..state.redis_client import REDIS_DOWN
+from ..storage.object_store import ObjectStore
 
 log = logging.getLogger(__name__)
 

@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from difflib import get_close_matches
 
-from fleetstart.controller.auth.api_key import PREFIX, Malformed, Shown, parse
-from fleetstart.controller.state.access_records import LOCAL, KeyRecord, Right
-from fleetstart.controller.state.access_table import AccessTable
 from fleetstart.runtime.contract.errors import Forbidden, NotFound, Unauthorized
+
+from ..state.access_records import LOCAL, KeyRecord, Right
+from ..state.access_table import AccessTable
+from .api_key import PREFIX, Malformed, Shown, parse
 
 HEADER_MAX_BYTES = 1024
 """Whatever is longer holds no key, and is not looked at."""

@@ -11,16 +11,17 @@ import logging
 from contextlib import suppress
 from pathlib import Path
 
-from fleetstart.controller.auth.audit_log import AuditLog
-from fleetstart.controller.auth.owner_key import NAME, kept_or_made, owners_record
-from fleetstart.controller.http.json_api import now_unix_ms
-from fleetstart.controller.schemas.audit_event import AuditEvent
-from fleetstart.controller.state.access_records import LOCAL, KeyRecord, digest
-from fleetstart.controller.state.cas_hash import Shelf
-from fleetstart.controller.state.redis_client import REDIS_DOWN
-from fleetstart.controller.state.sync import State
 from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.errors import Unavailable
+
+from ..http.json_api import now_unix_ms
+from ..schemas.audit_event import AuditEvent
+from ..state.access_records import LOCAL, KeyRecord, digest
+from ..state.cas_hash import Shelf
+from ..state.redis_client import REDIS_DOWN
+from ..state.sync import State
+from .audit_log import AuditLog
+from .owner_key import NAME, kept_or_made, owners_record
 
 log = logging.getLogger(__name__)
 

@@ -10,16 +10,17 @@ from difflib import get_close_matches
 
 import msgspec
 
-from fleetstart.controller.auth.authorize import Caller
-from fleetstart.controller.auth.lookups import claims_of, project_of
-from fleetstart.controller.auth.quotas import Claim, check
-from fleetstart.controller.state.access_records import DEFAULT, Quotas
-from fleetstart.controller.state.access_table import AccessTable
-from fleetstart.controller.state.records import Scaled, VersionKey
-from fleetstart.controller.state.view import View
 from fleetstart.runtime.contract.errors import Forbidden, InvalidSpec
 from fleetstart.runtime.contract.function.spec import FunctionSpec
 from fleetstart.runtime.contract.ids import FunctionName
+
+from ..state.access_records import DEFAULT, Quotas
+from ..state.access_table import AccessTable
+from ..state.records import Scaled, VersionKey
+from ..state.view import View
+from .authorize import Caller
+from .lookups import claims_of, project_of
+from .quotas import Claim, check
 
 SECRETS_MAX_BYTES = 48 * 1024
 """Of all secrets of a function: they travel to its worker in one message, with its spec."""

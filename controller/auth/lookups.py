@@ -6,13 +6,14 @@ from collections.abc import Callable
 
 import msgspec
 
-from fleetstart.controller.auth.quotas import Claim
-from fleetstart.controller.auth.route_rules import Kind
-from fleetstart.controller.state.access_records import DEFAULT
-from fleetstart.controller.state.records import FunctionRecord, VersionKey
-from fleetstart.controller.state.traffic import scale_of
-from fleetstart.controller.state.view import View
 from fleetstart.runtime.contract.ids import FunctionName
+
+from ..state.access_records import DEFAULT
+from ..state.records import FunctionRecord, VersionKey
+from ..state.traffic import scale_of
+from ..state.view import View
+from .quotas import Claim
+from .route_rules import Kind
 
 
 def project_of(view: View, function: str) -> str | None:

@@ -15,24 +15,25 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from fleetstart.controller.async_invocations.envelopes import CALLER as INVOKER
-from fleetstart.controller.async_invocations.envelopes import Caller as Invoker
-from fleetstart.controller.auth.audit_log import AuditLog, Refused
-from fleetstart.controller.auth.authorize import Caller, authenticate, is_ours, local, shown_in
-from fleetstart.controller.auth.lookups import project_of, seen_object
-from fleetstart.controller.auth.quotas import Rates
-from fleetstart.controller.auth.route_rules import SOCKET, Kind, Need, need_of
-from fleetstart.controller.gateway.websocket_session import deny
-from fleetstart.controller.gateway.websockets import SWITCHED
-from fleetstart.controller.http.asgi import Message, RawHeaders, Receive, Scope, Send
-from fleetstart.controller.http.invoke_url import PREFIX, parse_target
-from fleetstart.controller.http.json_api import now_unix_ms
-from fleetstart.controller.http.request_body import header, refuse_unread
-from fleetstart.controller.schemas.audit_event import AuditEvent
-from fleetstart.controller.state.access_records import LOCAL, digest
-from fleetstart.controller.state.redis_client import REDIS_DOWN
-from fleetstart.controller.state.view import View
 from fleetstart.runtime.contract.errors import FleetError, Forbidden, Unauthorized, Unavailable
+
+from ..async_invocations.envelopes import CALLER as INVOKER
+from ..async_invocations.envelopes import Caller as Invoker
+from ..gateway.websocket_session import deny
+from ..gateway.websockets import SWITCHED
+from ..http.asgi import Message, RawHeaders, Receive, Scope, Send
+from ..http.invoke_url import PREFIX, parse_target
+from ..http.json_api import now_unix_ms
+from ..http.request_body import header, refuse_unread
+from ..schemas.audit_event import AuditEvent
+from ..state.access_records import LOCAL, digest
+from ..state.redis_client import REDIS_DOWN
+from ..state.view import View
+from .audit_log import AuditLog, Refused
+from .authorize import Caller, authenticate, is_ours, local, shown_in
+from .lookups import project_of, seen_object
+from .quotas import Rates
+from .route_rules import SOCKET, Kind, Need, need_of
 
 log = logging.getLogger(__name__)
 

@@ -10,8 +10,8 @@ import secrets
 from contextlib import suppress
 from pathlib import Path
 
-from fleetstart.controller.auth.api_key import Malformed, Shown, new_credential, parse
-from fleetstart.controller.state.access_records import LOCAL, Credential, KeyRecord
+from ..state.access_records import LOCAL, Credential, KeyRecord
+from .api_key import Malformed, Shown, new_credential, parse
 
 FILE = "key"
 NAME = "admin"

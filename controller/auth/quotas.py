@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from fleetstart.controller.state.access_records import Quotas
 from fleetstart.runtime.contract.errors import QuotaExceeded, RateLimited
 from fleetstart.runtime.contract.function.spec import GIB
+
+from ..state.access_records import Quotas
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

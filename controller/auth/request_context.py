@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from starlette.requests import Request
 
-from fleetstart.controller.auth.authorize import Caller, local
-from fleetstart.controller.auth.middleware import CALLER, DEED, Deed
+from .authorize import Caller, local
+from .middleware import CALLER, DEED, Deed
 
 
 def caller_of(request: Request) -> Caller:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from fleetstart.controller.state.access_records import Right
+from ..state.access_records import Right
 
 Kind = Literal["", "function", "object", "checkpoint", "budget", "price", "key", "project", "secret", "invocation"]
 READING = frozenset({"GET", "HEAD", "OPTIONS"})

@@ -15,8 +15,9 @@ from base64 import b64decode, b64encode
 from binascii import Error as NoBase64
 from pathlib import Path
 
-from fleetstart.controller.state.access_records import SecretRecord, secret_field
 from fleetstart.runtime.contract.errors import FleetError
+
+from ..state.access_records import SecretRecord, secret_field
 
 KEY_BYTES = 32
 NONCE_BYTES = 12

@@ -12,13 +12,14 @@ from base64 import b64decode, b64encode
 
 import msgspec
 
-from fleetstart.controller.auth.deploy_policy import SECRETS_MAX_BYTES
-from fleetstart.controller.auth.secret_encryption import Vault
-from fleetstart.controller.state.access_records import DEFAULT
-from fleetstart.controller.state.view import View
 from fleetstart.runtime.contract.errors import FleetError, StartFailed
 from fleetstart.runtime.contract.node.orders import WorkerOrder
 from fleetstart.runtime.contract.node.sealed_secrets import INFO, NONCE_BYTES, Sealed, bound_to
+
+from ..state.access_records import DEFAULT
+from ..state.view import View
+from .deploy_policy import SECRETS_MAX_BYTES
+from .secret_encryption import Vault
 
 
 class Sealer:

@@ -10,15 +10,10 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 
-from fleetstart.controller.billing.archive_format import (
-    SEGMENT_MAX_BYTES,
-    Entry,
-    SegmentHeader,
-    check_successor,
-    unpack,
-)
-from fleetstart.controller.storage.object_store import ObjectStore
 from fleetstart.runtime.contract.errors import NotFound, StoreFailed
+
+from ..storage.object_store import ObjectStore
+from .archive_format import SEGMENT_MAX_BYTES, Entry, SegmentHeader, check_successor, unpack
 
 FOLDER = "ledger/"
 PROBE = FOLDER + "created-once"

@@ -14,10 +14,11 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from fleetstart.controller.schemas.functions import BudgetInfo, BudgetTerms
 from fleetstart.runtime.contract.billing.ledger import dollars
 from fleetstart.runtime.contract.errors import BudgetSpent, InvalidInput
 from fleetstart.runtime.contract.ids import FunctionName
+
+from ..schemas.functions import BudgetInfo, BudgetTerms
 
 DAY_S = 86_400
 LIMIT_MAX_NUSD = 10**9 * 10**9

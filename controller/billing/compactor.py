@@ -22,21 +22,14 @@ from typing import Any, cast
 import redis.asyncio as redis
 from redis.exceptions import ResponseError
 
-from fleetstart.controller.billing.archive_format import (
-    SEGMENT_BYTES,
-    Entry,
-    EntryId,
-    SegmentHeader,
-    decode_entry,
-    pack,
-    parse_entry,
-)
-from fleetstart.controller.billing.archive_store import Archive
-from fleetstart.controller.billing.ledger_reader import PAGE_ROWS, LedgerReader
-from fleetstart.controller.state.redis_client import REDIS_DOWN, Script
 from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.billing.ledger import LedgerRow, began_unix_ms
 from fleetstart.runtime.contract.errors import FleetError, StoreFailed
+
+from ..state.redis_client import REDIS_DOWN, Script
+from .archive_format import SEGMENT_BYTES, Entry, EntryId, SegmentHeader, decode_entry, pack, parse_entry
+from .archive_store import Archive
+from .ledger_reader import PAGE_ROWS, LedgerReader
 
 log = logging.getLogger(__name__)
 

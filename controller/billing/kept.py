@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Set
 
-from fleetstart.controller.scheduler.pipelines import is_helper
-from fleetstart.controller.state.records import VersionKey
-from fleetstart.controller.state.view import View
 from fleetstart.runtime.contract.ids import FunctionName, WorkerId
+
+from ..scheduler.pipelines import is_helper
+from ..state.records import VersionKey
+from ..state.view import View
 
 
 def kept_workers(view: View, spent: Set[FunctionName]) -> frozenset[WorkerId]:

@@ -14,10 +14,11 @@ from typing import Any
 
 import redis.asyncio as redis
 
-from fleetstart.controller.billing.archive_format import Entry, EntryId, SegmentHeader, decode_entry, decode_header
-from fleetstart.controller.billing.archive_store import Archive
 from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.errors import ChecksumMismatch
+
+from .archive_format import Entry, EntryId, SegmentHeader, decode_entry, decode_header
+from .archive_store import Archive
 
 PAGE_ROWS = 500
 """Read at a time: a few milliseconds, then calls get their turn."""

@@ -21,9 +21,6 @@ import msgspec
 import redis.asyncio as redis
 from redis.exceptions import NoScriptError, ResponseError
 
-from fleetstart.controller.billing.journal import Journal
-from fleetstart.controller.state.records import StartOutcome
-from fleetstart.controller.state.redis_client import REDIS_DOWN
 from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.billing.ledger import (
     APPEND_KEYS,
@@ -36,6 +33,10 @@ from fleetstart.runtime.contract.billing.ledger import (
 from fleetstart.runtime.contract.ids import InvocationId
 from fleetstart.runtime.contract.process.tasks import together
 from fleetstart.runtime.contract.timeline import Timeline
+
+from ..state.records import StartOutcome
+from ..state.redis_client import REDIS_DOWN
+from .journal import Journal
 
 log = logging.getLogger(__name__)
 

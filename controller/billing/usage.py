@@ -11,12 +11,13 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from difflib import get_close_matches
 
-from fleetstart.controller.billing.archive_format import Entry
-from fleetstart.controller.schemas.functions import Invoice, InvoiceLine, Usage, UsageLine
-from fleetstart.controller.state.access_records import DEFAULT
 from fleetstart.runtime.contract.billing.ledger import InvocationRow, LedgerRow
 from fleetstart.runtime.contract.errors import InvalidInput
 from fleetstart.runtime.contract.ids import FunctionName, Version
+
+from ..schemas.functions import Invoice, InvoiceLine, Usage, UsageLine
+from ..state.access_records import DEFAULT
+from .archive_format import Entry
 
 DIMENSIONS = ("function", "version", "phase", "key", "project", "tag", "day")
 DEFAULT_BY = ("function", "version", "phase")

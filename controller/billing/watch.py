@@ -16,15 +16,16 @@ from typing import Any
 import msgspec
 import redis.asyncio as redis
 
-from fleetstart.controller.billing.budgets import Budget, BudgetEvent, BudgetState, fields_of, period_at
-from fleetstart.controller.billing.kept import kept_workers
-from fleetstart.controller.state.redis_client import REDIS_DOWN, Script
-from fleetstart.controller.state.view import View
 from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.billing.ledger import InvocationRow, dollars
 from fleetstart.runtime.contract.billing.prices import PriceSheet, in_force, read_sheets
 from fleetstart.runtime.contract.errors import BudgetSpent, Unavailable
 from fleetstart.runtime.contract.ids import FunctionName, WorkerId
+
+from ..state.redis_client import REDIS_DOWN, Script
+from ..state.view import View
+from .budgets import Budget, BudgetEvent, BudgetState, fields_of, period_at
+from .kept import kept_workers
 
 log = logging.getLogger(__name__)
 

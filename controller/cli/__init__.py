@@ -4,6 +4,6 @@
 daemon of one machine. Deploying reads handlers by their syntax tree and never runs them (`declarations.py`).
 """
 
-from fleetstart.controller.cli.root import main
+from .root import main
 
 __all__ = ["main"]

@@ -1,5 +1,5 @@
 """`python -m fleetstart.controller.cli` is `fs`."""
 
-from fleetstart.controller.cli.root import main
+from .root import main
 
 main()

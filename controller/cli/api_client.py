@@ -19,11 +19,6 @@ from urllib.parse import quote, urlsplit
 import click
 import msgspec
 
-from fleetstart.controller.auth.owner_key import kept
-from fleetstart.controller.cli.home import Layout
-from fleetstart.controller.cli.output import ConnectionCut, Unreachable
-from fleetstart.controller.cli.root import KEY_META
-from fleetstart.controller.schemas.functions import FunctionInfo
 from fleetstart.runtime.contract.billing.ledger import LogLine
 from fleetstart.runtime.contract.errors import (
     ErrorBody,
@@ -35,6 +30,12 @@ from fleetstart.runtime.contract.errors import (
     Unauthorized,
     error_from,
 )
+
+from ..auth.owner_key import kept
+from ..schemas.functions import FunctionInfo
+from .home import Layout
+from .output import ConnectionCut, Unreachable
+from .root import KEY_META
 
 if TYPE_CHECKING:
     import httpx

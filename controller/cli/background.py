@@ -6,11 +6,11 @@ from collections.abc import Mapping
 
 import msgspec
 
-from fleetstart.controller.cli import output
-from fleetstart.controller.cli.api_client import Server, error_of
-from fleetstart.controller.cli.commands.invocations import show, write_result
-from fleetstart.controller.cli.waiting import ended
-from fleetstart.controller.schemas.invocations import InvocationInfo
+from ..schemas.invocations import InvocationInfo
+from . import output
+from .api_client import Server, error_of
+from .commands.invocations import show, write_result
+from .waiting import ended
 
 
 def call(

@@ -9,9 +9,10 @@ import shlex
 
 import msgspec
 
-from fleetstart.controller.cli.api_client import Address
-from fleetstart.controller.schemas.examples import example
 from fleetstart.runtime.contract.function.interface import Interface
+
+from ..schemas.examples import example
+from .api_client import Address
 
 EXAMPLE_MAX_CHARS = 200
 """Longer ones are for `openapi.json`."""

@@ -6,7 +6,7 @@ import time
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from fleetstart.controller.cli import output
+from . import output
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID

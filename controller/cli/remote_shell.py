@@ -23,8 +23,6 @@ import msgspec
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus
 
-from fleetstart.controller.cli.api_client import LOOPBACK, Address, error_of
-from fleetstart.controller.cli.output import Unreachable
 from fleetstart.runtime.contract.errors import FleetError, WorkerLost
 from fleetstart.runtime.contract.node.shell import (
     CHUNK_BYTES,
@@ -36,6 +34,9 @@ from fleetstart.runtime.contract.node.shell import (
     Start,
     read_exit,
 )
+
+from .api_client import LOOPBACK, Address, error_of
+from .output import Unreachable
 
 OPEN_S = 600.0
 """The server has limits of its own on the start of a worker, and says what went wrong; this is for one that is dead."""

@@ -13,8 +13,9 @@ from typing import Any, TypeVar
 
 import click
 
-from fleetstart.controller.cli.output import EXIT_CODES, FAILED, INTERRUPTED, OK, USAGE, exit_code, show_error
 from fleetstart.runtime.contract.errors import FleetError
+
+from .output import EXIT_CODES, FAILED, INTERRUPTED, OK, USAGE, exit_code, show_error
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fleetstart.controller.schemas.functions import Traffic
+from ..schemas.functions import Traffic
 
 
 def reference(text: str) -> int | str:

@@ -8,12 +8,13 @@ from urllib.parse import quote
 
 import msgspec
 
-from fleetstart.controller.cli import output
-from fleetstart.controller.cli.api_client import Server
-from fleetstart.controller.schemas.functions import Deployed, Traffic
 from fleetstart.runtime.contract.billing.ledger import LogLine
 from fleetstart.runtime.contract.errors import FleetError, Unavailable, error_from
 from fleetstart.runtime.contract.ids import Version
+
+from ..schemas.functions import Deployed, Traffic
+from . import output
+from .api_client import Server
 
 POLL_S = 0.1
 TELL_S = 1.0

@@ -7,9 +7,10 @@ from urllib.parse import quote
 
 import msgspec
 
-from fleetstart.controller.cli.api_client import Server, error_of
-from fleetstart.controller.schemas.invocations import InvocationInfo
 from fleetstart.runtime.contract.errors import DeadlineExceeded
+
+from ..schemas.invocations import InvocationInfo
+from .api_client import Server, error_of
 
 ENDED = frozenset(("succeeded", "failed", "cancelled", "expired"))
 ASK_S = 20

@@ -11,30 +11,31 @@ import logging
 import time
 from collections.abc import Callable
 
-from fleetstart.controller.billing.ledger_writer import LedgerWriter
-from fleetstart.controller.billing.watch import BillingWatch
-from fleetstart.controller.gateway.admission.admission import Doorkeeper
-from fleetstart.controller.gateway.admission.feasibility import Prospects
-from fleetstart.controller.gateway.admission.wait_predictor import Waits
-from fleetstart.controller.gateway.call_recorder import Books
-from fleetstart.controller.gateway.client_disconnect import ClientWatch
-from fleetstart.controller.gateway.dispatch.backend import Call, Route
-from fleetstart.controller.gateway.dispatch.call_summary import answer_error
-from fleetstart.controller.gateway.dispatch.invoker import Invoker
-from fleetstart.controller.gateway.dispatch.response_relay import Answers, Cut
-from fleetstart.controller.gateway.dispatch.slots import Seating
-from fleetstart.controller.gateway.dispatch.upstream import open_session
-from fleetstart.controller.gateway.router import RouteTable
-from fleetstart.controller.gateway.websockets import Sockets
-from fleetstart.controller.http.asgi import Receive, Scope, Send
-from fleetstart.controller.http.headers import request_headers, sane_request_id
-from fleetstart.controller.http.invoke_url import Target, parse_target
-from fleetstart.controller.http.request_body import ClientGone, header, read_body, refuse_unread
-from fleetstart.controller.state.sync import State
 from fleetstart.runtime.contract.errors import DeadlineExceeded, FleetError, Unavailable
 from fleetstart.runtime.contract.ids import InvocationId, new_invocation_id
 from fleetstart.runtime.contract.node.reports import GatewayReport
 from fleetstart.runtime.contract.worker_headers import PROGRESS_HEADER
+
+from ..billing.ledger_writer import LedgerWriter
+from ..billing.watch import BillingWatch
+from ..http.asgi import Receive, Scope, Send
+from ..http.headers import request_headers, sane_request_id
+from ..http.invoke_url import Target, parse_target
+from ..http.request_body import ClientGone, header, read_body, refuse_unread
+from ..state.sync import State
+from .admission.admission import Doorkeeper
+from .admission.feasibility import Prospects
+from .admission.wait_predictor import Waits
+from .call_recorder import Books
+from .client_disconnect import ClientWatch
+from .dispatch.backend import Call, Route
+from .dispatch.call_summary import answer_error
+from .dispatch.invoker import Invoker
+from .dispatch.response_relay import Answers, Cut
+from .dispatch.slots import Seating
+from .dispatch.upstream import open_session
+from .router import RouteTable
+from .websockets import Sockets
 
 log = logging.getLogger(__name__)
 

@@ -6,12 +6,13 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from fleetstart.controller.billing.ledger_writer import LedgerWriter
-from fleetstart.controller.gateway.dispatch.backend import Call, Route
-from fleetstart.controller.gateway.dispatch.call_summary import first_answer, trace_of
-from fleetstart.controller.state.view import View
 from fleetstart.runtime.contract.billing.ledger import OpenInvocation
 from fleetstart.runtime.contract.errors import DeadlineExceeded, FleetError
+
+from ..billing.ledger_writer import LedgerWriter
+from ..state.view import View
+from .dispatch.backend import Call, Route
+from .dispatch.call_summary import first_answer, trace_of
 
 REST_S = 0.1
 """After the last call of a version, until the scheduler hears that it has none: another may be about to come."""

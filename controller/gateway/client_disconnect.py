@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from fleetstart.controller.gateway.dispatch.backend import Call
-from fleetstart.controller.http.asgi import Receive
+from ..http.asgi import Receive
+from .dispatch.backend import Call
 
 WATCH_AFTER_S = 0.05
 """Calls that take longer are watched; shorter ones end before it would matter."""

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 
-from fleetstart.controller.http.asgi import Message, RawHeaders, Receive, Scope, Send, respond_error
-from fleetstart.controller.http.invoke_url import parse_target
-from fleetstart.controller.http.request_body import header
-from fleetstart.controller.state.records import VersionKey
-from fleetstart.controller.state.traffic import pointed
-from fleetstart.controller.state.view import View
 from fleetstart.runtime.contract.errors import NotFound, Refused
+
+from ..http.asgi import Message, RawHeaders, Receive, Scope, Send, respond_error
+from ..http.invoke_url import parse_target
+from ..http.request_body import header
+from ..state.records import VersionKey
+from ..state.traffic import pointed
+from ..state.view import View
 
 MAX_AGE_S = 600
 """How long a browser keeps the answer to a preflight."""

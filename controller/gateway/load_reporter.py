@@ -13,11 +13,12 @@ import time
 
 import msgspec
 
-from fleetstart.controller.gateway.app import Gateway
-from fleetstart.controller.state.redis_client import REDIS_DOWN
-from fleetstart.controller.state.sync import State
 from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.node.reports import GatewayReport
+
+from ..state.redis_client import REDIS_DOWN
+from ..state.sync import State
+from .app import Gateway
 
 log = logging.getLogger(__name__)
 

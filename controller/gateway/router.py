@@ -11,19 +11,20 @@ import difflib
 import time
 from collections.abc import Iterator
 
-from fleetstart.controller.gateway.admission.feasibility import Prospects
-from fleetstart.controller.gateway.admission.wait_predictor import Waits
-from fleetstart.controller.gateway.dispatch.backend import Route
-from fleetstart.controller.http.invoke_url import Target
-from fleetstart.controller.scheduler.worker_pool import broken
-from fleetstart.controller.state.records import FunctionRecord, VersionKey, VersionRecord
-from fleetstart.controller.state.redis_client import REDIS_DOWN
-from fleetstart.controller.state.sync import State
-from fleetstart.controller.state.traffic import chosen
 from fleetstart.runtime.contract.errors import NotFound, Unavailable
 from fleetstart.runtime.contract.ids import FunctionName, Version, WorkerId
 from fleetstart.runtime.contract.node.orders import FINAL, WorkerStatus
 from fleetstart.runtime.contract.node.reports import GatewayReport
+
+from ..http.invoke_url import Target
+from ..scheduler.worker_pool import broken
+from ..state.records import FunctionRecord, VersionKey, VersionRecord
+from ..state.redis_client import REDIS_DOWN
+from ..state.sync import State
+from ..state.traffic import chosen
+from .admission.feasibility import Prospects
+from .admission.wait_predictor import Waits
+from .dispatch.backend import Route
 
 LAST_WORDS_S = 1.0
 """How long to wait for the node to tell why a worker died."""

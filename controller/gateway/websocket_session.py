@@ -8,10 +8,11 @@ from typing import Any, NamedTuple
 
 import aiohttp
 
-from fleetstart.controller.gateway.dispatch.backend import Call, Route
-from fleetstart.controller.http.asgi import RawHeaders, Receive, Scope, Send, error_headers, error_json
 from fleetstart.runtime.contract.errors import DeadlineExceeded, FleetError, WorkerLost
 from fleetstart.runtime.contract.worker_headers import SOCKET_LATE
+
+from ..http.asgi import RawHeaders, Receive, Scope, Send, error_headers, error_json
+from .dispatch.backend import Call, Route
 
 IDLE_S = 300.0
 CLOSE_S = 2.0

@@ -18,18 +18,6 @@ from typing import Any
 import aiohttp
 from yarl import URL
 
-from fleetstart.controller.billing.watch import BillingWatch
-from fleetstart.controller.gateway.admission.admission import Doorkeeper
-from fleetstart.controller.gateway.call_recorder import Books
-from fleetstart.controller.gateway.dispatch.backend import BUSY_NS, SUSPECT_NS, Call, Worker
-from fleetstart.controller.gateway.dispatch.call_summary import own_headers
-from fleetstart.controller.gateway.dispatch.slots import DEATHS_ALLOWED, Seating
-from fleetstart.controller.gateway.router import RouteTable
-from fleetstart.controller.gateway.websocket_session import CLOSE_S, LOST, Close, Socket, deny, sendable, settled
-from fleetstart.controller.http.asgi import Receive, Scope, Send
-from fleetstart.controller.http.headers import request_headers, sane_request_id
-from fleetstart.controller.http.invoke_url import parse_target
-from fleetstart.controller.http.request_body import header
 from fleetstart.runtime.contract.errors import DeadlineExceeded, FleetError, Unavailable, WorkerLost
 from fleetstart.runtime.contract.ids import InvocationId, new_invocation_id
 from fleetstart.runtime.contract.worker_headers import (
@@ -39,6 +27,19 @@ from fleetstart.runtime.contract.worker_headers import (
     REQUEST_HEADER,
     TOKEN_HEADER,
 )
+
+from ..billing.watch import BillingWatch
+from ..http.asgi import Receive, Scope, Send
+from ..http.headers import request_headers, sane_request_id
+from ..http.invoke_url import parse_target
+from ..http.request_body import header
+from .admission.admission import Doorkeeper
+from .call_recorder import Books
+from .dispatch.backend import BUSY_NS, SUSPECT_NS, Call, Worker
+from .dispatch.call_summary import own_headers
+from .dispatch.slots import DEATHS_ALLOWED, Seating
+from .router import RouteTable
+from .websocket_session import CLOSE_S, LOST, Close, Socket, deny, sendable, settled
 
 log = logging.getLogger(__name__)
 HEARTBEAT_S = 20.0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from fleetstart.controller.http.confining import confined
 from fleetstart.runtime.contract.worker_headers import (
     ATTEMPT_HEADER,
     BUSY_HEADER,
@@ -15,6 +14,8 @@ from fleetstart.runtime.contract.worker_headers import (
     PROGRESS_HEADER,
     TOKEN_HEADER,
 )
+
+from .confining import confined
 
 HOP_BY_HOP = frozenset(
     ("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection",

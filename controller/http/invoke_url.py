@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import NamedTuple
 from urllib.parse import unquote
 
-from fleetstart.controller.state.records import LIVE
 from fleetstart.runtime.contract.ids import FunctionName, Version
+
+from ..state.records import LIVE
 
 PREFIX = "/fn/"
 

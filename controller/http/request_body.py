@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
-from fleetstart.controller.http.asgi import Receive, Scope, Send, respond_error
 from fleetstart.runtime.contract.errors import FleetError, TooLarge
+
+from .asgi import Receive, Scope, Send, respond_error
 
 MIB = 1024 * 1024
 LINGER_S = 2.0

@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from fleetstart.controller.billing.archive_format import Entry
 from fleetstart.runtime.contract.billing.ledger import InvocationRow
 from fleetstart.runtime.contract.ids import FunctionName
+
+from ..billing.archive_format import Entry
 
 BUCKET_MS = 10_000
 WINDOW_MS = 300_000

@@ -10,10 +10,11 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable
 from typing import Any, Generic, TypeVar
 
-from fleetstart.controller.observability.prometheus import Family, Histogram
 from fleetstart.runtime.contract.billing.ledger import InvocationTrace
 from fleetstart.runtime.contract.ids import FunctionName
 from fleetstart.runtime.contract.timeline import Phase
+
+from .prometheus import Family, Histogram
 
 SERIES_MAX = 2000
 CALL_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)

@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from fleetstart.controller.observability.prometheus import Family
-from fleetstart.controller.schemas.functions import BudgetInfo
-from fleetstart.controller.state.view import View
 from fleetstart.runtime.contract.node.orders import WorkerStatus
 from fleetstart.runtime.contract.node.reports import NodeReport
+
+from ..schemas.functions import BudgetInfo
+from ..state.view import View
+from .prometheus import Family
 
 
 def families(view: View, budgets: Iterable[BudgetInfo], now_unix_ms: int, now_ns: int) -> list[Family]:

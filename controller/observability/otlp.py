@@ -21,9 +21,10 @@ from opentelemetry.sdk.trace.export import SpanExportResult
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags, TraceState
 
-from fleetstart.controller.observability.prometheus import Family
-from fleetstart.controller.observability.spans import Kind, Service, Span, spans_of
 from fleetstart.runtime.contract.billing.ledger import InvocationTrace
+
+from .prometheus import Family
+from .spans import Kind, Service, Span, spans_of
 
 log = logging.getLogger(__name__)
 

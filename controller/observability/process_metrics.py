@@ -10,7 +10,7 @@ from collections.abc import Callable
 from importlib.metadata import version as installed_version
 from pathlib import Path
 
-from fleetstart.controller.observability.prometheus import Family, Histogram
+from .prometheus import Family, Histogram
 
 EVERY_S = 0.1
 LAG_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5)

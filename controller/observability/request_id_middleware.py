@@ -10,16 +10,17 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from secrets import token_hex
 
-from fleetstart.controller.http.asgi import Message, Receive, Scope, Send
-from fleetstart.controller.http.headers import sane_request_id
-from fleetstart.controller.http.invoke_url import PREFIX
-from fleetstart.controller.http.request_context import REQUEST, TRACE, trace_context, traceparent
 from fleetstart.runtime.contract.worker_headers import (
     ERROR_HEADER,
     REQUEST_HEADER,
     TRACEPARENT_HEADER,
     TRACESTATE_HEADER,
 )
+
+from ..http.asgi import Message, Receive, Scope, Send
+from ..http.headers import sane_request_id
+from ..http.invoke_url import PREFIX
+from ..http.request_context import REQUEST, TRACE, trace_context, traceparent
 
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 

@@ -5,12 +5,12 @@ report and orders with `nodes.node_state`, and what was decided is printed by `e
 of plans onto workers are the reconciler's affair. Source: HydraServe sections 4, 5 and 6.1.
 """
 
-from fleetstart.controller.planner.checkpoint_layout import Shape, shape_of
-from fleetstart.controller.planner.cluster import Cluster
-from fleetstart.controller.planner.node_state import Held, NodeState, OrderSeen, node_state, with_stage
-from fleetstart.controller.planner.plans import Considered, Plan, StagePlan
-from fleetstart.controller.planner.request import PlanRequest
-from fleetstart.controller.planner.selection import plan
+from .checkpoint_layout import Shape, shape_of
+from .cluster import Cluster
+from .node_state import Held, NodeState, OrderSeen, node_state, with_stage
+from .plans import Considered, Plan, StagePlan
+from .request import PlanRequest
+from .selection import plan
 
 __all__ = [
     "Cluster",

@@ -12,8 +12,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from fleetstart.controller.planner.checkpoint_layout import Cut
-from fleetstart.controller.planner.latency_model import (
+from .checkpoint_layout import Cut
+from .latency_model import (
     StageTimes,
     cost_gib_s,
     ready_overlapped_s,
@@ -22,8 +22,8 @@ from fleetstart.controller.planner.latency_model import (
     ttft_s,
     work,
 )
-from fleetstart.controller.planner.node_filter import Fetch, Seat, missing_bytes
-from fleetstart.controller.planner.request import PlanRequest
+from .node_filter import Fetch, Seat, missing_bytes
+from .request import PlanRequest
 
 SHARING = 2.0
 """What a worker's memory counts on a node with others, against one on a free device: it slows them, and they it."""

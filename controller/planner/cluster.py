@@ -14,11 +14,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
 
-from fleetstart.controller.planner.checkpoint_layout import EVERY_LAYER
-from fleetstart.controller.planner.constraints import ANYWHERE, Wanted, admits
-from fleetstart.controller.planner.contention import Link
-from fleetstart.controller.planner.node_state import Held, NodeState
 from fleetstart.runtime.contract.ids import CheckpointId, NodeId
+
+from .checkpoint_layout import EVERY_LAYER
+from .constraints import ANYWHERE, Wanted, admits
+from .contention import Link
+from .node_state import Held, NodeState
 
 HOLDERS = 16
 """Of one checkpoint that a decision looks at: twice the stages of the largest group. A popular one is everywhere."""

@@ -15,8 +15,9 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from fleetstart.controller.planner.error_margins import UNKNOWN, Kind, Margins, common, with_ratio
 from fleetstart.runtime.contract.timeline import Timeline
+
+from .error_margins import UNKNOWN, Kind, Margins, common, with_ratio
 
 SMOOTHING = 0.2
 """Of a new sample once there are some: ten starts outweigh what was before, one outlier moves nothing far."""

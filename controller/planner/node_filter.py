@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from fleetstart.controller.planner.checkpoint_layout import EVERY_LAYER, Cut, Shape
-from fleetstart.controller.planner.cluster import Cluster, Now
-from fleetstart.controller.planner.node_state import Held
-from fleetstart.controller.planner.request import PlanRequest
+from .checkpoint_layout import EVERY_LAYER, Cut, Shape
+from .cluster import Cluster, Now
+from .node_state import Held
+from .request import PlanRequest
 
 
 class Seat:

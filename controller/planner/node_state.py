@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from fleetstart.controller.planner.checkpoint_layout import EVERY_LAYER, Shape, layer_set
-from fleetstart.controller.planner.contention import NEVER, Fetching, Link
-from fleetstart.controller.planner.estimates import NodeMeasures
-from fleetstart.controller.planner.plans import StagePlan
 from fleetstart.runtime.contract.ids import CheckpointId, NodeId, WorkerId
 from fleetstart.runtime.contract.node.orders import FINAL, WorkerOrder, WorkerStatus
 from fleetstart.runtime.contract.node.reports import NodeReport, SegmentReport
+
+from .checkpoint_layout import EVERY_LAYER, Shape, layer_set
+from .contention import NEVER, Fetching, Link
+from .estimates import NodeMeasures
+from .plans import StagePlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from fleetstart.controller.planner.estimates import relative_error
-from fleetstart.controller.planner.plans import Considered, Plan, StagePlan
+from .estimates import relative_error
+from .plans import Considered, Plan, StagePlan
 
 MIB = 1024 * 1024
 

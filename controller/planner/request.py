@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fleetstart.controller.planner.checkpoint_layout import Cut, Shape
-from fleetstart.controller.planner.constraints import ANYWHERE, Wanted
-from fleetstart.controller.planner.error_margins import UNKNOWN, Margins
-from fleetstart.controller.planner.estimates import VersionMeasures
 from fleetstart.runtime.contract.function.spec import SLO
 from fleetstart.runtime.contract.ids import CheckpointId, FunctionName
+
+from .checkpoint_layout import Cut, Shape
+from .constraints import ANYWHERE, Wanted
+from .error_margins import UNKNOWN, Margins
+from .estimates import VersionMeasures
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

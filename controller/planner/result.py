@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from fleetstart.controller.planner.candidates import Candidate, Lack
-from fleetstart.controller.planner.cluster import Cluster
-from fleetstart.controller.planner.constraints import admits, lack
-from fleetstart.controller.planner.contention import NEVER
-from fleetstart.controller.planner.plans import Considered, Plan, StagePlan
-from fleetstart.controller.planner.request import PlanRequest
 from fleetstart.runtime.contract.errors import Unavailable
 from fleetstart.runtime.contract.function.spec import MIB
+
+from .candidates import Candidate, Lack
+from .cluster import Cluster
+from .constraints import admits, lack
+from .contention import NEVER
+from .plans import Considered, Plan, StagePlan
+from .request import PlanRequest
 
 
 class Choice(NamedTuple):

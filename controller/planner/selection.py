@@ -15,13 +15,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from fleetstart.controller.planner.candidates import Candidate, Lack, Search
-from fleetstart.controller.planner.cluster import Cluster
-from fleetstart.controller.planner.contention import NEVER, Link
-from fleetstart.controller.planner.node_filter import find_seats
-from fleetstart.controller.planner.plans import Considered, Plan
-from fleetstart.controller.planner.request import PlanRequest
-from fleetstart.controller.planner.result import Choice, later, none, planned
+from .candidates import Candidate, Lack, Search
+from .cluster import Cluster
+from .contention import NEVER, Link
+from .node_filter import find_seats
+from .plans import Considered, Plan
+from .request import PlanRequest
+from .result import Choice, later, none, planned
 
 SIZE_USUAL = 4
 """Beyond it a group gains little and takes many devices (HydraServe section 4.1)."""

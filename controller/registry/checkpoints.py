@@ -14,9 +14,6 @@ from collections.abc import Collection, Iterable
 
 import msgspec
 
-from fleetstart.controller.registry.registry import Registry
-from fleetstart.controller.schemas.functions import CheckpointInfo
-from fleetstart.controller.storage.object_store import CHECKPOINTS, ObjectStore, StoredObject, is_checkpoint
 from fleetstart.runtime.contract.errors import CheckpointInvalid, FleetError, NotFound, Refused
 from fleetstart.runtime.contract.ids import CheckpointId
 from fleetstart.runtime.contract.weights.adapters import is_adapter
@@ -28,6 +25,10 @@ from fleetstart.runtime.contract.weights.manifest import (
     checkpoint_key,
     read_manifest,
 )
+
+from ..schemas.functions import CheckpointInfo
+from ..storage.object_store import CHECKPOINTS, ObjectStore, StoredObject, is_checkpoint
+from .registry import Registry
 
 log = logging.getLogger(__name__)
 

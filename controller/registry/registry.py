@@ -14,12 +14,6 @@ from typing import cast
 
 import msgspec
 
-from fleetstart.controller.registry.deletion_guard import Removals
-from fleetstart.controller.state import traffic as versions
-from fleetstart.controller.state.records import LIVE, FunctionRecord, Rollout, VersionKey, VersionRecord
-from fleetstart.controller.state.redis_client import Script
-from fleetstart.controller.state.sync import State
-from fleetstart.controller.storage.object_store import ObjectStore, read_file, require_bundle, require_checkpoint
 from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.errors import InvalidSpec, NotFound, Unavailable
 from fleetstart.runtime.contract.function.spec import FunctionSpec, spec_digest
@@ -27,6 +21,13 @@ from fleetstart.runtime.contract.ids import CheckpointId, FunctionName, Version
 from fleetstart.runtime.contract.weights.adapters import is_adapter, require_fit
 from fleetstart.runtime.contract.weights.lora import CONFIG, CONFIG_MAX_BYTES, read_adapter
 from fleetstart.runtime.contract.weights.stage import Layout, layout_of
+
+from ..state import traffic as versions
+from ..state.records import LIVE, FunctionRecord, Rollout, VersionKey, VersionRecord
+from ..state.redis_client import Script
+from ..state.sync import State
+from ..storage.object_store import ObjectStore, read_file, require_bundle, require_checkpoint
+from .deletion_guard import Removals
 
 TRIES = 20
 """Deploys of one function at the same moment, each losing to another: more is a bug."""

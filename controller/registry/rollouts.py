@@ -17,21 +17,22 @@ from typing import Literal
 import aiohttp
 from yarl import URL
 
-from fleetstart.controller.gateway.admission.feasibility import UNPLACED_NS
-from fleetstart.controller.gateway.dispatch.upstream import open_session
-from fleetstart.controller.registry.registry import Registry
-from fleetstart.controller.scheduler.loop import Scheduler
-from fleetstart.controller.scheduler.worker_pool import broken
-from fleetstart.controller.state import traffic as versions
-from fleetstart.controller.state.records import Failure, FunctionRecord, Rollout, VersionKey, VersionRecord
-from fleetstart.controller.state.redis_client import REDIS_DOWN
-from fleetstart.controller.state.sync import State
-from fleetstart.controller.state.view import View
 from fleetstart.runtime.contract.errors import ErrorInfo, FleetError, StartFailed
 from fleetstart.runtime.contract.function.spec import FunctionSpec
 from fleetstart.runtime.contract.ids import WorkerId, new_invocation_id
 from fleetstart.runtime.contract.node.orders import WorkerStatus
 from fleetstart.runtime.contract.worker_headers import CONTINUE_HEADER, DEADLINE_HEADER, REQUEST_HEADER, TOKEN_HEADER
+
+from ..gateway.admission.feasibility import UNPLACED_NS
+from ..gateway.dispatch.upstream import open_session
+from ..scheduler.loop import Scheduler
+from ..scheduler.worker_pool import broken
+from ..state import traffic as versions
+from ..state.records import Failure, FunctionRecord, Rollout, VersionKey, VersionRecord
+from ..state.redis_client import REDIS_DOWN
+from ..state.sync import State
+from ..state.view import View
+from .registry import Registry
 
 log = logging.getLogger(__name__)
 

@@ -12,9 +12,15 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from fleetstart.controller.planner import Plan, StagePlan
-from fleetstart.controller.planner.error_margins import Kind
-from fleetstart.controller.planner.estimates import (
+from fleetstart.runtime.contract import redis_keys as keys
+from fleetstart.runtime.contract.ids import NodeId
+from fleetstart.runtime.contract.node.orders import WorkerOrder, WorkerStatus
+from fleetstart.runtime.contract.node.reports import NodeReport
+from fleetstart.runtime.contract.node.speed import Speed
+
+from ..planner import Plan, StagePlan
+from ..planner.error_margins import Kind
+from ..planner.estimates import (
     NodeMeasures,
     Start,
     VersionMeasures,
@@ -24,14 +30,9 @@ from fleetstart.controller.planner.estimates import (
     observe_start_on_node,
     start_of,
 )
-from fleetstart.controller.state.records import StartOutcome, VersionKey, parse_version_key
-from fleetstart.controller.state.traffic import needed
-from fleetstart.controller.state.view import View
-from fleetstart.runtime.contract import redis_keys as keys
-from fleetstart.runtime.contract.ids import NodeId
-from fleetstart.runtime.contract.node.orders import WorkerOrder, WorkerStatus
-from fleetstart.runtime.contract.node.reports import NodeReport
-from fleetstart.runtime.contract.node.speed import Speed
+from ..state.records import StartOutcome, VersionKey, parse_version_key
+from ..state.traffic import needed
+from ..state.view import View
 
 Measures = tuple[NodeMeasures, VersionMeasures]
 

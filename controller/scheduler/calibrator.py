@@ -15,9 +15,17 @@ from typing import Any, cast
 
 import msgspec
 
-from fleetstart.controller.planner import Plan
-from fleetstart.controller.planner.estimates import NodeMeasures, VersionMeasures, node_prior, version_prior
-from fleetstart.controller.scheduler.calibration import (
+from fleetstart.runtime.contract import redis_keys as keys
+from fleetstart.runtime.contract.ids import PipelineId, WorkerId
+from fleetstart.runtime.contract.node.orders import WorkerOrder, WorkerStatus
+from fleetstart.runtime.contract.node.reports import NodeReport
+
+from ..planner import Plan
+from ..planner.estimates import NodeMeasures, VersionMeasures, node_prior, version_prior
+from ..state.records import StartOutcome, VersionKey
+from ..state.redis_client import REDIS_DOWN, Script
+from ..state.sync import State
+from .calibration import (
     NOT_YET,
     Readied,
     SpeedsSeen,
@@ -30,14 +38,7 @@ from fleetstart.controller.scheduler.calibration import (
     sharers,
     stage_of,
 )
-from fleetstart.controller.scheduler.leader import PLAN_KEPT_S
-from fleetstart.controller.state.records import StartOutcome, VersionKey
-from fleetstart.controller.state.redis_client import REDIS_DOWN, Script
-from fleetstart.controller.state.sync import State
-from fleetstart.runtime.contract import redis_keys as keys
-from fleetstart.runtime.contract.ids import PipelineId, WorkerId
-from fleetstart.runtime.contract.node.orders import WorkerOrder, WorkerStatus
-from fleetstart.runtime.contract.node.reports import NodeReport
+from .leader import PLAN_KEPT_S
 
 log = logging.getLogger(__name__)
 

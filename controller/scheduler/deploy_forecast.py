@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import msgspec
 
-from fleetstart.controller.planner.report import Explanation, Outcome, explained
-from fleetstart.controller.scheduler.planning import cluster_of, planned, request_of
-from fleetstart.controller.state.records import VersionKey, VersionRecord
-from fleetstart.controller.state.view import View
 from fleetstart.runtime.contract.errors import InvalidSpec
 from fleetstart.runtime.contract.function.spec import FunctionSpec
 from fleetstart.runtime.contract.ids import Version
 from fleetstart.runtime.contract.weights.stage import Layout
+
+from ..planner.report import Explanation, Outcome, explained
+from ..state.records import VersionKey, VersionRecord
+from ..state.view import View
+from .planning import cluster_of, planned, request_of
 
 SIZE_MAX_BYTES = 1 << 50
 

@@ -7,10 +7,11 @@ import asyncio
 import msgspec
 import redis.asyncio as redis
 
-from fleetstart.controller.scheduler.reconcile import Step
-from fleetstart.controller.state.redis_client import Script
-from fleetstart.controller.state.view import View
 from fleetstart.runtime.contract import redis_keys as keys
+
+from ..state.redis_client import Script
+from ..state.view import View
+from .reconcile import Step
 
 PLAN_KEPT_S = 24 * 3600
 """As long as traces."""

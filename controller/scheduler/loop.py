@@ -12,14 +12,15 @@ import logging
 import time
 from collections.abc import Callable
 
-from fleetstart.controller.billing.ledger_writer import LedgerWriter
-from fleetstart.controller.scheduler.leader import Leading
-from fleetstart.controller.scheduler.reconcile import Reconciler, Step
-from fleetstart.controller.state.records import VersionKey
-from fleetstart.controller.state.redis_client import REDIS_DOWN
 from fleetstart.runtime.contract.errors import ErrorInfo
 from fleetstart.runtime.contract.node.orders import WorkerOrder
 from fleetstart.runtime.contract.process.tasks import together
+
+from ..billing.ledger_writer import LedgerWriter
+from ..state.records import VersionKey
+from ..state.redis_client import REDIS_DOWN
+from .leader import Leading
+from .reconcile import Reconciler, Step
 
 log = logging.getLogger(__name__)
 

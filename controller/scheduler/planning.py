@@ -10,7 +10,12 @@ from dataclasses import dataclass
 
 import msgspec
 
-from fleetstart.controller.planner import (
+from fleetstart.runtime.contract.function.spec import FunctionSpec
+from fleetstart.runtime.contract.ids import CheckpointId, NodeId, PipelineId, WorkerId, new_pipeline_id, new_worker_id
+from fleetstart.runtime.contract.node.orders import WorkerOrder
+from fleetstart.runtime.contract.weights.stage import Stage
+
+from ..planner import (
     Cluster,
     OrderSeen,
     Plan,
@@ -21,22 +26,11 @@ from fleetstart.controller.planner import (
     shape_of,
     with_stage,
 )
-from fleetstart.controller.planner.constraints import wanted_by
-from fleetstart.controller.planner.error_margins import margins
-from fleetstart.controller.planner.estimates import (
-    NodeMeasures,
-    Others,
-    VersionMeasures,
-    informed,
-    node_prior,
-    version_prior,
-)
-from fleetstart.controller.state.records import VersionKey, VersionRecord
-from fleetstart.controller.state.view import View
-from fleetstart.runtime.contract.function.spec import FunctionSpec
-from fleetstart.runtime.contract.ids import CheckpointId, NodeId, PipelineId, WorkerId, new_pipeline_id, new_worker_id
-from fleetstart.runtime.contract.node.orders import WorkerOrder
-from fleetstart.runtime.contract.weights.stage import Stage
+from ..planner.constraints import wanted_by
+from ..planner.error_margins import margins
+from ..planner.estimates import NodeMeasures, Others, VersionMeasures, informed, node_prior, version_prior
+from ..state.records import VersionKey, VersionRecord
+from ..state.view import View
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

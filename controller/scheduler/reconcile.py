@@ -15,23 +15,24 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from fleetstart.controller.planner import Cluster, Plan, Shape
-from fleetstart.controller.planner.estimates import Others, others_of
-from fleetstart.controller.planner.selection import SIZE_USUAL
-from fleetstart.controller.scheduler.autoscale import Window
-from fleetstart.controller.scheduler.pipelines import grown, is_helper, tend
-from fleetstart.controller.scheduler.planning import NEW_IDS, NewIds, cluster_of, orders_of, planned, request_of, take
-from fleetstart.controller.scheduler.window import Arrivals, growing, needed
-from fleetstart.controller.scheduler.worker_pool import Decision, Member, decide
-from fleetstart.controller.state.records import Failure, VersionKey, VersionRecord, parse_version_key
-from fleetstart.controller.state.traffic import in_service, scale_of
-from fleetstart.controller.state.traffic import needed as needed_of
-from fleetstart.controller.state.view import View
 from fleetstart.runtime.contract.errors import ErrorInfo
 from fleetstart.runtime.contract.function.spec import FunctionSpec
 from fleetstart.runtime.contract.ids import CheckpointId, WorkerId
 from fleetstart.runtime.contract.node.orders import WorkerOrder
 from fleetstart.runtime.contract.node.reports import FunctionLoad
+
+from ..planner import Cluster, Plan, Shape
+from ..planner.estimates import Others, others_of
+from ..planner.selection import SIZE_USUAL
+from ..state.records import Failure, VersionKey, VersionRecord, parse_version_key
+from ..state.traffic import in_service, scale_of
+from ..state.traffic import needed as needed_of
+from ..state.view import View
+from .autoscale import Window
+from .pipelines import grown, is_helper, tend
+from .planning import NEW_IDS, NewIds, cluster_of, orders_of, planned, request_of, take
+from .window import Arrivals, growing, needed
+from .worker_pool import Decision, Member, decide
 
 NO_LOAD = FunctionLoad(0, 0)
 WAITED_LEAST_S = 0.05

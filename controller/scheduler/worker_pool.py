@@ -12,11 +12,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from fleetstart.controller.state.records import Failure
 from fleetstart.runtime.contract.errors import ErrorInfo, StartFailed, WorkerLost, error_from
 from fleetstart.runtime.contract.function.spec import FunctionSpec
 from fleetstart.runtime.contract.ids import WorkerId
 from fleetstart.runtime.contract.node.orders import FINAL, WorkerState
+
+from ..state.records import Failure
 
 FAILURES_TO_BREAK = 3
 BACKOFF_FIRST_MS = 500

@@ -43,7 +43,7 @@
 
 Async invocations, webhooks and schedules are in `invocations.resources`.
 Errors are ErrorBody with the status of the error's class.
-"""
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -51,13 +51,14 @@ from typing import Literal
 
 import msgspec
 
-from fleetstart.controller.state.records import Scaled
 from fleetstart.runtime.contract.billing.ledger import LedgerRow
 from fleetstart.runtime.contract.errors import ErrorInfo
 from fleetstart.runtime.contract.function.spec import FunctionSpec, Limits, Scale
 from fleetstart.runtime.contract.ids import CheckpointId, FunctionName, Version
 from fleetstart.runtime.contract.node.orders import WorkerStatus
 from fleetstart.runtime.contract.node.reports import NodeReport
+
+from ..state.records import Scaled
 
 
 class Deployed(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,17 +14,18 @@
 | GET /api/v1/webhooks/secret?project=default | | WebhookSecret; made when it is first asked for |
 | POST /api/v1/webhooks/secret?project=default | | WebhookSecret; another one from now on |
 | GET /api/v1/schedules | | [ScheduleInfo] |
-"""
+"""  # noqa: E501
 
 from __future__ import annotations
 
 import msgspec
 
-from fleetstart.controller.state.invocation_records import Delivery, Moment, Origin, Status, Told
 from fleetstart.runtime.contract.billing.ledger import InvocationRow
 from fleetstart.runtime.contract.errors import ErrorInfo
 from fleetstart.runtime.contract.ids import FunctionName, InvocationId
 from fleetstart.runtime.contract.timeline import Timeline
+
+from ..state.invocation_records import Delivery, Moment, Origin, Status, Told
 
 RESULT_INLINE_BYTES = 64 * 1024
 """JSON answers up to this stand in the invocation itself."""

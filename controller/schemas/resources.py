@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import msgspec
 
-from fleetstart.controller.state.access_records import Quotas, Right
+from ..state.access_records import Quotas, Right
 
 
 class NewKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -20,19 +20,6 @@ from urllib.parse import parse_qs
 import aiohttp
 import msgspec
 
-from fleetstart.controller.auth.authorize import Caller
-from fleetstart.controller.auth.middleware import CALLER
-from fleetstart.controller.gateway.websocket_session import CLOSE_S, deny
-from fleetstart.controller.gateway.websockets import HEARTBEAT_S
-from fleetstart.controller.http.asgi import Receive, Scope, Send
-from fleetstart.controller.http.headers import sane_request_id
-from fleetstart.controller.http.request_body import header
-from fleetstart.controller.planner.constraints import admits, lack, wanted_by
-from fleetstart.controller.shell.session import Session
-from fleetstart.controller.state.records import LIVE, VersionKey, VersionRecord
-from fleetstart.controller.state.redis_client import REDIS_DOWN
-from fleetstart.controller.state.sync import State
-from fleetstart.controller.state.traffic import pointed
 from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.errors import (
     FleetError,
@@ -50,6 +37,20 @@ from fleetstart.runtime.contract.node.orders import FINAL, WorkerOrder, WorkerSt
 from fleetstart.runtime.contract.node.reports import NodeReport
 from fleetstart.runtime.contract.node.shell import FRAME_MAX_BYTES, IDLE_MOST_S, IDLE_S
 from fleetstart.runtime.contract.worker_headers import TOKEN_HEADER
+
+from ..auth.authorize import Caller
+from ..auth.middleware import CALLER
+from ..gateway.websocket_session import CLOSE_S, deny
+from ..gateway.websockets import HEARTBEAT_S
+from ..http.asgi import Receive, Scope, Send
+from ..http.headers import sane_request_id
+from ..http.request_body import header
+from ..planner.constraints import admits, lack, wanted_by
+from ..state.records import LIVE, VersionKey, VersionRecord
+from ..state.redis_client import REDIS_DOWN
+from ..state.sync import State
+from ..state.traffic import pointed
+from .session import Session
 
 log = logging.getLogger(__name__)
 

@@ -14,9 +14,10 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from fleetstart.controller.gateway.websocket_session import CLOSE_S, GOING_AWAY, LOST, POLICY, TOO_BIG, Close
-from fleetstart.controller.http.asgi import Receive, Send
 from fleetstart.runtime.contract.node.shell import FRAME_MAX_BYTES, Start, read_client
+
+from ..gateway.websocket_session import CLOSE_S, GOING_AWAY, LOST, POLICY, TOO_BIG, Close
+from ..http.asgi import Receive, Send
 
 LOOK_S = 0.5
 """Between two looks at whether it may go on."""

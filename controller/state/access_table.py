@@ -13,14 +13,7 @@ from typing import TypeVar
 
 import msgspec
 
-from fleetstart.controller.state.access_records import (
-    DEFAULT,
-    Credential,
-    KeyRecord,
-    ProjectRecord,
-    SecretRecord,
-    secret_field,
-)
+from .access_records import DEFAULT, Credential, KeyRecord, ProjectRecord, SecretRecord, secret_field
 
 log = logging.getLogger(__name__)
 

@@ -11,10 +11,11 @@ from typing import Generic, TypeVar, cast
 
 import msgspec
 
-from fleetstart.controller.state.redis_client import Script
-from fleetstart.controller.state.sync import State
 from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.errors import Unavailable
+
+from .redis_client import Script
+from .sync import State
 
 Record = TypeVar("Record", bound=msgspec.Struct)
 TRIES = 20

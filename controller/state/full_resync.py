@@ -12,16 +12,17 @@ from typing import Any
 import msgspec
 import redis.asyncio as redis
 
-from fleetstart.controller.scheduler.calibration import read_measures
-from fleetstart.controller.state.access_table import read_table
-from fleetstart.controller.state.records import Failure, FunctionRecord, VersionKey, VersionRecord
-from fleetstart.controller.state.traffic import needed
-from fleetstart.controller.state.view import NodeSeen, View
 from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.errors import ErrorInfo
 from fleetstart.runtime.contract.ids import NodeId, WorkerId
 from fleetstart.runtime.contract.node.orders import WorkerOrder, WorkerStatus
 from fleetstart.runtime.contract.node.reports import NodeReport
+
+from ..scheduler.calibration import read_measures
+from .access_table import read_table
+from .records import Failure, FunctionRecord, VersionKey, VersionRecord
+from .traffic import needed
+from .view import NodeSeen, View
 
 log = logging.getLogger(__name__)
 

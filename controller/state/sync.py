@@ -17,15 +17,16 @@ import msgspec
 import redis.asyncio as redis
 from redis.asyncio.client import PubSub
 
-from fleetstart.controller.state.full_resync import FullRead, needed_versions
-from fleetstart.controller.state.records import FunctionRecord, VersionKey, VersionRecord
-from fleetstart.controller.state.redis_client import REDIS_DOWN
-from fleetstart.controller.state.view import View
 from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.ids import FunctionName, NodeId
 from fleetstart.runtime.contract.node.orders import WorkerOrder, WorkerStatus
 from fleetstart.runtime.contract.node.reports import GatewayReport
 from fleetstart.runtime.contract.process.tasks import together
+
+from .full_resync import FullRead, needed_versions
+from .records import FunctionRecord, VersionKey, VersionRecord
+from .redis_client import REDIS_DOWN
+from .view import View
 
 log = logging.getLogger(__name__)
 

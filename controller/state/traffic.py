@@ -12,10 +12,11 @@ from zlib import crc32
 
 from msgspec.structs import replace
 
-from fleetstart.controller.state.records import LIVE, FunctionRecord, Rejection, Rollout, Scaled
 from fleetstart.runtime.contract.errors import ErrorInfo, InvalidInput, NotFound
 from fleetstart.runtime.contract.function.spec import FunctionSpec, Limits, Scale
 from fleetstart.runtime.contract.ids import Version
+
+from .records import LIVE, FunctionRecord, Rejection, Rollout, Scaled
 
 ALIASES_MAX = 20
 PAST_KEPT = 20

@@ -10,12 +10,13 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from fleetstart.controller.planner.estimates import NodeMeasures, VersionMeasures
-from fleetstart.controller.state.access_table import EMPTY, AccessTable
-from fleetstart.controller.state.records import Failure, FunctionRecord, VersionKey, VersionRecord
 from fleetstart.runtime.contract.ids import FunctionName, NodeId, WorkerId
 from fleetstart.runtime.contract.node.orders import FINAL, WorkerOrder, WorkerStatus
 from fleetstart.runtime.contract.node.reports import FunctionLoad, GatewayReport, NodeReport
+
+from ..planner.estimates import NodeMeasures, VersionMeasures
+from .access_table import EMPTY, AccessTable
+from .records import Failure, FunctionRecord, VersionKey, VersionRecord
 
 NODE_GRACE_NS = 2_000_000_000
 """A node whose lease is gone for longer is lost. Renewal comes once a second, so one may be late."""

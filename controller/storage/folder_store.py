@@ -10,8 +10,9 @@ import time
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
-from fleetstart.controller.storage.object_store import StoredObject, Upload, not_found
 from fleetstart.runtime.contract.errors import StoreFailed, TooLarge
+
+from .object_store import StoredObject, Upload, not_found
 
 BLOCK_BYTES = 1 << 20
 

@@ -8,8 +8,9 @@ import time
 from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
-from fleetstart.controller.storage.object_store import StoredObject, Upload, not_found
 from fleetstart.runtime.contract.errors import StoreFailed, TooLarge
+
+from .object_store import StoredObject, Upload, not_found
 
 PART_BYTES = 16 << 20
 """10,000 parts are allowed: 160 GB an object; S3 asks for 5 MiB at least."""

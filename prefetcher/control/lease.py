@@ -8,15 +8,16 @@ import logging
 import os
 from collections.abc import Callable, Mapping
 
-from fleetstart.prefetcher.config import Config
-from fleetstart.prefetcher.control.redis_state import LEASE_MS, NodeState, Unreachable
-from fleetstart.prefetcher.drivers.cgroups import Groups
-from fleetstart.prefetcher.drivers.forkserver import ForkServer
-from fleetstart.prefetcher.network.egress_proxy import Traffic
-from fleetstart.prefetcher.segments.store import Segments
-from fleetstart.prefetcher.workers.call_latency import Speeds
-from fleetstart.prefetcher.workers.meter import Rows
 from fleetstart.runtime.contract.node.reports import NodeReport
+
+from ..config import Config
+from ..drivers.cgroups import Groups
+from ..drivers.forkserver import ForkServer
+from ..network.egress_proxy import Traffic
+from ..segments.store import Segments
+from ..workers.call_latency import Speeds
+from ..workers.meter import Rows
+from .redis_state import LEASE_MS, NodeState, Unreachable
 
 log = logging.getLogger(__name__)
 

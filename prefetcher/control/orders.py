@@ -11,25 +11,16 @@ import logging
 import time
 from collections.abc import Callable
 
-from fleetstart.prefetcher.control.outbox import attempts
-from fleetstart.prefetcher.control.reconcile import (
-    Action,
-    Drain,
-    Forget,
-    Kill,
-    Refuse,
-    Start,
-    Tell,
-    act_on_order,
-    reconcile,
-)
-from fleetstart.prefetcher.control.redis_state import NodeState, Unreachable
-from fleetstart.prefetcher.control.status_publisher import Observed
-from fleetstart.prefetcher.workers.node_services import Host
-from fleetstart.prefetcher.workers.worker import Worker
 from fleetstart.runtime.contract.errors import Unavailable
 from fleetstart.runtime.contract.ids import WorkerId
 from fleetstart.runtime.contract.node.orders import WorkerOrder
+
+from ..workers.node_services import Host
+from ..workers.worker import Worker
+from .outbox import attempts
+from .reconcile import Action, Drain, Forget, Kill, Refuse, Start, Tell, act_on_order, reconcile
+from .redis_state import NodeState, Unreachable
+from .status_publisher import Observed
 
 log = logging.getLogger(__name__)
 

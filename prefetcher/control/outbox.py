@@ -11,11 +11,12 @@ import logging
 import time
 from collections.abc import AsyncIterator
 
-from fleetstart.prefetcher.control.redis_state import NodeState, Unreachable
-from fleetstart.prefetcher.drivers.logs import Logs
-from fleetstart.prefetcher.workers.meter import Rows
 from fleetstart.runtime.contract.ids import WorkerId
 from fleetstart.runtime.contract.node.orders import WorkerStatus
+
+from ..drivers.logs import Logs
+from ..workers.meter import Rows
+from .redis_state import NodeState, Unreachable
 
 log = logging.getLogger(__name__)
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 
-from fleetstart.prefetcher.control.outbox import Outbox
-from fleetstart.prefetcher.control.reconcile import Own
 from fleetstart.runtime.contract.errors import FleetError
 from fleetstart.runtime.contract.ids import WorkerId
 from fleetstart.runtime.contract.node.orders import WorkerOrder, WorkerStatus
+
+from .outbox import Outbox
+from .reconcile import Own
 
 
 class Observed:

@@ -6,10 +6,11 @@ from collections.abc import Callable
 from statistics import median
 
 from fleetstart import native
-from fleetstart.prefetcher.diagnostics.rounds import Rounds
-from fleetstart.prefetcher.sources.base import Abandoned, ObjectMissing, ObjectSize, Piece, Range, SourceError
-from fleetstart.prefetcher.sources.s3 import S3Source
-from fleetstart.prefetcher.sources.s3_client import open_client
+
+from ..sources.base import Abandoned, ObjectMissing, ObjectSize, Piece, Range, SourceError
+from ..sources.s3 import S3Source
+from ..sources.s3_client import open_client
+from .rounds import Rounds
 
 RANGE_BYTES = S3Source.run_bytes
 PIECE_BYTES = 1024 * 1024

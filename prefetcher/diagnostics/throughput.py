@@ -1,4 +1,5 @@
-"""`python -m fleetstart.prefetcher.diagnostics.throughput`: how fast this machine can bring weights, as JSON, in a few seconds.
+"""`python -m fleetstart.prefetcher.diagnostics.throughput`: measures, within seconds,
+how fast this machine can bring weights; prints JSON.
 
 What is measured is what loads do, by the code with which they do it: memory of the pages that a node would get,
 direct reads of chunks from the disk under FS_HOME, ranges of the store; each by several threads. A limit that cannot
@@ -22,13 +23,14 @@ from statistics import median
 import msgspec
 
 from fleetstart import native
-from fleetstart.prefetcher.diagnostics.rounds import Rounds
-from fleetstart.prefetcher.segments.slab_memory import KINDS, Pages, open_pool
-from fleetstart.prefetcher.sources.base import DISK_THREADS
 from fleetstart.runtime.contract.errors import FleetError
 from fleetstart.runtime.contract.function.spec import GIB, MIB
 from fleetstart.runtime.contract.node.throughput import Ceilings, Limit
 from fleetstart.runtime.contract.weights.manifest import CHUNK_BYTES
+
+from ..segments.slab_memory import KINDS, Pages, open_pool
+from ..sources.base import DISK_THREADS
+from .rounds import Rounds
 
 RESERVE_BYTES = GIB
 """Left free on the disk."""
@@ -211,7 +213,7 @@ def _read_rates(fd: int, direct: int | None, size_bytes: int, region: native.Reg
 
 def _store(store: str, home: Path, region: native.Region, scope: Scope, found: _Measurement) -> tuple[float, str]:
     if store.startswith("s3://"):
-        from fleetstart.prefetcher.diagnostics.store_throughput import NothingToRead, NotMeasured, store_ceiling
+        from .store_throughput import NothingToRead, NotMeasured, store_ceiling
 
         bucket, _, prefix = store.removeprefix("s3://").partition("/")
         try:

@@ -9,11 +9,12 @@ import signal
 import socket
 from collections.abc import Callable
 
-from fleetstart.prefetcher.drivers.cgroups import Group
-from fleetstart.prefetcher.drivers.logs import LogPipe
 from fleetstart.runtime.contract.ids import WorkerId
 from fleetstart.runtime.contract.node.channel import Channel, ChannelClosed
 from fleetstart.runtime.contract.node.messages import DaemonMessage, Outlet, Pooled, WorkerMessage
+
+from .cgroups import Group
+from .logs import LogPipe
 
 READS_AT_ONCE = 16
 """Messages of one worker, before the loop gets its turn back: its flood must not delay the others."""

@@ -17,12 +17,13 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
-from fleetstart.prefetcher.drivers.cgroups import Group
-from fleetstart.prefetcher.drivers.forked_process import Process
 from fleetstart.runtime.contract.errors import Unavailable
 from fleetstart.runtime.contract.ids import WorkerId
 from fleetstart.runtime.contract.node.channel import Channel, ChannelClosed, pair
 from fleetstart.runtime.contract.node.messages import Exited, Fork, Forked, ForkFailed, ForkServerMessage, Refused, Warm
+
+from .cgroups import Group
+from .forked_process import Process
 
 log = logging.getLogger(__name__)
 RESTART_PAUSES_S = (0.1, 0.5, 2.0, 5.0)

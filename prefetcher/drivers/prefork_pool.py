@@ -11,13 +11,14 @@ import logging
 import time
 from collections.abc import Callable
 
-from fleetstart.prefetcher.drivers.cgroups import Group, Groups
-from fleetstart.prefetcher.drivers.forked_process import ChannelGone, Exit, Process, ProcessEvent
-from fleetstart.prefetcher.drivers.forkserver import ForkServer
-from fleetstart.prefetcher.drivers.prefork_policy import CALM_S, PoolState, choose_spare, is_light
 from fleetstart.runtime.contract.errors import FleetError, Unavailable
 from fleetstart.runtime.contract.ids import WorkerId, new_worker_id
 from fleetstart.runtime.contract.node.messages import Pooled
+
+from .cgroups import Group, Groups
+from .forked_process import ChannelGone, Exit, Process, ProcessEvent
+from .forkserver import ForkServer
+from .prefork_policy import CALM_S, PoolState, choose_spare, is_light
 
 log = logging.getLogger(__name__)
 

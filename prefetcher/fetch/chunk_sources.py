@@ -12,10 +12,11 @@ from itertools import groupby
 from typing import Protocol
 
 from fleetstart import native
-from fleetstart.prefetcher.sources.base import PAGE_BYTES, Piece, Range, Source
-from fleetstart.prefetcher.sources.pacing import Pace
 from fleetstart.runtime.contract.ids import CheckpointId
 from fleetstart.runtime.contract.weights.manifest import ChunkRange, Manifest, checkpoint_key
+
+from ..sources.base import PAGE_BYTES, Piece, Range, Source
+from ..sources.pacing import Pace
 
 
 class ChunkSource(Protocol):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from fleetstart.prefetcher.sources.base import ObjectMissing, ObjectSize, SourceError
 from fleetstart.runtime.contract.errors import CheckpointInvalid, ChecksumMismatch, FleetError, StoreFailed
 from fleetstart.runtime.contract.ids import CheckpointId
 from fleetstart.runtime.contract.weights.manifest import ChunkRange
+
+from ..sources.base import ObjectMissing, ObjectSize, SourceError
 
 UPLOAD_AGAIN = "upload the weights again: fs deploy"
 

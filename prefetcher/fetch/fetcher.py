@@ -20,16 +20,17 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 
 from fleetstart import native
-from fleetstart.prefetcher.fetch.bandwidth import Stopwatch
-from fleetstart.prefetcher.fetch.chunk_sources import Lane, pieces_in
-from fleetstart.prefetcher.fetch.fetch_errors import Damaged, explained, without_frames
-from fleetstart.prefetcher.fetch.progress import Again, Filling, Nowhere, Run
-from fleetstart.prefetcher.fetch.retries import RETRY_DELAYS_S
-from fleetstart.prefetcher.sources.base import Abandoned, ObjectMissing, ObjectSize, Piece, SourceError
-from fleetstart.prefetcher.sources.pacing import Pace
 from fleetstart.runtime.contract.errors import FleetError, StoreFailed, Unavailable
 from fleetstart.runtime.contract.ids import CheckpointId
 from fleetstart.runtime.contract.weights.manifest import ChunkRange
+
+from ..sources.base import Abandoned, ObjectMissing, ObjectSize, Piece, SourceError
+from ..sources.pacing import Pace
+from .bandwidth import Stopwatch
+from .chunk_sources import Lane, pieces_in
+from .fetch_errors import Damaged, explained, without_frames
+from .progress import Again, Filling, Nowhere, Run
+from .retries import RETRY_DELAYS_S
 
 log = logging.getLogger(__name__)
 

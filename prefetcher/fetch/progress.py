@@ -12,9 +12,10 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from fleetstart.prefetcher.fetch.chunk_sources import Lane
-from fleetstart.prefetcher.fetch.order import FetchOrder, ranges_of, run_length
 from fleetstart.runtime.contract.weights.manifest import ChunkRange
+
+from .chunk_sources import Lane
+from .order import FetchOrder, ranges_of, run_length
 
 GROWING_THREADS = 1
 """A second begins its requests while the first reads: on a link of 200 Mbit/s, a hundredth of all packets of others

@@ -6,8 +6,8 @@ import logging
 import time
 from collections.abc import Callable
 
-from fleetstart.prefetcher.fetch.fetch_errors import store_failed
-from fleetstart.prefetcher.sources.base import SourceError
+from ..sources.base import SourceError
+from .fetch_errors import store_failed
 
 log = logging.getLogger(__name__)
 

@@ -18,13 +18,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fleetstart.prefetcher.concurrency.io_thread import SideLoop
-from fleetstart.prefetcher.network.acceptor import Acceptor
-from fleetstart.prefetcher.network.dialer import NotReached, connect, look_up
-from fleetstart.prefetcher.network.proxy_request import END, HEAD_MAX_BYTES, Asked, BadHead, read_head
-from fleetstart.prefetcher.network.tunnel import carry
 from fleetstart.runtime.contract.function.egress_policy import Rule, decide, must_look_up, parse_rules
 from fleetstart.runtime.contract.function.public_addresses import literal
+
+from ..concurrency.io_thread import SideLoop
+from .acceptor import Acceptor
+from .dialer import NotReached, connect, look_up
+from .proxy_request import END, HEAD_MAX_BYTES, Asked, BadHead, read_head
+from .tunnel import carry
 
 log = logging.getLogger(__name__)
 

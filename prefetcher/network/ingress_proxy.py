@@ -13,9 +13,9 @@ import logging
 import socket
 from collections.abc import Callable
 
-from fleetstart.prefetcher.concurrency.io_thread import SideLoop
-from fleetstart.prefetcher.network.acceptor import Acceptor
-from fleetstart.prefetcher.network.tunnel import carry
+from ..concurrency.io_thread import SideLoop
+from .acceptor import Acceptor
+from .tunnel import carry
 
 log = logging.getLogger(__name__)
 

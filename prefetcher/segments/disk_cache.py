@@ -20,13 +20,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fleetstart import native
-from fleetstart.prefetcher.fetch.order import ranges_of
-from fleetstart.prefetcher.segments.eviction import Held, choose_evictions
-from fleetstart.prefetcher.sources.base import FILE_RUN_BYTES, PAGE_BYTES, Abandoned, FileReader, Piece, SourceError
-from fleetstart.prefetcher.sources.pacing import Pace
 from fleetstart.runtime.contract.errors import CheckpointInvalid
 from fleetstart.runtime.contract.ids import CheckpointId
 from fleetstart.runtime.contract.weights.manifest import ChunkRange, Manifest, chunk_ranges, read_manifest
+
+from ..fetch.order import ranges_of
+from ..sources.base import FILE_RUN_BYTES, PAGE_BYTES, Abandoned, FileReader, Piece, SourceError
+from ..sources.pacing import Pace
+from .eviction import Held, choose_evictions
 
 log = logging.getLogger(__name__)
 

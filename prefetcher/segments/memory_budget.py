@@ -10,12 +10,13 @@ import logging
 import time
 from collections.abc import Callable, Collection
 
-from fleetstart.prefetcher.concurrency.blocking import in_thread
-from fleetstart.prefetcher.segments.eviction import Held, choose_evictions
-from fleetstart.prefetcher.segments.segment import Segment
-from fleetstart.prefetcher.segments.slab_memory import SegmentMemory
 from fleetstart.runtime.contract.errors import CheckpointInvalid, Unavailable
 from fleetstart.runtime.contract.ids import CheckpointId
+
+from ..concurrency.blocking import in_thread
+from .eviction import Held, choose_evictions
+from .segment import Segment
+from .slab_memory import SegmentMemory
 
 log = logging.getLogger(__name__)
 

@@ -11,15 +11,6 @@ import weakref
 from collections.abc import Callable, Collection
 
 from fleetstart import native
-from fleetstart.prefetcher.concurrency.blocking import in_thread
-from fleetstart.prefetcher.fetch.bandwidth import Fetched
-from fleetstart.prefetcher.fetch.chunk_sources import Lane, StoreChunks
-from fleetstart.prefetcher.fetch.fetcher import Fetch
-from fleetstart.prefetcher.fetch.retries import with_retries
-from fleetstart.prefetcher.segments.disk_cache import DiskImage, DiskTier
-from fleetstart.prefetcher.segments.segment import Segment
-from fleetstart.prefetcher.sources.base import DISK_THREADS, ObjectMissing, Source
-from fleetstart.prefetcher.sources.pacing import Pace
 from fleetstart.runtime.contract.errors import CheckpointInvalid, FleetError, WeightsMissing
 from fleetstart.runtime.contract.ids import CheckpointId
 from fleetstart.runtime.contract.weights.manifest import (
@@ -31,6 +22,16 @@ from fleetstart.runtime.contract.weights.manifest import (
     chunk_ranges,
     read_manifest,
 )
+
+from ..concurrency.blocking import in_thread
+from ..fetch.bandwidth import Fetched
+from ..fetch.chunk_sources import Lane, StoreChunks
+from ..fetch.fetcher import Fetch
+from ..fetch.retries import with_retries
+from ..sources.base import DISK_THREADS, ObjectMissing, Source
+from ..sources.pacing import Pace
+from .disk_cache import DiskImage, DiskTier
+from .segment import Segment
 
 Told = Callable[[Segment, FleetError | None], None]
 """Called on the event loop when a fetch has what it was asked for, or the error that kept it from that."""

@@ -11,12 +11,13 @@ from collections.abc import Collection, Iterable
 from typing import Literal
 
 from fleetstart import native
-from fleetstart.prefetcher.fetch.fetcher import Fetch
 from fleetstart.runtime.contract.errors import FleetError, Unavailable
 from fleetstart.runtime.contract.ids import CheckpointId, WorkerId
 from fleetstart.runtime.contract.node.reports import SegmentReport
 from fleetstart.runtime.contract.weights.manifest import Manifest
 from fleetstart.runtime.contract.weights.stage import stage_chunks
+
+from ..fetch.fetcher import Fetch
 
 Layers = tuple[int, int]
 """(first, end) of a stage."""

@@ -18,18 +18,19 @@ import re
 import time
 from collections.abc import Callable, Collection, Sequence
 
-from fleetstart.prefetcher.concurrency.blocking import in_thread
-from fleetstart.prefetcher.fetch.bandwidth import Bandwidths
-from fleetstart.prefetcher.fetch.chunk_sources import StoreChunks
-from fleetstart.prefetcher.segments.disk_cache import DiskTier
-from fleetstart.prefetcher.segments.memory_budget import Room
-from fleetstart.prefetcher.segments.opener import Opener
-from fleetstart.prefetcher.segments.segment import Layers, Segment
-from fleetstart.prefetcher.sources.base import Source
-from fleetstart.prefetcher.sources.pacing import Pace
 from fleetstart.runtime.contract.errors import FleetError, Unavailable, WeightsMissing
 from fleetstart.runtime.contract.ids import CheckpointId, WorkerId
 from fleetstart.runtime.contract.node.reports import SegmentReport
+
+from ..concurrency.blocking import in_thread
+from ..fetch.bandwidth import Bandwidths
+from ..fetch.chunk_sources import StoreChunks
+from ..sources.base import Source
+from ..sources.pacing import Pace
+from .disk_cache import DiskTier
+from .memory_budget import Room
+from .opener import Opener
+from .segment import Layers, Segment
 
 __all__ = ["Layers", "Segment", "Segments"]
 

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Protocol
 
 from fleetstart import native
-from fleetstart.prefetcher.sources.pacing import Pace
+
+from .pacing import Pace
 
 PAGE_BYTES = 4096
 """What direct reads are aligned to: offset, address and length."""
@@ -220,7 +221,7 @@ class FileSource:
 def open_source(url: str) -> Source:
     """The source that FS_STORE names: a folder, or `s3://bucket/prefix`."""
     if url.startswith("s3://"):
-        from fleetstart.prefetcher.sources.s3 import S3Source
+        from .s3 import S3Source
 
         bucket, _, prefix = url.removeprefix("s3://").partition("/")
         return S3Source(bucket=bucket, prefix=prefix.strip("/"))

@@ -15,10 +15,10 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 
-from fleetstart.prefetcher.sources.base import Abandoned, ObjectMissing, ObjectSize, Range, SourceError, check_key
-from fleetstart.prefetcher.sources.connection_pool import Connections, request_path
-from fleetstart.prefetcher.sources.s3_body import Body, Progress, check_range
-from fleetstart.prefetcher.sources.s3_client import READ_TIMEOUT_S, STALE, URL_LIVES_S, open_client
+from .base import Abandoned, ObjectMissing, ObjectSize, Range, SourceError, check_key
+from .connection_pool import Connections, request_path
+from .s3_body import Body, Progress, check_range
+from .s3_client import READ_TIMEOUT_S, STALE, URL_LIVES_S, open_client
 
 STALL_S = 2.0
 """Without a single byte, while asking again elsewhere may help."""

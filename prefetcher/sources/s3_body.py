@@ -8,8 +8,9 @@ import ssl
 import struct
 
 from fleetstart import native
-from fleetstart.prefetcher.sources.base import ObjectSize, Range, SourceError
-from fleetstart.prefetcher.sources.pacing import Pace
+
+from .base import ObjectSize, Range, SourceError
+from .pacing import Pace
 
 SLICE_S = 0.25
 """Between two looks at the clock and at `stopped`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import http.client
 from typing import Any
 
-from fleetstart.prefetcher.sources.connection_pool import CONNECT_TIMEOUT_S
+from .connection_pool import CONNECT_TIMEOUT_S
 
 READ_TIMEOUT_S = 10.0
 """Without a single byte. Longest that an abandoned read can hold its memory."""

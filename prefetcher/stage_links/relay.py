@@ -14,10 +14,10 @@ import threading
 import time
 from collections.abc import Callable
 
-from fleetstart.prefetcher.stage_links.relay_messages import Link
-from fleetstart.prefetcher.stage_links.relay_receiver import Incoming
-from fleetstart.prefetcher.stage_links.relay_sender import Outgoing
-from fleetstart.prefetcher.stage_links.relay_store import S3Objects
+from .relay_messages import Link
+from .relay_receiver import Incoming
+from .relay_sender import Outgoing
+from .relay_store import S3Objects
 
 log = logging.getLogger(__name__)
 

@@ -15,10 +15,10 @@ import threading
 import time
 from collections.abc import Callable
 
-from fleetstart.prefetcher.sources.base import SourceError
-from fleetstart.prefetcher.stage_links.relay_messages import HEAD_BYTES, OBJECT_BYTES, Link, NotOfThisLink
-from fleetstart.prefetcher.stage_links.relay_sender import GIVE_UP_S, remove
-from fleetstart.prefetcher.stage_links.relay_store import Refused, S3Objects
+from ..sources.base import SourceError
+from .relay_messages import HEAD_BYTES, OBJECT_BYTES, Link, NotOfThisLink
+from .relay_sender import GIVE_UP_S, remove
+from .relay_store import Refused, S3Objects
 
 log = logging.getLogger(__name__)
 

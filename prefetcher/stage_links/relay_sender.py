@@ -14,9 +14,9 @@ import threading
 import time
 from collections.abc import Callable
 
-from fleetstart.prefetcher.sources.base import SourceError
-from fleetstart.prefetcher.stage_links.relay_messages import OBJECT_BYTES, Link
-from fleetstart.prefetcher.stage_links.relay_store import Refused, S3Objects
+from ..sources.base import SourceError
+from .relay_messages import OBJECT_BYTES, Link
+from .relay_store import Refused, S3Objects
 
 log = logging.getLogger(__name__)
 

@@ -11,9 +11,9 @@ import http.client
 import socket
 import threading
 
-from fleetstart.prefetcher.sources.base import ObjectMissing, SourceError, check_key
-from fleetstart.prefetcher.sources.connection_pool import Connections, request_path
-from fleetstart.prefetcher.sources.s3_client import STALE, URL_LIVES_S, open_client
+from ..sources.base import ObjectMissing, SourceError, check_key
+from ..sources.connection_pool import Connections, request_path
+from ..sources.s3_client import STALE, URL_LIVES_S, open_client
 
 REQUEST_S = 0.5
 """Ten times what a store usually takes."""

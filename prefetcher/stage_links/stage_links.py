@@ -13,15 +13,16 @@ import logging
 import socket
 from collections.abc import Callable, Sequence
 
-from fleetstart.prefetcher.drivers.forked_process import Process
-from fleetstart.prefetcher.segments.store import Segment, Segments
-from fleetstart.prefetcher.stage_links.relay import Relays
-from fleetstart.prefetcher.stage_links.relay_messages import Link
 from fleetstart.runtime.contract.errors import FleetError
 from fleetstart.runtime.contract.node.channel import ChannelClosed
 from fleetstart.runtime.contract.node.messages import Grow, Peers
 from fleetstart.runtime.contract.node.orders import NO_PEER, WorkerOrder
 from fleetstart.runtime.contract.weights.stage import Stage
+
+from ..drivers.forked_process import Process
+from ..segments.store import Segment, Segments
+from .relay import Relays
+from .relay_messages import Link
 
 log = logging.getLogger(__name__)
 

@@ -17,12 +17,13 @@ import tarfile
 from pathlib import Path, PurePosixPath
 from typing import IO
 
-from fleetstart.prefetcher.concurrency.blocking import in_thread
-from fleetstart.prefetcher.fetch.retries import with_retries
-from fleetstart.prefetcher.sources.base import ObjectMissing, Source
 from fleetstart.runtime.contract.errors import ChecksumMismatch, InvalidSpec, NotFound, TooLarge
 from fleetstart.runtime.contract.function.spec import MIB
 from fleetstart.runtime.contract.ids import BundleId
+
+from ..concurrency.blocking import in_thread
+from ..fetch.retries import with_retries
+from ..sources.base import ObjectMissing, Source
 
 BUNDLE_MAX_BYTES = 256 * MIB
 """Code, not weights: those have their own way onto the node."""

@@ -13,16 +13,17 @@ import socket
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from fleetstart.prefetcher.concurrency.blocking import in_thread
-from fleetstart.prefetcher.drivers.forked_process import Process
-from fleetstart.prefetcher.segments.store import Segment
-from fleetstart.prefetcher.workers.bundles import packed
-from fleetstart.prefetcher.workers.node_services import Host
-from fleetstart.prefetcher.workers.worker_process import Body
 from fleetstart.runtime.contract.errors import StartFailed
 from fleetstart.runtime.contract.function.spec import MIB
 from fleetstart.runtime.contract.node.channel import ChannelClosed
 from fleetstart.runtime.contract.node.messages import Assign, Caller
+
+from ..concurrency.blocking import in_thread
+from ..drivers.forked_process import Process
+from ..segments.store import Segment
+from .bundles import packed
+from .node_services import Host
+from .worker_process import Body
 
 SANDBOX_BYTES = 128 * MIB
 """Of its kernel and its file server, beside what the function asked for."""

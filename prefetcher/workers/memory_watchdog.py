@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from fleetstart.prefetcher.workers.worker import Worker
+from .worker import Worker
 
 INTERVAL_S = 0.25
 

@@ -14,12 +14,6 @@ import socket
 import time
 from collections.abc import Callable
 
-from fleetstart.prefetcher.drivers.forked_process import ChannelGone, Exit
-from fleetstart.prefetcher.stage_links.stage_links import Role
-from fleetstart.prefetcher.workers.node_services import Host
-from fleetstart.prefetcher.workers.worker_process import Body
-from fleetstart.prefetcher.workers.worker_record import Record
-from fleetstart.prefetcher.workers.worker_resources import Equipment
 from fleetstart.runtime.contract.errors import ErrorInfo, FleetError, StartFailed, error_from
 from fleetstart.runtime.contract.node import exit_codes as exits
 from fleetstart.runtime.contract.node.channel import ChannelClosed
@@ -37,6 +31,13 @@ from fleetstart.runtime.contract.node.messages import (
 from fleetstart.runtime.contract.node.orders import WorkerOrder, WorkerState, WorkerStatus
 from fleetstart.runtime.contract.process.redaction import Redactor
 from fleetstart.runtime.contract.timeline import Timeline
+
+from ..drivers.forked_process import ChannelGone, Exit
+from ..stage_links.stage_links import Role
+from .node_services import Host
+from .worker_process import Body
+from .worker_record import Record
+from .worker_resources import Equipment
 
 log = logging.getLogger(__name__)
 

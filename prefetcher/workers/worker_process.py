@@ -6,11 +6,12 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from fleetstart.prefetcher.drivers.forked_process import Exit, Process, ProcessEvent
-from fleetstart.prefetcher.drivers.prefork_pool import Spares
-from fleetstart.prefetcher.workers.exit_reasons import status_words, why_it_ended
 from fleetstart.runtime.contract.errors import FleetError
 from fleetstart.runtime.contract.node import exit_codes as exits
+
+from ..drivers.forked_process import Exit, Process, ProcessEvent
+from ..drivers.prefork_pool import Spares
+from .exit_reasons import status_words, why_it_ended
 
 log = logging.getLogger(__name__)
 

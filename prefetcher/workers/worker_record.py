@@ -8,10 +8,6 @@ from typing import Literal
 
 import msgspec
 
-from fleetstart.prefetcher.drivers.logs import Stream
-from fleetstart.prefetcher.drivers.printed import read_line
-from fleetstart.prefetcher.workers.meter import WorkerMeter
-from fleetstart.prefetcher.workers.node_services import Host
 from fleetstart.runtime.contract.billing.ledger import PhaseRow
 from fleetstart.runtime.contract.billing.prices import PriceSheet
 from fleetstart.runtime.contract.errors import ErrorInfo
@@ -19,6 +15,11 @@ from fleetstart.runtime.contract.node.messages import Usage
 from fleetstart.runtime.contract.node.orders import WorkerOrder
 from fleetstart.runtime.contract.process.redaction import Redactor
 from fleetstart.runtime.contract.timeline import Timeline, machine_origin_ns
+
+from ..drivers.logs import Stream
+from ..drivers.printed import read_line
+from .meter import WorkerMeter
+from .node_services import Host
 
 log = logging.getLogger(__name__)
 

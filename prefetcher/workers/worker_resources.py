@@ -14,17 +14,18 @@ import time
 from collections import Counter
 from itertools import chain
 
-from fleetstart.prefetcher.drivers.forked_process import Process
-from fleetstart.prefetcher.segments.store import Segment
-from fleetstart.prefetcher.stage_links.stage_links import Role
-from fleetstart.prefetcher.workers.exit_reasons import out_of_memory
-from fleetstart.prefetcher.workers.gvisor import SANDBOX_BYTES, Sandbox
-from fleetstart.prefetcher.workers.node_services import Host
-from fleetstart.prefetcher.workers.worker_process import Body
 from fleetstart.runtime.contract.errors import FleetError, StartFailed
 from fleetstart.runtime.contract.node.channel import ChannelClosed
 from fleetstart.runtime.contract.node.messages import Assign
 from fleetstart.runtime.contract.node.orders import WorkerOrder
+
+from ..drivers.forked_process import Process
+from ..segments.store import Segment
+from ..stage_links.stage_links import Role
+from .exit_reasons import out_of_memory
+from .gvisor import SANDBOX_BYTES, Sandbox
+from .node_services import Host
+from .worker_process import Body
 
 log = logging.getLogger(__name__)
 

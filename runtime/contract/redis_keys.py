@@ -58,7 +58,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from fleetstart.runtime.contract.ids import FunctionName, InvocationId, NodeId, Version, WorkerId
+from .ids import FunctionName, InvocationId, NodeId, Version, WorkerId
 
 FUNCTIONS = "fs:functions"
 NODES = "fs:nodes"

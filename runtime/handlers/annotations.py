@@ -17,7 +17,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 
 import msgspec
 
-from fleetstart.runtime.sdk.files import File
+from ..sdk.files import File
 
 STREAMS = (Iterator, Generator, Iterable, AsyncIterator, AsyncGenerator, AsyncIterable)
 """What a handler that streams is annotated to return; the first argument is the type of its items."""

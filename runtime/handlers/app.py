@@ -16,16 +16,16 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from fleetstart.runtime.asgi import App, Disconnected, Receive, Scope, Send, read_body
-from fleetstart.runtime.handlers.batching import Batcher
-from fleetstart.runtime.handlers.forms import MULTIPART, Form, media_type, read_form
-from fleetstart.runtime.handlers.request_args import Arguments, Inputs, inputs_of
-from fleetstart.runtime.handlers.response_writer import Reply, told_how
-from fleetstart.runtime.handlers.result_encoding import outputs_of
-from fleetstart.runtime.handlers.thread_calls import Job, as_exception, wait_for_end
-from fleetstart.runtime.sdk.context import Call, call_of
-from fleetstart.runtime.sdk.decorators import batching_of
-from fleetstart.runtime.sdk.responses import Response
+from ..asgi import App, Disconnected, Receive, Scope, Send, read_body
+from ..sdk.context import Call, call_of
+from ..sdk.decorators import batching_of
+from ..sdk.responses import Response
+from .batching import Batcher
+from .forms import MULTIPART, Form, media_type, read_form
+from .request_args import Arguments, Inputs, inputs_of
+from .response_writer import Reply, told_how
+from .result_encoding import outputs_of
+from .thread_calls import Job, as_exception, wait_for_end
 
 Run = Callable[[Arguments, Call, Reply], Awaitable[None]]
 

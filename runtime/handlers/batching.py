@@ -15,10 +15,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from fleetstart.runtime.contract.errors import HandlerFailed
-from fleetstart.runtime.handlers.request_args import Arguments, Inputs
-from fleetstart.runtime.handlers.thread_calls import as_exception, wait_for_end
-from fleetstart.runtime.sdk.decorators import Batching
+from ..contract.errors import HandlerFailed
+from ..sdk.decorators import Batching
+from .request_args import Arguments, Inputs
+from .thread_calls import as_exception, wait_for_end
 
 
 def due(

@@ -13,10 +13,10 @@ from urllib.parse import parse_qsl
 
 import msgspec
 
-from fleetstart.runtime.asgi import Disconnected, Receive
-from fleetstart.runtime.contract.errors import InvalidInput, TooLarge
-from fleetstart.runtime.handlers.annotations import bare, is_list, is_struct_like
-from fleetstart.runtime.sdk.files import File
+from ..asgi import Disconnected, Receive
+from ..contract.errors import InvalidInput, TooLarge
+from ..sdk.files import File
+from .annotations import bare, is_list, is_struct_like
 
 PARTS_MAX = 1000
 HEADER_MAX_BYTES = 8 * 1024

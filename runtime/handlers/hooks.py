@@ -13,8 +13,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from fleetstart.runtime import user_errors as blame
-from fleetstart.runtime.sdk.decorators import ON_EXIT
+from .. import user_errors as blame
+from ..sdk.decorators import ON_EXIT
 
 
 def prepare(handler: Any, weights: Any, loop: asyncio.AbstractEventLoop) -> None:

@@ -17,11 +17,11 @@ from typing import Any, Literal
 
 import msgspec
 
-from fleetstart.runtime.contract.errors import InvalidInput
-from fleetstart.runtime.handlers.annotations import bare, checkable, fields_of, hints_of, is_list, is_struct_like, made
-from fleetstart.runtime.handlers.forms import URLENCODED, Form, form_object, text_object
-from fleetstart.runtime.handlers.validation_errors import misfit, type_name
-from fleetstart.runtime.sdk.files import File
+from ..contract.errors import InvalidInput
+from ..sdk.files import File
+from .annotations import bare, checkable, fields_of, hints_of, is_list, is_struct_like, made
+from .forms import URLENCODED, Form, form_object, text_object
+from .validation_errors import misfit, type_name
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 _NOTHING: Arguments = ((), {})

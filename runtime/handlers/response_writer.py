@@ -16,13 +16,13 @@ from typing import Any, Literal
 
 import msgspec
 
-from fleetstart.runtime import user_errors as blame
-from fleetstart.runtime.asgi import JSON, CutOff, Scope, Send, respond
-from fleetstart.runtime.contract.errors import ErrorBody, FleetError, HandlerFailed
-from fleetstart.runtime.contract.worker_headers import PROGRESS_HEADER, AnswerHead
-from fleetstart.runtime.handlers.result_encoding import Buffer, Outputs
-from fleetstart.runtime.sdk.context import Call
-from fleetstart.runtime.sdk.responses import BYTES, TEXT, Response
+from .. import user_errors as blame
+from ..asgi import JSON, CutOff, Scope, Send, respond
+from ..contract.errors import ErrorBody, FleetError, HandlerFailed
+from ..contract.worker_headers import PROGRESS_HEADER, AnswerHead
+from ..sdk.context import Call
+from ..sdk.responses import BYTES, TEXT, Response
+from .result_encoding import Buffer, Outputs
 
 EVENTS = b"text/event-stream"
 _EVENT_HEADERS = [(b"content-type", EVENTS), (b"cache-control", b"no-store")]

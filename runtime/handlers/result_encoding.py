@@ -12,10 +12,10 @@ from typing import Any, Union, get_args, get_origin
 
 import msgspec
 
-from fleetstart.runtime.contract.errors import InvalidOutput
-from fleetstart.runtime.handlers.annotations import STREAMS, checkable, hints_of, is_union, json_type, made, plain
-from fleetstart.runtime.handlers.validation_errors import misfit, type_name
-from fleetstart.runtime.sdk.responses import Response
+from ..contract.errors import InvalidOutput
+from ..sdk.responses import Response
+from .annotations import STREAMS, checkable, hints_of, is_union, json_type, made, plain
+from .validation_errors import misfit, type_name
 
 Buffer = bytes | bytearray | memoryview
 _encoder = msgspec.json.Encoder(enc_hook=plain)

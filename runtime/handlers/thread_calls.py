@@ -12,7 +12,7 @@ import threading
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-from fleetstart.runtime.sdk.responses import Response
+from ..sdk.responses import Response
 
 EVENTS_AHEAD = 16
 """How many items a synchronous generator may be ahead of its reader."""

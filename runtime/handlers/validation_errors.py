@@ -13,7 +13,7 @@ from typing import Any
 
 from msgspec import inspect as shape
 
-from fleetstart.runtime.handlers.annotations import Unfit, bare, fields_of, is_model, is_union, shown
+from .annotations import Unfit, bare, fields_of, is_model, is_union, shown
 
 _SENTENCE = re.compile(r"(?P<what>.*?)(?: - at `(?P<key>key in )?\$(?P<path>.*)`)?", re.DOTALL)
 _EXPECTED = re.compile(r"Expected (?P<expected>.*?)(?:, got (?P<got>.*))?", re.DOTALL)

@@ -36,8 +36,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from fleetstart.runtime.isolation import linux as kernel
-from fleetstart.runtime.isolation import seccomp
+from . import linux as kernel
+from . import seccomp
 
 FUNCTION_DIR = "/tmp/function"
 """Where a confined worker finds its bundle: its working folder and the first entry of sys.path."""
@@ -102,7 +102,7 @@ def plan(hide: Iterable[str]) -> tuple[MountStep, ...]:
 
 def interpreter_paths() -> list[str]:
     """What this Python runs from: it must stay visible if it lies below a masked folder (a checkout in /tmp)."""
-    package = Path(__file__).resolve().parent
+    package = Path(__file__).resolve().parents[1]
     native = importlib.util.find_spec("fleetstart.native")  # found, not imported: only some workers need it
     libraries = os.environ.get("LD_LIBRARY_PATH", "").split(":")
     found = {os.path.realpath(path) for path in (*sys.path, sys.prefix, sys.base_prefix, *libraries) if path}

@@ -13,7 +13,7 @@ import errno
 import platform
 import struct
 
-from fleetstart.runtime.isolation import linux as kernel
+from . import linux as kernel
 
 _DENIED = {
     "x86_64": {

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from socket import socket
 from typing import Protocol
 
-from fleetstart.runtime.contract.node.messages import Assign
-from fleetstart.runtime.isolation import namespaces as isolation
+from ..contract.node.messages import Assign
+from . import namespaces as isolation
 
 
 class Place(Protocol):

@@ -16,21 +16,13 @@ import socket
 import sys
 from typing import NoReturn
 
-from fleetstart.runtime.contract.node import exit_codes as exits
-from fleetstart.runtime.contract.node.messages import Fork, Warm
-from fleetstart.runtime.isolation import linux as kernel
-from fleetstart.runtime.isolation import namespaces as isolation
-from fleetstart.runtime.isolation.namespaces import Isolation
-from fleetstart.runtime.launch.launcher import (
-    CONTROL_FD,
-    Child,
-    arrange_descriptors,
-    begin,
-    has_ended,
-    join_groups,
-    serve,
-)
-from fleetstart.runtime.launch.profiles import warm_up, worker_environment
+from ..contract.node import exit_codes as exits
+from ..contract.node.messages import Fork, Warm
+from ..isolation import linux as kernel
+from ..isolation import namespaces as isolation
+from ..isolation.namespaces import Isolation
+from .launcher import CONTROL_FD, Child, arrange_descriptors, begin, has_ended, join_groups, serve
+from .profiles import warm_up, worker_environment
 
 
 class Forks:
@@ -67,8 +59,8 @@ class Forks:
             if has_ended(self._own_pidfd):
                 os._exit(exits.ORPHANED)  # the fork server died before it could be told what to do at its death
             self._settle(request, control_fd, log_fd)
-            from fleetstart.runtime.isolation.worker_environment import OnNode
-            from fleetstart.runtime.worker import shim
+            from ..isolation.worker_environment import OnNode
+            from ..worker import shim
 
             place = OnNode(confined=bool(self._granted.namespaces), steps=self._steps)
             shim.run(socket.socket(fileno=CONTROL_FD), place)

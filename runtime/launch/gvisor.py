@@ -25,14 +25,14 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from fleetstart.runtime.contract.node import exit_codes as exits
-from fleetstart.runtime.contract.node.channel import Channel, ChannelClosed
-from fleetstart.runtime.contract.node.messages import Fork, ForkFailed, Refused, Warm
-from fleetstart.runtime.contract.timeline import machine_origin_ns
-from fleetstart.runtime.isolation import linux as kernel
-from fleetstart.runtime.isolation.namespaces import OPEN_FILES_MAX, interpreter_paths
-from fleetstart.runtime.launch.launcher import Child, begin, has_ended, join_groups, serve
-from fleetstart.runtime.launch.profiles import worker_environment
+from ..contract.node import exit_codes as exits
+from ..contract.node.channel import Channel, ChannelClosed
+from ..contract.node.messages import Fork, ForkFailed, Refused, Warm
+from ..contract.timeline import machine_origin_ns
+from ..isolation import linux as kernel
+from ..isolation.namespaces import OPEN_FILES_MAX, interpreter_paths
+from .launcher import Child, begin, has_ended, join_groups, serve
+from .profiles import worker_environment
 
 NAME = "gvisor"
 PROGRAM = "runsc"

@@ -15,11 +15,12 @@ from dataclasses import dataclass
 from socket import socket
 
 from fleetstart import native
-from fleetstart.runtime.contract.node.messages import Assign
-from fleetstart.runtime.contract.timeline import machine_origin_ns
-from fleetstart.runtime.isolation.namespaces import FUNCTION_DIR
-from fleetstart.runtime.launch.launcher import CONTROL_FD, arrange_descriptors
-from fleetstart.runtime.launch.profiles import warm_up
+
+from ..contract.node.messages import Assign
+from ..contract.timeline import machine_origin_ns
+from ..isolation.namespaces import FUNCTION_DIR
+from .launcher import CONTROL_FD, arrange_descriptors
+from .profiles import warm_up
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,7 @@ def main(arguments: list[str] | None = None) -> None:
     sys.path[:] = [path for path in sys.path if path not in ("", os.getcwd())]
     native.attach_across_kernels()
     warm_up(options.profile)
-    from fleetstart.runtime.worker import shim  # late, as a fork server does: it is what the profile imports
+    from ..worker import shim  # late, as a fork server does: it is what the profile imports
 
     shim.run(socket(fileno=CONTROL_FD), InSandbox(machine_origin_ns() - options.origin))
 

@@ -15,11 +15,11 @@ import sys
 from dataclasses import dataclass
 from typing import Protocol
 
-from fleetstart.runtime.contract.ids import WorkerId
-from fleetstart.runtime.contract.node.channel import Channel, ChannelClosed
-from fleetstart.runtime.contract.node.messages import Exited, Fork, Forked, ForkFailed, Warm
-from fleetstart.runtime.isolation import linux as kernel
-from fleetstart.runtime.log_tagging import Lines
+from ..contract.ids import WorkerId
+from ..contract.node.channel import Channel, ChannelClosed
+from ..contract.node.messages import Exited, Fork, Forked, ForkFailed, Warm
+from ..isolation import linux as kernel
+from ..log_tagging import Lines
 
 CONTROL_FD = 3
 """In every worker: 0 is /dev/null, 1 and 2 are its log, this is its control socket, and there is no other."""

@@ -13,12 +13,12 @@ import socket
 import msgspec
 import uvloop
 
-from fleetstart.runtime.contract.node.messages import DaemonMessage, Ready
-from fleetstart.runtime.contract.timeline import Timeline
-from fleetstart.runtime.contract.worker_headers import TOKEN_HEADER
-from fleetstart.runtime.handlers.app import handler_app
-from fleetstart.runtime.worker.meter import Meter
-from fleetstart.runtime.worker.server import Door, Listener
+from ..contract.node.messages import DaemonMessage, Ready
+from ..contract.timeline import Timeline
+from ..contract.worker_headers import TOKEN_HEADER
+from ..handlers.app import handler_app
+from ..worker.meter import Meter
+from ..worker.server import Door, Listener
 
 DEADLINE_S = 5.0
 _CALLS = 20

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from math import prod
 from typing import Any
 
-from fleetstart.runtime.contract.weights.manifest import ALIGNMENT_BYTES, DTYPE_BYTES
-from fleetstart.runtime.pipeline.frames import PAYLOAD_MAX_BYTES, Activations, ArrayForm, Buffer
+from ..contract.weights.manifest import ALIGNMENT_BYTES, DTYPE_BYTES
+from ..pipeline.frames import PAYLOAD_MAX_BYTES, Activations, ArrayForm, Buffer
 
 ARRAYS_MAX = 64
 DIMENSIONS_MAX = 16

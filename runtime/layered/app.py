@@ -9,14 +9,14 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from fleetstart.runtime.asgi import Receive, Scope, Send
-from fleetstart.runtime.contract.errors import NoHandler, Unavailable
-from fleetstart.runtime.contract.node.speed import Speed
-from fleetstart.runtime.handlers.app import handler_app
-from fleetstart.runtime.layered.layer_range import without_gradients
-from fleetstart.runtime.layered.pipeline import StageLost
-from fleetstart.runtime.sdk.declarations import Layered
-from fleetstart.runtime.worker.meter import folded
+from ..asgi import Receive, Scope, Send
+from ..contract.errors import NoHandler, Unavailable
+from ..contract.node.speed import Speed
+from ..handlers.app import handler_app
+from ..sdk.declarations import Layered
+from ..worker.meter import folded
+from .layer_range import without_gradients
+from .pipeline import StageLost
 
 SYNCHRONOUS = ("load", "layer", "before", "after")
 

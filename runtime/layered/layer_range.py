@@ -8,9 +8,9 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from fleetstart.runtime.contract.errors import InvalidSpec
-from fleetstart.runtime.layered.activations import NoActivations, forms_of
-from fleetstart.runtime.sdk.declarations import Layered
+from ..contract.errors import InvalidSpec
+from ..sdk.declarations import Layered
+from .activations import NoActivations, forms_of
 
 Layer = Callable[[Any], Any]
 

@@ -13,12 +13,12 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as Late
 from typing import Any
 
-from fleetstart.runtime.contract.errors import error_from
-from fleetstart.runtime.layered.activations import pack, unpack
-from fleetstart.runtime.layered.layer_range import Row
-from fleetstart.runtime.pipeline.frames import Activations, Buffer, CallFailed, LinkBroken, Message
-from fleetstart.runtime.pipeline.links import Links
-from fleetstart.runtime.pipeline.peer_stages import Crew
+from ..contract.errors import error_from
+from ..pipeline.frames import Activations, Buffer, CallFailed, LinkBroken, Message
+from ..pipeline.links import Links
+from ..pipeline.peer_stages import Crew
+from .activations import pack, unpack
+from .layer_range import Row
 
 
 class StageLost(Exception):

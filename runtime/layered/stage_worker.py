@@ -11,14 +11,14 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from fleetstart.runtime import user_errors as blame
-from fleetstart.runtime.contract.errors import ErrorInfo, FleetError, HandlerFailed
-from fleetstart.runtime.contract.weights.stage import Stage
-from fleetstart.runtime.layered.activations import pack, unpack
-from fleetstart.runtime.layered.layer_range import Row
-from fleetstart.runtime.pipeline.frames import Activations, CallFailed, Farewell, Message
-from fleetstart.runtime.pipeline.links import Links
-from fleetstart.runtime.pipeline.stage_protocol import Helper
+from .. import user_errors as blame
+from ..contract.errors import ErrorInfo, FleetError, HandlerFailed
+from ..contract.weights.stage import Stage
+from ..pipeline.frames import Activations, CallFailed, Farewell, Message
+from ..pipeline.links import Links
+from ..pipeline.stage_protocol import Helper
+from .activations import pack, unpack
+from .layer_range import Row
 
 log = logging.getLogger(__name__)
 

@@ -14,18 +14,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from fleetstart.runtime.contract.errors import FleetError
-from fleetstart.runtime.contract.function.spec import FunctionSpec
-from fleetstart.runtime.contract.node.speed import Speed
-from fleetstart.runtime.layered.app import LayeredApp, Runner
-from fleetstart.runtime.layered.layer_range import Row, build
-from fleetstart.runtime.layered.pipeline import Pipeline
-from fleetstart.runtime.layered.stage_worker import StageWorker
-from fleetstart.runtime.pipeline.first_stage import Lead
-from fleetstart.runtime.pipeline.later_stage import Later
-from fleetstart.runtime.pipeline.links import Links
-from fleetstart.runtime.pipeline.stage_context import StageOf
-from fleetstart.runtime.sdk.declarations import Layered
+from ..contract.errors import FleetError
+from ..contract.function.spec import FunctionSpec
+from ..contract.node.speed import Speed
+from ..pipeline.first_stage import Lead
+from ..pipeline.later_stage import Later
+from ..pipeline.links import Links
+from ..pipeline.stage_context import StageOf
+from ..sdk.declarations import Layered
+from .app import LayeredApp, Runner
+from .layer_range import Row, build
+from .pipeline import Pipeline
+from .stage_worker import StageWorker
 
 log = logging.getLogger(__name__)
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from fleetstart.runtime.contract.function.spec import LLMSettings
-    from fleetstart.runtime.llm.model.weights import Weights
-    from fleetstart.runtime.llm.server.app import LLMApp
+    from ..contract.function.spec import LLMSettings
+    from .model.weights import Weights
+    from .server.app import LLMApp
 
 __all__ = ["create_app"]
 
@@ -24,6 +24,6 @@ def create_app(weights: Weights, settings: LLMSettings, *, name: str, threads: i
     Errors: CheckpointInvalid if the checkpoint is not a model that this engine runs, and what the
     weights raise when they do not arrive.
     """
-    from fleetstart.runtime.llm.server.app import create_app as create
+    from .server.app import create_app as create
 
     return create(weights, settings, name=name, threads=threads)

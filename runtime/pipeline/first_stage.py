@@ -11,9 +11,9 @@ import threading
 import time
 from collections.abc import Callable
 
-from fleetstart.runtime.contract.errors import FleetError, StartFailed
-from fleetstart.runtime.pipeline.peer_stages import Crew
-from fleetstart.runtime.pipeline.stage_context import StageOf
+from ..contract.errors import FleetError, StartFailed
+from .peer_stages import Crew
+from .stage_context import StageOf
 
 log = logging.getLogger(__name__)
 

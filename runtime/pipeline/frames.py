@@ -12,8 +12,8 @@ from typing import Literal
 
 import msgspec
 
-from fleetstart.runtime.contract.errors import ErrorInfo
-from fleetstart.runtime.contract.ids import PipelineId
+from ..contract.errors import ErrorInfo
+from ..contract.ids import PipelineId
 
 HEAD = struct.Struct("<2sHII")
 MAGIC, FORMAT = b"fs", 1

@@ -13,12 +13,12 @@ import time
 from abc import ABC, abstractmethod
 from typing import Generic, Protocol, TypeVar
 
-from fleetstart.runtime.asgi import Receive, Scope, Send, respond_error
-from fleetstart.runtime.contract.errors import StartFailed, Unavailable
-from fleetstart.runtime.contract.node.speed import Speed
-from fleetstart.runtime.pipeline.links import Links
-from fleetstart.runtime.pipeline.stage_context import StageOf
-from fleetstart.runtime.pipeline.stage_protocol import Helper
+from ..asgi import Receive, Scope, Send, respond_error
+from ..contract.errors import StartFailed, Unavailable
+from ..contract.node.speed import Speed
+from .links import Links
+from .stage_context import StageOf
+from .stage_protocol import Helper
 
 log = logging.getLogger(__name__)
 

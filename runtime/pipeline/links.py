@@ -17,8 +17,8 @@ import threading
 import time
 from collections.abc import Callable
 
-from fleetstart.runtime.contract.weights.stage import Stage
-from fleetstart.runtime.pipeline.frames import Buffer, Hello, LinkBroken, Message, Ping, receive_frame, send_frame
+from ..contract.weights.stage import Stage
+from .frames import Buffer, Hello, LinkBroken, Message, Ping, receive_frame, send_frame
 
 log = logging.getLogger(__name__)
 

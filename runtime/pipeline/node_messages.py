@@ -12,8 +12,8 @@ import threading
 from collections.abc import Callable
 from typing import Protocol
 
-from fleetstart.runtime.contract.node.channel import Channel, ChannelClosed
-from fleetstart.runtime.contract.node.messages import DaemonMessage, Grow, Peers
+from ..contract.node.channel import Channel, ChannelClosed
+from ..contract.node.messages import DaemonMessage, Grow, Peers
 
 
 class StageApp(Protocol):

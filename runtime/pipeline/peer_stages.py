@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from fleetstart.runtime.pipeline.frames import Broken, Buffer, Farewell, LinkBroken, Loaded, Message
-from fleetstart.runtime.pipeline.links import Links
+from .frames import Broken, Buffer, Farewell, LinkBroken, Loaded, Message
+from .links import Links
 
 
 class Crew:

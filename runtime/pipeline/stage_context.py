@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from fleetstart.runtime.contract.weights.stage import Stage
-from fleetstart.runtime.pipeline.node_messages import Membership
+from ..contract.weights.stage import Stage
+from .node_messages import Membership
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

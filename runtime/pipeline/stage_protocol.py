@@ -7,8 +7,8 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
-from fleetstart.runtime.pipeline.frames import Broken, Buffer, LinkBroken, Loaded, Message
-from fleetstart.runtime.pipeline.links import Links
+from .frames import Broken, Buffer, LinkBroken, Loaded, Message
+from .links import Links
 
 log = logging.getLogger(__name__)
 

@@ -13,8 +13,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 
-from fleetstart.runtime.asgi import App, Receive, Scope, Send
-from fleetstart.runtime.contract.worker_headers import (
+from ..asgi import App, Receive, Scope, Send
+from ..contract.worker_headers import (
     ATTEMPT_HEADER,
     CONTINUE_HEADER,
     DEADLINE_HEADER,

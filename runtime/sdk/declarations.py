@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from fleetstart.runtime.contract.function.spec import SLO, Isolation, Limits, Scale
+from ..contract.function.spec import SLO, Isolation, Limits, Scale
 
 Target = TypeVar("Target")
 

@@ -10,7 +10,8 @@ import time
 from collections.abc import Callable
 
 from fleetstart.native import ControlBlock, SegmentFailed
-from fleetstart.runtime.contract.errors import DeadlineExceeded, ErrorInfo, FleetError, error_from
+
+from ..contract.errors import DeadlineExceeded, ErrorInfo, FleetError, error_from
 
 
 class Arrival:

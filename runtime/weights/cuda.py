@@ -17,9 +17,10 @@ from collections.abc import Iterable
 import torch
 
 from fleetstart.native import Region
-from fleetstart.runtime.weights.device import PIECE_BYTES
-from fleetstart.runtime.weights.transfer_plan import Piece, Transfer
-from fleetstart.runtime.weights.views import size_of, torch_dtype, view
+
+from .device import PIECE_BYTES
+from .transfer_plan import Piece, Transfer
+from .views import size_of, torch_dtype, view
 
 LANES = 4
 """One core copies some 10 GB/s between host memories, and a PCIe 5 link takes some 50."""

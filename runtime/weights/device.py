@@ -12,16 +12,17 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Protocol
 
 from fleetstart.native import Region
-from fleetstart.runtime.contract.weights.manifest import chunks_of
-from fleetstart.runtime.weights.chunk_waiter import Arrival
-from fleetstart.runtime.weights.tensor_mapping import Listed, Tensors
-from fleetstart.runtime.weights.transfer_plan import Piece, Transfer
-from fleetstart.runtime.weights.views import size_of, view
+
+from ..contract.weights.manifest import chunks_of
+from .chunk_waiter import Arrival
+from .tensor_mapping import Listed, Tensors
+from .transfer_plan import Piece, Transfer
+from .views import size_of, view
 
 if TYPE_CHECKING:
     import torch
 
-    from fleetstart.runtime.weights.weights import Weights
+    from .weights import Weights
 
 PIECE_BYTES = 16 * 1024 * 1024
 """Of one copy, at most: past some 8 MiB PCIe is as fast as it gets, and larger buffers take longer to pin."""

@@ -1,4 +1,5 @@
-"""`python -m fleetstart.runtime.weights.device_throughput`: how fast the device takes what lies in pinned memory, as JSON.
+"""`python -m fleetstart.runtime.weights.device_throughput`: measures how fast the device
+takes what lies in pinned memory; prints JSON.
 
 One plain copy of the driver, of the size at which the link is as fast as it gets; loads aim at it (`cuda`). A process
 of its own, because `fs doctor` and the node never import torch.
@@ -12,8 +13,8 @@ from statistics import median
 
 import msgspec
 
-from fleetstart.runtime.contract.function.spec import MIB
-from fleetstart.runtime.contract.node.throughput import DeviceCeiling
+from ..contract.function.spec import MIB
+from ..contract.node.throughput import DeviceCeiling
 
 COPY_BYTES = 256 * MIB
 ROUNDS = 7

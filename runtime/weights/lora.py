@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from fleetstart.runtime.contract.errors import CheckpointInvalid
-from fleetstart.runtime.contract.weights import lora
-from fleetstart.runtime.contract.weights.manifest import TensorEntry
-from fleetstart.runtime.weights.tensor_mapping import Tensors, select, unknown
+from ..contract.errors import CheckpointInvalid
+from ..contract.weights import lora
+from ..contract.weights.manifest import TensorEntry
+from .tensor_mapping import Tensors, select, unknown
 
 if TYPE_CHECKING:
     import torch

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from fleetstart.runtime.contract.weights.manifest import TensorEntry
+from ..contract.weights.manifest import TensorEntry
 
 if TYPE_CHECKING:
     import torch

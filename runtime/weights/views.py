@@ -8,7 +8,8 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from fleetstart.native import Region
-from fleetstart.runtime.contract.weights.manifest import DTYPE_BYTES
+
+from ..contract.weights.manifest import DTYPE_BYTES
 
 if TYPE_CHECKING:
     import torch

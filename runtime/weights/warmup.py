@@ -11,8 +11,9 @@ import os
 import time
 
 from fleetstart.native import ControlBlock, SlabPool, xxh3
-from fleetstart.runtime.contract.weights.manifest import CHUNK_BYTES, Manifest, Part, TensorEntry, manifest_bytes
-from fleetstart.runtime.weights.weights import Weights
+
+from ..contract.weights.manifest import CHUNK_BYTES, Manifest, Part, TensorEntry, manifest_bytes
+from .weights import Weights
 
 _TENSORS = 200
 _DTYPES = (("F32", 4), ("BF16", 2), ("F16", 2))

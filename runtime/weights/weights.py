@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 from fleetstart.native import ControlBlock, Region
-from fleetstart.runtime.contract.errors import CheckpointInvalid
-from fleetstart.runtime.contract.weights.manifest import FileEntry, Manifest, TensorEntry, chunks_of, decode_manifest
-from fleetstart.runtime.weights.chunk_waiter import Arrival
-from fleetstart.runtime.weights.device import DeviceWeights, Host, Loading
-from fleetstart.runtime.weights.tensor_mapping import Listed, select, unknown
-from fleetstart.runtime.weights.transfer_plan import Transfer
-from fleetstart.runtime.weights.views import size_of, view
+
+from ..contract.errors import CheckpointInvalid
+from ..contract.weights.manifest import FileEntry, Manifest, TensorEntry, chunks_of, decode_manifest
+from .chunk_waiter import Arrival
+from .device import DeviceWeights, Host, Loading
+from .tensor_mapping import Listed, select, unknown
+from .transfer_plan import Transfer
+from .views import size_of, view
 
 if TYPE_CHECKING:
     import torch
@@ -127,7 +128,7 @@ class Weights(Listed):
         chunk_bytes = self.manifest.chunk_bytes
         if cuda is None or cuda.type == "cpu":
             return Loading(transfer, self.arrival, Host(self.region, chunk_bytes), chunk_bytes).begin()
-        from fleetstart.runtime.weights.cuda import Cuda
+        from .cuda import Cuda
 
         return Loading(transfer, self.arrival, Cuda(cuda, self.region, transfer, chunk_bytes), chunk_bytes).begin()
 

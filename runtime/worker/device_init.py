@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from fleetstart.runtime.contract.timeline import Timeline
+from ..contract.timeline import Timeline
 
 
 class Device:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from fleetstart.runtime.contract.node.messages import Outlet
+from ..contract.node.messages import Outlet
 
 BACKLOG = 128
 DIRECT = "127.0.0.1,localhost"

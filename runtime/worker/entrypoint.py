@@ -8,7 +8,7 @@ import os
 import sys
 from typing import Any
 
-from fleetstart.runtime.contract.errors import NoHandler
+from ..contract.errors import NoHandler
 
 
 def import_entry(entry: str, bundle_dir: str) -> Any:

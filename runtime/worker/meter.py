@@ -12,8 +12,8 @@ from typing import Literal
 
 import msgspec
 
-from fleetstart.runtime.contract.node.messages import Usage
-from fleetstart.runtime.contract.node.speed import Speed
+from ..contract.node.messages import Usage
+from ..contract.node.speed import Speed
 
 SMOOTHING = 0.2
 """Of a new call once there are some: a change shows within ten."""

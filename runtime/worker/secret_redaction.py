@@ -5,9 +5,9 @@ Answers that the handler makes are its own and pass untouched.
 
 from __future__ import annotations
 
-from fleetstart.runtime.asgi import App, Message, Receive, Scope, Send
-from fleetstart.runtime.contract.process.redaction import Redactor
-from fleetstart.runtime.contract.worker_headers import ERROR_HEADER
+from ..asgi import App, Message, Receive, Scope, Send
+from ..contract.process.redaction import Redactor
+from ..contract.worker_headers import ERROR_HEADER
 
 _ERROR = ERROR_HEADER.encode()
 _EVENT = b"event: error\n"

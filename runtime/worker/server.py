@@ -21,19 +21,13 @@ from typing import Any
 import uvicorn
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
-from fleetstart.runtime import user_errors as blame
-from fleetstart.runtime.asgi import App, CutOff, Headers, Message, Receive, Scope, Send, respond_error
-from fleetstart.runtime.contract.errors import DeadlineExceeded, FleetError, HandlerFailed, Refused, Unavailable
-from fleetstart.runtime.contract.worker_headers import (
-    BUSY_HEADER,
-    DEADLINE_HEADER,
-    DRAINING_HEADER,
-    REQUEST_HEADER,
-    TOKEN_HEADER,
-)
-from fleetstart.runtime.log_tagging import CALL
-from fleetstart.runtime.worker import websockets as sockets
-from fleetstart.runtime.worker.meter import Meter
+from .. import user_errors as blame
+from ..asgi import App, CutOff, Headers, Message, Receive, Scope, Send, respond_error
+from ..contract.errors import DeadlineExceeded, FleetError, HandlerFailed, Refused, Unavailable
+from ..contract.worker_headers import BUSY_HEADER, DEADLINE_HEADER, DRAINING_HEADER, REQUEST_HEADER, TOKEN_HEADER
+from ..log_tagging import CALL
+from . import websockets as sockets
+from .meter import Meter
 
 KEEP_ALIVE_S = 3600
 """The gateway decides when its connections end; a worker that closed one first would race with a call on it."""

@@ -25,18 +25,9 @@ from typing import Any
 
 import msgspec
 
-from fleetstart.runtime.asgi import Receive, Scope, Send
-from fleetstart.runtime.contract.node.shell import (
-    CHUNK_BYTES,
-    STDERR,
-    STDOUT,
-    EndOfInput,
-    Exit,
-    Size,
-    Start,
-    read_client,
-)
-from fleetstart.runtime.isolation import linux as kernel
+from ..asgi import Receive, Scope, Send
+from ..contract.node.shell import CHUNK_BYTES, STDERR, STDOUT, EndOfInput, Exit, Size, Start, read_client
+from ..isolation import linux as kernel
 
 UNCLAIMED_S = 30.0
 """The controller connects at once; one that is gone will not."""

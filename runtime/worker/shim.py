@@ -19,10 +19,10 @@ from typing import NoReturn
 import msgspec
 import uvloop
 
-from fleetstart.runtime.contract.errors import FleetError, StartFailed
-from fleetstart.runtime.contract.node import exit_codes as exits
-from fleetstart.runtime.contract.node.channel import Channel, ChannelClosed
-from fleetstart.runtime.contract.node.messages import (
+from ..contract.errors import FleetError, StartFailed
+from ..contract.node import exit_codes as exits
+from ..contract.node.channel import Channel, ChannelClosed
+from ..contract.node.messages import (
     Assign,
     Caller,
     DaemonMessage,
@@ -35,17 +35,17 @@ from fleetstart.runtime.contract.node.messages import (
     Want,
     Whole,
 )
-from fleetstart.runtime.contract.node.speed import Speed
-from fleetstart.runtime.contract.process.redaction import Redactor
-from fleetstart.runtime.contract.timeline import Timeline
-from fleetstart.runtime.isolation.worker_environment import Place
-from fleetstart.runtime.pipeline.node_messages import Membership
-from fleetstart.runtime.worker import watchdog
-from fleetstart.runtime.worker.egress_socket import open_outlet
-from fleetstart.runtime.worker.meter import Meter
-from fleetstart.runtime.worker.secret_redaction import discreet
-from fleetstart.runtime.worker.server import Door, Listener
-from fleetstart.runtime.worker.start import Started, Starting, start
+from ..contract.node.speed import Speed
+from ..contract.process.redaction import Redactor
+from ..contract.timeline import Timeline
+from ..isolation.worker_environment import Place
+from ..pipeline.node_messages import Membership
+from . import watchdog
+from .egress_socket import open_outlet
+from .meter import Meter
+from .secret_redaction import discreet
+from .server import Door, Listener
+from .start import Started, Starting, start
 
 USAGE_EVERY_S = 1.0
 SPARE_AFTER_S = 0.05
@@ -75,7 +75,7 @@ def _use_the_wait(control: socket) -> None:
     """A spare worker that can bind tensors does so once, before it gets work: the second time is five times quicker."""
     nobody_waits = not select.select([control], [], [], SPARE_AFTER_S)[0]
     if nobody_waits and "torch" in sys.modules:
-        from fleetstart.runtime.weights.warmup import rehearse_weights
+        from ..weights.warmup import rehearse_weights
 
         rehearse_weights()
 
@@ -100,7 +100,7 @@ class Life:
             bundle_dir, listening = self._shut_in(place, descriptors.pop(0))
             watchdog.watch(self._channel.fileno(), self._meter)
             if self._assign.shell:
-                from fleetstart.runtime.worker.shell import Terminal  # late: calls need none of it
+                from .shell import Terminal  # late: calls need none of it
 
                 terminal = Started(Terminal(self._leave.set, self._loop), True, None)
                 self._loop.run_until_complete(self._serve(terminal, listening, bundle_dir))

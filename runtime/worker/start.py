@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from fleetstart.runtime import user_errors as blame
-from fleetstart.runtime.asgi import App
-from fleetstart.runtime.contract.errors import (
+from .. import user_errors as blame
+from ..asgi import App
+from ..contract.errors import (
     ErrorInfo,
     FleetError,
     HandlerSyntax,
@@ -27,23 +27,23 @@ from fleetstart.runtime.contract.errors import (
     WeightsMissing,
     error_from,
 )
-from fleetstart.runtime.contract.node.messages import Assign
-from fleetstart.runtime.contract.node.speed import Speed
-from fleetstart.runtime.contract.timeline import Timeline
-from fleetstart.runtime.handlers.app import handler_app, is_asgi
-from fleetstart.runtime.handlers.hooks import closer, prepare
-from fleetstart.runtime.sdk.context import with_context
-from fleetstart.runtime.sdk.declarations import LLM, Layered
-from fleetstart.runtime.worker.device_init import Device
-from fleetstart.runtime.worker.entrypoint import import_entry
+from ..contract.node.messages import Assign
+from ..contract.node.speed import Speed
+from ..contract.timeline import Timeline
+from ..handlers.app import handler_app, is_asgi
+from ..handlers.hooks import closer, prepare
+from ..sdk.context import with_context
+from ..sdk.declarations import LLM, Layered
+from .device_init import Device
+from .entrypoint import import_entry
 
 if TYPE_CHECKING:
-    from fleetstart.runtime.contract.function.spec import LLMSettings
-    from fleetstart.runtime.contract.weights.stage import Stage
-    from fleetstart.runtime.pipeline.node_messages import Membership
-    from fleetstart.runtime.pipeline.stage_context import StageOf
-    from fleetstart.runtime.weights.tensor_mapping import Tensors
-    from fleetstart.runtime.weights.weights import Weights
+    from ..contract.function.spec import LLMSettings
+    from ..contract.weights.stage import Stage
+    from ..pipeline.node_messages import Membership
+    from ..pipeline.stage_context import StageOf
+    from ..weights.tensor_mapping import Tensors
+    from ..weights.weights import Weights
 
 CLOSE_S = 10.0
 """Of what a drain leaves of its grace, for a handler to close what it has open."""
@@ -123,7 +123,7 @@ def _start_llm(starting: Starting, device: Device, attached: list[Weights]) -> S
     weights: Any = _weights(attached)
     if weights is None or spec.llm is None:
         raise WeightsMissing(f"{spec.name} is an LLM and came without a segment")
-    from fleetstart.runtime.llm import create_app
+    from ..llm import create_app
 
     device.wait()
     if starting.assign.stage is not None:
@@ -133,7 +133,7 @@ def _start_llm(starting: Starting, device: Device, attached: list[Weights]) -> S
 
 
 def _stage_of(starting: Starting, stage: Stage, weights: Weights) -> StageOf:
-    from fleetstart.runtime.pipeline.stage_context import StageOf
+    from ..pipeline.stage_context import StageOf
 
     membership = starting.membership
     assert membership is not None
@@ -150,7 +150,7 @@ def _stage_of(starting: Starting, stage: Stage, weights: Weights) -> StageOf:
 
 def _start_stage(starting: Starting, of: StageOf, settings: LLMSettings, weights: Any) -> Started:
     """Ready when its whole pipeline is, or, of a later stage, when its links stand."""
-    from fleetstart.runtime.llm.distributed.stages import FirstStage, LaterStage
+    from ..llm.distributed.stages import FirstStage, LaterStage
 
     spec, threads = starting.assign.spec, starting.assign.threads
     loaded: FirstStage | LaterStage
@@ -166,9 +166,9 @@ def _start_layered(starting: Starting, device: Device, target: Any, attached: li
     spec = starting.assign.spec
     if not attached:
         raise WeightsMissing(f"{spec.name} is Layered and came without a segment")
-    from fleetstart.runtime.contract.weights.stage import layer_count
-    from fleetstart.runtime.layered.app import made
-    from fleetstart.runtime.layered.stages import FirstStage, LaterStage, Parts, whole_app
+    from ..contract.weights.stage import layer_count
+    from ..layered.app import made
+    from ..layered.stages import FirstStage, LaterStage, Parts, whole_app
 
     device.wait()
     parts = Parts(
@@ -191,7 +191,7 @@ def _attach(starting: Starting) -> list[Weights]:
     """Of the weights, then of their adapter: mapped from now on, while the module is imported."""
     if not starting.segment_fds:
         return []
-    from fleetstart.runtime.weights.weights import Weights
+    from ..weights.weights import Weights
 
     deadline_ns = time.monotonic_ns() + round(starting.assign.spec.start_timeout_s * 1e9)
     descriptors = iter(starting.segment_fds)
@@ -212,7 +212,7 @@ def _weights(attached: list[Weights]) -> Tensors | None:
     """What load() gets."""
     if len(attached) < 2:
         return attached[0] if attached else None
-    from fleetstart.runtime.weights.lora import AdaptedWeights
+    from ..weights.lora import AdaptedWeights
 
     base, adapter = attached
     return AdaptedWeights(base, adapter)

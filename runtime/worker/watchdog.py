@@ -14,8 +14,8 @@ import select
 import time
 from typing import NoReturn
 
-from fleetstart.runtime.contract.node import exit_codes as exits
-from fleetstart.runtime.worker.meter import Call, Meter
+from ..contract.node import exit_codes as exits
+from .meter import Call, Meter
 
 OVERRUN_GRACE_S = 2.0
 """How long a call may go on past its deadline: time for a cancelled handler to clean up."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from fleetstart.runtime import user_errors as blame
-from fleetstart.runtime.asgi import App, Message, Receive, Scope, Send
-from fleetstart.runtime.contract.errors import InvalidInput
-from fleetstart.runtime.contract.worker_headers import SOCKET_LATE
+from .. import user_errors as blame
+from ..asgi import App, Message, Receive, Scope, Send
+from ..contract.errors import InvalidInput
+from ..contract.worker_headers import SOCKET_LATE
 
 MESSAGE_MAX_BYTES = 1 << 30
 """The gateway's own limit is far below; this only bounds what a bug could do."""

@@ -6,9 +6,8 @@ from typing import Any
 
 import msgspec
 
-from fleetstart.controller.api.openapi.operation import in_path, in_query, listed, operation, ref
-from fleetstart.controller.schemas.audit_event import AuditEvent
-from fleetstart.controller.schemas.resources import (
+from ...schemas.audit_event import AuditEvent
+from ...schemas.resources import (
     KeyCreated,
     KeyInfo,
     NewKey,
@@ -19,6 +18,7 @@ from fleetstart.controller.schemas.resources import (
     SecretInfo,
     SecretValue,
 )
+from .operation import in_path, in_query, listed, operation, ref
 
 STRUCTS: tuple[type[msgspec.Struct], ...] = (
     AuditEvent,

@@ -6,9 +6,10 @@ from typing import Any
 
 import msgspec
 
-from fleetstart.controller.api.openapi.operation import in_path, in_query, listed, operation, ref
-from fleetstart.controller.schemas.functions import BudgetInfo, BudgetTerms, Invoice, LedgerLine, NewPrices, Usage
 from fleetstart.runtime.contract.billing.prices import PriceSheet
+
+from ...schemas.functions import BudgetInfo, BudgetTerms, Invoice, LedgerLine, NewPrices, Usage
+from .operation import in_path, in_query, listed, operation, ref
 
 STRUCTS: tuple[type[msgspec.Struct], ...] = (
     BudgetInfo,

@@ -6,9 +6,10 @@ from typing import Any
 
 import msgspec
 
-from fleetstart.controller.api.openapi import access, billing, functions, invocations, system
-from fleetstart.controller.api.openapi.operation import REF
 from fleetstart.runtime.contract.errors import ErrorBody
+
+from . import access, billing, functions, invocations, system
+from .operation import REF
 
 TOPICS = (system, functions, invocations, billing, access)
 

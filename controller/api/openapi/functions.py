@@ -6,12 +6,13 @@ from typing import Any
 
 import msgspec
 
-from fleetstart.controller.api.openapi.operation import in_path, in_query, listed, operation, optional, ref
-from fleetstart.controller.scheduler.deploy_forecast import Forecast, Proposal
-from fleetstart.controller.schemas.functions import Deployed, FunctionInfo, Share, Traffic, VersionInfo, VersionRef
-from fleetstart.controller.state.records import Scaled
 from fleetstart.runtime.contract.billing.ledger import LogLine
 from fleetstart.runtime.contract.function.spec import FunctionSpec
+
+from ...scheduler.deploy_forecast import Forecast, Proposal
+from ...schemas.functions import Deployed, FunctionInfo, Share, Traffic, VersionInfo, VersionRef
+from ...state.records import Scaled
+from .operation import in_path, in_query, listed, operation, optional, ref
 
 STRUCTS: tuple[type[msgspec.Struct], ...] = (
     Deployed,

@@ -6,10 +6,11 @@ from typing import Any
 
 import msgspec
 
-from fleetstart.controller.api.explain import InvocationPlan
-from fleetstart.controller.api.openapi.operation import in_path, in_query, listed, operation, optional, ref
-from fleetstart.controller.schemas.invocations import InvocationInfo, ReplayTerms, ScheduleInfo, WebhookSecret
 from fleetstart.runtime.contract.billing.ledger import InvocationRow, InvocationTrace
+
+from ...schemas.invocations import InvocationInfo, ReplayTerms, ScheduleInfo, WebhookSecret
+from ..explain import InvocationPlan
+from .operation import in_path, in_query, listed, operation, optional, ref
 
 STRUCTS: tuple[type[msgspec.Struct], ...] = (
     InvocationInfo,

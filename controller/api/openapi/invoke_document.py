@@ -9,11 +9,12 @@ from typing import Any
 
 import msgspec
 
-from fleetstart.controller.schemas.examples import example
 from fleetstart.runtime.contract.errors import ErrorBody
 from fleetstart.runtime.contract.function.interface import Interface, Schema
 from fleetstart.runtime.contract.function.spec import FunctionSpec
 from fleetstart.runtime.contract.ids import Version
+
+from ...schemas.examples import example
 
 JSON, EVENTS, BYTES = "application/json", "text/event-stream", "application/octet-stream"
 MULTIPART = "multipart/form-data"

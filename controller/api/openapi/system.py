@@ -6,10 +6,11 @@ from typing import Any
 
 import msgspec
 
-from fleetstart.controller.api.openapi.operation import in_header, in_path, in_query, listed, operation, ref
-from fleetstart.controller.observability.activity import Activity
-from fleetstart.controller.schemas.functions import CheckpointInfo, SystemStatus
 from fleetstart.runtime.contract.weights.manifest import Manifest
+
+from ...observability.activity import Activity
+from ...schemas.functions import CheckpointInfo, SystemStatus
+from .operation import in_header, in_path, in_query, listed, operation, ref
 
 STRUCTS: tuple[type[msgspec.Struct], ...] = (SystemStatus, Activity, CheckpointInfo, Manifest)
 

@@ -16,9 +16,14 @@ from typing import Protocol
 
 import msgspec
 
-from fleetstart.controller.async_invocations.gateway_call import replaying
-from fleetstart.controller.async_invocations.idempotency.response_recorder import Recorder, send_answer
-from fleetstart.controller.async_invocations.idempotency.store import (
+from fleetstart.runtime.contract.errors import FleetError
+from fleetstart.runtime.contract.ids import InvocationId
+
+from ...http.asgi import RawHeaders, Receive, Scope, Send
+from ...state.redis_client import REDIS_DOWN
+from ..gateway_call import replaying
+from .response_recorder import Recorder, send_answer
+from .store import (
     ANSWER_BYTES,
     KEPT_S,
     RENEW_S,
@@ -31,10 +36,6 @@ from fleetstart.controller.async_invocations.idempotency.store import (
     new_claim,
     worth_keeping,
 )
-from fleetstart.controller.http.asgi import RawHeaders, Receive, Scope, Send
-from fleetstart.controller.state.redis_client import REDIS_DOWN
-from fleetstart.runtime.contract.errors import FleetError
-from fleetstart.runtime.contract.ids import InvocationId
 
 log = logging.getLogger(__name__)
 

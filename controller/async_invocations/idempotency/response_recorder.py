@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from fleetstart.controller.http.asgi import Message, RawHeaders, Send
-from fleetstart.controller.state.invocation_records import Answer
+from ...http.asgi import Message, RawHeaders, Send
+from ...state.invocation_records import Answer
 
 _NOT_KEPT = frozenset((b"content-length", b"connection", b"transfer-encoding", b"date"))
 

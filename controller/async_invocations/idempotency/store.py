@@ -14,13 +14,14 @@ from typing import Literal, cast
 import msgspec
 import redis.asyncio as redis
 
-from fleetstart.controller.async_invocations.store.payloads import ANSWER_MAX_BYTES, HEAD_MAX_BYTES, packed, unpacked
-from fleetstart.controller.state.invocation_records import Answer
-from fleetstart.controller.state.redis_client import Script
-from fleetstart.controller.storage.object_store import ObjectStore
 from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.errors import Refused
 from fleetstart.runtime.contract.ids import InvocationId
+
+from ...state.invocation_records import Answer
+from ...state.redis_client import Script
+from ...storage.object_store import ObjectStore
+from ..store.payloads import ANSWER_MAX_BYTES, HEAD_MAX_BYTES, packed, unpacked
 
 KEPT_S = 86_400
 LEASE_MS = 5_000

@@ -17,12 +17,13 @@ from typing import Any, cast
 import msgspec
 import redis.asyncio as redis
 
-from fleetstart.controller.async_invocations.store import lifecycle
-from fleetstart.controller.state.invocation_records import Envelope, Progress
-from fleetstart.controller.state.redis_client import REDIS_DOWN, Script
 from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.errors import NotFound, QueueFull, Unavailable
 from fleetstart.runtime.contract.ids import FunctionName, InvocationId
+
+from ...state.invocation_records import Envelope, Progress
+from ...state.redis_client import REDIS_DOWN, Script
+from . import lifecycle
 
 log = logging.getLogger(__name__)
 

@@ -13,17 +13,9 @@ from typing import Literal
 
 import msgspec
 
-from fleetstart.controller.state.invocation_records import (
-    MOMENTS_MAX,
-    Answer,
-    Delivery,
-    Envelope,
-    Moment,
-    Progress,
-    Status,
-    Told,
-)
 from fleetstart.runtime.contract.errors import ErrorInfo, QueueFull, StoreFailed, Unavailable, WorkerLost
+
+from ...state.invocation_records import MOMENTS_MAX, Answer, Delivery, Envelope, Moment, Progress, Status, Told
 
 LEASE_MS = 4_000
 """How long after its last word a gateway is taken for dead: longer than a busy machine holds a process up."""

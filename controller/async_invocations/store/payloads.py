@@ -11,10 +11,11 @@ from typing import TypeVar
 
 import msgspec
 
-from fleetstart.controller.state.invocation_records import Answer, Envelope
-from fleetstart.controller.storage.object_store import ObjectStore
 from fleetstart.runtime.contract.errors import StoreFailed
 from fleetstart.runtime.contract.ids import InvocationId
+
+from ...state.invocation_records import Answer, Envelope
+from ...storage.object_store import ObjectStore
 
 MIB = 1024 * 1024
 FOLDER = "invocations/"

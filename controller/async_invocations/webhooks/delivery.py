@@ -8,14 +8,14 @@ from collections.abc import Awaitable, Callable
 
 import msgspec
 
-from fleetstart.controller.async_invocations.store import lifecycle
-from fleetstart.controller.async_invocations.store.invocations import Book, Entry
-from fleetstart.controller.async_invocations.webhooks import signing as webhooks
-from fleetstart.controller.async_invocations.webhooks.http_client import Poster
-from fleetstart.controller.async_invocations.webhooks.secrets import WebhookSecrets
-from fleetstart.controller.auth.secret_encryption import VaultClosed
-from fleetstart.controller.schemas.invocations import InvocationInfo
-from fleetstart.controller.state.access_records import DEFAULT
+from ...auth.secret_encryption import VaultClosed
+from ...schemas.invocations import InvocationInfo
+from ...state.access_records import DEFAULT
+from ..store import lifecycle
+from ..store.invocations import Book, Entry
+from . import signing as webhooks
+from .http_client import Poster
+from .secrets import WebhookSecrets
 
 log = logging.getLogger(__name__)
 

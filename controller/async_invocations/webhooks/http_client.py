@@ -10,9 +10,10 @@ from collections.abc import Mapping, Sequence
 import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
 
-from fleetstart.controller.async_invocations.webhooks.signing import check_address, check_url
 from fleetstart.runtime.contract.errors import FleetError
 from fleetstart.runtime.contract.function.public_addresses import Network
+
+from .signing import check_address, check_url
 
 POST_S = 10.0
 READ_BYTES = 64 * 1024

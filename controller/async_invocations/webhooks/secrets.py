@@ -12,12 +12,13 @@ from typing import cast
 import msgspec
 import redis.asyncio as redis
 
-from fleetstart.controller.async_invocations.webhooks import signing as webhooks
-from fleetstart.controller.auth.secret_encryption import Vault, VaultClosed
-from fleetstart.controller.state.access_records import SecretRecord
-from fleetstart.controller.state.redis_client import Script
 from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.errors import Unavailable
+
+from ...auth.secret_encryption import Vault, VaultClosed
+from ...state.access_records import SecretRecord
+from ...state.redis_client import Script
+from . import signing as webhooks
 
 NAME = "webhook-secret"
 """What the vault binds them to, beside their project: no secret of a function's may have that name."""

@@ -7,11 +7,11 @@ from urllib.parse import quote
 
 import click
 
-from fleetstart.controller.cli import output
-from fleetstart.controller.cli.api_client import Server, find_server, function_path, suggesting
-from fleetstart.controller.cli.root import verb
-from fleetstart.controller.cli.traffic import reference, shown
-from fleetstart.controller.schemas.functions import Traffic
+from ...schemas.functions import Traffic
+from .. import output
+from ..api_client import Server, find_server, function_path, suggesting
+from ..root import verb
+from ..traffic import reference, shown
 
 
 @click.command

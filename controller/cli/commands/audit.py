@@ -7,11 +7,11 @@ from pathlib import Path
 
 import click
 
-from fleetstart.controller.cli import output
-from fleetstart.controller.cli.api_client import Server, find_server
-from fleetstart.controller.cli.root import verb
-from fleetstart.controller.cli.units import unix_ms, utc
-from fleetstart.controller.schemas.audit_event import AuditEvent
+from ...schemas.audit_event import AuditEvent
+from .. import output
+from ..api_client import Server, find_server
+from ..root import verb
+from ..units import unix_ms, utc
 
 
 @click.command

@@ -7,13 +7,14 @@ from typing import Literal, cast
 
 import click
 
-from fleetstart.controller.cli import output
-from fleetstart.controller.cli.api_client import Server, find_server, suggesting
-from fleetstart.controller.cli.command_group import Subverbs
-from fleetstart.controller.cli.root import verb
-from fleetstart.controller.cli.units import nano_dollars, utc
-from fleetstart.controller.schemas.functions import BudgetInfo, BudgetTerms
 from fleetstart.runtime.contract.billing.ledger import dollars
+
+from ...schemas.functions import BudgetInfo, BudgetTerms
+from .. import output
+from ..api_client import Server, find_server, suggesting
+from ..command_group import Subverbs
+from ..root import verb
+from ..units import nano_dollars, utc
 
 
 @click.group(cls=Subverbs, context_settings={"max_content_width": 100})

@@ -5,8 +5,8 @@ from __future__ import annotations
 import click
 from click.shell_completion import get_completion_class
 
-from fleetstart.controller.cli import output
-from fleetstart.controller.cli.root import root, verb
+from .. import output
+from ..root import root, verb
 
 VARIABLE = "_FS_COMPLETE"
 """Under which click is asked for completions."""

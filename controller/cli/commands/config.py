@@ -8,15 +8,16 @@ from typing import Any
 import click
 import msgspec
 
-from fleetstart.controller.cli import output
-from fleetstart.controller.cli.commands.deploy import setting_flags
-from fleetstart.controller.cli.handler.select import Handler, flags_of, select
-from fleetstart.controller.cli.handler.settings import DECORATOR, Key, Setting, flat
-from fleetstart.controller.cli.handler.source.declarations import SETTINGS
-from fleetstart.controller.cli.handler.spec import adapter_of, build_spec, include_of, module_name, weights_of
-from fleetstart.controller.cli.root import verb
 from fleetstart.runtime.contract.function.spec import FunctionSpec
 from fleetstart.runtime.contract.ids import BundleId, CheckpointId
+
+from .. import output
+from ..handler.select import Handler, flags_of, select
+from ..handler.settings import DECORATOR, Key, Setting, flat
+from ..handler.source.declarations import SETTINGS
+from ..handler.spec import adapter_of, build_spec, include_of, module_name, weights_of
+from ..root import verb
+from .deploy import setting_flags
 
 DEFAULT = "default"
 _FIELDS = {"memory": "memory_bytes", "max_body": "max_body_bytes"}

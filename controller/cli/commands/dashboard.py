@@ -7,12 +7,12 @@ from pathlib import Path
 import click
 import msgspec
 
-from fleetstart.controller.auth.owner_key import keep
-from fleetstart.controller.cli import output
-from fleetstart.controller.cli.api_client import Server, find_server
-from fleetstart.controller.cli.home import Layout
-from fleetstart.controller.cli.root import verb
-from fleetstart.controller.schemas.functions import SystemStatus
+from ...auth.owner_key import keep
+from ...schemas.functions import SystemStatus
+from .. import output
+from ..api_client import Server, find_server
+from ..home import Layout
+from ..root import verb
 
 
 @click.command

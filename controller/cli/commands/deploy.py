@@ -10,36 +10,30 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from fleetstart.controller.cli import output
-from fleetstart.controller.cli.api_client import Server, find_server
-from fleetstart.controller.cli.curl_hint import function_call
-from fleetstart.controller.cli.handler.bundle import Bundle, make_bundle
-from fleetstart.controller.cli.handler.select import flags_of, select
-from fleetstart.controller.cli.handler.source.declarations import Declaration
-from fleetstart.controller.cli.handler.source.interface import batch_size, interface_of
-from fleetstart.controller.cli.handler.source.layered import in_layers
-from fleetstart.controller.cli.handler.spec import (
-    adapter_of,
-    build_spec,
-    include_of,
-    layers_of,
-    module_name,
-    weights_of,
-)
-from fleetstart.controller.cli.home import Layout
-from fleetstart.controller.cli.progress import Bar
-from fleetstart.controller.cli.root import verb
-from fleetstart.controller.cli.trials import wait
-from fleetstart.controller.cli.weights.publish import Published, publish_source
-from fleetstart.controller.cli.weights.source import Source, read_source
-from fleetstart.controller.cli.weights.upload import ObjectStore
-from fleetstart.controller.schemas.functions import Deployed
-from fleetstart.controller.state.records import LIVE
 from fleetstart.runtime.contract.errors import InvalidSpec
 from fleetstart.runtime.contract.function.spec import FunctionSpec
 
+from ...schemas.functions import Deployed
+from ...state.records import LIVE
+from .. import output
+from ..api_client import Server, find_server
+from ..curl_hint import function_call
+from ..handler.bundle import Bundle, make_bundle
+from ..handler.select import flags_of, select
+from ..handler.source.declarations import Declaration
+from ..handler.source.interface import batch_size, interface_of
+from ..handler.source.layered import in_layers
+from ..handler.spec import adapter_of, build_spec, include_of, layers_of, module_name, weights_of
+from ..home import Layout
+from ..progress import Bar
+from ..root import verb
+from ..trials import wait
+from ..weights.publish import Published, publish_source
+from ..weights.source import Source, read_source
+from ..weights.upload import ObjectStore
+
 if TYPE_CHECKING:
-    from fleetstart.controller.cli.handler.dry_run import Foreseen
+    from ..handler.dry_run import Foreseen
 
 S3 = "s3://"
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
@@ -237,8 +231,8 @@ class _Unsent:
 
 
 def _foreseen(server: Server, declaration: Declaration, path: Path, bundle: Bundle, cache: Path) -> Foreseen:
-    from fleetstart.controller.cli.handler.dry_run import Foreseen  # late: the planner comes with it
-    from fleetstart.controller.scheduler.deploy_forecast import Forecast, Proposal
+    from ...scheduler.deploy_forecast import Forecast, Proposal
+    from ..handler.dry_run import Foreseen  # late: the planner comes with it
 
     packed = _packed(_Unsent(server), declaration, path, bundle, cache)
     base = packed.checkpoints[0] if packed.checkpoints else None
@@ -262,7 +256,7 @@ def _rehearse(foreseen: Sequence[Foreseen], as_json: bool) -> int:
     if as_json:
         output.json_data(foreseen)
     else:
-        from fleetstart.controller.cli.handler.dry_run import rehearsal
+        from ..handler.dry_run import rehearsal
 
         for one in foreseen:
             output.data(rehearsal(one))
@@ -272,7 +266,7 @@ def _rehearse(foreseen: Sequence[Foreseen], as_json: bool) -> int:
 
 def _source(folder: Path, text: str) -> Source:
     if text.startswith(S3):
-        from fleetstart.controller.cli.weights.s3_files import read_s3  # late: boto3 takes a third of a second
+        from ..weights.s3_files import read_s3  # late: boto3 takes a third of a second
 
         return read_s3(text)
     return read_source(folder / text)

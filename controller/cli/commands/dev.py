@@ -22,22 +22,23 @@ from typing import Any
 
 import click
 
-from fleetstart.controller.cli import output
-from fleetstart.controller.cli.api_client import Address, Server, find_server, function_path
-from fleetstart.controller.cli.commands.deploy import bundle_of, deploy_all, setting_flags
-from fleetstart.controller.cli.commands.down import stop
-from fleetstart.controller.cli.commands.logs import shown
-from fleetstart.controller.cli.commands.up import supervisor_argv, wait_ready
-from fleetstart.controller.cli.handler.select import flags_of, select
-from fleetstart.controller.cli.home import Layout
-from fleetstart.controller.cli.local.cold_start_probe import Prober
-from fleetstart.controller.cli.local.elsewhere import is_anothers, name_of, renamed, require_own
-from fleetstart.controller.cli.local.file_watch import Saves, stamps
-from fleetstart.controller.cli.local.own_secrets import provide
-from fleetstart.controller.cli.local.supervisor import dies_with
-from fleetstart.controller.cli.root import verb
-from fleetstart.controller.schemas.functions import Deployed, FunctionInfo
 from fleetstart.runtime.contract.errors import FleetError, NotFound
+
+from ...schemas.functions import Deployed, FunctionInfo
+from .. import output
+from ..api_client import Address, Server, find_server, function_path
+from ..handler.select import flags_of, select
+from ..home import Layout
+from ..local.cold_start_probe import Prober
+from ..local.elsewhere import is_anothers, name_of, renamed, require_own
+from ..local.file_watch import Saves, stamps
+from ..local.own_secrets import provide
+from ..local.supervisor import dies_with
+from ..root import verb
+from .deploy import bundle_of, deploy_all, setting_flags
+from .down import stop
+from .logs import shown
+from .up import supervisor_argv, wait_ready
 
 LOOK_S = 0.3
 """Between two looks at the files; a change is deployed at the second look that sees it."""

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import click
 
-from fleetstart.controller.cli import output
-from fleetstart.controller.cli.doctor import throughput as ceilings
-from fleetstart.controller.cli.doctor.checks import examine
-from fleetstart.controller.cli.root import verb
+from .. import output
+from ..doctor import throughput as ceilings
+from ..doctor.checks import examine
+from ..root import verb
 
 MARKS = {"ok": ("ok", "green"), "warn": ("!!", "yellow"), "bad": ("no", "red")}
 

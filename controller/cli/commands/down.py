@@ -10,10 +10,11 @@ from pathlib import Path
 
 import click
 
-from fleetstart.controller.cli import output
-from fleetstart.controller.cli.home import Layout, SupervisorRecord, read_record, start_ticks, try_lock
-from fleetstart.controller.cli.root import verb
 from fleetstart.runtime.contract.errors import FleetError
+
+from .. import output
+from ..home import Layout, SupervisorRecord, read_record, start_ticks, try_lock
+from ..root import verb
 
 DEADLINE_S = 45.0
 """More than the graces of controller, node and Redis together."""

@@ -7,12 +7,12 @@ from urllib.parse import quote
 
 import click
 
-from fleetstart.controller.api.explain import InvocationPlan
-from fleetstart.controller.cli import output
-from fleetstart.controller.cli.api_client import Server, find_server
-from fleetstart.controller.cli.commands.trace import find, stages
-from fleetstart.controller.cli.root import verb
-from fleetstart.controller.planner.report import text
+from ...api.explain import InvocationPlan
+from ...planner.report import text
+from .. import output
+from ..api_client import Server, find_server
+from ..root import verb
+from .trace import find, stages
 
 
 @click.command

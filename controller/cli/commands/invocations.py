@@ -10,13 +10,14 @@ from urllib.parse import quote
 import click
 import msgspec
 
-from fleetstart.controller.cli import output
-from fleetstart.controller.cli.api_client import Server, error_of, find_server, suggesting
-from fleetstart.controller.cli.command_group import Subverbs
-from fleetstart.controller.cli.root import verb
-from fleetstart.controller.cli.units import utc
-from fleetstart.controller.schemas.invocations import InvocationInfo
 from fleetstart.runtime.contract.errors import NotFound
+
+from ...schemas.invocations import InvocationInfo
+from .. import output
+from ..api_client import Server, error_of, find_server, suggesting
+from ..command_group import Subverbs
+from ..root import verb
+from ..units import utc
 
 STATUSES = ("queued", "running", "succeeded", "failed", "cancelled", "expired")
 

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import click
 
-from fleetstart.controller.cli import output
-from fleetstart.controller.cli.api_client import Server, find_server
-from fleetstart.controller.cli.root import verb
-from fleetstart.controller.schemas.functions import Invoice, InvoiceLine
 from fleetstart.runtime.contract.billing.ledger import dollars
+
+from ...schemas.functions import Invoice, InvoiceLine
+from .. import output
+from ..api_client import Server, find_server
+from ..root import verb
 
 
 @click.command

@@ -13,13 +13,14 @@ from urllib.parse import quote
 import click
 import msgspec
 
-from fleetstart.controller.cli import background, output
-from fleetstart.controller.cli.api_client import PAUSE_S, Server, error_of, find_server, suggesting
-from fleetstart.controller.cli.root import verb
-from fleetstart.controller.cli.sse import Event, chunk_text, events
 from fleetstart.runtime.contract.errors import DeadlineExceeded, ErrorBody, FleetError, NotFound, WorkerLost, error_from
 from fleetstart.runtime.contract.ids import new_invocation_id
 from fleetstart.runtime.contract.worker_headers import ERROR_HEADER, REQUEST_HEADER
+
+from .. import background, output
+from ..api_client import PAUSE_S, Server, error_of, find_server, suggesting
+from ..root import verb
+from ..sse import Event, chunk_text, events
 
 if TYPE_CHECKING:
     import httpx

@@ -8,15 +8,15 @@ from typing import cast
 
 import click
 
-from fleetstart.controller.auth import owner_key as own_key
-from fleetstart.controller.cli import output
-from fleetstart.controller.cli.api_client import Server, find_server
-from fleetstart.controller.cli.command_group import Subverbs
-from fleetstart.controller.cli.home import Layout
-from fleetstart.controller.cli.root import verb
-from fleetstart.controller.cli.units import seconds, utc
-from fleetstart.controller.schemas.resources import KeyCreated, KeyInfo, NewKey, Rotation
-from fleetstart.controller.state.access_records import RIGHTS, Right
+from ...auth import owner_key as own_key
+from ...schemas.resources import KeyCreated, KeyInfo, NewKey, Rotation
+from ...state.access_records import RIGHTS, Right
+from .. import output
+from ..api_client import Server, find_server
+from ..command_group import Subverbs
+from ..home import Layout
+from ..root import verb
+from ..units import seconds, utc
 
 
 @click.group(cls=Subverbs, context_settings={"max_content_width": 100})
@@ -134,7 +134,7 @@ def recover(home: Path, *, as_json: bool) -> None:
     Whoever owns FS_HOME owns the system: the key goes into its Redis itself, and is kept in FS_HOME. The others stay
     good; `fs key ls` lists them, and `fs key revoke` ends one that may be in other hands.
     """
-    from fleetstart.controller.cli.local.key_recovery import recovered  # late: a client for Redis comes with it
+    from ..local.key_recovery import recovered  # late: a client for Redis comes with it
 
     layout = Layout(home)
     name = recovered(layout, find_server(None, home).url)

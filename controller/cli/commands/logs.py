@@ -14,12 +14,13 @@ from urllib.parse import quote
 
 import click
 
-from fleetstart.controller.cli import output
-from fleetstart.controller.cli import units as moments
-from fleetstart.controller.cli.api_client import Server, find_server, suggesting
-from fleetstart.controller.cli.root import verb
 from fleetstart.runtime.contract.billing.ledger import InvocationTrace, LogLine
 from fleetstart.runtime.contract.errors import NotFound, Unavailable
+
+from .. import output
+from .. import units as moments
+from ..api_client import Server, find_server, suggesting
+from ..root import verb
 
 RECONNECT_S = 10.0
 """How long a followed log may be without its server: a controller is back within 5 s."""

@@ -6,12 +6,13 @@ from pathlib import Path
 
 import click
 
-from fleetstart.controller.cli import output
-from fleetstart.controller.cli.api_client import Server, find_server
-from fleetstart.controller.cli.commands.status import node_lines
-from fleetstart.controller.cli.root import verb
-from fleetstart.controller.schemas.functions import SystemStatus
 from fleetstart.runtime.contract.errors import Forbidden, NotFound
+
+from ...schemas.functions import SystemStatus
+from .. import output
+from ..api_client import Server, find_server
+from ..root import verb
+from .status import node_lines
 
 
 @click.command

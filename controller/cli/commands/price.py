@@ -7,14 +7,15 @@ from pathlib import Path
 
 import click
 
-from fleetstart.controller.cli import output
-from fleetstart.controller.cli.api_client import Server, find_server
-from fleetstart.controller.cli.command_group import Subverbs
-from fleetstart.controller.cli.root import verb
-from fleetstart.controller.cli.units import nano_dollars, unix_ms, utc
-from fleetstart.controller.schemas.functions import NewPrices
 from fleetstart.runtime.contract.billing.ledger import dollars
 from fleetstart.runtime.contract.billing.prices import LEAD_MS, PriceSheet
+
+from ...schemas.functions import NewPrices
+from .. import output
+from ..api_client import Server, find_server
+from ..command_group import Subverbs
+from ..root import verb
+from ..units import nano_dollars, unix_ms, utc
 
 
 @click.group(cls=Subverbs, context_settings={"max_content_width": 100})

@@ -9,13 +9,14 @@ from urllib.parse import quote
 import click
 import msgspec
 
-from fleetstart.controller.cli import output
-from fleetstart.controller.cli.api_client import Server, find_server
-from fleetstart.controller.cli.command_group import Subverbs
-from fleetstart.controller.cli.root import verb
-from fleetstart.controller.schemas.resources import ProjectInfo, ProjectTerms
 from fleetstart.runtime.contract.errors import InvalidInput, NotFound
 from fleetstart.runtime.contract.function.spec import parse_size
+
+from ...schemas.resources import ProjectInfo, ProjectTerms
+from .. import output
+from ..api_client import Server, find_server
+from ..command_group import Subverbs
+from ..root import verb
 
 NONE = "none"
 

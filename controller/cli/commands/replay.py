@@ -9,13 +9,13 @@ from pathlib import Path
 import click
 import msgspec
 
-from fleetstart.controller.cli import output
-from fleetstart.controller.cli.api_client import Server, find_server
-from fleetstart.controller.cli.commands.invocations import kept, path
-from fleetstart.controller.cli.root import verb
-from fleetstart.controller.cli.traffic import reference
-from fleetstart.controller.cli.waiting import ended
-from fleetstart.controller.schemas.invocations import InvocationInfo, ReplayTerms
+from ...schemas.invocations import InvocationInfo, ReplayTerms
+from .. import output
+from ..api_client import Server, find_server
+from ..root import verb
+from ..traffic import reference
+from ..waiting import ended
+from .invocations import kept, path
 
 SHOWN_LINES = 40
 """Of a difference; more is for a tool that shows files."""

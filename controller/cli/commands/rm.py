@@ -8,10 +8,10 @@ from urllib.parse import quote
 
 import click
 
-from fleetstart.controller.cli import output
-from fleetstart.controller.cli.api_client import Server, find_server, suggesting
-from fleetstart.controller.cli.root import verb
-from fleetstart.controller.schemas.functions import FunctionInfo
+from ...schemas.functions import FunctionInfo
+from .. import output
+from ..api_client import Server, find_server, suggesting
+from ..root import verb
 
 
 @click.command

@@ -7,12 +7,13 @@ from pathlib import Path
 import click
 import msgspec
 
-from fleetstart.controller.cli import output
-from fleetstart.controller.cli.api_client import Server, find_server, function_path, suggesting
-from fleetstart.controller.cli.root import verb
-from fleetstart.controller.schemas.functions import FunctionInfo, Traffic
-from fleetstart.controller.state.records import Scaled
 from fleetstart.runtime.contract.function.spec import Limits, Scale
+
+from ...schemas.functions import FunctionInfo, Traffic
+from ...state.records import Scaled
+from .. import output
+from ..api_client import Server, find_server, function_path, suggesting
+from ..root import verb
 
 
 @click.command

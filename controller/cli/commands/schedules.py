@@ -7,11 +7,11 @@ from pathlib import Path
 
 import click
 
-from fleetstart.controller.cli import output
-from fleetstart.controller.cli.api_client import Server, find_server
-from fleetstart.controller.cli.root import verb
-from fleetstart.controller.cli.units import utc
-from fleetstart.controller.schemas.invocations import ScheduleInfo
+from ...schemas.invocations import ScheduleInfo
+from .. import output
+from ..api_client import Server, find_server
+from ..root import verb
+from ..units import utc
 
 
 @click.command

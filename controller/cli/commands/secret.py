@@ -8,13 +8,14 @@ from urllib.parse import quote
 
 import click
 
-from fleetstart.controller.cli import output
-from fleetstart.controller.cli.api_client import Server, find_server
-from fleetstart.controller.cli.command_group import Subverbs
-from fleetstart.controller.cli.root import verb
-from fleetstart.controller.cli.units import utc
-from fleetstart.controller.schemas.resources import Rekeyed, SecretInfo, SecretValue
 from fleetstart.runtime.contract.errors import InvalidInput, NotFound
+
+from ...schemas.resources import Rekeyed, SecretInfo, SecretValue
+from .. import output
+from ..api_client import Server, find_server
+from ..command_group import Subverbs
+from ..root import verb
+from ..units import utc
 
 READ_MAX_BYTES = 64 * 1024
 DEFAULT = "default"

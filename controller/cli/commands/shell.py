@@ -8,11 +8,12 @@ from typing import Any
 
 import click
 
-from fleetstart.controller.cli import output
-from fleetstart.controller.cli.api_client import Server, find_server, function_path, suggestion
-from fleetstart.controller.cli.root import verb
 from fleetstart.runtime.contract.errors import NotFound
 from fleetstart.runtime.contract.node.shell import IDLE_MOST_S
+
+from .. import output
+from ..api_client import Server, find_server, function_path, suggestion
+from ..root import verb
 
 
 @click.command(
@@ -46,7 +47,7 @@ def command(
     if as_json and not argv:
         raise click.UsageError("--json is for a command: fs shell NAME --json -- CMD")
     # late: only this verb speaks WebSocket
-    from fleetstart.controller.cli.remote_shell import Wanted, converse, write_through
+    from ..remote_shell import Wanted, converse, write_through
 
     name, _, version = which.partition("@")
     address = find_server(url, home)

@@ -7,15 +7,16 @@ from pathlib import Path
 
 import click
 
-from fleetstart.controller.cli import output
-from fleetstart.controller.cli.api_client import Server, find_server
-from fleetstart.controller.cli.commands.ls import functions_table
-from fleetstart.controller.cli.curl_hint import access
-from fleetstart.controller.cli.root import verb
-from fleetstart.controller.cli.units import utc
-from fleetstart.controller.schemas.functions import BudgetInfo, SystemStatus
 from fleetstart.runtime.contract.billing.ledger import dollars
 from fleetstart.runtime.contract.node.reports import NodeReport
+
+from ...schemas.functions import BudgetInfo, SystemStatus
+from .. import output
+from ..api_client import Server, find_server
+from ..curl_hint import access
+from ..root import verb
+from ..units import utc
+from .ls import functions_table
 
 
 @click.command

@@ -9,13 +9,14 @@ from urllib.parse import quote
 
 import click
 
-from fleetstart.controller.cli import output
-from fleetstart.controller.cli.api_client import Server, find_server, suggesting
-from fleetstart.controller.cli.root import verb
-from fleetstart.controller.cli.waterfall import waterfall
-from fleetstart.controller.schemas.functions import FunctionInfo
 from fleetstart.runtime.contract.billing.ledger import InvocationRow, InvocationTrace, dollars
 from fleetstart.runtime.contract.errors import NotFound
+
+from ...schemas.functions import FunctionInfo
+from .. import output
+from ..api_client import Server, find_server, suggesting
+from ..root import verb
+from ..waterfall import waterfall
 
 
 @click.command

@@ -13,17 +13,18 @@ from typing import NoReturn
 
 import click
 
-from fleetstart.controller.cli import output
-from fleetstart.controller.cli.api_client import Server, own_server
-from fleetstart.controller.cli.commands.down import stop
-from fleetstart.controller.cli.curl_hint import access
-from fleetstart.controller.cli.home import Layout, SupervisorRecord, is_locked, read_record, read_services, tail
-from fleetstart.controller.cli.local.services import CONTROLLER, NODE, REDIS, find_redis
-from fleetstart.controller.cli.output import Unreachable
-from fleetstart.controller.cli.root import verb
-from fleetstart.controller.schemas.functions import SystemStatus
 from fleetstart.runtime.contract.errors import FleetError, Forbidden, StartFailed, Unauthorized
 from fleetstart.runtime.contract.function.spec import check_region, parse_size
+
+from ...schemas.functions import SystemStatus
+from .. import output
+from ..api_client import Server, own_server
+from ..curl_hint import access
+from ..home import Layout, SupervisorRecord, is_locked, read_record, read_services, tail
+from ..local.services import CONTROLLER, NODE, REDIS, find_redis
+from ..output import Unreachable
+from ..root import verb
+from .down import stop
 
 DEADLINE_S = 60.0
 """A cold disk and a busy machine included; on a quiet one it takes one to two seconds."""

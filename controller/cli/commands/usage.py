@@ -7,12 +7,13 @@ from pathlib import Path
 
 import click
 
-from fleetstart.controller.cli import output
-from fleetstart.controller.cli.api_client import Server, find_server, suggesting
-from fleetstart.controller.cli.root import verb
-from fleetstart.controller.cli.units import unix_ms
-from fleetstart.controller.schemas.functions import FunctionInfo, Usage, UsageLine
 from fleetstart.runtime.contract.billing.ledger import dollars
+
+from ...schemas.functions import FunctionInfo, Usage, UsageLine
+from .. import output
+from ..api_client import Server, find_server, suggesting
+from ..root import verb
+from ..units import unix_ms
 
 _HEADINGS = {
     "function": "FUNCTION",

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import click
 
-from fleetstart.controller.cli import output
-from fleetstart.controller.cli.api_client import Server, find_server, function_path, suggesting
-from fleetstart.controller.cli.root import verb
-from fleetstart.controller.schemas.functions import VersionInfo
+from ...schemas.functions import VersionInfo
+from .. import output
+from ..api_client import Server, find_server, function_path, suggesting
+from ..root import verb
 
 ID_SHOWN = 12
 ERROR_SHOWN = 60

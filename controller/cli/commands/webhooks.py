@@ -7,13 +7,13 @@ from urllib.parse import quote
 
 import click
 
-from fleetstart.controller.cli import output
-from fleetstart.controller.cli.api_client import Server, find_server
-from fleetstart.controller.cli.command_group import Subverbs
-from fleetstart.controller.cli.commands.invocations import path, show
-from fleetstart.controller.cli.root import verb
-from fleetstart.controller.schemas.invocations import InvocationInfo, WebhookSecret
-from fleetstart.controller.state.access_records import DEFAULT
+from ...schemas.invocations import InvocationInfo, WebhookSecret
+from ...state.access_records import DEFAULT
+from .. import output
+from ..api_client import Server, find_server
+from ..command_group import Subverbs
+from ..root import verb
+from .invocations import path, show
 
 
 @click.group(cls=Subverbs, context_settings={"max_content_width": 100})

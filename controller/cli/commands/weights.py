@@ -10,22 +10,23 @@ from typing import Any
 
 import click
 
-from fleetstart.controller.cli import output
-from fleetstart.controller.cli.api_client import Server, find_server
-from fleetstart.controller.cli.command_group import Subverbs
-from fleetstart.controller.cli.home import Layout
-from fleetstart.controller.cli.progress import Bar
-from fleetstart.controller.cli.root import verb
-from fleetstart.controller.cli.weights.export import export
-from fleetstart.controller.cli.weights.local_files import FileList
-from fleetstart.controller.cli.weights.publish import publish_source
-from fleetstart.controller.cli.weights.resolve import SHORT, find_checkpoint
-from fleetstart.controller.cli.weights.source import Source, read_folder, read_source
-from fleetstart.controller.cli.weights.verify import Bad, verify
-from fleetstart.controller.schemas.functions import CheckpointInfo
 from fleetstart.runtime.contract.errors import CheckpointInvalid
 from fleetstart.runtime.contract.function.spec import parse_size
 from fleetstart.runtime.contract.ids import CheckpointId
+
+from ...schemas.functions import CheckpointInfo
+from .. import output
+from ..api_client import Server, find_server
+from ..command_group import Subverbs
+from ..home import Layout
+from ..progress import Bar
+from ..root import verb
+from ..weights.export import export
+from ..weights.local_files import FileList
+from ..weights.publish import publish_source
+from ..weights.resolve import SHORT, find_checkpoint
+from ..weights.source import Source, read_folder, read_source
+from ..weights.verify import Bad, verify
 
 
 @click.group(cls=Subverbs, context_settings={"max_content_width": 100})
@@ -69,7 +70,7 @@ def _source(sources: Sequence[str]) -> Source:
     if remote and len(sources) > 1:
         raise click.UsageError(f"{remote[0]} is pushed alone: one bucket and prefix, or files of this machine")
     if remote:
-        from fleetstart.controller.cli.weights.s3_files import read_s3  # late: boto3 takes a third of a second
+        from ..weights.s3_files import read_s3  # late: boto3 takes a third of a second
 
         return read_s3(remote[0])
     paths = [Path(source) for source in sources]

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from fleetstart.controller.cli.doctor.checks import Finding
 from fleetstart.runtime.contract.node.throughput import Ceilings, Limit
+
+from .checks import Finding
 
 NEAR = 0.8
 """Of its source's ceiling: a load that reaches that much is as fast as the source."""

@@ -18,10 +18,11 @@ from typing import Literal
 
 import msgspec
 
-from fleetstart.controller.cli.home import Layout, is_locked
-from fleetstart.controller.cli.local.services import find_redis
-from fleetstart.controller.cli.output import size
 from fleetstart.runtime.contract.function.spec import GIB
+
+from ..home import Layout, is_locked
+from ..local.services import find_redis
+from ..output import size
 
 PROBE_S = 20.0
 MEMORY_LEAST_BYTES = 2 * GIB

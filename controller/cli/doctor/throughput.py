@@ -14,16 +14,17 @@ from typing import TypeVar
 
 import msgspec
 
-from fleetstart.controller.cli.api_client import Server, find_server
-from fleetstart.controller.cli.doctor.bottleneck import Observed, diagnose, rate
-from fleetstart.controller.cli.doctor.checks import Finding, available_bytes
-from fleetstart.controller.cli.home import Layout, SupervisorRecord, is_locked, read_record, read_services
-from fleetstart.controller.cli.local.services import NODE
-from fleetstart.controller.schemas.functions import SystemStatus
 from fleetstart.runtime.contract.errors import FleetError
 from fleetstart.runtime.contract.function.spec import GIB, MIB
 from fleetstart.runtime.contract.node.reports import NodeReport
 from fleetstart.runtime.contract.node.throughput import Ceilings, DeviceCeiling, Limit
+
+from ...schemas.functions import SystemStatus
+from ..api_client import Server, find_server
+from ..home import Layout, SupervisorRecord, is_locked, read_record, read_services
+from ..local.services import NODE
+from .bottleneck import Observed, diagnose, rate
+from .checks import Finding, available_bytes
 
 Answer = TypeVar("Answer")
 

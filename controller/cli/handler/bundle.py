@@ -16,10 +16,11 @@ from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 
-from fleetstart.controller.cli.handler.source.parse import imports_of, parse
 from fleetstart.runtime.contract.errors import HandlerSyntax, InvalidSpec, TooLarge
 from fleetstart.runtime.contract.function.spec import MIB
 from fleetstart.runtime.contract.ids import BundleId
+
+from .source.parse import imports_of, parse
 
 BUNDLE_MAX_BYTES = 64 * MIB
 """A worker waits for its bundle, and it stays in the node's cache: data and weights belong elsewhere."""

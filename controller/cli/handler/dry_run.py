@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import msgspec
 
-from fleetstart.controller.cli import output
-from fleetstart.controller.planner.report import text
-from fleetstart.controller.scheduler.deploy_forecast import Forecast
 from fleetstart.runtime.contract.billing.ledger import PRICE_NUSD_PER_GIB_S, cost_nusd, dollars
 from fleetstart.runtime.contract.ids import FunctionName
+
+from ...planner.report import text
+from ...scheduler.deploy_forecast import Forecast
+from .. import output
 
 
 class Foreseen(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,18 +9,12 @@ from typing import Any
 
 import click
 
-from fleetstart.controller.cli import output
-from fleetstart.controller.cli.handler.settings import (
-    Key,
-    Setting,
-    SettingsFile,
-    effective,
-    read_settings_file,
-    settled,
-)
-from fleetstart.controller.cli.handler.source.declarations import Declaration, read_declarations
-from fleetstart.controller.cli.handler.spec import module_name
 from fleetstart.runtime.contract.errors import NoHandler
+
+from .. import output
+from .settings import Key, Setting, SettingsFile, effective, read_settings_file, settled
+from .source.declarations import Declaration, read_declarations
+from .spec import module_name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,10 +16,11 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from fleetstart.controller.cli.handler.source.declarations import SETTINGS, Declaration
-from fleetstart.controller.cli.handler.spec import default_name
 from fleetstart.runtime.contract.errors import InvalidSpec
 from fleetstart.runtime.contract.function.spec import SLO, Limits, Scale
+
+from .source.declarations import SETTINGS, Declaration
+from .spec import default_name
 
 FILE = "fs.toml"
 FILE_MAX_BYTES = 64 * 1024

@@ -13,11 +13,12 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from fleetstart.controller.cli.handler.source.declarations import Declaration
 from fleetstart.runtime.contract.errors import InvalidSpec
 from fleetstart.runtime.contract.function.interface import Interface
 from fleetstart.runtime.contract.function.spec import GIB, FunctionSpec, LLMSettings, Scale, parse_size
 from fleetstart.runtime.contract.ids import BundleId, CheckpointId, FunctionName
+
+from .source.declarations import Declaration
 
 LLM_MEMORY_BYTES = 2 * GIB
 """KV cache, activations and torch itself; the weights are in the segment and not counted."""

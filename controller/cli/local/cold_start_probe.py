@@ -14,16 +14,17 @@ from urllib.parse import quote
 import click
 import msgspec
 
-from fleetstart.controller.cli import output
-from fleetstart.controller.cli.api_client import Server, function_path
-from fleetstart.controller.cli.commands.trace import shown, summary
-from fleetstart.controller.cli.waterfall import beside
-from fleetstart.controller.schemas.functions import FunctionInfo, SystemStatus
 from fleetstart.runtime.contract.billing.ledger import InvocationTrace
 from fleetstart.runtime.contract.errors import NotFound, Unavailable
 from fleetstart.runtime.contract.ids import InvocationId, new_invocation_id
 from fleetstart.runtime.contract.timeline import Phase
 from fleetstart.runtime.contract.worker_headers import REQUEST_HEADER
+
+from ...schemas.functions import FunctionInfo, SystemStatus
+from .. import output
+from ..api_client import Server, function_path
+from ..commands.trace import shown, summary
+from ..waterfall import beside
 
 ZERO_S = 60.0
 """For a worker to end once nobody needs it: it may close what it has open."""

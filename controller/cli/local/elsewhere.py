@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from fleetstart.controller.cli.api_client import Server, function_path
-from fleetstart.controller.cli.handler.source.declarations import Declaration
-from fleetstart.controller.cli.handler.spec import default_name
-from fleetstart.controller.schemas.functions import FunctionInfo
 from fleetstart.runtime.contract.errors import NotFound, Refused
+
+from ...schemas.functions import FunctionInfo
+from ..api_client import Server, function_path
+from ..handler.source.declarations import Declaration
+from ..handler.spec import default_name
 
 SUFFIX = "-dev"
 NAME_MAX = 63

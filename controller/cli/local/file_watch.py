@@ -6,7 +6,7 @@ import os
 from collections.abc import Collection
 from pathlib import Path
 
-from fleetstart.controller.cli.handler.settings import FILE
+from ..handler.settings import FILE
 
 Stamps = dict[str, tuple[int, int]]
 """File → (time of its last change in ns, size)."""

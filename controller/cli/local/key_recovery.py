@@ -8,16 +8,17 @@ import time
 import msgspec
 import redis
 
-from fleetstart.controller.auth.api_key import new_credential, parse
-from fleetstart.controller.auth.owner_key import NAME, keep, owners_record
-from fleetstart.controller.cli.api_client import Address, Server
-from fleetstart.controller.cli.home import Layout, SupervisorRecord, read_record
-from fleetstart.controller.cli.output import Unreachable
-from fleetstart.controller.schemas.audit_event import AuditEvent
-from fleetstart.controller.schemas.resources import KeyInfo
-from fleetstart.controller.state.access_records import LOCAL, digest
 from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.errors import NotFound, Unauthorized
+
+from ...auth.api_key import new_credential, parse
+from ...auth.owner_key import NAME, keep, owners_record
+from ...schemas.audit_event import AuditEvent
+from ...schemas.resources import KeyInfo
+from ...state.access_records import LOCAL, digest
+from ..api_client import Address, Server
+from ..home import Layout, SupervisorRecord, read_record
+from ..output import Unreachable
 
 HEARD_S = 5.0
 """For the controller to hear of it, or else to read Redis again, once a second."""

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from urllib.parse import quote
 
-from fleetstart.controller.cli.api_client import Server
-from fleetstart.controller.cli.handler.source.declarations import Declaration
-from fleetstart.controller.schemas.resources import ProjectInfo, ProjectTerms, SecretInfo, SecretValue
-from fleetstart.controller.state.access_records import DEFAULT
 from fleetstart.runtime.contract.errors import InvalidSpec
+
+from ...schemas.resources import ProjectInfo, ProjectTerms, SecretInfo, SecretValue
+from ...state.access_records import DEFAULT
+from ..api_client import Server
+from ..handler.source.declarations import Declaration
 
 
 def provide(server: Server, declarations: Sequence[Declaration], environ: Mapping[str, str]) -> None:

@@ -25,7 +25,9 @@ from pathlib import Path
 
 import msgspec
 
-from fleetstart.controller.cli.home import (
+from fleetstart.runtime.contract.process.log_format import configure
+
+from ..home import (
     Layout,
     ServiceRecord,
     SupervisorRecord,
@@ -33,9 +35,8 @@ from fleetstart.controller.cli.home import (
     try_lock,
     write_atomically,
 )
-from fleetstart.controller.cli.local.restart_policy import RestartPolicy
-from fleetstart.controller.cli.local.services import REDIS, Service, find_redis, python_services, redis_service
-from fleetstart.runtime.contract.process.log_format import configure
+from .restart_policy import RestartPolicy
+from .services import REDIS, Service, find_redis, python_services, redis_service
 
 log = logging.getLogger(__name__)
 

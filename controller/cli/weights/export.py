@@ -18,15 +18,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 
-from fleetstart.controller.cli.api_client import Server
-from fleetstart.controller.cli.weights.source import ADAPTER, INDEX
-from fleetstart.controller.cli.weights.source_layout import LAYOUT_MAX_BYTES, LAYOUT_OBJECT, read_layout
-from fleetstart.controller.cli.weights.verify import Chunk, Progress, each_part, open_checkpoint, read_part
 from fleetstart.runtime.contract.errors import ChecksumMismatch, FleetError, InvalidInput
 from fleetstart.runtime.contract.ids import CheckpointId
 from fleetstart.runtime.contract.weights import token_table
 from fleetstart.runtime.contract.weights.adapters import is_adapter
 from fleetstart.runtime.contract.weights.manifest import Manifest, Part, TensorEntry, checkpoint_key
+
+from ..api_client import Server
+from .source import ADAPTER, INDEX
+from .source_layout import LAYOUT_MAX_BYTES, LAYOUT_OBJECT, read_layout
+from .verify import Chunk, Progress, each_part, open_checkpoint, read_part
 
 SHARD_MAX_BYTES = 5_000_000_000
 """Hugging Face's own default."""

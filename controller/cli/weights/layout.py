@@ -17,9 +17,6 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from fleetstart.controller.cli.weights.local_files import Origin
-from fleetstart.controller.cli.weights.safetensors_header import StoredTensor
-from fleetstart.controller.cli.weights.source import SmallFile, Source
 from fleetstart.runtime.contract.errors import CheckpointInvalid, InvalidSpec
 from fleetstart.runtime.contract.function.spec import MIB
 from fleetstart.runtime.contract.weights.manifest import (
@@ -33,6 +30,10 @@ from fleetstart.runtime.contract.weights.manifest import (
     Part,
     TensorEntry,
 )
+
+from .local_files import Origin
+from .safetensors_header import StoredTensor
+from .source import SmallFile, Source
 
 PART_MAX_BYTES = 256 * MIB
 """A part is what an upload that broke repeats: 2 s at 1 Gbit/s, half a minute at home. It is at least 64 chunks: ranges

@@ -19,11 +19,6 @@ from threading import Lock
 import msgspec
 import xxhash
 
-from fleetstart.controller.cli.weights.layout import PART_MAX_BYTES, PartPlan, Plan, make_plan
-from fleetstart.controller.cli.weights.source import Source, read_source
-from fleetstart.controller.cli.weights.source_layout import LAYOUT_OBJECT, layout_bytes
-from fleetstart.controller.cli.weights.tied_tensors import find_tied
-from fleetstart.controller.cli.weights.upload import Item, ObjectStore, upload
 from fleetstart.runtime.contract.errors import CheckpointInvalid
 from fleetstart.runtime.contract.ids import CheckpointId
 from fleetstart.runtime.contract.weights.manifest import (
@@ -34,6 +29,12 @@ from fleetstart.runtime.contract.weights.manifest import (
     read_manifest,
 )
 from fleetstart.runtime.contract.weights.stage import Layout, layout_of
+
+from .layout import PART_MAX_BYTES, PartPlan, Plan, make_plan
+from .source import Source, read_source
+from .source_layout import LAYOUT_OBJECT, layout_bytes
+from .tied_tensors import find_tied
+from .upload import Item, ObjectStore, upload
 
 Progress = Callable[[str, int, int], None]
 """Called with what is being done, bytes done and bytes in all."""

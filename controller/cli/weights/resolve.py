@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from fleetstart.controller.cli.api_client import Server
-from fleetstart.controller.schemas.functions import CheckpointInfo, FunctionInfo
 from fleetstart.runtime.contract.errors import InvalidInput, NotFound
 from fleetstart.runtime.contract.ids import CheckpointId
+
+from ...schemas.functions import CheckpointInfo, FunctionInfo
+from ..api_client import Server
 
 PREFIX_MIN = 4
 SHORT = 12

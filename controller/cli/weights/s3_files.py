@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any
 
-from fleetstart.controller.cli.weights.local_files import BLOCK_BYTES, Origin
-from fleetstart.controller.cli.weights.source import Source, read_folder, read_single
 from fleetstart.runtime.contract.errors import CheckpointInvalid, FleetError, InvalidInput, StoreFailed, WeightsMissing
+
+from .local_files import BLOCK_BYTES, Origin
+from .source import Source, read_folder, read_single
 
 WINDOW_BYTES = 8 * 1024 * 1024
 """Smaller reads come out of windows: a model has hundreds of small tensors, and a request takes as long as a MiB."""

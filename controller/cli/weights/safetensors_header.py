@@ -15,9 +15,10 @@ from typing import Any
 
 import msgspec
 
-from fleetstart.controller.cli.weights.local_files import Origin, read_at
 from fleetstart.runtime.contract.errors import CheckpointInvalid, PickleRefused
 from fleetstart.runtime.contract.weights.manifest import DTYPE_BYTES
+
+from .local_files import Origin, read_at
 
 HEADER_MAX_BYTES = 100_000_000
 """The format's own limit."""

@@ -14,19 +14,14 @@ from typing import Any
 
 import msgspec
 
-from fleetstart.controller.cli.weights.local_files import Folder, LocalFile, LocalFolder, Made, Origin, read_all
-from fleetstart.controller.cli.weights.safetensors_header import (
-    PICKLE_SUFFIXES,
-    StoredFile,
-    StoredTensor,
-    read_file,
-    refuse_pickle,
-)
-from fleetstart.controller.cli.weights.token_table import build_table
 from fleetstart.runtime.contract.errors import CheckpointInvalid, WeightsMissing
 from fleetstart.runtime.contract.function.spec import MIB
 from fleetstart.runtime.contract.weights import token_table
 from fleetstart.runtime.contract.weights.lora import CONFIG, CONFIG_MAX_BYTES, read_adapter
+
+from .local_files import Folder, LocalFile, LocalFolder, Made, Origin, read_all
+from .safetensors_header import PICKLE_SUFFIXES, StoredFile, StoredTensor, read_file, refuse_pickle
+from .token_table import build_table
 
 ADAPTER = "adapter_model.safetensors"
 INDEX = "model.safetensors.index.json"

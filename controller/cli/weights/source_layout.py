@@ -14,11 +14,12 @@ from io import BytesIO
 
 import msgspec
 
-from fleetstart.controller.cli.weights.local_files import Made
-from fleetstart.controller.cli.weights.safetensors_header import HEADER_MAX_BYTES, StoredTensor, parse_header
-from fleetstart.controller.cli.weights.source import INDEX, Source
 from fleetstart.runtime.contract.errors import CheckpointInvalid
 from fleetstart.runtime.contract.weights.manifest import Manifest
+
+from .local_files import Made
+from .safetensors_header import HEADER_MAX_BYTES, StoredTensor, parse_header
+from .source import INDEX, Source
 
 LAYOUT_OBJECT = "layout.json.gz"
 FORMAT = "fleetstart-layout/1"

@@ -13,10 +13,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import xxhash
 
-from fleetstart.controller.cli.weights.layout import in_order
-from fleetstart.controller.cli.weights.local_files import read_at
-from fleetstart.controller.cli.weights.safetensors_header import StoredTensor
 from fleetstart.runtime.contract.function.spec import MIB
+
+from .layout import in_order
+from .local_files import read_at
+from .safetensors_header import StoredTensor
 
 TIED_MIN_BYTES = MIB
 """Below this a copy costs less than the exception: small tensors (norms, masks) are often equal by chance."""

@@ -13,7 +13,7 @@ from threading import Event, Lock
 from time import monotonic
 from typing import Protocol
 
-from fleetstart.controller.cli.output import ConnectionCut
+from ..output import ConnectionCut
 
 UPLOADS = 4
 """At a time: one connection rarely fills a long line, and each holds a few megabytes at most."""

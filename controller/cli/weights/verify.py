@@ -10,9 +10,6 @@ from threading import Lock
 import msgspec
 import xxhash
 
-from fleetstart.controller.cli.api_client import Server
-from fleetstart.controller.cli.weights.local_files import Made
-from fleetstart.controller.cli.weights.safetensors_header import parse_header
 from fleetstart.runtime.contract.errors import CheckpointInvalid, NotFound
 from fleetstart.runtime.contract.ids import CheckpointId
 from fleetstart.runtime.contract.weights.manifest import (
@@ -25,6 +22,10 @@ from fleetstart.runtime.contract.weights.manifest import (
     chunk_ranges,
     read_manifest,
 )
+
+from ..api_client import Server
+from .local_files import Made
+from .safetensors_header import parse_header
 
 READERS = 4
 """Parts at a time."""

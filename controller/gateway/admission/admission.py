@@ -10,21 +10,22 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from fleetstart.controller.billing.watch import BillingWatch
-from fleetstart.controller.gateway.admission.feasibility import start_failure
-from fleetstart.controller.gateway.admission.rate_limit import NO_LIMITS, draw, share
-from fleetstart.controller.gateway.admission.rejections import retry_after_s, turned_away, waited_out
-from fleetstart.controller.gateway.admission.wait_predictor import Predicted, Waits
-from fleetstart.controller.gateway.dispatch.backend import Call, Route
-from fleetstart.controller.gateway.dispatch.queue import BODY_BUDGET_FACTOR
-from fleetstart.controller.http.asgi import Scope
-from fleetstart.controller.http.headers import queue_timeout_s, timeout_s
-from fleetstart.controller.http.request_body import declared_bytes, header, too_large
-from fleetstart.controller.state.traffic import limits_of, scale_of
-from fleetstart.controller.state.view import View
 from fleetstart.runtime.contract.errors import FleetError, QueueFull, RateLimited
 from fleetstart.runtime.contract.function.spec import Limits
 from fleetstart.runtime.contract.ids import FunctionName
+
+from ...billing.watch import BillingWatch
+from ...http.asgi import Scope
+from ...http.headers import queue_timeout_s, timeout_s
+from ...http.request_body import declared_bytes, header, too_large
+from ...state.traffic import limits_of, scale_of
+from ...state.view import View
+from ..dispatch.backend import Call, Route
+from ..dispatch.queue import BODY_BUDGET_FACTOR
+from .feasibility import start_failure
+from .rate_limit import NO_LIMITS, draw, share
+from .rejections import retry_after_s, turned_away, waited_out
+from .wait_predictor import Predicted, Waits
 
 SURE_SHARE = 0.7
 """Of the time that a call may wait, what its predicted wait may take: service times vary, and who is let in and then

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fleetstart.controller.gateway.dispatch.backend import Route
-from fleetstart.controller.planner import Cluster, NodeState, PlanRequest, Shape, plan
-from fleetstart.controller.planner.constraints import admits
-from fleetstart.controller.scheduler.planning import cluster_of, request_of
-from fleetstart.controller.scheduler.worker_pool import broken
-from fleetstart.controller.state.view import View
 from fleetstart.runtime.contract.errors import ErrorInfo, FleetError, NotFound, error_from
 from fleetstart.runtime.contract.ids import CheckpointId
+
+from ...planner import Cluster, NodeState, PlanRequest, Shape, plan
+from ...planner.constraints import admits
+from ...scheduler.planning import cluster_of, request_of
+from ...scheduler.worker_pool import broken
+from ...state.view import View
+from ..dispatch.backend import Route
 
 UNPLACED_NS = 10_000_000_000
 """How long calls wait for a node to have room, or to come back: a restarted node needs a second or two."""

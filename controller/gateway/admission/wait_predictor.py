@@ -13,19 +13,20 @@ from typing import NamedTuple
 
 import msgspec
 
-from fleetstart.controller.gateway.admission.feasibility import Prospects
-from fleetstart.controller.gateway.admission.wait_model import UNKNOWN_S, Arrival, Line, missing_s, start_left_s, turn_s
-from fleetstart.controller.gateway.dispatch.backend import Route
-from fleetstart.controller.planner import Cluster, NodeState, OrderSeen, Shape
-from fleetstart.controller.planner.estimates import NodeMeasures, VersionMeasures
-from fleetstart.controller.planner.node_state import pending_bytes
-from fleetstart.controller.scheduler.planning import measures_of, planned, request_of, shape_in
-from fleetstart.controller.state.records import VersionKey
-from fleetstart.controller.state.view import View
 from fleetstart.runtime.contract.errors import Coming, Wait
 from fleetstart.runtime.contract.ids import CheckpointId, NodeId
 from fleetstart.runtime.contract.node.orders import WorkerOrder
 from fleetstart.runtime.contract.node.reports import SegmentReport
+
+from ...planner import Cluster, NodeState, OrderSeen, Shape
+from ...planner.estimates import NodeMeasures, VersionMeasures
+from ...planner.node_state import pending_bytes
+from ...scheduler.planning import measures_of, planned, request_of, shape_in
+from ...state.records import VersionKey
+from ...state.view import View
+from ..dispatch.backend import Route
+from .feasibility import Prospects
+from .wait_model import UNKNOWN_S, Arrival, Line, missing_s, start_left_s, turn_s
 
 KEPT_NS = 100_000_000
 ARRIVALS_KEPT = 256

@@ -12,10 +12,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from fleetstart.controller.billing.apportionment import Meter
-from fleetstart.controller.gateway.dispatch.queue import Queue, ServiceTime
-from fleetstart.controller.gateway.dispatch.stream_resume import Marks
-from fleetstart.controller.state.records import VersionKey, VersionRecord
 from fleetstart.runtime.contract.billing.ledger import StartKind
 from fleetstart.runtime.contract.billing.prices import FIRST, PriceSheet
 from fleetstart.runtime.contract.errors import FleetError
@@ -23,6 +19,11 @@ from fleetstart.runtime.contract.ids import InvocationId, WorkerId
 from fleetstart.runtime.contract.node.orders import WorkerStatus
 from fleetstart.runtime.contract.node.reports import FunctionLoad
 from fleetstart.runtime.contract.timeline import Timeline
+
+from ...billing.apportionment import Meter
+from ...state.records import VersionKey, VersionRecord
+from .queue import Queue, ServiceTime
+from .stream_resume import Marks
 
 BUSY_NS = 20_000_000
 """How long a worker that was full (with another gateway's calls) is passed over, unless a call of ours ends there."""

@@ -5,23 +5,16 @@ Read off the call and its route, when the answer begins and when it ends. Who ca
 
 from __future__ import annotations
 
-from fleetstart.controller.gateway.dispatch.backend import Call, Route, Worker
-from fleetstart.controller.http.asgi import (
-    Bill,
-    RawHeaders,
-    Send,
-    bill_headers,
-    closing_event,
-    error_event,
-    respond_error,
-)
-from fleetstart.controller.http.request_context import TRACE
-from fleetstart.controller.state.records import StartOutcome
 from fleetstart.runtime.contract.billing.ledger import InvocationRow, InvocationTrace, StartKind, cost_nusd, dollars
 from fleetstart.runtime.contract.errors import FleetError
 from fleetstart.runtime.contract.ids import WorkerId
 from fleetstart.runtime.contract.node.orders import WorkerOrder, WorkerStatus
 from fleetstart.runtime.contract.timeline import Timeline
+
+from ...http.asgi import Bill, RawHeaders, Send, bill_headers, closing_event, error_event, respond_error
+from ...http.request_context import TRACE
+from ...state.records import StartOutcome
+from .backend import Call, Route, Worker
 
 
 def start_kind(call: Call, worker: Worker) -> StartKind:

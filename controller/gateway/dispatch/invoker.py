@@ -12,15 +12,16 @@ from typing import NoReturn
 
 import aiohttp
 
-from fleetstart.controller.gateway.dispatch.backend import BUSY_NS, SUSPECT_NS, Call, Route, Worker
-from fleetstart.controller.gateway.dispatch.host_liveness import HostSilent, HostWatch
-from fleetstart.controller.gateway.dispatch.response_relay import Answers
-from fleetstart.controller.gateway.dispatch.slots import DEATHS_ALLOWED, Seating
-from fleetstart.controller.gateway.dispatch.upstream import Died, HandedBack, Unreached, request
-from fleetstart.controller.http.asgi import Send
 from fleetstart.runtime.contract.errors import OutOfMemory, WorkerLost
 from fleetstart.runtime.contract.ids import WorkerId
 from fleetstart.runtime.contract.node.orders import WorkerStatus
+
+from ...http.asgi import Send
+from .backend import BUSY_NS, SUSPECT_NS, Call, Route, Worker
+from .host_liveness import HostSilent, HostWatch
+from .response_relay import Answers
+from .slots import DEATHS_ALLOWED, Seating
+from .upstream import Died, HandedBack, Unreached, request
 
 AWAY_NS = 2_000_000_000
 """How long a worker whose host is silent is passed over: by then another one may be ready, or the host back."""

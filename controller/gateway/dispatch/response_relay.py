@@ -11,18 +11,19 @@ from typing import NoReturn
 
 import aiohttp
 
-from fleetstart.controller.gateway.dispatch.backend import Call, Route, Worker
-from fleetstart.controller.gateway.dispatch.call_summary import bill, cost, own_headers
-from fleetstart.controller.gateway.dispatch.host_liveness import HostSilent, HostWatch
-from fleetstart.controller.gateway.dispatch.slots import Seating
-from fleetstart.controller.gateway.dispatch.stream_resume import Marks
-from fleetstart.controller.gateway.dispatch.upstream import Died, HandedBack, Unreached, read
-from fleetstart.controller.http.asgi import RawHeaders, Send, bill_headers, closing_event
-from fleetstart.controller.http.headers import response_headers
 from fleetstart.runtime.contract.errors import FleetError, WorkerLost
 from fleetstart.runtime.contract.ids import WorkerId
 from fleetstart.runtime.contract.node.orders import WorkerStatus
 from fleetstart.runtime.contract.worker_headers import BUSY_HEADER, CONTINUE_HEADER, DRAINING_HEADER, ERROR_HEADER
+
+from ...http.asgi import RawHeaders, Send, bill_headers, closing_event
+from ...http.headers import response_headers
+from .backend import Call, Route, Worker
+from .call_summary import bill, cost, own_headers
+from .host_liveness import HostSilent, HostWatch
+from .slots import Seating
+from .stream_resume import Marks
+from .upstream import Died, HandedBack, Unreached, read
 
 log = logging.getLogger(__name__)
 

@@ -6,11 +6,12 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from fleetstart.controller.gateway.dispatch.backend import Call, Route, Worker
-from fleetstart.controller.gateway.dispatch.call_summary import join_start, start_kind
 from fleetstart.runtime.contract.errors import FleetError
 from fleetstart.runtime.contract.ids import WorkerId
 from fleetstart.runtime.contract.node.orders import WorkerOrder
+
+from .backend import Call, Route, Worker
+from .call_summary import join_start, start_kind
 
 DEATHS_ALLOWED = 3
 """A call that ended three workers would end the fourth: it must not eat workers for ever."""

@@ -8,7 +8,6 @@ import time
 import aiohttp
 from yarl import URL
 
-from fleetstart.controller.gateway.dispatch.backend import Call, Worker
 from fleetstart.runtime.contract.worker_headers import (
     ATTEMPT_HEADER,
     CONTINUE_HEADER,
@@ -16,6 +15,8 @@ from fleetstart.runtime.contract.worker_headers import (
     REQUEST_HEADER,
     TOKEN_HEADER,
 )
+
+from .backend import Call, Worker
 
 LARGE_BODY_BYTES = 1 << 20
 """Bodies beyond are written in pieces, so that other calls get their turn meanwhile."""

@@ -13,10 +13,10 @@ from typing import Literal
 
 import msgspec
 
-from fleetstart.runtime.contract import redis_keys as keys
-from fleetstart.runtime.contract.function.spec import GIB
-from fleetstart.runtime.contract.ids import FunctionName, InvocationId, NodeId, Version, WorkerId
-from fleetstart.runtime.contract.timeline import Timeline
+from .. import redis_keys as keys
+from ..function.spec import GIB
+from ..ids import FunctionName, InvocationId, NodeId, Version, WorkerId
+from ..timeline import Timeline
 
 StartKind = Literal["hot", "warm", "cold"]
 

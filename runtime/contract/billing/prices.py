@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from fleetstart.runtime.contract.billing.ledger import KEPT_NUSD_PER_GIB_S, PRICE_NUSD_PER_GIB_S
-from fleetstart.runtime.contract.errors import InvalidInput
+from ..errors import InvalidInput
+from .ledger import KEPT_NUSD_PER_GIB_S, PRICE_NUSD_PER_GIB_S
 
 LEAD_MS = 60_000
 """How long before its moment a sheet must be known: everybody reads once a second, and may be cut off for a while."""

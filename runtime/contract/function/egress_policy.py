@@ -16,8 +16,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fleetstart.runtime.contract.errors import InvalidSpec
-from fleetstart.runtime.contract.function.public_addresses import Address, Network, is_public, literal
+from ..errors import InvalidSpec
+from .public_addresses import Address, Network, is_public, literal
 
 ENTRIES_MAX = 100
 DEFAULT_PORT = 443

@@ -8,9 +8,9 @@ from typing import Literal
 
 import msgspec
 
-from fleetstart.runtime.contract.errors import InvalidSpec
-from fleetstart.runtime.contract.function.interface import Interface
-from fleetstart.runtime.contract.ids import BundleId, CheckpointId, FunctionName
+from ..errors import InvalidSpec
+from ..ids import BundleId, CheckpointId, FunctionName
+from .interface import Interface
 
 MIB = 1024 * 1024
 GIB = 1024 * MIB
@@ -272,7 +272,7 @@ def check_region(name: str) -> None:
 
 def _check_network(network: bool | list[str]) -> None:
     if isinstance(network, list):
-        from fleetstart.runtime.contract.function.egress_policy import parse_rules
+        from .egress_policy import parse_rules
 
         parse_rules(network)
 

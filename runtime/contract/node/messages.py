@@ -20,12 +20,12 @@ from __future__ import annotations
 
 import msgspec
 
-from fleetstart.runtime.contract.errors import ErrorInfo
-from fleetstart.runtime.contract.function.spec import FunctionSpec
-from fleetstart.runtime.contract.ids import Version, WorkerId
-from fleetstart.runtime.contract.node.speed import Speed
-from fleetstart.runtime.contract.timeline import Timeline
-from fleetstart.runtime.contract.weights.stage import Stage
+from ..errors import ErrorInfo
+from ..function.spec import FunctionSpec
+from ..ids import Version, WorkerId
+from ..timeline import Timeline
+from ..weights.stage import Stage
+from .speed import Speed
 
 # ── daemon and fork server ─────────────────────────────────────────────────────────────────────────
 

@@ -20,12 +20,12 @@ from typing import Literal
 
 import msgspec
 
-from fleetstart.runtime.contract.errors import ErrorInfo
-from fleetstart.runtime.contract.function.spec import FunctionSpec
-from fleetstart.runtime.contract.ids import FunctionName, NodeId, Version, WorkerId
-from fleetstart.runtime.contract.node.sealed_secrets import Sealed
-from fleetstart.runtime.contract.timeline import Timeline
-from fleetstart.runtime.contract.weights.stage import Stage
+from ..errors import ErrorInfo
+from ..function.spec import FunctionSpec
+from ..ids import FunctionName, NodeId, Version, WorkerId
+from ..timeline import Timeline
+from ..weights.stage import Stage
+from .sealed_secrets import Sealed
 
 
 class WorkerOrder(msgspec.Struct, frozen=True, kw_only=True):

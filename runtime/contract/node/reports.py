@@ -9,8 +9,8 @@ from typing import Literal
 
 import msgspec
 
-from fleetstart.runtime.contract.ids import CheckpointId, NodeId, WorkerId
-from fleetstart.runtime.contract.node.speed import Speed
+from ..ids import CheckpointId, NodeId, WorkerId
+from .speed import Speed
 
 
 class SegmentReport(msgspec.Struct, frozen=True):

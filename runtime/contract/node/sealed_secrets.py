@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import msgspec
 
-from fleetstart.runtime.contract.ids import NodeId, WorkerId
+from ..ids import NodeId, WorkerId
 
 INFO = b"fleetstart worker secrets 1"
 NONCE_BYTES = 12

@@ -5,10 +5,10 @@ The rules are the contract's (`runtime.contract.lora`), and the worker's too.
 
 from __future__ import annotations
 
-from fleetstart.runtime.contract.errors import CheckpointInvalid, InvalidSpec
-from fleetstart.runtime.contract.ids import FunctionName
-from fleetstart.runtime.contract.weights.lora import CONFIG, Adapter, check_fits
-from fleetstart.runtime.contract.weights.manifest import Manifest
+from ..errors import CheckpointInvalid, InvalidSpec
+from ..ids import FunctionName
+from .lora import CONFIG, Adapter, check_fits
+from .manifest import Manifest
 
 
 def is_adapter(manifest: Manifest) -> bool:

@@ -22,7 +22,7 @@ from typing import NamedTuple, Protocol, TypeVar
 
 import msgspec
 
-from fleetstart.runtime.contract.errors import CheckpointInvalid
+from ..errors import CheckpointInvalid
 
 CONFIG = "adapter_config.json"
 CONFIG_MAX_BYTES = 1 << 20

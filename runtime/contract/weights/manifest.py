@@ -20,8 +20,8 @@ from math import prod
 
 import msgspec
 
-from fleetstart.runtime.contract.errors import CheckpointInvalid
-from fleetstart.runtime.contract.ids import CheckpointId
+from ..errors import CheckpointInvalid
+from ..ids import CheckpointId
 
 FORMAT = "fleetstart-checkpoint/2"
 CHECKSUM = "xxh3-64"

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import msgspec
 
-from fleetstart.runtime.contract.ids import PipelineId
-from fleetstart.runtime.contract.weights.manifest import LAYER_NAME, Manifest, chunks_of
+from ..ids import PipelineId
+from .manifest import LAYER_NAME, Manifest, chunks_of
 
 CONFIG_FILE = "config.json"
 """What every stage of a language model reads."""

@@ -16,14 +16,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from fleetstart.runtime.contract.errors import FleetError
-from fleetstart.runtime.llm.distributed.kv_copy import Held, KvCopy, Span
-from fleetstart.runtime.llm.distributed.pipeline_runner import Pipeline
-from fleetstart.runtime.llm.engine.engine import Engine
-from fleetstart.runtime.llm.engine.generation import Delta
-from fleetstart.runtime.llm.engine.runner import Decoder, Direct
-from fleetstart.runtime.llm.server.engine_service import EngineService
-from fleetstart.runtime.pipeline.frames import LinkBroken
+from ...contract.errors import FleetError
+from ...pipeline.frames import LinkBroken
+from ..engine.engine import Engine
+from ..engine.generation import Delta
+from ..engine.runner import Decoder, Direct
+from ..server.engine_service import EngineService
+from .kv_copy import Held, KvCopy, Span
+from .pipeline_runner import Pipeline
 
 log = logging.getLogger(__name__)
 

@@ -16,10 +16,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from fleetstart.runtime.llm.distributed.stage_worker import bytes_of, rows_of
-from fleetstart.runtime.llm.engine.batch import Batch
-from fleetstart.runtime.llm.engine.runner import RunnerLost
-from fleetstart.runtime.pipeline.frames import (
+from ...pipeline.frames import (
     CaughtUp,
     GiveBack,
     Grown,
@@ -32,8 +29,11 @@ from fleetstart.runtime.pipeline.frames import (
     Step,
     Token,
 )
-from fleetstart.runtime.pipeline.links import Links
-from fleetstart.runtime.pipeline.peer_stages import Crew
+from ...pipeline.links import Links
+from ...pipeline.peer_stages import Crew
+from ..engine.batch import Batch
+from ..engine.runner import RunnerLost
+from .stage_worker import bytes_of, rows_of
 
 RESULT_S = 60.0
 """For one step through all stages: far longer than any takes, so a stage that hangs is a stage that is lost."""

@@ -14,23 +14,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from fleetstart.runtime.contract.errors import FleetError
-from fleetstart.runtime.llm.engine.engine import Engine
-from fleetstart.runtime.llm.engine.generation import Delta
-from fleetstart.runtime.llm.engine.sampler import SamplingParams
-from fleetstart.runtime.llm.engine.scheduler import Sequence as Tokens
-from fleetstart.runtime.llm.server.engine_service import EngineService
-from fleetstart.runtime.pipeline.frames import (
-    Begin,
-    CaughtUp,
-    GiveBack,
-    Grown,
-    Lend,
-    LinkBroken,
-    Message,
-    OfLending,
-    Token,
-)
+from ...contract.errors import FleetError
+from ...pipeline.frames import Begin, CaughtUp, GiveBack, Grown, Lend, LinkBroken, Message, OfLending, Token
+from ..engine.engine import Engine
+from ..engine.generation import Delta
+from ..engine.sampler import SamplingParams
+from ..engine.scheduler import Sequence as Tokens
+from ..server.engine_service import EngineService
 
 log = logging.getLogger(__name__)
 

@@ -15,9 +15,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from fleetstart.runtime.contract.weights.stage import Stage
-from fleetstart.runtime.llm.engine.batch import Batch
-from fleetstart.runtime.pipeline.frames import (
+from ...contract.weights.stage import Stage
+from ...pipeline.frames import (
     Begin,
     Broken,
     Farewell,
@@ -30,8 +29,9 @@ from fleetstart.runtime.pipeline.frames import (
     Result,
     Step,
 )
-from fleetstart.runtime.pipeline.links import Links
-from fleetstart.runtime.pipeline.stage_protocol import Helper
+from ...pipeline.links import Links
+from ...pipeline.stage_protocol import Helper
+from ..engine.batch import Batch
 
 log = logging.getLogger(__name__)
 

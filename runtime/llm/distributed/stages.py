@@ -12,21 +12,21 @@ import threading
 from collections.abc import Callable
 from functools import partial
 
-from fleetstart.runtime.contract.function.spec import LLMSettings
-from fleetstart.runtime.contract.node.speed import Speed
-from fleetstart.runtime.llm.distributed.consolidation import Growth, Parts
-from fleetstart.runtime.llm.distributed.pipeline_runner import Pipeline
-from fleetstart.runtime.llm.distributed.request_migration import Borrower, Lender
-from fleetstart.runtime.llm.distributed.stage_worker import StageWorker
-from fleetstart.runtime.llm.engine.runner import Runner
-from fleetstart.runtime.llm.model.loader import BLOCK_TOKENS, Builder, builder, load_model
-from fleetstart.runtime.llm.model.weights import Weights
-from fleetstart.runtime.llm.server.app import LLMApp
-from fleetstart.runtime.pipeline.first_stage import Lead
-from fleetstart.runtime.pipeline.frames import Grown, LinkBroken
-from fleetstart.runtime.pipeline.later_stage import Later
-from fleetstart.runtime.pipeline.links import Links
-from fleetstart.runtime.pipeline.stage_context import StageOf
+from ...contract.function.spec import LLMSettings
+from ...contract.node.speed import Speed
+from ...pipeline.first_stage import Lead
+from ...pipeline.frames import Grown, LinkBroken
+from ...pipeline.later_stage import Later
+from ...pipeline.links import Links
+from ...pipeline.stage_context import StageOf
+from ..engine.runner import Runner
+from ..model.loader import BLOCK_TOKENS, Builder, builder, load_model
+from ..model.weights import Weights
+from ..server.app import LLMApp
+from .consolidation import Growth, Parts
+from .pipeline_runner import Pipeline
+from .request_migration import Borrower, Lender
+from .stage_worker import StageWorker
 
 FIRST_CALLS_S = 0.5
 """For calls that wait at the gateway: who has grown takes those first, and running requests only if there is room."""

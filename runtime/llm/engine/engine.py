@@ -13,13 +13,13 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from fleetstart.runtime.contract.errors import DeadlineExceeded, FleetError, HandlerFailed
-from fleetstart.runtime.llm.engine.batch import Batch
-from fleetstart.runtime.llm.engine.generation import Answer, Borrowed, Delta, Past, Request, answer_to, past_of, resumed
-from fleetstart.runtime.llm.engine.runner import Runner, RunnerLost
-from fleetstart.runtime.llm.engine.sampler import SamplingParams, sample
-from fleetstart.runtime.llm.engine.scheduler import Chunk, Scheduler, Sequence
-from fleetstart.runtime.llm.text.tokenizer import Vocabulary
+from ...contract.errors import DeadlineExceeded, FleetError, HandlerFailed
+from ..text.tokenizer import Vocabulary
+from .batch import Batch
+from .generation import Answer, Borrowed, Delta, Past, Request, answer_to, past_of, resumed
+from .runner import Runner, RunnerLost
+from .sampler import SamplingParams, sample
+from .scheduler import Chunk, Scheduler, Sequence
 
 logger = logging.getLogger(__name__)
 

@@ -9,11 +9,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from fleetstart.runtime.contract.errors import FleetError, InvalidInput
-from fleetstart.runtime.llm.engine.sampler import SamplerState, SamplingParams
-from fleetstart.runtime.llm.engine.scheduler import Sequence as Tokens
-from fleetstart.runtime.llm.engine.stop_strings import StopMatcher
-from fleetstart.runtime.llm.text.tokenizer import Detokenizer, Vocabulary
+from ...contract.errors import FleetError, InvalidInput
+from ..text.tokenizer import Detokenizer, Vocabulary
+from .sampler import SamplerState, SamplingParams
+from .scheduler import Sequence as Tokens
+from .stop_strings import StopMatcher
 
 FinishReason = Literal["stop", "length"]
 

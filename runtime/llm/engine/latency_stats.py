@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from fleetstart.runtime.contract.node.speed import Speed
-from fleetstart.runtime.llm.engine.generation import Delta
-from fleetstart.runtime.worker.meter import folded
+from ...contract.node.speed import Speed
+from ...worker.meter import folded
+from .generation import Delta
 
 
 @dataclass(slots=True)

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from fleetstart.runtime.llm.engine.batch import Batch
+from .batch import Batch
 
 
 class Decoder(Protocol):

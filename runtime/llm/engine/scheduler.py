@@ -16,8 +16,8 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from fleetstart.runtime.contract.errors import InvalidInput
-from fleetstart.runtime.llm.engine.block_pool import BlockPool
+from ...contract.errors import InvalidInput
+from .block_pool import BlockPool
 
 
 @dataclass(slots=True, eq=False)

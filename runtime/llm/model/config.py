@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from fleetstart.runtime.contract.errors import CheckpointInvalid
+from ...contract.errors import CheckpointInvalid
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

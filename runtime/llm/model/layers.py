@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fleetstart.runtime.contract.errors import CheckpointInvalid
-from fleetstart.runtime.llm.model.config import LlamaConfig
-from fleetstart.runtime.llm.model.weights import Weights
-from fleetstart.runtime.weights.lora import AdaptedWeights
+from ...contract.errors import CheckpointInvalid
+from ...weights.lora import AdaptedWeights
+from .config import LlamaConfig
+from .weights import Weights
 
 EMBEDDING = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"

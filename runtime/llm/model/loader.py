@@ -15,22 +15,22 @@ from typing import Any, Generic, TypeVar
 import msgspec
 import torch
 
-from fleetstart.runtime.contract.errors import CheckpointInvalid, InvalidSpec
-from fleetstart.runtime.contract.function.spec import LLMSettings
-from fleetstart.runtime.contract.weights import token_table
-from fleetstart.runtime.llm.engine.block_pool import BlockPool
-from fleetstart.runtime.llm.engine.engine import Engine
-from fleetstart.runtime.llm.engine.runner import Direct, Runner
-from fleetstart.runtime.llm.engine.sampler import SamplingParams
-from fleetstart.runtime.llm.engine.scheduler import Scheduler
-from fleetstart.runtime.llm.model.config import LlamaConfig, read_config
-from fleetstart.runtime.llm.model.layers import gather
-from fleetstart.runtime.llm.model.native_decoder import NativeDecoder, runs_natively
-from fleetstart.runtime.llm.model.torch_decoder import TorchDecoder
-from fleetstart.runtime.llm.model.weights import Weights, optional_file
-from fleetstart.runtime.llm.text.table_tokenizer import TableTokenizer
-from fleetstart.runtime.llm.text.tokenizer import ChatTemplate, Tokenizer, Vocabulary, read_chat_template
-from fleetstart.runtime.weights.tensor_mapping import Tensors
+from ...contract.errors import CheckpointInvalid, InvalidSpec
+from ...contract.function.spec import LLMSettings
+from ...contract.weights import token_table
+from ...weights.tensor_mapping import Tensors
+from ..engine.block_pool import BlockPool
+from ..engine.engine import Engine
+from ..engine.runner import Direct, Runner
+from ..engine.sampler import SamplingParams
+from ..engine.scheduler import Scheduler
+from ..text.table_tokenizer import TableTokenizer
+from ..text.tokenizer import ChatTemplate, Tokenizer, Vocabulary, read_chat_template
+from .config import LlamaConfig, read_config
+from .layers import gather
+from .native_decoder import NativeDecoder, runs_natively
+from .torch_decoder import TorchDecoder
+from .weights import Weights, optional_file
 
 BLOCK_TOKENS = 16
 """Tokens a block: half of it is wasted a sequence, and the CPU kernels take four keys at a time."""

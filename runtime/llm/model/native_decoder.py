@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 
 from fleetstart.native import Decoder
-from fleetstart.runtime.llm.engine.batch import Batch
-from fleetstart.runtime.llm.model.config import LlamaConfig
-from fleetstart.runtime.llm.model.layers import LayerWeights, StageWeights
-from fleetstart.runtime.llm.model.rope import inverse_frequencies
+
+from ..engine.batch import Batch
+from .config import LlamaConfig
+from .layers import LayerWeights, StageWeights
+from .rope import inverse_frequencies
 
 LANES = 16
 """Numbers in the widest vector: rows of every matrix must be whole vectors."""

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from fleetstart.runtime.llm.model.config import LlamaConfig, RopeScaling
+from .config import LlamaConfig, RopeScaling
 
 
 def inverse_frequencies(config: LlamaConfig) -> Tensor:

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fleetstart.runtime.llm.engine.batch import Batch
-from fleetstart.runtime.llm.model.config import LlamaConfig
-from fleetstart.runtime.llm.model.layers import LayerWeights, StageWeights
-from fleetstart.runtime.llm.model.rope import inverse_frequencies
+from ..engine.batch import Batch
+from .config import LlamaConfig
+from .layers import LayerWeights, StageWeights
+from .rope import inverse_frequencies
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,17 +11,17 @@ from typing import Literal, TypeVar
 import msgspec
 import torch
 
-from fleetstart.runtime.asgi import JSON, CutOff, Disconnected, Receive, Scope, Send, respond
-from fleetstart.runtime.contract.errors import FleetError, InvalidInput, NotFound, TooLarge, Unavailable
-from fleetstart.runtime.contract.function.spec import LLMSettings
-from fleetstart.runtime.contract.node.speed import Speed
-from fleetstart.runtime.contract.worker_headers import CONTINUE_HEADER, DEADLINE_HEADER
-from fleetstart.runtime.llm.engine.generation import FinishReason, Request
-from fleetstart.runtime.llm.model.loader import Model, load_model
-from fleetstart.runtime.llm.model.weights import Weights
-from fleetstart.runtime.llm.server import openai_responses as openai
-from fleetstart.runtime.llm.server.engine_service import EngineService, Stream
-from fleetstart.runtime.llm.server.requests import (
+from ...asgi import JSON, CutOff, Disconnected, Receive, Scope, Send, respond
+from ...contract.errors import FleetError, InvalidInput, NotFound, TooLarge, Unavailable
+from ...contract.function.spec import LLMSettings
+from ...contract.node.speed import Speed
+from ...contract.worker_headers import CONTINUE_HEADER, DEADLINE_HEADER
+from ..engine.generation import FinishReason, Request
+from ..model.loader import Model, load_model
+from ..model.weights import Weights
+from . import openai_responses as openai
+from .engine_service import EngineService, Stream
+from .requests import (
     ChatCall,
     ChatMessage,
     CompletionCall,
@@ -31,7 +31,7 @@ from fleetstart.runtime.llm.server.requests import (
     Sampling,
     Streamed,
 )
-from fleetstart.runtime.llm.server.stream_resume import Marker, as_chosen, chosen, read_carried, split_body
+from .stream_resume import Marker, as_chosen, chosen, read_carried, split_body
 
 BODY_MAX_BYTES = 8 * 1024 * 1024
 """Far more text than any context holds."""

@@ -16,11 +16,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
 
-from fleetstart.runtime.contract.errors import FleetError, HandlerFailed, Unavailable
-from fleetstart.runtime.contract.node.speed import Speed
-from fleetstart.runtime.llm.engine.engine import Engine
-from fleetstart.runtime.llm.engine.generation import Delta, Request
-from fleetstart.runtime.llm.engine.latency_stats import Speeds
+from ...contract.errors import FleetError, HandlerFailed, Unavailable
+from ...contract.node.speed import Speed
+from ..engine.engine import Engine
+from ..engine.generation import Delta, Request
+from ..engine.latency_stats import Speeds
 
 logger = logging.getLogger(__name__)
 

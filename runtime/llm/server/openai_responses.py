@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from fleetstart.runtime.contract.errors import FleetError, Refused
-from fleetstart.runtime.llm.engine.generation import FinishReason
+from ...contract.errors import FleetError, Refused
+from ..engine.generation import FinishReason
 
 DONE = b"data: [DONE]\n\n"
 

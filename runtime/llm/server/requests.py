@@ -11,8 +11,8 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from fleetstart.runtime.contract.errors import InvalidInput, Refused
-from fleetstart.runtime.llm.engine.sampler import SamplingParams
+from ...contract.errors import InvalidInput, Refused
+from ..engine.sampler import SamplingParams
 
 MAX_CHOICES = 16
 MAX_STOPS = 16

@@ -16,10 +16,10 @@ from typing import Any
 
 import msgspec
 
-from fleetstart.runtime.contract.errors import InvalidInput
-from fleetstart.runtime.contract.worker_headers import CONTINUE_HEADER, MARK
-from fleetstart.runtime.llm.engine.generation import Request
-from fleetstart.runtime.llm.server.requests import SEED_BITS
+from ...contract.errors import InvalidInput
+from ...contract.worker_headers import CONTINUE_HEADER, MARK
+from ..engine.generation import Request
+from .requests import SEED_BITS
 
 CARRIED_MAX_BYTES = 4 << 20
 """Twice what a gateway keeps."""

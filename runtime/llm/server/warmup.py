@@ -14,10 +14,10 @@ import msgspec
 import torch
 import uvloop
 
-from fleetstart.runtime.asgi import Message
-from fleetstart.runtime.contract.function.spec import MIB, LLMSettings
-from fleetstart.runtime.contract.weights.token_table import EMPTY, FILE, HEAD, MAGIC, PIECE, AddedToken, RestOfTokenizer
-from fleetstart.runtime.llm.server.app import create_app
+from ...asgi import Message
+from ...contract.function.spec import MIB, LLMSettings
+from ...contract.weights.token_table import EMPTY, FILE, HEAD, MAGIC, PIECE, AddedToken, RestOfTokenizer
+from .app import create_app
 
 DEADLINE_S = 20.0
 _WIDTH = 32

@@ -13,9 +13,9 @@ from heapq import heapify, heappop, heappush
 import msgspec
 import tokenizers
 
-from fleetstart.runtime.contract.errors import CheckpointInvalid
-from fleetstart.runtime.contract.weights.token_table import EMPTY, HEAD, MAGIC, PIECE, RestOfTokenizer, first_slot
-from fleetstart.runtime.llm.text.tokenizer import Vocabulary
+from ...contract.errors import CheckpointInvalid
+from ...contract.weights.token_table import EMPTY, HEAD, MAGIC, PIECE, RestOfTokenizer, first_slot
+from .tokenizer import Vocabulary
 
 PIECES_KEPT = 20_000
 """Words repeat: their tokens are kept until so many are known."""

@@ -13,7 +13,7 @@ import tokenizers
 from jinja2 import TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from fleetstart.runtime.contract.errors import CheckpointInvalid, InvalidInput
+from ...contract.errors import CheckpointInvalid, InvalidInput
 
 REPLACEMENT = "�"
 MAX_HELD_TOKENS = 4

@@ -16,11 +16,12 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal
 
-from fleetstart.controller.cli.handler.source.constants import Computed, NotConstant, dotted, evaluate
-from fleetstart.controller.cli.handler.source.layered import LAYERED, LayeredClasses
-from fleetstart.controller.cli.handler.source.parse import parse
-from fleetstart.controller.cli.handler.source.setting_types import VALUES
 from fleetstart.runtime.contract.errors import HandlerSyntax, InvalidSpec, NoHandler, NotFound
+
+from .constants import Computed, NotConstant, dotted, evaluate
+from .layered import LAYERED, LayeredClasses
+from .parse import parse
+from .setting_types import VALUES
 
 API = "fleetstart.runtime"
 

@@ -12,15 +12,16 @@ from typing import Any, Literal
 
 import msgspec
 
-from fleetstart.controller.cli.handler.source.constants import NotConstant, dotted, evaluate
-from fleetstart.controller.cli.handler.source.declarations import API, Declaration
-from fleetstart.controller.cli.handler.source.json_schema import Schema
-from fleetstart.controller.cli.handler.source.module_scope import Module
-from fleetstart.controller.cli.handler.source.name_resolution import short_name
-from fleetstart.controller.cli.handler.source.parse import parse
-from fleetstart.controller.cli.handler.source.type_schemas import TypeSchemas
 from fleetstart.runtime.contract.errors import InvalidSpec
 from fleetstart.runtime.contract.function.interface import INTERFACE_MAX_BYTES, Interface
+
+from .constants import NotConstant, dotted, evaluate
+from .declarations import API, Declaration
+from .json_schema import Schema
+from .module_scope import Module
+from .name_resolution import short_name
+from .parse import parse
+from .type_schemas import TypeSchemas
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Gives = Literal["json", "bytes", "events", "response"]

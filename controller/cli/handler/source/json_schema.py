@@ -6,8 +6,8 @@ import ast
 from contextlib import suppress
 from typing import Any
 
-from fleetstart.controller.cli.handler.source.declarations import API
-from fleetstart.controller.cli.handler.source.module_scope import Module, constant
+from .declarations import API
+from .module_scope import Module, constant
 
 Schema = dict[str, Any]
 

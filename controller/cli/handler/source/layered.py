@@ -10,10 +10,11 @@ import ast
 import dataclasses
 from dataclasses import dataclass
 
-from fleetstart.controller.cli.handler.source.constants import dotted
-from fleetstart.controller.cli.weights.layout import numbered
-from fleetstart.controller.cli.weights.source import Source
 from fleetstart.runtime.contract.errors import InvalidSpec, NoHandler
+
+from ...weights.layout import numbered
+from ...weights.source import Source
+from .constants import dotted
 
 LAYERED = "Layered"
 PARTS = {

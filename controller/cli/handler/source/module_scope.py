@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fleetstart.controller.cli.handler.source.constants import NotConstant, dotted, evaluate
 from fleetstart.runtime.contract.errors import FleetError
+
+from .constants import NotConstant, dotted, evaluate
 
 
 @dataclass

@@ -5,9 +5,10 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
-from fleetstart.controller.cli.handler.source.module_scope import Module
-from fleetstart.controller.cli.handler.source.parse import parse
 from fleetstart.runtime.contract.errors import HandlerSyntax
+
+from .module_scope import Module
+from .parse import parse
 
 DEPTH_MAX = 40
 """Of one annotation, or of the bases of a class: deeper is nothing that somebody wrote."""

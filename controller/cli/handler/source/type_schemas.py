@@ -10,18 +10,9 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable
 
-from fleetstart.controller.cli.handler.source.json_schema import (
-    PLAIN,
-    Schema,
-    any_of,
-    array,
-    constrained,
-    literal,
-    object_of,
-    tuple_of,
-)
-from fleetstart.controller.cli.handler.source.module_scope import Module, constant
-from fleetstart.controller.cli.handler.source.name_resolution import DEPTH_MAX, Neighbours, short_name
+from .json_schema import PLAIN, Schema, any_of, array, constrained, literal, object_of, tuple_of
+from .module_scope import Module, constant
+from .name_resolution import DEPTH_MAX, Neighbours, short_name
 
 REF = "#/components/schemas/{}"
 

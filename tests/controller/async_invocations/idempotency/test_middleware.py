@@ -1,0 +1,147 @@
+"""Idempotency keys: one run, the same answer for all; another call under the key is refused; failures free it."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import pytest
+
+from fleetstart.runtime.contract import redis_keys as keys
+from tests.controller.async_invocations.conftest import ASYNC, Client
+from tests.controller.conftest import ControllerProcess, HandNode
+from tests.servers import RedisServer, wait_until
+
+
+def call(controller: ControllerProcess, path: str, key: str, body: bytes = b"", **headers: str) -> httpx.Response:
+    return controller.http.post(f"/fn/{path}", content=body, headers={"idempotency-key": key, **headers})
+
+
+def runs(node: HandNode) -> int:
+    return sum(len(app.calls) for app in node.apps.values())
+
+
+def test_a_call_that_is_sent_again_gets_the_same_answer_and_is_billed_once(
+    controller: ControllerProcess, node: HandNode
+) -> None:
+    controller.deploy("hello")
+    first = call(controller, "hello/echo", "k1", b"same")
+    assert first.status_code == 200
+    assert "idempotent-replayed" not in first.headers
+    again = call(controller, "hello/echo", "k1", b"same")
+    assert again.headers["idempotent-replayed"] == "true"
+    assert again.content == first.content
+    assert again.headers["x-request-id"] == first.headers["x-request-id"]
+    assert again.headers["fs-cost"] == first.headers["fs-cost"]
+    assert runs(node) == 1
+    assert wait_until(lambda: controller.rows("hello"))[0]["id"] == first.headers["x-request-id"]
+    assert len(controller.rows("hello")) == 1
+    assert call(controller, "hello/echo", "k2", b"same").status_code == 200
+    assert runs(node) == 2
+
+
+@pytest.mark.parametrize(
+    ("path", "body"), [("hello/echo", b"other"), ("hello/other", b"same"), ("hello/echo?q=1", b"same")]
+)
+def test_another_call_under_the_key_is_refused(
+    controller: ControllerProcess, node: HandNode, path: str, body: bytes
+) -> None:
+    controller.deploy("hello")
+    call(controller, "hello/echo", "k1", b"same")
+    refused = call(controller, path, "k1", body)
+    assert refused.status_code == 409
+    assert refused.json()["error"]["code"] == "idempotency_mismatch"
+    assert runs(node) == 1
+
+
+def test_calls_at_the_same_time_are_one_run(controller: ControllerProcess, node: HandNode) -> None:
+    controller.deploy("hello", concurrency=10)
+    with ThreadPoolExecutor(5) as pool:
+        pending = [pool.submit(call, controller, "hello/hold", "k1") for _ in range(5)]
+        app = wait_until(lambda: next((app for app in node.apps.values() if app.running), None))
+        assert app is not None
+        app.release.set()
+        answers = [one.result(20) for one in pending]
+    assert {answer.status_code for answer in answers} == {200}
+    assert len({answer.content for answer in answers}) == 1
+    assert sorted("idempotent-replayed" in answer.headers for answer in answers) == [False, True, True, True, True]
+    assert runs(node) == 1
+
+
+def test_a_client_that_leaves_finds_the_answer_when_it_comes_back(
+    controller: ControllerProcess, node: HandNode
+) -> None:
+    controller.deploy("hello")
+    with pytest.raises(httpx.ReadTimeout):
+        controller.http.post("/fn/hello/hold", headers={"idempotency-key": "k1"}, timeout=1.0)
+    app = wait_until(lambda: next((app for app in node.apps.values() if app.running), None))
+    assert app is not None
+    app.release.set()
+    again = call(controller, "hello/hold", "k1")
+    assert again.status_code == 200
+    assert again.headers["idempotent-replayed"] == "true"
+    assert app.cancelled == []
+    assert runs(node) == 1
+
+
+def test_failures_and_refusals_are_not_kept(controller: ControllerProcess, node: HandNode) -> None:
+    assert call(controller, "hello", "k1").status_code == 404
+    controller.deploy("hello", timeout_s=1)
+    assert call(controller, "hello/hold", "k2").status_code == 504
+    app = wait_until(lambda: next(iter(node.apps.values()), None))
+    assert app is not None
+    app.release.set()
+    assert call(controller, "hello/hold", "k2").status_code == 200
+    assert call(controller, "hello", "k1").status_code == 200, "the key was freed by the 404"
+
+
+def test_a_stream_is_kept_when_it_has_ended(controller: ControllerProcess, node: HandNode) -> None:
+    controller.deploy("hello")
+    first = call(controller, "hello/stream", "k1")
+    again = call(controller, "hello/stream", "k1")
+    assert again.headers["content-type"].startswith("text/event-stream")
+    assert again.content == first.content
+    assert b"event: fleetstart" in again.content
+    assert runs(node) == 1
+
+
+def test_async_calls_have_keys_too(controller: ControllerProcess, node: HandNode, calls: Client) -> None:
+    controller.deploy("hello")
+    first = call(controller, "hello/echo", "k1", b"", **ASYNC)
+    again = call(controller, "hello/echo", "k1", b"", **ASYNC)
+    assert (first.status_code, again.status_code) == (202, 202)
+    assert again.headers["location"] == first.headers["location"]
+    assert again.headers["idempotent-replayed"] == "true"
+    ended = calls.until(first.json()["id"], "succeeded")
+    waited = call(controller, "hello/echo", "k1", prefer="respond-async, wait=10")
+    assert waited.status_code == 200
+    assert waited.json() == ended["result"]
+    assert call(controller, "hello/echo", "k1", b"other", **ASYNC).status_code == 409
+    assert call(controller, "nobody/echo", "k3", b"", **ASYNC).status_code == 404
+    assert runs(node) == 1
+
+
+def test_a_large_answer_lies_in_the_store_and_is_swept(
+    controller: ControllerProcess, node: HandNode, redis_server: RedisServer
+) -> None:
+    controller.deploy("hello")
+    long = "x" * 20_000
+    first = call(controller, f"hello/echo?q={long}", "k1")
+    assert len(first.content) > 20_000
+    again = call(controller, f"hello/echo?q={long}", "k1")
+    assert again.content == first.content
+    assert runs(node) == 1
+    kept: Path = controller.home / "store" / "idempotency"
+    assert len([path for path in kept.rglob("*") if path.is_file()]) == 1
+    with redis_server.client() as client:
+        (name,) = client.zrange(keys.IDEMPOTENCY_KEPT, 0, -1)
+        client.zadd(keys.IDEMPOTENCY_KEPT, {name: 1})
+    wait_until(lambda: not [path for path in kept.rglob("*") if path.is_file()])
+
+
+@pytest.mark.parametrize("key", ["", "x" * 256, "schlüssel"])
+def test_a_key_that_is_none_is_refused(controller: ControllerProcess, key: str) -> None:
+    controller.deploy("hello")
+    answer = controller.http.post("/fn/hello", headers=[(b"idempotency-key", key.encode())])
+    assert answer.status_code == 400

@@ -1,0 +1,115 @@
+"""Schedules: what is due at which moment, and that a moment is fired once, whoever schedules."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fleetstart.controller.async_invocations.cron_schedules import (
+    LATE_S,
+    ScheduleMark,
+    check_schedule,
+    look,
+    next_unix_s,
+    schedule_id,
+)
+from fleetstart.runtime.contract import redis_keys as keys
+from fleetstart.runtime.contract.errors import InvalidSpec
+from fleetstart.runtime.contract.function.spec import FunctionSpec
+from fleetstart.runtime.contract.ids import FunctionName
+from tests.controller.async_invocations.conftest import Client
+from tests.controller.conftest import ControllerProcess, HandNode
+from tests.controller.scheduler.test_autoscaler import spec as plain_spec
+from tests.servers import RedisServer, wait_until
+
+
+def at(text: str) -> int:
+    return int(datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp())
+
+
+def scheduled(schedule: str, timezone: str = "") -> FunctionSpec:
+    return msgspec.structs.replace(plain_spec(), schedule=schedule, timezone=timezone)
+
+
+def test_the_next_moment_is_told_in_the_schedules_timezone() -> None:
+    assert next_unix_s("*/5 * * * *", "", at("2026-11-22T10:03:00")) == at("2026-11-22T10:05:00")
+    assert next_unix_s("0 9 * * 1-5", "Europe/Berlin", at("2026-11-22T00:00:00")) == at("2026-11-23T08:00:00")
+    assert next_unix_s("0 9 * * *", "Europe/Berlin", at("2026-07-01T00:00:00")) == at("2026-07-01T07:00:00")
+
+
+@pytest.mark.parametrize(
+    ("schedule", "timezone"), [("61 * * * *", ""), ("0 9 31 2 *", ""), ("a b c d e", ""), ("0 9 * * *", "Mars/Base"),
+                               ("", "Europe/Berlin"), ("0 9 * * *", "../../etc/passwd")],
+)  # fmt: skip
+def test_a_schedule_that_is_none_is_refused(schedule: str, timezone: str) -> None:
+    with pytest.raises(InvalidSpec):
+        check_schedule(scheduled(schedule, timezone))
+
+
+def test_a_new_schedule_waits_for_its_first_moment_and_missed_ones_are_skipped() -> None:
+    spec = scheduled("*/5 * * * *")
+    begun = look(spec, None, at("2026-11-22T10:05:01"))
+    assert begun.fire_unix_s is None
+    soon = look(spec, begun.mark, at("2026-11-22T10:09:59"))
+    assert (soon.fire_unix_s, soon.mark) == (None, begun.mark)
+    due = look(spec, begun.mark, at("2026-11-22T10:10:02"))
+    assert (due.fire_unix_s, due.missed) == (at("2026-11-22T10:10:00"), 0)
+    late = look(spec, due.mark, at("2026-11-22T10:30:30"))
+    assert (late.fire_unix_s, late.missed) == (at("2026-11-22T10:30:00"), 3)
+    gone = look(spec, late.mark, at("2026-11-22T11:04:00"))
+    assert (gone.fire_unix_s, gone.missed) == (None, 6)
+    other = look(scheduled("*/7 * * * *"), due.mark, at("2026-11-22T12:00:00"))
+    assert other.fire_unix_s is None
+
+
+@given(st.integers(0, 10**9), st.lists(st.integers(1, 400), min_size=1, max_size=30))
+def test_no_moment_is_fired_twice_nor_late(begin: int, steps: list[int]) -> None:
+    spec = scheduled("*/2 * * * *")
+    mark, now, fired = None, begin, list[int]()
+    for step in steps:
+        due = look(spec, mark, now)
+        if due.fire_unix_s is not None:
+            fired.append(due.fire_unix_s)
+            assert now - LATE_S <= due.fire_unix_s <= now
+        mark = due.mark
+        now += step
+    assert fired == sorted(set(fired))
+
+
+def test_a_schedule_fires_as_an_async_invocation_and_is_listed(
+    controller: ControllerProcess, node: HandNode, calls: Client, redis_server: RedisServer
+) -> None:
+    controller.deploy("hello", schedule="* * * * *")
+    with redis_server.client() as client:
+        raw = wait_until(lambda: client.hget(keys.SCHEDULES, "hello"))
+        mark = msgspec.json.decode(raw, type=ScheduleMark)
+        early = msgspec.structs.replace(mark, looked_unix_s=mark.looked_unix_s - 60)
+        client.hset(keys.SCHEDULES, "hello", msgspec.json.encode(early))
+    (one,) = wait_until(lambda: calls.listed(function="hello"))
+    assert one["origin"] == "schedule"
+    ended = calls.until(one["id"], "succeeded")
+    assert ended["result"]["headers"]["fs-scheduled-at"] == one["source"]
+    (shown,) = controller.http.get("/api/v1/schedules").json()
+    assert shown["function"] == "hello"
+    assert shown["last"] == one["id"]
+    assert shown["status"] == "succeeded"
+    assert shown["next_unix_ms"] > shown["last_unix_ms"]
+    with redis_server.client() as client:  # what another scheduler would do that had not seen the mark
+        client.hset(keys.SCHEDULES, "hello", msgspec.json.encode(early))
+        wait_until(lambda: client.hget(keys.SCHEDULES, "hello") != msgspec.json.encode(early))
+    assert len(calls.listed(function="hello")) <= 2
+    assert sum(len(app.calls) for app in node.apps.values()) == len(calls.listed(function="hello"))
+    bad = controller.http.post(
+        "/api/v1/functions", json={"name": "bad", "bundle": "0" * 64, "entry": "a:b", "schedule": "99 * * * *"}
+    )
+    assert bad.status_code == 400
+    assert "cron expression" in bad.json()["error"]["message"]
+
+
+def test_the_id_of_a_moment_is_always_the_same() -> None:
+    one = schedule_id(FunctionName("report"), at("2026-11-22T10:10:00"))
+    assert one == "cron-report-20261122T101000Z"

@@ -1,0 +1,331 @@
+"""Simulated minutes of a cluster: the view and `now` in, orders out; no Redis, no processes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from fleetstart.controller.scheduler.reconcile import Reconciler, Step
+from fleetstart.controller.state.records import FunctionRecord, VersionKey, VersionRecord
+from fleetstart.controller.state.view import NodeSeen, View
+from fleetstart.runtime.contract.clock import ManualClock
+from fleetstart.runtime.contract.errors import ErrorInfo
+from fleetstart.runtime.contract.function.spec import MIB, SLO, FunctionSpec, LLMSettings, Scale
+from fleetstart.runtime.contract.ids import CheckpointId, FunctionName, NodeId, Version, WorkerId
+from fleetstart.runtime.contract.node.orders import WorkerState, WorkerStatus
+from fleetstart.runtime.contract.node.reports import FunctionLoad, GatewayReport, NodeReport
+from fleetstart.runtime.contract.weights.stage import Layout
+from tests.controller.scheduler.test_autoscaler import spec
+
+F = FunctionName("f")
+
+
+class Cluster:
+    """A world in which orders are obeyed when the test says so."""
+
+    def __init__(self, nodes: int = 1, memory_mib: int = 4096) -> None:
+        self.clock = ManualClock()
+        self.view = View()
+        self.view.synced = True
+        self.reconciler = Reconciler()
+        for i in range(nodes):
+            name = NodeId(f"n{i}")
+            self.view.nodes[name] = NodeSeen(
+                NodeReport(node=name, epoch="e", address="", memory_bytes=memory_mib * MIB, memory_used_bytes=0, cpus=1)
+            )
+
+    def deploy(self, version: int = 1, **fields: object) -> FunctionSpec:
+        deployed = spec(**fields)
+        self.view.functions[F] = FunctionRecord(name=F, live=Version(version), deployed_unix_ms=0)
+        self.view.versions[VersionKey(F, Version(version))] = VersionRecord(
+            version=Version(version), digest="", spec=deployed, segment_bytes=0, created_unix_ms=0
+        )
+        return deployed
+
+    def load(self, queued: int, running: int = 0, version: int = 1, waited_s: float = 0.0) -> None:
+        oldest_unix_ms = self.clock.unix_ns() // 1_000_000 - round(waited_s * 1000)
+        load = FunctionLoad(queued, running, oldest_unix_ms=oldest_unix_ms if queued else 0)
+        loads = {f"f@{version}": load} if queued or running else {}
+        self.view.put_gateway(GatewayReport(gateway="g", loads=loads), self.clock.monotonic_ns())
+
+    def step(self) -> Step:
+        step = self.reconciler.step(self.view, now_ns=self.clock.monotonic_ns(), now_unix_ns=self.clock.unix_ns())
+        for key, failure in step.failures:
+            if failure is None:
+                self.view.failures.pop(key, None)
+            else:
+                self.view.failures[key] = failure
+        for order in step.orders:
+            self.view.put_order(order)
+        for order in step.taken_back:
+            self.view.drop_order(order.worker)
+        return step
+
+    def obey(self, state: WorkerState = "ready", error: ErrorInfo | None = None) -> None:
+        for order in self.view.orders.values():
+            wanted: WorkerState = state if order.wanted == "run" else "gone"
+            self.view.put_status(
+                WorkerStatus(
+                    worker=order.worker,
+                    node=order.node,
+                    function=F,
+                    version=order.version,
+                    state=wanted,
+                    error=error,
+                    changed_unix_ns=self.clock.unix_ns(),
+                )
+            )
+
+    def workers(self) -> list[WorkerId]:
+        return [order.worker for order in self.view.orders.values() if order.wanted == "run"]
+
+
+def test_demand_orders_workers_once_and_idleness_sends_them_away() -> None:
+    cluster = Cluster()
+    cluster.deploy(scale=Scale(max=3, keep_alive_s=60))
+    assert not cluster.step().orders
+    cluster.load(5)
+    assert len(cluster.step().orders) == 3
+    assert not cluster.step().orders, "what is ordered is not ordered again"
+    cluster.obey()
+    cluster.load(0)
+    for _ in range(59):
+        cluster.clock.advance(1)
+        assert not cluster.step().orders
+    cluster.clock.advance(61)
+    assert {order.wanted for order in cluster.step().orders} == {"drain"}
+    cluster.obey()
+    cluster.step()
+    assert not cluster.view.orders
+
+
+def test_a_step_says_when_the_keep_alive_ends_and_an_old_version_has_none() -> None:
+    cluster = Cluster()
+    cluster.deploy(scale=Scale(keep_alive_s=60))
+    cluster.load(1)
+    assert cluster.step().again_unix_ms is None
+    cluster.obey()
+    cluster.load(0)
+    again_unix_ms = cluster.step().again_unix_ms
+    assert again_unix_ms is not None
+    assert 0 <= again_unix_ms - (cluster.clock.unix_ns() // 1_000_000 + 60_000) <= 1
+    cluster.clock.advance(60.001)
+    step = cluster.step()
+    assert [order.wanted for order in step.orders] == ["drain"]
+    assert step.again_unix_ms is None
+
+    cluster.load(1)
+    cluster.step()
+    cluster.load(0)
+    assert cluster.step().again_unix_ms is not None
+    cluster.deploy(version=2, env={"A": "1"})
+    assert cluster.step().again_unix_ms is None
+
+
+def test_workers_are_spread_and_memory_is_not_promised_twice() -> None:
+    cluster = Cluster(nodes=2, memory_mib=1100)
+    cluster.deploy(scale=Scale(max=8))
+    cluster.load(8)
+    step = cluster.step()
+    assert sorted(order.node for order in step.orders) == ["n0", "n0", "n1", "n1"]
+    assert step.unplaced
+
+
+def test_a_new_version_takes_over_and_the_old_one_is_drained_when_its_calls_have_ended() -> None:
+    cluster = Cluster()
+    cluster.deploy()
+    cluster.load(0, running=1)
+    cluster.step()
+    cluster.obey()
+    cluster.deploy(version=2, env={"A": "1"})
+    assert not cluster.step().orders, "the old version has a call"
+    cluster.load(0)
+    assert [(order.version, order.wanted) for order in cluster.step().orders] == [(1, "drain")]
+
+
+def test_a_dead_nodes_workers_are_replaced_elsewhere() -> None:
+    cluster = Cluster(nodes=2)
+    cluster.deploy()
+    cluster.load(1)
+    first = cluster.step().orders[0]
+    cluster.obey()
+    cluster.view.nodes[first.node].absent_since_ns = cluster.clock.monotonic_ns()
+    cluster.clock.advance(1)
+    assert not cluster.step().orders, "one missed renewal is no death"
+    cluster.clock.advance(1.5)
+    step = cluster.step()
+    assert [order.worker for order in step.taken_back] == [first.worker]
+    assert step.orders[0].node != first.node
+
+
+def test_a_restarted_daemon_gets_new_orders() -> None:
+    cluster = Cluster()
+    cluster.deploy()
+    cluster.load(1)
+    first = cluster.step().orders[0]
+    seen = cluster.view.nodes[first.node]
+    seen.report = NodeReport(
+        node=first.node, epoch="e2", address="", memory_bytes=seen.report.memory_bytes, memory_used_bytes=0, cpus=1
+    )
+    step = cluster.step()
+    assert [order.worker for order in step.taken_back] == [first.worker]
+    assert step.orders[0].epoch == "e2"
+
+
+def test_a_broken_version_costs_nothing_until_somebody_calls_after_a_minute() -> None:
+    cluster = Cluster()
+    cluster.deploy(scale=Scale(keep_alive_s=600))
+    cluster.load(1)
+    starts = 0
+    for _ in range(50):
+        starts += sum(order.wanted == "run" for order in cluster.step().orders)
+        cluster.obey("failed", ErrorInfo(code="start_failed", message="boom"))
+        cluster.clock.advance(1)
+    assert starts == 3
+    cluster.load(0)
+    for _ in range(300):
+        cluster.clock.advance(1)
+        assert not cluster.step().orders, "nobody calls"
+    cluster.load(1)
+    assert len(cluster.step().orders) == 1
+    cluster.clock.advance(1)
+    cluster.obey()
+    cluster.step()
+    assert not cluster.view.failures
+
+
+def test_a_change_of_scheduler_keeps_warm_workers() -> None:
+    cluster = Cluster()
+    cluster.deploy(scale=Scale(keep_alive_s=60))
+    cluster.load(2)
+    cluster.step()
+    cluster.obey()
+    cluster.load(0)
+    cluster.clock.advance(30)
+    cluster.reconciler = Reconciler()
+    assert not cluster.step().orders
+    cluster.clock.advance(59)
+    assert not cluster.step().orders
+    cluster.clock.advance(2)
+    assert len(cluster.step().orders) == 2
+
+
+def pipelined(cluster: Cluster, **fields: Any) -> FunctionSpec:
+    """A model of four layers that takes long to fetch: worth a pipeline wherever there are nodes."""
+    deployed = cluster.deploy(
+        weights=CheckpointId("0" * 64), llm=LLMSettings(kv_memory_bytes=MIB), memory_bytes=64 * MIB, **fields
+    )
+    key = VersionKey(F, Version(1))
+    layout = Layout(0, [100 * MIB] * 4, [], [])
+    cluster.view.versions[key] = msgspec.structs.replace(
+        cluster.view.versions[key], segment_bytes=400 * MIB, layout=layout
+    )
+    return deployed
+
+
+def stages_of(cluster: Cluster) -> list[tuple[int, str, bool]]:
+    """(index, what is wanted, whether it grows) of every order, by worker's place in its pipeline."""
+    orders = [order for order in cluster.view.orders.values() if order.stage is not None]
+    return sorted((order.stage.index, order.wanted, order.grow) for order in orders if order.stage)
+
+
+def test_a_cold_start_is_a_pipeline_that_becomes_one_worker() -> None:
+    cluster = Cluster(nodes=4)
+    pipelined(cluster)
+    cluster.load(1)
+    step = cluster.step()
+    assert stages_of(cluster) == [(0, "run", True), (1, "run", False), (2, "run", False), (3, "run", False)]
+    assert len({order.node for order in step.orders}) == 4
+    assert len({order.secret for order in step.orders}) == 1
+    assert step.plans.keys() == {order.worker for order in step.orders}
+    assert {plan.decided_unix_ms for plan in step.plans.values()} == {cluster.clock.unix_ns() // 1_000_000}
+    cluster.clock.advance(1)
+    assert not cluster.step().orders, "a pipeline is one worker"
+
+
+def test_orders_that_are_written_again_keep_the_time_of_their_decision_and_their_deadline() -> None:
+    cluster = Cluster(nodes=4)
+    pipelined(cluster, slo=SLO(ttft_s=3.0))
+    cluster.load(1)
+    decided_unix_ns = cluster.clock.unix_ns()
+    before = {order.worker: order for order in cluster.step().orders}
+    assert all(order.fetch_by_unix_ns > decided_unix_ns for order in before.values())
+    cluster.clock.advance(0.3)
+    for order in before.values():
+        cluster.view.put_status(
+            WorkerStatus(
+                worker=order.worker, node=order.node, function=F, version=order.version, state="starting",
+                link=f"{order.node}:1", whole=False, changed_unix_ns=cluster.clock.unix_ns(),
+            )
+        )  # fmt: skip
+    again = cluster.step().orders
+    assert {order.worker for order in again} == before.keys()
+    for order in again:
+        assert order.ordered_unix_ns == cluster.clock.unix_ns()
+        assert order.decided_unix_ns == decided_unix_ns
+        assert order.fetch_by_unix_ns == before[order.worker].fetch_by_unix_ns
+
+
+def test_more_demand_makes_workers_of_the_helpers_before_it_starts_others() -> None:
+    cluster = Cluster(nodes=4)
+    pipelined(cluster, concurrency=1, scale=Scale(max=6))
+    cluster.load(1)
+    cluster.step()
+    cluster.load(3)
+    cluster.clock.advance(1)
+    step = cluster.step()
+    assert stages_of(cluster) == [(0, "run", True), (1, "run", True), (2, "run", True), (3, "run", False)]
+    assert not step.plans
+    cluster.clock.advance(1)
+    assert not cluster.step().orders
+
+
+def test_a_surge_is_one_pipeline_of_as_many_workers() -> None:
+    cluster = Cluster(nodes=4)
+    pipelined(cluster, concurrency=1, scale=Scale(max=8))
+    cluster.load(3)
+    step = cluster.step()
+    assert len({order.stage.pipeline for order in step.orders if order.stage is not None}) == 1
+    assert sum(order.grow for order in step.orders) == 3
+
+
+def reasons(step: Step) -> list[str]:
+    return [one.why_not for plan in step.plans.values() for one in plan.considered]
+
+
+def test_what_a_call_has_waited_counts_as_long_as_its_promise_can_be_kept() -> None:
+    for waited_s, meets_slo, counted in ((0.0, True, False), (0.5, True, True), (5.0, True, False)):
+        cluster = Cluster(nodes=4)
+        pipelined(cluster, slo=SLO(ttft_s=3.0))
+        cluster.load(1, waited_s=waited_s)
+        step = cluster.step()
+        assert {plan.meets_slo for plan in step.plans.values()} == {meets_slo}, "the next call's promise can be kept"
+        assert any("s of waiting" in why for why in reasons(step)) is counted, waited_s
+
+
+def test_those_who_wait_for_a_start_under_way_are_not_counted_again() -> None:
+    cluster = Cluster(nodes=8)
+    pipelined(cluster, concurrency=1, slo=SLO(ttft_s=3.0), scale=Scale(max=8))
+    cluster.load(1)
+    cluster.step()
+    cluster.load(8, waited_s=0.5)
+    step = cluster.step()
+    assert step.plans
+    assert not any("s of waiting" in why for why in reasons(step))
+
+
+def test_a_pipeline_that_is_sent_away_stays_one_until_its_first_stage_has_ended() -> None:
+    """Its calls may go on, and they need all stages."""
+    cluster = Cluster(nodes=4)
+    pipelined(cluster, scale=Scale(keep_alive_s=1))
+    cluster.load(1)
+    cluster.step()
+    cluster.load(0)
+    cluster.step()
+    cluster.clock.advance(5)
+    cluster.step()
+    assert [wanted for _, wanted, _ in stages_of(cluster)] == ["drain", "run", "run", "run"]
+    (first,) = [order for order in cluster.view.orders.values() if order.wanted == "drain"]
+    assert first.secret
+    assert len(first.peers) == 4

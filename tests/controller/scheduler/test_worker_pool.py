@@ -1,0 +1,143 @@
+"""The pool's state machine, by tables and by simulated lives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fleetstart.controller.scheduler.worker_pool import (
+    HALF_OPEN_MS,
+    Decision,
+    Member,
+    backoff_ms,
+    broken,
+    decide,
+    failure_after,
+)
+from fleetstart.controller.state.records import Failure
+from fleetstart.runtime.contract.errors import ErrorInfo
+from fleetstart.runtime.contract.ids import WorkerId
+from tests.controller.scheduler.test_autoscaler import spec
+
+SPEC = spec(start_timeout_s=10.0, timeout_s=5.0)
+NOW = 1_000_000_000
+BOOM = ErrorInfo(code="start_failed", message="boom")
+
+
+def member(name: str, state: Any = "ready", wanted: Any = "run", **fields: Any) -> Member:
+    return Member(worker=WorkerId(name), wanted=wanted, state=state, ordered_unix_ms=NOW - 100, **fields)
+
+
+def run(desired: int, *members: Member, failure: Failure | None = None, now: int = NOW) -> Decision:
+    return decide(spec=SPEC, desired=desired, members=members, failure=failure, now_unix_ms=now)
+
+
+def failed(count: int, ago_ms: int = 0, code: str = "start_failed") -> Failure:
+    return Failure(count=count, last_unix_ms=NOW - ago_ms, error=ErrorInfo(code=code, message="boom"))
+
+
+@pytest.mark.parametrize(
+    ("desired", "members", "expected"),
+    [
+        (0, [], Decision()),
+        (2, [], Decision(start=2)),
+        (2, [member("a", None)], Decision(start=1)),
+        (2, [member("a", "starting"), member("b")], Decision()),
+        (1, [member("a", "draining", wanted="drain")], Decision(start=1)),
+        (0, [member("a")], Decision(drain=(WorkerId("a"),))),
+        (1, [member("a", running=1), member("b")], Decision(drain=(WorkerId("b"),))),
+        (1, [member("a"), member("b", "starting")], Decision(drain=(WorkerId("b"),))),
+        (0, [member("a", "gone", wanted="drain")], Decision(take_back=(WorkerId("a"),))),
+        (1, [member("a", "gone")], Decision(start=1, take_back=(WorkerId("a"),))),
+        (1, [member("a", "failed", served=True)], Decision(start=1, take_back=(WorkerId("a"),))),
+        (1, [member("a", lost=True)], Decision(start=1, take_back=(WorkerId("a"),))),
+    ],
+)
+def test_decisions(desired: int, members: list[Member], expected: Decision) -> None:
+    assert run(desired, *members) == expected
+
+
+def test_a_failed_start_waits_then_is_tried_alone() -> None:
+    first = run(3, member("a", "failed", error=BOOM))
+    assert first.failure == failed(1)
+    assert first.start == 0
+    assert first.again_unix_ms == NOW + backoff_ms(1)
+    assert run(3, failure=failed(1, ago_ms=499)).start == 0
+    assert run(3, failure=failed(1, ago_ms=500)).start == 1
+    assert run(3, member("b", "starting"), failure=failed(1, ago_ms=500)).start == 0
+    assert run(3, member("b"), failure=failed(1, ago_ms=500)).start == 1
+
+
+def test_three_failures_break_a_version_until_it_is_half_open() -> None:
+    third = run(1, member("a", "failed", error=BOOM), failure=failed(2, ago_ms=2000))
+    assert third.failure is not None
+    assert third.failure.count == 3
+    assert broken(third.failure, NOW)
+    assert run(1, failure=failed(3, ago_ms=HALF_OPEN_MS - 1)).start == 0
+    assert run(5, failure=failed(3, ago_ms=HALF_OPEN_MS)).start == 1
+    again = run(1, member("a", "failed", error=BOOM), failure=failed(3, ago_ms=HALF_OPEN_MS))
+    assert again.failure is not None
+    assert broken(again.failure, NOW)
+
+
+def test_what_the_user_must_mend_breaks_at_once() -> None:
+    assert broken(failure_after(None, ErrorInfo(code="no_handler", message=""), NOW), NOW)
+    assert not broken(failure_after(None, ErrorInfo(code="checksum_mismatch", message=""), NOW), NOW)
+
+
+def test_a_worker_that_got_ready_after_the_failure_cures_it() -> None:
+    assert run(1, member("a", ready_unix_ms=NOW), failure=failed(2, ago_ms=10)).clear_failure
+    assert not run(1, member("a", ready_unix_ms=NOW - 20), failure=failed(2, ago_ms=10)).clear_failure
+
+
+def test_a_start_that_exceeds_its_time_is_taken_back_and_counted_once() -> None:
+    late = decide(spec=SPEC, desired=1, members=[member("a", "starting")], failure=None, now_unix_ms=NOW + 15_000)
+    assert late.drain == (WorkerId("a"),)
+    assert late.failure is not None
+    after = run(1, member("a", "failed", wanted="drain", error=BOOM), failure=late.failure)
+    assert after.failure is None
+    assert after.take_back == (WorkerId("a"),)
+
+
+def test_a_drained_worker_that_never_ends_is_taken_back() -> None:
+    stuck = [member("a", "draining", wanted="drain")]
+    early = decide(spec=SPEC, desired=0, members=stuck, failure=None, now_unix_ms=NOW + 60_000)
+    late = decide(spec=SPEC, desired=0, members=stuck, failure=None, now_unix_ms=NOW + 66_000)
+    assert (early.take_back, late.take_back) == ((), (WorkerId("a"),))
+
+
+@given(st.integers(1, 100))
+def test_backoff_grows_and_is_capped(count: int) -> None:
+    assert 500 <= backoff_ms(count) <= backoff_ms(count + 1) <= 30_000
+
+
+@given(
+    st.integers(0, 6),
+    st.lists(
+        st.tuples(
+            st.sampled_from([None, "starting", "ready", "draining", "gone", "failed"]),
+            st.sampled_from(["run", "drain"]),
+            st.booleans(),
+            st.booleans(),
+            st.integers(0, 3),
+        ),
+        max_size=8,
+    ),
+    st.one_of(st.none(), st.builds(failed, st.integers(1, 5), st.integers(0, 100_000))),
+)
+def test_never_more_alive_than_desired_after_a_step_and_nobody_is_told_two_things(
+    desired: int, rows: list[Any], failure: Failure | None
+) -> None:
+    members = [
+        member(f"w{i}", state, wanted, lost=lost, served=served, running=running, error=BOOM)
+        for i, (state, wanted, lost, served, running) in enumerate(rows)
+    ]
+    decision = run(desired, *members, failure=failure)
+    assert not set(decision.drain) & set(decision.take_back)
+    left = [m for m in members if m.wanted == "run" and m.worker not in {*decision.drain, *decision.take_back}]
+    assert len(left) + decision.start <= max(desired, 0)
+    if failure is None and decision.failure is None:
+        assert len(left) + decision.start == desired
