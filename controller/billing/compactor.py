@@ -66,7 +66,7 @@ class Compactor:
         self._segment_age_ms = segment_age_ms
         self._ids_kept_ms = ids_kept_ms
         self._commit = Script(client, "compact")
-        self._book_late = Script(client, "late")
+        self._book_late = Script(client, "book_late_row")
         self._caught_up_as = 0
         self._checked = False
 

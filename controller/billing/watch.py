@@ -48,7 +48,7 @@ class BillingWatch:
         self._view = view
         self._unwritten = unwritten
         self._fence = fence
-        self._alert = Script(client, "alert")
+        self._alert = Script(client, "budget_alert")
         self.known = asyncio.Event()
         """Set when prices and budgets were read once."""
         self._states: dict[FunctionName, BudgetState] = {}

@@ -59,7 +59,7 @@ class Learner:
         self._state = state
         self._view = state.view
         self._fence = fence
-        self._script = Script(state.client, "learn")
+        self._script = Script(state.client, "save_estimates")
         self._ready: dict[WorkerId, WorkerStatus] = {}
         """That nobody may have learned from yet."""
         self._speeds = SpeedsSeen()

@@ -25,8 +25,8 @@ class Leading:
         self.view = view
         self._client = client
         self._writes = writes
-        self._lead = Script(client, "lead")
-        self._schedule = Script(client, "schedule")
+        self._lead = Script(client, "leader_lease")
+        self._schedule = Script(client, "apply_step")
 
     async def lead(self, gateway: str, fence: int) -> int:
         """Takes or renews the scheduler's lease; the fence to write with, 0 if another one schedules."""

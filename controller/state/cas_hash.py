@@ -26,7 +26,7 @@ class Shelf(Generic[Record]):
         self._state = state
         self._name = name
         self._decoder = msgspec.json.Decoder(kind)
-        self._swap = Script(state.client, "swap")
+        self._swap = Script(state.client, "compare_and_set")
 
     async def change(self, field: str, change: Callable[[Record | None], Record | None]) -> Record | None:
         """What `change` makes of the record as it is; None is no record. The view knows it when this returns.

@@ -31,7 +31,7 @@ class WebhookSecrets:
     def __init__(self, client: redis.Redis, vault: Vault) -> None:
         self._client = client
         self._vault = vault
-        self._swap = Script(client, "swap")
+        self._swap = Script(client, "compare_and_set")
         self._decoder = msgspec.json.Decoder(SecretRecord)
 
     async def get(self, project: str) -> str:

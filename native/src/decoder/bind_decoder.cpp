@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "decoder.hpp"
-#include "dlpack.hpp"
+#include "../memory/dlpack.hpp"
 
 namespace py = pybind11;
 
