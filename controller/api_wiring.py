@@ -69,7 +69,9 @@ def build_management(
     )  # fmt: skip
     shells = Shells(core.state, Sealer(core.view, vault))
     services = Services(
-        config=config,
+        url=config.url,
+        store_url=config.store,
+        open_access=config.open,
         gateway=core.gateway_id,
         view=core.view,
         registry=registry,

@@ -17,7 +17,7 @@ from fleetstart.runtime.contract.process.log_format import configure
 
 from .config import Config, ConfigError, config_from
 from .daemon import Daemon, NodeTaken
-from .sources.base import open_source
+from .sources.factory import open_source
 
 END_LIMIT_S = 9.0
 """An end in order takes far less. After it the process says where it hangs and goes, before `fs down` loses patience

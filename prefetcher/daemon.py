@@ -24,7 +24,7 @@ from fleetstart.runtime.contract.process.tasks import end_tasks
 
 from .concurrency.io_thread import SideLoop
 from .config import Config
-from .control.lease import Lease, report_of
+from .control.lease import Lease
 from .control.orders import Orders
 from .control.outbox import Outbox, attempts
 from .control.redis_state import NodeState, Unreachable
@@ -36,6 +36,7 @@ from .drivers.prefork_policy import is_light
 from .drivers.prefork_pool import Spares
 from .network.egress_proxy import Egress, bounds_of
 from .network.ingress_proxy import Doorways
+from .node_report import report_of
 from .segments.disk_cache import DiskTier
 from .segments.store import Segments
 from .sources.base import Source

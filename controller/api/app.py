@@ -22,7 +22,6 @@ from fleetstart.runtime.contract.errors import FleetError, NotFound, Unavailable
 from fleetstart.runtime.contract.ids import InvocationId
 
 from ..auth.request_context import caller_of
-from ..config import Config
 from ..http.asgi import error_headers, error_json
 from ..http.json_api import function_asked_for, json_answer, number_asked_for
 from ..http.request_context import REQUEST
@@ -54,7 +53,11 @@ LIMIT_MAX = 1000
 class Services:
     """What the handlers need; built by `app`."""
 
-    config: Config
+    url: str
+    """Of this controller, as others reach it."""
+    store_url: str
+    open_access: bool
+    """Whether it was started to answer without keys."""
     gateway: str
     view: View
     registry: Registry
@@ -73,7 +76,7 @@ class Api:
     def __init__(self, services: Services) -> None:
         self._services = services
         self._functions = FunctionsApi(
-            url=services.config.url, view=services.view, registry=services.registry, history=services.history,
+            url=services.url, view=services.view, registry=services.registry, history=services.history,
             access=services.access, stopping=services.stopping,
         )  # fmt: skip
         self.app = Starlette(
@@ -105,7 +108,7 @@ class Api:
         return json_answer({"ok": True})
 
     async def openapi(self, request: Request) -> Response:
-        return json_answer(document(self._services.config.url))
+        return json_answer(document(self._services.url))
 
     async def status(self, request: Request) -> Response:
         services, view, caller = self._services, self._services.view, caller_of(request)
@@ -113,15 +116,15 @@ class Api:
         return json_answer(
             SystemStatus(
                 version=installed_version("fleetstart"),
-                url=services.config.url,
+                url=services.url,
                 gateway=services.gateway,
                 leader=view.leader,
                 redis=view.redis,
-                store=services.config.store,
+                store=services.store_url,
                 nodes=[seen.report for seen in view.nodes.values() if not seen.lost(now_ns) and not caller.limited],
                 functions=[self._functions.info(one) for one in view.functions.values() if caller.sees(one.name)],
                 budgets=[info for info in services.billing.shown() if caller.sees(info.function)],
-                access="open" if services.config.open and not view.access.locked else "keys",
+                access="open" if services.open_access and not view.access.locked else "keys",
                 limited=caller.limited,
             )
         )

@@ -2,34 +2,17 @@
 
 from __future__ import annotations
 
-import msgspec
-
-from fleetstart.runtime.contract.billing.ledger import InvocationRow, InvocationTrace
+from fleetstart.runtime.contract.billing.ledger import InvocationTrace
 from fleetstart.runtime.contract.timeline import PhaseName, Timeline
 
 from ..planner import Plan
 from ..planner.latency_model import cost_gib_s
-from ..planner.report import Explanation, Outcome, explained
+from ..planner.report import Outcome, explained
 from ..schemas.functions import Prediction
+from ..schemas.planning import InvocationPlan
 
 LEAST_EVENTS = 5
 """Of a stream, for the time between its tokens: fewer are mostly its first and its last."""
-
-
-class InvocationPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What `fs explain` prints."""
-
-    row: InvocationRow
-    explanation: Explanation
-    """Of its worker's start. Nothing was observed of it by a call that met a worker that was ready: `row.start` hot."""
-    ttft_s: float | None
-    """From the call's acceptance to the first byte of its answer: what the caller waited, however the start went."""
-    decided_s: float
-    """When the plan was made, after the call was accepted; negative if before."""
-    relayed: tuple[int, ...] = ()
-    """Stages that the first one reached through the object store only."""
-    prediction: Prediction | None
-    """How far predictions for this version were off so far; None if none was ever compared."""
 
 
 def invocation_plan(

@@ -13,7 +13,7 @@ from starlette.routing import Route
 
 from fleetstart.runtime.contract.errors import InvalidSpec, NotFound, Unavailable
 from fleetstart.runtime.contract.function.spec import SPEC_MAX_BYTES, FunctionSpec
-from fleetstart.runtime.contract.ids import FunctionName, Version
+from fleetstart.runtime.contract.ids import LIVE, FunctionName, Version
 from fleetstart.runtime.contract.node.orders import FINAL
 from fleetstart.runtime.contract.node.reports import FunctionLoad
 
@@ -22,10 +22,11 @@ from ..auth.request_context import about, caller_of
 from ..http.json_api import flag_asked_for, json_answer, json_body, now_unix_ms, number_asked_for
 from ..planner.constraints import lack, wanted_by
 from ..registry.registry import Registry
-from ..scheduler.deploy_forecast import Proposal, forecast
+from ..scheduler.deploy_forecast import forecast
 from ..scheduler.worker_pool import broken
 from ..schemas.functions import Deployed, FunctionInfo, Prediction
-from ..state.records import LIVE, FunctionRecord, VersionKey
+from ..schemas.planning import Proposal
+from ..state.records import FunctionRecord, VersionKey
 from ..state.redis_client import REDIS_DOWN
 from ..state.traffic import limits_of, pointed, scale_of
 from ..state.view import View

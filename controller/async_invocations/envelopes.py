@@ -3,29 +3,20 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 
 from fleetstart.runtime.contract.ids import InvocationId
 
 from ..http.asgi import Scope
 from ..http.invoke_url import parse_target
+from ..http.scope import INVOKER, Invoker
 from ..state.invocation_records import Envelope, Origin
 from .request_options import Asked, fingerprint, kept_headers
 
-CALLER = "fleetstart.caller"
-"""Where the layer before ours says in the scope whose call it is."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Caller:
-    project: str = ""
-    key: str = ""
-    """Name of the API key."""
-
-
-def caller_of(scope: Scope) -> Caller:
-    caller = scope.get(CALLER)
-    return caller if isinstance(caller, Caller) else Caller()
+def invoker_of(scope: Scope) -> Invoker:
+    """Whose call it is, as the layer before ours says."""
+    invoker = scope.get(INVOKER)
+    return invoker if isinstance(invoker, Invoker) else Invoker()
 
 
 def target_of(scope: Scope) -> str:
@@ -36,13 +27,13 @@ def target_of(scope: Scope) -> str:
 
 
 def mark_of(scope: Scope, body: bytes) -> str:
-    return fingerprint(caller_of(scope).project, scope["method"], target_of(scope), body)
+    return fingerprint(invoker_of(scope).project, scope["method"], target_of(scope), body)
 
 
 def envelope_of(
     scope: Scope, invocation: InvocationId, body: bytes, asked: Asked, *, origin: Origin = "async"
 ) -> Envelope:
-    caller = caller_of(scope)
+    invoker = invoker_of(scope)
     return Envelope(
         id=invocation,
         function=parse_target(scope["path"], scope.get("raw_path") or b"", b"").name,
@@ -56,6 +47,6 @@ def envelope_of(
         ttl_s=asked.ttl_s,
         origin=origin,
         webhook=asked.webhook,
-        project=caller.project,
-        key=caller.key,
+        project=invoker.project,
+        key=invoker.key,
     )

@@ -19,7 +19,8 @@ from fleetstart.runtime.contract.errors import FleetError, StoreFailed
 from ..http.asgi import Receive, Scope, Send
 from ..state.invocation_records import Progress, Told
 from ..state.redis_client import REDIS_DOWN
-from .gateway_call import Capture, replaying, scope_of
+from .gateway_call import Capture, scope_of
+from .idempotency.response_recorder import replaying
 from .progress_split import told_in
 from .store import lifecycle
 from .store.event_log import EventLog

@@ -15,9 +15,9 @@ import msgspec
 from fleetstart.runtime.contract.errors import ErrorBody, ErrorInfo, FleetError, TooLarge, WorkerLost
 from fleetstart.runtime.contract.worker_headers import ERROR_HEADER, PROGRESS_HEADER, AnswerHead
 
-from ..gateway.app import PROGRESS
-from ..http.asgi import Message, RawHeaders, Receive, Scope
+from ..http.asgi import Message, RawHeaders, Scope
 from ..http.headers import response_headers
+from ..http.scope import PROGRESS
 from ..state.invocation_records import Answer, Envelope, run_id
 from .progress_split import Apart
 from .store.event_log import Splitter, error_of, without_id
@@ -58,21 +58,6 @@ def scope_of(envelope: Envelope, run: int) -> Scope:
         "fs.key": envelope.key,
         PROGRESS: True,
     }
-
-
-def replaying(body: bytes, gone: asyncio.Event) -> Receive:
-    """The client's side: its body at once, and then nothing until it is to leave."""
-    sent = False
-
-    async def receive() -> Message:
-        nonlocal sent
-        if not sent:
-            sent = True
-            return {"type": "http.request", "body": body, "more_body": False}
-        await gone.wait()
-        return {"type": "http.disconnect"}
-
-    return receive
 
 
 class Capture:

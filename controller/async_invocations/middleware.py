@@ -21,7 +21,7 @@ from ..http.request_body import ClientGone, header, read_body, refuse_unread
 from ..schemas.invocations import InvocationInfo
 from ..state.redis_client import REDIS_DOWN
 from . import request_options as preferences
-from .envelopes import caller_of, envelope_of, mark_of
+from .envelopes import envelope_of, invoker_of, mark_of
 from .idempotency.middleware import Once
 from .idempotency.response_recorder import send_answer
 from .request_options import Asked
@@ -104,7 +104,7 @@ class Invocations:
             await respond_error(send, gone, request_id)
 
     async def _keyed(self, scope: Scope, send: Send, asked: Asked, request_id: InvocationId, body: bytes) -> None:
-        caller = caller_of(scope)
+        invoker = invoker_of(scope)
         mark = mark_of(scope, body)
 
         async def accept(invocation: InvocationId) -> InvocationId:
@@ -119,10 +119,10 @@ class Invocations:
 
         if asked.respond_async:
             await self._once.accept(
-                caller.project, asked.key, mark, request_id, accept=accept, answer=answer, send=send
+                invoker.project, asked.key, mark, request_id, accept=accept, answer=answer, send=send
             )
         else:
-            await self._once.run(scope, body, send, caller.project, asked.key, mark, request_id, answer=answer)
+            await self._once.run(scope, body, send, invoker.project, asked.key, mark, request_id, answer=answer)
 
     async def _answer_accepted(
         self, send: Send, invocation: InvocationId, wait_s: int, extra: RawHeaders | None = None

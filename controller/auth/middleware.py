@@ -17,14 +17,12 @@ from urllib.parse import urlsplit
 
 from fleetstart.runtime.contract.errors import FleetError, Forbidden, Unauthorized, Unavailable
 
-from ..async_invocations.envelopes import CALLER as INVOKER
-from ..async_invocations.envelopes import Caller as Invoker
-from ..gateway.websocket_session import deny
-from ..gateway.websockets import SWITCHED
 from ..http.asgi import Message, RawHeaders, Receive, Scope, Send
 from ..http.invoke_url import PREFIX, parse_target
 from ..http.json_api import now_unix_ms
 from ..http.request_body import header, refuse_unread
+from ..http.scope import CALLER, DEED, INVOKER, KEY, Invoker
+from ..http.websocket import SWITCHED, deny
 from ..schemas.audit_event import AuditEvent
 from ..state.access_records import LOCAL, digest
 from ..state.redis_client import REDIS_DOWN
@@ -37,12 +35,6 @@ from .route_rules import SOCKET, Kind, Need, need_of
 
 log = logging.getLogger(__name__)
 
-CALLER = "fs.caller"
-"""In the scope: who it is, if the management API is asked."""
-KEY = "fs.key"
-"""In the scope: the key's name, for the ledger; absent where there are no keys."""
-DEED = "fs.deed"
-"""In the scope: what the audit log shall say."""
 OPEN = frozenset({"/healthz", "/", "/ui", "/ui/"})
 DASHBOARD = "/ui/"
 KNOWS_NOTHING = frozenset({"/api/v1/status", "/openapi.json"})

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from starlette.requests import Request
 
+from ..http.scope import CALLER, DEED
 from .authorize import Caller, local
-from .middleware import CALLER, DEED, Deed
+from .middleware import Deed
 
 
 def caller_of(request: Request) -> Caller:

@@ -6,8 +6,7 @@ from collections.abc import Set
 
 from fleetstart.runtime.contract.ids import FunctionName, WorkerId
 
-from ..scheduler.pipelines import is_helper
-from ..state.records import VersionKey
+from ..state.records import VersionKey, is_helper
 from ..state.view import View
 
 

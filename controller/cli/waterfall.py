@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from fleetstart.runtime.contract.billing.ledger import InvocationTrace, dollars
 from fleetstart.runtime.contract.timeline import Phase
+
+from . import output
 
 EIGHTHS = " ▏▎▍▌▋▊▉█"
 MEANING = {
@@ -90,3 +93,31 @@ def bar(begin: float, end: float, columns: int) -> str:
 def _axis(span_ms: float, columns: int) -> str:
     end = f"{span_ms:.1f} ms"
     return "0" + "·" * max(1, columns - 1 - len(end)) + end
+
+
+def shown(trace: InvocationTrace, *, width: int) -> str:
+    row = trace.row
+    bill = f"billed {row.billed_ms} ms of {output.size(row.memory_bytes)} = ${dollars(row.cost_nusd)}"
+    waived = f"waited {row.queue_ms} ms, not billed"
+    chart = waterfall(trace.timeline.phases, width=width)
+    spans = f"\ntrace {trace.context.trace_id}" if trace.context.trace_id else ""
+    return f"{summary(trace)}\n\n{chart}\n\n{bill}; {waived}{spans}"
+
+
+def summary(trace: InvocationTrace) -> str:
+    """What call it was, and what it came to, on one line."""
+    row = trace.row
+    outcome = f"HTTP {row.status}" + (f" {row.error}" if row.error else "")
+    worker = f"worker {row.worker or 'none'}{', pooled' if trace.pooled else ''}"
+    facts = [f"{row.function}@{row.version}", f"{row.start} start", outcome, worker]
+    if trace.relayed:
+        facts.append(f"{stages(trace.relayed)} reached through the object store")
+    if trace.fetched:
+        facts.append(", ".join(f"{output.size(count)} from the {source}" for source, count in trace.fetched.items()))
+    if row.attempts > 1:
+        facts.append(f"{row.attempts} attempts")
+    return f"{row.id}   {', '.join(facts)}"
+
+
+def stages(indices: Sequence[int]) -> str:
+    return f"stage{'s' if len(indices) > 1 else ''} {', '.join(map(str, indices))}"

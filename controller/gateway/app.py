@@ -19,9 +19,11 @@ from fleetstart.runtime.contract.worker_headers import PROGRESS_HEADER
 from ..billing.ledger_writer import LedgerWriter
 from ..billing.watch import BillingWatch
 from ..http.asgi import Receive, Scope, Send
+from ..http.client import open_session
 from ..http.headers import request_headers, sane_request_id
 from ..http.invoke_url import Target, parse_target
 from ..http.request_body import ClientGone, header, read_body, refuse_unread
+from ..http.scope import PROGRESS
 from ..state.sync import State
 from .admission.admission import Doorkeeper
 from .admission.feasibility import Prospects
@@ -33,15 +35,12 @@ from .dispatch.call_summary import answer_error
 from .dispatch.invoker import Invoker
 from .dispatch.response_relay import Answers, Cut
 from .dispatch.slots import Seating
-from .dispatch.upstream import open_session
 from .router import RouteTable
 from .websockets import Sockets
 
 log = logging.getLogger(__name__)
 
 CLIENT_GONE = 499
-PROGRESS = "fs.progress"
-"""In the scope of a call whose answer is kept: its worker is to tell how far it is."""
 
 
 class Gateway:

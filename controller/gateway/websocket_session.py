@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 
 import aiohttp
 
-from fleetstart.runtime.contract.errors import DeadlineExceeded, FleetError, WorkerLost
+from fleetstart.runtime.contract.errors import DeadlineExceeded, WorkerLost
 from fleetstart.runtime.contract.worker_headers import SOCKET_LATE
 
-from ..http.asgi import RawHeaders, Receive, Scope, Send, error_headers, error_json
+from ..http.asgi import Receive, Scope, Send
 from .dispatch.backend import Call, Route
 
 IDLE_S = 300.0
@@ -118,14 +118,6 @@ class Socket:
 
     def _too_big(self) -> Close:
         return Close(TOO_BIG, f"a message has more than {self.max_message_bytes} bytes", error="too_large")
-
-
-async def deny(send: Send, error: FleetError, request_id: str, extra: RawHeaders | None = None) -> None:
-    """Answers the handshake with an error, as a call gets it."""
-    body = error_json(error, request_id)
-    headers = [*error_headers(error, request_id), (b"content-length", b"%d" % len(body)), *(extra or [])]
-    await send({"type": "websocket.http.response.start", "status": error.status, "headers": headers})
-    await send({"type": "websocket.http.response.body", "body": body})
 
 
 def sendable(code: int) -> int:

@@ -33,18 +33,18 @@ from ..http.asgi import Receive, Scope, Send
 from ..http.headers import request_headers, sane_request_id
 from ..http.invoke_url import parse_target
 from ..http.request_body import header
+from ..http.websocket import SWITCHED, deny
 from .admission.admission import Doorkeeper
 from .call_recorder import Books
 from .dispatch.backend import BUSY_NS, SUSPECT_NS, Call, Worker
 from .dispatch.call_summary import own_headers
 from .dispatch.slots import DEATHS_ALLOWED, Seating
 from .router import RouteTable
-from .websocket_session import CLOSE_S, LOST, Close, Socket, deny, sendable, settled
+from .websocket_session import CLOSE_S, LOST, Close, Socket, sendable, settled
 
 log = logging.getLogger(__name__)
 HEARTBEAT_S = 20.0
 """Between pings to the worker: a host that went silent is noticed after one and a half of them."""
-SWITCHED = 101
 CLIENT_GONE = 499
 
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 from urllib.parse import unquote
 
-from fleetstart.runtime.contract.ids import FunctionName, Version
-
-from ..state.records import LIVE
+from fleetstart.runtime.contract.ids import LIVE, FunctionName, Version
 
 PREFIX = "/fn/"
 

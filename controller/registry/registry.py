@@ -17,13 +17,13 @@ import msgspec
 from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.errors import InvalidSpec, NotFound, Unavailable
 from fleetstart.runtime.contract.function.spec import FunctionSpec, spec_digest
-from fleetstart.runtime.contract.ids import CheckpointId, FunctionName, Version
+from fleetstart.runtime.contract.ids import LIVE, CheckpointId, FunctionName, Version
 from fleetstart.runtime.contract.weights.adapters import is_adapter, require_fit
 from fleetstart.runtime.contract.weights.lora import CONFIG, CONFIG_MAX_BYTES, read_adapter
 from fleetstart.runtime.contract.weights.stage import Layout, layout_of
 
 from ..state import traffic as versions
-from ..state.records import LIVE, FunctionRecord, Rollout, VersionKey, VersionRecord
+from ..state.records import FunctionRecord, Rollout, VersionKey, VersionRecord
 from ..state.redis_client import Script
 from ..state.sync import State
 from ..storage.object_store import ObjectStore, read_file, require_bundle, require_checkpoint

@@ -23,9 +23,9 @@ from fleetstart.runtime.contract.ids import WorkerId, new_invocation_id
 from fleetstart.runtime.contract.node.orders import WorkerStatus
 from fleetstart.runtime.contract.worker_headers import CONTINUE_HEADER, DEADLINE_HEADER, REQUEST_HEADER, TOKEN_HEADER
 
-from ..gateway.admission.feasibility import UNPLACED_NS
-from ..gateway.dispatch.upstream import open_session
+from ..http.client import open_session
 from ..scheduler.loop import Scheduler
+from ..scheduler.planning import UNPLACED_NS
 from ..scheduler.worker_pool import broken
 from ..state import traffic as versions
 from ..state.records import Failure, FunctionRecord, Rollout, VersionKey, VersionRecord

@@ -10,8 +10,6 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Literal, NamedTuple
 
-import msgspec
-
 from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.ids import NodeId
 from fleetstart.runtime.contract.node.orders import WorkerOrder, WorkerStatus
@@ -181,25 +179,3 @@ def outdated(view: View) -> list[str]:
     gone = [keys.measures_of_node(node) for node in view.node_measures.keys() - view.nodes.keys()]
     gone += [keys.measures_of_version(*key) for key in view.version_measures.keys() - live - ordered - called]
     return sorted(gone)
-
-
-_NODE, _VERSION = msgspec.json.Decoder(NodeMeasures), msgspec.json.Decoder(VersionMeasures)
-
-
-def read_measures(
-    raw: Mapping[bytes, bytes],
-) -> tuple[dict[NodeId, NodeMeasures], dict[VersionKey, VersionMeasures]]:
-    """The hash, decoded. What is not understood is left out: it is learned anew."""
-    nodes: dict[NodeId, NodeMeasures] = {}
-    versions: dict[VersionKey, VersionMeasures] = {}
-    for field, value in raw.items():
-        kind, _, name = field.decode(errors="replace").partition(":")
-        key = parse_version_key(name)
-        try:
-            if kind == "node":
-                nodes[NodeId(name)] = _NODE.decode(value)
-            elif kind == "version" and key is not None:
-                versions[key] = _VERSION.decode(value)
-        except msgspec.DecodeError:
-            continue
-    return nodes, versions

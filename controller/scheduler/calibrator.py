@@ -22,6 +22,7 @@ from fleetstart.runtime.contract.node.reports import NodeReport
 
 from ..planner import Plan
 from ..planner.estimates import NodeMeasures, VersionMeasures, node_prior, version_prior
+from ..state.full_resync import read_measures
 from ..state.records import StartOutcome, VersionKey
 from ..state.redis_client import REDIS_DOWN, Script
 from ..state.sync import State
@@ -33,7 +34,6 @@ from .calibration import (
     learn_speed,
     learn_start,
     outdated,
-    read_measures,
     ready_s,
     sharers,
     stage_of,

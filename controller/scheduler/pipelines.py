@@ -16,10 +16,7 @@ import msgspec
 from fleetstart.runtime.contract.ids import PipelineId, WorkerId
 from fleetstart.runtime.contract.node.orders import FINAL, NO_PEER, WorkerOrder, WorkerStatus
 
-
-def is_helper(order: WorkerOrder, status: WorkerStatus | None) -> bool:
-    """Whether it only works for another worker. One that has grown works for callers."""
-    return order.stage is not None and order.stage.index > 0 and not (status is not None and status.whole)
+from ..state.records import is_helper
 
 
 def tend(

@@ -167,3 +167,7 @@ def _unix_ns(within_s: float | None, now_unix_ns: int) -> int:
 
 def _with_memory(spec: FunctionSpec, memory_bytes: int) -> FunctionSpec:
     return msgspec.structs.replace(spec, memory_bytes=memory_bytes)
+
+
+UNPLACED_NS = 10_000_000_000
+"""How long calls wait for a node to have room, or to come back: a restarted node needs a second or two."""

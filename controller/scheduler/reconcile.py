@@ -24,12 +24,12 @@ from fleetstart.runtime.contract.node.reports import FunctionLoad
 from ..planner import Cluster, Plan, Shape
 from ..planner.estimates import Others, others_of
 from ..planner.selection import SIZE_USUAL
-from ..state.records import Failure, VersionKey, VersionRecord, parse_version_key
+from ..state.records import Failure, VersionKey, VersionRecord, is_helper, parse_version_key
 from ..state.traffic import in_service, scale_of
 from ..state.traffic import needed as needed_of
 from ..state.view import View
 from .autoscale import Window
-from .pipelines import grown, is_helper, tend
+from .pipelines import grown, tend
 from .planning import NEW_IDS, NewIds, cluster_of, orders_of, planned, request_of, take
 from .window import Arrivals, growing, needed
 from .worker_pool import Decision, Member, decide

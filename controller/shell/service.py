@@ -32,21 +32,22 @@ from fleetstart.runtime.contract.errors import (
     error_from,
 )
 from fleetstart.runtime.contract.function.spec import MIB, FunctionSpec
-from fleetstart.runtime.contract.ids import FunctionName, Version, WorkerId, new_invocation_id, new_worker_id
+from fleetstart.runtime.contract.ids import LIVE, FunctionName, Version, WorkerId, new_invocation_id, new_worker_id
 from fleetstart.runtime.contract.node.orders import FINAL, WorkerOrder, WorkerStatus
 from fleetstart.runtime.contract.node.reports import NodeReport
 from fleetstart.runtime.contract.node.shell import FRAME_MAX_BYTES, IDLE_MOST_S, IDLE_S
 from fleetstart.runtime.contract.worker_headers import TOKEN_HEADER
 
 from ..auth.authorize import Caller
-from ..auth.middleware import CALLER
-from ..gateway.websocket_session import CLOSE_S, deny
+from ..gateway.websocket_session import CLOSE_S
 from ..gateway.websockets import HEARTBEAT_S
 from ..http.asgi import Receive, Scope, Send
 from ..http.headers import sane_request_id
 from ..http.request_body import header
+from ..http.scope import CALLER
+from ..http.websocket import deny
 from ..planner.constraints import admits, lack, wanted_by
-from ..state.records import LIVE, VersionKey, VersionRecord
+from ..state.records import VersionKey, VersionRecord
 from ..state.redis_client import REDIS_DOWN
 from ..state.sync import State
 from ..state.traffic import pointed

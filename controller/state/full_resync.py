@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -18,9 +18,9 @@ from fleetstart.runtime.contract.ids import NodeId, WorkerId
 from fleetstart.runtime.contract.node.orders import WorkerOrder, WorkerStatus
 from fleetstart.runtime.contract.node.reports import NodeReport
 
-from ..scheduler.calibration import read_measures
+from ..planner.estimates import NodeMeasures, VersionMeasures
 from .access_table import read_table
-from .records import Failure, FunctionRecord, VersionKey, VersionRecord
+from .records import Failure, FunctionRecord, VersionKey, VersionRecord, parse_version_key
 from .traffic import needed
 from .view import NodeSeen, View
 
@@ -167,3 +167,25 @@ class FullRead:
 
 def needed_versions(record: FunctionRecord) -> list[VersionKey]:
     return [VersionKey(record.name, version) for version in sorted(needed(record))]
+
+
+_NODE, _VERSION = msgspec.json.Decoder(NodeMeasures), msgspec.json.Decoder(VersionMeasures)
+
+
+def read_measures(
+    raw: Mapping[bytes, bytes],
+) -> tuple[dict[NodeId, NodeMeasures], dict[VersionKey, VersionMeasures]]:
+    """The hash, decoded. What is not understood is left out: it is learned anew."""
+    nodes: dict[NodeId, NodeMeasures] = {}
+    versions: dict[VersionKey, VersionMeasures] = {}
+    for field, value in raw.items():
+        kind, _, name = field.decode(errors="replace").partition(":")
+        key = parse_version_key(name)
+        try:
+            if kind == "node":
+                nodes[NodeId(name)] = _NODE.decode(value)
+            elif kind == "version" and key is not None:
+                versions[key] = _VERSION.decode(value)
+        except msgspec.DecodeError:
+            continue
+    return nodes, versions

@@ -8,7 +8,8 @@ import msgspec
 
 from fleetstart.runtime.contract.errors import ErrorInfo
 from fleetstart.runtime.contract.function.spec import FunctionSpec
-from fleetstart.runtime.contract.ids import FunctionName, Version, WorkerId
+from fleetstart.runtime.contract.ids import LIVE, FunctionName, Version, WorkerId
+from fleetstart.runtime.contract.node.orders import WorkerOrder, WorkerStatus
 from fleetstart.runtime.contract.weights.stage import Layout
 
 
@@ -25,10 +26,6 @@ class VersionKey(NamedTuple):
 def parse_version_key(text: str) -> VersionKey | None:
     name, _, version = text.rpartition("@")
     return VersionKey(FunctionName(name), Version(int(version))) if name and version.isdecimal() else None
-
-
-LIVE = "live"
-"""The alias that every function has; `@live` is the same as to name no version."""
 
 
 class Rollout(msgspec.Struct, frozen=True, kw_only=True):
@@ -107,3 +104,8 @@ class StartOutcome(msgspec.Struct, frozen=True, kw_only=True):
     function: FunctionName
     version: Version
     first_byte_unix_ms: int
+
+
+def is_helper(order: WorkerOrder, status: WorkerStatus | None) -> bool:
+    """Whether it only works for another worker. One that has grown works for callers."""
+    return order.stage is not None and order.stage.index > 0 and not (status is not None and status.whole)

@@ -14,9 +14,9 @@ from msgspec.structs import replace
 
 from fleetstart.runtime.contract.errors import ErrorInfo, InvalidInput, NotFound
 from fleetstart.runtime.contract.function.spec import FunctionSpec, Limits, Scale
-from fleetstart.runtime.contract.ids import Version
+from fleetstart.runtime.contract.ids import LIVE, Version
 
-from .records import LIVE, FunctionRecord, Rejection, Rollout, Scaled
+from .records import FunctionRecord, Rejection, Rollout, Scaled
 
 ALIASES_MAX = 20
 PAST_KEPT = 20

@@ -216,13 +216,3 @@ class FileSource:
             raise ObjectMissing(key) from error
         except OSError as error:
             raise SourceError(f"{key}: {error}") from error
-
-
-def open_source(url: str) -> Source:
-    """The source that FS_STORE names: a folder, or `s3://bucket/prefix`."""
-    if url.startswith("s3://"):
-        from .s3 import S3Source
-
-        bucket, _, prefix = url.removeprefix("s3://").partition("/")
-        return S3Source(bucket=bucket, prefix=prefix.strip("/"))
-    return FileSource(Path(url.removeprefix("file://")))

@@ -27,3 +27,7 @@ def new_pipeline_id() -> PipelineId:
 
 def new_invocation_id() -> InvocationId:
     return InvocationId("inv-" + secrets.token_hex(10))
+
+
+LIVE = "live"
+"""The alias that every function has; `@live` is the same as to name no version."""

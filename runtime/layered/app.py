@@ -14,7 +14,6 @@ from ..contract.errors import NoHandler, Unavailable
 from ..contract.node.speed import Speed
 from ..handlers.app import handler_app
 from ..sdk.declarations import Layered
-from ..worker.meter import folded
 from .layer_range import without_gradients
 from .pipeline import StageLost
 
@@ -87,7 +86,7 @@ class LayeredApp:
 
     def _note(self, call_s: float, stages: int) -> None:
         with self._replaced:
-            self._speed = folded(self._speed, Speed(calls=1, call_s=call_s, prefill_s=call_s, stages=stages))
+            self._speed = Speed(calls=1, call_s=call_s, prefill_s=call_s, stages=stages).folded_into(self._speed)
 
 
 def made(target: Any) -> Layered:

@@ -18,8 +18,7 @@ import torch
 
 from fleetstart.native import Region
 
-from .device import PIECE_BYTES
-from .transfer_plan import Piece, Transfer
+from .transfer_plan import PIECE_BYTES, Piece, Transfer
 from .views import size_of, torch_dtype, view
 
 LANES = 4

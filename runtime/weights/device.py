@@ -13,19 +13,15 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from fleetstart.native import Region
 
-from ..contract.weights.manifest import chunks_of
+from ..contract.weights.manifest import Manifest, TensorEntry, chunks_of
 from .chunk_waiter import Arrival
 from .tensor_mapping import Listed, Tensors
-from .transfer_plan import Piece, Transfer
+from .transfer_plan import PIECE_BYTES, Piece, Transfer
 from .views import size_of, view
 
 if TYPE_CHECKING:
     import torch
 
-    from .weights import Weights
-
-PIECE_BYTES = 16 * 1024 * 1024
-"""Of one copy, at most: past some 8 MiB PCIe is as fast as it gets, and larger buffers take longer to pin."""
 PATIENCE_S = 0.05
 """How long a thread waits for the next chunk before it looks whether another came, or was asked for, before it."""
 
@@ -163,10 +159,28 @@ class Loading:
             self._arrival.wait_shortly(f"loading to {self.device.name}", front, PATIENCE_S)
 
 
+class HostWeights(Protocol):
+    """What `DeviceWeights` needs of the weights in host memory that it moves (`weights.Weights`)."""
+
+    manifest: Manifest
+    arrival: Arrival
+
+    def entry(self, name: str) -> TensorEntry: ...
+
+    @property
+    def files(self) -> tuple[str, ...]: ...
+
+    def file_view(self, name: str) -> memoryview: ...
+
+    def to(
+        self, device: torch.device | str, *, first: Iterable[str | int] = (), only: Iterable[str | int] | None = None
+    ) -> Tensors: ...
+
+
 class DeviceWeights(Listed):
     """The tensors of `source` on a device. Its files stay where they are."""
 
-    def __init__(self, source: Weights, names: Iterable[str], loading: Loading) -> None:
+    def __init__(self, source: HostWeights, names: Iterable[str], loading: Loading) -> None:
         super().__init__({name: source.entry(name) for name in names})
         self.source = source
         self._loading = loading

@@ -94,3 +94,7 @@ class Transfer:
 
     def has_moved(self, chunk: int) -> bool:
         return chunk not in self._moving and chunk not in self._rest and chunk not in self._urgent
+
+
+PIECE_BYTES = 16 * 1024 * 1024
+"""Of one copy, at most: past some 8 MiB PCIe is as fast as it gets, and larger buffers take longer to pin."""

@@ -10,13 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-import msgspec
-
 from ..contract.node.messages import Usage
 from ..contract.node.speed import Speed
-
-SMOOTHING = 0.2
-"""Of a new call once there are some: a change shows within ten."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +53,7 @@ class Meter:
 
     def end(self, number: int, now_ns: int) -> None:
         call_s = (now_ns - self._calls.pop(number).started_ns) / 1e9
-        self._speed = folded(self._speed, Speed(calls=1, call_s=call_s, prefill_s=call_s))
+        self._speed = Speed(calls=1, call_s=call_s, prefill_s=call_s).folded_into(self._speed)
         if not self._calls:
             self._busy_before_ns += now_ns - self._busy_since_ns
 
@@ -70,26 +65,3 @@ class Meter:
         """The call that should have ended longest ago, if that is more than `grace_ns` ago."""
         late = [call for call in tuple(self._calls.values()) if call.ends_ns and now_ns > call.ends_ns + grace_ns]
         return min(late, key=lambda call: call.ends_ns, default=None)
-
-
-def folded(known: Speed | None, one: Speed) -> Speed:
-    """A pipeline's figures are none of the whole worker's that it became: those begin anew."""
-    if known is None:
-        return one
-    if known.stages != one.stages:
-        return msgspec.structs.replace(one, calls=known.calls + 1)
-    share = max(SMOOTHING, 1 / (known.calls + 1))
-
-    def between(old: float, new: float) -> float:
-        return old + share * (new - old)
-
-    decode_s = known.decode_s if one.decode_s is None else one.decode_s
-    if known.decode_s is not None and one.decode_s is not None:
-        decode_s = between(known.decode_s, one.decode_s)
-    return Speed(
-        calls=known.calls + 1,
-        call_s=between(known.call_s, one.call_s),
-        prefill_s=between(known.prefill_s, one.prefill_s),
-        decode_s=decode_s,
-        stages=one.stages,
-    )

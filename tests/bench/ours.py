@@ -32,7 +32,7 @@ from fleetstart.prefetcher.config import default_fetch_threads
 from fleetstart.prefetcher.segments import opener as opening
 from fleetstart.prefetcher.segments.slab_memory import slab_size
 from fleetstart.prefetcher.segments.store import Segment, Segments
-from fleetstart.prefetcher.sources.base import open_source
+from fleetstart.prefetcher.sources.factory import open_source
 from fleetstart.runtime.contract.ids import CheckpointId, WorkerId
 from fleetstart.runtime.contract.weights.manifest import Manifest, checkpoint_key, chunk_ranges
 from tests.bench.compiled import compiled

@@ -9,8 +9,8 @@ import msgspec
 from fleetstart.runtime.contract.billing.ledger import LogLine
 from fleetstart.runtime.contract.function.spec import FunctionSpec
 
-from ...scheduler.deploy_forecast import Forecast, Proposal
 from ...schemas.functions import Deployed, FunctionInfo, Share, Traffic, VersionInfo, VersionRef
+from ...schemas.planning import Forecast, Proposal
 from ...state.records import Scaled
 from .operation import in_path, in_query, listed, operation, optional, ref
 

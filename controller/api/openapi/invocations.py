@@ -9,7 +9,7 @@ import msgspec
 from fleetstart.runtime.contract.billing.ledger import InvocationRow, InvocationTrace
 
 from ...schemas.invocations import InvocationInfo, ReplayTerms, ScheduleInfo, WebhookSecret
-from ..explain import InvocationPlan
+from ...schemas.planning import InvocationPlan
 from .operation import in_path, in_query, listed, operation, optional, ref
 
 STRUCTS: tuple[type[msgspec.Struct], ...] = (

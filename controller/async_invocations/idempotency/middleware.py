@@ -21,8 +21,7 @@ from fleetstart.runtime.contract.ids import InvocationId
 
 from ...http.asgi import RawHeaders, Receive, Scope, Send
 from ...state.redis_client import REDIS_DOWN
-from ..gateway_call import replaying
-from .response_recorder import Recorder, send_answer
+from .response_recorder import Recorder, replaying, send_answer
 from .store import (
     ANSWER_BYTES,
     KEPT_S,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 
-from ...http.asgi import Message, RawHeaders, Send
+from ...http.asgi import Message, RawHeaders, Receive, Send
 from ...state.invocation_records import Answer
 
 _NOT_KEPT = frozenset((b"content-length", b"connection", b"transfer-encoding", b"date"))
@@ -70,3 +71,18 @@ async def send_answer(send: Send, answer: Answer, body: bytes, extra: RawHeaders
     headers += [*extra, (b"content-length", b"%d" % len(body))]
     await send({"type": "http.response.start", "status": answer.http_status, "headers": headers})
     await send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+def replaying(body: bytes, gone: asyncio.Event) -> Receive:
+    """The client's side: its body at once, and then nothing until it is to leave."""
+    sent = False
+
+    async def receive() -> Message:
+        nonlocal sent
+        if not sent:
+            sent = True
+            return {"type": "http.request", "body": body, "more_body": False}
+        await gone.wait()
+        return {"type": "http.disconnect"}
+
+    return receive

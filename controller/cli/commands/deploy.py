@@ -12,9 +12,9 @@ import click
 
 from fleetstart.runtime.contract.errors import InvalidSpec
 from fleetstart.runtime.contract.function.spec import FunctionSpec
+from fleetstart.runtime.contract.ids import LIVE
 
 from ...schemas.functions import Deployed
-from ...state.records import LIVE
 from .. import output
 from ..api_client import Server, find_server
 from ..curl_hint import function_call
@@ -231,7 +231,7 @@ class _Unsent:
 
 
 def _foreseen(server: Server, declaration: Declaration, path: Path, bundle: Bundle, cache: Path) -> Foreseen:
-    from ...scheduler.deploy_forecast import Forecast, Proposal
+    from ...schemas.planning import Forecast, Proposal
     from ..handler.dry_run import Foreseen  # late: the planner comes with it
 
     packed = _packed(_Unsent(server), declaration, path, bundle, cache)

@@ -7,12 +7,13 @@ from urllib.parse import quote
 
 import click
 
-from ...api.explain import InvocationPlan
 from ...planner.report import text
+from ...schemas.planning import InvocationPlan
 from .. import output
 from ..api_client import Server, find_server
 from ..root import verb
-from .trace import find, stages
+from ..waterfall import stages
+from .trace import find
 
 
 @click.command

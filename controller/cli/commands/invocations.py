@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from pathlib import Path
 from urllib.parse import quote
 
 import click
-import msgspec
-
-from fleetstart.runtime.contract.errors import NotFound
 
 from ...schemas.invocations import InvocationInfo
 from .. import output
-from ..api_client import Server, error_of, find_server, suggesting
+from ..api_client import Server, find_server, suggesting
+from ..async_invoke import kept, path, show, state, write_result
 from ..command_group import Subverbs
 from ..root import verb
-from ..units import utc
 
 STATUSES = ("queued", "running", "succeeded", "failed", "cancelled", "expired")
 
@@ -131,69 +127,6 @@ def redrive(home: Path, *, invocation: str | None, dead: str | None, url: str | 
         output.data("\n".join(info.id for info in redriven))
     else:
         output.say(f"{dead} has no dead letters")
-
-
-def path(invocation: str) -> str:
-    return f"/api/v1/invocations/{quote(invocation, safe='')}"
-
-
-def kept(server: Server, invocation: str) -> InvocationInfo:
-    """Errors: NotFound, also for a synchronous call of which only the trace is left."""
-    found = server.get(path(invocation), dict[str, msgspec.Raw])
-    if "status" not in found:
-        raise NotFound(
-            f"{invocation} was a synchronous call, and its request is not kept",
-            hint="`fs trace` shows its timeline; functions with keep_requests=True have their calls kept",
-        )
-    return msgspec.json.decode(msgspec.json.encode(found), type=InvocationInfo)
-
-
-def write_result(server: Server, invocation: str) -> int:
-    """The kept answer on stdout; a line on stderr if there is none yet."""
-    with server.reached():
-        response = server.http.get(f"{path(invocation)}/result")
-    if response.headers.get("fs-error") or response.status_code == 404:
-        raise error_of(response.status_code, response.content)
-    if response.status_code == 202 and response.headers.get("location"):
-        output.say(f"{invocation} has not ended yet")
-        return output.FAILED
-    sys.stdout.buffer.write(response.content)
-    sys.stdout.buffer.flush()
-    return output.FAILED if response.is_error else output.OK
-
-
-def show(info: InvocationInfo, *, as_json: bool) -> None:
-    if as_json:
-        output.json_data(info)
-        return
-    facts = [f"{info.id}  {info.method} {info.target}  {state(info)}"]
-    facts += [f"  {utc(moment.unix_ms)}  {moment.what}" for moment in info.history]
-    if info.progress is not None:
-        facts.append(
-            f"  {utc(info.progress.unix_ms)}  {info.progress.fraction:.0%}: {info.progress.message}".rstrip(": ")
-        )
-    if info.error is not None:
-        facts.append(f"  error: {info.error.message}")
-    if info.http_status:
-        cost = f", ${info.cost}" if info.cost else ""
-        facts.append(
-            f"  HTTP {info.http_status}, {output.size(info.result_bytes)} {info.content_type}, version "
-            f"{info.version}, {info.start} start, billed {info.billed_ms} ms{cost}"
-        )
-    if info.delivery is not None:
-        said = info.delivery.error or (f"HTTP {info.delivery.http_status}" if info.delivery.http_status else "")
-        facts.append(f"  webhook {info.delivery.state} after {info.delivery.tries} tries{f': {said}' if said else ''}")
-    output.data("\n".join(facts))
-    if not isinstance(info.result, msgspec.UnsetType):
-        output.data(bytes(info.result).decode())
-
-
-def state(info: InvocationInfo) -> str:
-    if info.dead_letter:
-        return "failed, a dead letter"
-    if info.status == "running" and info.progress is not None and not info.cancelling:
-        return f"running, {info.progress.fraction:.0%}"
-    return f"{info.status}, to be cancelled" if info.cancelling else info.status
 
 
 def table(found: list[InvocationInfo], *, now_s: float) -> str:

@@ -17,7 +17,7 @@ from fleetstart.runtime.contract.errors import DeadlineExceeded, ErrorBody, Flee
 from fleetstart.runtime.contract.ids import new_invocation_id
 from fleetstart.runtime.contract.worker_headers import ERROR_HEADER, REQUEST_HEADER
 
-from .. import background, output
+from .. import async_invoke, output
 from ..api_client import PAUSE_S, Server, error_of, find_server, suggesting
 from ..root import verb
 from ..sse import Event, chunk_text, events
@@ -78,7 +78,7 @@ def command(
     if in_background:
         sent = {**sent, "prefer": "respond-async", **({"fs-webhook": webhook} if webhook else {})}
         with Server(find_server(url, home)) as server, suggesting(server, name.partition("@")[0]):
-            return background.call(
+            return async_invoke.call(
                 server, method.upper(), target, content, sent, wait_s=timeout_s if and_wait else None, as_json=as_json
             )
     with Server(find_server(url, home)) as server, suggesting(server, name.partition("@")[0]), ExitStack() as stack:

@@ -12,10 +12,9 @@ import msgspec
 from ...schemas.invocations import InvocationInfo, ReplayTerms
 from .. import output
 from ..api_client import Server, find_server
+from ..async_invoke import ended, kept, path
 from ..root import verb
 from ..traffic import reference
-from ..waiting import ended
-from .invocations import kept, path
 
 SHOWN_LINES = 40
 """Of a difference; more is for a tool that shows files."""

@@ -11,9 +11,9 @@ from ...schemas.invocations import InvocationInfo, WebhookSecret
 from ...state.access_records import DEFAULT
 from .. import output
 from ..api_client import Server, find_server
+from ..async_invoke import path, show
 from ..command_group import Subverbs
 from ..root import verb
-from .invocations import path, show
 
 
 @click.group(cls=Subverbs, context_settings={"max_content_width": 100})

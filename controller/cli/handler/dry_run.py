@@ -8,7 +8,7 @@ from fleetstart.runtime.contract.billing.ledger import PRICE_NUSD_PER_GIB_S, cos
 from fleetstart.runtime.contract.ids import FunctionName
 
 from ...planner.report import text
-from ...scheduler.deploy_forecast import Forecast
+from ...schemas.planning import Forecast
 from .. import output
 
 

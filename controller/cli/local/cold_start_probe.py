@@ -23,8 +23,7 @@ from fleetstart.runtime.contract.worker_headers import REQUEST_HEADER
 from ...schemas.functions import FunctionInfo, SystemStatus
 from .. import output
 from ..api_client import Server, function_path
-from ..commands.trace import shown, summary
-from ..waterfall import beside
+from ..waterfall import beside, shown, summary
 
 ZERO_S = 60.0
 """For a worker to end once nobody needs it: it may close what it has open."""

@@ -14,13 +14,11 @@ from fleetstart.runtime.contract.ids import CheckpointId
 
 from ...planner import Cluster, NodeState, PlanRequest, Shape, plan
 from ...planner.constraints import admits
-from ...scheduler.planning import cluster_of, request_of
+from ...scheduler.planning import UNPLACED_NS, cluster_of, request_of
 from ...scheduler.worker_pool import broken
 from ...state.view import View
 from ..dispatch.backend import Route
 
-UNPLACED_NS = 10_000_000_000
-"""How long calls wait for a node to have room, or to come back: a restarted node needs a second or two."""
 ROOM_KEPT_NS = 250_000_000
 """How long the nodes' states are good for: changes come in hundreds a second, and each may ask for each function."""
 

@@ -20,8 +20,6 @@ from .backend import Call, Worker
 
 LARGE_BODY_BYTES = 1 << 20
 """Bodies beyond are written in pieces, so that other calls get their turn meanwhile."""
-CONNECT_S = 2.0
-_NO_AUTO = frozenset(("User-Agent", "Accept", "Accept-Encoding", "Content-Type"))
 
 
 class Died(Exception):
@@ -34,18 +32,6 @@ class Unreached(Exception):
 
 class HandedBack(Exception):
     """The worker ran nothing: it is full, or draining."""
-
-
-def open_session() -> aiohttp.ClientSession:
-    return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=600, use_dns_cache=False),
-        timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S),
-        cookie_jar=aiohttp.DummyCookieJar(),
-        auto_decompress=False,
-        skip_auto_headers=_NO_AUTO,
-        max_line_size=65536,
-        max_field_size=65536,
-    )
 
 
 async def request(session: aiohttp.ClientSession, call: Call, worker: Worker) -> aiohttp.ClientResponse:

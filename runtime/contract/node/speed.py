@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
+SMOOTHING = 0.2
+"""Weight of a new call in the running means once there are some: a change shows within ten calls."""
+
 
 class Speed(msgspec.Struct, frozen=True, kw_only=True):
     """How quick calls are on a worker that is ready: running means of the last ones."""
@@ -18,3 +21,25 @@ class Speed(msgspec.Struct, frozen=True, kw_only=True):
     """Each token after the first; None if there was none."""
     stages: int = 1
     """Of the pipeline that computed the last of them."""
+
+    def folded_into(self, mean: Speed | None) -> Speed:
+        """The running mean with this sample in it. Starts over when the number of stages has changed."""
+        if mean is None:
+            return self
+        if mean.stages != self.stages:
+            return msgspec.structs.replace(self, calls=mean.calls + 1)
+        share = max(SMOOTHING, 1 / (mean.calls + 1))
+
+        def between(old: float, new: float) -> float:
+            return old + share * (new - old)
+
+        decode_s = mean.decode_s if self.decode_s is None else self.decode_s
+        if mean.decode_s is not None and self.decode_s is not None:
+            decode_s = between(mean.decode_s, self.decode_s)
+        return Speed(
+            calls=mean.calls + 1,
+            call_s=between(mean.call_s, self.call_s),
+            prefill_s=between(mean.prefill_s, self.prefill_s),
+            decode_s=decode_s,
+            stages=self.stages,
+        )

@@ -10,7 +10,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ...contract.node.speed import Speed
-from ...worker.meter import folded
 from .generation import Delta
 
 
@@ -58,4 +57,4 @@ class Speeds:
             decode_s=decode_s,
             stages=request.stages,
         )
-        self.mean = folded(self.mean, one)
+        self.mean = one.folded_into(self.mean)

@@ -17,11 +17,11 @@ from fleetstart.controller.scheduler.calibration import (
     learn_speed,
     learn_start,
     outdated,
-    read_measures,
     ready_s,
     sharers,
     stage_of,
 )
+from fleetstart.controller.state.full_resync import read_measures
 from fleetstart.controller.state.records import FunctionRecord, StartOutcome, VersionKey
 from fleetstart.controller.state.view import NodeSeen, View
 from fleetstart.runtime.contract import redis_keys as keys

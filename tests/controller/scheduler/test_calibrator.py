@@ -12,8 +12,8 @@ import pytest
 
 from fleetstart.controller.planner import Plan
 from fleetstart.controller.planner.estimates import Estimate, NodeMeasures, VersionMeasures
-from fleetstart.controller.scheduler.calibration import read_measures
 from fleetstart.controller.scheduler.calibrator import Learner
+from fleetstart.controller.state.full_resync import read_measures
 from fleetstart.controller.state.records import VersionKey
 from fleetstart.controller.state.redis_client import connect
 from fleetstart.controller.state.sync import State

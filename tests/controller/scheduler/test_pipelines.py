@@ -6,7 +6,8 @@ from typing import Any
 
 import msgspec
 
-from fleetstart.controller.scheduler.pipelines import grown, is_helper, tend
+from fleetstart.controller.scheduler.pipelines import grown, tend
+from fleetstart.controller.state.records import is_helper
 from fleetstart.runtime.contract.ids import FunctionName, NodeId, PipelineId, Version, WorkerId
 from fleetstart.runtime.contract.node.orders import NO_PEER, WorkerOrder, WorkerStatus
 from fleetstart.runtime.contract.weights.stage import Stage

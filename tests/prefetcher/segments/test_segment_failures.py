@@ -14,7 +14,17 @@ from fleetstart.prefetcher.sources.base import FileSource, Range, Source, Source
 from fleetstart.runtime.contract.errors import CheckpointInvalid, ChecksumMismatch, StoreFailed, WeightsMissing
 from fleetstart.runtime.contract.ids import CheckpointId
 from tests.prefetcher.nodes import CHUNK_BYTES, S3Server, Store
-from tests.prefetcher.segments import ONE, SLAB_BYTES, TWO, CountingSource, content, failure_of, flip, part_path, run
+from tests.prefetcher.segment_cases import (
+    ONE,
+    SLAB_BYTES,
+    TWO,
+    CountingSource,
+    content,
+    failure_of,
+    flip,
+    part_path,
+    run,
+)
 from tests.servers import wait_until
 
 

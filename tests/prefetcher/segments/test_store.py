@@ -13,7 +13,7 @@ from fleetstart.prefetcher.sources.base import FileSource, Source
 from fleetstart.runtime.contract.errors import Unavailable
 from fleetstart.runtime.contract.ids import WorkerId
 from tests.prefetcher.nodes import CHUNK_BYTES, Store
-from tests.prefetcher.segments import ONE, SLAB_BYTES, TWO, CountingSource, content, reading, run
+from tests.prefetcher.segment_cases import ONE, SLAB_BYTES, TWO, CountingSource, content, reading, run
 
 # ── the right bytes ────────────────────────────────────────────────────────────────────────────────
 

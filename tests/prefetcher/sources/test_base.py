@@ -19,8 +19,8 @@ from fleetstart.prefetcher.sources.base import (
     Range,
     Source,
     check_key,
-    open_source,
 )
+from fleetstart.prefetcher.sources.factory import open_source
 from tests.prefetcher.nodes import Store
 
 

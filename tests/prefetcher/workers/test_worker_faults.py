@@ -11,7 +11,7 @@ import pytest
 
 from fleetstart.runtime.contract.function.spec import MIB
 from tests.prefetcher.nodes import HELLO, Node, Store, call, spec_of
-from tests.prefetcher.workers import wait_for_spare, workers_of
+from tests.prefetcher.worker_nodes import wait_for_spare, workers_of
 from tests.servers import RedisServer, wait_until
 
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from fleetstart.runtime.contract.node.messages import Usage
 from fleetstart.runtime.contract.node.speed import Speed
-from fleetstart.runtime.worker.meter import Meter, folded
+from fleetstart.runtime.worker.meter import Meter
 
 
 def test_slots_are_taken_and_given_back() -> None:
@@ -78,7 +78,7 @@ def test_ended_calls_tell_how_long_they_took() -> None:
 def test_a_mean_lies_among_what_it_was_made_of(calls_s: list[float]) -> None:
     mean = None
     for call_s in calls_s:
-        mean = folded(mean, Speed(calls=1, call_s=call_s, prefill_s=call_s, decode_s=call_s))
+        mean = Speed(calls=1, call_s=call_s, prefill_s=call_s, decode_s=call_s).folded_into(mean)
     assert mean is not None
     assert mean.calls == len(calls_s)
     assert mean.decode_s is not None

@@ -6,8 +6,9 @@ from typing import Any
 
 import msgspec
 
-from fleetstart.controller.gateway.admission.feasibility import UNPLACED_NS, Prospects, start_failure
+from fleetstart.controller.gateway.admission.feasibility import Prospects, start_failure
 from fleetstart.controller.gateway.dispatch.backend import Route
+from fleetstart.controller.scheduler.planning import UNPLACED_NS
 from fleetstart.controller.state.records import Failure, VersionKey, VersionRecord
 from fleetstart.controller.state.view import NodeSeen
 from fleetstart.runtime.contract.errors import ErrorInfo, NotFound

@@ -1,0 +1,138 @@
+"""Async invocations on the command line: makes one, waits for its end with `Prefer: wait`, shows it and its result."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+from urllib.parse import quote
+
+import msgspec
+
+from fleetstart.runtime.contract.errors import DeadlineExceeded, NotFound
+
+from ..schemas.invocations import InvocationInfo
+from . import output
+from .api_client import Server, error_of
+from .units import utc
+
+ENDED = frozenset(("succeeded", "failed", "cancelled", "expired"))
+ASK_S = 20
+"""Of one request: shorter than the client's own timeout."""
+
+
+def ended(server: Server, invocation: str, *, timeout_s: float) -> InvocationInfo:
+    """As it is when it has ended. Errors: DeadlineExceeded, NotFound, Unreachable."""
+    ends_s = time.monotonic() + timeout_s
+    while True:
+        left_s = max(0, min(ASK_S, round(ends_s - time.monotonic())))
+        with server.reached():
+            response = server.http.get(
+                f"/api/v1/invocations/{quote(invocation, safe='')}", headers={"prefer": f"wait={left_s}"}
+            )
+        if response.is_error:
+            raise error_of(response.status_code, response.content)
+        info = msgspec.json.decode(response.content, type=InvocationInfo)
+        if info.status in ENDED:
+            return info
+        if time.monotonic() > ends_s:
+            raise DeadlineExceeded(
+                f"invocation {invocation} is {info.status} after {timeout_s:g} s",
+                hint=f"fs invocations get {invocation}",
+            )
+
+
+def call(
+    server: Server,
+    method: str,
+    target: str,
+    content: bytes | None,
+    headers: Mapping[str, str],
+    *,
+    wait_s: float | None,
+    as_json: bool,
+) -> int:
+    """The exit code. It carries a request id, under which the server accepts it once."""
+    response = server.repeated(method, target, content=content, headers=headers)
+    if response.status_code != 202:
+        raise error_of(response.status_code, response.content)
+    info = msgspec.json.decode(response.content, type=InvocationInfo)
+    if wait_s is None:
+        if as_json:
+            output.json_data(info)
+        else:
+            output.data(info.id)
+        return output.OK
+    if not as_json:
+        output.say(info.id)
+    info = ended(server, info.id, timeout_s=wait_s)
+    if as_json:
+        show(info, as_json=True)
+        return output.OK if info.status == "succeeded" else output.FAILED
+    code = write_result(server, info.id)
+    bill = f", billed {info.billed_ms} ms, ${info.cost}" if info.cost else ""
+    output.say(f"{info.status}, version {info.version}{bill}")
+    return code
+
+
+def path(invocation: str) -> str:
+    return f"/api/v1/invocations/{quote(invocation, safe='')}"
+
+
+def kept(server: Server, invocation: str) -> InvocationInfo:
+    """Errors: NotFound, also for a synchronous call of which only the trace is left."""
+    found = server.get(path(invocation), dict[str, msgspec.Raw])
+    if "status" not in found:
+        raise NotFound(
+            f"{invocation} was a synchronous call, and its request is not kept",
+            hint="`fs trace` shows its timeline; functions with keep_requests=True have their calls kept",
+        )
+    return msgspec.json.decode(msgspec.json.encode(found), type=InvocationInfo)
+
+
+def write_result(server: Server, invocation: str) -> int:
+    """The kept answer on stdout; a line on stderr if there is none yet."""
+    with server.reached():
+        response = server.http.get(f"{path(invocation)}/result")
+    if response.headers.get("fs-error") or response.status_code == 404:
+        raise error_of(response.status_code, response.content)
+    if response.status_code == 202 and response.headers.get("location"):
+        output.say(f"{invocation} has not ended yet")
+        return output.FAILED
+    sys.stdout.buffer.write(response.content)
+    sys.stdout.buffer.flush()
+    return output.FAILED if response.is_error else output.OK
+
+
+def show(info: InvocationInfo, *, as_json: bool) -> None:
+    if as_json:
+        output.json_data(info)
+        return
+    facts = [f"{info.id}  {info.method} {info.target}  {state(info)}"]
+    facts += [f"  {utc(moment.unix_ms)}  {moment.what}" for moment in info.history]
+    if info.progress is not None:
+        facts.append(
+            f"  {utc(info.progress.unix_ms)}  {info.progress.fraction:.0%}: {info.progress.message}".rstrip(": ")
+        )
+    if info.error is not None:
+        facts.append(f"  error: {info.error.message}")
+    if info.http_status:
+        cost = f", ${info.cost}" if info.cost else ""
+        facts.append(
+            f"  HTTP {info.http_status}, {output.size(info.result_bytes)} {info.content_type}, version "
+            f"{info.version}, {info.start} start, billed {info.billed_ms} ms{cost}"
+        )
+    if info.delivery is not None:
+        said = info.delivery.error or (f"HTTP {info.delivery.http_status}" if info.delivery.http_status else "")
+        facts.append(f"  webhook {info.delivery.state} after {info.delivery.tries} tries{f': {said}' if said else ''}")
+    output.data("\n".join(facts))
+    if not isinstance(info.result, msgspec.UnsetType):
+        output.data(bytes(info.result).decode())
+
+
+def state(info: InvocationInfo) -> str:
+    if info.dead_letter:
+        return "failed, a dead letter"
+    if info.status == "running" and info.progress is not None and not info.cancelling:
+        return f"running, {info.progress.fraction:.0%}"
+    return f"{info.status}, to be cancelled" if info.cancelling else info.status
