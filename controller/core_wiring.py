@@ -11,9 +11,9 @@ import redis.asyncio as redis
 from .auth.secret_encryption import Vault
 from .auth.secret_sealing import Sealer
 from .background import Part
+from .billing.budget_watch import BillingWatch
 from .billing.journal import Journal
 from .billing.ledger_writer import LedgerWriter
-from .billing.watch import BillingWatch
 from .config import Config
 from .gateway.app import Gateway
 from .gateway.load_reporter import Reporter

@@ -31,9 +31,9 @@ from .control.redis_state import NodeState, Unreachable
 from .control.status_publisher import Observed
 from .drivers.cgroups import Groups, epoch_is_alive, new_epoch, open_groups, read_hierarchies
 from .drivers.forkserver import ForkServer
-from .drivers.logs import Logs
 from .drivers.prefork_policy import is_light
 from .drivers.prefork_pool import Spares
+from .drivers.worker_logs import Logs
 from .network.egress_proxy import Egress, bounds_of
 from .network.ingress_proxy import Doorways
 from .node_report import report_of

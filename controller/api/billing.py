@@ -19,10 +19,10 @@ from fleetstart.runtime.contract.ids import FunctionName
 
 from ..auth.request_context import caller_of
 from ..billing.archive_format import Entry
+from ..billing.budget_watch import BillingWatch
 from ..billing.budgets import BudgetState, budget_of, period_at
 from ..billing.ledger_reader import LedgerReader
 from ..billing.usage import InvoiceSums, UsageSums, month_span, parse_by
-from ..billing.watch import BillingWatch
 from ..http.json_api import function_asked_for, json_answer, json_body, now_unix_ms, number_asked_for
 from ..schemas.functions import BudgetInfo, BudgetTerms, LedgerLine, NewPrices
 from ..state.view import View

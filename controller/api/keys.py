@@ -16,7 +16,7 @@ from fleetstart.runtime.contract.errors import InvalidInput, NotFound
 from ..auth.api_key import NewCredential, new_credential
 from ..auth.request_context import about, caller_of
 from ..http.json_api import json_answer, json_body, now_unix_ms
-from ..schemas.resources import KeyCreated, KeyInfo, NewKey, Rotation
+from ..schemas.access import KeyCreated, KeyInfo, NewKey, Rotation
 from ..state.access_records import FUNCTIONS_MAX, LOCAL, Credential, KeyRecord, check_name
 from ..state.access_table import AccessTable
 from ..state.cas_hash import Shelf

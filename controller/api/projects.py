@@ -14,7 +14,7 @@ from ..auth.authorize import no_project
 from ..auth.lookups import claims_of
 from ..auth.request_context import caller_of
 from ..http.json_api import json_answer, json_body, now_unix_ms
-from ..schemas.resources import ProjectInfo, ProjectTerms
+from ..schemas.access import ProjectInfo, ProjectTerms
 from ..state.access_records import DEFAULT, ProjectRecord, Quotas, check_name
 from ..state.cas_hash import Shelf
 from ..state.sync import State

@@ -21,7 +21,7 @@ from ..auth.deploy_policy import SECRETS_MAX_BYTES, users_of
 from ..auth.request_context import about, caller_of
 from ..auth.secret_encryption import Vault
 from ..http.json_api import json_answer, json_body, now_unix_ms
-from ..schemas.resources import Rekeyed, SecretInfo, SecretValue
+from ..schemas.access import Rekeyed, SecretInfo, SecretValue
 from ..state.access_records import SecretRecord, secret_field
 from ..state.cas_hash import Shelf
 from ..state.sync import State

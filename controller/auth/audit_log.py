@@ -22,7 +22,7 @@ from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.errors import TooLarge
 from fleetstart.runtime.contract.process.tasks import together
 
-from ..schemas.audit_event import AuditEvent
+from ..schemas.access import AuditEvent
 from ..state.redis_client import REDIS_DOWN
 from ..storage.object_store import ObjectStore
 

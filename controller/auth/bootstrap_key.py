@@ -15,7 +15,7 @@ from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.errors import Unavailable
 
 from ..http.json_api import now_unix_ms
-from ..schemas.audit_event import AuditEvent
+from ..schemas.access import AuditEvent
 from ..state.access_records import LOCAL, KeyRecord, digest
 from ..state.cas_hash import Shelf
 from ..state.redis_client import REDIS_DOWN

@@ -23,7 +23,7 @@ from ..http.json_api import now_unix_ms
 from ..http.request_body import header, refuse_unread
 from ..http.scope import CALLER, DEED, INVOKER, KEY, Invoker
 from ..http.websocket import SWITCHED, deny
-from ..schemas.audit_event import AuditEvent
+from ..schemas.access import AuditEvent
 from ..state.access_records import LOCAL, digest
 from ..state.redis_client import REDIS_DOWN
 from ..state.view import View

@@ -16,8 +16,8 @@ from fleetstart.runtime.contract.ids import InvocationId, new_invocation_id
 from fleetstart.runtime.contract.node.reports import GatewayReport
 from fleetstart.runtime.contract.worker_headers import PROGRESS_HEADER
 
+from ..billing.budget_watch import BillingWatch
 from ..billing.ledger_writer import LedgerWriter
-from ..billing.watch import BillingWatch
 from ..http.asgi import Receive, Scope, Send
 from ..http.client import open_session
 from ..http.headers import request_headers, sane_request_id

@@ -15,8 +15,6 @@ from fleetstart.runtime.contract.worker_headers import (
     TOKEN_HEADER,
 )
 
-from .confining import confined
-
 HOP_BY_HOP = frozenset(
     ("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection",
      "te", "trailer", "transfer-encoding", "upgrade")
@@ -90,3 +88,31 @@ def timeout_s(value: bytes | None, limit_s: float) -> float:
     except ValueError:
         return limit_s
     return min(asked_s, limit_s) if asked_s > 0 else limit_s
+
+
+RawHeaders = list[tuple[bytes, bytes]]
+
+SANDBOX = b"sandbox allow-scripts allow-forms allow-popups allow-modals allow-downloads"
+_JSON = [b"application/json"]
+_NOSNIFF = b"x-content-type-options"
+_INERT = frozenset((b"application/json", b"application/octet-stream", b"application/pdf", b"text/event-stream",
+                    b"text/plain", b"text/csv", b"application/x-ndjson", b"application/zip"))  # fmt: skip
+"""What no browser runs as long as it does not guess; whatever is not among these is confined."""
+_INERT_KINDS = (b"image/", b"audio/", b"video/", b"font/")
+
+
+def confined(headers: RawHeaders) -> RawHeaders:
+    """The headers of an answer, lower-case, as they go out. JSON, which most answers are, passes at once."""
+    kinds = [value for name, value in headers if name == b"content-type"]
+    if kinds == _JSON:
+        return headers
+    own = [pair for pair in headers if pair[0] != _NOSNIFF]
+    own.append((_NOSNIFF, b"nosniff"))
+    if len(kinds) != 1 or not _is_inert(kinds[0]):
+        own.append((b"content-security-policy", SANDBOX))
+    return own
+
+
+def _is_inert(content_type: bytes) -> bool:
+    kind = content_type.partition(b";")[0].strip().lower()
+    return kind in _INERT or (kind.startswith(_INERT_KINDS) and not kind.endswith(b"xml"))

@@ -8,8 +8,7 @@ of plans onto workers are the reconciler's affair. Source: HydraServe sections 4
 from .checkpoint_layout import Shape, shape_of
 from .cluster import Cluster
 from .node_state import Held, NodeState, OrderSeen, node_state, with_stage
-from .plans import Considered, Plan, StagePlan
-from .request import PlanRequest
+from .plan import Considered, Plan, PlanRequest, StagePlan
 from .selection import plan
 
 __all__ = [

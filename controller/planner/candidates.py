@@ -23,7 +23,7 @@ from .latency_model import (
     work,
 )
 from .node_filter import Fetch, Seat, missing_bytes
-from .request import PlanRequest
+from .plan import PlanRequest
 
 SHARING = 2.0
 """What a worker's memory counts on a node with others, against one on a free device: it slows them, and they it."""

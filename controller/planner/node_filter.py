@@ -8,7 +8,7 @@ from typing import NamedTuple
 from .checkpoint_layout import EVERY_LAYER, Cut, Shape
 from .cluster import Cluster, Now
 from .node_state import Held
-from .request import PlanRequest
+from .plan import PlanRequest
 
 
 class Seat:

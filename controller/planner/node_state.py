@@ -16,7 +16,7 @@ from fleetstart.runtime.contract.node.reports import NodeReport, SegmentReport
 from .checkpoint_layout import EVERY_LAYER, Shape, layer_set
 from .contention import NEVER, Fetching, Link
 from .estimates import NodeMeasures
-from .plans import StagePlan
+from .plan import StagePlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from .estimates import relative_error
-from .plans import Considered, Plan, StagePlan
+from .plan import Considered, Plan, StagePlan
 
 MIB = 1024 * 1024
 

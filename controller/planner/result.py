@@ -12,8 +12,7 @@ from .candidates import Candidate, Lack
 from .cluster import Cluster
 from .constraints import admits, lack
 from .contention import NEVER
-from .plans import Considered, Plan, StagePlan
-from .request import PlanRequest
+from .plan import Considered, Plan, PlanRequest, StagePlan
 
 
 class Choice(NamedTuple):

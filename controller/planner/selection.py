@@ -19,8 +19,7 @@ from .candidates import Candidate, Lack, Search
 from .cluster import Cluster
 from .contention import NEVER, Link
 from .node_filter import find_seats
-from .plans import Considered, Plan
-from .request import PlanRequest
+from .plan import Considered, Plan, PlanRequest
 from .result import Choice, later, none, planned
 
 SIZE_USUAL = 4

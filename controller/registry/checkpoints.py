@@ -16,7 +16,7 @@ import msgspec
 
 from fleetstart.runtime.contract.errors import CheckpointInvalid, FleetError, NotFound, Refused
 from fleetstart.runtime.contract.ids import CheckpointId
-from fleetstart.runtime.contract.weights.adapters import is_adapter
+from fleetstart.runtime.contract.weights.lora import is_adapter
 from fleetstart.runtime.contract.weights.manifest import (
     MANIFEST_MAX_BYTES,
     MANIFEST_OBJECT,

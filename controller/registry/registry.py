@@ -18,8 +18,7 @@ from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.errors import InvalidSpec, NotFound, Unavailable
 from fleetstart.runtime.contract.function.spec import FunctionSpec, spec_digest
 from fleetstart.runtime.contract.ids import LIVE, CheckpointId, FunctionName, Version
-from fleetstart.runtime.contract.weights.adapters import is_adapter, require_fit
-from fleetstart.runtime.contract.weights.lora import CONFIG, CONFIG_MAX_BYTES, read_adapter
+from fleetstart.runtime.contract.weights.lora import CONFIG, CONFIG_MAX_BYTES, is_adapter, read_adapter, require_fit
 from fleetstart.runtime.contract.weights.stage import Layout, layout_of
 
 from ..state import traffic as versions

@@ -28,10 +28,9 @@ from ..state.records import Failure, VersionKey, VersionRecord, is_helper, parse
 from ..state.traffic import in_service, scale_of
 from ..state.traffic import needed as needed_of
 from ..state.view import View
-from .autoscale import Window
+from .autoscaler import Arrivals, Window, growing, needed
 from .pipelines import grown, tend
 from .planning import NEW_IDS, NewIds, cluster_of, orders_of, planned, request_of, take
-from .window import Arrivals, growing, needed
 from .worker_pool import Decision, Member, decide
 
 NO_LOAD = FunctionLoad(0, 0)

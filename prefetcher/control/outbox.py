@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator
 from fleetstart.runtime.contract.ids import WorkerId
 from fleetstart.runtime.contract.node.orders import WorkerStatus
 
-from ..drivers.logs import Logs
+from ..drivers.worker_logs import Logs
 from ..workers.meter import Rows
 from .redis_state import NodeState, Unreachable
 

@@ -14,7 +14,7 @@ from fleetstart.runtime.contract.node.channel import Channel, ChannelClosed
 from fleetstart.runtime.contract.node.messages import DaemonMessage, Outlet, Pooled, WorkerMessage
 
 from .cgroups import Group
-from .logs import LogPipe
+from .worker_logs import LogPipe
 
 READS_AT_ONCE = 16
 """Messages of one worker, before the loop gets its turn back: its flood must not delay the others."""

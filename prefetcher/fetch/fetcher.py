@@ -28,9 +28,8 @@ from ..sources.base import Abandoned, ObjectMissing, ObjectSize, Piece, SourceEr
 from ..sources.pacing import Pace
 from .bandwidth import Stopwatch
 from .chunk_sources import Lane, pieces_in
-from .fetch_errors import Damaged, explained, without_frames
+from .errors import RETRY_DELAYS_S, Damaged, explained, without_frames
 from .progress import Again, Filling, Nowhere, Run
-from .retries import RETRY_DELAYS_S
 
 log = logging.getLogger(__name__)
 

@@ -26,8 +26,8 @@ from fleetstart.runtime.contract.weights.manifest import (
 from ..concurrency.blocking import in_thread
 from ..fetch.bandwidth import Fetched
 from ..fetch.chunk_sources import Lane, StoreChunks
+from ..fetch.errors import with_retries
 from ..fetch.fetcher import Fetch
-from ..fetch.retries import with_retries
 from ..sources.base import DISK_THREADS, ObjectMissing, Source
 from ..sources.pacing import Pace
 from .disk_cache import DiskImage, DiskTier

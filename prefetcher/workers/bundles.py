@@ -22,7 +22,7 @@ from fleetstart.runtime.contract.function.spec import MIB
 from fleetstart.runtime.contract.ids import BundleId
 
 from ..concurrency.blocking import in_thread
-from ..fetch.retries import with_retries
+from ..fetch.errors import with_retries
 from ..sources.base import ObjectMissing, Source
 
 BUNDLE_MAX_BYTES = 256 * MIB

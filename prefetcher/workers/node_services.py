@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from fleetstart.runtime.contract.ids import NodeId
 from fleetstart.runtime.contract.node.orders import WorkerStatus
 
-from ..drivers.logs import Logs
 from ..drivers.prefork_pool import Spares
+from ..drivers.worker_logs import Logs
 from ..network.egress_proxy import Egress
 from ..network.ingress_proxy import Doorways
 from ..segments.store import Segments

@@ -16,8 +16,7 @@ from fleetstart.runtime.contract.node.orders import WorkerOrder
 from fleetstart.runtime.contract.process.redaction import Redactor
 from fleetstart.runtime.contract.timeline import Timeline, machine_origin_ns
 
-from ..drivers.logs import Stream
-from ..drivers.printed import read_line
+from ..drivers.worker_logs import Stream, read_line
 from .meter import WorkerMeter
 from .node_services import Host
 

@@ -16,10 +16,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from ..asgi import App, Disconnected, Receive, Scope, Send, read_body
 from ..sdk.context import Call, call_of
 from ..sdk.decorators import batching_of
 from ..sdk.responses import Response
+from ..worker_io.asgi import App, Disconnected, Receive, Scope, Send, read_body
 from .batching import Batcher
 from .forms import MULTIPART, Form, media_type, read_form
 from .request_args import Arguments, Inputs, inputs_of

@@ -13,9 +13,9 @@ from urllib.parse import parse_qsl
 
 import msgspec
 
-from ..asgi import Disconnected, Receive
 from ..contract.errors import InvalidInput, TooLarge
 from ..sdk.files import File
+from ..worker_io.asgi import Disconnected, Receive
 from .annotations import bare, is_list, is_struct_like
 
 PARTS_MAX = 1000

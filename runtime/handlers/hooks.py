@@ -13,8 +13,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from .. import user_errors as blame
 from ..sdk.decorators import ON_EXIT
+from ..worker_io import user_errors as blame
 
 
 def prepare(handler: Any, weights: Any, loop: asyncio.AbstractEventLoop) -> None:

@@ -16,12 +16,12 @@ from typing import Any, Literal
 
 import msgspec
 
-from .. import user_errors as blame
-from ..asgi import JSON, CutOff, Scope, Send, respond
 from ..contract.errors import ErrorBody, FleetError, HandlerFailed
 from ..contract.worker_headers import PROGRESS_HEADER, AnswerHead
 from ..sdk.context import Call
 from ..sdk.responses import BYTES, TEXT, Response
+from ..worker_io import user_errors as blame
+from ..worker_io.asgi import JSON, CutOff, Scope, Send, respond
 from .result_encoding import Buffer, Outputs
 
 EVENTS = b"text/event-stream"

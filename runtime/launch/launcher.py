@@ -19,7 +19,7 @@ from ..contract.ids import WorkerId
 from ..contract.node.channel import Channel, ChannelClosed
 from ..contract.node.messages import Exited, Fork, Forked, ForkFailed, Warm
 from ..isolation import linux as kernel
-from ..log_tagging import Lines
+from ..worker_io.log_tagging import Lines
 
 CONTROL_FD = 3
 """In every worker: 0 is /dev/null, 1 and 2 are its log, this is its control socket, and there is no other."""

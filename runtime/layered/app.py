@@ -9,11 +9,11 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from ..asgi import Receive, Scope, Send
 from ..contract.errors import NoHandler, Unavailable
 from ..contract.node.speed import Speed
 from ..handlers.app import handler_app
 from ..sdk.declarations import Layered
+from ..worker_io.asgi import Receive, Scope, Send
 from .layer_range import without_gradients
 from .pipeline import StageLost
 

@@ -11,12 +11,12 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from .. import user_errors as blame
 from ..contract.errors import ErrorInfo, FleetError, HandlerFailed
 from ..contract.weights.stage import Stage
 from ..pipeline.frames import Activations, CallFailed, Farewell, Message
 from ..pipeline.links import Links
 from ..pipeline.stage_protocol import Helper
+from ..worker_io import user_errors as blame
 from .activations import pack, unpack
 from .layer_range import Row
 

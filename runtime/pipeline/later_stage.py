@@ -13,9 +13,9 @@ import time
 from abc import ABC, abstractmethod
 from typing import Generic, Protocol, TypeVar
 
-from ..asgi import Receive, Scope, Send, respond_error
 from ..contract.errors import StartFailed, Unavailable
 from ..contract.node.speed import Speed
+from ..worker_io.asgi import Receive, Scope, Send, respond_error
 from .links import Links
 from .stage_context import StageOf
 from .stage_protocol import Helper

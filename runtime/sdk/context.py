@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 
-from ..asgi import App, Receive, Scope, Send
 from ..contract.worker_headers import (
     ATTEMPT_HEADER,
     CONTINUE_HEADER,
@@ -22,6 +21,7 @@ from ..contract.worker_headers import (
     REQUEST_HEADER,
     TOKEN_HEADER,
 )
+from ..worker_io.asgi import App, Receive, Scope, Send
 
 _OURS = frozenset(
     name.encode() for name in (TOKEN_HEADER, DEADLINE_HEADER, CONTINUE_HEADER, ATTEMPT_HEADER, PROGRESS_HEADER)

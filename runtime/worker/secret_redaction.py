@@ -5,9 +5,9 @@ Answers that the handler makes are its own and pass untouched.
 
 from __future__ import annotations
 
-from ..asgi import App, Message, Receive, Scope, Send
 from ..contract.process.redaction import Redactor
 from ..contract.worker_headers import ERROR_HEADER
+from ..worker_io.asgi import App, Message, Receive, Scope, Send
 
 _ERROR = ERROR_HEADER.encode()
 _EVENT = b"event: error\n"

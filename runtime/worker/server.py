@@ -21,11 +21,11 @@ from typing import Any
 import uvicorn
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
-from .. import user_errors as blame
-from ..asgi import App, CutOff, Headers, Message, Receive, Scope, Send, respond_error
 from ..contract.errors import DeadlineExceeded, FleetError, HandlerFailed, Refused, Unavailable
 from ..contract.worker_headers import BUSY_HEADER, DEADLINE_HEADER, DRAINING_HEADER, REQUEST_HEADER, TOKEN_HEADER
-from ..log_tagging import CALL
+from ..worker_io import user_errors as blame
+from ..worker_io.asgi import App, CutOff, Headers, Message, Receive, Scope, Send, respond_error
+from ..worker_io.log_tagging import CALL
 from . import websockets as sockets
 from .meter import Meter
 

@@ -25,9 +25,9 @@ from typing import Any
 
 import msgspec
 
-from ..asgi import Receive, Scope, Send
 from ..contract.node.shell import CHUNK_BYTES, STDERR, STDOUT, EndOfInput, Exit, Size, Start, read_client
 from ..isolation import linux as kernel
+from ..worker_io.asgi import Receive, Scope, Send
 
 UNCLAIMED_S = 30.0
 """The controller connects at once; one that is gone will not."""

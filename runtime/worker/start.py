@@ -15,8 +15,6 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from .. import user_errors as blame
-from ..asgi import App
 from ..contract.errors import (
     ErrorInfo,
     FleetError,
@@ -34,6 +32,8 @@ from ..handlers.app import handler_app, is_asgi
 from ..handlers.hooks import closer, prepare
 from ..sdk.context import with_context
 from ..sdk.declarations import LLM, Layered
+from ..worker_io import user_errors as blame
+from ..worker_io.asgi import App
 from .device_init import Device
 from .entrypoint import import_entry
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from .. import user_errors as blame
-from ..asgi import App, Message, Receive, Scope, Send
 from ..contract.errors import InvalidInput
 from ..contract.worker_headers import SOCKET_LATE
+from ..worker_io import user_errors as blame
+from ..worker_io.asgi import App, Message, Receive, Scope, Send
 
 MESSAGE_MAX_BYTES = 1 << 30
 """The gateway's own limit is far below; this only bounds what a bug could do."""

@@ -10,9 +10,8 @@ from contextvars import copy_context
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetstart.prefetcher.drivers.logs import LineSplitter
-from fleetstart.prefetcher.drivers.printed import Printed, read_line
-from fleetstart.runtime.log_tagging import CALL, Lines
+from fleetstart.prefetcher.drivers.worker_logs import LineSplitter, Printed, read_line
+from fleetstart.runtime.worker_io.log_tagging import CALL, Lines
 
 TEXTS = st.text(st.characters(blacklist_categories=["Cs"], blacklist_characters="\r\x1e\x1f"), max_size=12)
 

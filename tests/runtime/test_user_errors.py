@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from fleetstart.runtime import user_errors as blame
 from fleetstart.runtime.sdk.context import context
 from fleetstart.runtime.worker.entrypoint import import_entry
+from fleetstart.runtime.worker_io import user_errors as blame
 
 
 def below_this_file(error: BaseException) -> BaseException:

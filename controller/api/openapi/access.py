@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 
-from ...schemas.audit_event import AuditEvent
-from ...schemas.resources import (
+from ...schemas.access import (
+    AuditEvent,
     KeyCreated,
     KeyInfo,
     NewKey,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from ...schemas.audit_event import AuditEvent
+from ...schemas.access import AuditEvent
 from .. import output
 from ..api_client import Server, find_server
 from ..root import verb

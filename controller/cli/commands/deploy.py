@@ -26,8 +26,8 @@ from ..handler.source.layered import in_layers
 from ..handler.spec import adapter_of, build_spec, include_of, layers_of, module_name, weights_of
 from ..home import Layout
 from ..progress import Bar
+from ..rollout import wait
 from ..root import verb
-from ..trials import wait
 from ..weights.publish import Published, publish_source
 from ..weights.source import Source, read_source
 from ..weights.upload import ObjectStore

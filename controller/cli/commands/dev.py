@@ -30,9 +30,8 @@ from ..api_client import Address, Server, find_server, function_path
 from ..handler.select import flags_of, select
 from ..home import Layout
 from ..local.cold_start_probe import Prober
-from ..local.elsewhere import is_anothers, name_of, renamed, require_own
+from ..local.dev_target import is_anothers, name_of, provide, renamed, require_own
 from ..local.file_watch import Saves, stamps
-from ..local.own_secrets import provide
 from ..local.supervisor import dies_with
 from ..root import verb
 from .deploy import bundle_of, deploy_all, setting_flags

@@ -9,7 +9,7 @@ from typing import cast
 import click
 
 from ...auth import owner_key as own_key
-from ...schemas.resources import KeyCreated, KeyInfo, NewKey, Rotation
+from ...schemas.access import KeyCreated, KeyInfo, NewKey, Rotation
 from ...state.access_records import RIGHTS, Right
 from .. import output
 from ..api_client import Server, find_server

@@ -12,7 +12,7 @@ import msgspec
 from fleetstart.runtime.contract.errors import InvalidInput, NotFound
 from fleetstart.runtime.contract.function.spec import parse_size
 
-from ...schemas.resources import ProjectInfo, ProjectTerms
+from ...schemas.access import ProjectInfo, ProjectTerms
 from .. import output
 from ..api_client import Server, find_server
 from ..command_group import Subverbs

@@ -13,8 +13,8 @@ from ...schemas.invocations import InvocationInfo, ReplayTerms
 from .. import output
 from ..api_client import Server, find_server
 from ..async_invoke import ended, kept, path
+from ..rollout import reference
 from ..root import verb
-from ..traffic import reference
 
 SHOWN_LINES = 40
 """Of a difference; more is for a tool that shows files."""

@@ -10,7 +10,7 @@ import click
 
 from fleetstart.runtime.contract.errors import InvalidInput, NotFound
 
-from ...schemas.resources import Rekeyed, SecretInfo, SecretValue
+from ...schemas.access import Rekeyed, SecretInfo, SecretValue
 from .. import output
 from ..api_client import Server, find_server
 from ..command_group import Subverbs

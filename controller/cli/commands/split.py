@@ -10,8 +10,8 @@ import click
 from ...schemas.functions import Share, Traffic
 from .. import output
 from ..api_client import Server, find_server, function_path, suggesting
+from ..rollout import reference, shown
 from ..root import verb
-from ..traffic import reference, shown
 
 
 @click.command

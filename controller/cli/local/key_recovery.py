@@ -13,8 +13,7 @@ from fleetstart.runtime.contract.errors import NotFound, Unauthorized
 
 from ...auth.api_key import new_credential, parse
 from ...auth.owner_key import NAME, keep, owners_record
-from ...schemas.audit_event import AuditEvent
-from ...schemas.resources import KeyInfo
+from ...schemas.access import AuditEvent, KeyInfo
 from ...state.access_records import LOCAL, digest
 from ..api_client import Address, Server
 from ..home import Layout, SupervisorRecord, read_record

@@ -21,7 +21,7 @@ from threading import Lock
 from fleetstart.runtime.contract.errors import ChecksumMismatch, FleetError, InvalidInput
 from fleetstart.runtime.contract.ids import CheckpointId
 from fleetstart.runtime.contract.weights import token_table
-from fleetstart.runtime.contract.weights.adapters import is_adapter
+from fleetstart.runtime.contract.weights.lora import is_adapter
 from fleetstart.runtime.contract.weights.manifest import Manifest, Part, TensorEntry, checkpoint_key
 
 from ..api_client import Server

@@ -14,7 +14,7 @@ from fleetstart.runtime.contract.errors import FleetError, QueueFull, RateLimite
 from fleetstart.runtime.contract.function.spec import Limits
 from fleetstart.runtime.contract.ids import FunctionName
 
-from ...billing.watch import BillingWatch
+from ...billing.budget_watch import BillingWatch
 from ...http.asgi import Scope
 from ...http.headers import queue_timeout_s, timeout_s
 from ...http.request_body import declared_bytes, header, too_large

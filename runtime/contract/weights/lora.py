@@ -22,7 +22,9 @@ from typing import NamedTuple, Protocol, TypeVar
 
 import msgspec
 
-from ..errors import CheckpointInvalid
+from ..errors import CheckpointInvalid, InvalidSpec
+from ..ids import FunctionName
+from .manifest import Manifest
 
 CONFIG = "adapter_config.json"
 CONFIG_MAX_BYTES = 1 << 20
@@ -275,3 +277,21 @@ def _missing(what: str, target: str, base: Mapping[str, Shaped]) -> CheckpointIn
         f"{what}, and the base has no {target}; the nearest of its {len(base)}: {near or 'none that is like it'}",
         hint=_ANOTHER,
     )
+
+
+def is_adapter(manifest: Manifest) -> bool:
+    return CONFIG in manifest.files
+
+
+def require_fit(name: FunctionName, base: Manifest, adapter: Adapter) -> None:
+    """Errors: InvalidSpec, naming the first tensor that does not fit."""
+    if is_adapter(base):
+        raise InvalidSpec(
+            f"function {name}: its weights are a LoRA adapter, which is no model",
+            hint='write weights="./base", adapter="./lora"',
+        )
+    weights = {**base.tensors, **{alias: base.tensors[tensor] for alias, tensor in base.aliases.items()}}
+    try:
+        check_fits(adapter, weights)
+    except CheckpointInvalid as error:
+        raise InvalidSpec(f"function {name}: {error.message}", hint=error.hint) from error

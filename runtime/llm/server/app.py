@@ -11,11 +11,11 @@ from typing import Literal, TypeVar
 import msgspec
 import torch
 
-from ...asgi import JSON, CutOff, Disconnected, Receive, Scope, Send, respond
 from ...contract.errors import FleetError, InvalidInput, NotFound, TooLarge, Unavailable
 from ...contract.function.spec import LLMSettings
 from ...contract.node.speed import Speed
 from ...contract.worker_headers import CONTINUE_HEADER, DEADLINE_HEADER
+from ...worker_io.asgi import JSON, CutOff, Disconnected, Receive, Scope, Send, respond
 from ..engine.generation import FinishReason, Request
 from ..model.loader import Model, load_model
 from ..model.weights import Weights

@@ -14,9 +14,9 @@ import msgspec
 import torch
 import uvloop
 
-from ...asgi import Message
 from ...contract.function.spec import MIB, LLMSettings
 from ...contract.weights.token_table import EMPTY, FILE, HEAD, MAGIC, PIECE, AddedToken, RestOfTokenizer
+from ...worker_io.asgi import Message
 from .app import create_app
 
 DEADLINE_S = 20.0

@@ -13,7 +13,7 @@ import pytest
 import redis.asyncio as redis
 
 from fleetstart.controller.auth.audit_log import FOLDER, SEGMENT_MAX_BYTES, STREAM_ROWS, AuditLog
-from fleetstart.controller.schemas.audit_event import AuditEvent
+from fleetstart.controller.schemas.access import AuditEvent
 from fleetstart.controller.state.redis_client import connect
 from fleetstart.controller.storage.folder_store import FolderStore
 from fleetstart.runtime.contract import redis_keys as keys

@@ -16,7 +16,7 @@ import msgspec
 import pytest
 
 from fleetstart.controller.auth.api_key import parse
-from fleetstart.controller.schemas.audit_event import AuditEvent
+from fleetstart.controller.schemas.access import AuditEvent
 from fleetstart.runtime.contract import redis_keys as keys
 from tests.controller.conftest import ControllerProcess
 from tests.servers import RedisServer, free_port, wait_until

@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from fleetstart.controller.billing.budget_watch import BillingWatch
 from fleetstart.controller.billing.budgets import BudgetEvent, budget_of
-from fleetstart.controller.billing.watch import BillingWatch
 from fleetstart.controller.schemas.functions import BudgetTerms
 from fleetstart.controller.state.redis_client import REDIS_DOWN, connect
 from fleetstart.controller.state.view import View

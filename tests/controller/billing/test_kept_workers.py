@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from fleetstart.controller.billing.kept import kept_workers
+from fleetstart.controller.billing.budget_watch import kept_workers
 from fleetstart.controller.state.records import FunctionRecord, VersionKey, VersionRecord
 from fleetstart.controller.state.view import View
 from fleetstart.runtime.contract.function.spec import FunctionSpec, Scale

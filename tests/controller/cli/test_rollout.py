@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from fleetstart.controller.cli.traffic import reference, shown
-from fleetstart.controller.cli.trials import outcome
+from fleetstart.controller.cli.rollout import outcome, reference, shown
 from fleetstart.controller.schemas.functions import Share, Traffic
 from fleetstart.runtime.contract.errors import ErrorInfo, OutOfMemory, Unavailable
 from fleetstart.runtime.contract.ids import FunctionName, Version

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fleetstart.controller.http.confining import SANDBOX, RawHeaders, confined
+from fleetstart.controller.http.headers import SANDBOX, RawHeaders, confined
 from tests.controller.conftest import ControllerProcess, HandNode
 
 POLICY = b"content-security-policy"

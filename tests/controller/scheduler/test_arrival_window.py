@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetstart.controller.scheduler.window import Arrivals, growing, needed
+from fleetstart.controller.scheduler.autoscaler import Arrivals, growing, needed
 from fleetstart.runtime.contract.function.spec import FunctionSpec, Scale
 from tests.controller.scheduler.test_autoscaler import spec
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetstart.controller.scheduler.autoscale import Window
+from fleetstart.controller.scheduler.autoscaler import Window
 from fleetstart.runtime.contract.function.spec import FunctionSpec, Scale
 from fleetstart.runtime.contract.ids import BundleId, FunctionName
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from fleetstart.runtime.asgi import Receive, Scope, Send, respond, respond_error
 from fleetstart.runtime.contract.errors import HandlerFailed
 from fleetstart.runtime.contract.process.redaction import Redactor
 from fleetstart.runtime.worker.secret_redaction import discreet
+from fleetstart.runtime.worker_io.asgi import Receive, Scope, Send, respond, respond_error
 
 SECRET = 'hf_"quoted" ✓'
 

@@ -9,7 +9,7 @@ import pytest
 from fleetstart.controller.api.explain import invocation_plan
 from fleetstart.controller.cli.commands.explain import shown
 from fleetstart.controller.planner import Cluster, plan
-from fleetstart.controller.planner.plans import Plan
+from fleetstart.controller.planner.plan import Plan
 from fleetstart.controller.schemas.functions import Prediction
 from fleetstart.controller.schemas.planning import InvocationPlan
 from fleetstart.runtime.contract.billing.ledger import InvocationRow, InvocationTrace

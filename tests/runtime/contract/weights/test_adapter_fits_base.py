@@ -12,8 +12,7 @@ from fleetstart.controller.cli.weights.publish import publish
 from fleetstart.controller.cli.weights.source import read_source
 from fleetstart.runtime.contract.errors import CheckpointInvalid, InvalidSpec, PickleRefused, WeightsMissing
 from fleetstart.runtime.contract.ids import FunctionName
-from fleetstart.runtime.contract.weights.adapters import require_fit
-from fleetstart.runtime.contract.weights.lora import read_adapter
+from fleetstart.runtime.contract.weights.lora import read_adapter, require_fit
 from fleetstart.runtime.contract.weights.manifest import FileEntry, Manifest, TensorEntry, read_manifest
 from tests.controller.cli.adapters import adapter, config, write_adapter
 from tests.controller.cli.checkpoints import MemoryStore, encode, model, no_progress, tensor

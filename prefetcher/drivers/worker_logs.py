@@ -10,10 +10,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from fleetstart.runtime.contract.billing.ledger import LogLine
 from fleetstart.runtime.contract.ids import FunctionName, Version, WorkerId
@@ -182,3 +183,21 @@ class LogPipe:
             asyncio.get_running_loop().remove_reader(self._fd)
         os.close(self._fd)
         self._fd = -1
+
+
+_MARK = re.compile("\x1e([12])([A-Za-z0-9._:-]{0,128})\x1f")
+
+
+class Printed(NamedTuple):
+    stream: Literal["stdout", "stderr"]
+    invocation: str
+    """Empty if it is not known."""
+    text: str
+
+
+def read_line(line: str) -> Printed:
+    """The first mark counts; others stand where somebody else's line was cut short, and are taken out."""
+    found = _MARK.search(line) if "\x1e" in line else None
+    if found is None:
+        return Printed("stdout", "", line)
+    return Printed("stdout" if found[1] == "1" else "stderr", found[2], _MARK.sub("", line))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Set
 from typing import Any
 
 import msgspec
@@ -22,10 +22,10 @@ from fleetstart.runtime.contract.billing.prices import PriceSheet, in_force, rea
 from fleetstart.runtime.contract.errors import BudgetSpent, Unavailable
 from fleetstart.runtime.contract.ids import FunctionName, WorkerId
 
+from ..state.records import VersionKey, is_helper
 from ..state.redis_client import REDIS_DOWN, Script
 from ..state.view import View
 from .budgets import Budget, BudgetEvent, BudgetState, fields_of, period_at
-from .kept import kept_workers
 
 log = logging.getLogger(__name__)
 
@@ -156,3 +156,21 @@ class BillingWatch:
                 pipe.hset(keys.KEPT, mapping=dict.fromkeys(kept, "1"))
             await pipe.execute()
         self._kept = kept
+
+
+def kept_workers(view: View, spent: Set[FunctionName]) -> frozenset[WorkerId]:
+    """Of each live version the `min` workers that are ready for longest; none of a function whose budget is spent."""
+    kept: set[WorkerId] = set()
+    for name, record in view.functions.items():
+        version = view.versions.get(VersionKey(name, record.live))
+        if version is None or not version.spec.scale.min or name in spent:
+            continue
+        ready = [
+            (status.changed_unix_ns, order.worker)
+            for order in view.orders.values()
+            if order.spec.name == name and order.version == record.live and order.wanted == "run"
+            if (status := view.statuses.get(order.worker)) is not None
+            if status.state == "ready" and not is_helper(order, status)
+        ]
+        kept.update(worker for _, worker in sorted(ready)[: version.spec.scale.min])
+    return frozenset(kept)

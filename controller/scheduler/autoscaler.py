@@ -1,9 +1,7 @@
-"""How many workers a version will need, and how many of a pipeline grow into whole ones (HydraServe section 6.1).
+"""How long workers are kept: up at once, down when the keep-alive has seen no need.
 
-The calls of the previous window predict the most that the next one brings; with those that wait they say how many
-workers are needed. Departure: the paper counts requests, and its windows are as long as a request. Ours weigh a call
-by the part of the window that it keeps its place (Little's law), or a thousand short calls would order a worker each.
-The keep-alive, which decides when workers go, is `autoscale.Window`'s.
+The need is a step function of time: each sample holds until the next; `planner.window` says what it is. Knative's
+autoscaler taught us to keep deciding apart from doing.
 """
 
 from __future__ import annotations
@@ -11,7 +9,45 @@ from __future__ import annotations
 import math
 from collections import deque
 
-from fleetstart.runtime.contract.function.spec import FunctionSpec
+from fleetstart.runtime.contract.function.spec import FunctionSpec, Scale
+
+
+class Window:
+    """The highest need over the last `keep_alive_s`.
+
+    A new scheduler has seen nothing yet: it begins with the workers that are there, so that a change of
+    scheduler never sends warm workers away before their time.
+    """
+
+    def __init__(self, workers: int, now_ns: int) -> None:
+        self._current = 0
+        self._past: deque[tuple[int, int]] = deque()
+        """(until when it held, need): needs fall from left to right, so the highest is first."""
+        if workers:
+            self._past.append((now_ns, workers))
+
+    def observe(self, need: int, now_ns: int) -> None:
+        if need == self._current:
+            return
+        while self._past and self._past[-1][1] <= self._current:
+            self._past.pop()
+        if self._current:
+            self._past.append((now_ns, self._current))
+        self._current = need
+
+    def falls_ns(self, scale: Scale) -> int | None:
+        """When the highest need of the window leaves it, as far as is known now."""
+        if not self._past or self._past[0][1] <= self._current:
+            return None
+        return self._past[0][0] + round(scale.keep_alive_s * 1e9)
+
+    def desired(self, scale: Scale, now_ns: int) -> int:
+        horizon_ns = now_ns - round(scale.keep_alive_s * 1e9)
+        while self._past and self._past[0][0] <= horizon_ns:
+            self._past.popleft()
+        highest = max(self._current, self._past[0][1] if self._past else 0)
+        return max(scale.min, min(highest, scale.max))
+
 
 WINDOW_S = 10.0
 """A burst is seen whole, and what was before it is forgotten before the pipeline is one worker again."""

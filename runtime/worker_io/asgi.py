@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-from .contract.errors import ErrorBody, FleetError
-from .contract.worker_headers import ERROR_HEADER
+from ..contract.errors import ErrorBody, FleetError
+from ..contract.worker_headers import ERROR_HEADER
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]

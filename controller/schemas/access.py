@@ -1,26 +1,28 @@
-"""The resources of the management API that access adds, as the command line and any other client see them.
-
-| call | body | answer |
-| --- | --- | --- |
-| GET /api/v1/keys | | [KeyInfo] |
-| POST /api/v1/keys | NewKey | KeyCreated, 201: the only time that the key's text is shown |
-| POST /api/v1/keys/{name}/rotate | Rotation | KeyCreated; the text before it is good for the grace period |
-| DELETE /api/v1/keys/{name} | | KeyInfo; good for nothing from now on |
-| GET /api/v1/projects | | [ProjectInfo] |
-| PUT /api/v1/projects/{name} | ProjectTerms | ProjectInfo; makes it if there is none |
-| DELETE /api/v1/projects/{name} | | ProjectInfo as it was; 400 while it has functions |
-| GET /api/v1/secrets | | [SecretInfo]; no values |
-| PUT /api/v1/secrets/{project}/{name} | SecretValue | SecretInfo |
-| DELETE /api/v1/secrets/{project}/{name}?force=0 | | SecretInfo as it was; 400 while a function uses it |
-| POST /api/v1/secrets/rekey | | Rekeyed: all encrypted anew |
-| GET /api/v1/audit?since_unix_ms=&by=&limit= | | [AuditEvent], newest first |
-"""
+"""One line of the audit log."""
 
 from __future__ import annotations
 
 import msgspec
 
 from ..state.access_records import Quotas, Right
+
+
+class AuditEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    unix_ms: int
+    by: str
+    """Name of the key; `local` for the owner of a home, and for who needs none; empty for who showed none."""
+    address: str = ""
+    """Where the request came from."""
+    verb: str
+    object: str = ""
+    status: int
+    code: str = ""
+    """Of the error, if it was refused."""
+    before: str = ""
+    after: str = ""
+    """Digests of the object; equal ones: nothing has changed."""
+    times: int = 1
+    """How many refusals of this kind the line stands for."""
 
 
 class NewKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

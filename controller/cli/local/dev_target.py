@@ -5,12 +5,15 @@ What somebody else deployed under such a name is neither taken over nor removed;
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from urllib.parse import quote
 
-from fleetstart.runtime.contract.errors import NotFound, Refused
+from fleetstart.runtime.contract.errors import InvalidSpec, NotFound, Refused
 
+from ...schemas.access import ProjectInfo, ProjectTerms, SecretInfo, SecretValue
 from ...schemas.functions import FunctionInfo
+from ...state.access_records import DEFAULT
 from ..api_client import Server, function_path
 from ..handler.source.declarations import Declaration
 from ..handler.spec import default_name
@@ -49,3 +52,20 @@ def require_own(server: Server, name: str) -> None:
             f"function {name} at {server.url} is none that `fs dev` made, and stays as it is",
             hint=f"choose another name with --name, or remove it with `fs rm {name}`",
         )
+
+
+def provide(server: Server, declarations: Sequence[Declaration], environ: Mapping[str, str]) -> None:
+    """Errors: InvalidSpec for a secret that is not in the environment; those of the server."""
+    for declaration in declarations:
+        project = str(declaration.settings.get("project") or DEFAULT)
+        if project != DEFAULT:
+            server.put(f"/api/v1/projects/{quote(project, safe='')}", ProjectTerms(), ProjectInfo)
+        names = declaration.settings.get("secrets") or ()
+        for name in names if isinstance(names, list | tuple) else ():
+            if name not in environ:
+                raise InvalidSpec(
+                    f"{declaration.attribute}: secret {name} is not in the environment, where `fs dev` looks for it",
+                    hint=f"export {name}=... before `fs dev`",
+                )
+            path = f"/api/v1/secrets/{quote(project, safe='')}/{quote(str(name), safe='')}"
+            server.put(path, SecretValue(environ[str(name)]), SecretInfo)

@@ -12,7 +12,8 @@ import sys
 import traceback
 from types import TracebackType
 
-_OURS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")
+_OURS = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
+"""The folder of `fleetstart.runtime`."""
 
 
 def describe(error: BaseException, bundle_dir: str) -> str:
