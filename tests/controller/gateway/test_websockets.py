@@ -19,7 +19,7 @@ from tests.servers import AppServer, wait_until
 
 PROGRAM = """
 import runpy
-from fleetstart.controller import open_socket
+from fleetstart.controller.gateway import websocket_session as open_socket
 open_socket.IDLE_S = 1.0
 runpy.run_module("fleetstart.controller", run_name="__main__")
 """

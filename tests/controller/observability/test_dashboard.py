@@ -9,7 +9,7 @@ import httpx
 
 from tests.controller.conftest import ControllerProcess
 
-UI = files("fleetstart.controller.observability").joinpath("ui")
+UI = files("fleetstart.controller").joinpath("dashboard")
 NAMES = sorted(entry.name for entry in UI.iterdir())
 IMPORT = re.compile(r'from "\./([^"]+)"')
 TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}

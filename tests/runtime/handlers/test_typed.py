@@ -237,7 +237,7 @@ def test_what_has_no_json_form_is_told_with_what_to_do(value: Any, advice: str) 
 
 # ── the documentation ──────────────────────────────────────────────────────────────────────────────
 
-BLOCKS = re.findall(r"```python\n(.*?)```", (Path(__file__).parents[2] / "docs" / "handlers.md").read_text(), re.DOTALL)
+BLOCKS = re.findall(r"```python\n(.*?)```", (Path(__file__).parents[3] / "docs" / "handlers.md").read_text(), re.DOTALL)
 
 
 @pytest.mark.parametrize("block", BLOCKS)

@@ -17,7 +17,7 @@ from fleetstart.runtime.llm.engine.sampler import SamplingParams
 from tests.runtime.llm.models import Checkpoint, tokens_of
 from tests.runtime.llm.pipelines import after, pipeline
 
-CASES: list[dict[str, Any]] = json.loads((Path(__file__).parent / "golden.json").read_text())["cases"]
+CASES: list[dict[str, Any]] = json.loads((Path(__file__).parents[1] / "golden.json").read_text())["cases"]
 LAYERS = 30
 SETTINGS = LLMSettings(max_batch=8, max_context_tokens=512, kv_memory_bytes=256 * MIB)
 

@@ -14,7 +14,7 @@ from fleetstart.runtime.llm.engine.sampler import SamplingParams
 from fleetstart.runtime.llm.text.tokenizer import Tokenizer, read_chat_template
 from tests.runtime.llm.models import Checkpoint, engine, native, plain, run, text_of, tokens_of
 
-CASES: list[dict[str, Any]] = json.loads((Path(__file__).parent / "golden.json").read_text())["cases"]
+CASES: list[dict[str, Any]] = json.loads((Path(__file__).parents[1] / "golden.json").read_text())["cases"]
 BLOCKS = 128
 
 

@@ -80,7 +80,9 @@ def user(text: str) -> list[Any]:
 
 
 GOLDEN = [
-    case for case in json.loads((Path(__file__).parent / "golden.json").read_text())["cases"] if case["kind"] == "chat"
+    case
+    for case in json.loads((Path(__file__).parents[1] / "golden.json").read_text())["cases"]
+    if case["kind"] == "chat"
 ]
 
 

@@ -26,10 +26,10 @@ from fleetstart.runtime.llm.text.table_tokenizer import TableTokenizer
 from fleetstart.runtime.llm.text.tokenizer import Tokenizer
 from tests.controller.cli.checkpoints import MemoryStore, model, no_progress, write_model
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 CHAT = ROOT / "examples/chat/weights/tokenizer.json"
 SPECIAL = ["<|end|>", "<|start|>", "<s>"]
-CORPUS = [(ROOT / name).read_text() for name in ("README.md", "LICENSE", "runtime/handler.py")] + [
+CORPUS = [(ROOT / name).read_text() for name in ("README.md", "LICENSE", "runtime/handlers/app.py")] + [
     "naïve été 你好 😀 \t\n"
 ]
 

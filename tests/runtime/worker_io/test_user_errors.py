@@ -38,4 +38,4 @@ def test_an_error_of_ours_alone_is_shown_whole(capfd: pytest.CaptureFixture[str]
     with pytest.raises(RuntimeError) as caught:
         _ = context.id
     blame.log(below_this_file(caught.value), "failed:")
-    assert "runtime/calls.py" in capfd.readouterr().err
+    assert "runtime/sdk/context.py" in capfd.readouterr().err
