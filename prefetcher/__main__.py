@@ -16,7 +16,7 @@ import sys
 from fleetstart.runtime.contract.process.log_format import configure
 
 from .config import Config, ConfigError, config_from
-from .daemon import Daemon, NodeTaken
+from .daemon import Daemon, NodeNameTaken
 from .sources.factory import open_source
 
 END_LIMIT_S = 9.0
@@ -41,7 +41,7 @@ def main() -> int:
             return 1
     try:
         asyncio.run(_run(config))
-    except NodeTaken as error:
+    except NodeNameTaken as error:
         print(f"fleetstart node: {error}", file=sys.stderr)
         return 1
     return 0

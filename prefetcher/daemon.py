@@ -22,31 +22,31 @@ from fleetstart.runtime.contract.node.orders import WorkerStatus
 from fleetstart.runtime.contract.node.reports import NodeReport
 from fleetstart.runtime.contract.process.tasks import end_tasks
 
-from .concurrency.io_thread import SideLoop
+from .concurrency.io_thread import IoThread
 from .config import Config
-from .control.lease import Lease
-from .control.orders import Orders
-from .control.outbox import Outbox, attempts
-from .control.redis_state import NodeState, Unreachable
-from .control.status_publisher import Observed
-from .drivers.cgroups import Groups, epoch_is_alive, new_epoch, open_groups, read_hierarchies
+from .control.lease import NodeLease
+from .control.orders import OrderReconciler
+from .control.outbox import Outbox, retries
+from .control.redis_state import REDIS_ERRORS, NodeState
+from .control.status_publisher import StatusPublisher
+from .drivers.cgroups import Cgroups, epoch_is_alive, new_epoch, open_cgroups, read_hierarchies
 from .drivers.forkserver import ForkServer
 from .drivers.prefork_policy import is_light
-from .drivers.prefork_pool import Spares
-from .drivers.worker_logs import Logs
-from .network.egress_proxy import Egress, bounds_of
-from .network.ingress_proxy import Doorways
+from .drivers.prefork_pool import PreforkPool
+from .drivers.worker_logs import LogBuffer
+from .network.egress_proxy import NodeEgress, egress_limits
+from .network.ingress_proxy import NodeIngress
 from .node_report import report_of
-from .segments.disk_cache import DiskTier
-from .segments.store import Segments
+from .segments.disk_cache import DiskCache
+from .segments.store import SegmentStore
 from .sources.base import Source
 from .stage_links.relay import open_relays
-from .workers.bundles import Bundles
-from .workers.call_latency import Speeds
+from .workers.bundles import BundleCache
+from .workers.call_latency import CallLatencies
 from .workers.memory_watchdog import watch
-from .workers.meter import FLUSH_S, Rows
-from .workers.node_services import Host
-from .workers.secrets import Opener
+from .workers.meter import FLUSH_S, LedgerBuffer
+from .workers.node_services import NodeServices
+from .workers.secrets import SecretDecryptor
 from .workers.worker import Worker
 
 log = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ LAST_WRITES_S = 2.0
 """At the end, for the last statuses, lines and rows."""
 
 
-class NodeTaken(Exception):
+class NodeNameTaken(Exception):
     """Another daemon that is alive holds this node's name."""
 
 
@@ -66,17 +66,17 @@ class Daemon:
         self._config = config
         self.epoch = new_epoch(os.urandom(4).hex())
         self._state = NodeState(config.redis_url, config.node)
-        self._groups: Groups | None = None if config.watch_only else _open_groups(self.epoch)
-        self._lease = Lease(self._state, self._report, lambda: self._orders.resync())
+        self._groups: Cgroups | None = None if config.watch_only else _open_groups(self.epoch)
+        self._lease = NodeLease(self._state, self._report, lambda: self._orders.resync())
         self._workers: dict[WorkerId, Worker] = {}
-        self._rows = Rows()
-        self._speeds = Speeds()
-        self._opener = Opener()
-        self._logs = Logs()
+        self._rows = LedgerBuffer()
+        self._speeds = CallLatencies()
+        self._opener = SecretDecryptor()
+        self._logs = LogBuffer()
         self._outbox = Outbox(self._state, self._logs, self._rows)
-        self._observed = Observed(self._outbox)
+        self._observed = StatusPublisher(self._outbox)
         self._servers = _servers(config, self._groups is not None, self._server_changed)
-        self._segments = Segments(
+        self._segments = SegmentStore(
             source=source,
             memory_bytes=config.memory_bytes,
             workers_bytes=self._workers_bytes,
@@ -86,21 +86,21 @@ class Daemon:
             disk=_disk_tier(config),
             changed=self._lease.changed,
         )
-        self._spares = Spares(
+        self._spares = PreforkPool(
             servers=self._servers,
             groups=self._groups,
             size=config.pool_size,
             starts_under_way=self._starts_under_way,
         )
         self._relays = open_relays(config.store)
-        self._side = SideLoop()
+        self._side = IoThread()
         descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        self._egress = Egress(bounds_of(descriptors), self._side)
-        host = Host(
+        self._egress = NodeEgress(egress_limits(descriptors), self._side)
+        host = NodeServices(
             node=config.node,
             address=config.address,
             cpus=config.cpus,
-            bundles=Bundles(folder=config.state_dir / "bundles", source=source),
+            bundles=BundleCache(folder=config.state_dir / "bundles", source=source),
             segments=self._segments,
             spares=self._spares,
             logs=self._logs,
@@ -108,11 +108,11 @@ class Daemon:
             speeds=self._speeds,
             opener=self._opener,
             egress=self._egress,
-            doorways=Doorways(self._side, descriptors),
+            doorways=NodeIngress(self._side, descriptors),
             relays=self._relays,
             publish=self._publish,
         )
-        self._orders = Orders(
+        self._orders = OrderReconciler(
             state=self._state,
             epoch=self.epoch,
             host=host,
@@ -200,8 +200,8 @@ class Daemon:
                 worker.record.flush()
 
     async def _rate_idle_time(self) -> None:
-        async for _ in attempts("reading rates"):
-            with contextlib.suppress(*Unreachable):
+        async for _ in retries("reading rates"):
+            with contextlib.suppress(*REDIS_ERRORS):
                 while True:
                     sheet, kept = await self._state.read_rates(time.time_ns() // 1_000_000)
                     for worker in self._workers.values():
@@ -212,13 +212,15 @@ class Daemon:
 
     async def _take_name(self, stop: asyncio.Event) -> None:
         """Waits for Redis as long as it takes. What a dead predecessor observed is no longer so."""
-        async for _ in attempts("taking the node's name"):
+        async for _ in retries("taking the node's name"):
             if stop.is_set():
                 return
-            with contextlib.suppress(*Unreachable):
+            with contextlib.suppress(*REDIS_ERRORS):
                 former = await self._state.report_of_predecessor()
                 if former is not None and epoch_is_alive(former.epoch):
-                    raise NodeTaken(f"node {self._config.node} is run by process {former.pid}: end it or set FS_NODE")
+                    raise NodeNameTaken(
+                        f"node {self._config.node} is run by process {former.pid}: end it or set FS_NODE"
+                    )
                 await self._state.forget_former_statuses()
                 return
 
@@ -235,7 +237,7 @@ class Daemon:
             await asyncio.wait(tasks, timeout=LAST_WRITES_S)
 
     async def _write_last(self) -> None:
-        with contextlib.suppress(TimeoutError, *Unreachable):
+        with contextlib.suppress(TimeoutError, *REDIS_ERRORS):
             async with asyncio.timeout(LAST_WRITES_S):
                 await self._outbox.write_last()
                 await self._state.leave(self.epoch)
@@ -260,20 +262,20 @@ async def _first_of(stop: asyncio.Event, tasks: list[asyncio.Task[None]]) -> Non
         task.result()
 
 
-def _disk_tier(config: Config) -> DiskTier | None:
+def _disk_tier(config: Config) -> DiskCache | None:
     if config.disk_cache_bytes == 0:
         return None
     try:
-        return DiskTier(config.state_dir / "checkpoints", config.disk_cache_bytes)
+        return DiskCache(config.state_dir / "checkpoints", config.disk_cache_bytes)
     except OSError as error:
         log.warning("checkpoints cannot be kept on the disk", extra={"error": str(error)})
         return None
 
 
-def _open_groups(epoch: str) -> Groups | None:
+def _open_groups(epoch: str) -> Cgroups | None:
     try:
         hierarchies = read_hierarchies(Path("/proc/self/mountinfo").read_text(), Path("/proc/self/cgroup").read_text())
-        return open_groups(epoch, hierarchies)
+        return open_cgroups(epoch, hierarchies)
     except (OSError, ValueError) as error:
         log.warning("control groups cannot be used, memory is watched", extra={"error": str(error)})
         return None

@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from fleetstart.runtime.contract.node.reports import NodeReport
 
 from .config import Config
-from .drivers.cgroups import Groups
+from .drivers.cgroups import Cgroups
 from .drivers.forkserver import ForkServer
-from .network.egress_proxy import Traffic
-from .segments.store import Segments
-from .workers.call_latency import Speeds
-from .workers.meter import Rows
+from .network.egress_proxy import EgressTraffic
+from .segments.store import SegmentStore
+from .workers.call_latency import CallLatencies
+from .workers.meter import LedgerBuffer
 
 
 def report_of(
@@ -21,13 +21,13 @@ def report_of(
     epoch: str,
     *,
     workers_bytes: int,
-    segments: Segments,
+    segments: SegmentStore,
     servers: Mapping[str, ForkServer],
-    groups: Groups | None,
-    speeds: Speeds,
-    rows: Rows,
+    groups: Cgroups | None,
+    speeds: CallLatencies,
+    rows: LedgerBuffer,
     public_key: str,
-    egress: Traffic,
+    egress: EgressTraffic,
 ) -> NodeReport:
     """What the scheduler learns of the node."""
     warm = {name: server.warm for name, server in servers.items() if server.warm is not None}

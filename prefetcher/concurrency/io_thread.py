@@ -11,7 +11,7 @@ from fleetstart.runtime.contract.process.tasks import end_tasks
 CLOSE_S = 2.0
 
 
-class SideLoop:
+class IoThread:
     """Made when the first needs it. Its methods are for the daemon's own loop."""
 
     def __init__(self) -> None:

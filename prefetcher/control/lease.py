@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from fleetstart.runtime.contract.node.reports import NodeReport
 
-from .redis_state import LEASE_MS, NodeState, Unreachable
+from .redis_state import LEASE_MS, REDIS_ERRORS, NodeState
 
 log = logging.getLogger(__name__)
 
@@ -18,7 +18,7 @@ AWAY_S = 0.2
 """Between renewals that fail."""
 
 
-class Lease:
+class NodeLease:
     """`back` is called when Redis is back after it was away."""
 
     def __init__(self, state: NodeState, report: Callable[[], NodeReport], back: Callable[[], None]) -> None:
@@ -42,7 +42,7 @@ class Lease:
                     log.warning("Redis is back, writing everything again")
                     self._back()
                 was_away = False
-            except Unreachable as error:
+            except REDIS_ERRORS as error:
                 if not was_away:
                     log.warning("Redis is away, workers run on", extra={"error": str(error)})
                 was_away = True

@@ -15,19 +15,29 @@ from fleetstart.runtime.contract.errors import Unavailable
 from fleetstart.runtime.contract.ids import WorkerId
 from fleetstart.runtime.contract.node.orders import WorkerOrder
 
-from ..workers.node_services import Host
+from ..workers.node_services import NodeServices
 from ..workers.worker import Worker
-from .outbox import attempts
-from .reconcile import Action, Drain, Forget, Kill, Refuse, Start, Tell, act_on_order, reconcile
-from .redis_state import NodeState, Unreachable
-from .status_publisher import Observed
+from .outbox import retries
+from .reconcile import (
+    Action,
+    DrainWorker,
+    ForgetWorker,
+    KillWorker,
+    RejectOrder,
+    StartWorker,
+    UpdateWorker,
+    act_on_order,
+    reconcile,
+)
+from .redis_state import REDIS_ERRORS, NodeState
+from .status_publisher import StatusPublisher
 
 log = logging.getLogger(__name__)
 
 REREAD_S = 1.0
 
 
-class Orders:
+class OrderReconciler:
     """`workers` are those that have not ended; `changed` is called when one comes or goes."""
 
     def __init__(
@@ -35,9 +45,9 @@ class Orders:
         *,
         state: NodeState,
         epoch: str,
-        host: Host,
+        host: NodeServices,
         workers: dict[WorkerId, Worker],
-        observed: Observed,
+        observed: StatusPublisher,
         changed: Callable[[], None],
     ) -> None:
         self._state = state
@@ -50,8 +60,8 @@ class Orders:
 
     async def listen(self) -> None:
         """As they are published, until cancelled."""
-        async for _ in attempts("listening for orders"):
-            with contextlib.suppress(*Unreachable):
+        async for _ in retries("listening for orders"):
+            with contextlib.suppress(*REDIS_ERRORS):
                 async for order in self._state.orders():
                     if order is None:
                         self.resync()
@@ -62,7 +72,7 @@ class Orders:
         """A full read a second, and at once after a new subscription, until cancelled."""
         while True:
             began_ns = time.monotonic_ns()
-            with contextlib.suppress(*Unreachable):
+            with contextlib.suppress(*REDIS_ERRORS):
                 orders = await self._state.read_orders()
                 for action in reconcile(orders, self._observed.own(), self._epoch, began_ns):
                     self._do(action)
@@ -78,21 +88,21 @@ class Orders:
 
     def _do(self, action: Action) -> None:
         match action:
-            case Start(order):
+            case StartWorker(order):
                 self._start(order)
-            case Refuse(order, reason):
+            case RejectOrder(order, reason):
                 log.info("order refused", extra={"worker": order.worker, "reason": reason})
                 self._observed.publish_end(order)
-            case Tell(order):
+            case UpdateWorker(order):
                 if order.worker in self._workers:
                     self._workers[order.worker].tell(order)
-            case Drain(worker):
+            case DrainWorker(worker):
                 if worker in self._workers:
                     self._workers[worker].drain()
-            case Kill(worker):
+            case KillWorker(worker):
                 if worker in self._workers:
                     self._workers[worker].kill()
-            case Forget(worker):
+            case ForgetWorker(worker):
                 self._observed.forget(worker)
 
     def _start(self, order: WorkerOrder) -> None:

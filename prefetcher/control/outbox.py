@@ -14,9 +14,9 @@ from collections.abc import AsyncIterator
 from fleetstart.runtime.contract.ids import WorkerId
 from fleetstart.runtime.contract.node.orders import WorkerStatus
 
-from ..drivers.worker_logs import Logs
-from ..workers.meter import Rows
-from .redis_state import NodeState, Unreachable
+from ..drivers.worker_logs import LogBuffer
+from ..workers.meter import LedgerBuffer
+from .redis_state import REDIS_ERRORS, NodeState
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +26,7 @@ PAUSES_S = (0.05, 0.1, 0.2, 0.5, 1.0)
 """Between tries while Redis is away: back within a second of its return."""
 
 
-async def attempts(what: str) -> AsyncIterator[int]:
+async def retries(what: str) -> AsyncIterator[int]:
     """Once, and again with growing pauses. What lasted is a success and starts the pauses anew."""
     failures = 0
     while True:
@@ -38,7 +38,7 @@ async def attempts(what: str) -> AsyncIterator[int]:
 
 
 class Outbox:
-    def __init__(self, state: NodeState, logs: Logs, rows: Rows) -> None:
+    def __init__(self, state: NodeState, logs: LogBuffer, rows: LedgerBuffer) -> None:
         self._state = state
         self._logs = logs
         self._rows = rows
@@ -56,23 +56,23 @@ class Outbox:
         self._changed.set()
 
     async def write_statuses(self) -> None:
-        async for _ in attempts("writing statuses"):
-            with contextlib.suppress(*Unreachable):
+        async for _ in retries("writing statuses"):
+            with contextlib.suppress(*REDIS_ERRORS):
                 while True:
                     await self._changed.wait()
                     await self._write_changes()
 
     async def write_logs(self) -> None:
-        async for _ in attempts("writing logs"):
-            with contextlib.suppress(*Unreachable):
+        async for _ in retries("writing logs"):
+            with contextlib.suppress(*REDIS_ERRORS):
                 while True:
                     await self._logs.arrived.wait()
                     await asyncio.sleep(LOG_BATCH_S)
                     await self._write_lines()
 
     async def write_rows(self) -> None:
-        async for _ in attempts("writing the ledger"):
-            with contextlib.suppress(*Unreachable):
+        async for _ in retries("writing the ledger"):
+            with contextlib.suppress(*REDIS_ERRORS):
                 while True:
                     await self._write_waiting_rows()
                     await asyncio.sleep(ROWS_S)

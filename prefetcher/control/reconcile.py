@@ -15,7 +15,7 @@ from fleetstart.runtime.contract.node.orders import FINAL, WorkerOrder, WorkerSt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Own:
+class KnownWorker:
     """What the node has for one order, running or only remembered."""
 
     state: WorkerState
@@ -24,12 +24,12 @@ class Own:
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class StartWorker:
     order: WorkerOrder
 
 
 @dataclass(frozen=True, slots=True)
-class Refuse:
+class RejectOrder:
     """Answered with a `gone` status, and nothing else."""
 
     order: WorkerOrder
@@ -37,57 +37,57 @@ class Refuse:
 
 
 @dataclass(frozen=True, slots=True)
-class Tell:
+class UpdateWorker:
     """The worker runs; what its order says of its pipeline may be new."""
 
     order: WorkerOrder
 
 
 @dataclass(frozen=True, slots=True)
-class Drain:
+class DrainWorker:
     worker: WorkerId
 
 
 @dataclass(frozen=True, slots=True)
-class Kill:
+class KillWorker:
     """Its order is gone: nobody wants it, nobody waits for it."""
 
     worker: WorkerId
 
 
 @dataclass(frozen=True, slots=True)
-class Forget:
+class ForgetWorker:
     """Its end has been seen by who ordered it: the status may go."""
 
     worker: WorkerId
 
 
-Action = Start | Refuse | Tell | Drain | Kill | Forget
+Action = StartWorker | RejectOrder | UpdateWorker | DrainWorker | KillWorker | ForgetWorker
 
 
-def act_on_order(order: WorkerOrder, own: Mapping[WorkerId, Own], epoch: str) -> Action | None:
+def act_on_order(order: WorkerOrder, own: Mapping[WorkerId, KnownWorker], epoch: str) -> Action | None:
     """One order, from a message or out of a full read."""
     mine = own.get(order.worker)
     if mine is None:
         if order.epoch != epoch:
-            return Refuse(order, "ordered from an earlier start of this node")
+            return RejectOrder(order, "ordered from an earlier start of this node")
         if order.wanted == "drain":
-            return Refuse(order, "taken back before it was started")
-        return Start(order)
+            return RejectOrder(order, "taken back before it was started")
+        return StartWorker(order)
     if order.wanted == "drain" and mine.state in ("starting", "ready"):
-        return Drain(order.worker)
+        return DrainWorker(order.worker)
     if order.wanted == "run" and order.stage is not None and mine.state not in FINAL:
-        return Tell(order)
+        return UpdateWorker(order)
     return None
 
 
 def reconcile(
-    orders: Mapping[WorkerId, WorkerOrder], own: Mapping[WorkerId, Own], epoch: str, read_began_ns: int
+    orders: Mapping[WorkerId, WorkerOrder], own: Mapping[WorkerId, KnownWorker], epoch: str, read_began_ns: int
 ) -> list[Action]:
     """Actions after a full read of the orders that began at `read_began_ns`. Once done, none are left to do."""
     actions = [action for order in orders.values() if (action := act_on_order(order, own, epoch)) is not None]
     for worker, mine in own.items():
         if worker in orders or mine.seen_ns >= read_began_ns:
             continue
-        actions.append(Forget(worker) if mine.state in FINAL else Kill(worker))
+        actions.append(ForgetWorker(worker) if mine.state in FINAL else KillWorker(worker))
     return actions

@@ -1,6 +1,6 @@
 """The node's side of Redis: what it reads and writes there, as bytes and structs; no retrying, no decisions.
 
-Every call may raise `Unreachable`; who calls decides when to try again. Orders that cannot be decoded are
+Every call may raise `REDIS_ERRORS`; who calls decides when to try again. Orders that cannot be decoded are
 reported and left out: one broken order must not keep the node from the others.
 """
 
@@ -33,7 +33,7 @@ DISK_MS = 2500
 LOG_LINES_KEPT = 10_000
 """Of one function, about."""
 
-Unreachable = (RedisError, OSError)
+REDIS_ERRORS = (RedisError, OSError)
 """What a Redis that is down, restarting or loading raises."""
 
 

@@ -9,10 +9,10 @@ from fleetstart.runtime.contract.ids import WorkerId
 from fleetstart.runtime.contract.node.orders import WorkerOrder, WorkerStatus
 
 from .outbox import Outbox
-from .reconcile import Own
+from .reconcile import KnownWorker
 
 
-class Observed:
+class StatusPublisher:
     """Their statuses, which the outbox writes."""
 
     def __init__(self, outbox: Outbox) -> None:
@@ -20,9 +20,10 @@ class Observed:
         self._statuses: dict[WorkerId, WorkerStatus] = {}
         self._seen_ns: dict[WorkerId, int] = {}
 
-    def own(self) -> dict[WorkerId, Own]:
+    def own(self) -> dict[WorkerId, KnownWorker]:
         return {
-            worker: Own(state=status.state, seen_ns=self._seen_ns[worker]) for worker, status in self._statuses.items()
+            worker: KnownWorker(state=status.state, seen_ns=self._seen_ns[worker])
+            for worker, status in self._statuses.items()
         }
 
     def publish(self, status: WorkerStatus) -> None:

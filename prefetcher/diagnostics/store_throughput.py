@@ -7,7 +7,7 @@ from statistics import median
 
 from fleetstart import native
 
-from ..sources.base import Abandoned, ObjectMissing, ObjectSize, Piece, Range, SourceError
+from ..sources.base import ObjectMissing, ObjectRange, ObjectSizeMismatch, Piece, ReadCancelled, SourceError
 from ..sources.s3 import S3Source
 from ..sources.s3_client import open_client
 from .rounds import Rounds
@@ -28,7 +28,7 @@ class NothingToRead(Exception):
     """The store has nothing large enough."""
 
 
-def store_ceiling(
+def measure_store(
     bucket: str, prefix: str, region: native.Region, *, rounds: int, round_s: float, least_bytes: int
 ) -> tuple[float, str]:
     """Bytes a second, and by how many connections. Errors: NotMeasured, NothingToRead."""
@@ -44,7 +44,7 @@ def store_ceiling(
             -(-size_bytes // RANGE_BYTES), _reader(S3Source(bucket=bucket, prefix=prefix), key, size_bytes, region)
         )
         rates = {count: median(part.run(count, round_s) for _ in range(rounds)) for count in CONNECTIONS}
-    except (BotoCoreError, ClientError, SourceError, ObjectMissing, ObjectSize) as error:
+    except (BotoCoreError, ClientError, SourceError, ObjectMissing, ObjectSizeMismatch) as error:
         raise NotMeasured(f"{url} does not give it: {error}") from error
     best = max(rates, key=lambda count: rates[count])
     if rates[best] == 0:
@@ -88,9 +88,9 @@ def _reader(
         ]
         done_bytes = 0
         try:
-            for piece, _ in zip(pieces, source.read(Range(key, size_bytes, begin, pieces), stopped), strict=True):
+            for piece, _ in zip(pieces, source.read(ObjectRange(key, size_bytes, begin, pieces), stopped), strict=True):
                 done_bytes += piece.size_bytes
-        except Abandoned:
+        except ReadCancelled:
             pass
         return done_bytes
 

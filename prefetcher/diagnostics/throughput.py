@@ -213,11 +213,11 @@ def _read_rates(fd: int, direct: int | None, size_bytes: int, region: native.Reg
 
 def _store(store: str, home: Path, region: native.Region, scope: Scope, found: _Measurement) -> tuple[float, str]:
     if store.startswith("s3://"):
-        from .store_throughput import NothingToRead, NotMeasured, store_ceiling
+        from .store_throughput import NothingToRead, NotMeasured, measure_store
 
         bucket, _, prefix = store.removeprefix("s3://").partition("/")
         try:
-            return store_ceiling(
+            return measure_store(
                 bucket,
                 prefix.strip("/"),
                 region,

@@ -28,7 +28,7 @@ V1_CONTROLLERS = ("memory", "pids", "cpu")
 """cpu without a quota: groups share the cores evenly, whatever the number of their threads."""
 
 
-class Group(Protocol):
+class Cgroup(Protocol):
     """One worker's group. Everything blocks for microseconds to milliseconds."""
 
     @property
@@ -51,10 +51,10 @@ class Group(Protocol):
         ...
 
 
-class Groups(Protocol):
+class Cgroups(Protocol):
     name: str
 
-    def create(self, worker: str) -> Group: ...
+    def create(self, worker: str) -> Cgroup: ...
 
     def close(self) -> None: ...
 
@@ -83,7 +83,7 @@ def _started_ticks(pid: int) -> str:
 # ── version 1 ──────────────────────────────────────────────────────────────────────────────────────
 
 
-class GroupV1:
+class CgroupV1:
     def __init__(self, folders: dict[str, Path]) -> None:
         self._folders = folders
         for folder in folders.values():
@@ -112,14 +112,14 @@ class GroupV1:
         return all([_remove(folder) for folder in self._folders.values()])
 
 
-class GroupsV1:
+class CgroupsV1:
     name = "cgroup v1"
 
     def __init__(self, parents: dict[str, Path]) -> None:
         self._parents = parents
 
-    def create(self, worker: str) -> GroupV1:
-        return GroupV1({controller: parent / worker for controller, parent in self._parents.items()})
+    def create(self, worker: str) -> CgroupV1:
+        return CgroupV1({controller: parent / worker for controller, parent in self._parents.items()})
 
     def close(self) -> None:
         for parent in self._parents.values():
@@ -129,7 +129,7 @@ class GroupsV1:
 # ── version 2 ──────────────────────────────────────────────────────────────────────────────────────
 
 
-class GroupV2:
+class CgroupV2:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         folder.mkdir()
@@ -157,14 +157,14 @@ class GroupV2:
         return _remove(self._folder)
 
 
-class GroupsV2:
+class CgroupsV2:
     name = "cgroup v2"
 
     def __init__(self, parent: Path) -> None:
         self._parent = parent
 
-    def create(self, worker: str) -> GroupV2:
-        return GroupV2(self._parent / worker)
+    def create(self, worker: str) -> CgroupV2:
+        return CgroupV2(self._parent / worker)
 
     def close(self) -> None:
         remove_tree(self._parent)
@@ -209,7 +209,7 @@ def read_hierarchies(mountinfo: str, own_cgroup: str) -> list[Hierarchy]:
     return found
 
 
-def open_groups(epoch: str, hierarchies: list[Hierarchy]) -> Groups | None:
+def open_cgroups(epoch: str, hierarchies: list[Hierarchy]) -> Cgroups | None:
     """Groups of this daemon in the first place where they can be made, or None. Removes those of dead daemons."""
     for hierarchy in hierarchies:
         for stale in _stale_groups(hierarchy.mount):
@@ -218,7 +218,7 @@ def open_groups(epoch: str, hierarchies: list[Hierarchy]) -> Groups | None:
     return _open_v1(epoch, hierarchies) or _open_v2(epoch, hierarchies)
 
 
-def _open_v1(epoch: str, hierarchies: list[Hierarchy]) -> GroupsV1 | None:
+def _open_v1(epoch: str, hierarchies: list[Hierarchy]) -> CgroupsV1 | None:
     parents: dict[str, Path] = {}
     for controller in V1_CONTROLLERS:
         hierarchy = next((entry for entry in hierarchies if controller in entry.controllers), None)
@@ -229,10 +229,10 @@ def _open_v1(epoch: str, hierarchies: list[Hierarchy]) -> GroupsV1 | None:
         for parent in parents.values():
             remove_tree(parent)
         return None
-    return GroupsV1(parents)
+    return CgroupsV1(parents)
 
 
-def _open_v2(epoch: str, hierarchies: list[Hierarchy]) -> GroupsV2 | None:
+def _open_v2(epoch: str, hierarchies: list[Hierarchy]) -> CgroupsV2 | None:
     """Wants memory and pids; tries our own group first, then the root, which systemd prepares for its children."""
     wanted = {"memory", "pids"}
     for hierarchy in (entry for entry in hierarchies if not entry.controllers):
@@ -244,7 +244,7 @@ def _open_v2(epoch: str, hierarchies: list[Hierarchy]) -> GroupsV2 | None:
                 _enable(place, wanted)
                 parent.mkdir()
                 _enable(parent, wanted)
-                return GroupsV2(parent)
+                return CgroupsV2(parent)
             except OSError as error:
                 log.info("cannot use this control group", extra={"group": str(place), "error": str(error)})
                 remove_tree(parent)

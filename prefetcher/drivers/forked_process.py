@@ -13,7 +13,7 @@ from fleetstart.runtime.contract.ids import WorkerId
 from fleetstart.runtime.contract.node.channel import Channel, ChannelClosed
 from fleetstart.runtime.contract.node.messages import DaemonMessage, Outlet, Pooled, WorkerMessage
 
-from .cgroups import Group
+from .cgroups import Cgroup
 from .worker_logs import LogPipe
 
 READS_AT_ONCE = 16
@@ -22,24 +22,24 @@ LAST_READS = 1024
 """Of one that has ended: more than its socket holds."""
 
 
-class ChannelGone:
+class ChannelEnded:
     """The worker's control socket has ended; its exit should follow."""
 
 
-class Exit:
+class ProcessExited:
     """The process has ended. `status` as of os.waitstatus_to_exitcode, None if nobody could tell."""
 
     def __init__(self, status: int | None) -> None:
         self.status = status
 
 
-ProcessEvent = WorkerMessage | ChannelGone | Exit
+ProcessEvent = WorkerMessage | ChannelEnded | ProcessExited
 
 
-class Process:
+class ForkedProcess:
     """One forked worker. Owns its control socket, log pipe, pidfd and group."""
 
-    def __init__(self, *, fork_id: WorkerId, pool: str, control: socket.socket, log_fd: int, group: Group | None):
+    def __init__(self, *, fork_id: WorkerId, pool: str, control: socket.socket, log_fd: int, group: Cgroup | None):
         control.setblocking(False)
         self.fork_id = fork_id
         self.pool = pool
@@ -106,7 +106,7 @@ class Process:
             if self._channel is not None:
                 self._read(LAST_READS)  # its last words come before its end
             self.exited.set()
-            self._emit(Exit(status))
+            self._emit(ProcessExited(status))
 
     def _emit(self, event: ProcessEvent) -> None:
         if isinstance(event, Pooled):
@@ -126,7 +126,7 @@ class Process:
                 return
             except ChannelClosed:
                 self._close_channel()
-                self._emit(ChannelGone())
+                self._emit(ChannelEnded())
                 return
             if isinstance(message, Outlet) and self._outlet is None and descriptors:
                 self._outlet = descriptors.pop()

@@ -22,8 +22,8 @@ from fleetstart.runtime.contract.ids import WorkerId
 from fleetstart.runtime.contract.node.channel import Channel, ChannelClosed, pair
 from fleetstart.runtime.contract.node.messages import Exited, Fork, Forked, ForkFailed, ForkServerMessage, Refused, Warm
 
-from .cgroups import Group
-from .forked_process import Process
+from .cgroups import Cgroup
+from .forked_process import ForkedProcess
 
 log = logging.getLogger(__name__)
 RESTART_PAUSES_S = (0.1, 0.5, 2.0, 5.0)
@@ -46,7 +46,7 @@ class ForkServer:
         self._changed = changed
         self._channel: Channel[ForkServerMessage] | None = None
         self._popen: subprocess.Popen[bytes] | None = None
-        self._alive: dict[WorkerId, Process] = {}
+        self._alive: dict[WorkerId, ForkedProcess] = {}
         self._forking: dict[WorkerId, asyncio.Future[None]] = {}
         self._lost = asyncio.Event()
         self._up = asyncio.Event()
@@ -71,13 +71,13 @@ class ForkServer:
         finally:
             await self._end()
 
-    async def fork(self, worker: WorkerId, group: Group | None, *, pool: str, network: bool) -> Process:
+    async def fork(self, worker: WorkerId, group: Cgroup | None, *, pool: str, network: bool) -> ForkedProcess:
         """Waits for a server that starts again. Unavailable if it dies or cannot fork; callers bring the deadline."""
         await self._up.wait()
         assert self._channel is not None
         control, its_control = pair()
         log_read, log_write = os.pipe()
-        process = Process(fork_id=worker, pool=pool, control=control, log_fd=log_read, group=group)
+        process = ForkedProcess(fork_id=worker, pool=pool, control=control, log_fd=log_read, group=group)
         answered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._alive[worker] = process
         self._forking[worker] = answered
@@ -102,7 +102,7 @@ class ForkServer:
                 os.close(log_write)
         return process
 
-    def _abandon(self, process: Process) -> None:
+    def _abandon(self, process: ForkedProcess) -> None:
         """Nobody waits for it any more. If it is forked yet, the end of its socket ends it too."""
         self._forking.pop(process.fork_id, None)
         process.kill()

@@ -15,8 +15,8 @@ from fleetstart.runtime.contract.errors import FleetError, Unavailable
 from fleetstart.runtime.contract.ids import WorkerId, new_worker_id
 from fleetstart.runtime.contract.node.messages import Pooled
 
-from .cgroups import Group, Groups
-from .forked_process import ChannelGone, Exit, Process, ProcessEvent
+from .cgroups import Cgroup, Cgroups
+from .forked_process import ChannelEnded, ForkedProcess, ProcessEvent, ProcessExited
 from .forkserver import ForkServer
 from .prefork_policy import CALM_S, PoolState, choose_spare, is_light
 
@@ -30,15 +30,15 @@ TICK_S = 0.5
 """Between two looks when nothing happens: pauses after failures end without an event."""
 
 
-class Spares:
+class PreforkPool:
     def __init__(
-        self, *, servers: dict[str, ForkServer], groups: Groups | None, size: int, starts_under_way: Callable[[], int]
+        self, *, servers: dict[str, ForkServer], groups: Cgroups | None, size: int, starts_under_way: Callable[[], int]
     ) -> None:
         self._servers = servers
         self._groups = groups
         self._size = size
         self._starts_under_way = starts_under_way
-        self._waiting: dict[str, list[Process]] = {pool: [] for pool in servers}
+        self._waiting: dict[str, list[ForkedProcess]] = {pool: [] for pool in servers}
         self._forking: dict[str, int] = dict.fromkeys(servers, 0)
         self._failures: dict[str, tuple[int, float]] = dict.fromkeys(servers, (0, 0.0))
         self._asked: set[str] = set()
@@ -54,14 +54,14 @@ class Spares:
         """Something changed: a start, its end, a fork server."""
         self._woken.set()
 
-    def waiting(self) -> list[Process]:
+    def waiting(self) -> list[ForkedProcess]:
         return [process for processes in self._waiting.values() for process in processes]
 
-    def take(self, pool: str) -> Process | None:
+    def take(self, pool: str) -> ForkedProcess | None:
         waiting = self._waiting.get(pool)
         return waiting.pop(0) if waiting else None
 
-    async def fork(self, pool: str, *, network: bool) -> Process:
+    async def fork(self, pool: str, *, network: bool) -> ForkedProcess:
         """A fresh worker. Unavailable, saying why."""
         server = self._servers.get(pool)
         if server is None:
@@ -78,7 +78,7 @@ class Spares:
             self.remove_group(group)
             raise
 
-    def remove_group(self, group: Group | None) -> None:
+    def remove_group(self, group: Cgroup | None) -> None:
         """Now, or once its last process is gone."""
         if group is None or group.remove():
             return
@@ -135,7 +135,7 @@ class Spares:
         }
 
     async def _fork_spare(self, pool: str) -> None:
-        process: Process | None = None
+        process: ForkedProcess | None = None
         self._forking[pool] += 1
         try:
             async with asyncio.timeout(SPARE_TIMEOUT_S):
@@ -160,7 +160,7 @@ class Spares:
         if process is not None:
             self._discard(process)
 
-    async def _pooled(self, process: Process) -> bool:
+    async def _pooled(self, process: ForkedProcess) -> bool:
         said: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
 
         def hear(event: ProcessEvent) -> None:
@@ -170,20 +170,20 @@ class Spares:
         process.listen(hear)
         return await said
 
-    def _on_waiting_event(self, process: Process, event: ProcessEvent) -> None:
+    def _on_waiting_event(self, process: ForkedProcess, event: ProcessEvent) -> None:
         """A spare that says anything but nothing is of no use any more."""
-        if isinstance(event, ChannelGone | Exit) and process in self._waiting[process.pool]:
+        if isinstance(event, ChannelEnded | ProcessExited) and process in self._waiting[process.pool]:
             self._waiting[process.pool].remove(process)
             failures, _ = self._failures[process.pool]
             self._failures[process.pool] = (failures + 1, time.monotonic())
             self._discard(process)
 
-    def _discard(self, process: Process) -> None:
+    def _discard(self, process: ForkedProcess) -> None:
         process.kill()
         process.close()
         self.remove_group(process.group)
 
-    def _create_group(self, worker: WorkerId) -> Group | None:
+    def _create_group(self, worker: WorkerId) -> Cgroup | None:
         if self._groups is None:
             return None
         try:
@@ -193,7 +193,7 @@ class Spares:
             return None
 
 
-async def _remove(group: Group) -> None:
+async def _remove(group: Cgroup) -> None:
     deadline = time.monotonic() + REMOVE_TIMEOUT_S
     while not group.remove():
         if time.monotonic() > deadline:

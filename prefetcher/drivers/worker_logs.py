@@ -86,7 +86,7 @@ class LineLimiter:
         return dropped
 
 
-class Logs:
+class LogBuffer:
     """Lines of all workers on their way to Redis."""
 
     def __init__(self) -> None:
@@ -188,16 +188,16 @@ class LogPipe:
 _MARK = re.compile("\x1e([12])([A-Za-z0-9._:-]{0,128})\x1f")
 
 
-class Printed(NamedTuple):
+class TaggedLine(NamedTuple):
     stream: Literal["stdout", "stderr"]
     invocation: str
     """Empty if it is not known."""
     text: str
 
 
-def read_line(line: str) -> Printed:
+def parse_tagged_line(line: str) -> TaggedLine:
     """The first mark counts; others stand where somebody else's line was cut short, and are taken out."""
     found = _MARK.search(line) if "\x1e" in line else None
     if found is None:
-        return Printed("stdout", "", line)
-    return Printed("stdout" if found[1] == "1" else "stderr", found[2], _MARK.sub("", line))
+        return TaggedLine("stdout", "", line)
+    return TaggedLine("stdout" if found[1] == "1" else "stderr", found[2], _MARK.sub("", line))

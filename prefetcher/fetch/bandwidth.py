@@ -40,7 +40,7 @@ class Stopwatch:
                 self.busy_s += time.monotonic() - self._since_s
 
 
-class Fetched:
+class FetchedBytes:
     """Bytes by source, ever. Thread-safe."""
 
     def __init__(self) -> None:

@@ -15,8 +15,8 @@ from fleetstart import native
 from fleetstart.runtime.contract.ids import CheckpointId
 from fleetstart.runtime.contract.weights.manifest import ChunkRange, Manifest, checkpoint_key
 
-from ..sources.base import PAGE_BYTES, Piece, Range, Source
-from ..sources.pacing import Pace
+from ..sources.base import PAGE_BYTES, ObjectRange, Piece, Source
+from ..sources.throttle import BackgroundThrottle
 
 
 class ChunkSource(Protocol):
@@ -26,7 +26,11 @@ class ChunkSource(Protocol):
     run_bytes: int
 
     def read(
-        self, run: Sequence[ChunkRange], pieces: Sequence[Piece], stopped: Callable[[], bool], pace: Pace | None = None
+        self,
+        run: Sequence[ChunkRange],
+        pieces: Sequence[Piece],
+        stopped: Callable[[], bool],
+        pace: BackgroundThrottle | None = None,
     ) -> Iterator[int]:
         """Fills the pieces with the chunks, which lie one behind the other, and gives the checksum of each."""
         ...
@@ -44,16 +48,20 @@ class StoreChunks:
         self.run_bytes = source.run_bytes
 
     def read(
-        self, run: Sequence[ChunkRange], pieces: Sequence[Piece], stopped: Callable[[], bool], pace: Pace | None = None
+        self,
+        run: Sequence[ChunkRange],
+        pieces: Sequence[Piece],
+        stopped: Callable[[], bool],
+        pace: BackgroundThrottle | None = None,
     ) -> Iterator[int]:
         first = run[0]
         key = checkpoint_key(self._checkpoint, first.object)
-        asked = Range(key, self._object_bytes[first.object], first.object_offset, pieces, pace)
+        asked = ObjectRange(key, self._object_bytes[first.object], first.object_offset, pieces, pace)
         return self._source.read(asked, stopped)
 
 
 @dataclass(frozen=True, slots=True)
-class Lane:
+class FetchSource:
     """A source, what is to come from it, and how many threads ask it."""
 
     source: ChunkSource

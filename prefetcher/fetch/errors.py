@@ -10,12 +10,12 @@ from fleetstart.runtime.contract.errors import CheckpointInvalid, ChecksumMismat
 from fleetstart.runtime.contract.ids import CheckpointId
 from fleetstart.runtime.contract.weights.manifest import ChunkRange
 
-from ..sources.base import ObjectMissing, ObjectSize, SourceError
+from ..sources.base import ObjectMissing, ObjectSizeMismatch, SourceError
 
 UPLOAD_AGAIN = "upload the weights again: fs deploy"
 
 
-class Damaged(Exception):
+class CorruptChunk(Exception):
     """The bytes that came are not the ones that were published."""
 
     def __init__(self, found: int) -> None:
@@ -23,11 +23,11 @@ class Damaged(Exception):
         self.found = found
 
 
-def explained(checkpoint: CheckpointId, chunk: ChunkRange, error: Exception, tries: int) -> FleetError:
+def fetch_error(checkpoint: CheckpointId, chunk: ChunkRange, error: Exception, tries: int) -> FleetError:
     """Errors: the error itself, if it is none of those that sources have."""
     what = f"chunk {chunk.index} of {checkpoint[:12]} ({chunk.object})"
     match error:
-        case Damaged(found=found):
+        case CorruptChunk(found=found):
             return ChecksumMismatch(
                 f"chunk {chunk.index} of {checkpoint[:12]} ({chunk.object} bytes {chunk.object_offset}–"
                 f"{chunk.object_offset + chunk.size_bytes - 1}): checksum {found:016x}, "
@@ -36,7 +36,7 @@ def explained(checkpoint: CheckpointId, chunk: ChunkRange, error: Exception, tri
             )
         case ObjectMissing():
             return CheckpointInvalid(f"{what}: the object is not in the store", hint=UPLOAD_AGAIN)
-        case ObjectSize(expected_bytes=expected, found_bytes=found):
+        case ObjectSizeMismatch(expected_bytes=expected, found_bytes=found):
             how = "truncated" if found < expected else "another one"
             return CheckpointInvalid(
                 f"{what}: the object is {how}, {expected:,} bytes expected, {found:,} found", hint=UPLOAD_AGAIN
@@ -54,7 +54,7 @@ def store_failed(what: str, error: SourceError, tries: int) -> StoreFailed:
     )
 
 
-def without_frames(error: FleetError) -> FleetError:
+def drop_traceback(error: FleetError) -> FleetError:
     """Its frames hold views, and so the segment's memory, for as long as somebody keeps the error."""
     link: BaseException | None = error
     while link is not None:

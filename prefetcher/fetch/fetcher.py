@@ -24,12 +24,12 @@ from fleetstart.runtime.contract.errors import FleetError, StoreFailed, Unavaila
 from fleetstart.runtime.contract.ids import CheckpointId
 from fleetstart.runtime.contract.weights.manifest import ChunkRange
 
-from ..sources.base import Abandoned, ObjectMissing, ObjectSize, Piece, SourceError
-from ..sources.pacing import Pace
+from ..sources.base import ObjectMissing, ObjectSizeMismatch, Piece, ReadCancelled, SourceError
+from ..sources.throttle import BackgroundThrottle
 from .bandwidth import Stopwatch
-from .chunk_sources import Lane, pieces_in
-from .errors import RETRY_DELAYS_S, Damaged, explained, without_frames
-from .progress import Again, Filling, Nowhere, Run
+from .chunk_sources import FetchSource, pieces_in
+from .errors import RETRY_DELAYS_S, CorruptChunk, drop_traceback, fetch_error
+from .progress import ChunkRun, Exhausted, FetchProgress, Retry
 
 log = logging.getLogger(__name__)
 
@@ -49,8 +49,8 @@ class Fetch:
         region: native.Region,
         slab_bytes: int,
         control: native.ControlBlock,
-        lanes: Sequence[Lane],
-        pace: Pace,
+        lanes: Sequence[FetchSource],
+        pace: BackgroundThrottle,
         on_filled: Callable[[FleetError | None], None],
         on_grown: Callable[[FleetError | None], None] = lambda error: None,
         on_chunk: Callable[[ChunkRange, str], None] = lambda chunk, source: None,
@@ -67,7 +67,7 @@ class Fetch:
         self._pace = pace
         self._stop = threading.Event()
         self._lock = threading.Lock()
-        self.filling = Filling(lanes, control.chunk_count)
+        self.filling = FetchProgress(lanes, control.chunk_count)
         self._error: FleetError | None = None
         self._told_end = False
         self._threads: list[threading.Thread] = []
@@ -100,7 +100,7 @@ class Fetch:
         """
         with self._lock:
             if self._error is None and self._control.state == "filling":
-                self._error = without_frames(error)
+                self._error = drop_traceback(error)
                 self._control.fail(error.code, error.message)
             self.filling.stop()
             self._stop.set()
@@ -164,7 +164,7 @@ class Fetch:
                 self.filling.end_thread(lane)
             self._tell_end()
 
-    def _took(self, run: Run) -> None:
+    def _took(self, run: ChunkRun) -> None:
         """Nothing of the run holds memory any more."""
         news = self.filling.took(run)
         if self.filling.is_whole:
@@ -186,11 +186,11 @@ class Fetch:
 
     # ── a run ──────────────────────────────────────────────────────────────────────────────────────
 
-    def _take(self, run: Run) -> None:
+    def _take(self, run: ChunkRun) -> None:
         """Verified chunk by chunk; what failed of it is put back, or passed to the lane below."""
         source, stopwatch = self._lanes[run.lane].source, self._stopwatches[run.lane]
         missing = list(run.chunks)
-        failed: list[Again] = []
+        failed: list[Retry] = []
         done_bytes = 0
         if run.wanted:
             stopwatch.begin()
@@ -204,10 +204,10 @@ class Fetch:
                         done_bytes += chunk.size_bytes
                         self._ready(chunk, source.name)
                     else:
-                        failed.append(self._failed(run.lane, chunk, Damaged(found)))
-        except Abandoned:
+                        failed.append(self._failed(run.lane, chunk, CorruptChunk(found)))
+        except ReadCancelled:
             pass
-        except (SourceError, ObjectMissing, ObjectSize) as error:
+        except (SourceError, ObjectMissing, ObjectSizeMismatch) as error:
             if missing:  # a source that stumbles over its own end has given all the same
                 failed.append(self._failed(run.lane, missing.pop(0), error))
         finally:
@@ -218,7 +218,7 @@ class Fetch:
     def _pieces(self, chunks: list[ChunkRange]) -> list[Piece]:
         region = self._region
         if region is None:
-            raise Abandoned(chunks[0].object)
+            raise ReadCancelled(chunks[0].object)
         try:
             return pieces_in(region, self._slab_bytes, chunks)
         except OSError as error:
@@ -231,15 +231,15 @@ class Fetch:
             self.filling.ready(chunk)
         self._on_chunk(chunk, source)
 
-    def _failed(self, lane: int, chunk: ChunkRange, error: Exception) -> Again:
+    def _failed(self, lane: int, chunk: ChunkRange, error: Exception) -> Retry:
         """Where and when to try again. Errors: what the waiters are told, if there is no such place."""
-        delays_s = {Damaged: (0.0,), SourceError: RETRY_DELAYS_S}.get(type(error), ())
+        delays_s = {CorruptChunk: (0.0,), SourceError: RETRY_DELAYS_S}.get(type(error), ())
         outcome = self.filling.failed(lane, chunk, delays_s)
-        if isinstance(outcome, Nowhere):
+        if isinstance(outcome, Exhausted):
             if outcome.wanted:  # no name for it here: an error that its own frame knows keeps the segment's memory
-                raise explained(self._checkpoint, chunk, error, outcome.tries) from error
-            self._end_growth(explained(self._checkpoint, chunk, error, outcome.tries))
-            return Again(lane, chunk, 0.0)
+                raise fetch_error(self._checkpoint, chunk, error, outcome.tries) from error
+            self._end_growth(fetch_error(self._checkpoint, chunk, error, outcome.tries))
+            return Retry(lane, chunk, 0.0)
         source = self._lanes[lane].source.name
         extra = {"chunk": chunk.index, "object": chunk.object, "source": source, "error": str(error)}
         if outcome.lane == lane:
@@ -253,11 +253,11 @@ class Fetch:
             log.warning("a segment grows no further", extra={"checkpoint": self._checkpoint, "error": error.message})
             self._on_grown(error)
 
-    def _is_moot(self, run: Run) -> bool:
+    def _is_moot(self, run: ChunkRun) -> bool:
         """Whether what streams in behind everybody's back shall do so no longer, or somebody waits for it now."""
         return not self.filling.is_growing or self.filling.wants(run.chunks)
 
-    def _put_back(self, lane: int, missing: list[ChunkRange], failed: list[Again]) -> None:
+    def _put_back(self, lane: int, missing: list[ChunkRange], failed: list[Retry]) -> None:
         self.filling.put_back(lane, missing)
         self._staff()  # others need not wait as long as what failed
         if failed:

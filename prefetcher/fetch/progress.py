@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from fleetstart.runtime.contract.weights.manifest import ChunkRange
 
-from .chunk_sources import Lane
+from .chunk_sources import FetchSource
 from .order import FetchOrder, ranges_of, run_length
 
 GROWING_THREADS = 1
@@ -26,7 +26,7 @@ part of, so they should be short."""
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class ChunkRun:
     """Chunks that lie one behind the other, for one thread of a lane."""
 
     lane: int
@@ -36,7 +36,7 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Again:
+class Retry:
     """Where a chunk that failed is tried next, and after which time."""
 
     lane: int
@@ -45,7 +45,7 @@ class Again:
 
 
 @dataclass(frozen=True, slots=True)
-class Nowhere:
+class Exhausted:
     """No lane gives the chunk, after so many tries of the last; and whether somebody waits for it."""
 
     tries: int
@@ -53,20 +53,20 @@ class Nowhere:
 
 
 @dataclass(frozen=True, slots=True)
-class News:
+class ProgressEvent:
     filled: bool
     """All that is wanted is there, and was not before."""
     grown: bool
     """A growth has all that it was to bring."""
 
 
-class Filling:
+class FetchProgress:
     """Of one segment. Lanes go by their number; a chunk that one cannot give, the next tries. Thread-safe."""
 
-    def __init__(self, lanes: Sequence[Lane], chunk_count: int) -> None:
+    def __init__(self, lanes: Sequence[FetchSource], chunk_count: int) -> None:
         self._lock = threading.Lock()
         self._chunk_count = chunk_count
-        self._lanes = [_LaneWork(lane) for lane in lanes]
+        self._lanes = [_SourceWork(lane) for lane in lanes]
         self._wanted: set[int] = set()
         self._missing: set[int] = set()
         """Of what is wanted."""
@@ -171,7 +171,7 @@ class Filling:
         with self._lock:
             self._lanes[lane].running -= 1
 
-    def next_run(self, lane: int) -> Run | None:
+    def next_run(self, lane: int) -> ChunkRun | None:
         """What a thread of the lane takes next. None if there is nothing to do: then the thread no longer counts."""
         with self._lock:
             work = self._lanes[lane]
@@ -179,15 +179,15 @@ class Filling:
                 if pending_bytes := work.order.pending_bytes:
                     self._under_way += 1
                     most_bytes = run_length(work.run_bytes, pending_bytes, work.threads)
-                    return Run(lane, work.order.next_run(most_bytes), wanted=True)
+                    return ChunkRun(lane, work.order.next_run(most_bytes), wanted=True)
                 if work.growing < self._threads_for(work):
                     work.growing += 1
                     most_bytes = min(GROWING_RUN_BYTES, work.run_bytes)
-                    return Run(lane, work.order.next_of_rest(most_bytes), wanted=False)
+                    return ChunkRun(lane, work.order.next_of_rest(most_bytes), wanted=False)
             work.running -= 1
             return None
 
-    def _threads_for(self, work: _LaneWork) -> int:
+    def _threads_for(self, work: _SourceWork) -> int:
         if work.order.pending_bytes:
             return work.threads
         if self._growing and not self._missing and work.order.rest:
@@ -202,27 +202,27 @@ class Filling:
             self._there.add(chunk.index)
             self._missing.discard(chunk.index)
 
-    def failed(self, lane: int, chunk: ChunkRange, delays_s: Sequence[float]) -> Again | Nowhere:
+    def failed(self, lane: int, chunk: ChunkRange, delays_s: Sequence[float]) -> Retry | Exhausted:
         """Tried as many times more in this lane as there are delays, then by the one below."""
         with self._lock:
             failures = self._lanes[lane].failures
             failures[chunk.index] += 1
             tries = failures[chunk.index]
             if tries <= len(delays_s):
-                return Again(lane, chunk, delays_s[tries - 1])
+                return Retry(lane, chunk, delays_s[tries - 1])
             if lane + 1 < len(self._lanes):
-                return Again(lane + 1, chunk, 0.0)
+                return Retry(lane + 1, chunk, 0.0)
             wanted = chunk.index in self._wanted
             if not wanted:  # whoever wants it later, tries anew
                 del failures[chunk.index]
-            return Nowhere(tries, wanted)
+            return Exhausted(tries, wanted)
 
     def put_back(self, lane: int, chunks: Iterable[ChunkRange]) -> None:
         """Nobody fetches them any more."""
         with self._lock:
             self._lanes[lane].order.put_back(chunks)
 
-    def took(self, run: Run) -> News:
+    def took(self, run: ChunkRun) -> ProgressEvent:
         """Nothing more comes of the run."""
         with self._lock:
             if run.wanted:
@@ -236,11 +236,11 @@ class Filling:
             grown = self._growing and whole and not any(work.growing for work in self._lanes)
             if grown:
                 self._growing = False
-            return News(filled, grown)
+            return ProgressEvent(filled, grown)
 
 
-class _LaneWork:
-    def __init__(self, lane: Lane) -> None:
+class _SourceWork:
+    def __init__(self, lane: FetchSource) -> None:
         self.threads = lane.threads
         self.run_bytes = lane.source.run_bytes
         self.order = FetchOrder(lane.chunks)

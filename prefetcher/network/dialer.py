@@ -15,11 +15,11 @@ ADDRESSES_MOST = 4
 """Of a host's, that are tried; each gets its part of the time."""
 
 
-class NotReached(Exception):
+class ConnectFailed(Exception):
     """Nobody there, or no such name; the message says which."""
 
 
-async def look_up(host: str, port: int) -> tuple[Address, ...]:
+async def resolve(host: str, port: int) -> tuple[Address, ...]:
     """In a thread that nobody waits for at the process's end: a resolver may take half a minute. Errors: NotReached."""
     loop = asyncio.get_running_loop()
     answered: asyncio.Future[list[str] | OSError] = loop.create_future()
@@ -37,7 +37,7 @@ async def look_up(host: str, port: int) -> tuple[Address, ...]:
     threading.Thread(target=ask, name="egress-lookup", daemon=True).start()
     found = await answered
     if isinstance(found, OSError):
-        raise NotReached(f"{host} cannot be looked up: {found.strerror or found}") from found
+        raise ConnectFailed(f"{host} cannot be looked up: {found.strerror or found}") from found
     return tuple(dict.fromkeys(map(ipaddress.ip_address, found)))
 
 
@@ -52,7 +52,7 @@ async def connect(addresses: Sequence[Address], port: int, within_s: float) -> s
         except OSError as error:  # also of the time that is up
             last = error
     why = "no answer" if isinstance(last, TimeoutError) else (last.strerror or str(last)) if last else "no address"
-    raise NotReached(f"{tried[-1] if tried else 'nobody'} port {port}: {why}")
+    raise ConnectFailed(f"{tried[-1] if tried else 'nobody'} port {port}: {why}")
 
 
 async def _connected(address: Address, port: int) -> socket.socket:

@@ -21,15 +21,15 @@ from typing import Any
 from fleetstart.runtime.contract.function.egress_policy import Rule, decide, must_look_up, parse_rules
 from fleetstart.runtime.contract.function.public_addresses import literal
 
-from ..concurrency.io_thread import SideLoop
+from ..concurrency.io_thread import IoThread
 from .acceptor import Acceptor
-from .dialer import NotReached, connect, look_up
-from .proxy_request import END, HEAD_MAX_BYTES, Asked, BadHead, read_head
+from .dialer import ConnectFailed, connect, resolve
+from .proxy_request import END, HEAD_MAX_BYTES, BadProxyRequest, ProxyRequest, parse_request
 from .tunnel import carry
 
 log = logging.getLogger(__name__)
 
-SAID_MOST = 100
+LOGGED_REJECTIONS_MOST = 100
 """Different refusals that stand in a function's log; more of them are no news."""
 LIST_CHARS = 1000
 """Of a list, in a refusal."""
@@ -47,7 +47,7 @@ Say = Callable[[str], object]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bounds:
+class EgressLimits:
     connections: int = 128
     """At a time, of one worker."""
     connections_of_node: int = 1024
@@ -59,13 +59,13 @@ class Bounds:
     """Without a byte, either way."""
 
 
-def bounds_of(descriptors: int) -> Bounds:
+def egress_limits(descriptors: int) -> EgressLimits:
     """Of a process that may have so many: a fourth of them, two a connection, so that its other work goes on."""
-    of_node = min(Bounds().connections_of_node, max(1, descriptors // 8))
-    return Bounds(connections=min(Bounds().connections, of_node), connections_of_node=of_node)
+    of_node = min(EgressLimits().connections_of_node, max(1, descriptors // 8))
+    return EgressLimits(connections=min(EgressLimits().connections, of_node), connections_of_node=of_node)
 
 
-class Turned(Exception):
+class ProxyRejection(Exception):
     """A request that goes nowhere, with the status and the words for whoever sent it."""
 
     def __init__(self, status: int, text: str) -> None:
@@ -75,7 +75,7 @@ class Turned(Exception):
 
 
 @dataclass(slots=True)
-class Traffic:
+class EgressTraffic:
     """Since the daemon began; written by the thread alone."""
 
     sent_bytes: int = 0
@@ -89,11 +89,11 @@ class Traffic:
         self.received_bytes += received_bytes
 
 
-class Egress:
+class NodeEgress:
     """Of one node. Its methods are for the daemon's own loop."""
 
-    def __init__(self, bounds: Bounds, side: SideLoop) -> None:
-        self.traffic = Traffic()
+    def __init__(self, bounds: EgressLimits, side: IoThread) -> None:
+        self.traffic = EgressTraffic()
         self._bounds = bounds
         self._side = side
 
@@ -105,16 +105,16 @@ class Egress:
             with contextlib.suppress(RuntimeError):  # the daemon's loop has ended
                 home.call_soon_threadsafe(say, text)
 
-        way = WayOut(listener, entries, tell, self._bounds, self.traffic)
+        way = EgressProxy(listener, entries, tell, self._bounds, self.traffic)
         self._side.call(way.start)
         return lambda: self._side.call(way.end)
 
 
-class WayOut:
+class EgressProxy:
     """One worker's. Lives in the thread."""
 
     def __init__(
-        self, listener: socket.socket, entries: Sequence[str], say: Say, bounds: Bounds, traffic: Traffic
+        self, listener: socket.socket, entries: Sequence[str], say: Say, bounds: EgressLimits, traffic: EgressTraffic
     ) -> None:
         self._acceptor = Acceptor(listener, self._take)
         self._open = 0
@@ -167,10 +167,10 @@ class WayOut:
     async def _answer(self, client: socket.socket, crowd: str) -> None:
         try:
             if crowd:
-                raise Turned(503, crowd)
+                raise ProxyRejection(503, crowd)
             asked, rest = await self._asked(client)
             server = await self._reached(asked)
-        except Turned as turned:
+        except ProxyRejection as turned:
             await _turn_away(client, turned)
             return
         loop = asyncio.get_running_loop()
@@ -183,18 +183,18 @@ class WayOut:
                 await loop.sock_sendall(server, first)
             await carry(client, server, idle_s=self._bounds.idle_s, count=self._traffic.count)
 
-    async def _asked(self, client: socket.socket) -> tuple[Asked, bytes]:
+    async def _asked(self, client: socket.socket) -> tuple[ProxyRequest, bytes]:
         """And what came behind its head. Errors: Turned, EOFError if it left without one."""
         try:
             async with asyncio.timeout(self._bounds.head_s):
                 head, rest = await _head(client)
-            return read_head(head), rest
+            return parse_request(head), rest
         except TimeoutError as error:
-            raise Turned(408, f"the request's head did not come within {self._bounds.head_s:g} s") from error
-        except BadHead as error:
-            raise Turned(error.status, str(error)) from error
+            raise ProxyRejection(408, f"the request's head did not come within {self._bounds.head_s:g} s") from error
+        except BadProxyRequest as error:
+            raise ProxyRejection(error.status, str(error)) from error
 
-    async def _reached(self, asked: Asked) -> socket.socket:
+    async def _reached(self, asked: ProxyRequest) -> socket.socket:
         """Errors: Turned, if it may not go there or nobody is there."""
         host, port = asked.host, asked.port
         own = literal(host)
@@ -206,17 +206,17 @@ class WayOut:
                     addresses = await asyncio.shield(self._look_up(host, port))
                 decision = decide(host, port, addresses, self._rules)
                 if not decision.addresses:
-                    raise Turned(403, self._refusal(decision.why))
+                    raise ProxyRejection(403, self._refusal(decision.why))
                 return await connect(decision.addresses, port, self._bounds.connect_s)
         except TimeoutError as error:
-            raise Turned(504, f"no connection to {host}:{port} within {self._bounds.connect_s:g} s") from error
-        except NotReached as error:
-            raise Turned(502, str(error)) from error
+            raise ProxyRejection(504, f"no connection to {host}:{port} within {self._bounds.connect_s:g} s") from error
+        except ConnectFailed as error:
+            raise ProxyRejection(502, str(error)) from error
 
     def _look_up(self, host: str, port: int) -> asyncio.Task[Any]:
         async def one() -> Any:
             async with self._lookups:
-                return await look_up(host, port)
+                return await resolve(host, port)
 
         return asyncio.get_running_loop().create_task(one())
 
@@ -224,10 +224,12 @@ class WayOut:
         """The words, which stand in the function's log once."""
         text = f"{why}; this function may reach: {self._list}"
         self._traffic.refused += 1
-        if text not in self._said and len(self._said) <= SAID_MOST:
+        if text not in self._said and len(self._said) <= LOGGED_REJECTIONS_MOST:
             self._said.add(text)
-            enough = len(self._said) > SAID_MOST
-            self._say(f"network: {f'{SAID_MOST} refusals, and more that are not told' if enough else text}")
+            enough = len(self._said) > LOGGED_REJECTIONS_MOST
+            self._say(
+                f"network: {f'{LOGGED_REJECTIONS_MOST} refusals, and more that are not told' if enough else text}"
+            )
         return text
 
 
@@ -237,7 +239,7 @@ async def _head(client: socket.socket) -> tuple[bytes, bytes]:
     data = bytearray()
     while (end := data.find(END)) < 0:
         if len(data) > HEAD_MAX_BYTES:
-            raise BadHead(f"the request's head has more than {HEAD_MAX_BYTES} bytes", 431)
+            raise BadProxyRequest(f"the request's head has more than {HEAD_MAX_BYTES} bytes", 431)
         more = await loop.sock_recv(client, HEAD_MAX_BYTES + len(END) - len(data) + 1)
         if not more:
             raise EOFError
@@ -246,7 +248,7 @@ async def _head(client: socket.socket) -> tuple[bytes, bytes]:
     return bytes(data[:end]), bytes(data[end:])
 
 
-async def _turn_away(client: socket.socket, turned: Turned) -> None:
+async def _turn_away(client: socket.socket, turned: ProxyRejection) -> None:
     """The reason stands in the status line too: of an answer to CONNECT, most clients show nothing else."""
     loop = asyncio.get_running_loop()
     body = f"{turned.text}\n".encode()

@@ -13,7 +13,7 @@ import logging
 import socket
 from collections.abc import Callable
 
-from ..concurrency.io_thread import SideLoop
+from ..concurrency.io_thread import IoThread
 from .acceptor import Acceptor
 from .tunnel import carry
 
@@ -30,10 +30,10 @@ Hand = Callable[[socket.socket], object]
 """Gives a worker its end of a connection, on the daemon's own loop. Owns it from then on."""
 
 
-class Doorways:
+class NodeIngress:
     """Of one node. Its methods are for the daemon's own loop."""
 
-    def __init__(self, side: SideLoop, descriptors: int) -> None:
+    def __init__(self, side: IoThread, descriptors: int) -> None:
         """`descriptors`: what the process may have. A fourth of them is for connections, two for each."""
         self._side = side
         self._most = max(2, descriptors // 8)
@@ -44,7 +44,7 @@ class Doorways:
         """For a worker that takes `slots` calls at a time. Owns the listener from now on. What is returned ends the
         way in."""
         most = min(EACH_SLOT * slots + FURTHER, self._most // 2)  # nobody but one worker gets all
-        doorway = Doorway(self, asyncio.get_running_loop(), listener, most, hand)
+        doorway = IngressForwarder(self, asyncio.get_running_loop(), listener, most, hand)
         self._side.call(doorway.start)
         return lambda: self._side.call(doorway.end)
 
@@ -58,11 +58,11 @@ class Doorways:
         self._open -= 1
 
 
-class Doorway:
+class IngressForwarder:
     """One worker's. Lives in the thread, but for `hand`."""
 
     def __init__(
-        self, doorways: Doorways, home: asyncio.AbstractEventLoop, listener: socket.socket, most: int, hand: Hand
+        self, doorways: NodeIngress, home: asyncio.AbstractEventLoop, listener: socket.socket, most: int, hand: Hand
     ) -> None:
         self._acceptor = Acceptor(listener, self._take)
         self._doorways = doorways

@@ -21,7 +21,7 @@ _HTTP_PORT = 80
 _OURS = {b"host", b"connection", b"keep-alive", b"proxy-connection", b"proxy-authorization"}
 
 
-class BadHead(Exception):
+class BadProxyRequest(Exception):
     """It is no request that a proxy takes; the message says why, and `status` in which class of errors."""
 
     def __init__(self, message: str, status: int = 400) -> None:
@@ -30,7 +30,7 @@ class BadHead(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class ProxyRequest:
     host: str
     """As of `plain_host`."""
     port: int
@@ -38,22 +38,22 @@ class Asked:
     """What its server hears first; empty for a tunnel, through which the client speaks for itself."""
 
 
-def read_head(head: bytes) -> Asked:
+def parse_request(head: bytes) -> ProxyRequest:
     """`head` with the empty line that ends it. Errors: BadHead."""
     first, *lines = head.removesuffix(END).split(b"\r\n")
     match = _LINE.fullmatch(first)
     if match is None:
-        raise BadHead("this is an HTTP/1.1 proxy, and that is no request of HTTP/1.1")
+        raise BadProxyRequest("this is an HTTP/1.1 proxy, and that is no request of HTTP/1.1")
     method, target = match[1], match[2]
     fields = [_FIELD.fullmatch(line) for line in lines]
     if None in fields:
-        raise BadHead("a header of the request cannot be read")
+        raise BadProxyRequest("a header of the request cannot be read")
     if method == b"CONNECT":
         host, port = _authority(target.decode(), None)
-        return Asked(host=host, port=port)
+        return ProxyRequest(host=host, port=port)
     url = _URL.fullmatch(target.decode())
     if url is None:
-        raise BadHead(_no_url(target.decode()))
+        raise BadProxyRequest(_no_url(target.decode()))
     host, port = _authority(url[1], _HTTP_PORT)
     path = url[2] or "/"
     kept = [field[0] for field in fields if field is not None and field[1].lower() not in _OURS]
@@ -64,7 +64,7 @@ def read_head(head: bytes) -> Asked:
         # One request a connection: the next one may be for another host, and would have to be judged.
         b"Connection: close",
     ]
-    return Asked(host=host, port=port, forward=b"\r\n".join([*own, *kept]) + END)
+    return ProxyRequest(host=host, port=port, forward=b"\r\n".join([*own, *kept]) + END)
 
 
 def _no_url(target: str) -> str:
@@ -82,8 +82,8 @@ def _authority(text: str, default: int | None) -> tuple[str, int]:
     else:
         port = read_port(digits)
     if port is None:
-        raise BadHead("the port to connect to must be 1 to 65535, as in CONNECT host:443")
+        raise BadProxyRequest("the port to connect to must be 1 to 65535, as in CONNECT host:443")
     host = plain_host(name)
     if host is None or (":" in name and not name.startswith("[")):
-        raise BadHead("the host to connect to is neither a name nor an address")
+        raise BadProxyRequest("the host to connect to is neither a name nor an address")
     return host, port

@@ -25,9 +25,9 @@ from fleetstart.runtime.contract.ids import CheckpointId
 from fleetstart.runtime.contract.weights.manifest import ChunkRange, Manifest, chunk_ranges, read_manifest
 
 from ..fetch.order import ranges_of
-from ..sources.base import FILE_RUN_BYTES, PAGE_BYTES, Abandoned, FileReader, Piece, SourceError
-from ..sources.pacing import Pace
-from .eviction import Held, choose_evictions
+from ..sources.base import FILE_RUN_BYTES, PAGE_BYTES, FileReader, Piece, ReadCancelled, SourceError
+from ..sources.throttle import BackgroundThrottle
+from .eviction import EvictionCandidate, choose_evictions
 
 log = logging.getLogger(__name__)
 
@@ -72,11 +72,11 @@ class DiskImage:
         run: Sequence[ChunkRange],
         pieces: Sequence[Piece],
         stopped: Callable[[], bool],
-        pace: Pace | None = None,
+        pace: BackgroundThrottle | None = None,
     ) -> Iterator[int]:
         """As fast as it can: nobody's link is in its way."""
         if stopped():
-            raise Abandoned(IMAGE)
+            raise ReadCancelled(IMAGE)
         try:
             yield from self._reader.read_run(run[0].segment_offset, pieces)
         except (OSError, EOFError) as error:
@@ -125,13 +125,13 @@ class DiskImage:
 
 
 @dataclass(frozen=True, slots=True)
-class _Write:
+class _PendingWrite:
     image: DiskImage
     chunk: ChunkRange
     region: weakref.ref[native.Region]
 
 
-class DiskTier:
+class DiskCache:
     """Called from one thread, but for `write_behind`; a thread of its own writes."""
 
     def __init__(self, folder: Path, budget_bytes: int) -> None:
@@ -139,7 +139,7 @@ class DiskTier:
         self._budget_bytes = budget_bytes
         self._images: dict[CheckpointId, DiskImage] = {}
         self._manifests: dict[CheckpointId, bytes] = {}
-        self._queue: queue.SimpleQueue[_Write | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[_PendingWrite | None] = queue.SimpleQueue()
         self._given_up: set[DiskImage] = set()
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         for path in folder.iterdir():
@@ -184,7 +184,7 @@ class DiskTier:
 
     def write_behind(self, image: DiskImage, chunk: ChunkRange, region: native.Region) -> None:
         """Thread-safe. Does not keep the memory: what is evicted before it is written is not kept on the disk."""
-        self._queue.put(_Write(image, chunk, weakref.ref(region)))
+        self._queue.put(_PendingWrite(image, chunk, weakref.ref(region)))
 
     def drop(self, checkpoint: CheckpointId) -> None:
         image = self._images.pop(checkpoint, None)
@@ -212,7 +212,7 @@ class DiskTier:
     def _make_room(self, needed_bytes: int, in_use: set[CheckpointId]) -> bool:
         free_bytes = min(self._budget_bytes - self.used_bytes, shutil.disk_usage(self._folder).free - RESERVE_BYTES)
         held = [
-            Held(
+            EvictionCandidate(
                 checkpoint=checkpoint,
                 size_bytes=image.size_bytes,
                 fetch_s=image.size_bytes / 1e9,  # all came over the same network

@@ -18,7 +18,7 @@ HALF_LIFE_S = 600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
+class EvictionCandidate:
     checkpoint: CheckpointId
     size_bytes: int
     fetch_s: float
@@ -29,7 +29,7 @@ class Held:
     pinned: bool
 
 
-def benefit(held: Held, now_s: float) -> float:
+def benefit(held: EvictionCandidate, now_s: float) -> float:
     """Seconds of fetching that a byte of this segment is expected to save."""
     idle_s = max(0.0, now_s - held.last_used_s)
     likelihood = held.uses * math.pow(0.5, min(idle_s / HALF_LIFE_S, 1000.0))
@@ -37,14 +37,14 @@ def benefit(held: Held, now_s: float) -> float:
 
 
 def choose_evictions(
-    needed_bytes: int, free_bytes: int, held: Iterable[Held], now_s: float
+    needed_bytes: int, free_bytes: int, held: Iterable[EvictionCandidate], now_s: float
 ) -> list[CheckpointId] | None:
     """The segments to give up so that `needed_bytes` fit, least benefit first; None if they cannot fit.
 
     Law: nothing pinned, nothing that is not needed, and nothing at all if it would not help.
     """
     missing = needed_bytes - free_bytes
-    chosen: list[Held] = []
+    chosen: list[EvictionCandidate] = []
     for candidate in sorted(
         (entry for entry in held if not entry.pinned), key=lambda entry: (benefit(entry, now_s), entry.last_used_s)
     ):

@@ -14,14 +14,14 @@ from fleetstart.runtime.contract.errors import CheckpointInvalid, Unavailable
 from fleetstart.runtime.contract.ids import CheckpointId
 
 from ..concurrency.blocking import in_thread
-from .eviction import Held, choose_evictions
+from .eviction import EvictionCandidate, choose_evictions
 from .segment import Segment
 from .slab_memory import SegmentMemory
 
 log = logging.getLogger(__name__)
 
 
-class Room:
+class MemoryBudget:
     """`changed` is called when segments have given way."""
 
     def __init__(
@@ -140,9 +140,9 @@ class Room:
         segment.fetch = None
         self.memory.tend()
 
-    def _held(self) -> list[Held]:
+    def _held(self) -> list[EvictionCandidate]:
         return [
-            Held(
+            EvictionCandidate(
                 checkpoint=segment.checkpoint,
                 size_bytes=segment.size_bytes,
                 fetch_s=segment.fetch_s,

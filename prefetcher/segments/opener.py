@@ -24,28 +24,28 @@ from fleetstart.runtime.contract.weights.manifest import (
 )
 
 from ..concurrency.blocking import in_thread
-from ..fetch.bandwidth import Fetched
-from ..fetch.chunk_sources import Lane, StoreChunks
+from ..fetch.bandwidth import FetchedBytes
+from ..fetch.chunk_sources import FetchSource, StoreChunks
 from ..fetch.errors import with_retries
 from ..fetch.fetcher import Fetch
 from ..sources.base import DISK_THREADS, ObjectMissing, Source
-from ..sources.pacing import Pace
-from .disk_cache import DiskImage, DiskTier
+from ..sources.throttle import BackgroundThrottle
+from .disk_cache import DiskCache, DiskImage
 from .segment import Segment
 
-Told = Callable[[Segment, FleetError | None], None]
+FetchCallback = Callable[[Segment, FleetError | None], None]
 """Called on the event loop when a fetch has what it was asked for, or the error that kept it from that."""
 
 
-class Opener:
+class SegmentOpener:
     """`threads` read from a store that does not know itself how many keep it busy."""
 
-    def __init__(self, *, source: Source, disk: DiskTier | None, threads: int, pace: Pace) -> None:
+    def __init__(self, *, source: Source, disk: DiskCache | None, threads: int, pace: BackgroundThrottle) -> None:
         self._source = source
         self._disk = disk
         self._threads = threads
         self._pace = pace
-        self.fetched = Fetched()
+        self.fetched = FetchedBytes()
         self._generation = 0
 
     async def read_manifest(self, checkpoint: CheckpointId) -> tuple[Manifest, bytes]:
@@ -66,8 +66,8 @@ class Opener:
         *,
         slab_bytes: int,
         in_use: set[CheckpointId],
-        filled: Told,
-        grown: Told,
+        filled: FetchCallback,
+        grown: FetchCallback,
     ) -> None:
         """Control block and fetch, of these chunks at first, in the memory that the segment has by now. The disk
         keeps what it can, but gives up none that is in use. Errors: OSError."""
@@ -101,16 +101,16 @@ class Opener:
             self._disk.keep(checkpoint, manifest, data, in_use)
         return self._disk.image(checkpoint)
 
-    def _lanes(self, checkpoint: CheckpointId, manifest: Manifest, image: DiskImage | None) -> list[Lane]:
+    def _lanes(self, checkpoint: CheckpointId, manifest: Manifest, image: DiskImage | None) -> list[FetchSource]:
         """The disk for what it has, the store for the rest, and for what the disk turns out not to have."""
         chunks = chunk_ranges(manifest)
         there = image.present(chunks) if image is not None else []
         indices = {chunk.index for chunk in there}
         elsewhere = [chunk for chunk in chunks if chunk.index not in indices]
         store = StoreChunks(self._source, checkpoint, manifest)
-        lanes = [Lane(store, elsewhere, self._source.threads or self._threads)]
+        lanes = [FetchSource(store, elsewhere, self._source.threads or self._threads)]
         if image is not None and there:
-            lanes.insert(0, Lane(image, there, DISK_THREADS))
+            lanes.insert(0, FetchSource(image, there, DISK_THREADS))
         return lanes
 
     def _write_behind(self, image: DiskImage | None, region: native.Region) -> Callable[[ChunkRange, str], None]:
@@ -139,7 +139,7 @@ def fetch_manifest(source: Source, checkpoint: CheckpointId) -> bytes:
         raise CheckpointInvalid(str(error)) from error
 
 
-def _on_loop(told: Told, segment: Segment) -> Callable[[FleetError | None], None]:
+def _on_loop(told: FetchCallback, segment: Segment) -> Callable[[FleetError | None], None]:
     """For the fetch's threads."""
     loop = asyncio.get_running_loop()
 

@@ -26,13 +26,13 @@ from ..concurrency.blocking import in_thread
 from ..fetch.bandwidth import Bandwidths
 from ..fetch.chunk_sources import StoreChunks
 from ..sources.base import Source
-from ..sources.pacing import Pace
-from .disk_cache import DiskTier
-from .memory_budget import Room
-from .opener import Opener
+from ..sources.throttle import BackgroundThrottle
+from .disk_cache import DiskCache
+from .memory_budget import MemoryBudget
+from .opener import SegmentOpener
 from .segment import Layers, Segment
 
-__all__ = ["Layers", "Segment", "Segments"]
+__all__ = ["Layers", "Segment", "SegmentStore"]
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ CLOSE_TIMEOUT_S = 2.0
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
-class Segments:
+class SegmentStore:
     def __init__(
         self,
         *,
@@ -50,14 +50,14 @@ class Segments:
         threads: int,
         keep_bytes: int = 0,
         keep_idle: bool = True,
-        disk: DiskTier | None = None,
+        disk: DiskCache | None = None,
         changed: Callable[[], None] = lambda: None,
     ) -> None:
         """`workers_bytes` tells what workers have been promised of `memory_bytes`; `changed` is called at events.
         Without `keep_idle`, a segment goes with its last worker."""
         self._changed = changed
         self._disk = disk
-        self.room = Room(
+        self.room = MemoryBudget(
             memory_bytes=memory_bytes,
             workers_bytes=workers_bytes,
             keep_bytes=keep_bytes,
@@ -65,8 +65,8 @@ class Segments:
             changed=changed,
         )
         self.bandwidths = Bandwidths()
-        self._pace = Pace()
-        self._opener = Opener(source=source, disk=disk, threads=threads, pace=self._pace)
+        self._pace = BackgroundThrottle()
+        self._opener = SegmentOpener(source=source, disk=disk, threads=threads, pace=self._pace)
         self._opening: set[asyncio.Task[None]] = set()
 
     @property

@@ -15,7 +15,7 @@ from typing import Protocol
 
 from fleetstart import native
 
-from .pacing import Pace
+from .throttle import BackgroundThrottle
 
 PAGE_BYTES = 4096
 """What direct reads are aligned to: offset, address and length."""
@@ -39,7 +39,7 @@ class ObjectMissing(Exception):
         self.key = key
 
 
-class ObjectSize(Exception):
+class ObjectSizeMismatch(Exception):
     """The object is not as long as its manifest says: it was cut, or is another one by now."""
 
     def __init__(self, key: str, *, expected_bytes: int, found_bytes: int) -> None:
@@ -49,7 +49,7 @@ class ObjectSize(Exception):
         self.found_bytes = found_bytes
 
 
-class Abandoned(Exception):
+class ReadCancelled(Exception):
     """The reader was told to stop; nobody waits for these bytes any more."""
 
 
@@ -67,14 +67,14 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class Range:
+class ObjectRange:
     """Part of an object that is `object_bytes` long, from `offset` on, in pieces that lie one behind the other."""
 
     key: str
     object_bytes: int
     offset: int
     pieces: Sequence[Piece]
-    pace: Pace | None = None
+    pace: BackgroundThrottle | None = None
     """For reads that nobody waits for."""
 
 
@@ -93,7 +93,7 @@ class Source(Protocol):
         """A small object, whole. ValueError if it is larger than the limit, before it is read."""
         ...
 
-    def read(self, asked: Range, stopped: Callable[[], bool]) -> Iterator[int]:
+    def read(self, asked: ObjectRange, stopped: Callable[[], bool]) -> Iterator[int]:
         """Fills the pieces in order and gives the xxh3 of each once it is whole."""
         ...
 
@@ -188,21 +188,21 @@ class FileSource:
         finally:
             os.close(fd)
 
-    def read(self, asked: Range, stopped: Callable[[], bool]) -> Iterator[int]:
+    def read(self, asked: ObjectRange, stopped: Callable[[], bool]) -> Iterator[int]:
         fd = self._open(asked.key)
         reader = FileReader(fd)
         try:
             found_bytes = os.fstat(fd).st_size
             if found_bytes != asked.object_bytes:
-                raise ObjectSize(asked.key, expected_bytes=asked.object_bytes, found_bytes=found_bytes)
+                raise ObjectSizeMismatch(asked.key, expected_bytes=asked.object_bytes, found_bytes=found_bytes)
             if asked.pace is not None:
                 asked.pace.wait(sum(piece.size_bytes for piece in asked.pieces), stopped)
             if stopped():
-                raise Abandoned(asked.key)
+                raise ReadCancelled(asked.key)
             yield from reader.read_run(asked.offset, asked.pieces)
         except EOFError as error:
             found_bytes = os.fstat(fd).st_size
-            raise ObjectSize(asked.key, expected_bytes=asked.object_bytes, found_bytes=found_bytes) from error
+            raise ObjectSizeMismatch(asked.key, expected_bytes=asked.object_bytes, found_bytes=found_bytes) from error
         except OSError as error:
             raise SourceError(f"{asked.key}: {error}") from error
         finally:

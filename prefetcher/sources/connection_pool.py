@@ -14,7 +14,7 @@ CONNECT_TIMEOUT_S = 3.0
 IDLE_MOST = 32
 
 
-class Connections:
+class ConnectionPool:
     """Thread-safe. One that failed is closed by who has it and not given back."""
 
     def __init__(self) -> None:

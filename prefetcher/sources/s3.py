@@ -15,9 +15,9 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 
-from .base import Abandoned, ObjectMissing, ObjectSize, Range, SourceError, check_key
-from .connection_pool import Connections, request_path
-from .s3_body import Body, Progress, check_range
+from .base import ObjectMissing, ObjectRange, ObjectSizeMismatch, ReadCancelled, SourceError, check_key
+from .connection_pool import ConnectionPool, request_path
+from .s3_body import RangeProgress, ResponseBody, check_range
 from .s3_client import READ_TIMEOUT_S, STALE, URL_LIVES_S, open_client
 
 STALL_S = 2.0
@@ -43,8 +43,8 @@ class S3Source:
         self._bucket = bucket
         self._prefix = f"{prefix}/" if prefix else ""
         self._client = open_client()
-        self._connections = Connections()
-        self._paced = Connections()
+        self._connections = ConnectionPool()
+        self._paced = ConnectionPool()
         """With small receive buffers, which the kernel would not let grow again."""
         for connections in (self._connections, self._paced):
             weakref.finalize(self, connections.close)
@@ -70,21 +70,23 @@ class S3Source:
         except (BotoCoreError, HTTPError, OSError) as error:
             raise SourceError(f"{key}: {error}") from error
 
-    def read(self, asked: Range, stopped: Callable[[], bool]) -> Iterator[int]:
-        progress = Progress(asked)
+    def read(self, asked: ObjectRange, stopped: Callable[[], bool]) -> Iterator[int]:
+        progress = RangeProgress(asked)
         lags = 0 if asked.pace is None else LAGS_MOST  # what is slow on purpose does not lag
         while not progress.whole:
             try:
                 yield from self._stream(asked, progress, stopped, patient=lags == LAGS_MOST)
-            except _Lagging:
+            except _SlowConnection:
                 lags += 1
-            except _Stale:  # each is gone then, and the next may be new
+            except _StaleConnection:  # each is gone then, and the next may be new
                 continue
 
-    def _stream(self, asked: Range, progress: Progress, stopped: Callable[[], bool], *, patient: bool) -> Iterator[int]:
+    def _stream(
+        self, asked: ObjectRange, progress: RangeProgress, stopped: Callable[[], bool], *, patient: bool
+    ) -> Iterator[int]:
         """One request for what is missing. _Lagging if another connection should go on, unless `patient`."""
         if stopped():
-            raise Abandoned(asked.key)
+            raise ReadCancelled(asked.key)
         url = self._url(asked.key)
         connections = self._connections if asked.pace is None else self._paced
         connection, new = connections.take(url)
@@ -92,11 +94,11 @@ class S3Source:
         whole = False
         try:
             answer = self._ask(connection, url, asked, progress, patient=patient)
-            body = Body(answer, connection.sock, READ_TIMEOUT_S if patient else STALL_S, asked.pace)
+            body = ResponseBody(answer, connection.sock, READ_TIMEOUT_S if patient else STALL_S, asked.pace)
             began_s, begin = time.monotonic(), progress.offset
             while not progress.whole:
                 if stopped():
-                    raise Abandoned(asked.key)
+                    raise ReadCancelled(asked.key)
                 before = progress.offset
                 checksum = progress.fill(body)
                 if checksum is not None:
@@ -112,12 +114,12 @@ class S3Source:
             raise SourceError(f"{asked.key}: the answer ended after byte {progress.offset}") from error
         except TimeoutError as error:
             if not patient:
-                raise _Lagging from error
+                raise _SlowConnection from error
             raise SourceError(f"{asked.key}: no byte after {progress.offset} in {READ_TIMEOUT_S:g} s") from error
         except STALE as error:
             if new:
                 raise SourceError(f"{asked.key}: at byte {progress.offset}: {error}") from error
-            raise _Stale from error
+            raise _StaleConnection from error
         except (OSError, http.client.HTTPException) as error:
             what = str(error) or type(error).__name__
             raise SourceError(f"{asked.key}: at byte {progress.offset}: {what}") from error
@@ -130,7 +132,13 @@ class S3Source:
                 connection.close()
 
     def _ask(
-        self, connection: http.client.HTTPConnection, url: str, asked: Range, progress: Progress, *, patient: bool
+        self,
+        connection: http.client.HTTPConnection,
+        url: str,
+        asked: ObjectRange,
+        progress: RangeProgress,
+        *,
+        patient: bool,
     ) -> http.client.HTTPResponse:
         """The answer, once its headers were checked."""
         wanted = f"bytes={progress.offset}-{progress.end - 1}"
@@ -146,7 +154,7 @@ class S3Source:
             raise
         return answer
 
-    def _check(self, answer: http.client.HTTPResponse, asked: Range, progress: Progress) -> None:
+    def _check(self, answer: http.client.HTTPResponse, asked: ObjectRange, progress: RangeProgress) -> None:
         """Errors: ObjectMissing, ObjectSize, SourceError: all answers but the one that was asked for."""
         if answer.status == 206:
             check_range(asked, progress, answer)
@@ -154,7 +162,9 @@ class S3Source:
         if answer.status == 404:
             raise ObjectMissing(asked.key)
         if answer.status == 416:
-            raise ObjectSize(asked.key, expected_bytes=asked.object_bytes, found_bytes=self._size(asked.key, answer))
+            raise ObjectSizeMismatch(
+                asked.key, expected_bytes=asked.object_bytes, found_bytes=self._size(asked.key, answer)
+            )
         with self._lock:
             self._urls.pop(asked.key, None)  # perhaps the signature is no longer good
         raise SourceError(
@@ -199,7 +209,7 @@ class S3Source:
 
     def _check_pace(self, size_bytes: int, took_s: float) -> None:
         if took_s > LAG_AFTER_S and size_bytes / took_s * LAG_FACTOR < self._typical_bytes_per_s:
-            raise _Lagging
+            raise _SlowConnection
 
     def _note_pace(self, size_bytes: int, took_s: float) -> None:
         rate = size_bytes / max(took_s, 1e-6)
@@ -208,9 +218,9 @@ class S3Source:
             self._typical_bytes_per_s = known + SMOOTHING * (rate - known) if known else rate
 
 
-class _Stale(Exception):
+class _StaleConnection(Exception):
     """A connection that was kept, and that the store has closed meanwhile: as good as none."""
 
 
-class _Lagging(Exception):
+class _SlowConnection(Exception):
     """This connection; another one may do better."""

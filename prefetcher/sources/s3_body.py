@@ -9,8 +9,8 @@ import struct
 
 from fleetstart import native
 
-from .base import ObjectSize, Range, SourceError
-from .pacing import Pace
+from .base import ObjectRange, ObjectSizeMismatch, SourceError
+from .throttle import BackgroundThrottle
 
 SLICE_S = 0.25
 """Between two looks at the clock and at `stopped`."""
@@ -18,14 +18,14 @@ READ_BYTES = 256 * 1024
 """The same over TLS, where bytes pass through Python; hashed while they are in the second-level cache."""
 
 
-class Body:
+class ResponseBody:
     """The bytes of an answer: those that came with its headers, then, past Python's buffers, those of the socket.
 
     Over TLS all of them pass through Python's: the kernel cannot decrypt them.
     """
 
     def __init__(
-        self, answer: http.client.HTTPResponse, sock: socket.socket, stall_s: float, pace: Pace | None
+        self, answer: http.client.HTTPResponse, sock: socket.socket, stall_s: float, pace: BackgroundThrottle | None
     ) -> None:
         self._answer = answer
         self._socket = sock
@@ -81,10 +81,10 @@ def _parts(seconds: float) -> tuple[int, int]:
     return int(seconds), int(seconds % 1 * 1e6)
 
 
-class Progress:
+class RangeProgress:
     """How far a range has come. `offset` is the next byte of the object."""
 
-    def __init__(self, asked: Range) -> None:
+    def __init__(self, asked: ObjectRange) -> None:
         self._pieces = iter(asked.pieces)
         self.offset = asked.offset
         self.end = asked.offset + sum(piece.size_bytes for piece in asked.pieces)
@@ -96,7 +96,7 @@ class Progress:
     def whole(self) -> bool:
         return self.offset == self.end
 
-    def fill(self, body: Body) -> int | None:
+    def fill(self, body: ResponseBody) -> int | None:
         """Some more bytes. The piece's xxh3, if they were its last. Errors: EOFError, TimeoutError, OSError."""
         filled = body.read(self._into, self._checksum, self._filled)
         self.offset += filled - self._filled
@@ -114,11 +114,11 @@ class Progress:
         self._checksum = native.Checksum(self._into)
 
 
-def check_range(asked: Range, progress: Progress, answer: http.client.HTTPResponse) -> None:
+def check_range(asked: ObjectRange, progress: RangeProgress, answer: http.client.HTTPResponse) -> None:
     """Errors: ObjectSize if the object is not as long as it should be, SourceError if these are other bytes."""
     span, _, total = answer.headers.get("Content-Range", "").partition("/")
     if total.isdecimal() and int(total) != asked.object_bytes:
-        raise ObjectSize(asked.key, expected_bytes=asked.object_bytes, found_bytes=int(total))
+        raise ObjectSizeMismatch(asked.key, expected_bytes=asked.object_bytes, found_bytes=int(total))
     expected = f"bytes {progress.offset}-{progress.end - 1}"
     length = answer.headers.get("Content-Length", "")
     if span != expected or length != str(progress.end - progress.offset):

@@ -14,10 +14,10 @@ import threading
 import time
 from collections.abc import Callable
 
-from .relay_messages import Link
-from .relay_receiver import Incoming
-from .relay_sender import Outgoing
-from .relay_store import S3Objects
+from .relay_messages import RelayLink
+from .relay_receiver import RelayReceiver
+from .relay_sender import RelaySender
+from .relay_store import RelayStore
 
 log = logging.getLogger(__name__)
 
@@ -35,16 +35,16 @@ class Relays:
         self._prefix = prefix
         self._lock = threading.Lock()
         self._made = threading.Lock()
-        self._objects: S3Objects | None = None
+        self._objects: RelayStore | None = None
         self._threads: list[threading.Thread] = []
-        self._outgoing: set[Outgoing] = set()
+        self._outgoing: set[RelaySender] = set()
 
-    def send(self, link: Link, source: socket.socket, failed: Failed) -> None:
+    def send(self, link: RelayLink, source: socket.socket, failed: Failed) -> None:
         """What can be read from the socket goes to the receiver. The socket is the relay's from now on; it is closed
         when the link cannot go on, and then `failed` gets the reason, in another thread."""
         self._start(lambda: self._send(link, source, failed), f"relay-out-{link.receiver}")
 
-    def receive(self, link: Link, connect: Callable[[], socket.socket], failed: Failed) -> Callable[[], None]:
+    def receive(self, link: RelayLink, connect: Callable[[], socket.socket], failed: Failed) -> Callable[[], None]:
         """What the sender sends comes on a connection that `connect` makes, in another thread, once it is needed.
         What is returned ends that."""
         stopped = threading.Event()
@@ -72,9 +72,9 @@ class Relays:
             thread.start()
             self._threads.append(thread)
 
-    def _send(self, link: Link, source: socket.socket, failed: Failed) -> None:
+    def _send(self, link: RelayLink, source: socket.socket, failed: Failed) -> None:
         try:
-            outgoing = Outgoing(link, self._store(), source, failed)
+            outgoing = RelaySender(link, self._store(), source, failed)
         except BaseException as error:
             source.close()
             failed(f"no object store: {error}")
@@ -88,15 +88,15 @@ class Relays:
                 self._outgoing.discard(outgoing)
 
     def _receive(
-        self, link: Link, connect: Callable[[], socket.socket], failed: Failed, stopped: threading.Event
+        self, link: RelayLink, connect: Callable[[], socket.socket], failed: Failed, stopped: threading.Event
     ) -> None:
-        Incoming(link, self._store(), connect, failed, stopped).run()
+        RelayReceiver(link, self._store(), connect, failed, stopped).run()
 
-    def _store(self) -> S3Objects:
+    def _store(self) -> RelayStore:
         """Made late: it takes a third of a second, and most nodes never need it."""
         with self._made:
             if self._objects is None:
-                self._objects = S3Objects(self._bucket, self._prefix)
+                self._objects = RelayStore(self._bucket, self._prefix)
             return self._objects
 
 

@@ -23,12 +23,12 @@ OBJECT_BYTES = 1 << 20
 """Of a stage's bytes, in one object: at 100 MB/s as long on its way as the request itself."""
 
 
-class NotOfThisLink(Exception):
+class InvalidRelayObject(Exception):
     """An object that the link's sender did not write there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Link:
+class RelayLink:
     """One stage's way to another one; the other direction is a link of its own."""
 
     pipeline: PipelineId
@@ -52,9 +52,9 @@ class Link:
         """Its bytes, and whether it is the last. Errors: NotOfThisLink."""
         kind, data = sealed[len(MAGIC) : len(MAGIC) + 1], sealed[HEAD_BYTES:]
         if not sealed.startswith(MAGIC) or kind not in (MORE, LAST) or len(sealed) < HEAD_BYTES:
-            raise NotOfThisLink(f"{self.key(sequence)}: {len(sealed)} bytes that are no object of a link")
+            raise InvalidRelayObject(f"{self.key(sequence)}: {len(sealed)} bytes that are no object of a link")
         if not hmac.compare_digest(sealed[len(MAGIC) + 1 : HEAD_BYTES], self._digest(sequence, kind, data)):
-            raise NotOfThisLink(f"{self.key(sequence)} was not written by stage {self.sender} of this pipeline")
+            raise InvalidRelayObject(f"{self.key(sequence)} was not written by stage {self.sender} of this pipeline")
         return data, kind == LAST
 
     def _digest(self, sequence: int, kind: bytes, data: bytes) -> bytes:

@@ -16,9 +16,9 @@ import time
 from collections.abc import Callable
 
 from ..sources.base import SourceError
-from .relay_messages import HEAD_BYTES, OBJECT_BYTES, Link, NotOfThisLink
+from .relay_messages import HEAD_BYTES, OBJECT_BYTES, InvalidRelayObject, RelayLink
 from .relay_sender import GIVE_UP_S, remove
-from .relay_store import Refused, S3Objects
+from .relay_store import RelayStore, StoreRejection
 
 log = logging.getLogger(__name__)
 
@@ -38,14 +38,14 @@ def poll_after_s(usual_s: float, since_s: float) -> float:
     return min(MOST_S, max(LEAST_S, SHARE * max(usual_s, since_s)))
 
 
-class Incoming:
+class RelayReceiver:
     """`connect` gives a connection to the worker, or OSError. `failed` is called once, in a thread, with the reason,
     unless sender or worker ended the link."""
 
     def __init__(
         self,
-        link: Link,
-        objects: S3Objects,
+        link: RelayLink,
+        objects: RelayStore,
         connect: Callable[[], socket.socket],
         failed: Callable[[str], object],
         stopped: threading.Event,
@@ -66,7 +66,7 @@ class Incoming:
         remover.start()
         try:
             self._follow()
-        except (Refused, NotOfThisLink) as error:
+        except (StoreRejection, InvalidRelayObject) as error:
             self._failed(str(error))
         except SourceError as error:
             self._failed(f"the object store does not give what stage {self._link.sender} sends: {error}")
@@ -122,5 +122,5 @@ class Incoming:
         while (key := self._read.get()) is not None:
             try:
                 self._objects.delete(key)
-            except (SourceError, Refused) as error:  # it goes with the rest in the end
+            except (SourceError, StoreRejection) as error:  # it goes with the rest in the end
                 log.debug("an object could not be deleted", extra={"key": key, "error": str(error)})

@@ -15,8 +15,8 @@ import time
 from collections.abc import Callable
 
 from ..sources.base import SourceError
-from .relay_messages import OBJECT_BYTES, Link
-from .relay_store import Refused, S3Objects
+from .relay_messages import OBJECT_BYTES, RelayLink
+from .relay_store import RelayStore, StoreRejection
 
 log = logging.getLogger(__name__)
 
@@ -40,10 +40,12 @@ LATE_S = 1.0
 """A store that did not answer in time may still carry out what was asked, after its repetition was read and deleted."""
 
 
-class Outgoing:
+class RelaySender:
     """Owns the socket. `failed` is called once, in a thread, with the reason, unless the worker ended the link."""
 
-    def __init__(self, link: Link, objects: S3Objects, source: socket.socket, failed: Callable[[str], object]) -> None:
+    def __init__(
+        self, link: RelayLink, objects: RelayStore, source: socket.socket, failed: Callable[[str], object]
+    ) -> None:
         self._link = link
         self._objects = objects
         self._source = source
@@ -143,7 +145,7 @@ class Outgoing:
             try:
                 self._objects.put(self._link.key(sequence), sealed)
                 return
-            except Refused as error:
+            except StoreRejection as error:
                 self._fail(str(error))
             except SourceError as error:
                 self._repeated = True
@@ -195,15 +197,15 @@ class Outgoing:
     def _is_gone(self, sequence: int) -> bool:
         try:
             return not self._objects.exists(self._link.key(sequence))
-        except (SourceError, Refused) as error:
+        except (SourceError, StoreRejection) as error:
             log.debug("an object could not be looked at", extra={"error": str(error)})
             return False
 
 
-def remove(objects: S3Objects, link: Link) -> None:
+def remove(objects: RelayStore, link: RelayLink) -> None:
     """Whatever is left of the link. What a store keeps nevertheless, the controller sweeps once it is old."""
     try:
         for key in objects.keys(link.folder):
             objects.delete(key)
-    except (SourceError, Refused) as error:
+    except (SourceError, StoreRejection) as error:
         log.warning("objects of a link are left in the store", extra={"folder": link.folder, "error": str(error)})

@@ -12,7 +12,7 @@ import socket
 import threading
 
 from ..sources.base import ObjectMissing, SourceError, check_key
-from ..sources.connection_pool import Connections, request_path
+from ..sources.connection_pool import ConnectionPool, request_path
 from ..sources.s3_client import STALE, URL_LIVES_S, open_client
 
 REQUEST_S = 0.5
@@ -25,11 +25,11 @@ PASSING = frozenset({408, 425, 429})
 REASON_MOST = 200
 
 
-class Refused(Exception):
+class StoreRejection(Exception):
     """The store answered, and does not do it."""
 
 
-class S3Objects:
+class RelayStore:
     """Thread-safe. Keys are relative, `/`-separated.
 
     Errors: SourceError, after which trying again may help; Refused.
@@ -39,7 +39,7 @@ class S3Objects:
         self._bucket = bucket
         self._prefix = f"{prefix}/" if prefix else ""
         self._client = open_client()
-        self._connections = Connections()
+        self._connections = ConnectionPool()
         self._lock = threading.Lock()
         self._urls: dict[tuple[str, str], str] = {}
         """Of what was not there yet, and will be asked for again."""
@@ -57,7 +57,7 @@ class S3Objects:
         if status != 200:
             raise _error(f"{key} could not be read", status, answer)
         if len(answer) > limit_bytes:
-            raise Refused(f"{key} has more than {limit_bytes:,} bytes")
+            raise StoreRejection(f"{key} has more than {limit_bytes:,} bytes")
         return answer
 
     def exists(self, key: str) -> bool:
@@ -85,7 +85,7 @@ class S3Objects:
         except (BotoCoreError, ClientError) as error:
             raise SourceError(f"{folder}: {error}") from error
         except ObjectMissing as error:
-            raise Refused(f"{folder}: {error}") from error
+            raise StoreRejection(f"{folder}: {error}") from error
 
     def close(self) -> None:
         self._connections.close()
@@ -150,7 +150,7 @@ class S3Objects:
                 )
             )
         except (BotoCoreError, ObjectMissing) as error:  # no credentials; a key that leads out of the store
-            raise Refused(f"{key}: {error}") from error
+            raise StoreRejection(f"{key}: {error}") from error
 
     def _keep(self, operation: str, key: str, url: str) -> None:
         with self._lock:
@@ -165,4 +165,4 @@ def _error(what: str, status: int, answer: bytes) -> Exception:
     with contextlib.suppress(IndexError):  # an S3 error says what it is in its <Code>
         reason = reason.split("<Code>")[1].split("</Code>")[0]
     said = f"{what}: the store answered {status}" + (f" {reason[:REASON_MOST]}" if reason else "")
-    return SourceError(said) if status >= FAILED_FROM or status in PASSING else Refused(said)
+    return SourceError(said) if status >= FAILED_FROM or status in PASSING else StoreRejection(said)

@@ -19,10 +19,10 @@ from fleetstart.runtime.contract.node.messages import Grow, Peers
 from fleetstart.runtime.contract.node.orders import NO_PEER, WorkerOrder
 from fleetstart.runtime.contract.weights.stage import Stage
 
-from ..drivers.forked_process import Process
-from ..segments.store import Segment, Segments
+from ..drivers.forked_process import ForkedProcess
+from ..segments.store import Segment, SegmentStore
 from .relay import Relays
-from .relay_messages import Link
+from .relay_messages import RelayLink
 
 log = logging.getLogger(__name__)
 
@@ -123,7 +123,7 @@ def _dead() -> socket.socket:
     return link
 
 
-class Role:
+class PipelineMembership:
     """A worker's part in its pipeline; one with the whole model from the beginning has none."""
 
     def __init__(
@@ -147,7 +147,7 @@ class Role:
         """Ends what comes from these stages through the store."""
         self.relayed: tuple[int, ...] = ()
         """Stages that are reached through the object store."""
-        self._process: Process | None = None
+        self._process: ForkedProcess | None = None
         self._early: list[tuple[int, socket.socket]] = []
         """Connected before the worker had its assignment."""
         self._growing: asyncio.Task[None] | None = None
@@ -177,7 +177,7 @@ class Role:
         """What goes with the worker's assignment."""
         return [self.sockets.listener.fileno()] if self.sockets is not None else []
 
-    def assigned(self, process: Process) -> None:
+    def assigned(self, process: ForkedProcess) -> None:
         """From now on it can be told."""
         self._process = process
         early, self._early = self._early, []
@@ -198,12 +198,12 @@ class Role:
                     self._link(sender, self._stage.index), self.sockets.to_listener, self._relay_failed()
                 )
 
-    def grow(self, segments: Segments, segment: Segment) -> None:
+    def grow(self, segments: SegmentStore, segment: Segment) -> None:
         """If its order says so. Called once it serves: until then the link is for what its pipeline waits for."""
         if self._order.grow and self._growing is None and not self.whole:
             self._growing = asyncio.create_task(self._grow(segments, segment), name=f"grow-{self._order.worker}")
 
-    async def _grow(self, segments: Segments, segment: Segment) -> None:
+    async def _grow(self, segments: SegmentStore, segment: Segment) -> None:
         try:
             await segments.grow(segment)
         except FleetError as error:
@@ -234,9 +234,9 @@ class Role:
     def _is_other(self, index: int) -> bool:
         return 0 <= index < self._stage.count and index != self._stage.index
 
-    def _link(self, sender: int, receiver: int) -> Link:
+    def _link(self, sender: int, receiver: int) -> RelayLink:
         order = self._order
-        return Link(pipeline=self._stage.pipeline, sender=sender, receiver=receiver, secret=order.secret)
+        return RelayLink(pipeline=self._stage.pipeline, sender=sender, receiver=receiver, secret=order.secret)
 
     def _detour(self, index: int, why: str) -> socket.socket | None:
         if self._relays is None or not self._is_other(index):

@@ -34,7 +34,7 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 _TEMPORARY = ".new-"
 
 
-class Bundles:
+class BundleCache:
     def __init__(self, *, folder: Path, source: Source) -> None:
         self._folder = folder
         self._source = source
@@ -81,7 +81,7 @@ class Bundles:
         return unpack(data, self._folder / bundle)
 
 
-def packed(folder: Path) -> int:
+def pack_tar(folder: Path) -> int:
     """A descriptor of a tar of the folder, in memory, for who cannot see the folder itself. Blocks. Errors: OSError."""
     descriptor = os.memfd_create("bundle", os.MFD_CLOEXEC)
     try:

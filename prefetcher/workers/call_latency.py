@@ -16,7 +16,7 @@ VERSIONS_KEPT = 64
 """Called last; the scheduler has long learnt what it heard of others."""
 
 
-class Speeds:
+class CallLatencies:
     """One owner, no threads."""
 
     def __init__(self) -> None:

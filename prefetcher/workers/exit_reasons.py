@@ -9,7 +9,7 @@ from fleetstart.runtime.contract.errors import FleetError, OutOfMemory, StartFai
 MIB = 1024 * 1024
 
 
-def size_words(size_bytes: int) -> str:
+def format_size(size_bytes: int) -> str:
     if size_bytes % (1024 * MIB) == 0:
         return f"{size_bytes // (1024 * MIB)} GiB"
     return f"{size_bytes // MIB} MiB" if size_bytes % MIB == 0 else f"{size_bytes:,} bytes"
@@ -17,12 +17,12 @@ def size_words(size_bytes: int) -> str:
 
 def out_of_memory(limit_bytes: int) -> OutOfMemory:
     return OutOfMemory(
-        f"out of memory: limit {size_words(limit_bytes)}",
+        f"out of memory: limit {format_size(limit_bytes)}",
         hint="give the function more memory, or let it hold less",
     )
 
 
-def status_words(status: int | None) -> str:
+def describe_status(status: int | None) -> str:
     """For people: "exit code 3", "killed by SIGSEGV"."""
     if status is None:
         return "its fork server died"
@@ -34,14 +34,14 @@ def status_words(status: int | None) -> str:
         return f"killed by signal {-status}"
 
 
-def why_it_ended(
+def exit_error(
     status: int | None, *, oom: bool, limit_bytes: int, was_ready: bool, stuck_status: int | None = None
 ) -> FleetError:
     """The error of an end that nobody ordered. `stuck_status` is the exit code by which a worker's own
     watchdog ends it."""
     if oom:
         return out_of_memory(limit_bytes)
-    words = status_words(status)
+    words = describe_status(status)
     if status is not None and status == stuck_status:
         words = f"a call did not end at its deadline ({words})"
     if was_ready:

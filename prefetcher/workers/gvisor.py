@@ -19,20 +19,20 @@ from fleetstart.runtime.contract.node.channel import ChannelClosed
 from fleetstart.runtime.contract.node.messages import Assign, Caller
 
 from ..concurrency.blocking import in_thread
-from ..drivers.forked_process import Process
+from ..drivers.forked_process import ForkedProcess
 from ..segments.store import Segment
-from .bundles import packed
-from .node_services import Host
-from .worker_process import Body
+from .bundles import pack_tar
+from .node_services import NodeServices
+from .worker_process import WorkerProcess
 
 SANDBOX_BYTES = 128 * MIB
 """Of its kernel and its file server, beside what the function asked for."""
 
 
-class Sandbox:
+class GVisorSandbox:
     """Of one worker."""
 
-    def __init__(self, host: Host, body: Body) -> None:
+    def __init__(self, host: NodeServices, body: WorkerProcess) -> None:
         self._host = host
         self._body = body
         self._bundle = -1
@@ -45,9 +45,9 @@ class Sandbox:
                 "this node keeps weights in reserved huge pages, which gVisor cannot map",
                 hint="free them there (sysctl vm.nr_hugepages=0) and restart the node, or leave out isolation",
             )
-        self._bundle = await in_thread(lambda: packed(bundle), f"bundle-{bundle.name[:8]}")
+        self._bundle = await in_thread(lambda: pack_tar(bundle), f"bundle-{bundle.name[:8]}")
 
-    def send(self, process: Process, assign: Assign, listener: socket.socket, memory: Iterable[int]) -> None:
+    def send(self, process: ForkedProcess, assign: Assign, listener: socket.socket, memory: Iterable[int]) -> None:
         """Errors: ChannelClosed, OSError."""
         os.lseek(self._bundle, 0, os.SEEK_SET)
         with contextlib.ExitStack() as opened:

@@ -116,7 +116,7 @@ class WorkerMeter:
         )
 
 
-class Rows:
+class LedgerBuffer:
     """Rows on their way to the ledger; writing one twice is harmless, so a failed batch is simply kept."""
 
     def __init__(self) -> None:

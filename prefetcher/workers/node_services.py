@@ -8,32 +8,32 @@ from dataclasses import dataclass
 from fleetstart.runtime.contract.ids import NodeId
 from fleetstart.runtime.contract.node.orders import WorkerStatus
 
-from ..drivers.prefork_pool import Spares
-from ..drivers.worker_logs import Logs
-from ..network.egress_proxy import Egress
-from ..network.ingress_proxy import Doorways
-from ..segments.store import Segments
+from ..drivers.prefork_pool import PreforkPool
+from ..drivers.worker_logs import LogBuffer
+from ..network.egress_proxy import NodeEgress
+from ..network.ingress_proxy import NodeIngress
+from ..segments.store import SegmentStore
 from ..stage_links.relay import Relays
-from .bundles import Bundles
-from .call_latency import Speeds
-from .meter import Rows
-from .secrets import Opener
+from .bundles import BundleCache
+from .call_latency import CallLatencies
+from .meter import LedgerBuffer
+from .secrets import SecretDecryptor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Host:
+class NodeServices:
     node: NodeId
     address: str
     cpus: int
-    bundles: Bundles
-    segments: Segments
-    spares: Spares
-    logs: Logs
-    rows: Rows
-    speeds: Speeds
-    opener: Opener
-    egress: Egress
-    doorways: Doorways
+    bundles: BundleCache
+    segments: SegmentStore
+    spares: PreforkPool
+    logs: LogBuffer
+    rows: LedgerBuffer
+    speeds: CallLatencies
+    opener: SecretDecryptor
+    egress: NodeEgress
+    doorways: NodeIngress
     relays: Relays | None
     """None where the store is none that nodes share over a network."""
     publish: Callable[[WorkerStatus], None]

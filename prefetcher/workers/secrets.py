@@ -21,7 +21,7 @@ from fleetstart.runtime.contract.node.orders import WorkerOrder
 from fleetstart.runtime.contract.node.sealed_secrets import INFO, NONCE_BYTES, Sealed, bound_to
 
 
-class Opener:
+class SecretDecryptor:
     def __init__(self) -> None:
         self._private = X25519PrivateKey.generate()
         self._public = self._private.public_key().public_bytes_raw()

@@ -32,12 +32,12 @@ from fleetstart.runtime.contract.node.orders import WorkerOrder, WorkerState, Wo
 from fleetstart.runtime.contract.process.redaction import Redactor
 from fleetstart.runtime.contract.timeline import Timeline
 
-from ..drivers.forked_process import ChannelGone, Exit
-from ..stage_links.stage_links import Role
-from .node_services import Host
-from .worker_process import Body
-from .worker_record import Record
-from .worker_resources import Equipment
+from ..drivers.forked_process import ChannelEnded, ProcessExited
+from ..stage_links.stage_links import PipelineMembership
+from .node_services import NodeServices
+from .worker_process import WorkerProcess
+from .worker_record import WorkerRecord
+from .worker_resources import WorkerResources
 
 log = logging.getLogger(__name__)
 
@@ -46,23 +46,23 @@ DRAIN_MARGIN_S = 2.0
 
 
 class Worker:
-    def __init__(self, order: WorkerOrder, host: Host) -> None:
+    def __init__(self, order: WorkerOrder, host: NodeServices) -> None:
         """Errors: OSError if no port can be opened for its stage."""
         self.order = order
         self.state: WorkerState = "starting"
         self.task: asyncio.Task[None] | None = None
-        self.record = Record(order, host)
-        self.body = Body(order.worker, host.spares, self.record.printed)
+        self.record = WorkerRecord(order, host)
+        self.body = WorkerProcess(order.worker, host.spares, self.record.printed)
         self._host = host
         self._spec = order.spec
-        self._role = Role(
+        self._role = PipelineMembership(
             order,
             host.address,
             host.relays,
             note=lambda text: self.record.say("system", text),
             changed=lambda: self._publish(self.state),
         )
-        self.equipment = Equipment(order, host, self._role, self.body)
+        self.equipment = WorkerResources(order, host, self._role, self.body)
         self._drain_until_s: float | None = None
         self._begun = False
         self._ending = False
@@ -155,10 +155,10 @@ class Worker:
                 case StartError(error=info, timeline=timeline):
                     self._started(timeline)
                     raise self._root_cause(info)
-                case ChannelGone():
+                case ChannelEnded():
                     status = await self.body.exit_status()
                     raise self._why(status)
-                case Exit(status=status):
+                case ProcessExited(status=status):
                     raise self._why(status)
                 case _:
                     pass
@@ -221,10 +221,10 @@ class Worker:
                     self.equipment.first(first, last)
                 case Whole():
                     self._became_whole()
-                case ChannelGone():
+                case ChannelEnded():
                     self._require_draining(await self.body.exit_status())
                     return
-                case Exit(status=status):
+                case ProcessExited(status=status):
                     self._require_draining(status)
                     return
                 case _:

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from fleetstart.runtime.contract.errors import FleetError
 from fleetstart.runtime.contract.node import exit_codes as exits
 
-from ..drivers.forked_process import Exit, Process, ProcessEvent
-from ..drivers.prefork_pool import Spares
-from .exit_reasons import status_words, why_it_ended
+from ..drivers.forked_process import ForkedProcess, ProcessEvent, ProcessExited
+from ..drivers.prefork_pool import PreforkPool
+from .exit_reasons import describe_status, exit_error
 
 log = logging.getLogger(__name__)
 
@@ -21,11 +21,11 @@ KILLED_S = 5.0
 """Between SIGKILL and the exit: a process in the kernel's hands may take its time."""
 
 
-class Body:
+class WorkerProcess:
     """Without a process until `adopt`. A spare that turned out dead is buried, and another adopted."""
 
-    def __init__(self, name: str, spares: Spares, print_line: Callable[[str], None]) -> None:
-        self.process: Process | None = None
+    def __init__(self, name: str, spares: PreforkPool, print_line: Callable[[str], None]) -> None:
+        self.process: ForkedProcess | None = None
         self.killed_for_memory = False
         """Set by whoever watches its memory and ended it."""
         self.events: asyncio.Queue[ProcessEvent] = asyncio.Queue()
@@ -33,7 +33,7 @@ class Body:
         self._spares = spares
         self._print_line = print_line
 
-    def adopt(self, process: Process) -> None:
+    def adopt(self, process: ForkedProcess) -> None:
         """From now on `events` are this process's; what one before it said no longer counts."""
         self.process = process
         self.events = asyncio.Queue()
@@ -66,7 +66,7 @@ class Body:
                 self.process.kill()
         while not self.events.empty():
             event = self.events.get_nowait()
-            if isinstance(event, Exit):
+            if isinstance(event, ProcessExited):
                 return event.status
         return None
 
@@ -78,5 +78,5 @@ class Body:
     def why(self, status: int | None, *, limit_bytes: int, was_ready: bool) -> FleetError:
         """The error for a process that ended with the status without being asked to."""
         oom = self.ran_out_of_memory
-        log.info("worker ended", extra={"worker": self._name, "status": status_words(status), "oom": oom})
-        return why_it_ended(status, oom=oom, limit_bytes=limit_bytes, was_ready=was_ready, stuck_status=exits.OVERRUN)
+        log.info("worker ended", extra={"worker": self._name, "status": describe_status(status), "oom": oom})
+        return exit_error(status, oom=oom, limit_bytes=limit_bytes, was_ready=was_ready, stuck_status=exits.OVERRUN)

@@ -16,17 +16,17 @@ from fleetstart.runtime.contract.node.orders import WorkerOrder
 from fleetstart.runtime.contract.process.redaction import Redactor
 from fleetstart.runtime.contract.timeline import Timeline, machine_origin_ns
 
-from ..drivers.worker_logs import Stream, read_line
+from ..drivers.worker_logs import Stream, parse_tagged_line
 from .meter import WorkerMeter
-from .node_services import Host
+from .node_services import NodeServices
 
 log = logging.getLogger(__name__)
 
 
-class Record:
+class WorkerRecord:
     """Of one worker, from the moment at which its order was seen."""
 
-    def __init__(self, order: WorkerOrder, host: Host) -> None:
+    def __init__(self, order: WorkerOrder, host: NodeServices) -> None:
         self.seen_ns = time.monotonic_ns()
         self.timeline = Timeline()
         self.redactor = Redactor()
@@ -56,7 +56,7 @@ class Record:
 
     def printed(self, line: str) -> None:
         """By the worker's process."""
-        stream, invocation, text = read_line(line)
+        stream, invocation, text = parse_tagged_line(line)
         self.say(stream, text, invocation)
 
     def redacted(self, info: ErrorInfo) -> ErrorInfo:

@@ -19,23 +19,23 @@ from fleetstart.runtime.contract.node.channel import ChannelClosed
 from fleetstart.runtime.contract.node.messages import Assign
 from fleetstart.runtime.contract.node.orders import WorkerOrder
 
-from ..drivers.forked_process import Process
+from ..drivers.forked_process import ForkedProcess
 from ..segments.store import Segment
-from ..stage_links.stage_links import Role
+from ..stage_links.stage_links import PipelineMembership
 from .exit_reasons import out_of_memory
-from .gvisor import SANDBOX_BYTES, Sandbox
-from .node_services import Host
-from .worker_process import Body
+from .gvisor import SANDBOX_BYTES, GVisorSandbox
+from .node_services import NodeServices
+from .worker_process import WorkerProcess
 
 log = logging.getLogger(__name__)
 
 LISTEN_BACKLOG = 256
 
 
-class Equipment:
+class WorkerResources:
     """Of one worker. `token` is what its callers must show at its `endpoint`."""
 
-    def __init__(self, order: WorkerOrder, host: Host, role: Role, body: Body) -> None:
+    def __init__(self, order: WorkerOrder, host: NodeServices, role: PipelineMembership, body: WorkerProcess) -> None:
         self._order = order
         self._spec = order.spec
         self._host = host
@@ -55,7 +55,7 @@ class Equipment:
         self.secrets: dict[str, str] = {}
         """Environment variables that nobody else may see; set before it is assigned."""
         self.assigned_ns = 0
-        self._sandbox = Sandbox(host, body) if order.spec.isolation == "gvisor" else None
+        self._sandbox = GVisorSandbox(host, body) if order.spec.isolation == "gvisor" else None
 
     async def prepare(self) -> str:
         """Bundle, segments and process; returns the bundle's folder. Errors: whatever kept one of them away."""
@@ -86,12 +86,12 @@ class Equipment:
             await self._settle(fork, weights)
         return str(bundle)
 
-    async def _settle(self, fork: asyncio.Future[Process] | None, weights: asyncio.Future[list[Segment]]) -> None:
+    async def _settle(self, fork: asyncio.Future[ForkedProcess] | None, weights: asyncio.Future[list[Segment]]) -> None:
         """What was begun and then not needed: given back, whatever it came to."""
         if fork is not None and self._body.process is None:
             fork.cancel()
             outcome = (await asyncio.gather(fork, return_exceptions=True))[0]
-            if isinstance(outcome, Process):
+            if isinstance(outcome, ForkedProcess):
                 self._body.adopt(outcome)
         if not self.segments:
             weights.cancel()

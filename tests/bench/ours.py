@@ -31,7 +31,7 @@ from fleetstart.controller.cli.weights.publish import publish as publish_checkpo
 from fleetstart.prefetcher.config import default_fetch_threads
 from fleetstart.prefetcher.segments import opener as opening
 from fleetstart.prefetcher.segments.slab_memory import slab_size
-from fleetstart.prefetcher.segments.store import Segment, Segments
+from fleetstart.prefetcher.segments.store import Segment, SegmentStore
 from fleetstart.prefetcher.sources.factory import open_source
 from fleetstart.runtime.contract.ids import CheckpointId, WorkerId
 from fleetstart.runtime.contract.weights.manifest import Manifest, checkpoint_key, chunk_ranges
@@ -143,9 +143,9 @@ class _Serving:
         self._keep_slabs = needed // slab if warm else 0
         source = open_source(store)
 
-        async def make() -> Segments:
+        async def make() -> SegmentStore:
             # Workers are promised the rest: no memory is made beside that of the one checkpoint.
-            return Segments(
+            return SegmentStore(
                 source=source,
                 memory_bytes=budget,
                 workers_bytes=lambda: budget - needed,

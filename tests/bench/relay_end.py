@@ -12,11 +12,11 @@ import sys
 import time
 
 from fleetstart.prefetcher.stage_links.relay import Relays
-from fleetstart.prefetcher.stage_links.relay_messages import Link
+from fleetstart.prefetcher.stage_links.relay_messages import RelayLink
 from fleetstart.runtime.contract.ids import PipelineId
 from tests.testbed.bed import BUCKET
 
-LINK = Link(pipeline=PipelineId("p-bench"), sender=0, receiver=1, secret="word")
+LINK = RelayLink(pipeline=PipelineId("p-bench"), sender=0, receiver=1, secret="word")
 STAMP = struct.Struct("<q")
 PORT = 7700
 

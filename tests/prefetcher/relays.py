@@ -11,18 +11,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from fleetstart.prefetcher.stage_links.relay import Relays
-from fleetstart.prefetcher.stage_links.relay_messages import RELAY, Link
+from fleetstart.prefetcher.stage_links.relay_messages import RELAY, RelayLink
 from fleetstart.runtime.contract.ids import PipelineId
 from tests.prefetcher.nodes import S3Server, Store
 from tests.servers import wait_until
 
-LINK = Link(pipeline=PipelineId("p-1"), sender=0, receiver=1, secret="word")
+LINK = RelayLink(pipeline=PipelineId("p-1"), sender=0, receiver=1, secret="word")
 
 
 class Ends:
     """`sender` and `receiver` are what the two workers have. The receiver's is there once the first bytes are."""
 
-    def __init__(self, relays: Relays, link: Link = LINK) -> None:
+    def __init__(self, relays: Relays, link: RelayLink = LINK) -> None:
         self.link = link
         self.relays = relays
         self.sender, self._ours = socket.socketpair()
@@ -65,7 +65,7 @@ class Ends:
 
 
 @contextlib.contextmanager
-def joined(relays: Relays, link: Link = LINK) -> Iterator[Ends]:
+def joined(relays: Relays, link: RelayLink = LINK) -> Iterator[Ends]:
     """A link at work."""
     ends = Ends(relays, link)
     ends.send()

@@ -14,22 +14,22 @@ import pytest
 
 from fleetstart import native
 from fleetstart.prefetcher.segments.slab_memory import slab_size
-from fleetstart.prefetcher.segments.store import Segment, Segments
-from fleetstart.prefetcher.sources.base import Abandoned, FileSource, Range, Source
+from fleetstart.prefetcher.segments.store import Segment, SegmentStore
+from fleetstart.prefetcher.sources.base import FileSource, ObjectRange, ReadCancelled, Source
 from fleetstart.runtime.contract.errors import FleetError
 from fleetstart.runtime.contract.ids import CheckpointId, WorkerId
 from tests.prefetcher.nodes import Store
 
 ONE, TWO = WorkerId("w-1"), WorkerId("w-2")
 SLAB_BYTES = slab_size(1 << 30)
-Scenario = Callable[[Segments], Coroutine[Any, Any, None]]
+Scenario = Callable[[SegmentStore], Coroutine[Any, Any, None]]
 
 
 def run(
     source: Source, scenario: Scenario, *, memory_bytes: int = 1 << 30, workers_bytes: int = 0, keep_idle: bool = True
 ) -> None:
     async def main() -> None:
-        segments = Segments(
+        segments = SegmentStore(
             source=source,
             memory_bytes=memory_bytes,
             workers_bytes=lambda: workers_bytes,
@@ -55,7 +55,7 @@ def reading(segment: Segment, size_bytes: int) -> bytes:
     return bytes(native.Region.attach([os.dup(fd) for fd in segment.descriptors()[1:]], size_bytes).view(0, size_bytes))
 
 
-async def failure_of(segments: Segments, checkpoint: CheckpointId) -> FleetError:
+async def failure_of(segments: SegmentStore, checkpoint: CheckpointId) -> FleetError:
     segment = await segments.acquire(checkpoint, ONE)
     await segment.filled.wait()
     assert segment.error is not None
@@ -95,9 +95,9 @@ class CountingSource(FileSource):
         self.objects[key] += 1
         return super().read_object(key, limit_bytes)
 
-    def read(self, asked: Range, stopped: Callable[[], bool]) -> Iterator[int]:
+    def read(self, asked: ObjectRange, stopped: Callable[[], bool]) -> Iterator[int]:
         while not self.gate.wait(0.01):
             if stopped():
-                raise Abandoned(asked.key)
+                raise ReadCancelled(asked.key)
         self.reads[asked.key, asked.offset] += 1
         yield from super().read(asked, stopped)

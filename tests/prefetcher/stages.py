@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from fleetstart import native
-from fleetstart.prefetcher.segments.disk_cache import DiskTier
+from fleetstart.prefetcher.segments.disk_cache import DiskCache
 from fleetstart.prefetcher.segments.slab_memory import slab_size
-from fleetstart.prefetcher.segments.store import Segment, Segments
-from fleetstart.prefetcher.sources.base import Abandoned, FileSource, Range, Source, SourceError
+from fleetstart.prefetcher.segments.store import Segment, SegmentStore
+from fleetstart.prefetcher.sources.base import FileSource, ObjectRange, ReadCancelled, Source, SourceError
 from fleetstart.runtime.contract.ids import CheckpointId, WorkerId
 from fleetstart.runtime.contract.node.reports import SegmentReport
 from fleetstart.runtime.contract.weights.manifest import Manifest, Part, TensorEntry, checkpoint_id, manifest_bytes
@@ -25,7 +25,7 @@ ONE, TWO, THREE = WorkerId("w-1"), WorkerId("w-2"), WorkerId("w-3")
 SLAB_BYTES = slab_size(1 << 30)
 LAYERS = 8
 LAYER_CHUNKS = 3
-Scenario = Callable[[Segments], Coroutine[Any, Any, None]]
+Scenario = Callable[[SegmentStore], Coroutine[Any, Any, None]]
 
 
 class Model:
@@ -77,14 +77,14 @@ class Gated(FileSource):
         self.waiting = 0
         self.lock = threading.Lock()
 
-    def read(self, asked: Range, stopped: Callable[[], bool]) -> Iterator[int]:
+    def read(self, asked: ObjectRange, stopped: Callable[[], bool]) -> Iterator[int]:
         chunk = (asked.offset - 4096) // CHUNK_BYTES
         with self.lock:
             self.waiting += 1
         try:
             while not self.gate.wait(0.01):
                 if stopped():
-                    raise Abandoned(asked.key)
+                    raise ReadCancelled(asked.key)
         finally:
             with self.lock:
                 self.waiting -= 1
@@ -97,9 +97,9 @@ class Gated(FileSource):
             yield checksum
 
 
-def run(source: Source, scenario: Scenario, *, memory_bytes: int = 1 << 30, disk: DiskTier | None = None) -> None:
+def run(source: Source, scenario: Scenario, *, memory_bytes: int = 1 << 30, disk: DiskCache | None = None) -> None:
     async def main() -> None:
-        segments = Segments(source=source, memory_bytes=memory_bytes, workers_bytes=lambda: 0, threads=4, disk=disk)
+        segments = SegmentStore(source=source, memory_bytes=memory_bytes, workers_bytes=lambda: 0, threads=4, disk=disk)
         try:
             async with asyncio.timeout(60):
                 await scenario(segments)
@@ -137,14 +137,16 @@ def right(segment: Segment, model: Model, chunks: set[int]) -> bool:
     )
 
 
-async def filled(segments: Segments, model: Model, worker: WorkerId, stage: tuple[int, int] | None = None) -> Segment:
+async def filled(
+    segments: SegmentStore, model: Model, worker: WorkerId, stage: tuple[int, int] | None = None
+) -> Segment:
     """The worker's segment, once what it asked for has come or failed."""
     segment = await segments.acquire(model.checkpoint, worker, stage)
     await segment.filled.wait()
     return segment
 
 
-async def growing(segments: Segments, segment: Segment, gated: Gated) -> asyncio.Task[None]:
+async def growing(segments: SegmentStore, segment: Segment, gated: Gated) -> asyncio.Task[None]:
     """A growth that waits at the gate with its first read."""
     gated.gate.clear()
     growth = asyncio.create_task(segments.grow(segment))

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from fleetstart.controller.auth.secret_encryption import Vault, VaultClosed, key_id
 from fleetstart.controller.auth.secret_sealing import seal
 from fleetstart.controller.state.access_records import SecretRecord
-from fleetstart.prefetcher.workers.secrets import Opener
+from fleetstart.prefetcher.workers.secrets import SecretDecryptor
 from fleetstart.runtime.contract.errors import StartFailed
 from fleetstart.runtime.contract.function.spec import FunctionSpec
 from fleetstart.runtime.contract.ids import BundleId, FunctionName, NodeId, Version, WorkerId
@@ -97,7 +97,9 @@ def test_key_ids_tell_nothing_of_the_key() -> None:
     assert key_id(key) not in key.hex()
 
 
-def order(opener: Opener, values: dict[str, str], *, wanted: list[str] | None = None, epoch: str = "e1") -> WorkerOrder:
+def order(
+    opener: SecretDecryptor, values: dict[str, str], *, wanted: list[str] | None = None, epoch: str = "e1"
+) -> WorkerOrder:
     worker, node = WorkerId("w1"), NodeId("n1")
     spec = FunctionSpec(
         name=FunctionName("chat"), bundle=BundleId("b"), entry="handler:run",
@@ -112,13 +114,13 @@ def order(opener: Opener, values: dict[str, str], *, wanted: list[str] | None = 
 @settings(max_examples=30)
 @given(st.dictionaries(st.from_regex(r"[A-Z_]{1,10}", fullmatch=True), st.text(max_size=200), max_size=4))
 def test_what_is_sealed_for_a_node_opens_there(values: dict[str, str]) -> None:
-    opener = Opener()
+    opener = SecretDecryptor()
     sent = order(opener, values)
     assert opener.open(msgspec.json.decode(msgspec.json.encode(sent), type=WorkerOrder)) == values
 
 
 def test_what_is_for_another_worker_node_or_epoch_does_not_open() -> None:
-    opener = Opener()
+    opener = SecretDecryptor()
     good = order(opener, {"TOKEN": VALUE})
     assert VALUE.encode() not in msgspec.json.encode(good)
     assert opener.open(good) == {"TOKEN": VALUE}
@@ -140,7 +142,7 @@ def test_what_is_for_another_worker_node_or_epoch_does_not_open() -> None:
             opener.open(one)
         assert VALUE not in str(caught.value)
     with pytest.raises(StartFailed):
-        Opener().open(good)
+        SecretDecryptor().open(good)
 
 
 @pytest.mark.parametrize("key", ["", "?", "AAAA", b64encode(bytes(32)).decode()])

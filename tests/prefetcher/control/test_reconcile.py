@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 from fleetstart.prefetcher.control.reconcile import (
     Action,
-    Drain,
-    Forget,
-    Kill,
-    Own,
-    Refuse,
-    Start,
+    DrainWorker,
+    ForgetWorker,
+    KillWorker,
+    KnownWorker,
+    RejectOrder,
+    StartWorker,
     act_on_order,
     reconcile,
 )
@@ -39,27 +39,27 @@ OLD = msgspec.structs.replace(ORDER, epoch="before")
 @pytest.mark.parametrize(
     ("order", "state", "expected"),
     [
-        (ORDER, None, Start),
-        (OLD, None, Refuse),
-        (DRAIN, None, Refuse),
+        (ORDER, None, StartWorker),
+        (OLD, None, RejectOrder),
+        (DRAIN, None, RejectOrder),
         (ORDER, "starting", None),
         (ORDER, "ready", None),
         (ORDER, "failed", None),
-        (DRAIN, "starting", Drain),
-        (DRAIN, "ready", Drain),
+        (DRAIN, "starting", DrainWorker),
+        (DRAIN, "ready", DrainWorker),
         (DRAIN, "draining", None),
         (DRAIN, "gone", None),
-        (None, "starting", Kill),
-        (None, "ready", Kill),
-        (None, "draining", Kill),
-        (None, "gone", Forget),
-        (None, "failed", Forget),
+        (None, "starting", KillWorker),
+        (None, "ready", KillWorker),
+        (None, "draining", KillWorker),
+        (None, "gone", ForgetWorker),
+        (None, "failed", ForgetWorker),
     ],
 )
 def test_each_pair_of_order_and_state_has_one_answer(
     order: WorkerOrder | None, state: WorkerState | None, expected: type[Action] | None
 ) -> None:
-    own = {W: Own(state=state, seen_ns=1)} if state else {}
+    own = {W: KnownWorker(state=state, seen_ns=1)} if state else {}
 
     actions = reconcile({W: order} if order else {}, own, "now", read_began_ns=2)
 
@@ -67,16 +67,16 @@ def test_each_pair_of_order_and_state_has_one_answer(
 
 
 def test_a_read_that_began_before_the_order_came_does_not_end_its_worker() -> None:
-    own = {W: Own(state="starting", seen_ns=20)}
+    own = {W: KnownWorker(state="starting", seen_ns=20)}
 
     assert reconcile({}, own, "now", read_began_ns=10) == []
-    assert reconcile({}, own, "now", read_began_ns=30) == [Kill(W)]
+    assert reconcile({}, own, "now", read_began_ns=30) == [KillWorker(W)]
 
 
 def test_a_refusal_names_the_reason() -> None:
     action = act_on_order(OLD, {}, "now")
 
-    assert isinstance(action, Refuse)
+    assert isinstance(action, RejectOrder)
     assert "earlier start" in action.reason
 
 
@@ -91,20 +91,20 @@ def test_doing_what_reconcile_says_leaves_nothing_to_do(
     orders: dict[WorkerId, WorkerOrder], own: dict[WorkerId, WorkerState]
 ) -> None:
     named = {worker: msgspec.structs.replace(order, worker=worker) for worker, order in orders.items()}
-    states = {worker: Own(state=state, seen_ns=0) for worker, state in own.items()}
+    states = {worker: KnownWorker(state=state, seen_ns=0) for worker, state in own.items()}
 
     for action in reconcile(named, states, "now", read_began_ns=1):
         match action:
-            case Start(order):
-                states[order.worker] = Own(state="starting", seen_ns=0)
+            case StartWorker(order):
+                states[order.worker] = KnownWorker(state="starting", seen_ns=0)
                 assert order.epoch == "now"
-            case Refuse(order):
-                states[order.worker] = Own(state="gone", seen_ns=0)
-            case Drain(worker):
-                states[worker] = Own(state="draining", seen_ns=0)
-            case Kill(worker):
-                states[worker] = Own(state="gone", seen_ns=0)
-            case Forget(worker):
+            case RejectOrder(order):
+                states[order.worker] = KnownWorker(state="gone", seen_ns=0)
+            case DrainWorker(worker):
+                states[worker] = KnownWorker(state="draining", seen_ns=0)
+            case KillWorker(worker):
+                states[worker] = KnownWorker(state="gone", seen_ns=0)
+            case ForgetWorker(worker):
                 assert states.pop(worker).state in FINAL
 
-    assert all(isinstance(left, Forget) for left in reconcile(named, states, "now", read_began_ns=1))
+    assert all(isinstance(left, ForgetWorker) for left in reconcile(named, states, "now", read_began_ns=1))

@@ -12,12 +12,12 @@ import pytest
 
 from fleetstart.prefetcher.drivers.cgroups import (
     PREFIX,
-    GroupsV1,
-    GroupsV2,
+    CgroupsV1,
+    CgroupsV2,
     Hierarchy,
     epoch_is_alive,
     new_epoch,
-    open_groups,
+    open_cgroups,
     read_hierarchies,
 )
 from fleetstart.prefetcher.workers.memory_watchdog import private_bytes
@@ -104,8 +104,8 @@ def fake_v2(root: Path, controllers: str = "cpu memory pids") -> Hierarchy:
 def test_v2_makes_a_group_per_worker_with_limits(tmp_path: Path) -> None:
     hierarchy = fake_v2(tmp_path)
 
-    groups = open_groups("1.2.x", [hierarchy])
-    assert isinstance(groups, GroupsV2)
+    groups = open_cgroups("1.2.x", [hierarchy])
+    assert isinstance(groups, CgroupsV2)
     group = groups.create("w-1")
     group.limit(256 * MIB)
 
@@ -118,7 +118,7 @@ def test_v2_makes_a_group_per_worker_with_limits(tmp_path: Path) -> None:
 
 
 def test_v2_reads_kills_and_use(tmp_path: Path) -> None:
-    groups = open_groups("1.2.x", [fake_v2(tmp_path)])
+    groups = open_cgroups("1.2.x", [fake_v2(tmp_path)])
     assert groups is not None
     group = groups.create("w-1")
     folder = tmp_path / "own" / f"{PREFIX}1.2.x" / "w-1"
@@ -130,7 +130,7 @@ def test_v2_reads_kills_and_use(tmp_path: Path) -> None:
 
 
 def test_v2_without_the_memory_controller_is_not_used(tmp_path: Path) -> None:
-    assert open_groups("1.2.x", [fake_v2(tmp_path, controllers="hugetlb")]) is None
+    assert open_cgroups("1.2.x", [fake_v2(tmp_path, controllers="hugetlb")]) is None
 
 
 def test_groups_of_dead_daemons_are_removed_and_those_of_living_ones_stay(tmp_path: Path) -> None:
@@ -139,7 +139,7 @@ def test_groups_of_dead_daemons_are_removed_and_those_of_living_ones_stay(tmp_pa
     (dead / "w-1").mkdir(parents=True)
     (living / "w-2").mkdir(parents=True)
 
-    open_groups("1.2.x", [hierarchy])
+    open_cgroups("1.2.x", [hierarchy])
 
     assert not dead.exists()
     assert (living / "w-2").exists()
@@ -149,10 +149,10 @@ def test_groups_of_dead_daemons_are_removed_and_those_of_living_ones_stay(tmp_pa
 
 
 @pytest.fixture
-def v1() -> Iterator[GroupsV1]:
+def v1() -> Iterator[CgroupsV1]:
     hierarchies = read_hierarchies(Path("/proc/self/mountinfo").read_text(), Path("/proc/self/cgroup").read_text())
-    groups = open_groups(new_epoch("test"), hierarchies)
-    if not isinstance(groups, GroupsV1):
+    groups = open_cgroups(new_epoch("test"), hierarchies)
+    if not isinstance(groups, CgroupsV1):
         pytest.skip("this machine lets us write no cgroup v1")
     try:
         yield groups
@@ -170,7 +170,7 @@ input()
 """
 
 
-def test_v1_ends_what_takes_more_than_its_limit_and_says_so(v1: GroupsV1) -> None:
+def test_v1_ends_what_takes_more_than_its_limit_and_says_so(v1: CgroupsV1) -> None:
     group = v1.create("w-1")
     hog = spawn([sys.executable, "-c", HOG, *group.procs], stdin=subprocess.PIPE)
     assert hog.stdin is not None
@@ -188,7 +188,7 @@ def test_v1_ends_what_takes_more_than_its_limit_and_says_so(v1: GroupsV1) -> Non
     assert not any(Path(path).exists() for path in group.procs)
 
 
-def test_v1_removes_everything_at_the_end(v1: GroupsV1) -> None:
+def test_v1_removes_everything_at_the_end(v1: CgroupsV1) -> None:
     folders = [Path(path).parent for name in ("w-1", "w-2") for path in v1.create(name).procs]
 
     v1.close()
@@ -196,7 +196,7 @@ def test_v1_removes_everything_at_the_end(v1: GroupsV1) -> None:
     assert not any(folder.exists() or folder.parent.exists() for folder in folders)
 
 
-def test_a_limit_below_what_is_used_is_refused(v1: GroupsV1) -> None:
+def test_a_limit_below_what_is_used_is_refused(v1: CgroupsV1) -> None:
     group = v1.create("w-1")
     hog = spawn([sys.executable, "-c", HOG, *group.procs], stdin=subprocess.PIPE)
     assert hog.stdin is not None

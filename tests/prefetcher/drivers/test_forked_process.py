@@ -10,7 +10,13 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from fleetstart.prefetcher.drivers.forked_process import READS_AT_ONCE, ChannelGone, Exit, Process, ProcessEvent
+from fleetstart.prefetcher.drivers.forked_process import (
+    READS_AT_ONCE,
+    ChannelEnded,
+    ForkedProcess,
+    ProcessEvent,
+    ProcessExited,
+)
 from fleetstart.runtime.contract.ids import WorkerId
 from fleetstart.runtime.contract.node.channel import Channel, pair
 from fleetstart.runtime.contract.node.messages import Drained, Usage, WorkerMessage
@@ -18,14 +24,14 @@ from fleetstart.runtime.contract.node.messages import Drained, Usage, WorkerMess
 DEADLINE_S = 10
 FLOOD = [Usage(calls=number, running=0, busy_ns=0) for number in range(5 * READS_AT_ONCE)]
 
-Scene = Callable[[Process, socket.socket, list[ProcessEvent]], Awaitable[None]]
+Scene = Callable[[ForkedProcess, socket.socket, list[ProcessEvent]], Awaitable[None]]
 
 
 def play(scene: Scene) -> None:
     async def played() -> None:
         control, its = pair()
         log_read, log_write = os.pipe()
-        process = Process(fork_id=WorkerId("w-1"), pool="python", control=control, log_fd=log_read, group=None)
+        process = ForkedProcess(fork_id=WorkerId("w-1"), pool="python", control=control, log_fd=log_read, group=None)
         events: list[ProcessEvent] = []
         process.listen(events.append)
         try:
@@ -46,7 +52,7 @@ def flood(its: socket.socket) -> None:
 
 
 def test_a_flood_of_messages_gives_the_loop_its_turns_and_all_are_heard() -> None:
-    async def scene(process: Process, its: socket.socket, events: list[ProcessEvent]) -> None:
+    async def scene(process: ForkedProcess, its: socket.socket, events: list[ProcessEvent]) -> None:
         flood(its)
         heard = [0]
         while heard[-1] < len(FLOOD):
@@ -59,12 +65,12 @@ def test_a_flood_of_messages_gives_the_loop_its_turns_and_all_are_heard() -> Non
 
 
 def test_the_last_words_of_one_that_has_ended_come_before_its_end() -> None:
-    async def scene(process: Process, its: socket.socket, events: list[ProcessEvent]) -> None:
+    async def scene(process: ForkedProcess, its: socket.socket, events: list[ProcessEvent]) -> None:
         flood(its)
         Channel[WorkerMessage](its, WorkerMessage).send(Drained())
         process.ended(0)
         assert events[:-1] == [*FLOOD, Drained()]
-        assert isinstance(events[-1], Exit)
+        assert isinstance(events[-1], ProcessExited)
 
     play(scene)
 
@@ -75,23 +81,23 @@ def test_the_last_words_of_one_that_has_ended_come_before_its_end() -> None:
     ids=["ahead of nothing", "many ahead", "many", "half a message", "a node's own"],
 )
 def test_one_that_breaks_the_rules_is_heard_no_more_and_leaves_no_descriptor(packet: bytes, descriptors: int) -> None:
-    async def scene(process: Process, its: socket.socket, events: list[ProcessEvent]) -> None:
+    async def scene(process: ForkedProcess, its: socket.socket, events: list[ProcessEvent]) -> None:
         before = len(os.listdir("/proc/self/fd"))
         socket.send_fds(its, [packet], [its.fileno()] * descriptors)
         while not events:
             await asyncio.sleep(0)
-        assert [type(event) for event in events] == [ChannelGone]
+        assert [type(event) for event in events] == [ChannelEnded]
         assert len(os.listdir("/proc/self/fd")) == before - 1, "the channel itself is closed"
 
     play(scene)
 
 
 def test_what_is_left_of_half_a_message_is_closed_with_it() -> None:
-    async def scene(process: Process, its: socket.socket, events: list[ProcessEvent]) -> None:
+    async def scene(process: ForkedProcess, its: socket.socket, events: list[ProcessEvent]) -> None:
         before = len(os.listdir("/proc/self/fd"))
         socket.send_fds(its, [b"+"], [its.fileno()])
         process.ended(-9)
-        assert [type(event) for event in events] == [Exit]
+        assert [type(event) for event in events] == [ProcessExited]
         process.close()
         assert len(os.listdir("/proc/self/fd")) < before
 

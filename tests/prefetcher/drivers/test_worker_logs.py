@@ -9,7 +9,7 @@ import os
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetstart.prefetcher.drivers.worker_logs import EARLY_LINES, LineLimiter, LineSplitter, LogPipe, Logs
+from fleetstart.prefetcher.drivers.worker_logs import EARLY_LINES, LineLimiter, LineSplitter, LogBuffer, LogPipe
 from fleetstart.runtime.contract.ids import FunctionName, Version, WorkerId
 
 
@@ -43,7 +43,7 @@ def test_a_flood_is_cut_and_counted() -> None:
 
 
 def test_what_could_not_be_written_comes_first_again() -> None:
-    logs = Logs()
+    logs = LogBuffer()
     for number in range(5):
         logs.write(FunctionName("f"), WorkerId("w"), Version(1), "stdout", str(number))
 

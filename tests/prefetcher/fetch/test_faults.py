@@ -14,7 +14,7 @@ import pytest
 
 from fleetstart import native
 from fleetstart.prefetcher.fetch import fetcher as fetch
-from fleetstart.prefetcher.segments.store import Segment, Segments
+from fleetstart.prefetcher.segments.store import Segment, SegmentStore
 from fleetstart.prefetcher.sources import s3
 from fleetstart.prefetcher.sources.s3 import S3Source
 from fleetstart.runtime.contract.errors import CheckpointInvalid, ChecksumMismatch, FleetError, StoreFailed, Unavailable
@@ -78,7 +78,7 @@ def fill(checkpoint: CheckpointId, size_bytes: int) -> tuple[list[str], FleetErr
             return str(failed.args[1])
         return ""
 
-    async def scenario(segments: Segments) -> None:
+    async def scenario(segments: SegmentStore) -> None:
         segment = await segments.acquire(checkpoint, WorkerId("w-1"))
         attached = native.ControlBlock.attach(os.dup(segment.descriptors()[0]))
         with ThreadPoolExecutor(WAITERS) as team:
@@ -93,7 +93,9 @@ def fill(checkpoint: CheckpointId, size_bytes: int) -> tuple[list[str], FleetErr
             assert segments.room.memory.used_bytes == 0, "the failed segment's memory came back"
 
     async def main() -> None:
-        segments = Segments(source=S3Source(bucket="weights"), memory_bytes=1 << 28, workers_bytes=lambda: 0, threads=4)
+        segments = SegmentStore(
+            source=S3Source(bucket="weights"), memory_bytes=1 << 28, workers_bytes=lambda: 0, threads=4
+        )
         try:
             async with asyncio.timeout(60):
                 await scenario(segments)

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetstart.prefetcher.fetch.chunk_sources import Lane
-from fleetstart.prefetcher.fetch.progress import Again, Filling, Nowhere, Run
+from fleetstart.prefetcher.fetch.chunk_sources import FetchSource
+from fleetstart.prefetcher.fetch.progress import ChunkRun, Exhausted, FetchProgress, Retry
 from fleetstart.prefetcher.sources.base import Piece
-from fleetstart.prefetcher.sources.pacing import Pace
+from fleetstart.prefetcher.sources.throttle import BackgroundThrottle
 from fleetstart.runtime.contract.weights.manifest import ChunkRange
 
 SIZE = 4096
@@ -28,19 +28,23 @@ class Unread:
         self.name = name
 
     def read(
-        self, run: Sequence[ChunkRange], pieces: Sequence[Piece], stopped: Callable[[], bool], pace: Pace | None = None
+        self,
+        run: Sequence[ChunkRange],
+        pieces: Sequence[Piece],
+        stopped: Callable[[], bool],
+        pace: BackgroundThrottle | None = None,
     ) -> Iterator[int]:
         raise NotImplementedError
 
 
-def filling(*, on_disk: int = 0, threads: int = 3) -> Filling:
-    lanes = [Lane(Unread("store"), CHUNKS[on_disk:], threads)]
+def filling(*, on_disk: int = 0, threads: int = 3) -> FetchProgress:
+    lanes = [FetchSource(Unread("store"), CHUNKS[on_disk:], threads)]
     if on_disk:
-        lanes.insert(0, Lane(Unread("disk"), CHUNKS[:on_disk], threads))
-    return Filling(lanes, COUNT)
+        lanes.insert(0, FetchSource(Unread("disk"), CHUNKS[:on_disk], threads))
+    return FetchProgress(lanes, COUNT)
 
 
-def all_runs(fill: Filling, lane: int = 0) -> list[Run]:
+def all_runs(fill: FetchProgress, lane: int = 0) -> list[ChunkRun]:
     """What one thread would take after the other, all of it under way."""
     runs = []
     while fill.begin_thread(lane):
@@ -67,7 +71,7 @@ def test_each_chunk_is_one_thread_s_at_a_time_and_nothing_grows_while_somebody_w
     fill = filling(on_disk=on_disk)
     lanes = 2 if on_disk else 1
     threads = [0, 0]
-    under_way: list[Run] = []
+    under_way: list[ChunkRun] = []
     wanted: set[int] = set()
     there: set[int] = set()
     for what, number in steps:
@@ -100,8 +104,8 @@ def test_each_chunk_is_one_thread_s_at_a_time_and_nothing_grows_while_somebody_w
                 fill.put_back(run.lane, run.chunks)
             else:
                 outcome = fill.failed(run.lane, chunk, (0.0,))
-                lane = outcome.lane if isinstance(outcome, Again) else run.lane
-                assert isinstance(outcome, Again) or outcome.wanted == (chunk.index in wanted)
+                lane = outcome.lane if isinstance(outcome, Retry) else run.lane
+                assert isinstance(outcome, Retry) or outcome.wanted == (chunk.index in wanted)
                 fill.put_back(lane, [chunk])
             news = fill.took(run)
             assert not news.filled or wanted <= there
@@ -150,11 +154,11 @@ def test_a_chunk_that_fails_is_tried_again_then_elsewhere_then_nowhere() -> None
     fill = filling(on_disk=1)
     chunk = CHUNKS[0]
     fill.want([0])
-    assert fill.failed(0, chunk, (0.5,)) == Again(0, chunk, 0.5)
-    assert fill.failed(0, chunk, (0.5,)) == Again(1, chunk, 0.0)
-    assert fill.failed(1, chunk, ()) == Nowhere(1, wanted=True)
-    assert fill.failed(1, CHUNKS[5], ()) == Nowhere(1, wanted=False)
-    assert fill.failed(1, CHUNKS[5], ()) == Nowhere(1, wanted=False), "nobody waited: it is tried anew"
+    assert fill.failed(0, chunk, (0.5,)) == Retry(0, chunk, 0.5)
+    assert fill.failed(0, chunk, (0.5,)) == Retry(1, chunk, 0.0)
+    assert fill.failed(1, chunk, ()) == Exhausted(1, wanted=True)
+    assert fill.failed(1, CHUNKS[5], ()) == Exhausted(1, wanted=False)
+    assert fill.failed(1, CHUNKS[5], ()) == Exhausted(1, wanted=False), "nobody waited: it is tried anew"
 
 
 @pytest.mark.parametrize("grows", [False, True])

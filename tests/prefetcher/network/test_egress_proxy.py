@@ -14,8 +14,8 @@ from typing import Any
 import httpx
 import pytest
 
-from fleetstart.prefetcher.concurrency.io_thread import SideLoop
-from fleetstart.prefetcher.network.egress_proxy import SAID_MOST, Bounds, Egress, bounds_of
+from fleetstart.prefetcher.concurrency.io_thread import IoThread
+from fleetstart.prefetcher.network.egress_proxy import LOGGED_REJECTIONS_MOST, EgressLimits, NodeEgress, egress_limits
 from tests.prefetcher.peer import Peer
 from tests.servers import wait_until
 
@@ -32,11 +32,11 @@ def peer() -> Iterator[Peer]:
 class Way:
     """A way out as its worker sees it."""
 
-    def __init__(self, entries: list[str], bounds: Bounds) -> None:
+    def __init__(self, entries: list[str], bounds: EgressLimits) -> None:
         self._loop = asyncio.new_event_loop()
         self._said: list[str] = []
-        self.side = SideLoop()
-        self.egress = Egress(bounds, self.side)
+        self.side = IoThread()
+        self.egress = NodeEgress(bounds, self.side)
         listener = socket.create_server(("127.0.0.1", 0))
         self.port = listener.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
@@ -90,7 +90,7 @@ def way(peer: Peer) -> Iterator[Open]:
     opened: list[Way] = []
 
     def open_way(*entries: str, **bounds: Any) -> Way:
-        opened.append(Way(list(entries) or [f"127.0.0.1:{peer.port}"], Bounds(**bounds)))
+        opened.append(Way(list(entries) or [f"127.0.0.1:{peer.port}"], EgressLimits(**bounds)))
         return opened[-1]
 
     yield open_way
@@ -165,9 +165,9 @@ def test_a_refusal_names_host_port_and_list_and_is_told_once(way: Open) -> None:
 
 def test_a_log_is_not_flooded_with_refusals(way: Open) -> None:
     out = way("api.example.com")
-    for number in range(SAID_MOST + 5):
+    for number in range(LOGGED_REJECTIONS_MOST + 5):
         out.says(b"CONNECT h%d.example:443 HTTP/1.1\r\n\r\n" % number)
-    assert len(out.said) == SAID_MOST + 1
+    assert len(out.said) == LOGGED_REJECTIONS_MOST + 1
     assert "more" in out.said[-1]
 
 
@@ -243,9 +243,9 @@ def test_one_connection_too_many_is_told_so_and_there_is_room_when_one_ends(way:
 
 
 def test_a_node_with_few_descriptors_keeps_most_of_them() -> None:
-    assert bounds_of(65_536) == Bounds()
-    assert bounds_of(1024) == Bounds(connections=128, connections_of_node=128)
-    assert bounds_of(256) == Bounds(connections=32, connections_of_node=32)
+    assert egress_limits(65_536) == EgressLimits()
+    assert egress_limits(1024) == EgressLimits(connections=128, connections_of_node=128)
+    assert egress_limits(256) == EgressLimits(connections=32, connections_of_node=32)
 
 
 def test_a_connection_over_which_nothing_goes_ends(way: Open, peer: Peer) -> None:

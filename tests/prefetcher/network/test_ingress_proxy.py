@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from fleetstart.prefetcher.concurrency.io_thread import SideLoop
-from fleetstart.prefetcher.network.ingress_proxy import Doorways
+from fleetstart.prefetcher.concurrency.io_thread import IoThread
+from fleetstart.prefetcher.network.ingress_proxy import NodeIngress
 from tests.servers import wait_until
 
 DEADLINE_S = 20
@@ -22,7 +22,7 @@ DESCRIPTORS = 8 * 12
 class Entrance:
     """A doorway, driven as a daemon drives it; `workers` are the ends that its worker was handed."""
 
-    def __init__(self, doorways: Doorways) -> None:
+    def __init__(self, doorways: NodeIngress) -> None:
         self.workers: list[socket.socket] = []
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever)
@@ -31,7 +31,7 @@ class Entrance:
         self.address = listener.getsockname()
         self.end = asyncio.run_coroutine_threadsafe(self._open(doorways, listener), self._loop).result(DEADLINE_S)
 
-    async def _open(self, doorways: Doorways, listener: socket.socket) -> Callable[[], None]:
+    async def _open(self, doorways: NodeIngress, listener: socket.socket) -> Callable[[], None]:
         return doorways.open(listener, 1, self.workers.append)
 
     def call(self) -> socket.socket:
@@ -53,19 +53,19 @@ class Entrance:
 
 
 @pytest.fixture
-def side() -> Iterator[SideLoop]:
-    side = SideLoop()
+def side() -> Iterator[IoThread]:
+    side = IoThread()
     yield side
     side.close()
 
 
 @pytest.fixture
-def doorways(side: SideLoop) -> Doorways:
-    return Doorways(side, DESCRIPTORS)
+def doorways(side: IoThread) -> NodeIngress:
+    return NodeIngress(side, DESCRIPTORS)
 
 
 @pytest.fixture
-def entrance(doorways: Doorways) -> Iterator[Entrance]:
+def entrance(doorways: NodeIngress) -> Iterator[Entrance]:
     entrance = Entrance(doorways)
     yield entrance
     entrance.close()
@@ -121,7 +121,7 @@ def test_its_end_ends_every_connection(entrance: Entrance) -> None:
         wait_until(lambda: _is_refused(entrance), what="the end of the listening socket")
 
 
-def test_who_comes_as_it_ends_is_not_left_waiting(entrance: Entrance, side: SideLoop) -> None:
+def test_who_comes_as_it_ends_is_not_left_waiting(entrance: Entrance, side: IoThread) -> None:
     """Both fall into one turn of the loop: the end is asked for when the connection is there already."""
     gate, busy = threading.Event(), threading.Event()
 
@@ -138,7 +138,7 @@ def test_who_comes_as_it_ends_is_not_left_waiting(entrance: Entrance, side: Side
         assert is_left(caller)
 
 
-def test_the_end_of_the_side_loop_is_the_end_of_all(entrance: Entrance, side: SideLoop) -> None:
+def test_the_end_of_the_side_loop_is_the_end_of_all(entrance: Entrance, side: IoThread) -> None:
     caller, worker = entrance.called()
     with caller:
         side.close()
@@ -160,7 +160,7 @@ def test_too_many_callers_of_one_worker_are_turned_away_until_there_is_room(entr
         wait_until(lambda: _is_taken(entrance), what="room for one more")
 
 
-def test_all_doorways_together_take_no_more_than_their_node_can_bear(entrance: Entrance, doorways: Doorways) -> None:
+def test_all_doorways_together_take_no_more_than_their_node_can_bear(entrance: Entrance, doorways: NodeIngress) -> None:
     with contextlib.ExitStack() as opened:
         others = [Entrance(doorways) for _ in range(2)]
         for other in others:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetstart.prefetcher.network.proxy_request import END, Asked, BadHead, read_head
+from fleetstart.prefetcher.network.proxy_request import END, BadProxyRequest, ProxyRequest, parse_request
 
 TOKENS = st.from_regex(r"[A-Za-z][A-Za-z0-9-]{0,10}", fullmatch=True)
 VALUES = st.from_regex(r"[ -~]{0,20}", fullmatch=True)
@@ -28,11 +28,13 @@ def head(*lines: str) -> bytes:
     ],
 )
 def test_connect_names_a_host_and_a_port(target: str, host: str, port: int) -> None:
-    assert read_head(head(f"CONNECT {target} HTTP/1.1", "Host: something.else")) == Asked(host=host, port=port)
+    assert parse_request(head(f"CONNECT {target} HTTP/1.1", "Host: something.else")) == ProxyRequest(
+        host=host, port=port
+    )
 
 
 def test_a_url_becomes_a_request_to_its_server() -> None:
-    asked = read_head(
+    asked = parse_request(
         head(
             "POST http://Api.Example.com:8080/v1?q=a@b HTTP/1.1", "Host: elsewhere.example", "X-Own: 1",
             "Proxy-Authorization: Basic eA==", "Connection: keep-alive", "Content-Length: 3",
@@ -54,7 +56,7 @@ def test_a_url_becomes_a_request_to_its_server() -> None:
     ],
 )
 def test_paths_and_hosts_are_written_as_a_server_reads_them(url: str, line: str) -> None:
-    assert read_head(head(f"GET {url} HTTP/1.1")).forward.startswith(line.encode())
+    assert parse_request(head(f"GET {url} HTTP/1.1")).forward.startswith(line.encode())
 
 
 @pytest.mark.parametrize(
@@ -71,28 +73,28 @@ def test_paths_and_hosts_are_written_as_a_server_reads_them(url: str, line: str)
     ],
 )  # fmt: skip
 def test_what_a_proxy_does_not_take_is_refused(first: str) -> None:
-    with pytest.raises(BadHead):
-        read_head(head(first, "Host: a.example"))
+    with pytest.raises(BadProxyRequest):
+        parse_request(head(first, "Host: a.example"))
 
 
 @pytest.mark.parametrize("line", ["no colon", " folded: x", "Host : a", "X: a\nY: b", "X: a\rY: b", "X: \0", ": empty"])
 def test_headers_that_could_be_read_in_two_ways_are_refused(line: str) -> None:
-    with pytest.raises(BadHead, match="header"):
-        read_head(head("GET http://a.example/ HTTP/1.1", line))
+    with pytest.raises(BadProxyRequest, match="header"):
+        parse_request(head("GET http://a.example/ HTTP/1.1", line))
 
 
 @given(st.binary(max_size=300))
 def test_any_bytes_are_a_request_or_refused(data: bytes) -> None:
     for raw in (data, b"GET http://a.example/ HTTP/1.1\r\n" + data, b"CONNECT " + data + b" HTTP/1.1"):
-        with contextlib.suppress(BadHead):
-            asked = read_head(raw + END)
+        with contextlib.suppress(BadProxyRequest):
+            asked = parse_request(raw + END)
             assert asked.host
             assert 1 <= asked.port <= 65_535
 
 
 @given(st.lists(st.tuples(TOKENS, VALUES), max_size=8))
 def test_its_server_hears_one_host_and_every_header_of_the_clients_own(fields: list[tuple[str, str]]) -> None:
-    asked = read_head(head("GET http://a.example:81/x HTTP/1.1", *(f"{name}: {value}" for name, value in fields)))
+    asked = parse_request(head("GET http://a.example:81/x HTTP/1.1", *(f"{name}: {value}" for name, value in fields)))
     first, *lines = asked.forward.removesuffix(END).decode().split("\r\n")
     names = [line.partition(":")[0].lower() for line in lines]
     assert first == "GET /x HTTP/1.1"

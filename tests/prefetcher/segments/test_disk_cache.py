@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 
 from fleetstart import native
 from fleetstart.prefetcher.segments import disk_cache as disk
-from fleetstart.prefetcher.segments.disk_cache import IMAGE, DiskImage, DiskTier
-from fleetstart.prefetcher.segments.store import Segment, Segments
-from fleetstart.prefetcher.sources.base import FileSource, Piece, Range, SourceError
+from fleetstart.prefetcher.segments.disk_cache import IMAGE, DiskCache, DiskImage
+from fleetstart.prefetcher.segments.store import Segment, SegmentStore
+from fleetstart.prefetcher.sources.base import FileSource, ObjectRange, Piece, SourceError
 from fleetstart.runtime.contract.errors import StoreFailed, WeightsMissing
 from fleetstart.runtime.contract.ids import CheckpointId, WorkerId
 from fleetstart.runtime.contract.weights.manifest import chunk_ranges, read_manifest
@@ -28,7 +28,7 @@ from tests.servers import wait_until
 
 WORKER = WorkerId("w-1")
 GIB = 1 << 30
-Scenario = Callable[[Segments], Coroutine[Any, Any, None]]
+Scenario = Callable[[SegmentStore], Coroutine[Any, Any, None]]
 
 
 class Network(FileSource):
@@ -44,7 +44,7 @@ class Network(FileSource):
             raise SourceError("the network is down")
         return super().read_object(key, limit_bytes)
 
-    def read(self, asked: Range, stopped: Callable[[], bool]) -> Iterator[int]:
+    def read(self, asked: ObjectRange, stopped: Callable[[], bool]) -> Iterator[int]:
         if self.down:
             raise SourceError("the network is down")
         self.asked_bytes += sum(piece.size_bytes for piece in asked.pieces)
@@ -65,12 +65,12 @@ def run(network: Network, folder: Path, scenario: Scenario, *, budget_bytes: int
     """With a daemon's memory and disk tier, as after a start of the daemon."""
 
     async def main() -> None:
-        segments = Segments(
+        segments = SegmentStore(
             source=network,
             memory_bytes=GIB,
             workers_bytes=lambda: 0,
             threads=4,
-            disk=DiskTier(folder, budget_bytes),
+            disk=DiskCache(folder, budget_bytes),
         )
         try:
             async with asyncio.timeout(60):
@@ -81,7 +81,7 @@ def run(network: Network, folder: Path, scenario: Scenario, *, budget_bytes: int
     asyncio.run(main())
 
 
-async def filled(segments: Segments, checkpoint: CheckpointId) -> Segment:
+async def filled(segments: SegmentStore, checkpoint: CheckpointId) -> Segment:
     segment = await segments.acquire(checkpoint, WORKER)
     await segment.filled.wait()
     return segment
@@ -104,7 +104,7 @@ async def written(folder: Path, checkpoint: CheckpointId, chunks: int) -> None:
 
 
 def first_start(network: Network, folder: Path, checkpoint: CheckpointId, chunks: int, **more: Any) -> None:
-    async def scenario(segments: Segments) -> None:
+    async def scenario(segments: SegmentStore) -> None:
         await filled(segments, checkpoint)
         await written(folder, checkpoint, chunks)
 
@@ -119,7 +119,7 @@ def test_after_a_restart_weights_come_from_the_disk_without_the_store(
     first_start(network, tmp_path / "tier", checkpoint, 21)
     network.down = True
 
-    async def scenario(segments: Segments) -> None:
+    async def scenario(segments: SegmentStore) -> None:
         segment = await filled(segments, checkpoint)
         assert content(segment, len(data)) == data
         assert segment.fetch is not None
@@ -149,7 +149,7 @@ def test_what_the_disk_lost_comes_from_the_store_and_is_kept_again(
             punch_hole(file.fileno(), 5 * CHUNK_BYTES, CHUNK_BYTES)
     network.asked_bytes = 0
 
-    async def scenario(segments: Segments) -> None:
+    async def scenario(segments: SegmentStore) -> None:
         """Memory that is given back is not written any more: the image is mended while the segment is there."""
         await filled(segments, checkpoint)
         await asyncio.to_thread(wait_until, lambda: image.read_bytes() == data, what="the image mended")
@@ -175,7 +175,7 @@ def test_a_disk_that_fails_and_a_store_that_is_down_are_a_clear_error(
         file.write(b"not these bytes")
     network.down = True
 
-    async def scenario(segments: Segments) -> None:
+    async def scenario(segments: SegmentStore) -> None:
         segment = await filled(segments, checkpoint)
         assert isinstance(segment.error, StoreFailed)
         assert "the network is down" in segment.error.message
@@ -191,7 +191,7 @@ def test_what_is_no_image_is_removed_at_the_start(network: Network, store: Store
     (tier / "stray").mkdir()
     network.down = True
 
-    async def scenario(segments: Segments) -> None:
+    async def scenario(segments: SegmentStore) -> None:
         assert not list(tier.iterdir())
         with pytest.raises(StoreFailed):
             await segments.acquire(checkpoint, WORKER)
@@ -218,7 +218,7 @@ def test_what_is_larger_than_the_budget_is_served_and_not_kept(network: Network,
     data = os.urandom(4 * CHUNK_BYTES)
     checkpoint = store.put_checkpoint(data)
 
-    async def scenario(segments: Segments) -> None:
+    async def scenario(segments: SegmentStore) -> None:
         assert content(await filled(segments, checkpoint), len(data)) == data
         assert segments.disk_bytes == 0
 
@@ -243,7 +243,7 @@ def mounted(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
 def test_a_disk_that_is_full_costs_nobody_his_weights(network: Network, store: Store, mounted: Path) -> None:
     data = os.urandom(8 * CHUNK_BYTES)
     checkpoint = store.put_checkpoint(data)
-    tier = DiskTier(mounted, GIB)
+    tier = DiskCache(mounted, GIB)
     (mounted / "others").write_bytes(bytes(128 * 1024))
     manifest, _ = checkpoint_of([data], chunk_bytes=CHUNK_BYTES)
     image = DiskImage(folder_of(mounted, checkpoint), manifest)
@@ -257,7 +257,7 @@ def test_a_disk_that_is_full_costs_nobody_his_weights(network: Network, store: S
     (mounted / "others").unlink()
     shutil.rmtree(mounted / checkpoint)
 
-    async def scenario(segments: Segments) -> None:
+    async def scenario(segments: SegmentStore) -> None:
         assert content(await filled(segments, checkpoint), len(data)) == data
 
     run(network, mounted, scenario)
@@ -323,7 +323,7 @@ def test_an_image_of_another_checkpoint_is_not_taken_for_this_one(
     (tier / one).rename(tier / two)
     network.down = True
 
-    async def scenario(segments: Segments) -> None:
+    async def scenario(segments: SegmentStore) -> None:
         with pytest.raises((StoreFailed, WeightsMissing)):
             await segments.acquire(two, WORKER)
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetstart.prefetcher.segments.eviction import HALF_LIFE_S, Held, benefit, choose_evictions
+from fleetstart.prefetcher.segments.eviction import HALF_LIFE_S, EvictionCandidate, benefit, choose_evictions
 from fleetstart.runtime.contract.ids import CheckpointId
 
 
-def held(name: str, size_bytes: int = 100, *, used_s: float = 0.0, uses: int = 1, fetch_s: float = 1.0) -> Held:
-    return Held(
+def held(
+    name: str, size_bytes: int = 100, *, used_s: float = 0.0, uses: int = 1, fetch_s: float = 1.0
+) -> EvictionCandidate:
+    return EvictionCandidate(
         checkpoint=CheckpointId(name),
         size_bytes=size_bytes,
         fetch_s=fetch_s,
@@ -48,7 +50,7 @@ def test_a_large_victim_spares_the_small_ones_that_it_made_needless() -> None:
 
 
 entries = st.builds(
-    Held,
+    EvictionCandidate,
     checkpoint=st.uuids().map(lambda value: CheckpointId(value.hex)),
     size_bytes=st.integers(1, 1000),
     fetch_s=st.floats(0, 100),
@@ -64,7 +66,7 @@ entries = st.builds(
     entries=st.lists(entries, max_size=12, unique_by=lambda entry: entry.checkpoint),
 )
 def test_evictions_make_room_spare_the_pinned_and_take_nothing_needless(
-    needed: int, free: int, entries: list[Held]
+    needed: int, free: int, entries: list[EvictionCandidate]
 ) -> None:
     chosen = choose_evictions(needed, free, entries, 10_000.0)
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleetstart.prefetcher.segments.store import Segments
+from fleetstart.prefetcher.segments.store import SegmentStore
 from fleetstart.runtime.contract.ids import WorkerId
 from tests.prefetcher.nodes import CHUNK_BYTES, Store
 from tests.prefetcher.stages import LAYERS, ONE, THREE, TWO, Gated, Model, filled, right, run, state, there
@@ -17,7 +17,7 @@ from tests.prefetcher.stages import LAYERS, ONE, THREE, TWO, Gated, Model, fille
 def test_a_stage_gets_its_chunks_and_no_others(model: Model, gated: Gated) -> None:
     gated.gate.clear()
 
-    async def scenario(segments: Segments) -> None:
+    async def scenario(segments: SegmentStore) -> None:
         segment = await segments.acquire(model.checkpoint, ONE, (2, 4))
         assert state(segment) == "filling"
         gated.gate.set()
@@ -43,7 +43,7 @@ def test_a_stage_gets_its_chunks_and_no_others(model: Model, gated: Gated) -> No
 def test_two_stages_of_one_checkpoint_share_a_segment_that_has_what_either_needs(model: Model, gated: Gated) -> None:
     gated.gate.clear()
 
-    async def scenario(segments: Segments) -> None:
+    async def scenario(segments: SegmentStore) -> None:
         one = await segments.acquire(model.checkpoint, ONE, (0, 2))
         two = await segments.acquire(model.checkpoint, TWO, (4, 6))
         assert one is two
@@ -63,7 +63,7 @@ def test_two_stages_of_one_checkpoint_share_a_segment_that_has_what_either_needs
 
 
 def test_a_whole_worker_has_the_rest_fetched_and_waits_for_it(model: Model, gated: Gated) -> None:
-    async def scenario(segments: Segments) -> None:
+    async def scenario(segments: SegmentStore) -> None:
         segment = await filled(segments, model, ONE, (2, 4))
         span = segment.fetch_span_ns
         gated.gate.clear()
@@ -88,7 +88,7 @@ def test_a_whole_worker_has_the_rest_fetched_and_waits_for_it(model: Model, gate
 def test_a_stage_s_adapter_comes_whole(store: Store, gated: Gated, model: Model) -> None:
     adapter = Model(store, layers=2)
 
-    async def scenario(segments: Segments) -> None:
+    async def scenario(segments: SegmentStore) -> None:
         weights, other = await segments.acquire_all([model.checkpoint, adapter.checkpoint], ONE, (0, 1))
         await asyncio.gather(weights.filled.wait(), other.filled.wait())
         assert (weights.state, other.state) == ("partial", "ready")
@@ -107,7 +107,7 @@ def test_whoever_asks_for_what_everyone_has_it_and_each_chunk_comes_once(
     store = Store(tmp_path_factory.mktemp("store"))
     model, gated = Model(store), Gated(store.folder)
 
-    async def scenario(segments: Segments) -> None:
+    async def scenario(segments: SegmentStore) -> None:
         workers = [WorkerId(f"w-{number}") for number in range(len(asked))]
         held = await asyncio.gather(
             *(segments.acquire(model.checkpoint, worker, stage) for worker, stage in zip(workers, asked, strict=True))

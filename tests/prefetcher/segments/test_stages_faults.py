@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fleetstart import native
-from fleetstart.prefetcher.segments.store import Segments
+from fleetstart.prefetcher.segments.store import SegmentStore
 from fleetstart.runtime.contract.errors import FleetError, StoreFailed, Unavailable
 from tests.prefetcher.nodes import Store
 from tests.prefetcher.stages import (
@@ -25,7 +25,7 @@ from tests.prefetcher.stages import (
 
 
 def test_a_store_that_dies_behind_the_workers_back_ends_the_growth_and_nothing_else(model: Model, gated: Gated) -> None:
-    async def scenario(segments: Segments) -> None:
+    async def scenario(segments: SegmentStore) -> None:
         segment = await filled(segments, model, ONE, (2, 4))
         gated.broken = True
 
@@ -48,7 +48,7 @@ def test_a_store_that_dies_behind_the_workers_back_ends_the_growth_and_nothing_e
 
 
 def test_what_somebody_waits_for_and_cannot_have_fails_the_segment_and_the_growth(model: Model, gated: Gated) -> None:
-    async def scenario(segments: Segments) -> None:
+    async def scenario(segments: SegmentStore) -> None:
         segment = await filled(segments, model, ONE, (2, 4))
         growth = await growing(segments, segment, gated)
         gated.broken = True
@@ -76,7 +76,7 @@ def test_what_somebody_waits_for_and_cannot_have_fails_the_segment_and_the_growt
 
 
 def test_a_second_stage_that_cannot_come_leaves_the_first_what_it_has(model: Model, gated: Gated) -> None:
-    async def scenario(segments: Segments) -> None:
+    async def scenario(segments: SegmentStore) -> None:
         segment = await filled(segments, model, ONE, (0, 2))
         gated.broken = True
         await segments.acquire(model.checkpoint, TWO, (4, 5))
@@ -92,7 +92,7 @@ def test_a_damaged_chunk_that_nobody_wants_harms_nobody(model: Model, gated: Gat
     data[-1] ^= 1
     model.path.write_bytes(data)
 
-    async def scenario(segments: Segments) -> None:
+    async def scenario(segments: SegmentStore) -> None:
         segment = await filled(segments, model, ONE, (2, 4))
         assert segment.error is None
         with pytest.raises(FleetError, match="checksum"):
@@ -105,7 +105,7 @@ def test_a_damaged_chunk_that_nobody_wants_harms_nobody(model: Model, gated: Gat
 def test_who_is_gone_while_it_grows_leaves_memory_that_gives_way(store: Store, model: Model, gated: Gated) -> None:
     other = Model(store)
 
-    async def scenario(segments: Segments) -> None:
+    async def scenario(segments: SegmentStore) -> None:
         segment = await filled(segments, model, ONE, (0, 1))
         growth = await growing(segments, segment, gated)
         segments.release(segment, ONE)
@@ -123,7 +123,7 @@ def test_who_is_gone_while_it_grows_leaves_memory_that_gives_way(store: Store, m
 
 
 def test_closing_ends_a_growth(model: Model, gated: Gated) -> None:
-    async def scenario(segments: Segments) -> None:
+    async def scenario(segments: SegmentStore) -> None:
         segment = await filled(segments, model, ONE, (0, 1))
         growth = await growing(segments, segment, gated)
         await segments.close()

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 
-from fleetstart.prefetcher.segments.store import Segments
+from fleetstart.prefetcher.segments.store import SegmentStore
 from tests.prefetcher.stages import ONE, Gated, Model, filled, growing, reading, right, run, state, there, until
 
 
 def test_what_grows_comes_after_the_stage_and_at_a_pace(model: Model, gated: Gated) -> None:
     gated.gate.clear()
 
-    async def scenario(segments: Segments) -> None:
+    async def scenario(segments: SegmentStore) -> None:
         segment = await segments.acquire(model.checkpoint, ONE, (2, 4))
         growth = asyncio.create_task(segments.grow(segment))
         gated.gate.set()
@@ -32,7 +32,7 @@ def test_what_grows_comes_after_the_stage_and_at_a_pace(model: Model, gated: Gat
 
 
 def test_one_connection_is_used_behind_the_workers_back(model: Model, gated: Gated) -> None:
-    async def scenario(segments: Segments) -> None:
+    async def scenario(segments: SegmentStore) -> None:
         segment = await filled(segments, model, ONE, (0, 1))
         growth = await growing(segments, segment, gated)
         assert reading() == 1
@@ -43,7 +43,7 @@ def test_one_connection_is_used_behind_the_workers_back(model: Model, gated: Gat
 
 
 def test_what_a_worker_waits_for_comes_at_full_speed_though_nobody_had_asked_for_it(model: Model, gated: Gated) -> None:
-    async def scenario(segments: Segments) -> None:
+    async def scenario(segments: SegmentStore) -> None:
         segment = await filled(segments, model, ONE, (0, 1))
         wanted = sorted(model.chunks(6, 7))
         gated.gate.clear()
@@ -61,7 +61,7 @@ def test_what_a_worker_waits_for_comes_at_full_speed_though_nobody_had_asked_for
 
 
 def test_in_a_hurry_the_whole_rest_comes_at_full_speed_also_what_was_growing(model: Model, gated: Gated) -> None:
-    async def scenario(segments: Segments) -> None:
+    async def scenario(segments: SegmentStore) -> None:
         segment = await filled(segments, model, ONE, (0, 1))
         growth = await growing(segments, segment, gated)
         segments.hurry(segment)
@@ -79,7 +79,7 @@ def test_in_a_hurry_the_whole_rest_comes_at_full_speed_also_what_was_growing(mod
 
 
 def test_growth_ends_with_the_last_who_waits_for_it_and_goes_on_with_the_next(model: Model, gated: Gated) -> None:
-    async def scenario(segments: Segments) -> None:
+    async def scenario(segments: SegmentStore) -> None:
         segment = await filled(segments, model, ONE, (0, 1))
         gated.gate.clear()
         growths = [asyncio.create_task(segments.grow(segment)) for _ in range(2)]

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from fleetstart import native
-from fleetstart.prefetcher.segments.disk_cache import DiskTier
-from fleetstart.prefetcher.segments.store import Segments
+from fleetstart.prefetcher.segments.disk_cache import DiskCache
+from fleetstart.prefetcher.segments.store import SegmentStore
 from fleetstart.prefetcher.sources.base import FileSource
 from fleetstart.runtime.contract.errors import Unavailable
 from fleetstart.runtime.contract.weights.manifest import read_manifest
@@ -24,7 +24,7 @@ def large(store: Store) -> Model:
 
 
 def test_a_stage_takes_memory_for_its_own_chunks_alone(large: Model, store: Store) -> None:
-    async def scenario(segments: Segments) -> None:
+    async def scenario(segments: SegmentStore) -> None:
         segment = await filled(segments, large, ONE, (2, 3))
         room = segments.room
         assert room.used_bytes == room.memory.used_bytes == 2 * SLAB_BYTES, "a layer lies across two slabs"
@@ -36,7 +36,7 @@ def test_a_stage_takes_memory_for_its_own_chunks_alone(large: Model, store: Stor
 
 
 def test_what_cannot_grow_for_lack_of_memory_says_so_and_goes_on_as_it_is(large: Model, store: Store) -> None:
-    async def scenario(segments: Segments) -> None:
+    async def scenario(segments: SegmentStore) -> None:
         segment = await filled(segments, large, ONE, (2, 3))
         for attempt in (segments.grow(segment), segments.acquire(large.checkpoint, TWO)):
             with pytest.raises(Unavailable) as caught:
@@ -62,7 +62,7 @@ def test_what_cannot_grow_for_lack_of_memory_says_so_and_goes_on_as_it_is(large:
 def test_growth_makes_room_and_its_bytes_appear_where_workers_attached(store: Store, large: Model) -> None:
     unused = Model(store, layers=2, layer_chunks=SLAB_BYTES // CHUNK_BYTES)
 
-    async def scenario(segments: Segments) -> None:
+    async def scenario(segments: SegmentStore) -> None:
         before = await filled(segments, unused, TWO, (1, 2))
         segments.release(before, TWO)
         segment = await segments.acquire(large.checkpoint, ONE, (2, 3))
@@ -85,11 +85,11 @@ def test_a_stage_is_kept_on_the_disk_and_what_is_told_of_it_is_true(
     stage = model.chunks(2, 4)
     expected = [(min(stage), max(stage) + 1)]
 
-    async def first(segments: Segments) -> None:
+    async def first(segments: SegmentStore) -> None:
         await filled(segments, model, ONE, (2, 4))
         await until(lambda: segments.disk_ranges() == {model.checkpoint: expected}, "the chunks on the disk")
 
-    async def second(segments: Segments) -> None:
+    async def second(segments: SegmentStore) -> None:
         assert segments.disk_ranges() == {model.checkpoint: expected}
         gated.given.clear()
         segment = await segments.acquire(model.checkpoint, ONE, (3, 5))
@@ -99,6 +99,6 @@ def test_a_stage_is_kept_on_the_disk_and_what_is_told_of_it_is_true(
         whole = [(0, len(model.everything))]
         await until(lambda: segments.disk_ranges() == {model.checkpoint: whole}, "all of it on the disk")
 
-    run(gated, first, disk=DiskTier(tmp_path / "tier", 1 << 30))
-    run(gated, second, disk=DiskTier(tmp_path / "tier", 1 << 30))
+    run(gated, first, disk=DiskCache(tmp_path / "tier", 1 << 30))
+    run(gated, second, disk=DiskCache(tmp_path / "tier", 1 << 30))
     assert read_manifest((tmp_path / "tier" / model.checkpoint / "manifest.json").read_bytes()) == model.manifest

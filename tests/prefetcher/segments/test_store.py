@@ -8,7 +8,7 @@ import os
 import pytest
 
 from fleetstart import native
-from fleetstart.prefetcher.segments.store import Segments
+from fleetstart.prefetcher.segments.store import SegmentStore
 from fleetstart.prefetcher.sources.base import FileSource, Source
 from fleetstart.runtime.contract.errors import Unavailable
 from fleetstart.runtime.contract.ids import WorkerId
@@ -22,7 +22,7 @@ def test_every_byte_of_every_part_arrives_where_the_manifest_says(source: Source
     first, second = os.urandom(3 * CHUNK_BYTES + 17), os.urandom(5 * CHUNK_BYTES)
     checkpoint = store.put_checkpoint(first, second)
 
-    async def scenario(segments: Segments) -> None:
+    async def scenario(segments: SegmentStore) -> None:
         segment = await segments.acquire(checkpoint, ONE)
         await segment.filled.wait()
 
@@ -41,7 +41,7 @@ def test_a_worker_sees_the_same_bytes_through_the_descriptors(source: Source, st
     data = os.urandom(2 * CHUNK_BYTES)
     checkpoint = store.put_checkpoint(data)
 
-    async def scenario(segments: Segments) -> None:
+    async def scenario(segments: SegmentStore) -> None:
         segment = await segments.acquire(checkpoint, ONE)
         control_fd, *slab_fds = segment.descriptors()
         control = native.ControlBlock.attach(os.dup(control_fd))
@@ -56,7 +56,7 @@ def test_ten_workers_share_one_fetch(store: Store) -> None:
     checkpoint = store.put_checkpoint(os.urandom(20 * CHUNK_BYTES))
     source = CountingSource(store.folder)
 
-    async def scenario(segments: Segments) -> None:
+    async def scenario(segments: SegmentStore) -> None:
         found = await asyncio.gather(*(segments.acquire(checkpoint, WorkerId(f"w-{n}")) for n in range(10)))
         await found[0].filled.wait()
         assert len({id(segment) for segment in found}) == 1
@@ -74,7 +74,7 @@ def test_workers_attach_while_it_fills(store: Store) -> None:
     source = CountingSource(store.folder)
     source.gate.clear()
 
-    async def scenario(segments: Segments) -> None:
+    async def scenario(segments: SegmentStore) -> None:
         segment = await segments.acquire(checkpoint, ONE)
         assert segment.state == "filling"
         assert segments.reports()[0].ready_bytes == 0
@@ -91,7 +91,7 @@ def test_workers_attach_while_it_fills(store: Store) -> None:
 def test_what_cannot_fit_is_refused_with_the_figures(store: Store) -> None:
     checkpoint = store.put_checkpoint(bytes(2 * SLAB_BYTES))
 
-    async def scenario(segments: Segments) -> None:
+    async def scenario(segments: SegmentStore) -> None:
         with pytest.raises(Unavailable) as caught:
             await segments.acquire(checkpoint, ONE)
         for figure in (2 * SLAB_BYTES, 3 * SLAB_BYTES, SLAB_BYTES + 1):
@@ -104,7 +104,7 @@ def test_what_cannot_fit_is_refused_with_the_figures(store: Store) -> None:
 def test_what_the_pool_can_never_hold_is_refused_though_nobody_uses_it(store: Store) -> None:
     checkpoint = store.put_checkpoint(bytes(SLAB_BYTES + 1))
 
-    async def scenario(segments: Segments) -> None:
+    async def scenario(segments: SegmentStore) -> None:
         with pytest.raises(Unavailable, match=f"{2 * SLAB_BYTES:,} bytes of memory for weights"):
             await segments.acquire(checkpoint, ONE)
 
@@ -116,7 +116,7 @@ def test_an_unused_segment_gives_way_and_a_used_one_does_not(store: Store) -> No
     data = os.urandom(SLAB_BYTES + 2 * CHUNK_BYTES)
     second = store.put_checkpoint(data)
 
-    async def scenario(segments: Segments) -> None:
+    async def scenario(segments: SegmentStore) -> None:
         held = await segments.acquire(first, ONE)
         await held.filled.wait()
         with pytest.raises(Unavailable):
@@ -138,7 +138,7 @@ def test_an_unused_segment_gives_way_and_a_used_one_does_not(store: Store) -> No
 def test_a_waiter_that_gives_up_leaves_no_pin(store: Store) -> None:
     checkpoint = store.put_checkpoint(os.urandom(CHUNK_BYTES))
 
-    async def scenario(segments: Segments) -> None:
+    async def scenario(segments: SegmentStore) -> None:
         waiting = asyncio.create_task(segments.acquire(checkpoint, ONE))
         await asyncio.sleep(0)
         waiting.cancel()
@@ -153,7 +153,7 @@ def test_a_waiter_that_gives_up_leaves_no_pin(store: Store) -> None:
 def test_where_idle_weights_are_not_kept_they_go_with_their_last_worker(store: Store) -> None:
     checkpoint = store.put_checkpoint(os.urandom(4 * CHUNK_BYTES))
 
-    async def scenario(segments: Segments) -> None:
+    async def scenario(segments: SegmentStore) -> None:
         first = await segments.acquire(checkpoint, ONE)
         assert await segments.acquire(checkpoint, TWO) is first
         await first.filled.wait()

@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleetstart.prefetcher.sources.base import (
-    Abandoned,
     FileSource,
     ObjectMissing,
-    ObjectSize,
+    ObjectRange,
+    ObjectSizeMismatch,
     Piece,
-    Range,
+    ReadCancelled,
     Source,
     check_key,
 )
@@ -34,7 +34,7 @@ def read(
     stopped: Callable[[], bool] = lambda: False,
 ) -> list[int]:
     piece = Piece(size_bytes, memoryview(bytearray(size_bytes)))
-    return list(source.read(Range(key, object_bytes, offset, [piece]), stopped))
+    return list(source.read(ObjectRange(key, object_bytes, offset, [piece]), stopped))
 
 
 def test_a_range_arrives_in_place_with_its_checksum(source: Source, store: Store) -> None:
@@ -43,7 +43,7 @@ def test_a_range_arrives_in_place_with_its_checksum(source: Source, store: Store
     into = bytearray(700_000)
     pieces = [Piece(400_000, memoryview(into)[:400_000]), Piece(300_000, memoryview(into)[400_000:])]
 
-    checksums = list(source.read(Range("a/b", len(data), 1234, pieces), lambda: False))
+    checksums = list(source.read(ObjectRange("a/b", len(data), 1234, pieces), lambda: False))
 
     assert into == data[1234 : 1234 + 700_000]
     assert checksums == [xxhash.xxh3_64_intdigest(into[:400_000]), xxhash.xxh3_64_intdigest(into[400_000:])]
@@ -75,7 +75,7 @@ def test_a_missing_object_is_named(source: Source) -> None:
 def test_an_object_of_another_length_gives_both(source: Source, store: Store, found_bytes: int) -> None:
     store.put("other", b"x" * found_bytes)
 
-    with pytest.raises(ObjectSize) as caught:
+    with pytest.raises(ObjectSizeMismatch) as caught:
         read(source, "other", 1000, 900, 100)
 
     assert (caught.value.expected_bytes, caught.value.found_bytes) == (1000, found_bytes)
@@ -84,7 +84,7 @@ def test_an_object_of_another_length_gives_both(source: Source, store: Store, fo
 def test_an_abandoned_read_stops(source: Source, store: Store) -> None:
     store.put("large", bytes(2_000_000))
 
-    with pytest.raises(Abandoned):
+    with pytest.raises(ReadCancelled):
         read(source, "large", 2_000_000, 0, 2_000_000, stopped=lambda: True)
 
 

@@ -10,7 +10,7 @@ import pytest
 import xxhash
 
 from fleetstart.prefetcher.sources import s3
-from fleetstart.prefetcher.sources.base import ObjectMissing, ObjectSize, Piece, Range, SourceError
+from fleetstart.prefetcher.sources.base import ObjectMissing, ObjectRange, ObjectSizeMismatch, Piece, SourceError
 from fleetstart.prefetcher.sources.connection_pool import authorities, proxy_of, request_path
 from fleetstart.prefetcher.sources.s3 import S3Source
 from fleetstart.prefetcher.sources.s3_body import READ_BYTES
@@ -55,7 +55,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 def read(source: S3Source, begin: int = 0, chunks: int = 4, *, object_bytes: int = len(DATA)) -> bytes:
     into = memoryview(bytearray(chunks * CHUNK))
     pieces = [Piece(CHUNK, into[at * CHUNK : (at + 1) * CHUNK]) for at in range(chunks)]
-    checksums = list(source.read(Range("part", object_bytes, begin, pieces), lambda: False))
+    checksums = list(source.read(ObjectRange("part", object_bytes, begin, pieces), lambda: False))
     assert checksums == [xxhash.xxh3_64_intdigest(piece.into) for piece in pieces]
     return bytes(into)
 
@@ -145,7 +145,7 @@ def test_pieces_that_came_before_a_fault_are_given(faulty: FaultyS3) -> None:
     given: list[int] = []
 
     with pytest.raises(SourceError):
-        given.extend(S3Source(bucket="weights").read(Range("part", len(DATA), 0, pieces), lambda: False))
+        given.extend(S3Source(bucket="weights").read(ObjectRange("part", len(DATA), 0, pieces), lambda: False))
 
     # A reset may overtake bytes on their way, but never those that were read.
     assert given == [xxhash.xxh3_64_intdigest(piece.into) for piece in pieces[: len(given)]]
@@ -154,7 +154,7 @@ def test_pieces_that_came_before_a_fault_are_given(faulty: FaultyS3) -> None:
 
 @pytest.mark.parametrize("expected", [len(DATA) - 1, len(DATA) + 1])
 def test_an_object_that_was_replaced_by_one_of_another_length_is_noticed(faulty: FaultyS3, expected: int) -> None:
-    with pytest.raises(ObjectSize) as caught:
+    with pytest.raises(ObjectSizeMismatch) as caught:
         read(S3Source(bucket="weights"), object_bytes=expected)
     assert (caught.value.expected_bytes, caught.value.found_bytes) == (expected, len(DATA))
 

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from fleetstart.prefetcher.stage_links import relay_sender as relay_out
 from fleetstart.prefetcher.stage_links.relay import Relays, open_relays
-from fleetstart.prefetcher.stage_links.relay_messages import OBJECT_BYTES, Link, NotOfThisLink
+from fleetstart.prefetcher.stage_links.relay_messages import OBJECT_BYTES, InvalidRelayObject, RelayLink
 from fleetstart.prefetcher.stage_links.relay_receiver import LEAST_S, MOST_S, poll_after_s
-from fleetstart.prefetcher.stage_links.relay_store import S3Objects
+from fleetstart.prefetcher.stage_links.relay_store import RelayStore
 from fleetstart.runtime.contract.ids import PipelineId
 from tests.prefetcher.nodes import S3Server, Store
 from tests.prefetcher.relays import LINK, Ends, at_work, carry_late, joined, left, says_more, wait_empty
@@ -45,7 +45,7 @@ def test_what_is_written_arrives_and_nothing_stays(relays: Relays, store: Store)
 )
 @given(pieces=st.lists(st.one_of(st.integers(1, 2000), st.integers(OBJECT_BYTES - 2, OBJECT_BYTES + 2)), max_size=12))
 def test_any_sequence_of_writes_arrives_as_it_was(relays: Relays, store: Store, pieces: list[int]) -> None:
-    link = Link(pipeline=PipelineId(f"p-{next(NUMBERS)}"), sender=3, receiver=2, secret="word")
+    link = RelayLink(pipeline=PipelineId(f"p-{next(NUMBERS)}"), sender=3, receiver=2, secret="word")
     data = os.urandom(sum(pieces))
     got: list[bytes] = []
     with joined(relays, link) as ends:
@@ -166,7 +166,7 @@ def test_closing_does_not_wait_for_what_a_store_may_carry_out_late(
 def test_an_object_is_opened_where_it_was_sealed_and_nowhere_else(sequence: int, data: bytes, last: bool) -> None:
     sealed = LINK.sealed(sequence, data, last=last)
     assert LINK.opened(sequence, sealed) == (data, last)
-    with pytest.raises(NotOfThisLink):
+    with pytest.raises(InvalidRelayObject):
         LINK.opened(sequence + 1, sealed)
 
 
@@ -183,7 +183,7 @@ def test_only_a_store_that_nodes_share_can_relay(tmp_path: Path) -> None:
 
 
 def test_connections_are_used_again(relays: Relays, s3_server: S3Server, store: Store) -> None:
-    objects = S3Objects("weights", "")
+    objects = RelayStore("weights", "")
     for _ in range(3):
         objects.put("relay/x/0-1/0", b"hello")
         assert objects.exists("relay/x/0-1/0")

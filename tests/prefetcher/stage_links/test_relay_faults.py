@@ -8,7 +8,7 @@ import pytest
 
 from fleetstart.prefetcher.stage_links import relay_sender as relay_out
 from fleetstart.prefetcher.stage_links.relay import Relays
-from fleetstart.prefetcher.stage_links.relay_messages import OBJECT_BYTES, RELAY, Link
+from fleetstart.prefetcher.stage_links.relay_messages import OBJECT_BYTES, RELAY, RelayLink
 from fleetstart.runtime.contract.ids import PipelineId
 from tests.prefetcher.nodes import S3Server, Store
 from tests.prefetcher.relays import LINK, Ends, at_work, carry_late, joined, left, repeats, wait_empty
@@ -79,8 +79,8 @@ STRANGE = {
     "a head alone": b"fsr1+",
     "another kind": LINK.sealed(0, b"x").replace(b"+", b"!", 1),
     "another place": LINK.sealed(1, b"x"),
-    "another link": Link(pipeline=PipelineId("p-1"), sender=2, receiver=1, secret="word").sealed(0, b"x"),
-    "another secret": Link(pipeline=PipelineId("p-1"), sender=0, receiver=1, secret="guess").sealed(0, b"x"),
+    "another link": RelayLink(pipeline=PipelineId("p-1"), sender=2, receiver=1, secret="word").sealed(0, b"x"),
+    "another secret": RelayLink(pipeline=PipelineId("p-1"), sender=0, receiver=1, secret="guess").sealed(0, b"x"),
     "changed": LINK.sealed(0, b"x")[:-1] + b"y",
     "an end that is none": LINK.sealed(0, b"x", last=False).replace(b"+", b".", 1),
     "too large": LINK.sealed(0, bytes(OBJECT_BYTES + 1)),
@@ -126,7 +126,7 @@ def test_a_duplicate_that_comes_late_is_not_read_and_goes_in_the_end(relays: Rel
 
 @pytest.mark.parametrize("pipeline", ["../../checkpoints", "", "a//b"])
 def test_a_pipeline_whose_name_leads_elsewhere_has_no_link(relays: Relays, store: Store, pipeline: str) -> None:
-    ends = Ends(relays, Link(pipeline=PipelineId(pipeline), sender=0, receiver=1, secret="word"))
+    ends = Ends(relays, RelayLink(pipeline=PipelineId(pipeline), sender=0, receiver=1, secret="word"))
     ends.send()
     ends.receive()
     ends.sender.sendall(b"hello")

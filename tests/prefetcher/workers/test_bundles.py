@@ -12,7 +12,7 @@ import pytest
 
 from fleetstart.prefetcher.sources.base import FileSource, Source
 from fleetstart.prefetcher.workers import bundles as module
-from fleetstart.prefetcher.workers.bundles import Bundles, unpack
+from fleetstart.prefetcher.workers.bundles import BundleCache, unpack
 from fleetstart.runtime.contract.errors import ChecksumMismatch, FleetError, InvalidSpec, NotFound, TooLarge
 from fleetstart.runtime.contract.ids import BundleId
 from tests.prefetcher.nodes import Store, tar_of
@@ -26,7 +26,7 @@ def member(name: str, kind: bytes = tarfile.REGTYPE, target: str = "") -> tarfil
 
 
 def fetch(source: Source, folder: Path, bundle: BundleId) -> Path:
-    return asyncio.run(Bundles(folder=folder, source=source).get(bundle))
+    return asyncio.run(BundleCache(folder=folder, source=source).get(bundle))
 
 
 def test_a_bundle_is_fetched_checked_and_unpacked(source: Source, store: Store, tmp_path: Path) -> None:
@@ -60,7 +60,7 @@ def test_ten_callers_fetch_once(store: Store, tmp_path: Path) -> None:
     source = Counting(store.folder)
 
     async def scenario() -> None:
-        bundles = Bundles(folder=tmp_path / "bundles", source=source)
+        bundles = BundleCache(folder=tmp_path / "bundles", source=source)
         await asyncio.gather(*(bundles.get(bundle) for _ in range(10)))
 
     asyncio.run(scenario())
@@ -77,7 +77,7 @@ def test_half_a_bundle_of_a_dead_daemon_is_removed(store: Store, tmp_path: Path)
     leftover = tmp_path / "bundles" / ".new-1234"
     leftover.mkdir(parents=True)
 
-    Bundles(folder=tmp_path / "bundles", source=FileSource(store.folder))
+    BundleCache(folder=tmp_path / "bundles", source=FileSource(store.folder))
 
     assert not leftover.exists()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fleetstart.prefetcher.workers.call_latency import VERSIONS_KEPT, Speeds
+from fleetstart.prefetcher.workers.call_latency import VERSIONS_KEPT, CallLatencies
 from fleetstart.runtime.contract.ids import WorkerId
 from fleetstart.runtime.contract.node.speed import Speed
 
@@ -14,7 +14,7 @@ def speed(calls: int, call_s: float = 1.0) -> Speed:
 
 
 def test_calls_of_all_workers_are_counted_once() -> None:
-    speeds = Speeds()
+    speeds = CallLatencies()
     speeds.note("f@1", ONE, speed(2))
     speeds.note("f@1", ONE, speed(2))
     speeds.note("f@1", OTHER, speed(3, 0.5))
@@ -25,7 +25,7 @@ def test_calls_of_all_workers_are_counted_once() -> None:
 
 
 def test_versions_that_nobody_calls_make_room() -> None:
-    speeds = Speeds()
+    speeds = CallLatencies()
     for number in range(VERSIONS_KEPT):
         speeds.note(f"f@{number}", WorkerId(f"w-{number}"), speed(1))
     speeds.note("f@0", WorkerId("w-0"), speed(2))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fleetstart.prefetcher.workers.exit_reasons import MIB, why_it_ended
+from fleetstart.prefetcher.workers.exit_reasons import MIB, exit_error
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,7 @@ from fleetstart.prefetcher.workers.exit_reasons import MIB, why_it_ended
 def test_each_ending_has_its_code_and_words(
     status: int | None, oom: bool, was_ready: bool, code: str, words: str
 ) -> None:
-    error = why_it_ended(status, oom=oom, limit_bytes=256 * MIB, was_ready=was_ready, stuck_status=86)
+    error = exit_error(status, oom=oom, limit_bytes=256 * MIB, was_ready=was_ready, stuck_status=86)
 
     assert error.code == code
     assert words in error.message

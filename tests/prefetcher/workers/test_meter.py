@@ -6,7 +6,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetstart.prefetcher.workers.meter import Rows, WorkerMeter
+from fleetstart.prefetcher.workers.meter import LedgerBuffer, WorkerMeter
 from fleetstart.runtime.contract.billing.ledger import cost_nusd
 from fleetstart.runtime.contract.billing.prices import FIRST
 from fleetstart.runtime.contract.ids import FunctionName, NodeId, Version, WorkerId
@@ -99,7 +99,7 @@ def test_phases_are_numbered_and_placed_in_time() -> None:
 
 
 def test_rows_stay_until_they_are_written() -> None:
-    rows, subject = Rows(), meter()
+    rows, subject = LedgerBuffer(), meter()
     rows.add(*(subject.phase("idle", 0, 1) for _ in range(5)))
 
     batch = rows.peek(3)

@@ -10,13 +10,13 @@ from contextvars import copy_context
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetstart.prefetcher.drivers.worker_logs import LineSplitter, Printed, read_line
+from fleetstart.prefetcher.drivers.worker_logs import LineSplitter, TaggedLine, parse_tagged_line
 from fleetstart.runtime.worker_io.log_tagging import CALL, Lines
 
 TEXTS = st.text(st.characters(blacklist_categories=["Cs"], blacklist_characters="\r\x1e\x1f"), max_size=12)
 
 
-def read(write: Callable[[Lines], None], number: int = 1) -> list[Printed]:
+def read(write: Callable[[Lines], None], number: int = 1) -> list[TaggedLine]:
     """What a node reads of what was written."""
     reader, writer = os.pipe()
     stream = Lines(1 if number == 1 else 2)
@@ -32,7 +32,7 @@ def read(write: Callable[[Lines], None], number: int = 1) -> list[Printed]:
     with os.fdopen(reader, "rb") as found:
         splitter = LineSplitter()
         lines = [*splitter.feed(found.read()), *splitter.close()]
-    return [read_line(line) for line in lines]
+    return [parse_tagged_line(line) for line in lines]
 
 
 def inside(call: str, work: Callable[[], None]) -> None:
@@ -44,7 +44,10 @@ def inside(call: str, work: Callable[[], None]) -> None:
 
 
 def test_lines_outside_calls_have_no_mark() -> None:
-    assert read(lambda out: print("one\ntwo", file=out)) == [Printed("stdout", "", "one"), Printed("stdout", "", "two")]
+    assert read(lambda out: print("one\ntwo", file=out)) == [
+        TaggedLine("stdout", "", "one"),
+        TaggedLine("stdout", "", "two"),
+    ]
 
 
 def test_each_line_of_a_call_is_its_own() -> None:
@@ -53,7 +56,7 @@ def test_each_line_of_a_call_is_its_own() -> None:
         inside("inv-2", lambda: print("c", file=out))
 
     assert read(write) == [
-        Printed("stdout", name, text) for name, text in [("inv-1", "a"), ("inv-1", "b"), ("inv-2", "c")]
+        TaggedLine("stdout", name, text) for name, text in [("inv-1", "a"), ("inv-1", "b"), ("inv-2", "c")]
     ]
 
 
@@ -64,12 +67,14 @@ def test_a_line_that_another_call_breaks_into_stays_its_own() -> None:
         inside("inv-1", lambda: print(" rest", file=out))
 
     assert read(write) == [
-        Printed("stdout", "inv-1", "half"), Printed("stdout", "inv-2", "other"), Printed("stdout", "inv-1", " rest")
-    ]  # fmt: skip
+        TaggedLine("stdout", "inv-1", "half"),
+        TaggedLine("stdout", "inv-2", "other"),
+        TaggedLine("stdout", "inv-1", " rest"),
+    ]
 
 
 def test_stderr_is_told_apart() -> None:
-    assert read(lambda out: print("trouble", file=out), 2) == [Printed("stderr", "", "trouble")]
+    assert read(lambda out: print("trouble", file=out), 2) == [TaggedLine("stderr", "", "trouble")]
 
 
 def test_a_thread_of_the_call_prints_for_it() -> None:
@@ -81,7 +86,7 @@ def test_a_thread_of_the_call_prints_for_it() -> None:
 
         inside("inv-1", work)
 
-    assert read(write) == [Printed("stdout", "inv-1", "from a thread")]
+    assert read(write) == [TaggedLine("stdout", "inv-1", "from a thread")]
 
 
 @given(st.lists(st.tuples(st.sampled_from(["", "inv-1", "inv-2"]), TEXTS), max_size=12))
@@ -90,13 +95,13 @@ def test_nothing_is_lost_whoever_prints_what(prints: list[tuple[str, str]]) -> N
         for call, text in prints:
             inside(call, lambda text=text: print(text, file=out))  # type: ignore[misc]
 
-    wanted = [Printed("stdout", call, line) for call, text in prints for line in text.split("\n")]
+    wanted = [TaggedLine("stdout", call, line) for call, text in prints for line in text.split("\n")]
     assert read(write) == wanted
 
 
 @given(st.text())
 def test_any_line_is_read(line: str) -> None:
-    found = read_line(line)
+    found = parse_tagged_line(line)
     assert len(found.invocation) <= 128
     if "\x1e" not in line:
-        assert found == Printed("stdout", "", line)
+        assert found == TaggedLine("stdout", "", line)

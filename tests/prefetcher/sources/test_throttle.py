@@ -12,10 +12,10 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetstart.prefetcher.sources import pacing
-from fleetstart.prefetcher.sources.base import Piece, Range
-from fleetstart.prefetcher.sources.pacing import CREDIT_S, PORTION_BYTES, SHARE, WINDOW_BYTES, Pace
+from fleetstart.prefetcher.sources import throttle
+from fleetstart.prefetcher.sources.base import ObjectRange, Piece
 from fleetstart.prefetcher.sources.s3 import S3Source
+from fleetstart.prefetcher.sources.throttle import CREDIT_S, PORTION_BYTES, SHARE, WINDOW_BYTES, BackgroundThrottle
 from tests.prefetcher.faulty_s3 import FaultyS3, resets_after
 
 MBIT_200 = 25e6
@@ -28,7 +28,7 @@ MBIT_200 = 25e6
 def test_what_is_read_is_never_ahead_of_its_share_by_more_than_the_credit(
     bytes_per_s: float, reads: list[tuple[int, float]]
 ) -> None:
-    pace = Pace()
+    pace = BackgroundThrottle()
     pace.measured(bytes_per_s)
     now_s = 1000.0
     read_bytes = 0
@@ -40,7 +40,7 @@ def test_what_is_read_is_never_ahead_of_its_share_by_more_than_the_credit(
 
 
 def test_who_reads_without_a_break_gets_all_of_its_share() -> None:
-    pace = Pace()
+    pace = BackgroundThrottle()
     pace.measured(MBIT_200)
     now_s = 0.0
     for _ in range(1000):
@@ -50,18 +50,18 @@ def test_who_reads_without_a_break_gets_all_of_its_share() -> None:
 
 @given(st.floats(0, 1e12))
 def test_portions_and_windows_are_a_moment_of_the_link(bytes_per_s: float) -> None:
-    pace = Pace()
+    pace = BackgroundThrottle()
     pace.measured(bytes_per_s)
     assert PORTION_BYTES[0] <= pace.portion_bytes <= PORTION_BYTES[1]
     assert WINDOW_BYTES[0] <= pace.window_bytes <= WINDOW_BYTES[1]
 
 
 def test_nothing_is_held_back_before_the_source_was_measured() -> None:
-    assert [Pace().delay_s(1 << 30, 1.0) for _ in range(3)] == [0.0, 0.0, 0.0]
+    assert [BackgroundThrottle().delay_s(1 << 30, 1.0) for _ in range(3)] == [0.0, 0.0, 0.0]
 
 
 def test_while_others_wait_for_theirs_it_holds_still_until_they_have_it() -> None:
-    pace, holds_still, events = Pace(), threading.Event(), list[str]()
+    pace, holds_still, events = BackgroundThrottle(), threading.Event(), list[str]()
 
     def stopped() -> bool:
         holds_still.set()
@@ -81,7 +81,7 @@ def test_while_others_wait_for_theirs_it_holds_still_until_they_have_it() -> Non
 
 
 def test_it_holds_still_no_longer_than_a_store_keeps_a_connection_or_once_it_is_stopped() -> None:
-    pace = Pace()
+    pace = BackgroundThrottle()
     with pace.urgent():
         pace.wait(1, lambda: False)
         pace.wait(1, lambda: True)
@@ -96,13 +96,15 @@ def test_paced_reads_have_connections_with_small_buffers_of_their_own(
     server = FaultyS3(tmp_path)
     monkeypatch.setenv("AWS_ENDPOINT_URL", server.url)
     waited: list[int] = []
-    monkeypatch.setattr(pacing.Pace, "wait", lambda self, size_bytes, stopped: waited.append(size_bytes))
-    source, pace = S3Source(bucket="weights"), Pace()
+    monkeypatch.setattr(
+        throttle.BackgroundThrottle, "wait", lambda self, size_bytes, stopped: waited.append(size_bytes)
+    )
+    source, pace = S3Source(bucket="weights"), BackgroundThrottle()
     pace.measured(MBIT_200)
 
-    def read(pace: Pace | None) -> None:
+    def read(pace: BackgroundThrottle | None) -> None:
         into = memoryview(bytearray(len(data)))
-        found = list(source.read(Range("part", len(data), 0, [Piece(len(data), into)], pace), lambda: False))
+        found = list(source.read(ObjectRange("part", len(data), 0, [Piece(len(data), into)], pace), lambda: False))
         assert found == [xxhash.xxh3_64_intdigest(data)]
 
     try:

@@ -32,7 +32,7 @@ LOOK_S = 0.02
 """How soon a read that holds still notices that it is stopped."""
 
 
-class Pace:
+class BackgroundThrottle:
     """One a node: reads of several segments together keep to it. Thread-safe."""
 
     def __init__(self) -> None:
