@@ -33,7 +33,7 @@ from fleetstart.runtime.contract.errors import (
 
 from ..auth.owner_key import kept
 from ..schemas.functions import FunctionInfo
-from .home import Layout
+from .home import HomeLayout
 from .output import ConnectionCut, Unreachable
 from .root import KEY_META
 
@@ -59,7 +59,7 @@ class Address(NamedTuple):
 def find_server(url: str | None, home: Path) -> Address:
     """The server to talk to, as given or as `fs up` wrote it, and the key: FS_KEY, or for our own server that of its
     home, which nobody else is shown."""
-    layout = Layout(home)
+    layout = HomeLayout(home)
     try:
         own = layout.endpoint.read_text().strip()
     except OSError as error:
@@ -81,15 +81,15 @@ def find_server(url: str | None, home: Path) -> Address:
 def own_server(home: Path) -> Address:
     """The one that `fs up` wrote, with the key of its home if there is one, whatever FS_KEY is for."""
     found = find_server(None, home)
-    own = _with_own_key(found.url, Layout(home))
+    own = _with_own_key(found.url, HomeLayout(home))
     return own if own.key else found
 
 
-def _with_own_key(url: str, layout: Layout) -> Address:
-    return Address(url, kept(layout.key), f"$(cat {spelled(layout.key)})")
+def _with_own_key(url: str, layout: HomeLayout) -> Address:
+    return Address(url, kept(layout.key), f"$(cat {shell_path(layout.key)})")
 
 
-def spelled(path: Path) -> str:
+def shell_path(path: Path) -> str:
     """As a shell takes it, and a person reads it."""
     user = Path.home()
     return f"~/{shlex.quote(str(path.relative_to(user)))}" if path.is_relative_to(user) else shlex.quote(str(path))
@@ -112,7 +112,7 @@ def function_path(name: str) -> str:
     return f"/api/v1/functions/{quote(name, safe='')}"
 
 
-class Server:
+class ApiClient:
     """One server. Also the ObjectStore that a deploy writes to."""
 
     def __init__(self, address: Address | str, *, timeout_s: float = 30.0) -> None:
@@ -144,32 +144,36 @@ class Server:
         self.http.close()
 
     def get(self, path: str, kind: type[Answer], **query: str | int) -> Answer:
-        return self._decoded(self.repeated("GET", path, params=query), kind)
+        return self._decoded(self.request_with_retry("GET", path, params=query), kind)
 
     def post(self, path: str, body: Any, kind: type[Answer], **query: str | int) -> Answer:
         headers = {"content-type": "application/json"}
         # Deploying the same spec twice gives the same version, so it may be repeated.
-        response = self.repeated("POST", path, params=query, content=msgspec.json.encode(body), headers=headers)
+        response = self.request_with_retry(
+            "POST", path, params=query, content=msgspec.json.encode(body), headers=headers
+        )
         return self._decoded(response, kind)
 
-    def change(self, method: str, path: str, body: Any, kind: type[Answer]) -> Answer:
+    def send_once(self, method: str, path: str, body: Any, kind: type[Answer]) -> Answer:
         """Once: two rollbacks are not one."""
         headers = {"content-type": "application/json"}
-        with self.reached():
+        with self.connection_errors():
             return self._decoded(
                 self.http.request(method, path, content=msgspec.json.encode(body), headers=headers), kind
             )
 
     def put(self, path: str, body: Any, kind: type[Answer]) -> Answer:
         headers = {"content-type": "application/json"}
-        return self._decoded(self.repeated("PUT", path, content=msgspec.json.encode(body), headers=headers), kind)
+        return self._decoded(
+            self.request_with_retry("PUT", path, content=msgspec.json.encode(body), headers=headers), kind
+        )
 
     def delete(self, path: str, kind: type[Answer]) -> Answer:
-        with self.reached():
+        with self.connection_errors():
             return self._decoded(self.http.request("DELETE", path), kind)
 
     def object_size(self, key: str) -> int | None:
-        response = self.repeated("HEAD", f"/api/v1/objects/{key}")
+        response = self.request_with_retry("HEAD", f"/api/v1/objects/{key}")
         if response.status_code == 404:
             return None
         if response.is_error:
@@ -178,14 +182,14 @@ class Server:
 
     def put_object(self, key: str, content: Iterator[bytes] | bytes, size_bytes: int) -> None:
         headers = {"content-length": str(size_bytes), "content-type": "application/octet-stream"}
-        with self.reached():
+        with self.connection_errors():
             response = self.http.put(f"/api/v1/objects/{key}", content=content, headers=headers, timeout=300.0)
         if response.is_error:
             raise error_of(response.status_code, response.content)
 
     def read_object(self, key: str, limit_bytes: int) -> bytes | None:
         """A small object; None if it is not there."""
-        response = self.repeated("GET", f"/api/v1/objects/{key}", headers={"range": f"bytes=0-{limit_bytes}"})
+        response = self.request_with_retry("GET", f"/api/v1/objects/{key}", headers={"range": f"bytes=0-{limit_bytes}"})
         if response.status_code in (404, 416):  # 416: an empty one has no range
             return None if response.status_code == 404 else b""
         if response.is_error:
@@ -211,7 +215,7 @@ class Server:
 
     def _streamed(self, key: str, offset: int, end: int) -> Iterator[bytes]:
         headers = {"range": f"bytes={offset}-{end - 1}"}
-        with self.reached(), self.http.stream("GET", f"/api/v1/objects/{key}", headers=headers) as response:
+        with self.connection_errors(), self.http.stream("GET", f"/api/v1/objects/{key}", headers=headers) as response:
             if response.is_error:
                 raise error_of(response.status_code, response.read())
             expected = f"bytes {offset}-{end - 1}/"
@@ -226,7 +230,7 @@ class Server:
         query = {"tail": tail, "follow": int(follow)}
         path = f"/api/v1/functions/{quote(name, safe='')}/logs"
         timeout = self._httpx.Timeout(30.0, read=None if follow else 30.0)
-        with self.reached(), self.http.stream("GET", path, params=query, timeout=timeout) as response:
+        with self.connection_errors(), self.http.stream("GET", path, params=query, timeout=timeout) as response:
             if response.is_error:
                 raise error_of(response.status_code, response.read())
             for line in response.iter_lines():
@@ -234,7 +238,7 @@ class Server:
                     yield msgspec.json.decode(line, type=LogLine)
 
     @contextmanager
-    def reached(self) -> Iterator[None]:
+    def connection_errors(self) -> Iterator[None]:
         """Turns errors of the connection into Unreachable."""
         try:
             yield
@@ -244,10 +248,10 @@ class Server:
                 hint="is it running? `fs up` starts a server on this machine, `fs doctor` looks for problems",
             ) from error
 
-    def repeated(self, method: str, path: str, **request: Any) -> httpx.Response:
+    def request_with_retry(self, method: str, path: str, **request: Any) -> httpx.Response:
         """A request that may be made twice; a refused connection is final, a cut one is not."""
         ends = time.monotonic() + RETRY_S
-        with self.reached():
+        with self.connection_errors():
             while True:
                 try:
                     return self.http.request(method, path, **request)
@@ -279,17 +283,17 @@ def error_of(status: int, body: bytes) -> FleetError:
 
 
 @contextmanager
-def suggesting(server: Server, name: str) -> Iterator[None]:
+def suggest_function(server: ApiClient, name: str) -> Iterator[None]:
     """A name that does not exist is answered with the nearest that does."""
     try:
         yield
     except NotFound as error:
         if not error.hint or "did you mean" not in error.hint:
-            error.hint = suggestion(server, name) or error.hint
+            error.hint = nearest_function(server, name) or error.hint
         raise
 
 
-def suggestion(server: Server, name: str) -> str:
+def nearest_function(server: ApiClient, name: str) -> str:
     from difflib import get_close_matches
 
     try:

@@ -13,20 +13,20 @@ from fleetstart.runtime.contract.errors import DeadlineExceeded, NotFound
 
 from ..schemas.invocations import InvocationInfo
 from . import output
-from .api_client import Server, error_of
-from .units import utc
+from .api_client import ApiClient, error_of
+from .units import format_utc
 
 ENDED = frozenset(("succeeded", "failed", "cancelled", "expired"))
 ASK_S = 20
 """Of one request: shorter than the client's own timeout."""
 
 
-def ended(server: Server, invocation: str, *, timeout_s: float) -> InvocationInfo:
+def wait_for_end(server: ApiClient, invocation: str, *, timeout_s: float) -> InvocationInfo:
     """As it is when it has ended. Errors: DeadlineExceeded, NotFound, Unreachable."""
     ends_s = time.monotonic() + timeout_s
     while True:
         left_s = max(0, min(ASK_S, round(ends_s - time.monotonic())))
-        with server.reached():
+        with server.connection_errors():
             response = server.http.get(
                 f"/api/v1/invocations/{quote(invocation, safe='')}", headers={"prefer": f"wait={left_s}"}
             )
@@ -42,8 +42,8 @@ def ended(server: Server, invocation: str, *, timeout_s: float) -> InvocationInf
             )
 
 
-def call(
-    server: Server,
+def invoke_async(
+    server: ApiClient,
     method: str,
     target: str,
     content: bytes | None,
@@ -53,7 +53,7 @@ def call(
     as_json: bool,
 ) -> int:
     """The exit code. It carries a request id, under which the server accepts it once."""
-    response = server.repeated(method, target, content=content, headers=headers)
+    response = server.request_with_retry(method, target, content=content, headers=headers)
     if response.status_code != 202:
         raise error_of(response.status_code, response.content)
     info = msgspec.json.decode(response.content, type=InvocationInfo)
@@ -64,24 +64,24 @@ def call(
             output.data(info.id)
         return output.OK
     if not as_json:
-        output.say(info.id)
-    info = ended(server, info.id, timeout_s=wait_s)
+        output.message(info.id)
+    info = wait_for_end(server, info.id, timeout_s=wait_s)
     if as_json:
-        show(info, as_json=True)
+        print_invocation(info, as_json=True)
         return output.OK if info.status == "succeeded" else output.FAILED
-    code = write_result(server, info.id)
+    code = print_result(server, info.id)
     bill = f", billed {info.billed_ms} ms, ${info.cost}" if info.cost else ""
-    output.say(f"{info.status}, version {info.version}{bill}")
+    output.message(f"{info.status}, version {info.version}{bill}")
     return code
 
 
-def path(invocation: str) -> str:
+def invocation_path(invocation: str) -> str:
     return f"/api/v1/invocations/{quote(invocation, safe='')}"
 
 
-def kept(server: Server, invocation: str) -> InvocationInfo:
+def get_invocation(server: ApiClient, invocation: str) -> InvocationInfo:
     """Errors: NotFound, also for a synchronous call of which only the trace is left."""
-    found = server.get(path(invocation), dict[str, msgspec.Raw])
+    found = server.get(invocation_path(invocation), dict[str, msgspec.Raw])
     if "status" not in found:
         raise NotFound(
             f"{invocation} was a synchronous call, and its request is not kept",
@@ -90,36 +90,36 @@ def kept(server: Server, invocation: str) -> InvocationInfo:
     return msgspec.json.decode(msgspec.json.encode(found), type=InvocationInfo)
 
 
-def write_result(server: Server, invocation: str) -> int:
+def print_result(server: ApiClient, invocation: str) -> int:
     """The kept answer on stdout; a line on stderr if there is none yet."""
-    with server.reached():
-        response = server.http.get(f"{path(invocation)}/result")
+    with server.connection_errors():
+        response = server.http.get(f"{invocation_path(invocation)}/result")
     if response.headers.get("fs-error") or response.status_code == 404:
         raise error_of(response.status_code, response.content)
     if response.status_code == 202 and response.headers.get("location"):
-        output.say(f"{invocation} has not ended yet")
+        output.message(f"{invocation} has not ended yet")
         return output.FAILED
     sys.stdout.buffer.write(response.content)
     sys.stdout.buffer.flush()
     return output.FAILED if response.is_error else output.OK
 
 
-def show(info: InvocationInfo, *, as_json: bool) -> None:
+def print_invocation(info: InvocationInfo, *, as_json: bool) -> None:
     if as_json:
         output.json_data(info)
         return
-    facts = [f"{info.id}  {info.method} {info.target}  {state(info)}"]
-    facts += [f"  {utc(moment.unix_ms)}  {moment.what}" for moment in info.history]
+    facts = [f"{info.id}  {info.method} {info.target}  {describe_state(info)}"]
+    facts += [f"  {format_utc(moment.unix_ms)}  {moment.what}" for moment in info.history]
     if info.progress is not None:
         facts.append(
-            f"  {utc(info.progress.unix_ms)}  {info.progress.fraction:.0%}: {info.progress.message}".rstrip(": ")
+            f"  {format_utc(info.progress.unix_ms)}  {info.progress.fraction:.0%}: {info.progress.message}".rstrip(": ")
         )
     if info.error is not None:
         facts.append(f"  error: {info.error.message}")
     if info.http_status:
         cost = f", ${info.cost}" if info.cost else ""
         facts.append(
-            f"  HTTP {info.http_status}, {output.size(info.result_bytes)} {info.content_type}, version "
+            f"  HTTP {info.http_status}, {output.format_size(info.result_bytes)} {info.content_type}, version "
             f"{info.version}, {info.start} start, billed {info.billed_ms} ms{cost}"
         )
     if info.delivery is not None:
@@ -130,7 +130,7 @@ def show(info: InvocationInfo, *, as_json: bool) -> None:
         output.data(bytes(info.result).decode())
 
 
-def state(info: InvocationInfo) -> str:
+def describe_state(info: InvocationInfo) -> str:
     if info.dead_letter:
         return "failed, a dead letter"
     if info.status == "running" and info.progress is not None and not info.cancelling:

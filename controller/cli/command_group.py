@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 
-class Subverbs(click.Group):
+class CommandGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:

@@ -19,7 +19,7 @@ from typing import TypeVar
 
 import msgspec
 
-Record = TypeVar("Record", bound=msgspec.Struct)
+HomeRecord = TypeVar("HomeRecord", bound=msgspec.Struct)
 
 SOCKET_PATH_MAX_BYTES = 107
 """sun_path has 108 bytes, and the last is its end."""
@@ -44,7 +44,7 @@ class ServiceRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class HomeLayout:
     home: Path
 
     @property
@@ -96,7 +96,7 @@ class Layout:
         return self.open.exists() and not self.key.exists()
 
     @property
-    def way_in(self) -> Path:
+    def dashboard_page(self) -> Path:
         """A page that leads to the dashboard with the key, mode 0600; `fs dashboard --open` shows it."""
         return self.home / "dashboard.html"
 
@@ -141,14 +141,14 @@ def _remove_socket_dir(folder: Path) -> None:
         folder.rmdir()
 
 
-def read_record(path: Path, kind: type[Record]) -> Record | None:
+def read_record(path: Path, kind: type[HomeRecord]) -> HomeRecord | None:
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)
     except (OSError, msgspec.DecodeError):
         return None
 
 
-def read_services(layout: Layout) -> dict[str, ServiceRecord]:
+def read_services(layout: HomeLayout) -> dict[str, ServiceRecord]:
     try:
         return msgspec.json.decode(layout.services.read_bytes(), type=dict[str, ServiceRecord])
     except (OSError, msgspec.DecodeError):

@@ -50,7 +50,7 @@ def exit_code(error: FleetError) -> int:
     return NOT_FOUND if isinstance(error, NotFound) else FAILED
 
 
-def say(text: str = "") -> None:
+def message(text: str = "") -> None:
     """A line for people."""
     click.echo(text, err=True)
 
@@ -72,9 +72,9 @@ def show_error(error: FleetError, *, as_json: bool) -> None:
     if as_json:
         click.echo(msgspec.json.encode(ErrorBody(error=error.info())).decode(), err=True)
         return
-    say(click.style("error: ", fg="red", bold=True) + error.message)
+    message(click.style("error: ", fg="red", bold=True) + error.message)
     if error.hint:
-        say(click.style("hint:  ", fg="yellow") + error.hint)
+        message(click.style("hint:  ", fg="yellow") + error.hint)
 
 
 def is_terminal() -> bool:
@@ -106,7 +106,7 @@ def csv(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return out.getvalue().rstrip("\n")
 
 
-def size(count: int) -> str:
+def format_size(count: int) -> str:
     """1536 → "1.5 KiB"."""
     amount = float(count)
     for unit in ("B", "KiB", "MiB", "GiB"):
@@ -116,7 +116,7 @@ def size(count: int) -> str:
     return f"{amount:.1f} TiB"
 
 
-def age(seconds: float) -> str:
+def format_age(seconds: float) -> str:
     """ "45s", "12m", "3h", "2d"."""
     for limit, length, unit in ((120, 1, "s"), (7200, 60, "m"), (172_800, 3600, "h")):
         if seconds < limit:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 LINE_EVERY_S = 5.0
 
 
-class Bar:
+class ProgressBar:
     """Called with what is done, bytes done and bytes in all; its line is gone at the end."""
 
     def __init__(self, label: str, *, live: bool) -> None:
@@ -23,7 +23,7 @@ class Bar:
         self._bar: Progress | None = _bar() if live else None
         self._task: TaskID | None = None
 
-    def __enter__(self) -> Bar:
+    def __enter__(self) -> ProgressBar:
         if self._bar is not None:
             self._bar.start()
         return self
@@ -41,7 +41,7 @@ class Bar:
         elif time.monotonic() >= self._next_s:
             self._next_s = time.monotonic() + LINE_EVERY_S
             share = done / total if total else 1.0
-            output.say(f"{text} {share:4.0%} of {output.size(total)}")
+            output.message(f"{text} {share:4.0%} of {output.format_size(total)}")
 
 
 def _bar() -> Progress:

@@ -47,7 +47,7 @@ Write = Callable[[int, bytes], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class ShellRequest:
     path: str
     version: str
     idle_s: float | None
@@ -55,12 +55,12 @@ class Wanted:
     terminal: bool
 
 
-def converse(address: Address, wanted: Wanted, write: Write) -> int:
+def run_shell(address: Address, wanted: ShellRequest, write: Write) -> int:
     """The command's exit status. `write` gets 1 or 2, and what was printed. Errors: FleetError."""
     return asyncio.run(_converse(address, wanted, write))
 
 
-async def _converse(address: Address, wanted: Wanted, write: Write) -> int:
+async def _converse(address: Address, wanted: ShellRequest, write: Write) -> int:
     query = {"version": wanted.version} | ({"idle_s": str(wanted.idle_s)} if wanted.idle_s is not None else {})
     parts = urlsplit(address.url)
     scheme = "wss" if parts.scheme == "https" else "ws"
@@ -89,7 +89,7 @@ async def _converse(address: Address, wanted: Wanted, write: Write) -> int:
         raise Unreachable(f"{address.url} does not answer: {error or type(error).__name__}") from error
 
 
-async def _session(socket: ClientConnection, wanted: Wanted, write: Write) -> int:
+async def _session(socket: ClientConnection, wanted: ShellRequest, write: Write) -> int:
     loop = asyncio.get_running_loop()
     window = _window() if wanted.terminal else None
     term = os.environ.get("TERM") or "dumb"
@@ -163,6 +163,6 @@ def _raw() -> Iterator[None]:
             termios.tcsetattr(0, termios.TCSADRAIN, before)
 
 
-def write_through(descriptor: int, data: bytes) -> None:
+def write_all(descriptor: int, data: bytes) -> None:
     while data:
         data = data[os.write(descriptor, data) :]

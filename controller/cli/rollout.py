@@ -14,7 +14,7 @@ from fleetstart.runtime.contract.ids import Version
 
 from ..schemas.functions import Deployed, Traffic
 from . import output
-from .api_client import Server
+from .api_client import ApiClient
 
 POLL_S = 0.1
 TELL_S = 1.0
@@ -23,7 +23,7 @@ LOGS_TAIL = 1000
 LOGS_SHOWN = 20
 
 
-def outcome(traffic: Traffic, version: Version) -> bool:
+def is_serving(traffic: Traffic, version: Version) -> bool:
     """Whether it has its calls; not yet while it is tried. Errors: why it was rejected; Unavailable if replaced."""
     if traffic.trying == version:
         return False
@@ -50,35 +50,35 @@ def _rejection(traffic: Traffic, version: Version) -> FleetError:
     )
 
 
-def wait(server: Server, deployed: Deployed, *, sleep: Callable[[float], None] = time.sleep) -> None:
-    """Returns when it has its calls. Errors: those of `outcome`, after the last lines of its workers."""
+def wait_until_serving(server: ApiClient, deployed: Deployed, *, sleep: Callable[[float], None] = time.sleep) -> None:
+    """Returns when it has its calls. Errors: those of `is_serving`, after the last lines of its workers."""
     path = f"/api/v1/functions/{quote(deployed.name, safe='')}/traffic"
     began_s = time.monotonic()
     told = False
     try:
-        while not outcome(server.get(path, Traffic), deployed.version):
+        while not is_serving(server.get(path, Traffic), deployed.version):
             if not told and time.monotonic() - began_s > TELL_S:
                 told = True
-                output.say(f"trying {deployed.name}@{deployed.version} before calls go to it")
+                output.message(f"trying {deployed.name}@{deployed.version} before calls go to it")
             sleep(POLL_S)
     except FleetError:
         for line in _last_lines(server, deployed):
-            output.say(f"    {line.text}")
+            output.message(f"    {line.text}")
         raise
 
 
-def _last_lines(server: Server, deployed: Deployed) -> Iterator[LogLine]:
+def _last_lines(server: ApiClient, deployed: Deployed) -> Iterator[LogLine]:
     lines = server.log_lines(deployed.name, tail=LOGS_TAIL, follow=False)
     yield from [line for line in lines if line.version == deployed.version and line.stream != "system"][-LOGS_SHOWN:]
 
 
-def reference(text: str) -> int | str:
+def version_or_alias(text: str) -> int | str:
     """ "3" and "v3" are numbers, everything else an alias."""
     number = text.removeprefix("v")
     return int(number) if number.isascii() and number.isdecimal() and len(number) <= 9 else text
 
 
-def shown(traffic: Traffic) -> str:
+def describe_traffic(traffic: Traffic) -> str:
     """ "hello: calls go to version 3; prod is 2; version 4 is being tried"."""
     if traffic.split:
         calls = " and ".join(f"{share.percent}% to version {share.version}" for share in traffic.split)

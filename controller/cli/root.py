@@ -60,7 +60,7 @@ VERBS = {
 }
 
 
-class Verbs(click.Group):
+class RootGroup(click.Group):
     """Knows the verbs by name; imports `commands/<verb>.py` only when that verb is asked for."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -110,7 +110,7 @@ def _show_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
         ctx.exit()
 
 
-@click.command(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.command(cls=RootGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_show_version, help="The version.")
 @click.option("--home", type=click.Path(path_type=Path), envvar="FS_HOME", hidden=True)
 @click.option("--key", envvar="FS_KEY", hidden=True)

@@ -10,18 +10,18 @@ import msgspec
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class ServerSentEvent:
     name: str
     data: str
 
 
-def events(lines: Iterable[str]) -> Iterator[Event]:
+def parse_events(lines: Iterable[str]) -> Iterator[ServerSentEvent]:
     """An event ends with an empty line; comments and unknown fields are passed over, as the standard says."""
     name, data = "message", list[str]()
     for line in lines:
         if not line:
             if data:
-                yield Event(name, "\n".join(data))
+                yield ServerSentEvent(name, "\n".join(data))
             name, data = "message", []
             continue
         field, _, value = line.partition(":")
@@ -31,7 +31,7 @@ def events(lines: Iterable[str]) -> Iterator[Event]:
         elif field == "event":
             name = value
     if data:
-        yield Event(name, "\n".join(data))
+        yield ServerSentEvent(name, "\n".join(data))
 
 
 def chunk_text(data: str) -> str | None:

@@ -12,7 +12,7 @@ _LENGTH = re.compile(r"(\d+(?:\.\d+)?)([smhdw])")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 
-def unix_ms(text: str, *, now_s: float, option: str) -> int:
+def parse_unix_ms(text: str, *, now_s: float, option: str) -> int:
     """Of an age ("24h" ago) or a date, which is UTC unless it says otherwise. Errors: click.BadParameter."""
     if match := _LENGTH.fullmatch(text.strip()):
         return round((now_s - float(match[1]) * _SECONDS[match[2]]) * 1000)
@@ -23,7 +23,7 @@ def unix_ms(text: str, *, now_s: float, option: str) -> int:
     return round((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
 
 
-def seconds(text: str, *, option: str) -> float:
+def parse_seconds(text: str, *, option: str) -> float:
     """Of a length such as 90s, 12h or 30d. Errors: click.BadParameter."""
     match = _LENGTH.fullmatch(text.strip())
     if match is None:
@@ -31,7 +31,7 @@ def seconds(text: str, *, option: str) -> float:
     return float(match[1]) * _SECONDS[match[2]]
 
 
-def nano_dollars(text: str, *, option: str) -> int:
+def parse_nano_dollars(text: str, *, option: str) -> int:
     """ "0.05" → 50,000,000. Errors: click.BadParameter."""
     try:
         amount = Decimal(text.strip().removeprefix("$")) * 10**9
@@ -42,5 +42,5 @@ def nano_dollars(text: str, *, option: str) -> int:
     return int(amount)
 
 
-def utc(moment_unix_ms: int) -> str:
+def format_utc(moment_unix_ms: int) -> str:
     return datetime.fromtimestamp(moment_unix_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

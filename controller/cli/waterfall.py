@@ -47,7 +47,7 @@ def waterfall(phases: Sequence[Phase], *, width: int = 100) -> str:
     return "\n".join(lines)
 
 
-def beside(before: Sequence[Phase], now: Sequence[Phase], *, width: int = 100) -> str:
+def compare_timelines(before: Sequence[Phase], now: Sequence[Phase], *, width: int = 100) -> str:
     """Two timelines on one axis, both from its beginning: of each phase, what it is now and, below, what it was."""
     if not (before and now):
         return waterfall(now or before, width=width)
@@ -95,29 +95,31 @@ def _axis(span_ms: float, columns: int) -> str:
     return "0" + "·" * max(1, columns - 1 - len(end)) + end
 
 
-def shown(trace: InvocationTrace, *, width: int) -> str:
+def render_trace(trace: InvocationTrace, *, width: int) -> str:
     row = trace.row
-    bill = f"billed {row.billed_ms} ms of {output.size(row.memory_bytes)} = ${dollars(row.cost_nusd)}"
+    bill = f"billed {row.billed_ms} ms of {output.format_size(row.memory_bytes)} = ${dollars(row.cost_nusd)}"
     waived = f"waited {row.queue_ms} ms, not billed"
     chart = waterfall(trace.timeline.phases, width=width)
     spans = f"\ntrace {trace.context.trace_id}" if trace.context.trace_id else ""
-    return f"{summary(trace)}\n\n{chart}\n\n{bill}; {waived}{spans}"
+    return f"{trace_summary(trace)}\n\n{chart}\n\n{bill}; {waived}{spans}"
 
 
-def summary(trace: InvocationTrace) -> str:
+def trace_summary(trace: InvocationTrace) -> str:
     """What call it was, and what it came to, on one line."""
     row = trace.row
     outcome = f"HTTP {row.status}" + (f" {row.error}" if row.error else "")
     worker = f"worker {row.worker or 'none'}{', pooled' if trace.pooled else ''}"
     facts = [f"{row.function}@{row.version}", f"{row.start} start", outcome, worker]
     if trace.relayed:
-        facts.append(f"{stages(trace.relayed)} reached through the object store")
+        facts.append(f"{stage_list(trace.relayed)} reached through the object store")
     if trace.fetched:
-        facts.append(", ".join(f"{output.size(count)} from the {source}" for source, count in trace.fetched.items()))
+        facts.append(
+            ", ".join(f"{output.format_size(count)} from the {source}" for source, count in trace.fetched.items())
+        )
     if row.attempts > 1:
         facts.append(f"{row.attempts} attempts")
     return f"{row.id}   {', '.join(facts)}"
 
 
-def stages(indices: Sequence[int]) -> str:
+def stage_list(indices: Sequence[int]) -> str:
     return f"stage{'s' if len(indices) > 1 else ''} {', '.join(map(str, indices))}"

@@ -113,7 +113,7 @@ def test_the_link_of_the_dashboard_lets_its_owner_in_and_forgets_the_key(system:
         wait_until(lambda: (tmp_path / "shown").exists(), what="the browser")
         shown = (tmp_path / "shown").read_text().strip()
         assert key not in shown
-        assert stat.S_IMODE(system.layout.way_in.stat().st_mode) == 0o600
+        assert stat.S_IMODE(system.layout.dashboard_page.stat().st_mode) == 0o600
         page.command("Page.navigate", url=shown)
         wait_until(lambda: page.run("location.href") == f"{url}/ui/#/", what="the page behind the file")
         page.shows("live")

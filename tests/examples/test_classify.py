@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleetstart.controller.cli.handler.source.declarations import read_declarations
-from fleetstart.controller.cli.handler.source.layered import in_layers
-from fleetstart.controller.cli.handler.spec import layers_of
+from fleetstart.controller.cli.handler.source.layered import with_layer_names
+from fleetstart.controller.cli.handler.spec import layer_pattern_of
 from fleetstart.controller.cli.weights.source import read_source
 from fleetstart.runtime.contract.errors import InvalidInput
 from fleetstart.runtime.layered.stages import whole_app
@@ -75,10 +75,10 @@ def parts(example: ModuleType, weights: Any) -> Any:
 
 def test_it_is_declared_in_layers_that_its_weights_have() -> None:
     (found,) = read_declarations(EXAMPLE / "handler.py")
-    assert (found.attribute, found.kind, layers_of(found)) == ("Classify", "layered", "_blocks.{}")
+    assert (found.attribute, found.kind, layer_pattern_of(found)) == ("Classify", "layered", "_blocks.{}")
     if not (EXAMPLE / "weights" / "model.safetensors").exists():
         pytest.skip("no weights: make models")
-    assert in_layers(read_source(EXAMPLE / "weights"), layers_of(found), "").layers == "_blocks.{}"
+    assert with_layer_names(read_source(EXAMPLE / "weights"), layer_pattern_of(found), "").layers == "_blocks.{}"
 
 
 def test_the_whole_model_answers_as_the_package_does(example: ModuleType, weights: Any) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from safetensors import SafetensorError, deserialize
 
-from fleetstart.controller.cli.weights.local_files import Made
+from fleetstart.controller.cli.weights.local_files import GeneratedFile
 from fleetstart.controller.cli.weights.safetensors_header import read_file
 from fleetstart.controller.cli.weights.source_layout import read_layout
 from fleetstart.runtime.contract.errors import CheckpointInvalid, PickleRefused
@@ -38,7 +38,7 @@ CHUNK_BYTES = 4096
 def check_header(data: bytes) -> bool:
     """Whether they were read; then every byte that the header promises is there, and the library agrees."""
     try:
-        found = list(read_file(Made("m.safetensors", data)).tensors)
+        found = list(read_file(GeneratedFile("m.safetensors", data)).tensors)
     except (CheckpointInvalid, PickleRefused):
         return False
     assert all(0 <= one.offset <= one.offset + one.size_bytes <= len(data) for one in found)

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleetstart.controller.cli.weights.source_layout import Layout, LayoutFile
+from fleetstart.controller.cli.weights.source_layout import ShardHeader, ShardLayout
 from fleetstart.runtime.contract.weights.manifest import manifest_bytes
 from tests.fuzz.formats import (
     HEADER_DATA_BYTES,
@@ -108,7 +108,7 @@ def test_no_layout_makes_its_reader_fail_otherwise(seed: int) -> None:
             ("c", "F16", [128], 132, 388), ("d", "F32", [8], 388, 420),
         ]
     }  # fmt: skip
-    data = msgspec.json.encode(Layout(files=[LayoutFile("model.safetensors", json.dumps(table))]))
+    data = msgspec.json.encode(ShardLayout(files=[ShardHeader("model.safetensors", json.dumps(table))]))
     assert check_layout(gzip.compress(data))
     check_layout(gzip.compress(mutated(data, chance, 1 + chance.randrange(4))))
     check_layout(mutated(gzip.compress(data), chance, 1))

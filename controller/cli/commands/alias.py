@@ -9,8 +9,8 @@ import click
 
 from ...schemas.functions import Traffic
 from .. import output
-from ..api_client import Server, find_server, function_path, suggesting
-from ..rollout import reference, shown
+from ..api_client import ApiClient, find_server, function_path, suggest_function
+from ..rollout import describe_traffic, version_or_alias
 from ..root import verb
 
 
@@ -35,18 +35,18 @@ def command(
         raise click.UsageError(f"give a version for {alias}, or --rm" if not remove else "--rm takes no version")
     if remove and alias is None:
         raise click.UsageError("--rm which? fs alias NAME ALIAS --rm")
-    with Server(find_server(url, home)) as server, suggesting(server, name):
+    with ApiClient(find_server(url, home)) as server, suggest_function(server, name):
         path = f"{function_path(name)}/aliases/{quote(alias or '', safe='')}"
         if alias is None:
             traffic = server.get(f"{function_path(name)}/traffic", Traffic)
         elif remove:
-            traffic = server.change("DELETE", path, None, Traffic)
+            traffic = server.send_once("DELETE", path, None, Traffic)
         else:
-            traffic = server.change("PUT", path, {"version": reference(version or "")}, Traffic)
+            traffic = server.send_once("PUT", path, {"version": version_or_alias(version or "")}, Traffic)
     if as_json:
         output.json_data({"live": traffic.live, **traffic.aliases})
     else:
         rows = [(name, str(version)) for name, version in {"live": traffic.live, **traffic.aliases}.items()]
         output.data(output.table(("ALIAS", "VERSION"), rows, right=frozenset({1})))
     if alias is not None:
-        output.say(shown(traffic))
+        output.message(describe_traffic(traffic))

@@ -9,9 +9,9 @@ import click
 
 from ...schemas.access import AuditEvent
 from .. import output
-from ..api_client import Server, find_server
+from ..api_client import ApiClient, find_server
 from ..root import verb
-from ..units import unix_ms, utc
+from ..units import format_utc, parse_unix_ms
 
 
 @click.command
@@ -25,8 +25,8 @@ def command(home: Path, *, since: str, by: str, limit: int, url: str | None, as_
 
     Two digests of the object tell whether it changed. Needs a key that may admin.
     """
-    since_unix_ms = max(0, unix_ms(since, now_s=time.time(), option="--since"))
-    with Server(find_server(url, home)) as server:
+    since_unix_ms = max(0, parse_unix_ms(since, now_s=time.time(), option="--since"))
+    with ApiClient(find_server(url, home)) as server:
         events = server.get("/api/v1/audit", list[AuditEvent], since_unix_ms=since_unix_ms, by=by, limit=limit)
     events.reverse()
     if as_json:
@@ -34,13 +34,13 @@ def command(home: Path, *, since: str, by: str, limit: int, url: str | None, as_
     elif events:
         output.data(table(events))
     else:
-        output.say("nobody changed anything in that time")
+        output.message("nobody changed anything in that time")
 
 
 def table(events: list[AuditEvent]) -> str:
     rows = [
         (
-            utc(event.unix_ms),
+            format_utc(event.unix_ms),
             event.by or "nobody",
             event.address,
             event.verb + (f" ×{event.times}" if event.times > 1 else ""),

@@ -11,13 +11,13 @@ from fleetstart.runtime.contract.billing.ledger import dollars
 
 from ...schemas.functions import BudgetInfo, BudgetTerms
 from .. import output
-from ..api_client import Server, find_server, suggesting
-from ..command_group import Subverbs
+from ..api_client import ApiClient, find_server, suggest_function
+from ..command_group import CommandGroup
 from ..root import verb
-from ..units import nano_dollars, utc
+from ..units import format_utc, parse_nano_dollars
 
 
-@click.group(cls=Subverbs, context_settings={"max_content_width": 100})
+@click.group(cls=CommandGroup, context_settings={"max_content_width": 100})
 def command() -> None:
     """What functions may cost. When a budget is spent, calls are refused with 402 until it renews. Each has --json."""
 
@@ -35,9 +35,9 @@ def set_(home: Path, *, name: str, usd: str, per: str, alert: int, url: str | No
     What it has cost in the period so far counts. Calls that are under way when it is spent are served and billed.
     """
     terms = BudgetTerms(
-        limit_nusd=nano_dollars(usd, option="--usd"), per=cast(Literal["day", "month"], per), alert_percent=alert
+        limit_nusd=parse_nano_dollars(usd, option="--usd"), per=cast(Literal["day", "month"], per), alert_percent=alert
     )
-    with Server(find_server(url, home)) as server, suggesting(server, name):
+    with ApiClient(find_server(url, home)) as server, suggest_function(server, name):
         info = server.put(f"/api/v1/budgets/{name}", terms, BudgetInfo)
     _show(info, as_json=as_json)
 
@@ -47,14 +47,14 @@ def set_(home: Path, *, name: str, usd: str, per: str, alert: int, url: str | No
 @click.pass_obj
 def ls(home: Path, *, url: str | None, as_json: bool) -> None:
     """List budgets, and how far they are spent."""
-    with Server(find_server(url, home)) as server:
+    with ApiClient(find_server(url, home)) as server:
         budgets = server.get("/api/v1/budgets", list[BudgetInfo])
     if as_json:
         output.json_data(budgets)
     elif budgets:
         output.data(table(budgets))
     else:
-        output.say("no function has a budget")
+        output.message("no function has a budget")
 
 
 @command.command
@@ -63,12 +63,14 @@ def ls(home: Path, *, url: str | None, as_json: bool) -> None:
 @click.pass_obj
 def rm(home: Path, *, name: str, url: str | None, as_json: bool) -> None:
     """Take a function's budget away: it may cost what it costs."""
-    with Server(find_server(url, home)) as server, suggesting(server, name):
+    with ApiClient(find_server(url, home)) as server, suggest_function(server, name):
         info = server.delete(f"/api/v1/budgets/{name}", BudgetInfo)
     if as_json:
         output.json_data(info)
     else:
-        output.say(f"{info.function} has no budget any more; ${dollars(info.spent_nusd)} of {_limit(info)} were spent")
+        output.message(
+            f"{info.function} has no budget any more; ${dollars(info.spent_nusd)} of {_limit(info)} were spent"
+        )
 
 
 def table(budgets: list[BudgetInfo]) -> str:
@@ -79,7 +81,7 @@ def table(budgets: list[BudgetInfo]) -> str:
             f"${dollars(info.spent_nusd)}",
             f"{100 * info.spent_nusd // info.limit_nusd}%",
             info.stage if info.stage != "alert" else f"over {info.alert_percent}%",
-            utc(info.renews_unix_ms),
+            format_utc(info.renews_unix_ms),
         )
         for info in budgets
     ]

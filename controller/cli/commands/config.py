@@ -12,8 +12,8 @@ from fleetstart.runtime.contract.function.spec import FunctionSpec
 from fleetstart.runtime.contract.ids import BundleId, CheckpointId
 
 from .. import output
-from ..handler.select import Handler, flags_of, select
-from ..handler.settings import DECORATOR, Key, Setting, flat
+from ..handler.select import ConfiguredHandler, flags_of, select_handlers
+from ..handler.settings import DECORATOR, Key, Setting, flatten
 from ..handler.source.declarations import SETTINGS
 from ..handler.spec import adapter_of, build_spec, include_of, module_name, weights_of
 from ..root import verb
@@ -36,11 +36,11 @@ def command() -> None:
 @verb(server=False)
 def show(*, handler: str, as_json: bool, **flags: Any) -> None:
     """Print each setting, its value, and where it was made; takes the flags of `fs deploy`, and needs no server."""
-    path, handlers = select(handler, flags_of(**flags))
+    path, handlers = select_handlers(handler, flags_of(**flags))
     found = {}
     for one in handlers:
         spec = _checked(one, module_name(path))
-        found[str(spec.name)] = shown_settings(one, spec)
+        found[str(spec.name)] = settings_with_defaults(one, spec)
     if as_json:
         output.json_data({name: _as_data(settings) for name, settings in found.items()})
         return
@@ -49,7 +49,7 @@ def show(*, handler: str, as_json: bool, **flags: Any) -> None:
         output.data(output.table((name.upper() if len(found) == 1 else name, "VALUE", "FROM"), rows))
 
 
-def _checked(handler: Handler, module: str) -> FunctionSpec:
+def _checked(handler: ConfiguredHandler, module: str) -> FunctionSpec:
     """As `fs deploy` would send it, had it packed and uploaded everything. Errors: InvalidSpec."""
     declaration = handler.declaration
     include_of(declaration)
@@ -65,9 +65,9 @@ def _checked(handler: Handler, module: str) -> FunctionSpec:
     )
 
 
-def shown_settings(handler: Handler, spec: FunctionSpec) -> dict[Key, Setting]:
+def settings_with_defaults(handler: ConfiguredHandler, spec: FunctionSpec) -> dict[Key, Setting]:
     """All there are, in the order of the documentation; what nobody made has its default."""
-    defaults = flat({name: value for name in SETTINGS[handler.declaration.kind] for value in [_default(name, spec)]})
+    defaults = flatten({name: value for name in SETTINGS[handler.declaration.kind] for value in [_default(name, spec)]})
     order = {name: number for number, name in enumerate(SETTINGS[handler.declaration.kind])}
     found = {key: Setting(value, DEFAULT) for key, value in defaults.items()} | dict(handler.settings)
     return {key: found[key] for key in sorted(found, key=lambda key: (order[key[0]], key[1:]))}
@@ -82,7 +82,7 @@ def _default(name: str, spec: FunctionSpec) -> Any:
     if name == "max_body" and not value:
         return None  # as large as the gateway takes
     if name in _SIZES and isinstance(value, int):
-        return output.size(value).replace(" ", "").replace(".0", "")
+        return output.format_size(value).replace(" ", "").replace(".0", "")
     return msgspec.to_builtins(value)
 
 

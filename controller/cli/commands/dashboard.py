@@ -10,8 +10,8 @@ import msgspec
 from ...auth.owner_key import keep
 from ...schemas.functions import SystemStatus
 from .. import output
-from ..api_client import Server, find_server
-from ..home import Layout
+from ..api_client import ApiClient, find_server
+from ..home import HomeLayout
 from ..root import verb
 
 
@@ -26,22 +26,22 @@ def command(home: Path, *, opens: bool, url: str | None, as_json: bool) -> None:
     their history. It is for you alone.
     """
     address = find_server(url, home)
-    with Server(address) as server:
+    with ApiClient(address) as server:
         server.get("/api/v1/status", SystemStatus)  # a server that does not answer has no pages
     page = f"{address.url}/ui/" + (f"#key={address.key}" if address.key else "")
     if as_json:
         output.json_data({"url": page})
     else:
         output.data(page)
-    if opens and not _shown(page, Layout(home)):
-        output.say("no browser was found: open the URL yourself")
+    if opens and not _shown(page, HomeLayout(home)):
+        output.message("no browser was found: open the URL yourself")
 
 
-def _shown(page: str, layout: Layout) -> bool:
+def _shown(page: str, layout: HomeLayout) -> bool:
     """Through a file for this user alone: others can read what programs are started with."""
     import webbrowser
 
     layout.home.mkdir(parents=True, exist_ok=True, mode=0o700)
     script = msgspec.json.encode(page).decode()
-    keep(layout.way_in, f"<!doctype html><title>fleetstart</title><script>location.replace({script})</script>")
-    return webbrowser.open(layout.way_in.as_uri())
+    keep(layout.dashboard_page, f"<!doctype html><title>fleetstart</title><script>location.replace({script})</script>")
+    return webbrowser.open(layout.dashboard_page.as_uri())

@@ -16,24 +16,24 @@ from fleetstart.runtime.contract.ids import LIVE
 
 from ...schemas.functions import Deployed
 from .. import output
-from ..api_client import Server, find_server
-from ..curl_hint import function_call
+from ..api_client import ApiClient, find_server
+from ..curl_hint import curl_for_function
 from ..handler.bundle import Bundle, make_bundle
-from ..handler.select import flags_of, select
+from ..handler.select import flags_of, select_handlers
 from ..handler.source.declarations import Declaration
 from ..handler.source.interface import batch_size, interface_of
-from ..handler.source.layered import in_layers
-from ..handler.spec import adapter_of, build_spec, include_of, layers_of, module_name, weights_of
-from ..home import Layout
-from ..progress import Bar
-from ..rollout import wait
+from ..handler.source.layered import with_layer_names
+from ..handler.spec import adapter_of, build_spec, include_of, layer_pattern_of, module_name, weights_of
+from ..home import HomeLayout
+from ..progress import ProgressBar
+from ..rollout import wait_until_serving
 from ..root import verb
 from ..weights.publish import Published, publish_source
 from ..weights.source import Source, read_source
-from ..weights.upload import ObjectStore
+from ..weights.upload import UploadTarget
 
 if TYPE_CHECKING:
-    from ..handler.dry_run import Foreseen
+    from ..handler.dry_run import DryRun
 
 S3 = "s3://"
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
@@ -127,27 +127,27 @@ def command(
     """
     if canary < 100 and alias != LIVE:
         raise click.UsageError("--canary gives a part of live's calls, --alias none of them: give one")
-    path, handlers = select(handler, flags_of(**flags))
+    path, handlers = select_handlers(handler, flags_of(**flags))
     declarations = [one.declaration for one in handlers]
     bundle = bundle_of(path, declarations)
     target: dict[str, str | int] = {"alias": alias, "percent": canary, "probe": int(probe)}
     address = find_server(url, home)
-    with Server(address) as server:
+    with ApiClient(address) as server:
         if dry_run:
-            cache = Layout(home).cache
+            cache = HomeLayout(home).cache
             return _rehearse([_foreseen(server, one, path, bundle, cache) for one in declarations], as_json)
-        deployed = deploy_all(server, declarations, path, bundle, target, Layout(home).cache)
+        deployed = deploy_all(server, declarations, path, bundle, target, HomeLayout(home).cache)
     if as_json:
         output.json_data(deployed)
     else:
         for one, declaration in zip(deployed, declarations, strict=True):
             output.data(one.url)
-            output.say(function_call(one.url, interface_of(path, declaration), address))
+            output.message(curl_for_function(one.url, interface_of(path, declaration), address))
     return output.OK
 
 
 def deploy_all(
-    server: Server,
+    server: ApiClient,
     declarations: Sequence[Declaration],
     path: Path,
     bundle: Bundle,
@@ -169,27 +169,27 @@ def bundle_of(path: Path, declarations: Sequence[Declaration]) -> Bundle:
 
 
 def _deploy(
-    server: Server, declaration: Declaration, path: Path, bundle: Bundle, target: dict[str, str | int], cache: Path
+    server: ApiClient, declaration: Declaration, path: Path, bundle: Bundle, target: dict[str, str | int], cache: Path
 ) -> Deployed:
     started_s = time.monotonic()
     packed = _packed(server, declaration, path, bundle, cache)
     deployed = server.post("/api/v1/functions", packed.spec, Deployed, **target)
     if deployed.trying:
-        wait(server, deployed)
-    output.say(_told(deployed, packed.checkpoints, time.monotonic() - started_s))
+        wait_until_serving(server, deployed)
+    output.message(_told(deployed, packed.checkpoints, time.monotonic() - started_s))
     if deployed.warning:
-        output.say(f"warning: {deployed.warning}")
+        output.message(f"warning: {deployed.warning}")
     return deployed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Packed:
+class PackedFunction:
     spec: FunctionSpec
     checkpoints: list[Published]
     """Its weights and their adapter, as far as it has them."""
 
 
-def _packed(store: ObjectStore, declaration: Declaration, path: Path, bundle: Bundle, cache: Path) -> Packed:
+def _packed(store: UploadTarget, declaration: Declaration, path: Path, bundle: Bundle, cache: Path) -> PackedFunction:
     """The spec, with its weights in the store."""
     text = weights_of(declaration)
     if declaration.kind != "function" and not text:
@@ -199,10 +199,10 @@ def _packed(store: ObjectStore, declaration: Declaration, path: Path, bundle: Bu
     published: Published | None = None
     adapter: Published | None = None
     if text:
-        with Bar(declaration.attribute, live=output.is_terminal()) as bar:
+        with ProgressBar(declaration.attribute, live=output.is_terminal()) as bar:
             source = _source(path.parent, text)
             if declaration.kind == "layered":
-                source = in_layers(source, layers_of(declaration), f"{path}:{declaration.line}")
+                source = with_layer_names(source, layer_pattern_of(declaration), f"{path}:{declaration.line}")
             published = publish_source(source, store, cache=cache, progress=bar)
             if change := adapter_of(declaration):
                 adapter = publish_source(_source(path.parent, change), store, cache=cache, progress=bar)
@@ -217,22 +217,22 @@ def _packed(store: ObjectStore, declaration: Declaration, path: Path, bundle: Bu
         interface=interface_of(path, declaration),
         batch=batch_size(path, declaration),
     )
-    return Packed(spec=spec, checkpoints=[one for one in (published, adapter) if one])
+    return PackedFunction(spec=spec, checkpoints=[one for one in (published, adapter) if one])
 
 
 class _Unsent:
     """Stands for the store in a rehearsal: knows what it has, and takes nothing."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: ApiClient) -> None:
         self.object_size = server.object_size
 
     def put_object(self, key: str, content: Iterator[bytes] | bytes, size_bytes: int) -> None:
         return
 
 
-def _foreseen(server: Server, declaration: Declaration, path: Path, bundle: Bundle, cache: Path) -> Foreseen:
+def _foreseen(server: ApiClient, declaration: Declaration, path: Path, bundle: Bundle, cache: Path) -> DryRun:
     from ...schemas.planning import Forecast, Proposal
-    from ..handler.dry_run import Foreseen  # late: the planner comes with it
+    from ..handler.dry_run import DryRun  # late: the planner comes with it
 
     packed = _packed(_Unsent(server), declaration, path, bundle, cache)
     base = packed.checkpoints[0] if packed.checkpoints else None
@@ -241,7 +241,7 @@ def _foreseen(server: Server, declaration: Declaration, path: Path, bundle: Bund
         segment_bytes=sum(one.segment_bytes for one in packed.checkpoints),
         layout=base.layout if base is not None and packed.spec.in_layers else None,
     )
-    return Foreseen(
+    return DryRun(
         name=packed.spec.name,
         bundle_bytes=len(bundle.data),
         new_bundle_bytes=0 if server.object_size(bundle.key) == len(bundle.data) else len(bundle.data),
@@ -252,14 +252,14 @@ def _foreseen(server: Server, declaration: Declaration, path: Path, bundle: Bund
     )
 
 
-def _rehearse(foreseen: Sequence[Foreseen], as_json: bool) -> int:
+def _rehearse(foreseen: Sequence[DryRun], as_json: bool) -> int:
     if as_json:
         output.json_data(foreseen)
     else:
-        from ..handler.dry_run import rehearsal
+        from ..handler.dry_run import render_dry_run
 
         for one in foreseen:
-            output.data(rehearsal(one))
+            output.data(render_dry_run(one))
     stuck = any(not one.forecast.explanation.plan.stages for one in foreseen)
     return output.FAILED if stuck else output.OK
 
@@ -277,6 +277,6 @@ def _told(deployed: Deployed, published: Sequence[Published], took_s: float) -> 
         f"{deployed.name}@{deployed.version} {'deployed' if deployed.created else 'is live already'} in {took_s:.1f} s"
     )
     for what, one in zip(("weights", "adapter"), published, strict=False):
-        sent = f"{output.size(one.uploaded_bytes)} sent" if one.uploaded_bytes else "in the store already"
-        text += f"; {what} {output.size(one.weight_bytes)}, {sent}"
+        sent = f"{output.format_size(one.uploaded_bytes)} sent" if one.uploaded_bytes else "in the store already"
+        text += f"; {what} {output.format_size(one.weight_bytes)}, {sent}"
     return text

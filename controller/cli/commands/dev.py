@@ -26,17 +26,17 @@ from fleetstart.runtime.contract.errors import FleetError, NotFound
 
 from ...schemas.functions import Deployed, FunctionInfo
 from .. import output
-from ..api_client import Address, Server, find_server, function_path
-from ..handler.select import flags_of, select
-from ..home import Layout
-from ..local.cold_start_probe import Prober
-from ..local.dev_target import is_anothers, name_of, provide, renamed, require_own
-from ..local.file_watch import Saves, stamps
-from ..local.supervisor import dies_with
+from ..api_client import Address, ApiClient, find_server, function_path
+from ..handler.select import flags_of, select_handlers
+from ..home import HomeLayout
+from ..local.cold_start_probe import ColdStartProbe
+from ..local.dev_target import belongs_to_others, create_secrets, dev_name, require_own, with_dev_name
+from ..local.file_watch import ChangeDetector, file_stamps
+from ..local.supervisor import kill_with_parent
 from ..root import verb
 from .deploy import bundle_of, deploy_all, setting_flags
-from .down import stop
-from .logs import shown
+from .down import stop_supervisor
+from .logs import format_line
 from .up import supervisor_argv, wait_ready
 
 LOOK_S = 0.3
@@ -84,26 +84,28 @@ def command(
     """
     if cold and url:
         raise click.UsageError("--cold empties the memory of its own system, which that of --url is not: give one")
-    file, handlers = select(handler, flags_of(**flags))  # what is wrong with it is said before anything is started
+    file, handlers = select_handlers(
+        handler, flags_of(**flags)
+    )  # what is wrong with it is said before anything is started
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)  # a polite end is a ctrl-C
     if cold:
         flags |= {"keep_alive_s": 0.0, "min_workers": 0}
-    cache = Layout(home).cache
+    cache = HomeLayout(home).cache
     if url:
         address = find_server(url, home)
-        with Server(address) as server:
+        with ApiClient(address) as server:
             for one in handlers:
-                require_own(server, name_of(renamed(one.declaration)))
+                require_own(server, dev_name(with_dev_name(one.declaration)))
             work = _Work(server, address, handler, flags, cache, as_json=as_json, elsewhere=True)
             try:
                 work.go_on(file)
             finally:
                 work.remove()
         return
-    with _own_system(port, keep_weights=not cold) as own, Server(own) as server:
-        prober = Prober(server=server, path=path, body=body, as_json=as_json) if cold else None
-        _Work(server, Address(own), handler, flags, cache, as_json=as_json, prober=prober).go_on(file)
+    with _own_system(port, keep_weights=not cold) as own, ApiClient(own) as server:
+        cold_probe = ColdStartProbe(server=server, path=path, body=body, as_json=as_json) if cold else None
+        _Work(server, Address(own), handler, flags, cache, as_json=as_json, cold_probe=cold_probe).go_on(file)
 
 
 class _Work:
@@ -111,7 +113,7 @@ class _Work:
 
     def __init__(
         self,
-        server: Server,
+        server: ApiClient,
         address: Address,
         handler: str,
         flags: dict[str, Any],
@@ -119,7 +121,7 @@ class _Work:
         *,
         as_json: bool,
         elsewhere: bool = False,
-        prober: Prober | None = None,
+        cold_probe: ColdStartProbe | None = None,
     ) -> None:
         self._server = server
         self._address = address
@@ -128,7 +130,7 @@ class _Work:
         self._cache = cache
         self._as_json = as_json
         self._elsewhere = elsewhere
-        self._prober = prober
+        self._cold_probe = cold_probe
         self._names: list[str] = []
         """Of what is elsewhere, whatever came of its deploy."""
         self._followed: set[str] = set()
@@ -136,13 +138,13 @@ class _Work:
     def go_on(self, file: Path) -> None:
         """Until ctrl-C."""
         with suppress(KeyboardInterrupt):
-            saves = Saves(stamps(file.parent))
-            enter = _enter() if self._prober is not None else threading.Event()
+            saves = ChangeDetector(file_stamps(file.parent))
+            enter = _enter() if self._cold_probe is not None else threading.Event()
             included = self._deploy()
             self._probe()
             while True:
                 time.sleep(LOOK_S)
-                if saves.changed(stamps(file.parent, included)):
+                if saves.changed(file_stamps(file.parent, included)):
                     files = self._deploy()
                     included = files or included
                     if files:
@@ -155,27 +157,27 @@ class _Work:
         """What was deployed elsewhere; what cannot be removed is told of."""
         for name in self._names:
             try:
-                if is_anothers(self._server, name):
+                if belongs_to_others(self._server, name):
                     continue
                 self._server.delete(function_path(name), FunctionInfo)
-                output.say(f"{name} removed")
+                output.message(f"{name} removed")
             except NotFound:
                 continue
             except FleetError as error:
-                output.say(f"{name} stays at {self._address.url}: {error.message}; remove it with `fs rm {name}`")
+                output.message(f"{name} stays at {self._address.url}: {error.message}; remove it with `fs rm {name}`")
 
     def _deploy(self) -> tuple[str, ...]:
         """What the bundle has in it; nothing if it came to none. New names are printed and followed."""
         try:
-            path, handlers = select(self._handler, flags_of(**self._flags))
+            path, handlers = select_handlers(self._handler, flags_of(**self._flags))
             declarations = [one.declaration for one in handlers]
             if self._elsewhere:
-                declarations = [renamed(declaration) for declaration in declarations]
-                for name in map(name_of, declarations):
+                declarations = [with_dev_name(declaration) for declaration in declarations]
+                for name in map(dev_name, declarations):
                     require_own(self._server, name)
                     self._names += [name] if name not in self._names else []
             else:
-                provide(self._server, declarations, os.environ)
+                create_secrets(self._server, declarations, os.environ)
             bundle = bundle_of(path, declarations)
             deployed = deploy_all(self._server, declarations, path, bundle, {"probe": 1}, self._cache)
         except (FleetError, click.UsageError) as error:
@@ -196,11 +198,11 @@ class _Work:
             output.data(deployed.url)
 
     def _probe(self) -> None:
-        if self._prober is None:
+        if self._cold_probe is None:
             return
         for name in sorted(self._followed):
             try:
-                self._prober.probe(name)
+                self._cold_probe.probe(name)
             except (FleetError, click.UsageError) as error:
                 self._tell(error)
 
@@ -223,19 +225,19 @@ def _enter() -> threading.Event:
 
 def _follow(address: Address, name: str, as_json: bool) -> None:
     """Until the server is gone."""
-    with suppress(FleetError), Server(address) as server:
+    with suppress(FleetError), ApiClient(address) as server:
         for line in server.log_lines(name, tail=0, follow=True):
             if as_json:
                 output.json_line(line)
             else:
-                output.data(shown(line))
+                output.data(format_line(line))
 
 
 @contextmanager
 def _own_system(port: int, *, keep_weights: bool) -> Iterator[str]:
     """The URL of a system in a folder of its own; both are gone afterwards, the processes also if we are killed."""
     folder = Path(tempfile.mkdtemp(prefix=PREFIX))
-    layout = Layout(folder / "home")
+    layout = HomeLayout(folder / "home")
     try:
         layout.create()
         with layout.log("supervisor").open("ab") as log:
@@ -247,13 +249,13 @@ def _own_system(port: int, *, keep_weights: bool) -> Iterator[str]:
                 stderr=subprocess.STDOUT,
                 cwd="/",
                 start_new_session=True,
-                preexec_fn=dies_with(os.getpid()),
+                preexec_fn=kill_with_parent(os.getpid()),
             )
         try:
             yield wait_ready(layout, process).url
         finally:
-            output.say("stopping")
-            stop(layout)
+            output.message("stopping")
+            stop_supervisor(layout)
             process.wait()
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -8,7 +8,7 @@ import click
 
 from .. import output
 from ..doctor import throughput as ceilings
-from ..doctor.checks import examine
+from ..doctor.checks import run_checks
 from ..root import verb
 
 MARKS = {"ok": ("ok", "green"), "warn": ("!!", "yellow"), "bad": ("no", "red")}
@@ -25,12 +25,12 @@ MARKS = {"ok": ("ok", "green"), "warn": ("!!", "yellow"), "bad": ("no", "red")}
 @click.pass_obj
 def command(home: Path, *, port: int, store: str, measure: bool, measure_bytes: int, as_json: bool) -> int:
     """Check what this machine offers, and say what to do about the rest. Exit code 1 if something cannot work."""
-    findings = examine(home, port)
+    findings = run_checks(home, port)
     if measure:
-        output.say("measuring disk, memory and store for a few seconds; without: --no-measure")
+        output.message("measuring disk, memory and store for a few seconds; without: --no-measure")
         if store and not store.startswith("s3://"):
             store = str(Path(store).expanduser().absolute())
-        findings += ceilings.examine_speed(home, store or ceilings.store_of(home), measure_bytes)
+        findings += ceilings.check_throughput(home, store or ceilings.store_location(home), measure_bytes)
     if as_json:
         output.json_data(findings)
     else:

@@ -13,7 +13,7 @@ import click
 from fleetstart.runtime.contract.errors import FleetError
 
 from .. import output
-from ..home import Layout, SupervisorRecord, read_record, start_ticks, try_lock
+from ..home import HomeLayout, SupervisorRecord, read_record, start_ticks, try_lock
 from ..root import verb
 
 DEADLINE_S = 45.0
@@ -27,13 +27,13 @@ POLL_S = 0.02
 @click.pass_obj
 def command(home: Path, *, as_json: bool) -> None:
     """Stop everything that `fs up` started. Deployed functions stay, for the next `fs up`."""
-    stopped = stop(Layout(home))
-    output.say("down" if stopped else f"nothing runs in {home}")
+    stopped = stop_supervisor(HomeLayout(home))
+    output.message("down" if stopped else f"nothing runs in {home}")
     if as_json:
         output.json_data({"stopped": stopped})
 
 
-def stop(layout: Layout) -> bool:
+def stop_supervisor(layout: HomeLayout) -> bool:
     """Whether something had to be stopped; nothing runs when this returns.
 
     Errors: FleetError if the supervisor outlives even SIGKILL.
@@ -62,7 +62,7 @@ def stop(layout: Layout) -> bool:
     raise FleetError(f"process {record.pid} does not end", hint=f"see {layout.log('supervisor')}")
 
 
-def _clean_if_free(layout: Layout) -> bool:
+def _clean_if_free(layout: HomeLayout) -> bool:
     with try_lock(layout.lock) as mine:
         if mine:
             layout.clean_run()

@@ -10,10 +10,10 @@ import click
 from ...planner.report import text
 from ...schemas.planning import InvocationPlan
 from .. import output
-from ..api_client import Server, find_server
+from ..api_client import ApiClient, find_server
 from ..root import verb
-from ..waterfall import stages
-from .trace import find
+from ..waterfall import stage_list
+from .trace import find_trace
 
 
 @click.command
@@ -27,16 +27,16 @@ def command(home: Path, *, which: str, url: str | None, as_json: bool) -> None:
     time per token after it (TPOT) and cost, why each was taken or not, and beside the prediction what was observed. A
     call that met a worker that was ready shows the plan by which that worker had been started.
     """
-    with Server(find_server(url, home)) as server:
-        id = find(server, which).row.id
+    with ApiClient(find_server(url, home)) as server:
+        id = find_trace(server, which).row.id
         plan = server.get(f"/api/v1/invocations/{quote(id, safe='')}/plan", InvocationPlan)
     if as_json:
         output.json_data(plan)
     else:
-        output.data(shown(plan))
+        output.data(render_plan(plan))
 
 
-def shown(plan: InvocationPlan) -> str:
+def render_plan(plan: InvocationPlan) -> str:
     row = plan.row
     head = f"{row.id}   {row.function}@{row.version}, {row.start} start, HTTP {row.status}, worker {row.worker}"
     return "\n\n".join([f"{head}\n{_met(plan)}{_way(plan)}", text(plan.explanation), _so_far(plan)])
@@ -45,7 +45,7 @@ def shown(plan: InvocationPlan) -> str:
 def _met(plan: InvocationPlan) -> str:
     waited = "it had no answer" if plan.ttft_s is None else f"the caller waited {plan.ttft_s:.3f} s for the first byte"
     if plan.row.start == "hot":
-        ago = f"{output.age(max(0.0, -plan.decided_s))} before this call"
+        ago = f"{output.format_age(max(0.0, -plan.decided_s))} before this call"
         return f"its worker was ready when it came, {waited}; this is how that worker was started, {ago}"
     if plan.decided_s < 0:
         return f"{waited}; its worker had been ordered {-plan.decided_s:.3f} s before it came"
@@ -56,7 +56,7 @@ def _way(plan: InvocationPlan) -> str:
     """Between the stages of its pipeline, if it was not the direct one."""
     if not plan.relayed:
         return ""
-    return f"\nits node could not connect to {stages(plan.relayed)}: what they said went through the object store"
+    return f"\nits node could not connect to {stage_list(plan.relayed)}: what they said went through the object store"
 
 
 def _so_far(plan: InvocationPlan) -> str:

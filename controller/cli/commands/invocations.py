@@ -10,15 +10,15 @@ import click
 
 from ...schemas.invocations import InvocationInfo
 from .. import output
-from ..api_client import Server, find_server, suggesting
-from ..async_invoke import kept, path, show, state, write_result
-from ..command_group import Subverbs
+from ..api_client import ApiClient, find_server, suggest_function
+from ..async_invoke import describe_state, get_invocation, invocation_path, print_invocation, print_result
+from ..command_group import CommandGroup
 from ..root import verb
 
 STATUSES = ("queued", "running", "succeeded", "failed", "cancelled", "expired")
 
 
-@click.group(cls=Subverbs, context_settings={"max_content_width": 100})
+@click.group(cls=CommandGroup, context_settings={"max_content_width": 100})
 def command() -> None:
     """Calls that were made with `fs invoke --async`, by a schedule or by a replay, and those of functions with
     keep_requests=True. They are kept for a day after their end, or as long as their Fs-Ttl-S said. Each has --json.
@@ -48,7 +48,7 @@ def ls(
     fs invocations ls --status running
     fs invocations ls --function chat --limit 1000 --json
     """
-    with Server(find_server(url, home)) as server:
+    with ApiClient(find_server(url, home)) as server:
         query: dict[str, str | int] = {"limit": limit, "dead": int(dead)}
         query |= {"function": function} if function else {}
         query |= {"status": status} if status else {}
@@ -58,7 +58,7 @@ def ls(
     elif found:
         output.data(table(found, now_s=time.time()))
     else:
-        output.say("no such invocation is kept; `fs invoke NAME --async` makes one")
+        output.message("no such invocation is kept; `fs invoke NAME --async` makes one")
 
 
 @command.command
@@ -76,10 +76,10 @@ def get(home: Path, *, invocation: str, result_only: bool, url: str | None, as_j
     fs invocations get inv-...
     fs invocations get inv-... --result > answer.png
     """
-    with Server(find_server(url, home)) as server:
+    with ApiClient(find_server(url, home)) as server:
         if result_only:
-            return write_result(server, invocation)
-        show(kept(server, invocation), as_json=as_json)
+            return print_result(server, invocation)
+        print_invocation(get_invocation(server, invocation), as_json=as_json)
     return output.OK
 
 
@@ -93,8 +93,10 @@ def cancel(home: Path, *, invocation: str, url: str | None, as_json: bool) -> No
     \b
     fs invocations cancel inv-...
     """
-    with Server(find_server(url, home)) as server:
-        show(server.change("POST", f"{path(invocation)}/cancel", None, InvocationInfo), as_json=as_json)
+    with ApiClient(find_server(url, home)) as server:
+        print_invocation(
+            server.send_once("POST", f"{invocation_path(invocation)}/cancel", None, InvocationInfo), as_json=as_json
+        )
 
 
 @command.command
@@ -113,20 +115,22 @@ def redrive(home: Path, *, invocation: str | None, dead: str | None, url: str | 
     """
     if (invocation is None) == (dead is None):
         raise click.UsageError("name an invocation, or a function whose dead letters are meant: --dead NAME")
-    with Server(find_server(url, home)) as server:
+    with ApiClient(find_server(url, home)) as server:
         names = [invocation] if invocation is not None else []
         if dead is not None:
-            with suggesting(server, dead):
+            with suggest_function(server, dead):
                 server.get(f"/api/v1/functions/{quote(dead, safe='')}", dict)
             query: dict[str, str | int] = {"function": dead, "dead": 1, "limit": 1000}
             names = [info.id for info in server.get("/api/v1/async", list[InvocationInfo], **query)]
-        redriven = [server.change("POST", f"{path(name)}/redrive", None, InvocationInfo) for name in names]
+        redriven = [
+            server.send_once("POST", f"{invocation_path(name)}/redrive", None, InvocationInfo) for name in names
+        ]
     if as_json:
         output.json_data(redriven)
     elif redriven:
         output.data("\n".join(info.id for info in redriven))
     else:
-        output.say(f"{dead} has no dead letters")
+        output.message(f"{dead} has no dead letters")
 
 
 def table(found: list[InvocationInfo], *, now_s: float) -> str:
@@ -134,9 +138,9 @@ def table(found: list[InvocationInfo], *, now_s: float) -> str:
         (
             info.id,
             info.function,
-            state(info),
+            describe_state(info),
             info.origin,
-            output.age(max(0.0, now_s - info.accepted_unix_ms / 1000)),
+            output.format_age(max(0.0, now_s - info.accepted_unix_ms / 1000)),
             str(info.http_status or ""),
             f"${info.cost}" if info.cost else "",
             info.delivery.state if info.delivery is not None else "",

@@ -11,7 +11,7 @@ from fleetstart.runtime.contract.billing.ledger import dollars
 
 from ...schemas.functions import Invoice, InvoiceLine
 from .. import output
-from ..api_client import Server, find_server
+from ..api_client import ApiClient, find_server
 from ..root import verb
 
 
@@ -29,7 +29,7 @@ def command(home: Path, *, month: str | None, name: str | None, as_csv: bool, ur
     """
     month = month or datetime.now(UTC).strftime("%Y-%m")
     query: dict[str, str | int] = {"function": name} if name else {}
-    with Server(find_server(url, home), timeout_s=300.0) as server:
+    with ApiClient(find_server(url, home), timeout_s=300.0) as server:
         invoice = server.get(f"/api/v1/invoices/{month}", Invoice, **query)
     if as_json:
         output.json_data(invoice)
@@ -38,10 +38,10 @@ def command(home: Path, *, month: str | None, name: str | None, as_csv: bool, ur
         counts = ("rows", "duration_ms", "cost_nusd", "cost_usd")
         output.data(output.csv((*headings, *counts), [_csv_row(line) for line in invoice.lines]))
     else:
-        output.data(shown(invoice))
+        output.data(render_invoice(invoice))
 
 
-def shown(invoice: Invoice) -> str:
+def render_invoice(invoice: Invoice) -> str:
     rows = [
         (
             line.function,

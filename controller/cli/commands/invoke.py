@@ -18,9 +18,9 @@ from fleetstart.runtime.contract.ids import new_invocation_id
 from fleetstart.runtime.contract.worker_headers import ERROR_HEADER, REQUEST_HEADER
 
 from .. import async_invoke, output
-from ..api_client import PAUSE_S, Server, error_of, find_server, suggesting
+from ..api_client import PAUSE_S, ApiClient, error_of, find_server, suggest_function
 from ..root import verb
-from ..sse import Event, chunk_text, events
+from ..sse import ServerSentEvent, chunk_text, parse_events
 
 if TYPE_CHECKING:
     import httpx
@@ -77,11 +77,15 @@ def command(
     target = f"/fn/{quote(name, safe='@')}" + (path if path.startswith("/") or not path else f"/{path}")
     if in_background:
         sent = {**sent, "prefer": "respond-async", **({"fs-webhook": webhook} if webhook else {})}
-        with Server(find_server(url, home)) as server, suggesting(server, name.partition("@")[0]):
-            return async_invoke.call(
+        with ApiClient(find_server(url, home)) as server, suggest_function(server, name.partition("@")[0]):
+            return async_invoke.invoke_async(
                 server, method.upper(), target, content, sent, wait_s=timeout_s if and_wait else None, as_json=as_json
             )
-    with Server(find_server(url, home)) as server, suggesting(server, name.partition("@")[0]), ExitStack() as stack:
+    with (
+        ApiClient(find_server(url, home)) as server,
+        suggest_function(server, name.partition("@")[0]),
+        ExitStack() as stack,
+    ):
         began_s = time.monotonic()
         request = server.http.build_request(
             method.upper(), target, content=content, headers=sent, timeout=min(timeout_s, 86_400.0)
@@ -93,11 +97,11 @@ def command(
                 raise error_of(response.status_code, response.read())
             bill = _shown(response, text_only=stream, as_json=as_json)
     if not as_json:
-        output.say(_summary(response, bill, time.monotonic() - began_s))
+        output.message(_summary(response, bill, time.monotonic() - began_s))
     return output.FAILED if response.is_error else output.OK
 
 
-def _sent(server: Server, request: httpx.Request, *, ends_s: float) -> httpx.Response:
+def _sent(server: ApiClient, request: httpx.Request, *, ends_s: float) -> httpx.Response:
     """The response's head. While none has come, the call is made again under the same id, which the server
     knows again: it is run and billed once."""
     import httpx
@@ -108,7 +112,7 @@ def _sent(server: Server, request: httpx.Request, *, ends_s: float) -> httpx.Res
             return server.http.send(request, stream=True)
         except (httpx.ConnectError, httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError):
             if time.monotonic() > lost_s:
-                with server.reached():
+                with server.connection_errors():
                     raise
             time.sleep(PAUSE_S)
         except httpx.ReadTimeout as error:
@@ -140,7 +144,7 @@ def _shown(response: httpx.Response, *, text_only: bool, as_json: bool) -> Mappi
         output.json_data(_as_data(response))
     elif response.headers.get("content-type", "").startswith("text/event-stream"):
         wrote = ""
-        for event in events(response.iter_lines()):
+        for event in parse_events(response.iter_lines()):
             if event.name == "error":
                 raise _stream_error(event)
             if event.name == BILL_EVENT:
@@ -160,7 +164,7 @@ def _shown(response: httpx.Response, *, text_only: bool, as_json: bool) -> Mappi
     return bill
 
 
-def _event_text(event: Event, *, text_only: bool) -> str:
+def _event_text(event: ServerSentEvent, *, text_only: bool) -> str:
     if not text_only:
         return event.data + "\n"
     if event.data == "[DONE]":
@@ -169,7 +173,7 @@ def _event_text(event: Event, *, text_only: bool) -> str:
     return event.data + "\n" if text is None else text
 
 
-def _stream_error(event: Event) -> FleetError:
+def _stream_error(event: ServerSentEvent) -> FleetError:
     try:
         return error_from(msgspec.json.decode(event.data, type=ErrorBody).error)
     except msgspec.DecodeError:

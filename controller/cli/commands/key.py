@@ -12,14 +12,14 @@ from ...auth import owner_key as own_key
 from ...schemas.access import KeyCreated, KeyInfo, NewKey, Rotation
 from ...state.access_records import RIGHTS, Right
 from .. import output
-from ..api_client import Server, find_server
-from ..command_group import Subverbs
-from ..home import Layout
+from ..api_client import ApiClient, find_server
+from ..command_group import CommandGroup
+from ..home import HomeLayout
 from ..root import verb
-from ..units import seconds, utc
+from ..units import format_utc, parse_seconds
 
 
-@click.group(cls=Subverbs, context_settings={"max_content_width": 100})
+@click.group(cls=CommandGroup, context_settings={"max_content_width": 100})
 def command() -> None:
     """API keys: every call shows one. `fs up` makes the first, unless it was told --open. Each has --json."""
 
@@ -57,17 +57,17 @@ def create(
         rights=[cast(Right, scope) for scope in scopes],
         functions=list(functions),
         project=project,
-        expires_s=seconds(expires, option="--expires") if expires else None,
+        expires_s=parse_seconds(expires, option="--expires") if expires else None,
     )
     address = find_server(url, home)
-    with Server(address) as server:
-        created = server.change("POST", "/api/v1/keys", new, KeyCreated)
-    layout = Layout(home)
+    with ApiClient(address) as server:
+        created = server.send_once("POST", "/api/v1/keys", new, KeyCreated)
+    layout = HomeLayout(home)
     kept = _keep(layout, created, address.url) if created.first else None
     _show(created, as_json=as_json)
     if created.first:
-        output.say("it is the first: every request needs a key from now on, except /healthz")
-        output.say(f"this machine's fs uses it from {kept}" if kept else "give it to `fs` as FS_KEY")
+        output.message("it is the first: every request needs a key from now on, except /healthz")
+        output.message(f"this machine's fs uses it from {kept}" if kept else "give it to `fs` as FS_KEY")
 
 
 @command.command
@@ -75,14 +75,14 @@ def create(
 @click.pass_obj
 def ls(home: Path, *, url: str | None, as_json: bool) -> None:
     """List keys, the expired and revoked ones too; when each was last good for something."""
-    with Server(find_server(url, home)) as server:
+    with ApiClient(find_server(url, home)) as server:
         keys = server.get("/api/v1/keys", list[KeyInfo])
     if as_json:
         output.json_data(keys)
     elif keys:
         output.data(table(keys, now_s=time.time()))
     else:
-        output.say("open: there are no keys, so whoever is on this machine may do everything, and others nothing")
+        output.message("open: there are no keys, so whoever is on this machine may do everything, and others nothing")
 
 
 @command.command
@@ -92,16 +92,16 @@ def ls(home: Path, *, url: str | None, as_json: bool) -> None:
 @click.pass_obj
 def rotate(home: Path, *, name: str, grace: str, url: str | None, as_json: bool) -> None:
     """Give a key a new text, and print it. The old one stays good for a while, so that nobody is locked out."""
-    terms = Rotation(grace_s=seconds(grace, option="--grace"))
+    terms = Rotation(grace_s=parse_seconds(grace, option="--grace"))
     address = find_server(url, home)
-    with Server(address) as server:
-        created = server.change("POST", f"/api/v1/keys/{name}/rotate", terms, KeyCreated)
-    layout = Layout(home)
+    with ApiClient(address) as server:
+        created = server.send_once("POST", f"/api/v1/keys/{name}/rotate", terms, KeyCreated)
+    layout = HomeLayout(home)
     if _is_of(layout, created.info):
-        output.say(f"kept in {_keep(layout, created, address.url) or layout.key}")
+        output.message(f"kept in {_keep(layout, created, address.url) or layout.key}")
     _show(created, as_json=as_json)
     if created.info.old_until_unix_ms:
-        output.say(f"the old one is good until {utc(created.info.old_until_unix_ms)}")
+        output.message(f"the old one is good until {format_utc(created.info.old_until_unix_ms)}")
 
 
 @command.command
@@ -117,7 +117,7 @@ def revoke(home: Path, *, name: str, url: str | None, as_json: bool) -> None:
     \b
     fs key revoke app
     """
-    with Server(find_server(url, home)) as server:
+    with ApiClient(find_server(url, home)) as server:
         info = server.delete(f"/api/v1/keys/{name}", KeyInfo)
     if as_json:
         output.json_data(info)
@@ -134,15 +134,15 @@ def recover(home: Path, *, as_json: bool) -> None:
     Whoever owns FS_HOME owns the system: the key goes into its Redis itself, and is kept in FS_HOME. The others stay
     good; `fs key ls` lists them, and `fs key revoke` ends one that may be in other hands.
     """
-    from ..local.key_recovery import recovered  # late: a client for Redis comes with it
+    from ..local.key_recovery import recover_key  # late: a client for Redis comes with it
 
-    layout = Layout(home)
-    name = recovered(layout, find_server(None, home).url)
+    layout = HomeLayout(home)
+    name = recover_key(layout, find_server(None, home).url)
     if as_json:
         output.json_data({"name": name, "kept_in": str(layout.key)})
     else:
         output.data(name)
-        output.say(f"kept in {layout.key}, from where this machine's fs shows it")
+        output.message(f"kept in {layout.key}, from where this machine's fs shows it")
 
 
 def table(keys: list[KeyInfo], *, now_s: float) -> str:
@@ -152,8 +152,8 @@ def table(keys: list[KeyInfo], *, now_s: float) -> str:
             ",".join(info.rights),
             ",".join(info.functions) or (f"project {info.project}" if info.project else "all"),
             info.state,
-            utc(info.expires_unix_ms) if info.expires_unix_ms else "never",
-            output.age(max(0.0, now_s - info.used_unix_ms / 1000)) + " ago" if info.used_unix_ms else "never",
+            format_utc(info.expires_unix_ms) if info.expires_unix_ms else "never",
+            output.format_age(max(0.0, now_s - info.used_unix_ms / 1000)) + " ago" if info.used_unix_ms else "never",
             f"fs_{info.id}…",
         )
         for info in keys
@@ -168,7 +168,7 @@ def _show(created: KeyCreated, *, as_json: bool) -> None:
         output.data(created.key)
 
 
-def _keep(layout: Layout, created: KeyCreated, url: str) -> Path | None:
+def _keep(layout: HomeLayout, created: KeyCreated, url: str) -> Path | None:
     """For our own server's commands; None if it is another one's."""
     try:
         if layout.endpoint.read_text().strip() != url:
@@ -180,6 +180,6 @@ def _keep(layout: Layout, created: KeyCreated, url: str) -> Path | None:
     return layout.key
 
 
-def _is_of(layout: Layout, info: KeyInfo) -> bool:
+def _is_of(layout: HomeLayout, info: KeyInfo) -> bool:
     """Whether the key that is kept is this one, as it was before the rotation."""
     return bool(info.previous_id) and own_key.kept(layout.key).startswith(f"fs_{info.previous_id}_")

@@ -19,7 +19,7 @@ from fleetstart.runtime.contract.errors import NotFound, Unavailable
 
 from .. import output
 from .. import units as moments
-from ..api_client import Server, find_server, suggesting
+from ..api_client import ApiClient, find_server, suggest_function
 from ..root import verb
 
 RECONNECT_S = 10.0
@@ -65,11 +65,11 @@ def command(
     """
     if follow and invocation:
         raise click.UsageError("an invocation that can be named has ended: give --follow or --request")
-    since_unix_ms = moments.unix_ms(since, now_s=time.time(), option="--since") if since else 0
-    with Server(find_server(url, home)) as server, suggesting(server, name):
+    since_unix_ms = moments.parse_unix_ms(since, now_s=time.time(), option="--since") if since else 0
+    with ApiClient(find_server(url, home)) as server, suggest_function(server, name):
         of = server.get(f"/api/v1/invocations/{quote(invocation, safe='')}", InvocationTrace) if invocation else None
-        wanted = Filter(pattern=_compiled(pattern), since_unix_ms=since_unix_ms, trace=of)
-        fetched = tail if wanted == Filter() else SEARCHED
+        wanted = LogFilter(pattern=_compiled(pattern), since_unix_ms=since_unix_ms, trace=of)
+        fetched = tail if wanted == LogFilter() else SEARCHED
         lines: Iterator[LogLine]
         if follow:
             lines = (line for line in _followed(server, name, min(tail, fetched)) if wanted.passes(line))
@@ -81,11 +81,11 @@ def command(
                 if as_json:
                     output.json_line(line)
                 else:
-                    output.data(shown(line))
+                    output.data(format_line(line))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Filter:
+class LogFilter:
     pattern: re.Pattern[str] | None = None
     since_unix_ms: int = 0
     trace: InvocationTrace | None = None
@@ -93,10 +93,10 @@ class Filter:
     def passes(self, line: LogLine) -> bool:
         if line.unix_ms < self.since_unix_ms or (self.pattern and not self.pattern.search(line.text)):
             return False
-        return self.trace is None or is_of(line, self.trace)
+        return self.trace is None or belongs_to(line, self.trace)
 
 
-def is_of(line: LogLine, trace: InvocationTrace) -> bool:
+def belongs_to(line: LogLine, trace: InvocationTrace) -> bool:
     """Printed for the invocation, as far as the line knows; else by its worker, from when that had the call until the
     answer was out."""
     if line.invocation:
@@ -119,13 +119,13 @@ def _compiled(pattern: str | None) -> re.Pattern[str] | None:
         ) from error
 
 
-def shown(line: LogLine) -> str:
+def format_line(line: LogLine) -> str:
     clock = datetime.fromtimestamp(line.unix_ms / 1000).strftime("%H:%M:%S.%f")[:-3]
     mark = {"stdout": " ", "stderr": "!", "system": "·"}[line.stream]
     return f"{clock} {line.worker}@{line.version} {mark} {line.text}"
 
 
-def _followed(server: Server, name: str, tail: int) -> Iterator[LogLine]:
+def _followed(server: ApiClient, name: str, tail: int) -> Iterator[LogLine]:
     """Over restarts of the controller: connects again, and leaves out what was shown."""
     last_ms = 0
     lost_at_s: float | None = None

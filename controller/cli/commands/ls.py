@@ -11,7 +11,7 @@ import click
 
 from ...schemas.functions import FunctionInfo
 from .. import output
-from ..api_client import Server, find_server
+from ..api_client import ApiClient, find_server
 from ..root import verb
 
 
@@ -20,14 +20,14 @@ from ..root import verb
 @click.pass_obj
 def command(home: Path, *, url: str | None, as_json: bool) -> None:
     """List functions: name, live version, workers, calls, URL."""
-    with Server(find_server(url, home)) as server:
+    with ApiClient(find_server(url, home)) as server:
         functions = server.get("/api/v1/functions", list[FunctionInfo])
     if as_json:
         output.json_data(functions)
     elif functions:
         output.data(functions_table(functions, now_s=time.time()))
     else:
-        output.say("no function is deployed yet: fs deploy handler.py")
+        output.message("no function is deployed yet: fs deploy handler.py")
 
 
 def functions_table(functions: Iterable[FunctionInfo], *, now_s: float) -> str:
@@ -38,7 +38,7 @@ def functions_table(functions: Iterable[FunctionInfo], *, now_s: float) -> str:
             _workers(info),
             str(info.running),
             str(info.queued),
-            output.age(now_s - info.deployed_unix_ms / 1000),
+            output.format_age(now_s - info.deployed_unix_ms / 1000),
             info.url,
         )
         for info in functions

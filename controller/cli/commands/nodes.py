@@ -10,7 +10,7 @@ from fleetstart.runtime.contract.errors import Forbidden, NotFound
 
 from ...schemas.functions import SystemStatus
 from .. import output
-from ..api_client import Server, find_server
+from ..api_client import ApiClient, find_server
 from ..root import verb
 from .status import node_lines
 
@@ -21,7 +21,7 @@ from .status import node_lines
 @click.pass_obj
 def command(home: Path, *, node: str | None, url: str | None, as_json: bool) -> None:
     """Show the nodes that are alive: memory, isolation, weights in memory and on disk, workers."""
-    with Server(find_server(url, home)) as server:
+    with ApiClient(find_server(url, home)) as server:
         status = server.get("/api/v1/status", SystemStatus)
     if status.limited:
         raise Forbidden(
@@ -37,7 +37,7 @@ def command(home: Path, *, node: str | None, url: str | None, as_json: bool) -> 
         output.json_data(nodes)
         return
     if not nodes:
-        output.say("no node is registered: nothing can run")
+        output.message("no node is registered: nothing can run")
     for report in nodes:
         output.data(node_lines(report))
         for worker in workers:

@@ -12,13 +12,13 @@ from fleetstart.runtime.contract.billing.prices import LEAD_MS, PriceSheet
 
 from ...schemas.functions import NewPrices
 from .. import output
-from ..api_client import Server, find_server
-from ..command_group import Subverbs
+from ..api_client import ApiClient, find_server
+from ..command_group import CommandGroup
 from ..root import verb
-from ..units import nano_dollars, unix_ms, utc
+from ..units import format_utc, parse_nano_dollars, parse_unix_ms
 
 
-@click.group(cls=Subverbs, context_settings={"max_content_width": 100})
+@click.group(cls=CommandGroup, context_settings={"max_content_width": 100})
 def command() -> None:
     """Rates, in dollars for a GiB of a worker's memory during a second. What is past is never priced again.
 
@@ -31,7 +31,7 @@ def command() -> None:
 @click.pass_obj
 def ls(home: Path, *, url: str | None, as_json: bool) -> None:
     """List the price sheets, each with the moment from which it applies."""
-    with Server(find_server(url, home)) as server:
+    with ApiClient(find_server(url, home)) as server:
         sheets = server.get("/api/v1/prices", list[PriceSheet])
     if as_json:
         output.json_data(sheets)
@@ -50,11 +50,11 @@ def set_(home: Path, *, execute: str, idle: str, begins: str | None, url: str | 
     now_s = time.time()
     soon_unix_ms = round(now_s * 1000) + LEAD_MS + 5_000
     new = NewPrices(
-        from_unix_ms=unix_ms(begins, now_s=now_s, option="--from") if begins else soon_unix_ms,
-        execute_nusd_per_gib_s=nano_dollars(execute, option="--execute"),
-        idle_nusd_per_gib_s=nano_dollars(idle, option="--idle"),
+        from_unix_ms=parse_unix_ms(begins, now_s=now_s, option="--from") if begins else soon_unix_ms,
+        execute_nusd_per_gib_s=parse_nano_dollars(execute, option="--execute"),
+        idle_nusd_per_gib_s=parse_nano_dollars(idle, option="--idle"),
     )
-    with Server(find_server(url, home)) as server:
+    with ApiClient(find_server(url, home)) as server:
         sheet = server.post("/api/v1/prices", new, PriceSheet)
     if as_json:
         output.json_data(sheet)
@@ -66,7 +66,7 @@ def table(sheets: list[PriceSheet]) -> str:
     rows = [
         (
             str(sheet.version),
-            utc(sheet.from_unix_ms) if sheet.from_unix_ms else "the beginning",
+            format_utc(sheet.from_unix_ms) if sheet.from_unix_ms else "the beginning",
             dollars(sheet.execute_nusd_per_gib_s),
             dollars(sheet.idle_nusd_per_gib_s),
         )

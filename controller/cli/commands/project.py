@@ -14,14 +14,14 @@ from fleetstart.runtime.contract.function.spec import parse_size
 
 from ...schemas.access import ProjectInfo, ProjectTerms
 from .. import output
-from ..api_client import Server, find_server
-from ..command_group import Subverbs
+from ..api_client import ApiClient, find_server
+from ..command_group import CommandGroup
 from ..root import verb
 
 NONE = "none"
 
 
-@click.group(cls=Subverbs, context_settings={"max_content_width": 100})
+@click.group(cls=CommandGroup, context_settings={"max_content_width": 100})
 def command() -> None:
     """Projects group functions: keys, quotas, secrets and bills can be of one. Each has --json."""
 
@@ -32,7 +32,7 @@ def command() -> None:
 @click.pass_obj
 def create(home: Path, *, name: str, url: str | None, as_json: bool) -> None:
     """Make a project; then: fs deploy handler.py --project NAME."""
-    with Server(find_server(url, home)) as server:
+    with ApiClient(find_server(url, home)) as server:
         if any(one.name == name for one in server.get("/api/v1/projects", list[ProjectInfo])):
             raise InvalidInput(f"project {name} exists already", hint="`fs project ls` shows it")
         _show(server.put(_path(name), ProjectTerms(), ProjectInfo), as_json=as_json)
@@ -43,7 +43,7 @@ def create(home: Path, *, name: str, url: str | None, as_json: bool) -> None:
 @click.pass_obj
 def ls(home: Path, *, url: str | None, as_json: bool) -> None:
     """List projects: their functions, what these may come to, and the quotas."""
-    with Server(find_server(url, home)) as server:
+    with ApiClient(find_server(url, home)) as server:
         projects = server.get("/api/v1/projects", list[ProjectInfo])
     if as_json:
         output.json_data(projects)
@@ -82,7 +82,7 @@ def quota(
         "memory_bytes": _number(memory, "--memory", parse_size),
         "calls_per_s": _number(calls_per_s, "--calls-per-s", float),
     }
-    with Server(find_server(url, home)) as server:
+    with ApiClient(find_server(url, home)) as server:
         known = {one.name: one for one in server.get("/api/v1/projects", list[ProjectInfo])}
         if name not in known:
             from difflib import get_close_matches
@@ -101,12 +101,12 @@ def quota(
 @click.pass_obj
 def rm(home: Path, *, name: str, url: str | None, as_json: bool) -> None:
     """Remove a project that has no functions, secrets and keys any more."""
-    with Server(find_server(url, home)) as server:
+    with ApiClient(find_server(url, home)) as server:
         info = server.delete(_path(name), ProjectInfo)
     if as_json:
         output.json_data(info)
     else:
-        output.say(f"project {info.name} is removed")
+        output.message(f"project {info.name} is removed")
 
 
 def table(projects: list[ProjectInfo]) -> str:
@@ -115,8 +115,8 @@ def table(projects: list[ProjectInfo]) -> str:
             one.name,
             _of(str(len(one.functions)), one.quotas.functions),
             _of(str(one.workers), one.quotas.workers),
-            output.size(one.memory_bytes)
-            + (f" of {output.size(one.quotas.memory_bytes)}" if one.quotas.memory_bytes is not None else ""),
+            output.format_size(one.memory_bytes)
+            + (f" of {output.format_size(one.quotas.memory_bytes)}" if one.quotas.memory_bytes is not None else ""),
             f"{one.quotas.calls_per_s:g}" if one.quotas.calls_per_s is not None else "",
             ", ".join(one.functions),
         )

@@ -11,16 +11,16 @@ import msgspec
 
 from ...schemas.invocations import InvocationInfo, ReplayTerms
 from .. import output
-from ..api_client import Server, find_server
-from ..async_invoke import ended, kept, path
-from ..rollout import reference
+from ..api_client import ApiClient, find_server
+from ..async_invoke import get_invocation, invocation_path, wait_for_end
+from ..rollout import version_or_alias
 from ..root import verb
 
 SHOWN_LINES = 40
 """Of a difference; more is for a tool that shows files."""
 
 
-class Replayed(msgspec.Struct, frozen=True, kw_only=True):
+class ReplayResult(msgspec.Struct, frozen=True, kw_only=True):
     """What `--json` shows."""
 
     past: InvocationInfo
@@ -45,13 +45,13 @@ def command(home: Path, *, invocation: str, at: str | None, timeout_s: float, ur
     fs replay inv-0123456789abcdef0123
     fs replay inv-0123456789abcdef0123 --version 3
     """
-    with Server(find_server(url, home)) as server:
-        past = kept(server, invocation)
-        terms = ReplayTerms(version=reference(at) if at else None)
-        begun = server.change("POST", f"{path(invocation)}/replay", terms, InvocationInfo)
-        now = ended(server, begun.id, timeout_s=timeout_s)
+    with ApiClient(find_server(url, home)) as server:
+        past = get_invocation(server, invocation)
+        terms = ReplayTerms(version=version_or_alias(at) if at else None)
+        begun = server.send_once("POST", f"{invocation_path(invocation)}/replay", terms, InvocationInfo)
+        now = wait_for_end(server, begun.id, timeout_s=timeout_s)
         before, after = (_answer(server, info) for info in (past, now))
-    shown = Replayed(
+    shown = ReplayResult(
         past=past,
         now=now,
         same_status=past.http_status == now.http_status,
@@ -63,14 +63,14 @@ def command(home: Path, *, invocation: str, at: str | None, timeout_s: float, ur
         output.json_data(shown)
     else:
         for info in (past, now):
-            output.say(f"{info.id}  version {info.version}, HTTP {info.http_status}, billed {info.billed_ms} ms")
+            output.message(f"{info.id}  version {info.version}, HTTP {info.http_status}, billed {info.billed_ms} ms")
         output.data("the answers are the same" if same else "\n".join(shown.difference[:SHOWN_LINES]))
     return output.OK if same else output.FAILED
 
 
-def _answer(server: Server, info: InvocationInfo) -> bytes:
-    with server.reached():
-        return server.http.get(f"{path(info.id)}/result").content
+def _answer(server: ApiClient, info: InvocationInfo) -> bytes:
+    with server.connection_errors():
+        return server.http.get(f"{invocation_path(info.id)}/result").content
 
 
 def _difference(before: bytes, after: bytes) -> list[str]:

@@ -10,7 +10,7 @@ import click
 
 from ...schemas.functions import FunctionInfo
 from .. import output
-from ..api_client import Server, find_server, suggesting
+from ..api_client import ApiClient, find_server, suggest_function
 from ..root import verb
 
 
@@ -22,13 +22,13 @@ from ..root import verb
 def command(home: Path, *, name: str, yes: bool, url: str | None, as_json: bool) -> None:
     """Remove a function. Calls under way are finished; its invocations stay on the bill."""
     path = f"/api/v1/functions/{quote(name, safe='')}"
-    with Server(find_server(url, home)) as server, suggesting(server, name):
+    with ApiClient(find_server(url, home)) as server, suggest_function(server, name):
         info = server.get(path, FunctionInfo)
         if not yes:
             if not sys.stdin.isatty():
                 raise click.UsageError(f"fs rm {name} asks for confirmation; give --yes where nobody can answer")
             click.confirm(f"Remove {info.name}, version {info.version}, with {len(info.workers)} workers?", abort=True)
         info = server.delete(path, FunctionInfo)
-    output.say(f"{info.name} removed")
+    output.message(f"{info.name} removed")
     if as_json:
         output.json_data(info)

@@ -8,8 +8,8 @@ import click
 
 from ...schemas.functions import Traffic
 from .. import output
-from ..api_client import Server, find_server, function_path, suggesting
-from ..rollout import reference, shown
+from ..api_client import ApiClient, find_server, function_path, suggest_function
+from ..rollout import describe_traffic, version_or_alias
 from ..root import verb
 
 
@@ -24,10 +24,10 @@ def command(home: Path, *, name: str, version: str | None, url: str | None, as_j
     Without a VERSION the last change is undone: a deploy that is still being tried, a canary, or the last deploy.
     Prints the version that is live then.
     """
-    body = {"version": reference(version)} if version is not None else None
-    with Server(find_server(url, home)) as server, suggesting(server, name):
-        traffic = server.change("POST", f"{function_path(name)}/rollback", body, Traffic)
-    output.say(shown(traffic))
+    body = {"version": version_or_alias(version)} if version is not None else None
+    with ApiClient(find_server(url, home)) as server, suggest_function(server, name):
+        traffic = server.send_once("POST", f"{function_path(name)}/rollback", body, Traffic)
+    output.message(describe_traffic(traffic))
     if as_json:
         output.json_data(traffic)
     else:

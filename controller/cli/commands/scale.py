@@ -12,7 +12,7 @@ from fleetstart.runtime.contract.function.spec import Limits, Scale
 from ...schemas.functions import FunctionInfo, Traffic
 from ...state.records import Scaled
 from .. import output
-from ..api_client import Server, find_server, function_path, suggesting
+from ..api_client import ApiClient, find_server, function_path, suggest_function
 from ..root import verb
 
 
@@ -53,17 +53,17 @@ def command(
     if reset and change != Scaled():
         raise click.UsageError("--reset takes everything back; give it alone")
     path = function_path(name)
-    with Server(find_server(url, home)) as server, suggesting(server, name):
+    with ApiClient(find_server(url, home)) as server, suggest_function(server, name):
         if reset or change != Scaled():
-            server.change("PUT", f"{path}/scale", None if reset else change, Traffic)
+            server.send_once("PUT", f"{path}/scale", None if reset else change, Traffic)
         info = server.get(path, FunctionInfo)
     if as_json:
         output.json_data({**msgspec.to_builtins(info.scale), **msgspec.to_builtins(info.limits)})
     else:
-        output.data(shown(info.scale, info.limits))
+        output.data(describe_scale(info.scale, info.limits))
 
 
-def shown(scale: Scale, limits: Limits) -> str:
+def describe_scale(scale: Scale, limits: Limits) -> str:
     text = f"min {scale.min}, max {scale.max}, keep-alive {scale.keep_alive_s:g} s"
     if limits.rate:
         burst = f" (at once: {limits.burst})" if limits.burst else ""

@@ -12,16 +12,16 @@ from fleetstart.runtime.contract.errors import InvalidInput, NotFound
 
 from ...schemas.access import Rekeyed, SecretInfo, SecretValue
 from .. import output
-from ..api_client import Server, find_server
-from ..command_group import Subverbs
+from ..api_client import ApiClient, find_server
+from ..command_group import CommandGroup
 from ..root import verb
-from ..units import utc
+from ..units import format_utc
 
 READ_MAX_BYTES = 64 * 1024
 DEFAULT = "default"
 
 
-@click.group(cls=Subverbs, context_settings={"max_content_width": 100})
+@click.group(cls=CommandGroup, context_settings={"max_content_width": 100})
 def command() -> None:
     """Secrets of a project: encrypted at rest, environment variables of the workers whose function asks for them
     (`@function(secrets=["HF_TOKEN"])`), and *** in logs and errors. Each has --json."""
@@ -44,14 +44,14 @@ def set_(home: Path, *, name: str, from_file: str | None, project: str, url: str
     fs secret set TLS_KEY --from-file key.pem --project ml
     """
     value = SecretValue(_value(name, from_file))
-    with Server(find_server(url, home)) as server:
+    with ApiClient(find_server(url, home)) as server:
         info = server.put(_path(project, name), value, SecretInfo)
     if as_json:
         output.json_data(info)
         return
     output.data(table([info]))
     if info.running:
-        output.say(
+        output.message(
             f"{info.running} running workers of {', '.join(info.used_by)} keep the value that they started with; "
             "those that start from now on have the new one"
         )
@@ -62,14 +62,14 @@ def set_(home: Path, *, name: str, from_file: str | None, project: str, url: str
 @click.pass_obj
 def ls(home: Path, *, url: str | None, as_json: bool) -> None:
     """List secrets by name, and which functions use them. Values are never shown."""
-    with Server(find_server(url, home)) as server:
+    with ApiClient(find_server(url, home)) as server:
         secrets = server.get("/api/v1/secrets", list[SecretInfo])
     if as_json:
         output.json_data(secrets)
     elif secrets:
         output.data(table(secrets))
     else:
-        output.say("there are no secrets: fs secret set NAME")
+        output.message("there are no secrets: fs secret set NAME")
 
 
 @command.command
@@ -80,12 +80,12 @@ def ls(home: Path, *, url: str | None, as_json: bool) -> None:
 @click.pass_obj
 def rm(home: Path, *, name: str, project: str, force: bool, url: str | None, as_json: bool) -> None:
     """Remove a secret. Workers that run have what they started with."""
-    with Server(find_server(url, home)) as server:
+    with ApiClient(find_server(url, home)) as server:
         info = server.delete(_path(project, name) + ("?force=1" if force else ""), SecretInfo)
     if as_json:
         output.json_data(info)
     else:
-        output.say(f"secret {info.name} of project {info.project} is removed")
+        output.message(f"secret {info.name} of project {info.project} is removed")
 
 
 @command.command
@@ -97,17 +97,17 @@ def rekey(home: Path, *, url: str | None, as_json: bool) -> None:
     The key is in the controller's FS_HOME, or in its FS_MASTER_KEY: then put a new one before the old one there, with
     a comma, start it again, run this, and take the old one out.
     """
-    with Server(find_server(url, home)) as server:
-        done = server.change("POST", "/api/v1/secrets/rekey", {}, Rekeyed)
+    with ApiClient(find_server(url, home)) as server:
+        done = server.send_once("POST", "/api/v1/secrets/rekey", {}, Rekeyed)
     if as_json:
         output.json_data(done)
     else:
-        output.say(f"{done.secrets} secrets are encrypted with master key {done.master}")
+        output.message(f"{done.secrets} secrets are encrypted with master key {done.master}")
 
 
 def table(secrets: list[SecretInfo]) -> str:
     rows = [
-        (one.name, one.project, ", ".join(one.used_by), utc(one.updated_unix_ms), one.updated_by, one.master)
+        (one.name, one.project, ", ".join(one.used_by), format_utc(one.updated_unix_ms), one.updated_by, one.master)
         for one in secrets
     ]
     return output.table(("SECRET", "PROJECT", "USED BY", "SET", "BY", "MASTER KEY"), rows)

@@ -12,7 +12,7 @@ from fleetstart.runtime.contract.errors import NotFound
 from fleetstart.runtime.contract.node.shell import IDLE_MOST_S
 
 from .. import output
-from ..api_client import Server, find_server, function_path, suggestion
+from ..api_client import ApiClient, find_server, function_path, nearest_function
 from ..root import verb
 
 
@@ -47,11 +47,11 @@ def command(
     if as_json and not argv:
         raise click.UsageError("--json is for a command: fs shell NAME --json -- CMD")
     # late: only this verb speaks WebSocket
-    from ..remote_shell import Wanted, converse, write_through
+    from ..remote_shell import ShellRequest, run_shell, write_all
 
     name, _, version = which.partition("@")
     address = find_server(url, home)
-    wanted = Wanted(
+    wanted = ShellRequest(
         path=f"{function_path(name)}/shell",
         version=version or "live",
         idle_s=idle,
@@ -60,10 +60,10 @@ def command(
     )
     printed: dict[int, bytearray] = {1: bytearray(), 2: bytearray()}
     try:
-        status = converse(address, wanted, (lambda fd, data: printed[fd].extend(data)) if as_json else write_through)
+        status = run_shell(address, wanted, (lambda fd, data: printed[fd].extend(data)) if as_json else write_all)
     except NotFound as error:
-        with Server(address) as server:
-            error.hint = (suggestion(server, name) if "version" not in error.message else "") or error.hint
+        with ApiClient(address) as server:
+            error.hint = (nearest_function(server, name) if "version" not in error.message else "") or error.hint
         raise
     if not as_json:
         return status

@@ -9,8 +9,8 @@ import click
 
 from ...schemas.functions import Share, Traffic
 from .. import output
-from ..api_client import Server, find_server, function_path, suggesting
-from ..rollout import reference, shown
+from ..api_client import ApiClient, find_server, function_path, suggest_function
+from ..rollout import describe_traffic, version_or_alias
 from ..root import verb
 
 
@@ -29,10 +29,10 @@ def command(home: Path, *, name: str, shares: Sequence[str], url: str | None, as
     Calls that name a version or an alias go there as before.
     """
     wanted = [_share(text) for text in shares]
-    with Server(find_server(url, home)) as server, suggesting(server, name):
+    with ApiClient(find_server(url, home)) as server, suggest_function(server, name):
         if wanted:
-            traffic = server.change("PUT", f"{function_path(name)}/split", wanted, Traffic)
-            output.say(shown(traffic))
+            traffic = server.send_once("PUT", f"{function_path(name)}/split", wanted, Traffic)
+            output.message(describe_traffic(traffic))
         else:
             traffic = server.get(f"{function_path(name)}/traffic", Traffic)
     split = traffic.split or [Share(version=traffic.live, percent=100)]
@@ -48,4 +48,4 @@ def _share(text: str) -> Share:
     number = percent.removesuffix("%")
     if not equals or not version or not (number.isascii() and number.isdecimal() and len(number) <= 3):
         raise click.UsageError(f"{text!r} is not VERSION=PERCENT, for example 3=90")
-    return Share(version=reference(version), percent=int(number))
+    return Share(version=version_or_alias(version), percent=int(number))

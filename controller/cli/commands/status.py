@@ -12,10 +12,10 @@ from fleetstart.runtime.contract.node.reports import NodeReport
 
 from ...schemas.functions import BudgetInfo, SystemStatus
 from .. import output
-from ..api_client import Server, find_server
-from ..curl_hint import access
+from ..api_client import ApiClient, find_server
+from ..curl_hint import access_line
 from ..root import verb
-from ..units import utc
+from ..units import format_utc
 from .ls import functions_table
 
 
@@ -25,13 +25,13 @@ from .ls import functions_table
 def command(home: Path, *, url: str | None, as_json: bool) -> None:
     """Show the server, its nodes and its functions."""
     address = find_server(url, home)
-    with Server(address) as server:
+    with ApiClient(address) as server:
         status = server.get("/api/v1/status", SystemStatus)
     if as_json:
         output.json_data(status)
         return
     output.data(f"server   {status.url}   fleetstart {status.version}   Redis {status.redis}   store {status.store}")
-    output.data(f"access   {access(status.access, address)}")
+    output.data(f"access   {access_line(status.access, address)}")
     for node in status.nodes:
         output.data(node_lines(node))
     if not status.nodes and not status.limited:
@@ -46,11 +46,11 @@ def command(home: Path, *, url: str | None, as_json: bool) -> None:
 def _budget(budget: BudgetInfo) -> str:
     share = f"{100 * budget.spent_nusd // budget.limit_nusd}% of ${dollars(budget.limit_nusd)} for {budget.period}"
     ending = ": calls are refused" if budget.stage == "spent" else ""
-    return f"budget   {budget.function}   {share} is spent{ending}, it renews {utc(budget.renews_unix_ms)}"
+    return f"budget   {budget.function}   {share} is spent{ending}, it renews {format_utc(budget.renews_unix_ms)}"
 
 
 def node_lines(node: NodeReport) -> str:
-    used = f"{output.size(node.memory_used_bytes)} of {output.size(node.memory_bytes)}"
+    used = f"{output.format_size(node.memory_used_bytes)} of {output.format_size(node.memory_bytes)}"
     where = f"   region {node.region}" if node.region else ""
     line = f"node     {node.node}{where}   {node.cpus} cores   memory {used}"
     isolation = node.isolation or "none (plain processes)"
@@ -59,7 +59,7 @@ def node_lines(node: NodeReport) -> str:
     line += f"\n         {_weights(node)}"
     for segment in node.segments:
         share = f"{segment.ready_bytes / segment.size_bytes:.0%}" if segment.size_bytes else "empty"
-        line += f"\n         weights {segment.checkpoint[:12]}   {output.size(segment.size_bytes)}   "
+        line += f"\n         weights {segment.checkpoint[:12]}   {output.format_size(segment.size_bytes)}   "
         line += segment.state if segment.state != "filling" else f"filling, {share}"
     return line
 
@@ -67,6 +67,6 @@ def node_lines(node: NodeReport) -> str:
 def _weights(node: NodeReport) -> str:
     """What the node's memory and disk hold of them."""
     memory = node.weights_memory
-    line = f"weights memory {output.size(memory.used_bytes)} used, {output.size(memory.free_bytes)} ready"
+    line = f"weights memory {output.format_size(memory.used_bytes)} used, {output.format_size(memory.free_bytes)} ready"
     line += f", {'4 KiB' if memory.pages == 'small' else '2 MiB'} pages ({memory.pages})"
-    return line + (f"   on disk {output.size(node.disk_bytes)}" if node.disk_bytes else "")
+    return line + (f"   on disk {output.format_size(node.disk_bytes)}" if node.disk_bytes else "")

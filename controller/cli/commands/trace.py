@@ -13,9 +13,9 @@ from fleetstart.runtime.contract.errors import NotFound
 
 from ...schemas.functions import FunctionInfo
 from .. import output
-from ..api_client import Server, find_server, suggesting
+from ..api_client import ApiClient, find_server, suggest_function
 from ..root import verb
-from ..waterfall import shown
+from ..waterfall import render_trace
 
 
 @click.command
@@ -24,22 +24,22 @@ from ..waterfall import shown
 @click.pass_obj
 def command(home: Path, *, which: str, url: str | None, as_json: bool) -> None:
     """Show where the time of an invocation went: this one, or the latest of a function."""
-    with Server(find_server(url, home)) as server:
-        trace = find(server, which)
+    with ApiClient(find_server(url, home)) as server:
+        trace = find_trace(server, which)
     if as_json:
         output.json_data(trace)
     else:
-        output.data(shown(trace, width=shutil.get_terminal_size((100, 24)).columns))
+        output.data(render_trace(trace, width=shutil.get_terminal_size((100, 24)).columns))
 
 
-def find(server: Server, which: str) -> InvocationTrace:
+def find_trace(server: ApiClient, which: str) -> InvocationTrace:
     """Of this invocation, or of the latest of the function of that name. Errors: NotFound."""
     try:
         return server.get(f"/api/v1/invocations/{quote(which, safe='')}", InvocationTrace)
     except NotFound:
         if which.startswith("inv-"):
             raise
-    with suggesting(server, which):
+    with suggest_function(server, which):
         server.get(f"/api/v1/functions/{quote(which, safe='')}", FunctionInfo)
     rows = server.get("/api/v1/invocations", list[InvocationRow], function=which, limit=1)
     if not rows:

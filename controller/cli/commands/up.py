@@ -18,13 +18,13 @@ from fleetstart.runtime.contract.function.spec import check_region, parse_size
 
 from ...schemas.functions import SystemStatus
 from .. import output
-from ..api_client import Server, own_server
-from ..curl_hint import access
-from ..home import Layout, SupervisorRecord, is_locked, read_record, read_services, tail
+from ..api_client import ApiClient, own_server
+from ..curl_hint import access_line
+from ..home import HomeLayout, SupervisorRecord, is_locked, read_record, read_services, tail
 from ..local.services import CONTROLLER, NODE, REDIS, find_redis
 from ..output import Unreachable
 from ..root import verb
-from .down import stop
+from .down import stop_supervisor
 
 DEADLINE_S = 60.0
 """A cold disk and a busy machine included; on a quiet one it takes one to two seconds."""
@@ -71,7 +71,7 @@ def command(
     Prints the server's URL. If it runs already, says so and changes nothing. Every call shows a key: the first time
     one is made, and kept in FS_HOME, from where this machine's fs shows it by itself.
     """
-    layout = Layout(home)
+    layout = HomeLayout(home)
     had_key = layout.key.exists()
     if is_open and had_key:
         raise StartFailed(
@@ -100,12 +100,12 @@ def command(
     process = None if already else _spawn(argv, layout, environment)
     status = wait_ready(layout, process)
     if already:
-        output.say(f"already up, in {home}")
+        output.message(f"already up, in {home}")
     else:
-        output.say(f"up in {time.monotonic() - started_s:.1f} s, in {home}")
+        output.message(f"up in {time.monotonic() - started_s:.1f} s, in {home}")
     if layout.key.exists() and not had_key:
-        output.say(f"made the first key, for this user alone: {layout.key}")
-    output.say(access(status.access, own_server(home)))
+        output.message(f"made the first key, for this user alone: {layout.key}")
+    output.message(access_line(status.access, own_server(home)))
     if as_json:
         output.json_data({"url": status.url, "home": str(home), "started": not already})
     else:
@@ -120,7 +120,7 @@ def supervisor_argv(
     return [sys.executable, "-P", "-m", "fleetstart.controller.cli.local.supervisor", *options, *more]
 
 
-def _spawn(argv: list[str], layout: Layout, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+def _spawn(argv: list[str], layout: HomeLayout, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
     layout.create()
     with layout.log("supervisor").open("ab") as log:
         return subprocess.Popen(
@@ -134,7 +134,7 @@ def _spawn(argv: list[str], layout: Layout, environment: Mapping[str, str]) -> s
         )
 
 
-def wait_ready(layout: Layout, process: subprocess.Popen[bytes] | None) -> SystemStatus:
+def wait_ready(layout: HomeLayout, process: subprocess.Popen[bytes] | None) -> SystemStatus:
     """The server's status once a node is registered; everything is stopped again if that does not happen."""
     ends = time.monotonic() + DEADLINE_S
     shown = ""
@@ -146,7 +146,7 @@ def wait_ready(layout: Layout, process: subprocess.Popen[bytes] | None) -> Syste
             return status
         if waiting != shown:
             shown = waiting
-            output.say(f"waiting for {waiting}")
+            output.message(f"waiting for {waiting}")
         for name, record in read_services(layout).items():
             if record.deaths >= DEATHS_MAX and process is not None:
                 _fail(layout, name, f"the {name} ended {record.deaths} times while starting")
@@ -155,7 +155,7 @@ def wait_ready(layout: Layout, process: subprocess.Popen[bytes] | None) -> Syste
     _fail(layout, part, f"{shown} was not there after {DEADLINE_S:.0f} s", leave=process is None)
 
 
-def _look(layout: Layout) -> tuple[str, SystemStatus | None]:
+def _look(layout: HomeLayout) -> tuple[str, SystemStatus | None]:
     """What is still missing, and the status if there is one."""
     if read_record(layout.supervisor, SupervisorRecord) is None or not layout.endpoint.exists():
         return "the supervisor", None
@@ -163,7 +163,7 @@ def _look(layout: Layout) -> tuple[str, SystemStatus | None]:
     if CONTROLLER not in services or not services[CONTROLLER].pid:
         return "Redis", None
     address = own_server(layout.home)
-    with suppress(Unreachable), Server(address, timeout_s=2.0) as server:
+    with suppress(Unreachable), ApiClient(address, timeout_s=2.0) as server:
         try:
             status = server.get("/api/v1/status", SystemStatus)
         except (Unauthorized, Forbidden) as error:
@@ -179,12 +179,12 @@ def _look(layout: Layout) -> tuple[str, SystemStatus | None]:
     return "the controller", None
 
 
-def _fail(layout: Layout, part: str, reason: str, *, leave: bool = False) -> NoReturn:
+def _fail(layout: HomeLayout, part: str, reason: str, *, leave: bool = False) -> NoReturn:
     lines = tail(layout.log(part), 20)
     if lines:
-        output.say(f"the last lines of {layout.log(part)}:")
+        output.message(f"the last lines of {layout.log(part)}:")
         for line in lines:
-            output.say(f"    {line}")
+            output.message(f"    {line}")
     if not leave:
-        stop(layout)
+        stop_supervisor(layout)
     raise StartFailed(reason, hint=f"all logs are in {layout.logs}; `fs doctor` checks what this machine lacks")

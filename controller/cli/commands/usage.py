@@ -11,9 +11,9 @@ from fleetstart.runtime.contract.billing.ledger import dollars
 
 from ...schemas.functions import FunctionInfo, Usage, UsageLine
 from .. import output
-from ..api_client import Server, find_server, suggesting
+from ..api_client import ApiClient, find_server, suggest_function
 from ..root import verb
-from ..units import unix_ms
+from ..units import parse_unix_ms
 
 _HEADINGS = {
     "function": "FUNCTION",
@@ -56,16 +56,19 @@ def command(
     starting, fetching, loading, other idle time, starts that failed. A row counts to the moment at which it was booked.
     """
     now_s = time.time()
-    query: dict[str, str | int] = {"by": by, "since_unix_ms": max(0, unix_ms(since, now_s=now_s, option="--since"))}
+    query: dict[str, str | int] = {
+        "by": by,
+        "since_unix_ms": max(0, parse_unix_ms(since, now_s=now_s, option="--since")),
+    }
     if until is not None:
-        query["until_unix_ms"] = max(0, unix_ms(until, now_s=now_s, option="--until"))
+        query["until_unix_ms"] = max(0, parse_unix_ms(until, now_s=now_s, option="--until"))
     if name:
         query["function"] = name
-    with Server(find_server(url, home), timeout_s=120.0) as server:
+    with ApiClient(find_server(url, home), timeout_s=120.0) as server:
         usage = server.get("/api/v1/usage", Usage, **query)
         if name and not usage.lines:
             # No rows: either it was not called, or there is no such function.
-            with suggesting(server, name):
+            with suggest_function(server, name):
                 server.get(f"/api/v1/functions/{name}", FunctionInfo)
     if as_json:
         output.json_data(usage)

@@ -10,7 +10,7 @@ import click
 
 from ...schemas.functions import VersionInfo
 from .. import output
-from ..api_client import Server, find_server, function_path, suggesting
+from ..api_client import ApiClient, find_server, function_path, suggest_function
 from ..root import verb
 
 ID_SHOWN = 12
@@ -23,7 +23,7 @@ ERROR_SHOWN = 60
 @click.pass_obj
 def command(home: Path, *, name: str, url: str | None, as_json: bool) -> None:
     """List a function's versions, newest first, and what each is: live, its share of the calls, its aliases."""
-    with Server(find_server(url, home)) as server, suggesting(server, name):
+    with ApiClient(find_server(url, home)) as server, suggest_function(server, name):
         versions = server.get(f"{function_path(name)}/versions", list[VersionInfo])
     if as_json:
         output.json_data(versions)
@@ -37,7 +37,7 @@ def versions_table(versions: Iterable[VersionInfo], *, now_s: float) -> str:
             str(info.version),
             ", ".join(info.roles) or "-",
             str(info.workers),
-            output.age(max(0.0, now_s - info.deployed_unix_ms / 1000)),
+            output.format_age(max(0.0, now_s - info.deployed_unix_ms / 1000)),
             info.spec.bundle[:ID_SHOWN],
             info.spec.weights[:ID_SHOWN] if info.spec.weights else "-",
             info.error if len(info.error) <= ERROR_SHOWN else info.error[: ERROR_SHOWN - 1] + "…",

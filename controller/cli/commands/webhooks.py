@@ -10,13 +10,13 @@ import click
 from ...schemas.invocations import InvocationInfo, WebhookSecret
 from ...state.access_records import DEFAULT
 from .. import output
-from ..api_client import Server, find_server
-from ..async_invoke import path, show
-from ..command_group import Subverbs
+from ..api_client import ApiClient, find_server
+from ..async_invoke import invocation_path, print_invocation
+from ..command_group import CommandGroup
 from ..root import verb
 
 
-@click.group(cls=Subverbs, context_settings={"max_content_width": 100})
+@click.group(cls=CommandGroup, context_settings={"max_content_width": 100})
 def command() -> None:
     """Webhooks tell a URL of yours that an async call has ended: fs invoke NAME --async --webhook URL.
 
@@ -32,9 +32,9 @@ def command() -> None:
 @click.pass_obj
 def secret(home: Path, *, project: str, rotate: bool, url: str | None, as_json: bool) -> None:
     """Print the secret that a project's webhooks are signed with; it is made when it is first asked for."""
-    with Server(find_server(url, home)) as server:
+    with ApiClient(find_server(url, home)) as server:
         at = f"/api/v1/webhooks/secret?project={quote(project, safe='')}"
-        found = server.change("POST", at, None, WebhookSecret) if rotate else server.get(at, WebhookSecret)
+        found = server.send_once("POST", at, None, WebhookSecret) if rotate else server.get(at, WebhookSecret)
     if as_json:
         output.json_data(found)
     else:
@@ -47,5 +47,7 @@ def secret(home: Path, *, project: str, rotate: bool, url: str | None, as_json: 
 @click.pass_obj
 def redeliver(home: Path, *, invocation: str, url: str | None, as_json: bool) -> None:
     """Send the webhook of an invocation again; its webhook-id stays the same."""
-    with Server(find_server(url, home)) as server:
-        show(server.change("POST", f"{path(invocation)}/redeliver", None, InvocationInfo), as_json=as_json)
+    with ApiClient(find_server(url, home)) as server:
+        print_invocation(
+            server.send_once("POST", f"{invocation_path(invocation)}/redeliver", None, InvocationInfo), as_json=as_json
+        )

@@ -16,20 +16,20 @@ from fleetstart.runtime.contract.ids import CheckpointId
 
 from ...schemas.functions import CheckpointInfo
 from .. import output
-from ..api_client import Server, find_server
-from ..command_group import Subverbs
-from ..home import Layout
-from ..progress import Bar
+from ..api_client import ApiClient, find_server
+from ..command_group import CommandGroup
+from ..home import HomeLayout
+from ..progress import ProgressBar
 from ..root import verb
 from ..weights.export import export
 from ..weights.local_files import FileList
 from ..weights.publish import publish_source
 from ..weights.resolve import SHORT, find_checkpoint
 from ..weights.source import Source, read_folder, read_source
-from ..weights.verify import Bad, verify
+from ..weights.verify import CorruptRange, verify
 
 
-@click.group(cls=Subverbs, context_settings={"max_content_width": 100})
+@click.group(cls=CommandGroup, context_settings={"max_content_width": 100})
 def command() -> None:
     """Checkpoints in the store. Each has --json, and takes an ID by its first digits or a function's name."""
 
@@ -46,12 +46,16 @@ def push(home: Path, *, sources: tuple[str, ...], url: str | None, as_json: bool
     """
     source = _source(sources)
     if source.adapter:
-        output.say("a LoRA adapter, to be used on top of other weights")
+        output.message("a LoRA adapter, to be used on top of other weights")
     started_s = time.monotonic()
-    with Server(find_server(url, home)) as server, Bar("push", live=output.is_terminal()) as bar:
-        published = publish_source(source, server, cache=Layout(home).cache, progress=bar)
-    sent = f"{output.size(published.uploaded_bytes)} sent" if published.uploaded_bytes else "in the store already"
-    output.say(f"weights {output.size(published.weight_bytes)}, {sent}, in {time.monotonic() - started_s:.1f} s")
+    with ApiClient(find_server(url, home)) as server, ProgressBar("push", live=output.is_terminal()) as bar:
+        published = publish_source(source, server, cache=HomeLayout(home).cache, progress=bar)
+    sent = (
+        f"{output.format_size(published.uploaded_bytes)} sent" if published.uploaded_bytes else "in the store already"
+    )
+    output.message(
+        f"weights {output.format_size(published.weight_bytes)}, {sent}, in {time.monotonic() - started_s:.1f} s"
+    )
     if as_json:
         output.json_data(
             {
@@ -83,14 +87,14 @@ def _source(sources: Sequence[str]) -> Source:
 @click.pass_obj
 def ls(home: Path, *, unfinished: bool, url: str | None, as_json: bool) -> None:
     """List checkpoints: size, contents, age, and which functions use them."""
-    with Server(find_server(url, home)) as server:
+    with ApiClient(find_server(url, home)) as server:
         checkpoints = server.get("/api/v1/checkpoints", list[CheckpointInfo], unfinished=int(unfinished))
     if as_json:
         output.json_data(checkpoints)
     elif checkpoints:
         output.data(checkpoints_table(checkpoints, now_s=time.time()))
     else:
-        output.say("no weights are in the store yet: fs weights push FOLDER")
+        output.message("no weights are in the store yet: fs weights push FOLDER")
 
 
 def checkpoints_table(checkpoints: Iterable[CheckpointInfo], *, now_s: float) -> str:
@@ -98,11 +102,11 @@ def checkpoints_table(checkpoints: Iterable[CheckpointInfo], *, now_s: float) ->
         (
             info.id[:SHORT],
             "adapter" if info.adapter else "model",
-            output.size(info.weight_bytes),
+            output.format_size(info.weight_bytes),
             str(info.tensors),
             str(info.files),
             str(info.parts),
-            output.age(max(0.0, now_s - info.created_unix_ms / 1000)),
+            output.format_age(max(0.0, now_s - info.created_unix_ms / 1000)),
             ", ".join(info.used_by) or "-" if info.complete else f"incomplete: {info.problem}",
         )
         for info in checkpoints
@@ -118,7 +122,7 @@ def checkpoints_table(checkpoints: Iterable[CheckpointInfo], *, now_s: float) ->
 def verify_(home: Path, *, name: str, url: str | None, as_json: bool) -> int:
     """Read all of a checkpoint again and check it; exit code 1 and the bad chunk's place if it is not whole."""
     results: list[dict[str, Any]] = []
-    with Server(find_server(url, home)) as server:
+    with ApiClient(find_server(url, home)) as server:
         if name == "all":
             wanted = [info.id for info in server.get("/api/v1/checkpoints", list[CheckpointInfo])]
         else:
@@ -133,16 +137,16 @@ def verify_(home: Path, *, name: str, url: str | None, as_json: bool) -> int:
     return output.FAILED if failed else output.OK
 
 
-def _verified(server: Server, checkpoint: CheckpointId) -> dict[str, Any]:
-    bad: list[Bad] = []
+def _verified(server: ApiClient, checkpoint: CheckpointId) -> dict[str, Any]:
+    bad: list[CorruptRange] = []
     problem = ""
     try:
-        with Bar(f"verify {checkpoint[:SHORT]}", live=output.is_terminal()) as bar:
+        with ProgressBar(f"verify {checkpoint[:SHORT]}", live=output.is_terminal()) as bar:
             bad = verify(server, checkpoint, bar)
     except CheckpointInvalid as error:
         problem = error.message
     for wrong in [problem] if problem else [str(one) for one in bad]:
-        output.say(f"{checkpoint[:SHORT]} is damaged: {wrong}")
+        output.message(f"{checkpoint[:SHORT]} is damaged: {wrong}")
     return {"id": checkpoint, "ok": not bad and not problem, "problem": problem, "bad": bad}
 
 
@@ -153,16 +157,16 @@ def _verified(server: Server, checkpoint: CheckpointId) -> dict[str, Any]:
 @click.pass_obj
 def rm(home: Path, *, name: str, yes: bool, url: str | None, as_json: bool) -> None:
     """Remove a checkpoint that no version of a deployed function uses, or an upload that has not ended."""
-    with Server(find_server(url, home)) as server:
+    with ApiClient(find_server(url, home)) as server:
         info = find_checkpoint(server, name, unfinished=True)
         if not yes and not info.used_by:
             if not sys.stdin.isatty():
                 raise click.UsageError(
                     f"fs weights rm {name} asks for confirmation; give --yes where nobody can answer"
                 )
-            click.confirm(f"Remove {info.id[:SHORT]}, {output.size(info.object_bytes)}?", abort=True)
+            click.confirm(f"Remove {info.id[:SHORT]}, {output.format_size(info.object_bytes)}?", abort=True)
         info = server.delete(f"/api/v1/checkpoints/{info.id}", CheckpointInfo)
-    output.say(f"{info.id[:SHORT]} removed, {output.size(info.object_bytes)} freed")
+    output.message(f"{info.id[:SHORT]} removed, {output.format_size(info.object_bytes)} freed")
     if as_json:
         output.json_data(info)
 
@@ -180,11 +184,11 @@ def export_(home: Path, *, name: str, folder: Path, max_shard_size: str | None, 
     --max-shard-size they are made anew: the same tensors, bit for bit, in the order of layers.
     """
     limit = None if max_shard_size is None else max(1, parse_size(max_shard_size))
-    with Server(find_server(url, home)) as server:
+    with ApiClient(find_server(url, home)) as server:
         info = find_checkpoint(server, name)
-        with Bar(f"export {info.id[:SHORT]}", live=output.is_terminal()) as bar:
+        with ProgressBar(f"export {info.id[:SHORT]}", live=output.is_terminal()) as bar:
             files = export(server, info.id, folder, shard_max_bytes=limit, progress=bar)
-    output.say(f"{len(files)} files, {output.size(sum(file.stat().st_size for file in files))}")
+    output.message(f"{len(files)} files, {output.format_size(sum(file.stat().st_size for file in files))}")
     if as_json:
         output.json_data({"id": info.id, "files": [str(file) for file in files]})
     else:

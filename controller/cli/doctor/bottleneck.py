@@ -26,7 +26,7 @@ _SMALL_PAGES = "memory for weights is of 4 KiB pages, which slow direct reads do
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Observed:
+class ObservedLoads:
     """What one node says of its last loads."""
 
     node: str
@@ -34,14 +34,14 @@ class Observed:
     bytes_per_s: dict[str, float]
 
 
-def rate(bytes_per_s: float) -> str:
+def format_rate(bytes_per_s: float) -> str:
     """2.9e9 → "2.90 GB/s"; three digits, so that slow networks have some too."""
     amount = bytes_per_s / 1e9
     digits = 1 if amount >= 100 else 2 if amount >= 0.1 else 4
     return f"{amount:.{digits}f} GB/s"
 
 
-def diagnose(ceilings: Ceilings, observed: Observed, *, remote_store: bool) -> list[Finding]:
+def diagnose(ceilings: Ceilings, observed: ObservedLoads, *, remote_store: bool) -> list[Finding]:
     """One finding for each source of which the node loaded something."""
     return [
         _diagnose(source, reached, ceilings, observed, remote_store)
@@ -50,10 +50,10 @@ def diagnose(ceilings: Ceilings, observed: Observed, *, remote_store: bool) -> l
     ]
 
 
-def _diagnose(source: str, reached: float, ceilings: Ceilings, observed: Observed, remote_store: bool) -> Finding:
-    begun = f"{observed.node}: loads from the {source} run at {rate(reached)}"
+def _diagnose(source: str, reached: float, ceilings: Ceilings, observed: ObservedLoads, remote_store: bool) -> Finding:
+    begun = f"{observed.node}: loads from the {source} run at {format_rate(reached)}"
     if source == "device":
-        begun = f"{observed.node}: loads to the device run at {rate(reached)}"
+        begun = f"{observed.node}: loads to the device run at {format_rate(reached)}"
     own = ceilings.bytes_per_s.get(_SOURCES[source])
     numbers = {"bytes_per_s": reached}
     if not own:
@@ -61,7 +61,7 @@ def _diagnose(source: str, reached: float, ceilings: Ceilings, observed: Observe
         return Finding(check="loads", verdict="ok", found=f"{begun}; nothing to compare: {why}", numbers=numbers)
     share = reached / own
     numbers["share"] = share
-    begun += f", {share:.0%} of what it gives now ({rate(own)})"
+    begun += f", {share:.0%} of what it gives now ({format_rate(own)})"
     if share >= ABOVE:
         found = f"{begun}: a cache helped, or it is slower now than it was then"
         return Finding(check="loads", verdict="ok", found=found, numbers=numbers)
@@ -72,7 +72,7 @@ def _diagnose(source: str, reached: float, ceilings: Ceilings, observed: Observe
     return Finding(check="loads", verdict="warn", found=f"{begun}: {limit}", advice=advice, numbers=numbers)
 
 
-def _at_the_limit(source: str, observed: Observed, remote_store: bool) -> tuple[str, str]:
+def _at_the_limit(source: str, observed: ObservedLoads, remote_store: bool) -> tuple[str, str]:
     if source == "device":
         return "PCIe is the limit", ""
     if source == "store" and remote_store:
@@ -83,7 +83,7 @@ def _at_the_limit(source: str, observed: Observed, remote_store: bool) -> tuple[
 
 
 def _below(
-    source: str, reached: float, own: float, ceilings: Ceilings, observed: Observed, remote_store: bool
+    source: str, reached: float, own: float, ceilings: Ceilings, observed: ObservedLoads, remote_store: bool
 ) -> tuple[str, str]:
     """The limit among the others that it comes nearest, if it comes near one."""
     near = max(_explanations(source, reached, own, ceilings), default=None)
@@ -91,12 +91,12 @@ def _below(
         _, limit, ceiling = near
         if limit == "prefault":
             return (
-                f"memory is the limit: new memory comes at {rate(ceilings.bytes_per_s['prefault'])}, "
-                f"which leaves {rate(ceiling)}",
+                f"memory is the limit: new memory comes at {format_rate(ceilings.bytes_per_s['prefault'])}, "
+                f"which leaves {format_rate(ceiling)}",
                 "keep more of it ready: FS_POOL_MEMORY",
             )
         return (
-            f"the cores are the limit: together they check {rate(ceiling)}",
+            f"the cores are the limit: together they check {format_rate(ceiling)}",
             "give the node more cores, or fewer workers that compute while it loads",
         )
     if observed.pages == "small" and ceilings.pages != "small":

@@ -20,9 +20,9 @@ import msgspec
 
 from fleetstart.runtime.contract.function.spec import GIB
 
-from ..home import Layout, is_locked
+from ..home import HomeLayout, is_locked
 from ..local.services import find_redis
-from ..output import size
+from ..output import format_size
 
 PROBE_S = 20.0
 MEMORY_LEAST_BYTES = 2 * GIB
@@ -42,11 +42,11 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """What was measured; the unit is in the name."""
 
 
-def python() -> Finding:
+def check_python() -> Finding:
     return Finding(check="python", verdict="ok", found=f"{sys.version.split()[0]} in {sys.prefix}")
 
 
-def server_parts() -> Finding:
+def check_server_parts() -> Finding:
     missing = [name for name in ("redis", "starlette", "uvicorn", "boto3", "aiohttp") if not _installed(name)]
     if missing:
         return Finding(
@@ -58,7 +58,7 @@ def server_parts() -> Finding:
     return Finding(check="server parts", verdict="ok", found="installed")
 
 
-def torch() -> Finding:
+def check_torch() -> Finding:
     if not _installed("torch"):
         return Finding(
             check="torch",
@@ -77,7 +77,7 @@ def torch() -> Finding:
     return Finding(check="torch", verdict="ok", found=f"{version}, {device}")
 
 
-def namespaces() -> Finding:
+def check_namespaces() -> Finding:
     missing = [
         name
         for name, flag in (("mnt", _CLONE_NEWNS), ("pid", _CLONE_NEWPID), ("net", _CLONE_NEWNET))
@@ -93,7 +93,7 @@ def namespaces() -> Finding:
     )
 
 
-def sandboxes() -> Finding:
+def check_sandboxes() -> Finding:
     """What is installed; whether it works here, a node tries at its start, and `fs nodes` tells."""
     program = shutil.which("runsc")
     if program is None:
@@ -107,7 +107,7 @@ def sandboxes() -> Finding:
     return Finding(check="sandboxes", verdict="ok", found=f"{said.stdout.splitlines()[0]} (gVisor), {program}")
 
 
-def limits() -> Finding:
+def check_limits() -> Finding:
     v2 = Path("/sys/fs/cgroup/cgroup.controllers")
     v1 = Path("/sys/fs/cgroup/memory")
     if v2.exists() and "memory" in v2.read_text() and os.access(v2.parent, os.W_OK):
@@ -122,7 +122,7 @@ def limits() -> Finding:
     )
 
 
-def redis() -> Finding:
+def check_redis() -> Finding:
     binary = find_redis()
     if binary is None:
         return Finding(
@@ -136,10 +136,10 @@ def redis() -> Finding:
     return Finding(check="redis", verdict="ok", found=str(binary))
 
 
-def access(home: Path) -> Finding:
+def check_access(home: Path) -> Finding:
     """Files that tell secrets are for their owner alone; whether anybody needs a key can only the server tell."""
-    layout = Layout(home)
-    private = (layout.key, layout.master_key, layout.way_in)
+    layout = HomeLayout(home)
+    private = (layout.key, layout.master_key, layout.dashboard_page)
     loose = [path for path in private if path.exists() and path.stat().st_mode & 0o077]
     if loose:
         names = " ".join(str(path) for path in loose)
@@ -171,17 +171,17 @@ def available_bytes() -> int:
     return int(fields["MemAvailable"].split()[0]) * 1024
 
 
-def memory() -> Finding:
+def check_memory() -> Finding:
     free_bytes = available_bytes()
     verdict: Verdict = "ok" if free_bytes >= MEMORY_LEAST_BYTES else "warn"
     advice = "" if verdict == "ok" else "models need room: end other programs, or deploy with less --memory"
-    return Finding(check="memory", verdict=verdict, found=f"{size(free_bytes)} available", advice=advice)
+    return Finding(check="memory", verdict=verdict, found=f"{format_size(free_bytes)} available", advice=advice)
 
 
-def home_writable(home: Path) -> Finding:
+def check_home(home: Path) -> Finding:
     folder = next(path for path in (home, *home.parents) if path.exists())
     free_bytes = shutil.disk_usage(folder).free
-    found = f"{home}, {size(free_bytes)} free"
+    found = f"{home}, {format_size(free_bytes)} free"
     if not os.access(folder, os.W_OK | os.X_OK) or not folder.is_dir():
         return Finding(check="store", verdict="bad", found=f"{folder} is not writable", advice="set FS_HOME elsewhere")
     if free_bytes < DISK_LEAST_BYTES:
@@ -189,8 +189,8 @@ def home_writable(home: Path) -> Finding:
     return Finding(check="store", verdict="ok", found=found)
 
 
-def port(home: Path, number: int) -> Finding:
-    if is_locked(Layout(home).lock):
+def check_port(home: Path, number: int) -> Finding:
+    if is_locked(HomeLayout(home).lock):
         return Finding(check="server", verdict="ok", found="runs; see `fs status`")
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -206,20 +206,20 @@ def port(home: Path, number: int) -> Finding:
     return Finding(check="port", verdict="ok", found=f"{number} is free")
 
 
-def examine(home: Path, port_number: int) -> list[Finding]:
+def run_checks(home: Path, port_number: int) -> list[Finding]:
     """All checks; one that breaks is itself a finding."""
     checks: list[tuple[str, Callable[[], Finding]]] = [
-        ("python", python),
-        ("server parts", server_parts),
-        ("redis", redis),
-        ("torch", torch),
-        ("namespaces", namespaces),
-        ("sandboxes", sandboxes),
-        ("limits", limits),
-        ("memory", memory),
-        ("store", lambda: home_writable(home)),
-        ("access", lambda: access(home)),
-        ("port", lambda: port(home, port_number)),
+        ("python", check_python),
+        ("server parts", check_server_parts),
+        ("redis", check_redis),
+        ("torch", check_torch),
+        ("namespaces", check_namespaces),
+        ("sandboxes", check_sandboxes),
+        ("limits", check_limits),
+        ("memory", check_memory),
+        ("store", lambda: check_home(home)),
+        ("access", lambda: check_access(home)),
+        ("port", lambda: check_port(home, port_number)),
     ]
     return [_guarded(name, check) for name, check in checks]
 

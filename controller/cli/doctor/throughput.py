@@ -20,10 +20,10 @@ from fleetstart.runtime.contract.node.reports import NodeReport
 from fleetstart.runtime.contract.node.throughput import Ceilings, DeviceCeiling, Limit
 
 from ...schemas.functions import SystemStatus
-from ..api_client import Server, find_server
-from ..home import Layout, SupervisorRecord, is_locked, read_record, read_services
+from ..api_client import ApiClient, find_server
+from ..home import HomeLayout, SupervisorRecord, is_locked, read_record, read_services
 from ..local.services import NODE
-from .bottleneck import Observed, diagnose, rate
+from .bottleneck import ObservedLoads, diagnose, format_rate
 from .checks import Finding, available_bytes
 
 Answer = TypeVar("Answer")
@@ -42,7 +42,7 @@ PAGES = {
     "thp": "transparent huge pages of 2 MiB",
     "small": "4 KiB pages: direct reads into them are two to three times slower",
 }
-NAMES: dict[Limit, str] = {
+LIMIT_NAMES: dict[Limit, str] = {
     "checksum": "checksums",
     "prefault": "new memory",
     "disk": "disk speed",
@@ -51,29 +51,29 @@ NAMES: dict[Limit, str] = {
 }
 
 
-class NotMeasured(Exception):
+class MeasurementFailed(Exception):
     """What the measuring process said, or did not say in time."""
 
 
-def examine_speed(home: Path, store: str, size_bytes: int = 0) -> list[Finding]:
+def check_throughput(home: Path, store: str, size_bytes: int = 0) -> list[Finding]:
     """Everything: pages, ceilings, and how the loads of a server that runs here compare. Takes seconds."""
     node, problem = running_node(home)
     try:
         ceilings = measure(home, store, size_bytes)
-    except NotMeasured as error:
+    except MeasurementFailed as error:
         return [Finding(check="speed", verdict="warn", found=f"could not be measured: {error}")]
-    found = [pages(ceilings, node), *speeds(ceilings)]
+    found = [page_finding(ceilings, node), *speed_findings(ceilings)]
     if problem:
         found.append(Finding(check="loads", verdict="warn", found=problem))
     elif node is not None:
-        found.extend(loads(ceilings, node, remote_store=store.startswith("s3://")))
+        found.extend(load_findings(ceilings, node, remote_store=store.startswith("s3://")))
     return found
 
 
-def store_of(home: Path) -> str:
+def store_location(home: Path) -> str:
     """The store of the server that runs here, or that `fs up` would use."""
-    record = read_record(Layout(home).supervisor, SupervisorRecord)
-    return record.store if record is not None else str(Layout(home).store)
+    record = read_record(HomeLayout(home).supervisor, SupervisorRecord)
+    return record.store if record is not None else str(HomeLayout(home).store)
 
 
 def running_node(home: Path) -> tuple[NodeReport | None, str]:
@@ -81,12 +81,12 @@ def running_node(home: Path) -> tuple[NodeReport | None, str]:
 
     Nodes on other machines have other ceilings.
     """
-    layout = Layout(home)
+    layout = HomeLayout(home)
     record = read_record(layout.supervisor, SupervisorRecord)
     if record is None or not is_locked(layout.lock):
         return None, ""
     try:
-        with Server(find_server(record.url, home), timeout_s=STATUS_S) as server:
+        with ApiClient(find_server(record.url, home), timeout_s=STATUS_S) as server:
             nodes = server.get("/api/v1/status", SystemStatus).nodes
     except FleetError as error:
         return None, error.message
@@ -118,7 +118,7 @@ def _device() -> DeviceCeiling:
         return DeviceCeiling(left_out="no GPU here")
     try:
         return _answer("fleetstart.runtime.weights.device_throughput", (), DeviceCeiling)
-    except NotMeasured as error:
+    except MeasurementFailed as error:
         return DeviceCeiling(failed=str(error))
 
 
@@ -128,20 +128,20 @@ def _answer(module: str, options: Sequence[str], kind: type[Answer]) -> Answer:
             [sys.executable, "-P", "-m", module, *options], capture_output=True, timeout=MEASURE_S, check=False
         )
     except subprocess.TimeoutExpired as error:
-        raise NotMeasured(f"{module} took more than {MEASURE_S:g} s") from error
+        raise MeasurementFailed(f"{module} took more than {MEASURE_S:g} s") from error
     if process.returncode:
         last = (process.stderr.decode(errors="replace").strip().splitlines() or ["without a word"])[-1]
-        raise NotMeasured(f"{module} ended with {process.returncode}: {last}")
+        raise MeasurementFailed(f"{module} ended with {process.returncode}: {last}")
     try:
         return msgspec.json.decode(process.stdout, type=kind)
     except msgspec.DecodeError as error:
-        raise NotMeasured(f"{module} said something else: {error}") from error
+        raise MeasurementFailed(f"{module} said something else: {error}") from error
 
 
 # ── what it says ───────────────────────────────────────────────────────────────────────────────────
 
 
-def pages(ceilings: Ceilings, node: NodeReport | None) -> Finding:
+def page_finding(ceilings: Ceilings, node: NodeReport | None) -> Finding:
     """Of the node that runs, which may hold all the huge pages there are; else of one that would."""
     said = node.weights_memory if node is not None else ceilings
     refused = "".join(f"; no {kind}: {why}" for kind, why in said.refused.items())
@@ -158,19 +158,19 @@ def pages(ceilings: Ceilings, node: NodeReport | None) -> Finding:
     )
 
 
-def speeds(ceilings: Ceilings) -> list[Finding]:
-    return [_speed(limit, ceilings) for limit in NAMES]
+def speed_findings(ceilings: Ceilings) -> list[Finding]:
+    return [_speed(limit, ceilings) for limit in LIMIT_NAMES]
 
 
 def _speed(limit: Limit, ceilings: Ceilings) -> Finding:
-    check = NAMES[limit]
+    check = LIMIT_NAMES[limit]
     if limit in ceilings.left_out:
         return Finding(check=check, verdict="ok", found=f"left out: {ceilings.left_out[limit]}")
     if limit in ceilings.failed or limit not in ceilings.bytes_per_s:
         why = ceilings.failed.get(limit, "no figure came")
         return Finding(check=check, verdict="warn", found=f"could not be measured: {why}")
     reached = ceilings.bytes_per_s[limit]
-    found = f"{rate(reached)}, {ceilings.measured.get(limit, '')}"
+    found = f"{format_rate(reached)}, {ceilings.measured.get(limit, '')}"
     numbers = {"bytes_per_s": reached}
     if limit == "prefault" and reached < BACKED_BYTES_PER_S:
         return Finding(
@@ -191,8 +191,8 @@ def _speed(limit: Limit, ceilings: Ceilings) -> Finding:
     return Finding(check=check, verdict="ok", found=found, numbers=numbers)
 
 
-def loads(ceilings: Ceilings, node: NodeReport, *, remote_store: bool) -> list[Finding]:
-    observed = Observed(node=node.node, pages=node.weights_memory.pages, bytes_per_s=node.bytes_per_s)
+def load_findings(ceilings: Ceilings, node: NodeReport, *, remote_store: bool) -> list[Finding]:
+    observed = ObservedLoads(node=node.node, pages=node.weights_memory.pages, bytes_per_s=node.bytes_per_s)
     found = diagnose(ceilings, observed, remote_store=remote_store)
     if not found:
         return [Finding(check="loads", verdict="ok", found=f"{node.node} has loaded too little yet to compare")]

@@ -12,7 +12,7 @@ from ...schemas.planning import Forecast
 from .. import output
 
 
-class Foreseen(msgspec.Struct, frozen=True, kw_only=True):
+class DryRun(msgspec.Struct, frozen=True, kw_only=True):
     name: FunctionName
     bundle_bytes: int
     new_bundle_bytes: int
@@ -24,7 +24,7 @@ class Foreseen(msgspec.Struct, frozen=True, kw_only=True):
     forecast: Forecast
 
 
-def rehearsal(one: Foreseen) -> str:
+def render_dry_run(one: DryRun) -> str:
     forecast = one.forecast
     lines = [f"{one.name}: {_version(forecast)}; nothing was sent or changed"]
     lines.append(f"bundle   {_sent(one.bundle_bytes, one.new_bundle_bytes)}")
@@ -47,5 +47,5 @@ def _version(forecast: Forecast) -> str:
 
 def _sent(size_bytes: int, new_bytes: int) -> str:
     if not new_bytes:
-        return f"{output.size(size_bytes)}, in the store already"
-    return f"{output.size(size_bytes)}, {output.size(new_bytes)} of it to send"
+        return f"{output.format_size(size_bytes)}, in the store already"
+    return f"{output.format_size(size_bytes)}, {output.format_size(new_bytes)} of it to send"

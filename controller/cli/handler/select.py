@@ -12,19 +12,19 @@ import click
 from fleetstart.runtime.contract.errors import NoHandler
 
 from .. import output
-from .settings import Key, Setting, SettingsFile, effective, read_settings_file, settled
+from .settings import Key, Setting, SettingsFile, apply_settings, merge_settings, read_settings_file
 from .source.declarations import Declaration, read_declarations
 from .spec import module_name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Handler:
+class ConfiguredHandler:
     declaration: Declaration
     """With all its settings, wherever they were made."""
     settings: Mapping[Key, Setting]
 
 
-def select(handler: str, flags: Mapping[str, Any]) -> tuple[Path, list[Handler]]:
+def select_handlers(handler: str, flags: Mapping[str, Any]) -> tuple[Path, list[ConfiguredHandler]]:
     """`handler.py` or `handler.py:Name`: the file and its functions. Errors: those of reading; click.UsageError."""
     file, _, wanted = handler.rpartition(":") if ":" in handler and not Path(handler).exists() else (handler, "", "")
     path = Path(file)
@@ -44,16 +44,16 @@ def select(handler: str, flags: Mapping[str, Any]) -> tuple[Path, list[Handler]]
     return path, [_settled(declaration, settings, flags) for declaration in declarations]
 
 
-def _settled(declaration: Declaration, file: SettingsFile, flags: Mapping[str, Any]) -> Handler:
-    settings = effective(declaration, file, flags)
-    return Handler(declaration=settled(declaration, settings), settings=settings)
+def _settled(declaration: Declaration, file: SettingsFile, flags: Mapping[str, Any]) -> ConfiguredHandler:
+    settings = merge_settings(declaration, file, flags)
+    return ConfiguredHandler(declaration=apply_settings(declaration, settings), settings=settings)
 
 
 def _tell_unused(file: SettingsFile, declarations: Sequence[Declaration], path: Path) -> None:
     """A table may be for another file of the folder, or have a name that is misspelt."""
     used = {name for declaration in declarations for name in file.names(declaration)}
     for name in sorted(file.functions.keys() - used):
-        output.say(f"{file.path} has settings for {name[:80]!r}, which {path} does not declare")
+        output.message(f"{file.path} has settings for {name[:80]!r}, which {path} does not declare")
 
 
 def flags_of(

@@ -50,12 +50,12 @@ class SettingsFile:
     def of(self, declaration: Declaration) -> dict[Key, Any]:
         """Errors: InvalidSpec for a setting that a function of this kind does not have."""
         known = SETTINGS[declaration.kind]
-        found = flat({name: value for name, value in self.general.items() if name in known})
+        found = flatten({name: value for name, value in self.general.items() if name in known})
         for name in self.names(declaration):
             table = self.functions.get(name, {})
             for key in table:
                 _check_known(f"{self.path}: [function.{name}]", key, known)
-            found.update(flat(table))
+            found.update(flatten(table))
         return found
 
     def names(self, declaration: Declaration) -> list[str]:
@@ -96,7 +96,7 @@ def _check_known(where: str, key: str, known: Sequence[str]) -> None:
     raise InvalidSpec(f"{where} has no setting {key[:80]!r} there", hint=hint)
 
 
-def flat(values: Mapping[str, Any]) -> dict[Key, Any]:
+def flatten(values: Mapping[str, Any]) -> dict[Key, Any]:
     """Tables opened; what a `Scale`, `SLO` or `Limits` of a decorator leaves at its default was not said there."""
     found: dict[Key, Any] = {}
     for name, value in values.items():
@@ -114,8 +114,8 @@ def flat(values: Mapping[str, Any]) -> dict[Key, Any]:
     return found
 
 
-def nested(values: Mapping[Key, Any]) -> dict[str, Any]:
-    """The opposite of `flat`."""
+def unflatten(values: Mapping[Key, Any]) -> dict[str, Any]:
+    """The opposite of `flatten`."""
     found: dict[str, Any] = {}
     for (name, *part), value in values.items():
         if not part:
@@ -126,19 +126,19 @@ def nested(values: Mapping[Key, Any]) -> dict[str, Any]:
     return found
 
 
-def effective(declaration: Declaration, file: SettingsFile, flags: Mapping[str, Any]) -> dict[Key, Setting]:
+def merge_settings(declaration: Declaration, file: SettingsFile, flags: Mapping[str, Any]) -> dict[Key, Setting]:
     """Every setting that somebody made, and who made it last."""
     found: dict[Key, Setting] = {}
     for origin, values in (
-        (DECORATOR, flat(declaration.settings)),
+        (DECORATOR, flatten(declaration.settings)),
         (FILE, file.of(declaration)),
-        (FLAG, flat(flags)),
+        (FLAG, flatten(flags)),
     ):
         found.update({key: Setting(value, origin) for key, value in values.items()})
     return found
 
 
-def settled(declaration: Declaration, settings: Mapping[Key, Setting]) -> Declaration:
+def apply_settings(declaration: Declaration, settings: Mapping[Key, Setting]) -> Declaration:
     """The declaration as if all of it stood in the handler's file."""
-    values = nested({key: setting.value for key, setting in settings.items()})
+    values = unflatten({key: setting.value for key, setting in settings.items()})
     return dataclasses.replace(declaration, settings=msgspec.to_builtins(values))

@@ -108,7 +108,7 @@ def weights_of(declaration: Declaration) -> str | None:
     return _path(declaration, "weights")
 
 
-def layers_of(declaration: Declaration) -> str:
+def layer_pattern_of(declaration: Declaration) -> str:
     """How the names of layers begin; "" where they are usual ones. Errors: InvalidSpec."""
     layers = declaration.settings.get("layers", "")
     if not isinstance(layers, str) or ("layers" in declaration.settings and "{}" not in layers):

@@ -22,8 +22,8 @@ from fleetstart.runtime.contract.worker_headers import REQUEST_HEADER
 
 from ...schemas.functions import FunctionInfo, SystemStatus
 from .. import output
-from ..api_client import Server, function_path
-from ..waterfall import beside, shown, summary
+from ..api_client import ApiClient, function_path
+from ..waterfall import compare_timelines, render_trace, trace_summary
 
 ZERO_S = 60.0
 """For a worker to end once nobody needs it: it may close what it has open."""
@@ -34,10 +34,10 @@ POLL_S = 0.05
 
 
 @dataclass(slots=True, kw_only=True)
-class Prober:
+class ColdStartProbe:
     """`path` and `body` are of the call that is made; `body` is JSON, or @ and a file's name."""
 
-    server: Server
+    server: ApiClient
     path: str
     body: str
     as_json: bool
@@ -56,10 +56,11 @@ class Prober:
             return
         width = shutil.get_terminal_size((100, 24)).columns
         if before is None:
-            output.data(shown(trace, width=width))
+            output.data(render_trace(trace, width=width))
             return
         now_ms, before_ms = span_ms(trace.timeline.phases), span_ms(before.timeline.phases)
-        output.data(f"{summary(trace)}\n\n{beside(before.timeline.phases, trace.timeline.phases, width=width)}\n")
+        chart = compare_timelines(before.timeline.phases, trace.timeline.phases, width=width)
+        output.data(f"{trace_summary(trace)}\n\n{chart}\n")
         output.data(f"{now_ms:.1f} ms from zero, before {before_ms:.1f} ms: {now_ms - before_ms:+.1f} ms")
 
     def _called(self, name: str) -> InvocationTrace:
@@ -68,7 +69,7 @@ class Prober:
         path = self.path if self.path.startswith(("/", "?")) or not self.path else f"/{self.path}"
         target = f"/fn/{quote(name, safe='')}{path}"
         headers = {REQUEST_HEADER: call, "content-type": "application/json"}
-        with self.server.reached():
+        with self.server.connection_errors():
             self.server.http.post(target, content=_content(self.body), headers=headers, timeout=CALL_S)
         return _trace(self.server, call)
 
@@ -94,7 +95,7 @@ def _content(body: str) -> bytes:
     return body.encode()
 
 
-def _trace(server: Server, call: InvocationId) -> InvocationTrace:
+def _trace(server: ApiClient, call: InvocationId) -> InvocationTrace:
     ends_s = time.monotonic() + TRACE_S
     while True:
         try:
@@ -105,7 +106,7 @@ def _trace(server: Server, call: InvocationId) -> InvocationTrace:
         time.sleep(POLL_S)
 
 
-def _wait_for_zero(server: Server, name: str) -> None:
+def _wait_for_zero(server: ApiClient, name: str) -> None:
     """No worker of it, and no weights in memory; but the parent of workers is there, as it is in a system that has been
     up for more than a moment. Errors: Unavailable."""
     ends_s = time.monotonic() + ZERO_S

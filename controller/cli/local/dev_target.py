@@ -14,7 +14,7 @@ from fleetstart.runtime.contract.errors import InvalidSpec, NotFound, Refused
 from ...schemas.access import ProjectInfo, ProjectTerms, SecretInfo, SecretValue
 from ...schemas.functions import FunctionInfo
 from ...state.access_records import DEFAULT
-from ..api_client import Server, function_path
+from ..api_client import ApiClient, function_path
 from ..handler.source.declarations import Declaration
 from ..handler.spec import default_name
 
@@ -23,7 +23,7 @@ NAME_MAX = 63
 TAG = "fs-dev"
 
 
-def renamed(declaration: Declaration) -> Declaration:
+def with_dev_name(declaration: Declaration) -> Declaration:
     """Under a name of its own, so that it takes no calls away from what is deployed, and with the tag."""
     name = str(declaration.settings.get("name") or default_name(declaration.attribute))
     settings = {**declaration.settings, "name": name[: NAME_MAX - len(SUFFIX)] + SUFFIX}
@@ -33,11 +33,11 @@ def renamed(declaration: Declaration) -> Declaration:
     return replace(declaration, settings=settings)
 
 
-def name_of(renamed: Declaration) -> str:
-    return str(renamed.settings["name"])
+def dev_name(declaration: Declaration) -> str:
+    return str(declaration.settings["name"])
 
 
-def is_anothers(server: Server, name: str) -> bool:
+def belongs_to_others(server: ApiClient, name: str) -> bool:
     """Whether there is such a function, and no `fs dev` made it."""
     try:
         return TAG not in server.get(function_path(name), FunctionInfo).spec.tags
@@ -45,16 +45,16 @@ def is_anothers(server: Server, name: str) -> bool:
         return False
 
 
-def require_own(server: Server, name: str) -> None:
+def require_own(server: ApiClient, name: str) -> None:
     """Errors: Refused."""
-    if is_anothers(server, name):
+    if belongs_to_others(server, name):
         raise Refused(
             f"function {name} at {server.url} is none that `fs dev` made, and stays as it is",
             hint=f"choose another name with --name, or remove it with `fs rm {name}`",
         )
 
 
-def provide(server: Server, declarations: Sequence[Declaration], environ: Mapping[str, str]) -> None:
+def create_secrets(server: ApiClient, declarations: Sequence[Declaration], environ: Mapping[str, str]) -> None:
     """Errors: InvalidSpec for a secret that is not in the environment; those of the server."""
     for declaration in declarations:
         project = str(declaration.settings.get("project") or DEFAULT)

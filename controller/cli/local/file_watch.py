@@ -8,16 +8,16 @@ from pathlib import Path
 
 from ..handler.settings import FILE
 
-Stamps = dict[str, tuple[int, int]]
+FileStamps = dict[str, tuple[int, int]]
 """File → (time of its last change in ns, size)."""
 
 _SKIPPED = frozenset({"__pycache__", "node_modules", "site-packages", "venv", "env", "build", "dist"})
 FILES_MAX = 10_000
 
 
-def stamps(folder: Path, also: Collection[str] = ()) -> Stamps:
+def file_stamps(folder: Path, also: Collection[str] = ()) -> FileStamps:
     """Of the folder's Python files, its `fs.toml`, and what else the last bundle had in it, by the name there."""
-    found: Stamps = {}
+    found: FileStamps = {}
     for parent, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".") and name not in _SKIPPED]
         for name in names:
@@ -30,7 +30,7 @@ def stamps(folder: Path, also: Collection[str] = ()) -> Stamps:
     return found
 
 
-def _add(found: Stamps, path: Path) -> None:
+def _add(found: FileStamps, path: Path) -> None:
     try:
         status = path.stat()
     except OSError:
@@ -38,14 +38,14 @@ def _add(found: Stamps, path: Path) -> None:
     found[str(path)] = (status.st_mtime_ns, status.st_size)
 
 
-class Saves:
+class ChangeDetector:
     """Says once of each change that is over: editors write in several steps."""
 
-    def __init__(self, first: Stamps) -> None:
+    def __init__(self, first: FileStamps) -> None:
         self._served = first
         self._last = first
 
-    def changed(self, now: Stamps) -> bool:
+    def changed(self, now: FileStamps) -> bool:
         """Whether to deploy again: there is a change, and nothing more has changed since the last look."""
         settled, self._last = now == self._last, now
         if not settled or now == self._served:

@@ -15,8 +15,8 @@ from ...auth.api_key import new_credential, parse
 from ...auth.owner_key import NAME, keep, owners_record
 from ...schemas.access import AuditEvent, KeyInfo
 from ...state.access_records import LOCAL, digest
-from ..api_client import Address, Server
-from ..home import Layout, SupervisorRecord, read_record
+from ..api_client import Address, ApiClient
+from ..home import HomeLayout, SupervisorRecord, read_record
 from ..output import Unreachable
 
 HEARD_S = 5.0
@@ -24,7 +24,7 @@ HEARD_S = 5.0
 POLL_S = 0.05
 
 
-def recovered(layout: Layout, url: str) -> str:
+def recover_key(layout: HomeLayout, url: str) -> str:
     """The name of the new key, which is kept and good when this returns. Errors: Unreachable, NotFound."""
     record = read_record(layout.supervisor, SupervisorRecord)
     if record is None:
@@ -62,7 +62,7 @@ def _put(client: redis.Redis, text: str) -> str:
 
 def _await(address: Address) -> None:
     ends = time.monotonic() + HEARD_S
-    with Server(address) as server:
+    with ApiClient(address) as server:
         while True:
             try:
                 server.get("/api/v1/keys", list[KeyInfo])

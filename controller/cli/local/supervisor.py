@@ -27,14 +27,7 @@ import msgspec
 
 from fleetstart.runtime.contract.process.log_format import configure
 
-from ..home import (
-    Layout,
-    ServiceRecord,
-    SupervisorRecord,
-    start_ticks,
-    try_lock,
-    write_atomically,
-)
+from ..home import HomeLayout, ServiceRecord, SupervisorRecord, start_ticks, try_lock, write_atomically
 from .restart_policy import RestartPolicy
 from .services import REDIS, Service, find_redis, python_services, redis_service
 
@@ -53,7 +46,7 @@ _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
-def dies_with(parent: int) -> Callable[[], None]:
+def kill_with_parent(parent: int) -> Callable[[], None]:
     """For the child, between fork and exec: the kernel kills it when its parent dies. Needs a parent of one thread."""
 
     def arm() -> None:
@@ -64,7 +57,7 @@ def dies_with(parent: int) -> Callable[[], None]:
     return arm
 
 
-class Running:
+class RunningService:
     """One service with its process, if it has one."""
 
     def __init__(self, service: Service, log_path: Path) -> None:
@@ -90,7 +83,7 @@ class Running:
                 cwd="/",
                 pass_fds=self.service.descriptors,
                 process_group=0,
-                preexec_fn=dies_with(os.getpid()),
+                preexec_fn=kill_with_parent(os.getpid()),
             )
         self.pidfd = os.pidfd_open(self.process.pid)
         self.start_at_s = None
@@ -135,11 +128,11 @@ class Supervisor:
     """Services in the order of their start; they are stopped in the order of `stop_order`."""
 
     def __init__(
-        self, services: Sequence[Service], layout: Layout, *, environ: Mapping[str, str], redis_socket: Path | None
+        self, services: Sequence[Service], layout: HomeLayout, *, environ: Mapping[str, str], redis_socket: Path | None
     ) -> None:
         self.layout = layout
         self.environ = environ
-        self.running = {service.name: Running(service, layout.log(service.name)) for service in services}
+        self.running = {service.name: RunningService(service, layout.log(service.name)) for service in services}
         self.redis_socket = redis_socket
         self.selector = selectors.DefaultSelector()
         self.signals_seen = 0
@@ -204,7 +197,7 @@ class Supervisor:
         due = [item.start_at_s - now_s for item in self.running.values() if item.start_at_s is not None]
         timeout_s = min([TICK_S, *due, *([REDIS_POLL_S] if self.redis_socket else [])])
         for key, _ in self.selector.select(max(0.0, timeout_s)):
-            if isinstance(item := key.data, Running):
+            if isinstance(item := key.data, RunningService):
                 self.selector.unregister(item.pidfd)
                 status = item.reap(time.monotonic())
                 log.warning("%s ended with status %d, death %d", item.service.name, status, item.deaths)
@@ -244,7 +237,7 @@ def _answers(path: Path) -> bool:
             return False
 
 
-def supervise(layout: Layout, options: argparse.Namespace, environ: Mapping[str, str]) -> None:
+def supervise(layout: HomeLayout, options: argparse.Namespace, environ: Mapping[str, str]) -> None:
     """Everything from the socket to the last process; leaves no file in `run`."""
     own_redis = None if options.redis else find_redis()
     if not options.redis and own_redis is None:
@@ -290,7 +283,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--open", action="store_true")
     options = parser.parse_args(arguments)
     configure("json" if os.environ.get("FS_LOG_FORMAT") == "json" else "text", "supervisor")
-    layout = Layout(options.home.absolute())
+    layout = HomeLayout(options.home.absolute())
     with try_lock(layout.lock) as mine:
         if not mine:
             log.info("a supervisor runs in %s already", layout.home)

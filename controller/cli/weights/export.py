@@ -24,10 +24,10 @@ from fleetstart.runtime.contract.weights import token_table
 from fleetstart.runtime.contract.weights.lora import is_adapter
 from fleetstart.runtime.contract.weights.manifest import Manifest, Part, TensorEntry, checkpoint_key
 
-from ..api_client import Server
+from ..api_client import ApiClient
 from .source import ADAPTER, INDEX
 from .source_layout import LAYOUT_MAX_BYTES, LAYOUT_OBJECT, read_layout
-from .verify import Chunk, Progress, each_part, open_checkpoint, read_part
+from .verify import Chunk, Progress, for_each_part, open_checkpoint, read_part
 
 SHARD_MAX_BYTES = 5_000_000_000
 """Hugging Face's own default."""
@@ -35,7 +35,7 @@ PARTIAL = ".partial"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Written:
+class ExportFile:
     """A file of the export: `head` at its beginning, and what comes from the segment at its places."""
 
     name: str
@@ -45,7 +45,7 @@ class Written:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class FileSpan:
     """A range of the segment that goes to one place of one file."""
 
     begin: int
@@ -55,12 +55,12 @@ class Span:
 
 
 def export(
-    server: Server, checkpoint: CheckpointId, folder: Path, *, shard_max_bytes: int | None, progress: Progress
+    server: ApiClient, checkpoint: CheckpointId, folder: Path, *, shard_max_bytes: int | None, progress: Progress
 ) -> list[Path]:
     """The files that were written. Errors: InvalidInput if the folder is not empty; ChecksumMismatch; NotFound."""
     manifest = open_checkpoint(server, checkpoint)
     files = _as_pushed(server, checkpoint, manifest) if shard_max_bytes is None else None
-    files = files or made_files(manifest, shard_max_bytes or SHARD_MAX_BYTES)
+    files = files or new_files(manifest, shard_max_bytes or SHARD_MAX_BYTES)
     _claim(folder)
     names = [*(file.name for file in files), *_small(manifest)]
     try:
@@ -69,7 +69,7 @@ def export(
             for file in files:
                 os.pwrite(descriptors[file.name], file.head, 0)
                 os.ftruncate(descriptors[file.name], file.size_bytes)
-            _fill(server, checkpoint, manifest, spans_of(manifest, files), descriptors, progress)
+            _fill(server, checkpoint, manifest, file_spans(manifest, files), descriptors, progress)
         for name in names:
             (folder / (name + PARTIAL)).replace(folder / name)
     finally:
@@ -80,10 +80,10 @@ def export(
 
 
 def _fill(
-    server: Server,
+    server: ApiClient,
     checkpoint: CheckpointId,
     manifest: Manifest,
-    spans: Sequence[Span],
+    spans: Sequence[FileSpan],
     descriptors: dict[str, int],
     progress: Progress,
 ) -> None:
@@ -108,10 +108,10 @@ def _fill(
                 done += len(chunk.data)
                 progress("export", done, total)
 
-    each_part(manifest, write)
+    for_each_part(manifest, write)
 
 
-def _write(descriptor: int, span: Span, chunk: Chunk) -> None:
+def _write(descriptor: int, span: FileSpan, chunk: Chunk) -> None:
     chunk_begin = chunk.range.segment_offset
     begin, end = max(span.begin, chunk_begin), min(span.end, chunk_begin + len(chunk.data))
     view = memoryview(chunk.data)[begin - chunk_begin : max(begin, end) - chunk_begin]
@@ -121,16 +121,16 @@ def _write(descriptor: int, span: Span, chunk: Chunk) -> None:
         view, offset = view[written:], offset + written
 
 
-def spans_of(manifest: Manifest, files: Sequence[Written]) -> list[Span]:
+def file_spans(manifest: Manifest, files: Sequence[ExportFile]) -> list[FileSpan]:
     """Sorted by their beginning; a tensor with several names has several."""
     spans = [
-        Span(entry.offset, entry.offset + entry.size_bytes, file.name, file_offset)
+        FileSpan(entry.offset, entry.offset + entry.size_bytes, file.name, file_offset)
         for file in files
         for file_offset, entry in file.places
     ]
     for name in _small(manifest):
         entry = manifest.files[name]
-        spans.append(Span(entry.offset, entry.offset + entry.size_bytes, name, 0))
+        spans.append(FileSpan(entry.offset, entry.offset + entry.size_bytes, name, 0))
     return sorted((span for span in spans if span.begin < span.end), key=lambda span: (span.begin, span.file))
 
 
@@ -139,7 +139,7 @@ def _small(manifest: Manifest) -> list[str]:
     return [name for name in manifest.files if name != token_table.FILE]
 
 
-def _as_pushed(server: Server, checkpoint: CheckpointId, manifest: Manifest) -> list[Written] | None:
+def _as_pushed(server: ApiClient, checkpoint: CheckpointId, manifest: Manifest) -> list[ExportFile] | None:
     """The files as they were, if it is known and can be believed."""
     data = server.read_object(checkpoint_key(checkpoint, LAYOUT_OBJECT), LAYOUT_MAX_BYTES)
     if data is None:
@@ -157,14 +157,14 @@ def _as_pushed(server: Server, checkpoint: CheckpointId, manifest: Manifest) -> 
         head = len(header).to_bytes(8, "little") + header
         places = tuple((tensor.offset, _entry(manifest, tensor.name)) for tensor in stored)
         size_bytes = len(head) + sum(tensor.size_bytes for tensor in stored)
-        files.append(Written(name=file.name, head=head, size_bytes=size_bytes, places=places))
+        files.append(ExportFile(name=file.name, head=head, size_bytes=size_bytes, places=places))
     if layout.index is not None:
         index = layout.index.encode()
-        files.append(Written(name=INDEX, head=index, size_bytes=len(index), places=()))
+        files.append(ExportFile(name=INDEX, head=index, size_bytes=len(index), places=()))
     return files
 
 
-def made_files(manifest: Manifest, shard_max_bytes: int) -> list[Written]:
+def new_files(manifest: Manifest, shard_max_bytes: int) -> list[ExportFile]:
     """Files as Hugging Face's tools would write them: one, or shards with an index."""
     groups: list[list[str]] = [[]]
     held = 0
@@ -183,10 +183,10 @@ def made_files(manifest: Manifest, shard_max_bytes: int) -> list[Written]:
     table = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
     index = (json.dumps(table, indent=2) + "\n").encode()
     files = [_made_file(shard, group, manifest) for shard, group in zip(shards, groups, strict=True)]
-    return [*files, Written(name=INDEX, head=index, size_bytes=len(index), places=())]
+    return [*files, ExportFile(name=INDEX, head=index, size_bytes=len(index), places=())]
 
 
-def _made_file(file: str, names: Sequence[str], manifest: Manifest) -> Written:
+def _made_file(file: str, names: Sequence[str], manifest: Manifest) -> ExportFile:
     table: dict[str, object] = {"__metadata__": {"format": "pt"}}
     begins: list[tuple[int, TensorEntry]] = []
     end = 0
@@ -200,7 +200,7 @@ def _made_file(file: str, names: Sequence[str], manifest: Manifest) -> Written:
     header += b" " * (-len(header) % 8)
     head = len(header).to_bytes(8, "little") + header
     places = tuple((len(head) + begin, entry) for begin, entry in begins)
-    return Written(name=file, head=head, size_bytes=len(head) + end, places=places)
+    return ExportFile(name=file, head=head, size_bytes=len(head) + end, places=places)
 
 
 def _entry(manifest: Manifest, name: str) -> TensorEntry:

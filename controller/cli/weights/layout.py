@@ -31,7 +31,7 @@ from fleetstart.runtime.contract.weights.manifest import (
     TensorEntry,
 )
 
-from .local_files import Origin
+from .local_files import SourceFile
 from .safetensors_header import StoredTensor
 from .source import SmallFile, Source
 
@@ -56,10 +56,10 @@ _BEFORE = re.compile(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
+class PartPiece:
     """Bytes of a part that come from one place; zeros if there is none."""
 
-    file: Origin | None
+    file: SourceFile | None
     file_offset: int
     size_bytes: int
 
@@ -70,7 +70,7 @@ class PartPlan:
     header: bytes
     data_bytes: int
     segment_offset: int
-    pieces: tuple[Piece, ...]
+    pieces: tuple[PartPiece, ...]
 
     @property
     def object_bytes(self) -> int:
@@ -78,7 +78,7 @@ class PartPlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class CheckpointPlan:
     parts: tuple[PartPlan, ...]
     tensors: dict[str, TensorEntry]
     files: dict[str, FileEntry]
@@ -117,7 +117,7 @@ class Plan:
         )
 
 
-def numbered(names: Iterable[str], pattern: str = "") -> dict[str, int | None]:
+def layer_numbers(names: Iterable[str], pattern: str = "") -> dict[str, int | None]:
     """The layer that each name tells; None of those that tell none.
 
     A pattern says how the names of layers begin, with `{}` for numbers ("layer{}.{}"). Layers are then counted in the
@@ -135,9 +135,9 @@ def numbered(names: Iterable[str], pattern: str = "") -> dict[str, int | None]:
     return {name: ranks[numbers] if numbers is not None else None for name, numbers in found.items()}
 
 
-def layers_of(names: Iterable[str], pattern: str = "") -> dict[str, int]:
+def layer_of_tensors(names: Iterable[str], pattern: str = "") -> dict[str, int]:
     """The layer in which each tensor is used: LAYER_BEFORE, 0.., and one past the last for what comes after."""
-    numbered_names = numbered(names, pattern)
+    numbered_names = layer_numbers(names, pattern)
     after = max((number for number in numbered_names.values() if number is not None), default=-1) + 1
     return {
         name: number if number is not None else (LAYER_BEFORE if _BEFORE.search(name) else after)
@@ -145,19 +145,19 @@ def layers_of(names: Iterable[str], pattern: str = "") -> dict[str, int]:
     }
 
 
-def in_order(tensors: Sequence[StoredTensor], pattern: str = "") -> list[StoredTensor]:
+def in_order_of_use(tensors: Sequence[StoredTensor], pattern: str = "") -> list[StoredTensor]:
     """In the order of use."""
-    layers = layers_of((tensor.name for tensor in tensors), pattern)
+    layers = layer_of_tensors((tensor.name for tensor in tensors), pattern)
     return sorted(tensors, key=lambda tensor: (layers[tensor.name], *_natural(tensor.name)))
 
 
-def make_plan(
+def plan_checkpoint(
     source: Source,
     aliases: Mapping[str, str] | None = None,
     *,
     part_max_bytes: int = PART_MAX_BYTES,
     chunk_bytes: int = 0,
-) -> Plan:
+) -> CheckpointPlan:
     """`aliases` are tensors that are not stored, each with the equal one that is; `chunk_bytes` 0 goes by their size.
 
     Errors: CheckpointInvalid if there are no weights, too many, or names that the plan needs for itself.
@@ -168,8 +168,8 @@ def make_plan(
     for tensor in source.tensors:
         if tensor.name.startswith("__"):
             raise CheckpointInvalid(f"{tensor.file}: tensor name {tensor.name!r} is reserved")
-    layers = layers_of((tensor.name for tensor in source.tensors), source.layers)
-    ordered = [tensor for tensor in in_order(source.tensors, source.layers) if tensor.name not in aliases]
+    layers = layer_of_tensors((tensor.name for tensor in source.tensors), source.layers)
+    ordered = [tensor for tensor in in_order_of_use(source.tensors, source.layers) if tensor.name not in aliases]
     items: list[SmallFile | StoredTensor] = [*sorted(source.files, key=lambda file: file.name), *ordered]
     chunk_bytes = chunk_bytes or chunk_size(sum(item.size_bytes for item in items))
     groups = _cut(items, part_max_bytes)
@@ -178,7 +178,7 @@ def make_plan(
         layout.add_part(group)
     if layout.segment_end > SEGMENT_MAX_BYTES:
         raise CheckpointInvalid(f"{layout.segment_end} bytes of weights, {SEGMENT_MAX_BYTES} at most")
-    return Plan(
+    return CheckpointPlan(
         parts=tuple(layout.parts),
         tensors=layout.tensors,
         files=layout.files,
@@ -190,7 +190,7 @@ def make_plan(
 
 def _count(source: Source) -> int:
     """Of layers, of which the last may have tensors that are stored under the names of others."""
-    found = numbered((tensor.name for tensor in source.tensors), source.layers)
+    found = layer_numbers((tensor.name for tensor in source.tensors), source.layers)
     return max((number for number in found.values() if number is not None), default=-1) + 1
 
 
@@ -232,19 +232,19 @@ class _Layout:
 
     def add_part(self, items: Sequence[SmallFile | StoredTensor]) -> None:
         table: dict[str, object] = {"__metadata__": {"format": "pt"}}
-        pieces: list[Piece] = []
+        pieces: list[PartPiece] = []
         end = 0
         for item in items:
             gap = -end % ALIGNMENT_BYTES
             if gap:
                 table[f"{PAD_PREFIX}{self._pads}"] = _row("U8", (gap,), end, end + gap)
-                pieces.append(Piece(file=None, file_offset=0, size_bytes=gap))
+                pieces.append(PartPiece(file=None, file_offset=0, size_bytes=gap))
                 self._pads += 1
                 end += gap
             table[item.name] = self._place(item, end)
             offset = item.offset if isinstance(item, StoredTensor) else 0
             if item.size_bytes:
-                pieces.append(Piece(file=item.file, file_offset=offset, size_bytes=item.size_bytes))
+                pieces.append(PartPiece(file=item.file, file_offset=offset, size_bytes=item.size_bytes))
             end += item.size_bytes
         number = len(self.parts) + 1
         self.parts.append(

@@ -18,7 +18,7 @@ BLOCK_BYTES = 1024 * 1024
 """One read and one piece of an upload: large enough to be cheap, small enough for a smooth bar."""
 
 
-class Origin(Protocol):
+class SourceFile(Protocol):
     """One file. `str()` says which, to a person."""
 
     @property
@@ -38,19 +38,19 @@ class Origin(Protocol):
         ...
 
 
-class Folder(Protocol):
+class SourceFolder(Protocol):
     """What lies together: a model with its files."""
 
-    def origins(self) -> dict[str, Origin]:
+    def origins(self) -> dict[str, SourceFile]:
         """By name, in the order of names; not what lies deeper. Errors: WeightsMissing."""
         ...
 
 
-def read_all(origin: Origin) -> bytes:
+def read_all(origin: SourceFile) -> bytes:
     return read_at(origin, 0, origin.size_bytes)
 
 
-def read_at(origin: Origin, offset: int, size_bytes: int) -> bytes:
+def read_at(origin: SourceFile, offset: int, size_bytes: int) -> bytes:
     return b"".join(origin.blocks(offset, size_bytes))
 
 
@@ -84,7 +84,7 @@ class LocalFile:
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class GeneratedFile:
     """What is no file of the user's, but was made for the checkpoint, or stands for one that is not at hand."""
 
     name: str
@@ -112,7 +112,7 @@ class LocalFolder:
     def __str__(self) -> str:
         return str(self.path)
 
-    def origins(self) -> dict[str, Origin]:
+    def origins(self) -> dict[str, SourceFile]:
         return {path.name: LocalFile(path) for path in sorted(self.path.iterdir()) if path.is_file()}
 
 
@@ -125,8 +125,8 @@ class FileList:
     def __str__(self) -> str:
         return " ".join(map(str, self.paths))
 
-    def origins(self) -> dict[str, Origin]:
-        found: dict[str, Origin] = {}
+    def origins(self) -> dict[str, SourceFile]:
+        found: dict[str, SourceFile] = {}
         for path in sorted(self.paths, key=lambda path: path.name):
             if not path.is_file():
                 raise WeightsMissing(f"{path} {'is a folder' if path.is_dir() else 'does not exist'}")

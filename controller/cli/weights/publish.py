@@ -30,11 +30,11 @@ from fleetstart.runtime.contract.weights.manifest import (
 )
 from fleetstart.runtime.contract.weights.stage import Layout, layout_of
 
-from .layout import PART_MAX_BYTES, PartPlan, Plan, make_plan
+from .layout import PART_MAX_BYTES, CheckpointPlan, PartPlan, plan_checkpoint
 from .source import Source, read_source
-from .source_layout import LAYOUT_OBJECT, layout_bytes
+from .source_layout import LAYOUT_OBJECT, encode_layout
 from .tied_tensors import find_tied
-from .upload import Item, ObjectStore, upload
+from .upload import UploadObject, UploadTarget, upload
 
 Progress = Callable[[str, int, int], None]
 """Called with what is being done, bytes done and bytes in all."""
@@ -54,7 +54,7 @@ class Published:
     """What its layers weigh."""
 
 
-def publish(weights: Path, store: ObjectStore, *, cache: Path, progress: Progress) -> Published:
+def publish(weights: Path, store: UploadTarget, *, cache: Path, progress: Progress) -> Published:
     """Brings the weights behind the path into the store. `cache` is a folder that remembers unchanged files.
 
     Errors: WeightsMissing, PickleRefused, CheckpointInvalid; what the store raises.
@@ -63,7 +63,7 @@ def publish(weights: Path, store: ObjectStore, *, cache: Path, progress: Progres
 
 
 def publish_source(
-    source: Source, store: ObjectStore, *, cache: Path, progress: Progress, part_max_bytes: int = PART_MAX_BYTES
+    source: Source, store: UploadTarget, *, cache: Path, progress: Progress, part_max_bytes: int = PART_MAX_BYTES
 ) -> Published:
     memory = cache / f"{_fingerprint(source)}.manifest"
     plan, data = _remembered(memory, source, part_max_bytes) or _made(memory, source, part_max_bytes, progress)
@@ -71,17 +71,17 @@ def publish_source(
     read = read_manifest(data)
     chunks = read.chunks
 
-    def part_item(part: PartPlan) -> Item:
+    def part_item(part: PartPlan) -> UploadObject:
         expected = chunks[part.segment_offset // plan.chunk_bytes :]
         key = checkpoint_key(checkpoint, part.object)
-        return Item(key, part.object_bytes, lambda: _checked(part, plan.chunk_bytes, expected))
+        return UploadObject(key, part.object_bytes, lambda: _checked(part, plan.chunk_bytes, expected))
 
     items = [part_item(part) for part in plan.parts]
-    layout = layout_bytes(source)
+    layout = encode_layout(source)
     if layout is not None and store.object_size(checkpoint_key(checkpoint, LAYOUT_OBJECT)) is None:
         # That of the first push stays: one that follows has other files, but the same weights.
-        items.append(Item.of(checkpoint_key(checkpoint, LAYOUT_OBJECT), layout))
-    manifest = Item.of(checkpoint_key(checkpoint, MANIFEST_OBJECT), data)
+        items.append(UploadObject.of(checkpoint_key(checkpoint, LAYOUT_OBJECT), layout))
+    manifest = UploadObject.of(checkpoint_key(checkpoint, MANIFEST_OBJECT), data)
     sent = upload(items, manifest, store, progress)
     return Published(
         id=checkpoint,
@@ -92,14 +92,14 @@ def publish_source(
     )
 
 
-def _made(memory: Path, source: Source, part_max_bytes: int, progress: Progress) -> tuple[Plan, bytes]:
-    plan = make_plan(source, find_tied(source.tensors, layers=source.layers), part_max_bytes=part_max_bytes)
+def _made(memory: Path, source: Source, part_max_bytes: int, progress: Progress) -> tuple[CheckpointPlan, bytes]:
+    plan = plan_checkpoint(source, find_tied(source.tensors, layers=source.layers), part_max_bytes=part_max_bytes)
     data = manifest_bytes(plan.manifest(checksums(plan, progress)))
     _remember(memory, data)
     return plan, data
 
 
-def checksums(plan: Plan, progress: Progress) -> list[int]:
+def checksums(plan: CheckpointPlan, progress: Progress) -> list[int]:
     """xxh3-64 of every chunk of the segment, in order: the first pass."""
     total = sum(part.data_bytes for part in plan.parts)
     done = 0
@@ -181,7 +181,7 @@ def _fingerprint(source: Source) -> str:
     return sha256(msgspec.json.encode([origin.facts() for origin in source.origins()])).hexdigest()
 
 
-def _remembered(memory: Path, source: Source, part_max_bytes: int) -> tuple[Plan, bytes] | None:
+def _remembered(memory: Path, source: Source, part_max_bytes: int) -> tuple[CheckpointPlan, bytes] | None:
     """The plan and the manifest of an earlier first pass; None if it is not that of a plan as it is made now."""
     try:
         data = memory.read_bytes()
@@ -190,7 +190,7 @@ def _remembered(memory: Path, source: Source, part_max_bytes: int) -> tuple[Plan
         return None
     if not manifest.aliases.keys() <= {tensor.name for tensor in source.tensors}:
         return None
-    plan = make_plan(source, manifest.aliases, part_max_bytes=part_max_bytes)
+    plan = plan_checkpoint(source, manifest.aliases, part_max_bytes=part_max_bytes)
     return (plan, data) if manifest_bytes(plan.manifest(manifest.chunks)) == data else None
 
 

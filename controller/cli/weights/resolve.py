@@ -9,7 +9,7 @@ from fleetstart.runtime.contract.errors import InvalidInput, NotFound
 from fleetstart.runtime.contract.ids import CheckpointId
 
 from ...schemas.functions import CheckpointInfo, FunctionInfo
-from ..api_client import Server
+from ..api_client import ApiClient
 
 PREFIX_MIN = 4
 SHORT = 12
@@ -18,14 +18,16 @@ SHORT = 12
 _HEX = re.compile(r"[0-9a-f]{1,64}")
 
 
-def find_checkpoint(server: Server, text: str, *, unfinished: bool = False) -> CheckpointInfo:
+def find_checkpoint(server: ApiClient, text: str, *, unfinished: bool = False) -> CheckpointInfo:
     """Errors: NotFound with the nearest that there is; InvalidInput if several are meant."""
     checkpoints = server.get("/api/v1/checkpoints", list[CheckpointInfo], unfinished=int(unfinished))
     functions = server.get("/api/v1/functions", list[FunctionInfo])
-    return choose(text, checkpoints, functions)
+    return choose_checkpoint(text, checkpoints, functions)
 
 
-def choose(text: str, checkpoints: Sequence[CheckpointInfo], functions: Sequence[FunctionInfo]) -> CheckpointInfo:
+def choose_checkpoint(
+    text: str, checkpoints: Sequence[CheckpointInfo], functions: Sequence[FunctionInfo]
+) -> CheckpointInfo:
     wanted = text.strip().lower()
     by_id = [info for info in checkpoints if _HEX.fullmatch(wanted) and info.id.startswith(wanted)]
     function = next((function for function in functions if function.name == text), None)

@@ -15,7 +15,7 @@ from typing import Any
 
 from fleetstart.runtime.contract.errors import CheckpointInvalid, FleetError, InvalidInput, StoreFailed, WeightsMissing
 
-from .local_files import BLOCK_BYTES, Origin
+from .local_files import BLOCK_BYTES, SourceFile
 from .source import Source, read_folder, read_single
 
 WINDOW_BYTES = 8 * 1024 * 1024
@@ -106,9 +106,9 @@ class S3Folder:
     def __str__(self) -> str:
         return f"s3://{self.bucket.name}/{self.prefix}"
 
-    def origins(self) -> dict[str, Origin]:
+    def origins(self) -> dict[str, SourceFile]:
         objects = self.bucket.objects(f"{self.prefix}/" if self.prefix else "")
-        found: dict[str, Origin] = {one.name: one for one in sorted(objects, key=lambda one: one.key) if one.name}
+        found: dict[str, SourceFile] = {one.name: one for one in sorted(objects, key=lambda one: one.key) if one.name}
         if not found:
             raise WeightsMissing(f"{self} has no objects", hint="the prefix is that of a folder with model.safetensors")
         return found

@@ -18,7 +18,7 @@ import msgspec
 from fleetstart.runtime.contract.errors import CheckpointInvalid, PickleRefused
 from fleetstart.runtime.contract.weights.manifest import DTYPE_BYTES
 
-from .local_files import Origin, read_at
+from .local_files import SourceFile, read_at
 
 HEADER_MAX_BYTES = 100_000_000
 """The format's own limit."""
@@ -39,7 +39,7 @@ class StoredTensor:
     name: str
     dtype: str
     shape: tuple[int, ...]
-    file: Origin
+    file: SourceFile
     offset: int
     size_bytes: int
 
@@ -48,12 +48,12 @@ class StoredTensor:
 class StoredFile:
     """A safetensors file: `header` is its text, as it stands between the length and the first tensor."""
 
-    origin: Origin
+    origin: SourceFile
     header: bytes
     tensors: tuple[StoredTensor, ...]
 
 
-def read_file(file: Origin) -> StoredFile:
+def read_file(file: SourceFile) -> StoredFile:
     """Its tensors in the order of their bytes. Errors: CheckpointInvalid, PickleRefused."""
     total = file.size_bytes
     head = read_at(file, 0, min(9, total))
@@ -75,7 +75,7 @@ def read_file(file: Origin) -> StoredFile:
     return StoredFile(origin=file, header=header, tensors=tuple(tensors))
 
 
-def parse_header(file: Origin, header: bytes) -> list[StoredTensor]:
+def parse_header(file: SourceFile, header: bytes) -> list[StoredTensor]:
     """The tensors that a header promises, without a look at what follows it. Errors: CheckpointInvalid."""
     tensors = [
         _tensor(file, name, entry, data_begin=8 + len(header))
@@ -87,7 +87,7 @@ def parse_header(file: Origin, header: bytes) -> list[StoredTensor]:
     return tensors
 
 
-def refuse_pickle(file: Origin, head: bytes) -> None:
+def refuse_pickle(file: SourceFile, head: bytes) -> None:
     """A pickle runs code when it is opened, so it is refused by its name and by its first bytes."""
     # A safetensors header may begin with any length, but its ninth byte is always "{".
     by_content = head.startswith(_PICKLE_STARTS) and head[8:9] != b"{"
@@ -102,7 +102,7 @@ def refuse_pickle(file: Origin, head: bytes) -> None:
         )
 
 
-def _decoded(file: Origin, header: bytes) -> dict[str, Any]:
+def _decoded(file: SourceFile, header: bytes) -> dict[str, Any]:
     """The header's table. Decoded twice: msgspec is the stricter reader, but keeps the last of two equal keys, and
     reads -0, which is no whole number to others."""
     if not header.startswith(b"{"):
@@ -133,7 +133,7 @@ def _whole(digits: str) -> int:
     return 0  # what it is, msgspec has read
 
 
-def _tensor(file: Origin, name: str, entry: object, *, data_begin: int) -> StoredTensor:
+def _tensor(file: SourceFile, name: str, entry: object, *, data_begin: int) -> StoredTensor:
     match entry:
         case {"dtype": str(dtype), "shape": list(shape), "data_offsets": [int(begin), int(end)], **rest} if not rest:
             pass
@@ -153,7 +153,7 @@ def _tensor(file: Origin, name: str, entry: object, *, data_begin: int) -> Store
     )
 
 
-def _width(file: Origin, name: str, dtype: str) -> int:
+def _width(file: SourceFile, name: str, dtype: str) -> int:
     width = DTYPE_BYTES.get(dtype)
     if width is not None:
         return width
@@ -177,7 +177,7 @@ def _shown(shape: list[Any]) -> str:
     return text if len(text) <= 200 else text[:197] + "..."
 
 
-def _check_tiling(file: Origin, tensors: list[StoredTensor], *, data_begin: int) -> None:
+def _check_tiling(file: SourceFile, tensors: list[StoredTensor], *, data_begin: int) -> None:
     end, before = data_begin, "the header"
     for tensor in tensors:
         if tensor.offset != end:

@@ -19,7 +19,7 @@ from fleetstart.runtime.contract.function.spec import MIB
 from fleetstart.runtime.contract.weights import token_table
 from fleetstart.runtime.contract.weights.lora import CONFIG, CONFIG_MAX_BYTES, read_adapter
 
-from .local_files import Folder, LocalFile, LocalFolder, Made, Origin, read_all
+from .local_files import GeneratedFile, LocalFile, LocalFolder, SourceFile, SourceFolder, read_all
 from .safetensors_header import PICKLE_SUFFIXES, StoredFile, StoredTensor, read_file, refuse_pickle
 from .token_table import build_table
 
@@ -36,7 +36,7 @@ _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SmallFile:
     name: str
-    file: Origin
+    file: SourceFile
     size_bytes: int
 
 
@@ -51,7 +51,7 @@ class Source:
     layers: str = ""
     """How the names of layers begin, `{}` for numbers; without it they are told by the usual names."""
 
-    def origins(self) -> list[Origin]:
+    def origins(self) -> list[SourceFile]:
         """Every file that is read, once."""
         found = {str(origin): origin for origin in (tensor.file for tensor in self.tensors)}
         found.update((str(file.file), file.file) for file in self.files)
@@ -68,13 +68,13 @@ def read_source(weights: Path) -> Source:
     return read_single(LocalFile(weights)) if weights.is_file() else read_folder(LocalFolder(weights))
 
 
-def read_single(origin: Origin) -> Source:
+def read_single(origin: SourceFile) -> Source:
     """One safetensors file, without anything beside it."""
     shard = read_file(origin)
     return Source(tensors=_unique([shard], {}), files=(), shards=(shard,))
 
 
-def read_folder(folder: Folder) -> Source:
+def read_folder(folder: SourceFolder) -> Source:
     origins = folder.origins()
     if CONFIG in origins:
         return _adapter(folder, origins)
@@ -89,7 +89,7 @@ def read_folder(folder: Folder) -> Source:
     return Source(tensors=tensors, files=(*files, *_made_files(files)), shards=tuple(shards), index=text)
 
 
-def _adapter(folder: Folder, origins: dict[str, Origin]) -> Source:
+def _adapter(folder: SourceFolder, origins: dict[str, SourceFile]) -> Source:
     found = [name for name in origins if name.endswith(".safetensors")]
     if ADAPTER not in found:
         for name in (ADAPTER, *origins):
@@ -111,7 +111,7 @@ def _adapter(folder: Folder, origins: dict[str, Origin]) -> Source:
     return Source(tensors=tensors, files=tuple(files), shards=(shard,), adapter=True)
 
 
-def _shard_names(folder: Folder, origins: dict[str, Origin]) -> list[str]:
+def _shard_names(folder: SourceFolder, origins: dict[str, SourceFile]) -> list[str]:
     found = [name for name in origins if name.endswith(".safetensors")]
     if found:
         return found
@@ -121,13 +121,13 @@ def _shard_names(folder: Folder, origins: dict[str, Origin]) -> list[str]:
     raise WeightsMissing(f"{folder} has no *.safetensors", hint="put model.safetensors there, with its config.json")
 
 
-def _index_text(index: Origin) -> bytes:
+def _index_text(index: SourceFile) -> bytes:
     if index.size_bytes > INDEX_MAX_BYTES:
         raise CheckpointInvalid(f"{index} has {index.size_bytes} bytes, {INDEX_MAX_BYTES} at most for an index")
     return read_all(index)
 
 
-def _weight_map(folder: Folder, index: Origin, text: bytes, origins: dict[str, Origin]) -> dict[str, str]:
+def _weight_map(folder: SourceFolder, index: SourceFile, text: bytes, origins: dict[str, SourceFile]) -> dict[str, str]:
     """Which shard holds each tensor; a name that is no file of this very folder is no shard."""
     try:
         table: Any = msgspec.json.decode(text)
@@ -147,7 +147,7 @@ def _weight_map(folder: Folder, index: Origin, text: bytes, origins: dict[str, O
     return {str(tensor): str(name) for tensor, name in weight_map.items()}
 
 
-def _check_index(index: Origin | None, weight_map: dict[str, str], tensors: Sequence[StoredTensor]) -> None:
+def _check_index(index: SourceFile | None, weight_map: dict[str, str], tensors: Sequence[StoredTensor]) -> None:
     found = {tensor.name for tensor in tensors}
     for name, shard in weight_map.items():
         if name not in found:
@@ -175,11 +175,13 @@ def _made_files(files: Iterable[SmallFile]) -> list[SmallFile]:
     made = []
     for file in files:
         if file.name == "tokenizer.json" and (table := build_table(read_all(file.file))) is not None:
-            made.append(SmallFile(name=token_table.FILE, file=Made(token_table.FILE, table), size_bytes=len(table)))
+            made.append(
+                SmallFile(name=token_table.FILE, file=GeneratedFile(token_table.FILE, table), size_bytes=len(table))
+            )
     return made
 
 
-def _small_files(origins: dict[str, Origin], tensors: Iterable[StoredTensor]) -> list[SmallFile]:
+def _small_files(origins: dict[str, SourceFile], tensors: Iterable[StoredTensor]) -> list[SmallFile]:
     names = {tensor.name for tensor in tensors}
     files = []
     for name, origin in origins.items():

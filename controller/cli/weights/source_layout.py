@@ -17,7 +17,7 @@ import msgspec
 from fleetstart.runtime.contract.errors import CheckpointInvalid
 from fleetstart.runtime.contract.weights.manifest import Manifest
 
-from .local_files import Made
+from .local_files import GeneratedFile
 from .safetensors_header import HEADER_MAX_BYTES, StoredTensor, parse_header
 from .source import INDEX, Source
 
@@ -29,29 +29,29 @@ LAYOUT_MAX_BYTES = 4 * HEADER_MAX_BYTES
 _NAME = re.compile(r"[^/\\\x00-\x1f.][^/\\\x00-\x1f]{0,254}")
 
 
-class LayoutFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ShardHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: str
     header: str
     """The safetensors header's text, padding included."""
 
 
-class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ShardLayout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     format: str = FORMAT
-    files: list[LayoutFile]
+    files: list[ShardHeader]
     index: str | None = None
     """Text of model.safetensors.index.json, if there was one."""
 
 
-def layout_bytes(source: Source) -> bytes | None:
+def encode_layout(source: Source) -> bytes | None:
     """Equal for equal sources: no time stands in it. None of files whose tensors are not all in the checkpoint."""
     if not source.shards or sum(len(shard.tensors) for shard in source.shards) != len(source.tensors):
         return None
-    files = [LayoutFile(shard.origin.name, shard.header.decode()) for shard in source.shards]
-    layout = Layout(files=files, index=None if source.index is None else source.index.decode())
+    files = [ShardHeader(shard.origin.name, shard.header.decode()) for shard in source.shards]
+    layout = ShardLayout(files=files, index=None if source.index is None else source.index.decode())
     return gzip.compress(msgspec.json.encode(layout), compresslevel=6, mtime=0)
 
 
-def read_layout(data: bytes, manifest: Manifest) -> tuple[Layout, list[list[StoredTensor]]]:
+def read_layout(data: bytes, manifest: Manifest) -> tuple[ShardLayout, list[list[StoredTensor]]]:
     """The layout and each file's tensors, by name as the manifest has them.
 
     Errors: CheckpointInvalid if it is unreadable, leads out of a folder, or does not fit the manifest.
@@ -61,18 +61,18 @@ def read_layout(data: bytes, manifest: Manifest) -> tuple[Layout, list[list[Stor
             text = stream.read(LAYOUT_MAX_BYTES + 1)
         if len(text) > LAYOUT_MAX_BYTES:
             raise CheckpointInvalid(f"{LAYOUT_OBJECT} has more than {LAYOUT_MAX_BYTES} bytes unpacked")
-        layout = msgspec.json.decode(text, type=Layout)
+        layout = msgspec.json.decode(text, type=ShardLayout)
     except (OSError, EOFError, zlib.error, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise CheckpointInvalid(f"{LAYOUT_OBJECT} is not readable: {error}") from error
     if layout.format != FORMAT:
         raise CheckpointInvalid(f"{LAYOUT_OBJECT} has format {layout.format[:40]!r}, not {FORMAT!r}")
-    tensors = [parse_header(Made(file.name, b""), file.header.encode()) for file in layout.files]
+    tensors = [parse_header(GeneratedFile(file.name, b""), file.header.encode()) for file in layout.files]
     _check_names(layout, manifest)
     _check_tensors(tensors, manifest)
     return layout, tensors
 
 
-def _check_names(layout: Layout, manifest: Manifest) -> None:
+def _check_names(layout: ShardLayout, manifest: Manifest) -> None:
     taken = {*manifest.files, INDEX}
     for file in layout.files:
         if not _NAME.fullmatch(file.name) or file.name in taken:

@@ -15,7 +15,7 @@ import xxhash
 
 from fleetstart.runtime.contract.function.spec import MIB
 
-from .layout import in_order
+from .layout import in_order_of_use
 from .local_files import read_at
 from .safetensors_header import StoredTensor
 
@@ -30,7 +30,7 @@ Key = Callable[[StoredTensor], object]
 
 def find_tied(tensors: Sequence[StoredTensor], *, layers: str = "", min_bytes: int = TIED_MIN_BYTES) -> dict[str, str]:
     """Names of tensors that need not be stored, each with the equal one that comes first in the order of use."""
-    large = [tensor for tensor in in_order(tensors, layers) if tensor.size_bytes >= max(1, min_bytes)]
+    large = [tensor for tensor in in_order_of_use(tensors, layers) if tensor.size_bytes >= max(1, min_bytes)]
     groups = _split([large], lambda tensor: (tensor.dtype, tensor.shape))
     with ThreadPoolExecutor(READERS) as pool:
         alike = [tensor for group in groups for tensor in group]

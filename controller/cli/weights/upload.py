@@ -24,7 +24,7 @@ PAUSE_S = 0.25
 Progress = Callable[[str, int, int], None]
 
 
-class ObjectStore(Protocol):
+class UploadTarget(Protocol):
     """What publishing needs of the store; `Server` is one. Several threads use it at once."""
 
     def object_size(self, key: str) -> int | None: ...
@@ -33,22 +33,22 @@ class ObjectStore(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
+class UploadObject:
     key: str
     size_bytes: int
     content: Callable[[], Iterator[bytes]]
     """Anew at each call, because a connection may be cut."""
 
     @classmethod
-    def of(cls, key: str, data: bytes) -> Item:
+    def of(cls, key: str, data: bytes) -> UploadObject:
         return cls(key, len(data), lambda: iter((data,)))
 
 
-class Stopped(Exception):
+class UploadAborted(Exception):
     """Another object of the same upload failed."""
 
 
-def upload(items: Sequence[Item], last: Item, store: ObjectStore, progress: Progress) -> int:
+def upload(items: Sequence[UploadObject], last: UploadObject, store: UploadTarget, progress: Progress) -> int:
     """Bytes that were sent; 0 if all was there. `last` is sent when everything else is."""
     missing = [item for item in items if store.object_size(item.key) != item.size_bytes]
     if not missing and store.object_size(last.key) == last.size_bytes:
@@ -59,7 +59,7 @@ def upload(items: Sequence[Item], last: Item, store: ObjectStore, progress: Prog
         futures = [pool.submit(sending.send, item) for item in missing]
         wait(futures)
         for error in (future.exception() for future in futures):
-            if error is not None and not isinstance(error, Stopped):
+            if error is not None and not isinstance(error, UploadAborted):
                 raise error
         sending.send(last)
     finally:
@@ -69,7 +69,7 @@ def upload(items: Sequence[Item], last: Item, store: ObjectStore, progress: Prog
 
 
 class _Sending:
-    def __init__(self, store: ObjectStore, progress: Progress, total: int) -> None:
+    def __init__(self, store: UploadTarget, progress: Progress, total: int) -> None:
         self.stopped = Event()
         self.total = total
         self._store = store
@@ -77,7 +77,7 @@ class _Sending:
         self._done = 0
         self._lock = Lock()
 
-    def send(self, item: Item) -> None:
+    def send(self, item: UploadObject) -> None:
         """Errors: those of the store, after which no other object is begun or goes on."""
         try:
             self._send(item)
@@ -85,7 +85,7 @@ class _Sending:
             self.stopped.set()
             raise
 
-    def _send(self, item: Item) -> None:
+    def _send(self, item: UploadObject) -> None:
         first_cut_s: float | None = None
         while not self.stopped.is_set():
             counted = _Counted(self, item)
@@ -98,7 +98,7 @@ class _Sending:
                     raise
             self.advance(-counted.sent)
             self.stopped.wait(PAUSE_S)
-        raise Stopped(item.key)
+        raise UploadAborted(item.key)
 
     def advance(self, count: int) -> None:
         with self._lock:
@@ -109,7 +109,7 @@ class _Sending:
 class _Counted:
     """An item's blocks once, counted as they go; ends with Stopped when there is no use in going on."""
 
-    def __init__(self, sending: _Sending, item: Item) -> None:
+    def __init__(self, sending: _Sending, item: UploadObject) -> None:
         self.sent = 0
         self._sending = sending
         self._item = item
@@ -117,7 +117,7 @@ class _Counted:
     def blocks(self) -> Iterator[bytes]:
         for block in self._item.content():
             if self._sending.stopped.is_set():
-                raise Stopped(self._item.key)
+                raise UploadAborted(self._item.key)
             self.sent += len(block)
             self._sending.advance(len(block))
             yield block

@@ -23,8 +23,8 @@ from fleetstart.runtime.contract.weights.manifest import (
     read_manifest,
 )
 
-from ..api_client import Server
-from .local_files import Made
+from ..api_client import ApiClient
+from .local_files import GeneratedFile
 from .safetensors_header import parse_header
 
 READERS = 4
@@ -33,7 +33,7 @@ READERS = 4
 Progress = Callable[[str, int, int], None]
 
 
-class Bad(msgspec.Struct, frozen=True, kw_only=True):
+class CorruptRange(msgspec.Struct, frozen=True, kw_only=True):
     """A range of a part's object that is not what the manifest says."""
 
     object: str
@@ -56,10 +56,10 @@ class Chunk:
     """Its checksum as it is."""
 
     @property
-    def bad(self) -> Bad | None:
+    def bad(self) -> CorruptRange | None:
         if self.found == self.range.checksum:
             return None
-        return Bad(
+        return CorruptRange(
             object=self.range.object,
             offset=self.range.object_offset,
             size_bytes=self.range.size_bytes,
@@ -68,7 +68,7 @@ class Chunk:
         )
 
 
-def open_checkpoint(server: Server, checkpoint: CheckpointId) -> Manifest:
+def open_checkpoint(server: ApiClient, checkpoint: CheckpointId) -> Manifest:
     """Errors: NotFound; CheckpointInvalid if the manifest is not the one that the id names."""
     data = server.read_object(checkpoint_key(checkpoint, MANIFEST_OBJECT), MANIFEST_MAX_BYTES)
     if data is None:
@@ -76,7 +76,7 @@ def open_checkpoint(server: Server, checkpoint: CheckpointId) -> Manifest:
     return read_manifest(data, checkpoint)
 
 
-def read_part(server: Server, checkpoint: CheckpointId, manifest: Manifest, part: Part) -> Iterator[Chunk]:
+def read_part(server: ApiClient, checkpoint: CheckpointId, manifest: Manifest, part: Part) -> Iterator[Chunk]:
     """The part's chunks in order, right or wrong."""
     ranges = iter([one for one in chunk_ranges(manifest) if one.object == part.object])
     held = bytearray()
@@ -93,7 +93,7 @@ def _chunk(expected: ChunkRange, data: bytes) -> Chunk:
     return Chunk(range=expected, data=data, found=xxhash.xxh3_64_intdigest(data))
 
 
-def each_part(manifest: Manifest, work: Callable[[Part], None]) -> None:
+def for_each_part(manifest: Manifest, work: Callable[[Part], None]) -> None:
     """Several at a time; the first failure is the whole's."""
     pool = ThreadPoolExecutor(READERS)
     try:
@@ -103,11 +103,11 @@ def each_part(manifest: Manifest, work: Callable[[Part], None]) -> None:
         pool.shutdown(cancel_futures=True)
 
 
-def verify(server: Server, checkpoint: CheckpointId, progress: Progress) -> list[Bad]:
+def verify(server: ApiClient, checkpoint: CheckpointId, progress: Progress) -> list[CorruptRange]:
     """Reads everything again; what is wrong, in the order of the parts. Errors: NotFound, CheckpointInvalid."""
     manifest = open_checkpoint(server, checkpoint)
     total = sum(part.data_bytes for part in manifest.parts)
-    bad: dict[str, list[Bad]] = {part.object: [] for part in manifest.parts}
+    bad: dict[str, list[CorruptRange]] = {part.object: [] for part in manifest.parts}
     done = 0
     lock = Lock()
 
@@ -118,7 +118,9 @@ def verify(server: Server, checkpoint: CheckpointId, progress: Progress) -> list
         if found != size_bytes:
             told = "no such object" if found is None else f"{found:,} bytes"
             bad[part.object].append(
-                Bad(object=part.object, offset=0, size_bytes=size_bytes, expected=f"{size_bytes:,} bytes", found=told)
+                CorruptRange(
+                    object=part.object, offset=0, size_bytes=size_bytes, expected=f"{size_bytes:,} bytes", found=told
+                )
             )
             return
         if (wrong := _wrong_header(server, checkpoint, manifest, part)) is not None:
@@ -130,11 +132,11 @@ def verify(server: Server, checkpoint: CheckpointId, progress: Progress) -> list
                 done += len(chunk.data)
                 progress("checksums", done, total)
 
-    each_part(manifest, check)
+    for_each_part(manifest, check)
     return [one for part in manifest.parts for one in bad[part.object]]
 
 
-def _wrong_header(server: Server, checkpoint: CheckpointId, manifest: Manifest, part: Part) -> Bad | None:
+def _wrong_header(server: ApiClient, checkpoint: CheckpointId, manifest: Manifest, part: Part) -> CorruptRange | None:
     """No checksum covers a part's header, because no worker reads it; but any other tool that opens the part does."""
     data = b"".join(server.read_range(checkpoint_key(checkpoint, part.object), 0, part.header_bytes))
     told = ""
@@ -142,7 +144,7 @@ def _wrong_header(server: Server, checkpoint: CheckpointId, manifest: Manifest, 
         told = f"a header of {int.from_bytes(data[:8], 'little')} bytes"
     else:
         try:
-            rows = {tensor.name: tensor for tensor in parse_header(Made(part.object, b""), data[8:])}
+            rows = {tensor.name: tensor for tensor in parse_header(GeneratedFile(part.object, b""), data[8:])}
         except CheckpointInvalid as error:
             told = error.message
         else:
@@ -156,6 +158,6 @@ def _wrong_header(server: Server, checkpoint: CheckpointId, manifest: Manifest, 
                     break
     if not told:
         return None
-    return Bad(
+    return CorruptRange(
         object=part.object, offset=0, size_bytes=len(data), expected="a header as the manifest has it", found=told
     )

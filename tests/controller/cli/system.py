@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from fleetstart.controller.cli.home import Layout, ServiceRecord, read_services, start_ticks
+from fleetstart.controller.cli.home import HomeLayout, ServiceRecord, read_services, start_ticks
 from tests.servers import wait_until
 
 FS = Path(sys.executable).with_name("fs")
@@ -20,7 +20,7 @@ class System:
         """The profiles are those that functions are called in: importing torch takes seconds, for nothing elsewhere."""
         self.home = home
         self.profiles = profiles
-        self.layout = Layout(home)
+        self.layout = HomeLayout(home)
         self.url = ""
 
     def fs(

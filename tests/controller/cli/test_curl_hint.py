@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from fleetstart.controller.cli.api_client import Address, spelled
-from fleetstart.controller.cli.curl_hint import access, curl, function_call
+from fleetstart.controller.cli.api_client import Address, shell_path
+from fleetstart.controller.cli.curl_hint import access_line, curl_command, curl_for_function
 from fleetstart.runtime.contract.function.interface import Interface
 
 URL = "http://127.0.0.1:7433/fn/f"
@@ -18,10 +18,10 @@ FIELDS = {"type": "object", "properties": {"it": {"type": "string", "examples": 
 
 
 def test_the_key_is_named_by_its_place_and_never_told() -> None:
-    assert curl(URL, KEYED) == f'curl {URL} --oauth2-bearer "$(cat ~/.fleetstart/key)"'
-    assert curl(URL, OPEN) == f"curl {URL}"
-    assert "fs_a_secret" not in access("keys", KEYED)
-    assert "curl" not in access("open", OPEN)
+    assert curl_command(URL, KEYED) == f'curl {URL} --oauth2-bearer "$(cat ~/.fleetstart/key)"'
+    assert curl_command(URL, OPEN) == f"curl {URL}"
+    assert "fs_a_secret" not in access_line("keys", KEYED)
+    assert "curl" not in access_line("open", OPEN)
 
 
 @pytest.mark.parametrize(
@@ -39,11 +39,11 @@ def test_the_key_is_named_by_its_place_and_never_told() -> None:
     ],
 )
 def test_a_function_is_called_with_the_plainest_that_it_takes(interface: Interface | None, wanted: list[str]) -> None:
-    assert shlex.split(function_call(URL, interface, OPEN)) == ["curl", *wanted]
+    assert shlex.split(curl_for_function(URL, interface, OPEN)) == ["curl", *wanted]
 
 
 def test_a_path_is_spelled_for_the_shell(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/ada")
-    assert spelled(Path("/home/ada/.fleetstart/key")) == "~/.fleetstart/key"
-    assert spelled(Path("/home/ada/my home/key")) == "~/'my home/key'"
-    assert spelled(Path("/srv/it's/key")) == "'/srv/it'\"'\"'s/key'"
+    assert shell_path(Path("/home/ada/.fleetstart/key")) == "~/.fleetstart/key"
+    assert shell_path(Path("/home/ada/my home/key")) == "~/'my home/key'"
+    assert shell_path(Path("/srv/it's/key")) == "'/srv/it'\"'\"'s/key'"

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from fleetstart.controller.cli.home import (
-    Layout,
+    HomeLayout,
     SupervisorRecord,
     is_locked,
     read_record,
@@ -26,9 +26,9 @@ def record(socket_dir: str = "") -> SupervisorRecord:
 
 
 def test_sockets_lie_in_run_unless_the_path_is_too_long(tmp_path: Path) -> None:
-    short = Layout(Path("/tmp/h"))
+    short = HomeLayout(Path("/tmp/h"))
     assert short.socket_dir(str(tmp_path)) == short.run
-    long = Layout(tmp_path / ("x" * 100))
+    long = HomeLayout(tmp_path / ("x" * 100))
     folder = long.socket_dir("/tmp")
     try:
         assert len(str(folder / "redis.sock")) < 107
@@ -38,7 +38,7 @@ def test_sockets_lie_in_run_unless_the_path_is_too_long(tmp_path: Path) -> None:
 
 
 def test_cleaning_takes_a_foreign_socket_folder_with_it(tmp_path: Path) -> None:
-    layout = Layout(tmp_path / "home")
+    layout = HomeLayout(tmp_path / "home")
     layout.create()
     folder = tmp_path / "fleetstart-x"
     folder.mkdir()
@@ -53,7 +53,7 @@ def test_cleaning_takes_a_foreign_socket_folder_with_it(tmp_path: Path) -> None:
 
 def test_cleaning_removes_nothing_that_is_not_ours(tmp_path: Path) -> None:
     """The record is a file: whatever it names, only sockets in a folder of our naming go."""
-    layout = Layout(tmp_path / "home")
+    layout = HomeLayout(tmp_path / "home")
     for name in ("precious", "fleetstart-full"):
         layout.create()
         folder = tmp_path / name

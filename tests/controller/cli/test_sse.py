@@ -2,12 +2,16 @@ from __future__ import annotations
 
 import pytest
 
-from fleetstart.controller.cli.sse import Event, chunk_text, events
+from fleetstart.controller.cli.sse import ServerSentEvent, chunk_text, parse_events
 
 
 def test_events_end_at_empty_lines() -> None:
     lines = ["data: a", "data:b", "", ": comment", "event: fs", "id: 3", "data: {}", "", "", "data: last"]
-    assert list(events(lines)) == [Event("message", "a\nb"), Event("fs", "{}"), Event("message", "last")]
+    assert list(parse_events(lines)) == [
+        ServerSentEvent("message", "a\nb"),
+        ServerSentEvent("fs", "{}"),
+        ServerSentEvent("message", "last"),
+    ]
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetstart.controller.cli.waterfall import bar, beside, waterfall
+from fleetstart.controller.cli.waterfall import bar, compare_timelines, waterfall
 from fleetstart.runtime.contract.timeline import Phase
 
 MS = 1_000_000
@@ -37,7 +37,7 @@ def test_a_phase_in_several_pieces_is_one_line() -> None:
 def test_two_timelines_share_one_axis_from_their_beginnings() -> None:
     before = [Phase("start", 1000 * MS, 1020 * MS), Phase("load", 1020 * MS, 1100 * MS)]
     now = [Phase("start", 7 * MS, 27 * MS), Phase("fetch", 27 * MS, 37 * MS), Phase("load", 27 * MS, 67 * MS)]
-    lines = beside(before, now, width=100).splitlines()
+    lines = compare_timelines(before, now, width=100).splitlines()
     said = [re.sub("[▏▎▍▌▋▊▉█]", "", line).split() for line in lines[:-1]]
     assert said == [
         ["start", "now", "20.0", "ms", "+0.0"],
@@ -56,7 +56,10 @@ def test_two_timelines_share_one_axis_from_their_beginnings() -> None:
 def test_any_two_timelines_can_stand_beside_each_other(given: list[tuple[Any, int, int]]) -> None:
     phases = [Phase(name, min(one, two), max(one, two)) for name, one, two in given]
     for now in (phases, phases[:1], [Phase("fetch", 5, 5)]):
-        assert len({line.index("  now  ") for line in beside(phases, now).splitlines() if "  now  " in line}) <= 1
+        assert (
+            len({line.index("  now  ") for line in compare_timelines(phases, now).splitlines() if "  now  " in line})
+            <= 1
+        )
 
 
 def test_nothing_recorded_is_said() -> None:

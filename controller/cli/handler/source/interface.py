@@ -185,10 +185,10 @@ class _Reader:
         head = kind.value if isinstance(kind, ast.Subscript) else kind
         if short_name(head, self._module) in ("dict", "Dict", "Mapping"):
             return True
-        found = self._types.neighbours.find(self._module.full(head), self._module)
+        found = self._types.resolver.find(self._module.full(head), self._module)
         if found is None or found[1] not in found[0].classes:
             return False
-        kind_of = self._types.neighbours.kind_of(found[0].classes[found[1]], found[0])
+        kind_of = self._types.resolver.kind_of(found[0].classes[found[1]], found[0])
         return kind_of in ("struct", "dataclass", "typeddict", "model")
 
     # ── output ─────────────────────────────────────────────────────────────────────────────────────

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from fleetstart.runtime.contract.errors import InvalidSpec, NoHandler
 
-from ...weights.layout import numbered
+from ...weights.layout import layer_numbers
 from ...weights.source import Source
 from .constants import dotted
 
@@ -26,7 +26,7 @@ SYNCHRONOUS = ("load", "layer", "before", "after")
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class ClassMethods:
     """What a class has: the methods' names, and the asynchronous ones among them; `known` if that is all of it."""
 
     methods: frozenset[str]
@@ -38,22 +38,22 @@ class LayeredClasses:
     """Names by which a file reaches `Layered`, and the classes that it makes of it."""
 
     def __init__(self) -> None:
-        self._shapes: dict[str, Shape] = {}
+        self._shapes: dict[str, ClassMethods] = {}
 
     def __contains__(self, name: str) -> bool:
         return name in self._shapes
 
     def offer(self, name: str) -> None:
         """By this name it is imported."""
-        self._shapes[name] = Shape(frozenset(), frozenset())
+        self._shapes[name] = ClassMethods(frozenset(), frozenset())
 
     def forget(self, name: str) -> None:
         self._shapes.pop(name, None)
 
-    def add(self, name: str, shape: Shape) -> None:
+    def add(self, name: str, shape: ClassMethods) -> None:
         self._shapes[name] = shape
 
-    def shape_of(self, statement: ast.ClassDef) -> Shape | None:
+    def shape_of(self, statement: ast.ClassDef) -> ClassMethods | None:
         """None if no base of the class is known to be layered."""
         names = [dotted(base) for base in statement.bases]
         bases = [self._shapes[name] for name in names if name in self._shapes]
@@ -66,7 +66,7 @@ class LayeredClasses:
             methods |= own
             asynchronous = asynchronous | own if isinstance(one, ast.AsyncFunctionDef) else asynchronous - own
         known = len(bases) == len(names) and all(base.known for base in bases)
-        return Shape(frozenset(methods), frozenset(asynchronous), known)
+        return ClassMethods(frozenset(methods), frozenset(asynchronous), known)
 
     def check(self, name: str, where: str) -> None:
         """Errors: NoHandler, naming the part that a declared class lacks."""
@@ -94,10 +94,10 @@ def _names(statement: ast.stmt) -> set[str]:
     return set()
 
 
-def in_layers(source: Source, pattern: str, where: str) -> Source:
+def with_layer_names(source: Source, pattern: str, where: str) -> Source:
     """The weights with what was said of their layers. Errors: InvalidSpec, which shows names, if none tells of any."""
     names = [tensor.name for tensor in source.tensors]
-    if any(number is not None for number in numbered(names, pattern).values()):
+    if any(number is not None for number in layer_numbers(names, pattern).values()):
         return dataclasses.replace(source, layers=pattern)
     shown = ", ".join(names[:3] + (["..."] if len(names) > 3 else []))
     if pattern:

@@ -29,7 +29,7 @@ def short_name(node: ast.expr, module: Module) -> str:
     return name if home in TYPING else full
 
 
-class Neighbours:
+class NameResolver:
     """Each file is read once."""
 
     def __init__(self) -> None:

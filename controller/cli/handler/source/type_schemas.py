@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from .json_schema import PLAIN, Schema, any_of, array, constrained, literal, object_of, tuple_of
 from .module_scope import Module, constant
-from .name_resolution import DEPTH_MAX, Neighbours, short_name
+from .name_resolution import DEPTH_MAX, NameResolver, short_name
 
 REF = "#/components/schemas/{}"
 
@@ -33,7 +33,7 @@ class TypeSchemas:
 
     def __init__(self, module: Module) -> None:
         self.schemas: dict[str, Schema] = {}
-        self.neighbours = Neighbours()
+        self.resolver = NameResolver()
         self._named: dict[int, str] = {}
         self.module = module
 
@@ -91,7 +91,7 @@ class TypeSchemas:
             return {"type": "array"}
         if short in _OBJECTS:
             return {"type": "object"}
-        found = self.neighbours.find(full, module)
+        found = self.resolver.find(full, module)
         if found is None:
             return {}
         home, name = found
@@ -104,7 +104,7 @@ class TypeSchemas:
     def _class(self, node: ast.ClassDef, module: Module) -> Schema:
         if id(node) in self._named:
             return {"$ref": REF.format(self._named[id(node)])}
-        kind = self.neighbours.kind_of(node, module)
+        kind = self.resolver.kind_of(node, module)
         if kind in ("", "other"):
             return {}
         name = node.name
@@ -158,7 +158,7 @@ class TypeSchemas:
     ) -> None:
         """A class's own fields after those of its bases, which they replace."""
         for base in node.bases:
-            found = self.neighbours.find(module.full(base), module) if depth < DEPTH_MAX else None
+            found = self.resolver.find(module.full(base), module) if depth < DEPTH_MAX else None
             if found is not None and found[1] in found[0].classes:
                 self._gather(found[0].classes[found[1]], found[0], kind, properties, required, depth + 1)
         total = not any(keyword.arg == "total" and not _true(keyword.value) for keyword in node.keywords)

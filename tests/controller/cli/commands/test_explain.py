@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from fleetstart.controller.api.explain import invocation_plan
-from fleetstart.controller.cli.commands.explain import shown
+from fleetstart.controller.cli.commands.explain import render_plan
 from fleetstart.controller.planner import Cluster, plan
 from fleetstart.controller.planner.plan import Plan
 from fleetstart.controller.schemas.functions import Prediction
@@ -58,7 +58,7 @@ def told(
 
 def test_a_cold_call_shows_what_was_predicted_and_what_came() -> None:
     found = told(prediction=Prediction(error=0.1234, starts=5))
-    said = shown(found)
+    said = render_plan(found)
     assert said.startswith("inv-1   chat@3, cold start, HTTP 200, worker w-1\n")
     assert "the caller waited 2.600 s for the first byte, 0.100 s of it before its worker was ordered" in said
     assert "TTFT, s      2.000      2.500     20%" in said
@@ -72,7 +72,7 @@ def test_a_cold_call_shows_what_was_predicted_and_what_came() -> None:
 
 def test_a_hot_call_says_that_it_met_the_worker_of_another() -> None:
     found = told("hot", decided_ms=-35_000)
-    said = shown(found)
+    said = render_plan(found)
     assert "its worker was ready when it came, the caller waited 2.600 s for the first byte" in said
     assert "this is how that worker was started, 35s before this call" in said
     assert all(one.observed is None for one in found.explanation.compared)
@@ -82,21 +82,21 @@ def test_a_hot_call_says_that_it_met_the_worker_of_another() -> None:
 def test_a_call_that_joined_a_start_under_way_is_compared_from_the_decision_on() -> None:
     found = told(decided_ms=-500)
     assert found.explanation.compared[0].observed == pytest.approx(3.1)
-    assert "its worker had been ordered 0.500 s before it came" in shown(found)
+    assert "its worker had been ordered 0.500 s before it came" in render_plan(found)
 
 
 def test_what_was_not_observed_is_not_made_up() -> None:
     unanswered = told(answered=False)
     assert unanswered.ttft_s is None
     assert unanswered.explanation.compared[0].observed is None
-    assert "it had no answer" in shown(unanswered)
+    assert "it had no answer" in render_plan(unanswered)
     assert told(is_llm=False).explanation.compared[1].observed is None, "its events are no tokens"
 
 
 def test_stages_that_were_reached_through_the_store_are_named() -> None:
     found = told(relayed=(1, 3))
-    assert "could not connect to stages 1, 3: what they said went through the object store" in shown(found)
-    assert "object store" not in shown(told())
+    assert "could not connect to stages 1, 3: what they said went through the object store" in render_plan(found)
+    assert "object store" not in render_plan(told())
 
 
 def test_the_cost_is_what_was_held_until_there_was_one_whole_worker() -> None:
@@ -111,4 +111,4 @@ def test_the_cost_is_what_was_held_until_there_was_one_whole_worker() -> None:
     cost = told(by=whole).explanation.compared[2]
     assert cost.observed == pytest.approx(held_bytes * 6.0 / GIB)
     assert cost.predicted == pytest.approx(held_bytes * 4.0 / GIB), "2 s of fetching, and as long for the other half"
-    assert "cost, GiB·s" in shown(told(by=whole))
+    assert "cost, GiB·s" in render_plan(told(by=whole))

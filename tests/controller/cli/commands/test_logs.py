@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fleetstart.controller.cli.commands.logs import PIPE_MS, Filter, _compiled
+from fleetstart.controller.cli.commands.logs import PIPE_MS, LogFilter, _compiled
 from fleetstart.controller.cli.output import OK, USAGE
 from fleetstart.controller.cli.root import run
 from fleetstart.runtime.contract.billing.ledger import InvocationRow, InvocationTrace, LogLine
@@ -36,19 +36,19 @@ def trace(*phases: tuple[Any, int, int]) -> InvocationTrace:
 
 
 def test_filters_let_pass_what_all_of_them_want() -> None:
-    wanted = Filter(pattern=_compiled("wor+ld"), since_unix_ms=500)
+    wanted = LogFilter(pattern=_compiled("wor+ld"), since_unix_ms=500)
     assert wanted.passes(line(500, "hello worrld"))
     assert not wanted.passes(line(499, "hello world"))
     assert not wanted.passes(line(500, "hello"))
 
 
 def test_a_request_has_the_lines_that_its_worker_printed_meanwhile() -> None:
-    wanted = Filter(trace=trace(("queue", 0, 10), ("execute", 10, 20), ("respond", 20, 30)))
+    wanted = LogFilter(trace=trace(("queue", 0, 10), ("execute", 10, 20), ("respond", 20, 30)))
     assert [wanted.passes(line(at)) for at in (1009, 1010, 1030 + PIPE_MS, 1031 + PIPE_MS)] == [
         False, True, True, False
     ]  # fmt: skip
     assert not wanted.passes(line(1015, worker="w-2"))
-    assert not Filter(trace=trace(("queue", 0, 10))).passes(line(1005)), "it never ran"
+    assert not LogFilter(trace=trace(("queue", 0, 10))).passes(line(1005)), "it never ran"
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fleetstart.controller.cli.doctor.bottleneck import Observed, diagnose, rate
+from fleetstart.controller.cli.doctor.bottleneck import ObservedLoads, diagnose, format_rate
 from fleetstart.controller.cli.doctor.checks import Finding
 from fleetstart.runtime.contract.node.throughput import Ceilings
 
@@ -20,7 +20,7 @@ def one(
     limits: dict[Any, float] = FAST | {limit: amount * GB for limit, amount in ceilings_gb.items()}
     (finding,) = diagnose(
         Ceilings(pages=here, bytes_per_s=limits),
-        Observed(node="node-1", pages=pages, bytes_per_s={source: reached_gb * GB}),
+        ObservedLoads(node="node-1", pages=pages, bytes_per_s={source: reached_gb * GB}),
         remote_store=remote,
     )
     return finding
@@ -73,7 +73,7 @@ def test_what_runs_below_its_ceiling_gets_a_reason_and_advice(finding: Finding, 
 
 
 def test_each_source_has_its_finding_and_unknown_ones_none() -> None:
-    observed = Observed(node="n", pages="thp", bytes_per_s={"store": 0.9 * GB, "disk": 2.9 * GB, "peer": GB})
+    observed = ObservedLoads(node="n", pages="thp", bytes_per_s={"store": 0.9 * GB, "disk": 2.9 * GB, "peer": GB})
     findings = diagnose(Ceilings(pages="thp", bytes_per_s=FAST), observed, remote_store=True)
     assert [finding.numbers for finding in findings] == [
         {"bytes_per_s": 0.9 * GB, "share": 0.9},
@@ -82,7 +82,7 @@ def test_each_source_has_its_finding_and_unknown_ones_none() -> None:
 
 
 def test_without_a_ceiling_it_says_why_there_is_none() -> None:
-    observed = Observed(node="n", pages="thp", bytes_per_s={"store": GB})
+    observed = ObservedLoads(node="n", pages="thp", bytes_per_s={"store": GB})
     ceilings = Ceilings(pages="thp", failed={"store": "s3://b does not give it"})
     (finding,) = diagnose(ceilings, observed, remote_store=True)
     assert finding.verdict == "ok"
@@ -101,4 +101,4 @@ def test_without_a_ceiling_it_says_why_there_is_none() -> None:
     ],
 )
 def test_rates_have_digits_to_compare(bytes_per_s: float, shown: str) -> None:
-    assert rate(bytes_per_s) == shown
+    assert format_rate(bytes_per_s) == shown

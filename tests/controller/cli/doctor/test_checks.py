@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from fleetstart.controller.cli.doctor.checks import Finding, access, examine
-from fleetstart.controller.cli.doctor.throughput import examine_speed, pages, speeds, store_of
-from fleetstart.controller.cli.home import Layout
+from fleetstart.controller.cli.doctor.checks import Finding, check_access, run_checks
+from fleetstart.controller.cli.doctor.throughput import check_throughput, page_finding, speed_findings, store_location
+from fleetstart.controller.cli.home import HomeLayout
 from fleetstart.controller.cli.root import run
 from fleetstart.runtime.contract.function.spec import MIB
 from fleetstart.runtime.contract.ids import NodeId
@@ -56,7 +56,7 @@ def test_it_measures_and_leaves_nothing(tmp_path: Path, capsys: pytest.CaptureFi
 
 def test_it_tells_of_sandboxes_and_how_to_have_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def told() -> Finding:
-        return next(finding for finding in examine(tmp_path / "home", 0) if finding.check == "sandboxes")
+        return next(finding for finding in run_checks(tmp_path / "home", 0) if finding.check == "sandboxes")
 
     program = tmp_path / "runsc"
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -71,26 +71,26 @@ def test_it_tells_of_sandboxes_and_how_to_have_them(tmp_path: Path, monkeypatch:
 
 def test_a_measurement_that_breaks_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.executable", "/bin/false")
-    (finding,) = examine_speed(tmp_path, str(tmp_path))
+    (finding,) = check_throughput(tmp_path, str(tmp_path))
     assert finding.verdict == "warn"
     assert "ended with 1" in finding.found
 
 
 def test_files_that_tell_secrets_are_for_their_owner_alone(tmp_path: Path) -> None:
-    layout = Layout(tmp_path)
-    assert access(tmp_path).verdict == "ok"
-    assert access(tmp_path).found == "the next `fs up` makes the first key, for this user alone"
+    layout = HomeLayout(tmp_path)
+    assert check_access(tmp_path).verdict == "ok"
+    assert check_access(tmp_path).found == "the next `fs up` makes the first key, for this user alone"
     layout.open.touch()
-    assert "open, as it was chosen: whoever is on this machine may do everything" in access(tmp_path).found
-    assert "fs key create admin --scope admin" in access(tmp_path).advice
+    assert "open, as it was chosen: whoever is on this machine may do everything" in check_access(tmp_path).found
+    assert "fs key create admin --scope admin" in check_access(tmp_path).advice
     for path in (layout.key, layout.master_key):
         path.touch(mode=0o600)
-    kept = access(tmp_path)
+    kept = check_access(tmp_path)
     assert (kept.verdict, kept.advice) == ("ok", "")
     assert str(layout.key) in kept.found
     for path, mode in ((layout.key, 0o640), (layout.master_key, 0o604)):
         path.chmod(mode)
-        loose = access(tmp_path)
+        loose = check_access(tmp_path)
         assert loose.verdict == "bad"
         assert loose.found == f"others on this machine can read {path}"
         assert f"chmod 600 {path}" in loose.advice
@@ -99,7 +99,7 @@ def test_files_that_tell_secrets_are_for_their_owner_alone(tmp_path: Path) -> No
 
 def test_a_folder_that_cannot_be_looked_into_is_a_finding(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    found = {finding.check: finding for finding in examine(tmp_path / "file" / "home", 0)}
+    found = {finding.check: finding for finding in run_checks(tmp_path / "file" / "home", 0)}
     assert found["store"].verdict == "bad"
     assert found["access"].verdict in ("ok", "warn")
 
@@ -118,12 +118,12 @@ def test_a_folder_that_cannot_be_looked_into_is_a_finding(tmp_path: Path) -> Non
     ],
 )
 def test_pages_are_the_nodes_own(said: MemoryReport, verdict: str, found: str, advice: str) -> None:
-    finding = pages(Ceilings(pages="hugetlb"), node(said))
+    finding = page_finding(Ceilings(pages="hugetlb"), node(said))
     assert finding.verdict == verdict
     assert found in finding.found
     assert advice in finding.advice
     assert bool(advice) == bool(finding.advice)
-    assert pages(Ceilings(pages=said.pages, refused=said.refused), None) == finding
+    assert page_finding(Ceilings(pages=said.pages, refused=said.refused), None) == finding
 
 
 def test_speeds_say_what_is_wrong_with_them() -> None:
@@ -135,7 +135,7 @@ def test_speeds_say_what_is_wrong_with_them() -> None:
         failed={"store": "s3://b does not give it: no credentials"},
         left_out={"device": "no GPU here"},
     )
-    found = {finding.check: finding for finding in speeds(ceilings)}
+    found = {finding.check: finding for finding in speed_findings(ceilings)}
     assert [finding.verdict for finding in found.values()] == ["ok", "warn", "warn", "warn", "ok"]
     assert "each first load pays for it" in found["new memory"].found
     assert "FS_POOL_MEMORY" in found["new memory"].advice
@@ -159,7 +159,7 @@ def status(system: System) -> Any:
 @pytest.mark.e2e
 def test_loads_of_the_server_that_runs_here_are_compared(system: System, tmp_path: Path) -> None:
     def loads() -> Finding:
-        return examine_speed(system.home, store_of(system.home), 32 * MIB)[-1]
+        return check_throughput(system.home, store_location(system.home), 32 * MIB)[-1]
 
     assert loads().check == "device speed"  # no server, no loads
     system.up()

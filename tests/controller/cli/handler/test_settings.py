@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetstart.controller.cli.handler.select import select
-from fleetstart.controller.cli.handler.settings import FILE, FILE_MAX_BYTES, flat, nested, read_settings_file
+from fleetstart.controller.cli.handler.select import select_handlers
+from fleetstart.controller.cli.handler.settings import FILE, FILE_MAX_BYTES, flatten, read_settings_file, unflatten
 from fleetstart.controller.cli.handler.spec import build_spec
 from fleetstart.controller.cli.output import FAILED, OK
 from fleetstart.controller.cli.root import run
@@ -40,7 +40,7 @@ def folder(tmp_path: Path) -> Path:
 
 def specs(folder: Path, toml: str = "", **flags: Any) -> dict[str, FunctionSpec]:
     (folder / FILE).write_text(toml)
-    _, handlers = select(str(folder / "handler.py"), flags)
+    _, handlers = select_handlers(str(folder / "handler.py"), flags)
     built = [
         build_spec(one.declaration, module="handler", bundle=BundleId("b" * 64), weights=None, imports=(), overrides={})
         for one in handlers
@@ -73,7 +73,7 @@ def test_a_table_may_have_the_handlers_name_or_the_functions(folder: Path, table
 
 
 def test_without_a_file_there_is_the_decorator(folder: Path) -> None:
-    assert select(str(folder / "handler.py"), {})[1][0].declaration.settings["memory"] == "64MiB"
+    assert select_handlers(str(folder / "handler.py"), {})[1][0].declaration.settings["memory"] == "64MiB"
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ VALUES = st.none() | st.booleans() | st.integers() | st.text()
     )
 )
 def test_opening_tables_loses_nothing(values: dict[str, Any]) -> None:
-    assert nested(flat(values)) == values
+    assert unflatten(flatten(values)) == values
 
 
 def test_config_shows_each_setting_and_where_it_was_made(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

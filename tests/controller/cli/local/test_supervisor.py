@@ -10,37 +10,37 @@ from pathlib import Path
 
 import pytest
 
-from fleetstart.controller.cli.home import Layout, read_services, start_ticks
+from fleetstart.controller.cli.home import HomeLayout, read_services, start_ticks
 from fleetstart.controller.cli.local import supervisor as module
 from fleetstart.controller.cli.local.services import CONTROLLER, NODE, REDIS, Service
-from fleetstart.controller.cli.local.supervisor import Running, stop_order
+from fleetstart.controller.cli.local.supervisor import RunningService, stop_order
 from tests.servers import end, spawn, wait_until
 
 PROGRAM = """
 import os, sys
 from pathlib import Path
-from fleetstart.controller.cli.home import Layout
+from fleetstart.controller.cli.home import HomeLayout
 from fleetstart.controller.cli.local.services import Service
 from fleetstart.controller.cli.local.supervisor import Supervisor
 services = [Service(name=n, argv=("sh", "-c", c), grace_s=0.5) for n, c in zip(sys.argv[2::2], sys.argv[3::2])]
-Supervisor(services, Layout(Path(sys.argv[1])), environ=os.environ, redis_socket=None).run()
+Supervisor(services, HomeLayout(Path(sys.argv[1])), environ=os.environ, redis_socket=None).run()
 """
 
 
 @pytest.fixture
-def layout(tmp_path: Path) -> Iterator[Layout]:
-    layout = Layout(tmp_path)
+def layout(tmp_path: Path) -> Iterator[HomeLayout]:
+    layout = HomeLayout(tmp_path)
     layout.create()
     yield layout
     assert not [record for record in read_services(layout).values() if record.pid and start_ticks(record.pid)]
 
 
-def supervised(layout: Layout, **commands: str) -> list[str | Path]:
+def supervised(layout: HomeLayout, **commands: str) -> list[str | Path]:
     pairs = [part for name, command in commands.items() for part in (name, command)]
     return [sys.executable, "-c", PROGRAM, layout.home, *pairs]
 
 
-def test_what_dies_again_and_again_is_started_later_and_later_and_the_rest_lives(layout: Layout) -> None:
+def test_what_dies_again_and_again_is_started_later_and_later_and_the_rest_lives(layout: HomeLayout) -> None:
     process = spawn(supervised(layout, bad="exit 3", good="exec sleep 60"))
     try:
         wait_until(lambda: _deaths(layout, "bad") >= 4, what="deaths")
@@ -53,7 +53,7 @@ def test_what_dies_again_and_again_is_started_later_and_later_and_the_rest_lives
     assert process.returncode == 0
 
 
-def test_a_binary_that_is_missing_is_tried_again(layout: Layout) -> None:
+def test_a_binary_that_is_missing_is_tried_again(layout: HomeLayout) -> None:
     late = layout.home / "late"
     process = spawn(supervised(layout, late=f"exec {late}"))
     try:
@@ -67,7 +67,7 @@ def test_a_binary_that_is_missing_is_tried_again(layout: Layout) -> None:
         end(process)
 
 
-def test_a_process_that_ignores_the_signal_is_killed_with_its_children(layout: Layout) -> None:
+def test_a_process_that_ignores_the_signal_is_killed_with_its_children(layout: HomeLayout) -> None:
     process = spawn(supervised(layout, deaf="trap '' TERM; sleep 61 & echo $!; wait; sleep 62"))
     try:
         wait_until(lambda: layout.log("deaf").exists() and layout.log("deaf").read_text(), what="start")
@@ -79,7 +79,7 @@ def test_a_process_that_ignores_the_signal_is_killed_with_its_children(layout: L
     wait_until(lambda: start_ticks(child) is None, what="end of the child")
 
 
-def test_the_children_of_a_killed_supervisor_die(layout: Layout) -> None:
+def test_the_children_of_a_killed_supervisor_die(layout: HomeLayout) -> None:
     process = spawn(supervised(layout, one="exec sleep 60"))
     pid = wait_until(lambda: "one" in read_services(layout) and read_services(layout)["one"].pid, what="start")
     os.kill(process.pid, signal.SIGKILL)
@@ -87,9 +87,9 @@ def test_the_children_of_a_killed_supervisor_die(layout: Layout) -> None:
     wait_until(lambda: start_ticks(pid) is None, what="end of the child")
 
 
-def test_a_log_is_cut_and_the_one_before_it_kept(layout: Layout) -> None:
+def test_a_log_is_cut_and_the_one_before_it_kept(layout: HomeLayout) -> None:
     log = layout.log("x")
-    running = Running(Service(name="x", argv=("true",)), log)
+    running = RunningService(Service(name="x", argv=("true",)), log)
     with log.open("ab") as writer:
         writer.write(b"a" * (module.LOG_MAX_BYTES + 1))
         writer.flush()
@@ -107,7 +107,7 @@ def test_redis_is_stopped_last() -> None:
     assert stop_order([CONTROLLER, NODE]) == [CONTROLLER, NODE]
 
 
-def _deaths(layout: Layout, name: str) -> int:
+def _deaths(layout: HomeLayout, name: str) -> int:
     record = read_services(layout).get(name)
     return record.deaths if record else 0
 

@@ -14,10 +14,10 @@ from fleetstart.controller.cli.weights.layout import (
     CHUNK_LEAST_BYTES,
     CHUNKS_LEAST,
     PAD_PREFIX,
-    Plan,
+    CheckpointPlan,
     chunk_size,
-    layers_of,
-    make_plan,
+    layer_of_tensors,
+    plan_checkpoint,
 )
 from fleetstart.controller.cli.weights.local_files import LocalFile
 from fleetstart.controller.cli.weights.publish import checksums, read_data
@@ -56,11 +56,11 @@ PART_MAX = 3 * CHUNK
     ],
 )
 def test_the_layer_of_a_name(name: str, layer: int) -> None:
-    assert layers_of([name, "model.layers.11.x"])[name] == layer
+    assert layer_of_tensors([name, "model.layers.11.x"])[name] == layer
 
 
 def test_a_model_without_layers_has_one() -> None:
-    assert layers_of(["a.weight", "embed.weight"]) == {"a.weight": 0, "embed.weight": LAYER_BEFORE}
+    assert layer_of_tensors(["a.weight", "embed.weight"]) == {"a.weight": 0, "embed.weight": LAYER_BEFORE}
 
 
 @given(st.integers(0, 1 << 44))
@@ -105,8 +105,8 @@ def source_of(folder: Path, tensors: dict[str, Tensor], files: dict[str, bytes])
     return Source(tensors=tuple(read_file(LocalFile(weights)).tensors), files=tuple(small))
 
 
-def plan_of(source: Source) -> Plan:
-    return make_plan(source, part_max_bytes=PART_MAX, chunk_bytes=CHUNK)
+def plan_of(source: Source) -> CheckpointPlan:
+    return plan_checkpoint(source, part_max_bytes=PART_MAX, chunk_bytes=CHUNK)
 
 
 @given(TENSORS, FILES)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fleetstart.controller.cli.weights.resolve import choose
+from fleetstart.controller.cli.weights.resolve import choose_checkpoint
 from fleetstart.controller.schemas.functions import CheckpointInfo, FunctionInfo
 from fleetstart.runtime.contract.errors import InvalidInput, NotFound
 from fleetstart.runtime.contract.function.spec import FunctionSpec
@@ -41,7 +41,7 @@ FUNCTIONS = [
     [(ONE, ONE), ("abcd1", ONE), ("ABCD2", TWO), ("12340", THREE), ("chat", ONE), (" abcd10 ", ONE)],
 )
 def test_what_is_found(text: str, found: CheckpointId) -> None:
-    assert choose(text, CHECKPOINTS, FUNCTIONS).id == found
+    assert choose_checkpoint(text, CHECKPOINTS, FUNCTIONS).id == found
 
 
 @pytest.mark.parametrize(
@@ -61,12 +61,12 @@ def test_what_is_found(text: str, found: CheckpointId) -> None:
 )
 def test_what_is_not_found_is_said(text: str, error: type[Exception], says: str, hint: str) -> None:
     with pytest.raises(error) as caught:
-        choose(text, CHECKPOINTS, FUNCTIONS)
+        choose_checkpoint(text, CHECKPOINTS, FUNCTIONS)
     assert says in str(caught.value)
     assert hint in getattr(caught.value, "hint", "")
 
 
 def test_an_empty_store_says_how_to_fill_it() -> None:
     with pytest.raises(NotFound) as error:
-        choose("abcd", [], [])
+        choose_checkpoint("abcd", [], [])
     assert "fs weights push" in error.value.hint

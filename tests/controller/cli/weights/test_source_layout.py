@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from fleetstart.controller.cli.weights.export import made_files, spans_of
+from fleetstart.controller.cli.weights.export import file_spans, new_files
 from fleetstart.controller.cli.weights.publish import publish
 from fleetstart.controller.cli.weights.source import read_source
-from fleetstart.controller.cli.weights.source_layout import LAYOUT_OBJECT, Layout, layout_bytes, read_layout
+from fleetstart.controller.cli.weights.source_layout import LAYOUT_OBJECT, ShardLayout, encode_layout, read_layout
 from fleetstart.runtime.contract.errors import CheckpointInvalid
 from fleetstart.runtime.contract.weights.manifest import Manifest, read_manifest
 from tests.controller.cli.checkpoints import MemoryStore, encode, model, no_progress, tensor, write_model
@@ -41,9 +41,9 @@ def packed(*files: tuple[str, str], **fields: Any) -> bytes:
 
 def test_a_layout_is_the_headers_as_they_stood(tmp_path: Path, manifest: Manifest) -> None:
     folder = write_model(tmp_path / "sharded", model(1), shards=2)
-    data = layout_bytes(read_source(folder))
+    data = encode_layout(read_source(folder))
     assert data is not None
-    assert data == layout_bytes(read_source(folder)), "no time stands in it"
+    assert data == encode_layout(read_source(folder)), "no time stands in it"
     layout, tensors = read_layout(data, manifest)
     for file, stored in zip(layout.files, tensors, strict=True):
         content = (folder / file.name).read_bytes()
@@ -93,7 +93,7 @@ def test_files_whose_tensors_are_not_all_stored_have_no_layout(tmp_path: Path) -
     shard = folder / "model-00001-of-00002.safetensors"
     more = {**model(1), "lm_head.weight": tensor(2)}
     shard.write_bytes(encode({name: more[name] for name in more}))
-    assert layout_bytes(read_source(folder)) is None
+    assert encode_layout(read_source(folder)) is None
 
 
 def test_the_layout_lies_beside_the_parts(tmp_path: Path) -> None:
@@ -101,15 +101,17 @@ def test_the_layout_lies_beside_the_parts(tmp_path: Path) -> None:
     published = publish(write_model(tmp_path / "w", model()), store, cache=tmp_path / "cache", progress=no_progress)
     manifest = read_manifest(store.objects[f"checkpoints/{published.id}/manifest.json"])
     assert LAYOUT_OBJECT not in {part.object for part in manifest.parts}
-    assert isinstance(read_layout(store.objects[f"checkpoints/{published.id}/{LAYOUT_OBJECT}"], manifest)[0], Layout)
+    assert isinstance(
+        read_layout(store.objects[f"checkpoints/{published.id}/{LAYOUT_OBJECT}"], manifest)[0], ShardLayout
+    )
 
 
 @pytest.mark.parametrize("limit", [1, 300, 1 << 40])
 def test_files_made_anew_hold_every_tensor_once(manifest: Manifest, limit: int) -> None:
-    files = made_files(manifest, limit)
+    files = new_files(manifest, limit)
     shards = [file for file in files if file.places]
     assert len(files) == (1 if len(shards) == 1 else len(shards) + 1)
     entries = [entry for file in shards for _, entry in file.places]
     assert sorted(entry.offset for entry in entries) == sorted(entry.offset for entry in manifest.tensors.values())
-    spans = spans_of(manifest, files)
+    spans = file_spans(manifest, files)
     assert [span.begin for span in spans] == sorted(span.begin for span in spans)

@@ -9,7 +9,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetstart.controller.cli.weights.local_files import Made
+from fleetstart.controller.cli.weights.local_files import GeneratedFile
 from fleetstart.controller.cli.weights.publish import publish
 from fleetstart.controller.cli.weights.safetensors_header import read_file
 from fleetstart.controller.cli.weights.source import read_source
@@ -30,7 +30,7 @@ def test_a_tensor_is_tied_to_the_first_equal_one_in_the_order_of_use(contents: d
     tensors: dict[str, Tensor] = {
         name: (dtype, (len(data) // (4 if dtype == "F32" else 1),), data) for name, (data, dtype) in contents.items()
     }
-    tied = find_tied(read_file(Made("m.safetensors", encode(tensors))).tensors, min_bytes=1)
+    tied = find_tied(read_file(GeneratedFile("m.safetensors", encode(tensors))).tensors, min_bytes=1)
     for name, holder in tied.items():
         assert tensors[name] == tensors[holder]
         assert holder not in tied
@@ -43,7 +43,7 @@ def test_tensors_that_agree_in_the_middle_alone_are_not_tied() -> None:
     data = os.urandom(4 * SAMPLE_BYTES)
     other = bytes([data[0] ^ 1]) + data[1:]
     tensors: dict[str, Tensor] = {"a": ("U8", (len(data),), data), "b": ("U8", (len(data),), other)}
-    assert find_tied(read_file(Made("m.safetensors", encode(tensors))).tensors, min_bytes=1) == {}
+    assert find_tied(read_file(GeneratedFile("m.safetensors", encode(tensors))).tensors, min_bytes=1) == {}
 
 
 def test_small_tensors_are_left_as_they_are(tmp_path: Path) -> None:

@@ -14,11 +14,11 @@ from pathlib import Path
 import httpx
 import pytest
 
-from fleetstart.controller.cli.api_client import Server
+from fleetstart.controller.cli.api_client import ApiClient
 from fleetstart.controller.cli.output import ConnectionCut
 from fleetstart.controller.cli.weights.publish import Progress, Published, publish_source
 from fleetstart.controller.cli.weights.source import read_source
-from fleetstart.controller.cli.weights.upload import UPLOADS, Item, upload
+from fleetstart.controller.cli.weights.upload import UPLOADS, UploadObject, upload
 from fleetstart.runtime.contract.errors import StoreFailed
 from tests.controller.cli.checkpoints import MemoryStore, Tensor, no_progress, write_model
 from tests.controller.conftest import ControllerProcess
@@ -37,7 +37,7 @@ def weights(tmp_path: Path) -> Path:
     return write_model(tmp_path / "weights", tensors)
 
 
-class Counting(Server):
+class Counting(ApiClient):
     """Counts what goes over the wire for parts, and can be told to break at some byte."""
 
     def __init__(self, url: str, *, breaks_at: int = 1 << 60) -> None:
@@ -56,7 +56,7 @@ class Counting(Server):
             yield block
 
 
-def put(weights: Path, server: Server, cache: Path, progress: Progress = no_progress) -> Published:
+def put(weights: Path, server: ApiClient, cache: Path, progress: Progress = no_progress) -> Published:
     source = read_source(weights)
     return publish_source(source, server, cache=cache, progress=progress, part_max_bytes=PART_BYTES)
 
@@ -136,8 +136,8 @@ def test_a_client_that_is_killed_leaves_nothing_half_published(controller: Contr
 # ── decisions ──────────────────────────────────────────────────────────────────────────────────────
 
 
-def items(count: int) -> list[Item]:
-    return [Item.of(f"part-{number}", bytes([number]) * 10) for number in range(count)]
+def items(count: int) -> list[UploadObject]:
+    return [UploadObject.of(f"part-{number}", bytes([number]) * 10) for number in range(count)]
 
 
 class Cutting(MemoryStore):
@@ -155,7 +155,9 @@ def test_a_cut_connection_is_tried_again_and_counted_once(monkeypatch: pytest.Mo
     monkeypatch.setattr("fleetstart.controller.cli.weights.upload.PAUSE_S", 0.001)
     store, seen = Cutting(), []
     store.puts.append("last")
-    assert upload(items(6), Item.of("last", b"x"), store, lambda _, done, total: seen.append((done, total))) == 61
+    assert (
+        upload(items(6), UploadObject.of("last", b"x"), store, lambda _, done, total: seen.append((done, total))) == 61
+    )
     assert store.objects.keys() == {*(f"part-{n}" for n in range(6)), "last"}
     assert max(seen) == seen[-1] == (61, 61)
 
@@ -169,7 +171,7 @@ def test_a_cut_that_does_not_end_is_an_error(monkeypatch: pytest.MonkeyPatch) ->
             raise ConnectionCut("the connection broke")
 
     with pytest.raises(ConnectionCut):
-        upload(items(3), Item.of("last", b"x"), Dead(), no_progress)
+        upload(items(3), UploadObject.of("last", b"x"), Dead(), no_progress)
 
 
 def test_the_first_failure_stops_the_others() -> None:
@@ -185,13 +187,13 @@ def test_the_first_failure_stops_the_others() -> None:
 
     store = Failing()
     with pytest.raises(StoreFailed, match="no room"):
-        upload(items(40), Item.of("last", b"x"), store, no_progress)
+        upload(items(40), UploadObject.of("last", b"x"), store, no_progress)
     assert "last" not in store.objects
     assert len(store.objects) < UPLOADS
 
 
 def test_a_refused_connection_is_final(tmp_path: Path) -> None:
-    with Server("http://127.0.0.1:1") as server, pytest.raises(Exception, match="does not answer") as error:
+    with ApiClient("http://127.0.0.1:1") as server, pytest.raises(Exception, match="does not answer") as error:
         server.put_object("bundles/x", b"", 0)
     assert not isinstance(error.value, ConnectionCut)
     assert isinstance(error.value.__cause__, httpx.ConnectError)

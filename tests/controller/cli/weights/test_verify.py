@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fleetstart.controller.cli.api_client import Server
+from fleetstart.controller.cli.api_client import ApiClient
 from fleetstart.runtime.contract.errors import NotFound, StoreFailed, TooLarge
 from tests.controller.conftest import ControllerProcess
 from tests.servers import serving
@@ -18,7 +18,7 @@ def test_a_read_goes_on_over_a_restart_of_the_controller(controller: ControllerP
     data = os.urandom(48 << 20)
     key = f"bundles/{hashlib.sha256(data).hexdigest()}"
     controller.http.put(f"/api/v1/objects/{key}", content=data).raise_for_status()
-    with Server(controller.url) as server:
+    with ApiClient(controller.url) as server:
         blocks = server.read_range(key, 5, len(data) - 10)
         found = [next(blocks)]
         controller.kill()
@@ -40,5 +40,5 @@ def test_an_answer_that_is_not_the_range_that_was_asked_for_is_refused(range_: b
         await send({"type": "http.response.start", "status": 206 if range_ else 200, "headers": headers})
         await send({"type": "http.response.body", "body": bytes(10)})
 
-    with serving(app) as other, Server(other.url) as server, pytest.raises(StoreFailed, match="were asked for"):
+    with serving(app) as other, ApiClient(other.url) as server, pytest.raises(StoreFailed, match="were asked for"):
         next(server.read_range("bundles/x", 10, 10))

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 from fleetstart.controller.cli.handler.source.declarations import LAYERED_SETTINGS, Declaration, read_declarations
-from fleetstart.controller.cli.handler.source.layered import in_layers
+from fleetstart.controller.cli.handler.source.layered import with_layer_names
 from fleetstart.controller.cli.handler.spec import LAYERED_CONCURRENCY, build_spec
-from fleetstart.controller.cli.handler.spec import layers_of as pattern_of
-from fleetstart.controller.cli.weights.layout import layers_of, make_plan, numbered
+from fleetstart.controller.cli.handler.spec import layer_pattern_of as pattern_of
+from fleetstart.controller.cli.weights.layout import layer_numbers, layer_of_tensors, plan_checkpoint
 from fleetstart.controller.cli.weights.publish import publish_source
 from fleetstart.controller.cli.weights.source import Source, read_source
 from fleetstart.runtime.contract.errors import InvalidSpec, NoHandler
@@ -131,13 +131,13 @@ def test_a_pattern_without_a_place_for_the_number_is_refused(layers: Any) -> Non
     ],
 )
 def test_layers_are_counted_in_the_order_of_their_numbers(pattern: str, names: dict[str, int | None]) -> None:
-    assert numbered(names, pattern) == names
+    assert layer_numbers(names, pattern) == names
 
 
 @given(st.text(max_size=30), st.lists(st.text(max_size=30), max_size=5))
 def test_any_pattern_is_understood_or_refused(pattern: str, names: list[str]) -> None:
     try:
-        found = numbered(names, pattern)
+        found = layer_numbers(names, pattern)
     except InvalidSpec:
         return
     assert found.keys() == set(names)
@@ -156,8 +156,8 @@ NAMES = ["stem.w", "head.weight", "f.0.w", "f.2.longer", "f.10.w", "f.10.longest
 
 
 def test_a_pattern_orders_the_checkpoint_and_counts_its_layers(tmp_path: Path) -> None:
-    source = in_layers(weights(tmp_path / "w", *NAMES), "f.{}", "handler.py:2")
-    plan = make_plan(source)
+    source = with_layer_names(weights(tmp_path / "w", *NAMES), "f.{}", "handler.py:2")
+    plan = plan_checkpoint(source)
     manifest = read_manifest(manifest_bytes(plan.manifest([0] * -(-plan.parts[0].data_bytes // plan.chunk_bytes))))
     by_place = sorted(manifest.tensors, key=lambda name: manifest.tensors[name].offset)
     assert by_place == ["f.0.w", "f.2.longer", "f.10.longest", "f.10.w", "head.weight", "stem.w"]
@@ -171,9 +171,9 @@ def test_a_pattern_orders_the_checkpoint_and_counts_its_layers(tmp_path: Path) -
 
 
 def test_without_a_pattern_a_manifest_is_what_it_was(tmp_path: Path) -> None:
-    plan = make_plan(weights(tmp_path / "w", "blocks.0.w", "blocks.1.w", "embed.w"))
+    plan = plan_checkpoint(weights(tmp_path / "w", "blocks.0.w", "blocks.1.w", "embed.w"))
     assert b"layers" not in manifest_bytes(plan.manifest([0]))
-    assert layers_of(["embed.w"])["embed.w"] == LAYER_BEFORE
+    assert layer_of_tensors(["embed.w"])["embed.w"] == LAYER_BEFORE
 
 
 def test_one_folder_under_two_patterns_is_two_checkpoints(tmp_path: Path) -> None:
@@ -190,7 +190,7 @@ def test_one_folder_under_two_patterns_is_two_checkpoints(tmp_path: Path) -> Non
     source = weights(tmp_path / "w", *NAMES)
     ids = [
         publish_source(one, Store(), cache=tmp_path / "cache", progress=lambda *_: None).id
-        for one in (source, in_layers(source, "f.{}", ""), in_layers(source, "f.{}", ""), source)
+        for one in (source, with_layer_names(source, "f.{}", ""), with_layer_names(source, "f.{}", ""), source)
     ]
     assert ids[0] == ids[3] != ids[1] == ids[2]
 
@@ -198,7 +198,7 @@ def test_one_folder_under_two_patterns_is_two_checkpoints(tmp_path: Path) -> Non
 @pytest.mark.parametrize(("pattern", "what"), [("", "tell of no layers: f.0.w, "), ("g.{}", "as layers='g.{}' says")])
 def test_names_without_layers_are_shown(tmp_path: Path, pattern: str, what: str) -> None:
     with pytest.raises(InvalidSpec) as caught:
-        in_layers(weights(tmp_path / "w", *NAMES), pattern, "handler.py:2")
+        with_layer_names(weights(tmp_path / "w", *NAMES), pattern, "handler.py:2")
     assert what in caught.value.message
     assert caught.value.message.startswith("handler.py:2: ")
 
@@ -208,7 +208,7 @@ def test_a_manifest_with_more_layers_than_tensors_is_refused(tmp_path: Path) -> 
 
     from fleetstart.runtime.contract.errors import CheckpointInvalid
 
-    manifest: Manifest = make_plan(weights(tmp_path / "w", "f.0.w")).manifest([0])
+    manifest: Manifest = plan_checkpoint(weights(tmp_path / "w", "f.0.w")).manifest([0])
     for layers in (-1, 2, 1 << 60):
         with pytest.raises(CheckpointInvalid, match="layers of 1 tensors"):
             read_manifest(manifest_bytes(msgspec.structs.replace(manifest, layers=layers)))
