@@ -19,11 +19,11 @@ from __future__ import annotations
 import contextlib
 from dataclasses import dataclass, field
 
-from tests.bench.peer import RayServe, ray_serve
-from tests.bench.samples import ROOT, Report, fine, median, parse_options, progress, spread
-from tests.bench.system import System, evict, running
-from tests.bench.timelines import phase_rows, phases_ms
-from tests.bench.wire import Answer, Connection
+from tests.bench.harness.samples import ROOT, Report, fine, median, parse_options, progress, spread
+from tests.bench.harness.system import System, evict, running
+from tests.bench.harness.timelines import phase_rows, phases_ms
+from tests.bench.harness.wire import Answer, Connection
+from tests.bench.peers.process import RayServe, ray_serve
 
 MODEL = ROOT / "examples/chat/weights"
 MESSAGES = [{"role": "user", "content": "Why is the sky blue? Answer in one sentence."}]

@@ -14,8 +14,8 @@ import sys
 import time
 from pathlib import Path
 
-from tests.bench.samples import ROOT, Report, fine, median, parse_options, percentile, progress, spread
-from tests.bench.system import running
+from tests.bench.harness.samples import ROOT, Report, fine, median, parse_options, percentile, progress, spread
+from tests.bench.harness.system import running
 
 FS = str(Path(sys.executable).with_name("fs"))
 HELP_MS, DEPLOY_MS = 150.0, 1000.0

@@ -25,9 +25,9 @@ from fleetstart.runtime.contract.function.spec import LLMSettings
 from fleetstart.runtime.llm.engine.generation import Request
 from fleetstart.runtime.llm.engine.sampler import SamplingParams
 from fleetstart.runtime.llm.model.loader import Model, load_model
-from tests.bench.bandwidth import Reader, copy_on_gpu_bytes_per_s
-from tests.bench.peer import Talk, peer
-from tests.bench.samples import ROOT, Options, Report, fine, median, parse_options, progress, spread
+from tests.bench.harness.bandwidth import Reader, copy_on_gpu_bytes_per_s
+from tests.bench.harness.samples import ROOT, Options, Report, fine, median, parse_options, progress, spread
+from tests.bench.peers.process import HERE, Talk, peer
 from tests.runtime.llm.models import Checkpoint, real_model
 
 MODEL = ROOT / "examples/chat/weights"
@@ -160,7 +160,7 @@ def _load(weights: Checkpoint, options: Options, threads: int) -> Model:
 
 
 def _transformers(python: Path, device: str, dtype: str) -> contextlib.AbstractContextManager[Talk]:
-    return peer(python, "transformers_peer.py", "--model", str(MODEL), "--device", device, "--dtype", dtype)
+    return peer(python, HERE / "transformers_peer.py", "--model", str(MODEL), "--device", device, "--dtype", dtype)
 
 
 def tell(report: Report, setting: Setting, size: int, device: str) -> None:

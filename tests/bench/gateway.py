@@ -21,10 +21,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.bench.peer import ray_serve, server
-from tests.bench.samples import Options, Report, fine, median, parse_options, percentile, progress, spread
-from tests.bench.system import System, running
-from tests.bench.wire import Connection, parse_head, request
+from tests.bench.harness.samples import Options, Report, fine, median, parse_options, percentile, progress, spread
+from tests.bench.harness.system import System, running
+from tests.bench.harness.wire import Connection, parse_head, request
+from tests.bench.peers.process import ray_serve, server
 
 BODY = {"name": "you"}
 CALLS_A_TURN = 50

@@ -18,9 +18,9 @@ import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.bench.samples import ROOT, Report, fine, median, parse_options, progress, spread
-from tests.bench.system import System, running
-from tests.bench.wire import Answer, Connection
+from tests.bench.harness.samples import ROOT, Report, fine, median, parse_options, progress, spread
+from tests.bench.harness.system import System, running
+from tests.bench.harness.wire import Answer, Connection
 
 ISOLATIONS = ("namespaces", "gvisor")
 KEEP_ALIVE_S = "0.5"

@@ -22,10 +22,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.bench.open_loop import OpenLoop, Sent
-from tests.bench.samples import Report, fine, median, parse_options, percentile, progress
-from tests.bench.system import System, running
-from tests.bench.wire import request
+from tests.bench.harness.open_loop import OpenLoop, Sent
+from tests.bench.harness.samples import Report, fine, median, parse_options, percentile, progress
+from tests.bench.harness.system import System, running
+from tests.bench.harness.wire import request
 
 HANDLER = """
 import asyncio, random

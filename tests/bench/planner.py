@@ -34,7 +34,7 @@ from fleetstart.runtime.contract.function.spec import GIB, SLO
 from fleetstart.runtime.contract.ids import CheckpointId, FunctionName, NodeId, WorkerId
 from fleetstart.runtime.contract.node.reports import NodeReport, SegmentReport
 from fleetstart.runtime.contract.weights.stage import Layout
-from tests.bench.samples import Report, fine, median, parse_options, progress, spread
+from tests.bench.harness.samples import Report, fine, median, parse_options, progress, spread
 
 NODES, FUNCTIONS = 1_000, 10_000
 ALIVE = 2_000

@@ -15,8 +15,8 @@ import subprocess
 import sys
 from typing import Any
 
+from tests.bench.harness.samples import Report, fine, median, parse_options, percentile, progress, spread
 from tests.bench.relay_end import LINK
-from tests.bench.samples import Report, fine, median, parse_options, percentile, progress, spread
 from tests.testbed import Testbed, why_not
 from tests.testbed.bed import BUCKET
 

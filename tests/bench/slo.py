@@ -41,11 +41,12 @@ from typing import Any
 
 import httpx
 
-from tests.bench import coldstart_models, llama, ours
-from tests.bench.caches import disk_folder
-from tests.bench.coldstart_fleet import Fleet
-from tests.bench.coldstart_models import Model
-from tests.bench.samples import Options, Report, fine, median, parse_options, percentile, progress
+from tests.bench.coldstart.fleet import Fleet
+from tests.bench.coldstart.models import Model, config
+from tests.bench.harness import llama
+from tests.bench.harness.caches import disk_folder
+from tests.bench.harness.samples import Options, Report, fine, median, parse_options, percentile, progress
+from tests.bench.weights import ours
 from tests.runtime.llm.models import byte_tokenizer
 from tests.testbed import Testbed, why_not
 
@@ -148,7 +149,7 @@ def _deployed(fleet: Fleet, folder: Path, number: int, promise_s: float) -> Mode
     weights = folder / name / "weights"
     llama.make(weights / "model.safetensors", shape)
     files = {
-        "config.json": json.dumps(coldstart_models.config(shape) | {"eos_token_id": 1}).encode(),
+        "config.json": json.dumps(config(shape) | {"eos_token_id": 1}).encode(),
         "tokenizer.json": byte_tokenizer(),
         "generation_config.json": b'{"eos_token_id": 1, "do_sample": false}',
         "chat_template.jinja": b"{{ messages[0]['content'] }}",

@@ -13,11 +13,11 @@ from __future__ import annotations
 import contextlib
 from dataclasses import dataclass, field
 
-from tests.bench.peer import RayServe, ray_serve
-from tests.bench.samples import Report, fine, median, parse_options, percentile, progress, spread
-from tests.bench.system import System, running
-from tests.bench.timelines import phase_rows, phases_ms
-from tests.bench.wire import Connection
+from tests.bench.harness.samples import Report, fine, median, parse_options, percentile, progress, spread
+from tests.bench.harness.system import System, running
+from tests.bench.harness.timelines import phase_rows, phases_ms
+from tests.bench.harness.wire import Connection
+from tests.bench.peers.process import RayServe, ray_serve
 
 KEEP_ALIVE_S = "0.2"
 CALLS_A_ROUND, QUICK_CALLS = 4, 1

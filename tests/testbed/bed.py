@@ -19,7 +19,7 @@ import redis
 from fleetstart.controller.schemas.functions import FunctionInfo, SystemStatus
 from fleetstart.runtime.contract.node.orders import FINAL, WorkerStatus
 from fleetstart.runtime.contract.node.reports import NodeReport
-from tests.bench.range_server import credentials
+from tests.bench.harness.range_server import credentials
 from tests.e2e.systems import CLI_TIMEOUT_S, FS, Ran
 from tests.servers import listening_socket, valkey_binary, wait_until
 from tests.testbed import guard

@@ -15,11 +15,11 @@ from typing import Any
 
 import msgspec
 
-from tests.bench import ours
-from tests.bench.coldstart_fleet import CALL_S, PROMPT, Fleet
-from tests.bench.coldstart_models import Model
-from tests.bench.range_server import credentials
-from tests.bench.samples import ROOT
+from tests.bench.coldstart.fleet import CALL_S, PROMPT, Fleet
+from tests.bench.coldstart.models import Model
+from tests.bench.harness.range_server import credentials
+from tests.bench.harness.samples import ROOT
+from tests.bench.weights import ours
 from tests.testbed.bed import BUCKET
 
 
@@ -38,7 +38,7 @@ def serial_start(fleet: Fleet, model: Model) -> dict[str, Any]:
             "threads": os.cpu_count(),
             "prompt": PROMPT,
         }
-        argv = [sys.executable, "-m", "tests.bench.coldstart_worker", json.dumps(question)]
+        argv = [sys.executable, "-m", "tests.bench.coldstart.worker", json.dumps(question)]
         began_ns = time.monotonic_ns()
         node.fill(spec.weights)
         fetched_ns = time.monotonic_ns()

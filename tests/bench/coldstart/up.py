@@ -2,7 +2,7 @@
 needs, against as many workers that each start alone.
 
 Both sides may take a worker a host; alone they are planned by a controller in which that one decision is changed
-(`coldstart_controller`). Every call has a prompt of its own, and what it is told must be the same whoever tells it.
+(`controller`). Every call has a prompt of its own, and what it is told must be the same whoever tells it.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import Any
 
 import httpx
 
-from tests.bench.coldstart_fleet import Fleet, Generated
-from tests.bench.coldstart_models import Model
-from tests.bench.coldstart_ttft import Found
-from tests.bench.coldstart_watch import Watch, Whole
-from tests.bench.samples import Options, Report, fine, median, percentile, progress
+from tests.bench.coldstart.fleet import Fleet, Generated
+from tests.bench.coldstart.models import Model
+from tests.bench.coldstart.ttft import Found
+from tests.bench.coldstart.watch import Watch, Whole
+from tests.bench.harness.samples import Options, Report, fine, median, percentile, progress
 
 BURSTS, QUICK_BURSTS = (8, 16, 32), (4,)
 TOKENS, QUICK_TOKENS = 48, 8

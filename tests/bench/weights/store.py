@@ -11,12 +11,12 @@ import hashlib
 from dataclasses import dataclass, field
 from functools import partial
 
-from tests.bench import ours
-from tests.bench.loaders import Sample, module
-from tests.bench.range_server import BUCKET, credentials, serving
-from tests.bench.samples import Options, Report, fine, median, spread
-from tests.bench.store_clients import CLIENTS
-from tests.bench.weights_files import Files, in_rounds, record
+from tests.bench.harness.range_server import BUCKET, credentials, serving
+from tests.bench.harness.samples import Options, Report, fine, median, spread
+from tests.bench.weights import ours
+from tests.bench.weights.files import Files, in_rounds, record
+from tests.bench.weights.loaders import Sample, module
+from tests.bench.weights.store_clients import CLIENTS
 
 CEILING = "raw sockets"
 OURS = "fleetstart"
@@ -35,7 +35,7 @@ class Store:
 
     def client(self, name: str) -> Sample:
         objects = [(f"{self.files.prefix}/{path.name}", path.stat().st_size) for path in self.files.parts]
-        with module("store_clients", env=credentials(self.url)) as talk:
+        with module("tests.bench.weights.store_clients", env=credentials(self.url)) as talk:
             talk.ask(client=name, url=self.url, bucket=BUCKET, objects=objects, digest=name not in self.digests)
             answer = talk.ask(go=True)
         if self.digests.setdefault(name, answer.get("digest", "")) != self.expected:

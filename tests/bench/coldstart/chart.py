@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tests.bench.coldstart_ttft import FLOOR, SERIAL, SIZES, title
-from tests.bench.samples import median
+from tests.bench.coldstart.ttft import FLOOR, SERIAL, SIZES, title
+from tests.bench.harness.samples import median
 
 ROWS = (SERIAL, *map(title, SIZES))
 COLOURS = ("#9a9a9a", "#c6dbef", "#9ecae1", "#6baed6", "#2171b5")

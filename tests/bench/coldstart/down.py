@@ -1,6 +1,6 @@
 """A long generation that begins on a pipeline over all hosts and is consolidated, against one that stays a pipeline.
 
-Both begin cold. Staying is ordered by a controller in which that one decision is changed (`coldstart_controller`); all
+Both begin cold. Staying is ordered by a controller in which that one decision is changed (`controller`); all
 else is the same. Alone, and four at once. The rates on each side of the change, and the largest gap between two pieces
 of text around it, in units of the usual gap: what a reader sees of the consolidation.
 """
@@ -13,11 +13,11 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
-from tests.bench.coldstart_fleet import Fleet, Generated
-from tests.bench.coldstart_models import Model
-from tests.bench.coldstart_ttft import Found, ran_on
-from tests.bench.coldstart_watch import Watch
-from tests.bench.samples import Options, Report, fine, median, progress, spread
+from tests.bench.coldstart.fleet import Fleet, Generated
+from tests.bench.coldstart.models import Model
+from tests.bench.coldstart.ttft import Found, ran_on
+from tests.bench.coldstart.watch import Watch
+from tests.bench.harness.samples import Options, Report, fine, median, progress, spread
 
 TOKENS, QUICK_TOKENS = 600, 40
 STREAMS = (1, 4)

@@ -7,10 +7,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.bench import llama, ours
-from tests.bench.loaders import LoaderFailed, Sample
-from tests.bench.range_server import BUCKET
-from tests.bench.samples import Options, Report, progress
+from tests.bench.harness import llama
+from tests.bench.harness.range_server import BUCKET
+from tests.bench.harness.samples import Options, Report, progress
+from tests.bench.weights import ours
+from tests.bench.weights.loaders import LoaderFailed, Sample
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +38,7 @@ class Files:
         return sum(path.stat().st_size for path in self.parts)
 
 
-def make(folder: Path, shape: llama.Shape) -> Files:
+def make_files(folder: Path, shape: llama.Shape) -> Files:
     """Only once, if several parts ask for it."""
     source = folder / "hf" / "model.safetensors"
     if not source.exists():

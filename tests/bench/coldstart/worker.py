@@ -23,7 +23,7 @@ def main() -> None:
     from fleetstart.runtime.llm.engine.sampler import SamplingParams
     from fleetstart.runtime.llm.model.loader import load_model
     from fleetstart.runtime.weights.weights import Weights
-    from tests.bench.descriptors import ask_descriptors
+    from tests.bench.weights.descriptors import ask_descriptors
 
     ended["import"] = time.monotonic_ns()
     descriptors = ask_descriptors(question["socket"], question["checkpoint"])

@@ -13,11 +13,12 @@ import contextlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from tests.bench import llama, ours, weights_files
-from tests.bench.caches import warm
-from tests.bench.loaders import Loaders, module
-from tests.bench.samples import Options, Report, fine, median, progress, spread
-from tests.bench.weights_files import Files
+from tests.bench.harness import llama
+from tests.bench.harness.caches import warm
+from tests.bench.harness.samples import Options, Report, fine, median, progress, spread
+from tests.bench.weights import ours
+from tests.bench.weights.files import Files, make_files
+from tests.bench.weights.loaders import OUR_WORKER, Loaders, module
 
 AIM_MS = 2.0
 OURS = "fleetstart, pooled worker"
@@ -29,7 +30,7 @@ def run(report: Report, options: Options, files: Files, worker: Loaders, peers: 
     """The large checkpoint is that of the other parts; the small one is made here."""
     sizes = {"large": files}
     if not options.quick:
-        sizes["small"] = weights_files.make(files.folder / "small", llama.SHAPES["64M"])
+        sizes["small"] = make_files(files.folder / "small", llama.SHAPES["64M"])
     rows = [["segment → 201 tensors", "GB", "attach and bind, ms", "and touch every page, ms"]]
     found: dict[str, dict[str, list[float]]] = {}
     with contextlib.ExitStack() as stack:
@@ -75,7 +76,7 @@ def second_worker(node: ours.Node, first: Loaders, files: Files) -> dict[str, fl
     sums: list[dict[str, float]] = []
     with contextlib.ExitStack() as stack:
         with ThreadPoolExecutor() as team:
-            second, bare = team.map(lambda _: Loaders(stack.enter_context(module("ours_worker"))), range(2))
+            second, bare = team.map(lambda _: Loaders(stack.enter_context(module(OUR_WORKER))), range(2))
         pids: list[int] = [node.pid]
 
         def third_is_bare(pid: int) -> None:

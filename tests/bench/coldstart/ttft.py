@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from tests.bench.coldstart_fleet import Fleet, Generated
-from tests.bench.coldstart_models import Model
-from tests.bench.coldstart_serial import serial_start
-from tests.bench.samples import Options, Report, fine, median, progress, spread
+from tests.bench.coldstart.fleet import Fleet, Generated
+from tests.bench.coldstart.models import Model
+from tests.bench.coldstart.serial import serial_start
+from tests.bench.harness.samples import Options, Report, fine, median, progress, spread
 
 SERIAL, FLOOR = "no overlap", "M/b + one prefill"
 SIZES, QUICK_SIZES = (1, 2, 3, 4), (1, 2)

@@ -12,10 +12,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.bench.peer import Talk, peer
-from tests.bench.samples import ROOT
+from tests.bench.harness.samples import ROOT
+from tests.bench.peers.process import Talk, peer
 
 QUIT_S = 10.0
+OUR_WORKER = "tests.bench.weights.ours_worker"
+"""Module of our side as a worker."""
 
 
 class Sample(NamedTuple):
@@ -52,7 +54,7 @@ class Loaders:
 @contextlib.contextmanager
 def peer_loaders(python: Path | None) -> Iterator[Loaders]:
     """Without a Python of the peers' own: those that ours has, safetensors and torch."""
-    with peer(python or Path(sys.executable), "loaders_peer.py") as talk:
+    with peer(python or Path(sys.executable), Path(__file__).with_name("loaders_peer.py")) as talk:
         yield Loaders(talk)
 
 
@@ -63,13 +65,13 @@ def module(
     env: Mapping[str, str] | None = None,
     entered: Callable[[Sequence[str]], Sequence[str]] = tuple,
 ) -> Iterator[Talk]:
-    """A module of tests.bench as a process that answers as a peer does; ended with its input, or else killed.
+    """A module as a process that answers as a peer does; ended with its input, or else killed.
 
     `entered` gives the command that runs it somewhere else, such as on a host of a test bed.
     """
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(
-            entered([sys.executable, "-m", f"tests.bench.{name}", *arguments]),
+            entered([sys.executable, "-m", name, *arguments]),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,

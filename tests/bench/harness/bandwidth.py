@@ -6,10 +6,11 @@ import ctypes
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import torch
 
-from tests.bench.compiled import compiled
+from tests.bench.harness.compiled import compiled
 
 READS = 3
 """A ceiling: the best of a few."""
@@ -18,7 +19,7 @@ BUFFER_BYTES = 256 << 20
 
 class Reader:
     def __init__(self) -> None:
-        self._read = compiled("read", "-march=native").read_all
+        self._read = compiled(Path(__file__).with_name("read.c"), "-march=native").read_all
         self._read.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
         self._read.restype = ctypes.c_uint64
         self._buffer = torch.ones(BUFFER_BYTES, dtype=torch.uint8)

@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from tests.bench import fio, ours
-from tests.bench.caches import HUGE_PAGE, chill, warm
-from tests.bench.loaders import Loaders, Sample
-from tests.bench.samples import Options, Report, fine, median, progress, spread
-from tests.bench.weights_files import Files, in_rounds, record
+from tests.bench.harness.caches import HUGE_PAGE, chill, warm
+from tests.bench.harness.samples import Options, Report, fine, median, progress, spread
+from tests.bench.weights import fio, ours
+from tests.bench.weights.files import Files, in_rounds, record
+from tests.bench.weights.loaders import Loaders, Sample
 from tests.huge_pages import reserved
 
 OURS = "fleetstart"

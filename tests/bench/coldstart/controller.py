@@ -1,8 +1,8 @@
 """The controller with one decision changed, for the sides that ours is compared with. Not for users, who have no use
 for a pipeline that stays one.
 
-    python -m tests.bench.coldstart_controller stay     pipelines are ordered without ever growing
-    python -m tests.bench.coldstart_controller single   starts are planned as one worker each
+    python -m tests.bench.coldstart.controller stay     pipelines are ordered without ever growing
+    python -m tests.bench.coldstart.controller single   starts are planned as one worker each
 """
 
 from __future__ import annotations

@@ -19,11 +19,12 @@ from typing import Any
 
 from fleetstart.runtime.contract.function.spec import GIB
 from fleetstart.runtime.contract.ids import CheckpointId
-from tests.bench import llama, ours, weights_files
-from tests.bench.loaders import Sample
-from tests.bench.range_server import BUCKET, credentials, serving
-from tests.bench.samples import Options, Report, fine, median, progress, spread
-from tests.bench.weights_files import Files, in_rounds, record
+from tests.bench.harness import llama
+from tests.bench.harness.range_server import BUCKET, credentials, serving
+from tests.bench.harness.samples import Options, Report, fine, median, progress, spread
+from tests.bench.weights import ours
+from tests.bench.weights.files import Files, in_rounds, make_files, record
+from tests.bench.weights.loaders import Sample
 from tests.prefetcher.nodes import Node, Store, call, spec_of
 from tests.servers import RedisServer, wait_until
 
@@ -110,7 +111,7 @@ def run(report: Report, options: Options, files: Files) -> None:
     if options.quick:
         rate = files.size_bytes / QUICK_FETCH_S
     else:
-        small = weights_files.make(files.folder / "small", llama.SHAPES["64M"])
+        small = make_files(files.folder / "small", llama.SHAPES["64M"])
         progress("ready: how long a start takes")
         with _over_a_link(small, 0) as ready:
             rate = files.size_bytes / (FETCH_OVER_START * min(ready.start().ready_s for _ in range(2)))

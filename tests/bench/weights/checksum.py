@@ -14,6 +14,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,13 +22,13 @@ import xxhash
 
 from fleetstart import native
 from fleetstart.runtime.contract.weights.manifest import CHUNK_BYTES
-from tests.bench import ours
-from tests.bench.caches import chill, prefaulted
-from tests.bench.compiled import compiled
-from tests.bench.loaders import Sample
-from tests.bench.range_server import BUCKET, credentials, serving
-from tests.bench.samples import Options, Report, fine, median, spread
-from tests.bench.weights_files import Files, in_rounds, record
+from tests.bench.harness.caches import chill, prefaulted
+from tests.bench.harness.compiled import compiled
+from tests.bench.harness.range_server import BUCKET, credentials, serving
+from tests.bench.harness.samples import Options, Report, fine, median, spread
+from tests.bench.weights import ours
+from tests.bench.weights.files import Files, in_rounds, record
+from tests.bench.weights.loaders import Sample
 
 AIM = 0.9
 MEMORY_BYTES, QUICK_BYTES = 512 << 20, 128 << 20
@@ -117,7 +118,7 @@ def _crc32c() -> dict[str, Checksum]:
     """By the processor's instruction; none on other processors than Intel's and AMD's."""
     if platform.machine() != "x86_64":
         return {}
-    loaded = compiled("crc32c", "-msse4.2")
+    loaded = compiled(Path(__file__).with_name("crc32c.c"), "-msse4.2")
     found: dict[str, Checksum] = {}
     for name, function in (("crc32c, one lane", loaded.one_lane), ("crc32c, three lanes", loaded.three_lanes)):
         function.argtypes, function.restype = [ctypes.c_void_p, ctypes.c_size_t], ctypes.c_uint64

@@ -11,8 +11,8 @@ import torch
 
 from fleetstart.runtime.weights.warmup import rehearse_weights
 from fleetstart.runtime.weights.weights import Weights
-from tests.bench.descriptors import ask_descriptors
-from tests.bench.forked import Load, serve, touch
+from tests.bench.weights.descriptors import ask_descriptors
+from tests.bench.weights.forked import Load, serve, touch
 
 DEADLINE_S = 300.0
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.bench import llama
-from tests.bench.samples import ROOT
+from tests.bench.harness import llama
+from tests.bench.harness.samples import ROOT
 
 EXAMPLE = ROOT / "examples/chat"
 NOISE = llama.Shape(hidden=1024, ffn=5632, vocab=49152, heads=16)
@@ -33,7 +33,7 @@ class Model:
     """Of `fs deploy`."""
 
 
-def example() -> Model:
+def chat_example() -> Model:
     size_bytes = (EXAMPLE / "weights/model.safetensors").stat().st_size
     return Model(name="chat", title=f"SmolLM2-135M, {size_bytes / 1e6:.0f} MB", handler=EXAMPLE / "handler.py")
 

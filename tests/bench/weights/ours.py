@@ -35,10 +35,10 @@ from fleetstart.prefetcher.segments.store import Segment, SegmentStore
 from fleetstart.prefetcher.sources.factory import open_source
 from fleetstart.runtime.contract.ids import CheckpointId, WorkerId
 from fleetstart.runtime.contract.weights.manifest import Manifest, checkpoint_key, chunk_ranges
-from tests.bench.compiled import compiled
-from tests.bench.descriptors import FILES_MAX, MESSAGE_MAX
-from tests.bench.loaders import Sample, module
-from tests.bench.peer import Talk
+from tests.bench.harness.compiled import compiled
+from tests.bench.peers.process import Talk
+from tests.bench.weights.descriptors import FILES_MAX, MESSAGE_MAX
+from tests.bench.weights.loaders import Sample, module
 
 THREADS = default_fetch_threads(os.cpu_count() or 1)
 MEMORY_SHARE = 0.8
@@ -123,7 +123,7 @@ def node(
     with tempfile.TemporaryDirectory(prefix="fs-bench-") as folder:
         place = Path(folder) / "node.sock"
         options = ["--store", store, "--socket", str(place), "--size-bytes", str(size_bytes), "--pool", pool]
-        with module("ours", *options, *([] if verify else ["--unverified"]), env=env, entered=entered) as talk:
+        with module(__name__, *options, *([] if verify else ["--unverified"]), env=env, entered=entered) as talk:
             yield Node(talk, place)
 
 
@@ -247,7 +247,7 @@ def _leave_out_checksums() -> None:
     def ranges(manifest: Manifest) -> Any:
         return [msgspec.structs.replace(chunk, checksum=0) for chunk in chunk_ranges(manifest)]
 
-    library = compiled("receive")
+    library = compiled(Path(__file__).with_name("receive.c"))
     library.receive.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t]
     library.receive.restype = ctypes.c_long
 

@@ -13,9 +13,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.bench.wire import Connection
+from tests.bench.harness.wire import Connection
 from tests.servers import free_port
 
+HERE = Path(__file__).parent
 ZERO_S = 90.0
 SETTLE_S = 1.0
 """After the last replica has gone: its process is still being taken apart."""
@@ -45,13 +46,13 @@ class Talk:
 
 
 @contextlib.contextmanager
-def peer(python: Path, script: str, *arguments: str) -> Iterator[Talk]:
-    """`script` beside this file, run by another Python, where the peer is installed."""
+def peer(python: Path, script: Path, *arguments: str) -> Iterator[Talk]:
+    """A script, run by another Python, where the peer is installed."""
     with tempfile.TemporaryDirectory(prefix="rs-", ignore_cleanup_errors=True) as folder:
         log = Path(folder) / "peer.log"
         with log.open("wb") as errors:
             process = subprocess.Popen(
-                [str(python), str(Path(__file__).with_name(script)), "--temp-dir", folder, *arguments],
+                [str(python), str(script), "--temp-dir", folder, *arguments],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
@@ -86,7 +87,7 @@ class RayServe:
 @contextlib.contextmanager
 def ray_serve(python: Path, *, model: Path | None = None) -> Iterator[RayServe]:
     port = free_port()
-    with peer(python, "ray_peer.py", "--port", str(port), *(("--model", str(model)) if model else ())) as talk:
+    with peer(python, HERE / "ray_peer.py", "--port", str(port), *(("--model", str(model)) if model else ())) as talk:
         yield RayServe(talk, port)
 
 
@@ -94,7 +95,7 @@ def ray_serve(python: Path, *, model: Path | None = None) -> Iterator[RayServe]:
 def server(python: Path, which: str) -> Iterator[tuple[int, dict[str, Any]]]:
     """BentoML or LitServe with `hello` at /hello: its port, and what it says of itself."""
     port = free_port()
-    with peer(python, "servers_peer.py", "--which", which, "--port", str(port)) as talk:
+    with peer(python, HERE / "servers_peer.py", "--which", which, "--port", str(port)) as talk:
         yield port, talk.about
 
 

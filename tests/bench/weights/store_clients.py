@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlsplit
 
-from tests.bench.caches import prefaulted
+from tests.bench.harness.caches import prefaulted
 
 RANGE_BYTES = 8 << 20
 THREADS = 4

@@ -19,8 +19,8 @@ import redis
 
 from fleetstart.controller.auth.owner_key import kept
 from fleetstart.controller.cli.home import HomeLayout
-from tests.bench.samples import ROOT
-from tests.bench.wire import Connection
+from tests.bench.harness.samples import ROOT
+from tests.bench.harness.wire import Connection
 
 COMMAND_S = 120.0
 POLL_S = 0.01

@@ -1,4 +1,4 @@
-"""Helpers in C beside these scripts, compiled on the spot."""
+"""Compiler of the benchmarks' helpers in C, on the spot."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ import tempfile
 from pathlib import Path
 
 
-def compiled(name: str, *options: str) -> ctypes.CDLL:
-    """`name.c` as a library; it stays loaded when its file is gone."""
+def compiled(source: Path, *options: str) -> ctypes.CDLL:
+    """The C file as a library; it stays loaded when its file is gone."""
     with tempfile.TemporaryDirectory(prefix="fs-bench-") as folder:
-        library = Path(folder) / f"{name}.so"
-        source = Path(__file__).with_name(f"{name}.c")
+        library = Path(folder) / f"{source.stem}.so"
         subprocess.run(["cc", "-O3", *options, "-shared", "-fPIC", source, "-o", library], check=True)
         return ctypes.CDLL(str(library))

@@ -26,18 +26,12 @@ import tempfile
 from pathlib import Path
 from types import FrameType
 
-from tests.bench import (
-    llama,
-    weights_checksum,
-    weights_disk,
-    weights_files,
-    weights_ready,
-    weights_segment,
-    weights_store,
-)
-from tests.bench.caches import disk_folder, fresh_memory_bytes_per_s
-from tests.bench.loaders import Loaders, module, peer_loaders
-from tests.bench.samples import Report, fine, parse_options, progress
+from tests.bench.harness import llama
+from tests.bench.harness.caches import disk_folder, fresh_memory_bytes_per_s
+from tests.bench.harness.samples import Report, fine, parse_options, progress
+from tests.bench.weights import checksum, disk, ready, segment, store
+from tests.bench.weights.files import make_files
+from tests.bench.weights.loaders import OUR_WORKER, Loaders, module, peer_loaders
 
 PARTS = ("disk", "segment", "store", "ready", "checksum")
 SHAPE, QUICK_SHAPE = "1.7B", "17M"
@@ -60,22 +54,22 @@ def main() -> None:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fs-bench-", dir=disk_folder())))
         report.setup = {"shape": shape, "fresh_memory_gb_per_s": round(fresh_memory_bytes_per_s() / 1e9, 2)}
         progress(f"writing {llama.SHAPES[shape].size_bytes / 1e9:.2f} GB of weights")
-        files = weights_files.make(folder, llama.SHAPES[shape])
+        files = make_files(folder, llama.SHAPES[shape])
         if {"disk", "segment"} & set(chosen):
             peers = stack.enter_context(peer_loaders(options.peer_python))
-            worker = Loaders(stack.enter_context(module("ours_worker")))
+            worker = Loaders(stack.enter_context(module(OUR_WORKER)))
             report.setup["peers"] = peers.about
         for part in chosen:
             if part == "disk":
-                weights_disk.run(report, options, files, worker, peers)
+                disk.run(report, options, files, worker, peers)
             elif part == "segment":
-                weights_segment.run(report, options, files, worker, peers)
+                segment.run(report, options, files, worker, peers)
             elif part == "store":
-                weights_store.run(report, options, files)
+                store.run(report, options, files)
             elif part == "ready":
-                weights_ready.run(report, options, files)
+                ready.run(report, options, files)
             else:
-                weights_checksum.run(report, options, files)
+                checksum.run(report, options, files)
     print(f"\nMemory that nobody had used came at {fine(report.setup['fresh_memory_gb_per_s'])} GB/s.")
     report.save(options.json)
 

@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from tests.bench.wire import parse_head
+from tests.bench.harness.wire import parse_head
 
 CALL_S = 30.0
 """After which a call is given up: the benchmark must end, whatever the server does."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tests.bench.samples import fine, median
+from tests.bench.harness.samples import fine, median
 
 PHASES = ("place", "start", "fetch", "device", "import", "load", "execute", "respond")
 BETWEEN = "between"

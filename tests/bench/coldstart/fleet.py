@@ -20,8 +20,8 @@ import msgspec
 from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.node.orders import FINAL, WorkerOrder, WorkerStatus
 from fleetstart.runtime.contract.weights.manifest import checkpoint_key
-from tests.bench.coldstart_models import Model
-from tests.bench.samples import ROOT
+from tests.bench.coldstart.models import Model
+from tests.bench.harness.samples import ROOT
 from tests.e2e.systems import FS
 from tests.servers import wait_until
 from tests.testbed import Testbed
@@ -105,9 +105,9 @@ class Fleet:
         return sum(path.stat().st_size for path in self.parts(model))
 
     def chill(self, nodes: int, *, change: str = "") -> None:
-        """The next call is cold, and only so many hosts are there. `change`: of `coldstart_controller`."""
+        """The next call is cold, and only so many hosts are there. `change`: of `controller`."""
         controller = self.bed.controller
-        controller.argv = (sys.executable, "-m", "tests.bench.coldstart_controller", change) if change else self._plain
+        controller.argv = (sys.executable, "-m", "tests.bench.coldstart.controller", change) if change else self._plain
         controller.env["PYTHONPATH"] = str(ROOT)
         self.bed.chill(nodes)
         wait_until(lambda: self._memory_made(nodes), CALL_S, what="memory made ahead")

@@ -6,8 +6,8 @@ import threading
 import time
 from dataclasses import dataclass
 
-from tests.bench.coldstart_fleet import CALL_S, Fleet, Worker
-from tests.bench.coldstart_models import Model
+from tests.bench.coldstart.fleet import CALL_S, Fleet, Worker
+from tests.bench.coldstart.models import Model
 
 POLL_S = 0.25
 

@@ -28,10 +28,11 @@ import tempfile
 from pathlib import Path
 from types import FrameType
 
-from tests.bench import coldstart_chart, coldstart_down, coldstart_models, coldstart_ttft, coldstart_up
-from tests.bench.caches import disk_folder
-from tests.bench.coldstart_fleet import NODE, Fleet
-from tests.bench.samples import Report, parse_options, progress
+from tests.bench.coldstart import chart, down, ttft, up
+from tests.bench.coldstart.fleet import NODE, Fleet
+from tests.bench.coldstart.models import NOISE, chat_example, noise
+from tests.bench.harness.caches import disk_folder
+from tests.bench.harness.samples import Report, parse_options, progress
 from tests.testbed import Testbed, why_not
 
 PARTS = ("ttft", "down", "up")
@@ -55,7 +56,7 @@ def main() -> None:
     options = parse_options(__doc__, rounds=5, quick_rounds=1, more=add_options)
     extra = options.extra
     if extra["draw"] is not None:
-        return coldstart_chart.draw(json.loads(extra["draw"].read_text()), extra["chart"])
+        return chart.draw(json.loads(extra["draw"].read_text()), extra["chart"])
     chosen = extra["only"].split(",")
     if unknown := set(chosen) - set(PARTS):
         sys.exit(f"no such part: {', '.join(sorted(unknown))}")
@@ -70,22 +71,22 @@ def main() -> None:
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fs-bench-", dir=disk_folder())))
         fleet = Fleet(stack.enter_context(Testbed(nodes=hosts, mbit=mbit, env=NODE)))
-        models = [coldstart_models.example()]
+        models = [chat_example()]
         if "ttft" in chosen and "noise" in names:
-            models.append(coldstart_models.noise(folder, coldstart_models.NOISE))
-        crowd = coldstart_up.crowded(models[0], hosts)
+            models.append(noise(folder, NOISE))
+        crowd = up.crowded(models[0], hosts)
         for model in [*models, crowd] if "up" in chosen else models:
             progress(f"deploying {model.title}")
             fleet.deploy(model)
         if "ttft" in chosen:
-            coldstart_ttft.run(report, options, fleet, [model for model in models if model.name in names])
+            ttft.run(report, options, fleet, [model for model in models if model.name in names])
         if "down" in chosen:
-            coldstart_down.run(report, options, fleet, models[0])
+            down.run(report, options, fleet, models[0])
         if "up" in chosen:
-            coldstart_up.run(report, options, fleet, crowd)
+            up.run(report, options, fleet, crowd)
     report.save(options.json)
     if extra["chart"] is not None:
-        coldstart_chart.draw({"samples": report.samples, "setup": report.setup}, extra["chart"])
+        chart.draw({"samples": report.samples, "setup": report.setup}, extra["chart"])
 
 
 def _end(_: int, __: FrameType | None) -> None:
