@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 
 from starlette.applications import Starlette
 
-from .api.app import Api, Services
+from .api.app import ApiServices, ManagementApi
 from .api.audit import AccessApi
 from .api.billing import BillingApi
 from .api.history import History
-from .api.metrics import SeeingApi
+from .api.metrics import ObservabilityApi
 from .async_invocations.webhooks.secrets import WebhookSecrets
 from .async_wiring import InvocationParts, assemble
 from .auth.audit_log import AuditLog
-from .auth.secret_encryption import Vault
-from .auth.secret_sealing import Sealer
+from .auth.secret_encryption import SecretCipher
+from .auth.secret_sealing import SecretSealer
 from .background import Part
 from .billing.archive_store import Archive
 from .billing.compactor import Compactor
@@ -29,9 +29,9 @@ from .observability.call_metrics import Calls
 from .observability.process_metrics import LoopLag, Self
 from .registry.checkpoints import Checkpoints
 from .registry.registry import Registry
-from .registry.rollouts import Rollouts
+from .registry.rollouts import RolloutController
 from .schemas.functions import BudgetInfo
-from .shell.service import Shells
+from .shell.service import ShellService
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,7 +49,7 @@ class Management:
 
 
 def build_management(
-    config: Config, core: Core, vault: Vault, traces: TraceExport | None, stopping: asyncio.Event
+    config: Config, core: Core, vault: SecretCipher, traces: TraceExport | None, stopping: asyncio.Event
 ) -> Management:
     store = open_store(config.store)
     registry = Registry(core.state, store)
@@ -57,7 +57,7 @@ def build_management(
     archive = Archive(store)
     reader = LedgerReader(core.client, archive)
     compactor = Compactor(core.client, archive, reader, core.fence, segment_rows=config.segment_rows)
-    rollouts = Rollouts(core.state, registry, core.scheduler)
+    rollouts = RolloutController(core.state, registry, core.scheduler)
     history = History(core.client, reader)
     audit = AuditLog(core.client, store, core.fence)
     billing = BillingApi(core.client, reader, core.billing, core.view)
@@ -67,8 +67,8 @@ def build_management(
         config, core.gateway_id, core.client, core.view, store, core.gateway, history, stopping, webhook_secrets,
         fence=core.fence,
     )  # fmt: skip
-    shells = Shells(core.state, Sealer(core.view, vault))
-    services = Services(
+    shells = ShellService(core.state, SecretSealer(core.view, vault))
+    services = ApiServices(
         url=config.url,
         store_url=config.store,
         open_access=config.open,
@@ -86,7 +86,7 @@ def build_management(
         stopping=stopping,
     )
     return Management(
-        api=Api(services).app,
+        api=ManagementApi(services).app,
         audit=audit,
         calls=calls,
         invocations=invocations,
@@ -101,11 +101,11 @@ def _seeing(
     lag: LoopLag,
     budgets: Callable[[], list[BudgetInfo]],
     traces: TraceExport | None,
-) -> SeeingApi:
+) -> ObservabilityApi:
     process = Self(
         unwritten=lambda: core.ledger.pending, leads=lambda: bool(core.fence()), redis=lambda: core.view.redis
     )
-    return SeeingApi(
+    return ObservabilityApi(
         core.client,
         reader,
         core.view,

@@ -11,8 +11,8 @@ import signal
 from fleetstart.runtime.contract.process.tasks import end_tasks
 
 from .api_wiring import build_management
-from .auth.bootstrap_key import FirstKey
-from .auth.middleware import Door, is_loopback
+from .auth.bootstrap_key import BootstrapKey
+from .auth.middleware import AuthMiddleware, is_loopback
 from .auth.owner_key import FILE
 from .background import keep_running
 from .config import Config, ConfigError
@@ -42,10 +42,12 @@ class Controller:
         self._invocations = management.invocations
         self._listener = listener_of(config)
         self._loopback = is_loopback(self._listener.getsockname()[0])
-        self._first_key: FirstKey | None = None
+        self._first_key: BootstrapKey | None = None
         if self._loopback and not config.open:
-            self._first_key = FirstKey(core.state, management.audit, config.home / FILE)
-        self._door = Door(self._behind_door, core.view, management.audit, loopback=self._loopback, is_open=config.open)
+            self._first_key = BootstrapKey(core.state, management.audit, config.home / FILE)
+        self._door = AuthMiddleware(
+            self._behind_door, core.view, management.audit, loopback=self._loopback, is_open=config.open
+        )
         self._functions = Cors(core.view, self._door)  # outside: browsers ask without a key whether they may show one
         entrance = Entrance(self.asgi, refused=management.calls.refused, sample=self._traces is not None)
         self._server = server_of(config, entrance)

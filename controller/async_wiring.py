@@ -8,22 +8,22 @@ from dataclasses import dataclass
 
 import redis.asyncio as redis
 
-from .api.event_stream import Follower
+from .api.event_stream import EventStream
 from .api.history import History
 from .api.invocations import InvocationsApi
-from .async_invocations.cron_schedules import Schedules
-from .async_invocations.idempotency.middleware import Once
-from .async_invocations.idempotency.store import Keys
-from .async_invocations.middleware import Invocations
-from .async_invocations.presenter import Showing
-from .async_invocations.request_retention import Keeping
-from .async_invocations.retention import Sweeper
-from .async_invocations.runner import Runner
-from .async_invocations.store.invocations import Book
-from .async_invocations.store.payloads import Vault
-from .async_invocations.submit import Acceptance
-from .async_invocations.webhooks.delivery import Courier
-from .async_invocations.webhooks.http_client import Poster
+from .async_invocations.cron_schedules import CronScheduler
+from .async_invocations.idempotency.middleware import IdempotentCall
+from .async_invocations.idempotency.store import IdempotencyKeys
+from .async_invocations.middleware import AsyncMiddleware
+from .async_invocations.presenter import InvocationPresenter
+from .async_invocations.request_retention import RequestRetention
+from .async_invocations.retention import RetentionSweeper
+from .async_invocations.runner import InvocationRunner
+from .async_invocations.store.invocations import InvocationStore
+from .async_invocations.store.payloads import PayloadStore
+from .async_invocations.submit import AsyncSubmitter
+from .async_invocations.webhooks.delivery import WebhookDelivery
+from .async_invocations.webhooks.http_client import WebhookClient
 from .async_invocations.webhooks.secrets import WebhookSecrets
 from .auth.lookups import project_of
 from .background import Part
@@ -35,12 +35,12 @@ from .storage.object_store import ObjectStore
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InvocationParts:
-    layer: Invocations
+    layer: AsyncMiddleware
     api: InvocationsApi
     parts: tuple[Part, ...]
-    runner: Runner
-    keeping: Keeping
-    courier: Courier
+    runner: InvocationRunner
+    keeping: RequestRetention
+    courier: WebhookDelivery
 
     async def hand_back(self) -> None:
         """Before the last ledger rows are written: what runs here ends, and is queued for others."""
@@ -64,23 +64,23 @@ def assemble(
     *,
     fence: Callable[[], int],
 ) -> InvocationParts:
-    book, vault, claims = Book(client), Vault(store), Keys(client, store)
-    acceptance = Acceptance(book, vault, gateway.check)
-    showing = Showing(config.url, vault, history.trace)
-    courier = Courier(
+    book, vault, claims = InvocationStore(client), PayloadStore(store), IdempotencyKeys(client, store)
+    acceptance = AsyncSubmitter(book, vault, gateway.check)
+    showing = InvocationPresenter(config.url, vault, history.trace)
+    courier = WebhookDelivery(
         book,
-        Poster(config.webhook_allow),
+        WebhookClient(config.webhook_allow),
         webhook_secrets,
         showing.with_result,
         lambda function: project_of(view, function),
     )
-    runner = Runner(gateway_id, client, view, book, vault, courier, gateway, trace=history.trace)
-    keeping = Keeping(gateway, view, book, vault)
-    schedules = Schedules(client, view, acceptance, fence)
-    layer = Invocations(
+    runner = InvocationRunner(gateway_id, client, view, book, vault, courier, gateway, trace=history.trace)
+    keeping = RequestRetention(gateway, view, book, vault)
+    schedules = CronScheduler(client, view, acceptance, fence)
+    layer = AsyncMiddleware(
         gateway,
         acceptance,
-        Once(gateway, claims),
+        IdempotentCall(gateway, claims),
         keeping,
         book,
         vault,
@@ -89,12 +89,12 @@ def assemble(
         max_body_bytes=config.max_body_bytes,
         stopping=stopping,
     )
-    follower = Follower(client, book, showing, stopping)
+    follower = EventStream(client, book, showing, stopping)
     api = InvocationsApi(book, vault, showing, acceptance, webhook_secrets, schedules, follower, view, stopping)
     return InvocationParts(
         layer=layer,
         api=api,
-        parts=(book, runner, schedules, Sweeper(client, book, vault, claims, fence)),
+        parts=(book, runner, schedules, RetentionSweeper(client, book, vault, claims, fence)),
         runner=runner,
         keeping=keeping,
         courier=courier,

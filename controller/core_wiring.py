@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import redis.asyncio as redis
 
-from .auth.secret_encryption import Vault
-from .auth.secret_sealing import Sealer
+from .auth.secret_encryption import SecretCipher
+from .auth.secret_sealing import SecretSealer
 from .background import Part
 from .billing.budget_watch import BillingWatch
 from .billing.journal import Journal
@@ -70,13 +70,13 @@ class Core:
         self.journal.close()
 
 
-def build_core(config: Config, gateway_id: str, vault: Vault) -> Core:
+def build_core(config: Config, gateway_id: str, vault: SecretCipher) -> Core:
     view = View()
     client = connect(config.redis_url)
     state = State(client, view)
     journal = Journal(config.home / "journal", gateway_id)
     ledger = LedgerWriter(client, journal)
-    scheduler = Scheduler(gateway_id, Leading(client, view, state.writes), ledger, Sealer(view, vault))
+    scheduler = Scheduler(gateway_id, Leading(client, view, state.writes), ledger, SecretSealer(view, vault))
     learner = Learner(state, lambda: scheduler.fence)
     reporter = Reporter(state)
     billing = BillingWatch(client, view, unwritten=lambda: ledger.unwritten, fence=lambda: scheduler.fence)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .auth.secret_encryption import Vault, VaultClosed
+from .auth.secret_encryption import SecretCipher, SecretCipherError
 from .config import Config, ConfigError
 from .storage.object_store import ObjectStore
 
@@ -24,11 +24,11 @@ def open_store(where: str) -> ObjectStore:
     return FolderStore(Path(where))
 
 
-def open_vault(config: Config) -> Vault:
+def open_vault(config: Config) -> SecretCipher:
     """Errors: ConfigError."""
     try:
-        return Vault(config.home, config.master_key)
-    except VaultClosed as error:
+        return SecretCipher(config.home, config.master_key)
+    except SecretCipherError as error:
         raise ConfigError(f"{error.message}; {error.hint}") from error
 
 

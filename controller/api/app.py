@@ -28,7 +28,7 @@ from ..http.request_context import REQUEST
 from ..registry.checkpoints import Checkpoints
 from ..registry.registry import Registry
 from ..schemas.functions import SystemStatus
-from ..shell.service import Shells
+from ..shell.service import ShellService
 from ..state.records import VersionKey
 from ..state.redis_client import REDIS_DOWN
 from ..state.view import View
@@ -39,8 +39,8 @@ from .explain import invocation_plan
 from .functions import FunctionsApi, prediction_of
 from .history import History, no_trace
 from .invocations import InvocationsApi
-from .metrics import SeeingApi
-from .objects import StoreApi
+from .metrics import ObservabilityApi
+from .objects import ObjectsApi
 from .openapi.document import document
 from .versions import VersionsApi
 
@@ -50,7 +50,7 @@ LIMIT_MAX = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Services:
+class ApiServices:
     """What the handlers need; built by `app`."""
 
     url: str
@@ -65,15 +65,15 @@ class Services:
     checkpoints: Checkpoints
     history: History
     billing: BillingApi
-    seeing: SeeingApi
+    seeing: ObservabilityApi
     invocations: InvocationsApi
     access: AccessApi
-    shells: Shells
+    shells: ShellService
     stopping: asyncio.Event
 
 
-class Api:
-    def __init__(self, services: Services) -> None:
+class ManagementApi:
+    def __init__(self, services: ApiServices) -> None:
         self._services = services
         self._functions = FunctionsApi(
             url=services.url, view=services.view, registry=services.registry, history=services.history,
@@ -84,7 +84,7 @@ class Api:
                 Route("/healthz", self.healthz),
                 Route("/openapi.json", self.openapi),
                 Route("/api/v1/status", self.status),
-                *StoreApi(services.store, services.checkpoints).routes,
+                *ObjectsApi(services.store, services.checkpoints).routes,
                 *self._functions.routes,
                 *VersionsApi(services.view, services.registry).routes,
                 WebSocketRoute("/api/v1/functions/{name}/shell", services.shells),

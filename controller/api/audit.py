@@ -12,8 +12,8 @@ from fleetstart.runtime.contract.function.spec import FunctionSpec
 from ..async_invocations.webhooks.secrets import WebhookSecrets
 from ..auth.audit_log import AuditLog
 from ..auth.authorize import Caller
-from ..auth.deploy_policy import placed
-from ..auth.secret_encryption import Vault
+from ..auth.deploy_policy import apply_deploy_policy
+from ..auth.secret_encryption import SecretCipher
 from ..http.json_api import json_answer
 from ..state.sync import State
 from .keys import KeysApi
@@ -24,7 +24,7 @@ AUDIT_MAX = 10_000
 
 
 class AccessApi:
-    def __init__(self, state: State, audit: AuditLog, vault: Vault, webhook_secrets: WebhookSecrets) -> None:
+    def __init__(self, state: State, audit: AuditLog, vault: SecretCipher, webhook_secrets: WebhookSecrets) -> None:
         self._state = state
         self._audit = audit
         self.routes = [
@@ -40,8 +40,8 @@ class AccessApi:
         return json_answer(await self._audit.read(since_unix_ms, query.get("by", ""), min(limit, AUDIT_MAX)))
 
     def deployable(self, caller: Caller, spec: FunctionSpec) -> FunctionSpec:
-        """The spec as it may be deployed by this caller. Errors: those of `placed`."""
-        return placed(self._state.view, caller, spec)
+        """The spec as it may be deployed by this caller. Errors: those of `apply_deploy_policy`."""
+        return apply_deploy_policy(self._state.view, caller, spec)
 
 
 def _number(text: str | None, default: int) -> int:

@@ -15,9 +15,9 @@ import redis.asyncio as redis
 from fleetstart.runtime.contract.errors import Unavailable
 from fleetstart.runtime.contract.ids import InvocationId
 
-from ..async_invocations.presenter import Showing
+from ..async_invocations.presenter import InvocationPresenter
 from ..async_invocations.store.event_log import START, EventId, EventLog, EventsGone, check_reachable, parse_event_id
-from ..async_invocations.store.invocations import Book, Entry
+from ..async_invocations.store.invocations import InvocationStore, StoredInvocation
 from ..http.asgi import error_event
 from ..state.redis_client import REDIS_DOWN
 
@@ -25,14 +25,16 @@ KEEP_ALIVE_EVERY = 30
 """Empty looks between two comments that keep proxies from closing the connection: about 15 s."""
 
 
-class Follower:
-    def __init__(self, client: redis.Redis, book: Book, showing: Showing, stopping: asyncio.Event) -> None:
+class EventStream:
+    def __init__(
+        self, client: redis.Redis, book: InvocationStore, showing: InvocationPresenter, stopping: asyncio.Event
+    ) -> None:
         self._client = client
         self._book = book
         self._showing = showing
         self._stopping = stopping
 
-    async def begin(self, entry: Entry, last: str) -> EventId | None:
+    async def begin(self, entry: StoredInvocation, last: str) -> EventId | None:
         """After which event to go on; None if all were read. Errors: InvalidInput, EventsGone."""
         events = EventLog(self._client, entry.envelope.id)
         begin = parse_event_id(last) if last else START
@@ -68,11 +70,11 @@ class Follower:
                 Unavailable("Redis does not answer", hint="come back with Last-Event-ID", retry_after_s=1), invocation
             )
 
-    async def _end(self, entry: Entry, events: EventLog) -> bytes:
+    async def _end(self, entry: StoredInvocation, events: EventLog) -> bytes:
         data = msgspec.json.encode(self._showing.briefly(entry))
         return b"id: %s\nevent: invocation\ndata: %s\n\n" % (str(await self._end_of(entry, events)).encode(), data)
 
-    async def _end_of(self, entry: Entry, events: EventLog) -> EventId:
+    async def _end_of(self, entry: StoredInvocation, events: EventLog) -> EventId:
         """The id of the event that ends it: the one after the last of its last claim."""
         last = await events.last()
         if last is None or last.claim < entry.progress.claims:

@@ -18,7 +18,7 @@ from fleetstart.runtime.contract.node.orders import FINAL
 from fleetstart.runtime.contract.node.reports import FunctionLoad
 
 from ..async_invocations.cron_schedules import check_schedule
-from ..auth.request_context import about, caller_of
+from ..auth.request_context import caller_of, set_audit_object
 from ..http.json_api import flag_asked_for, json_answer, json_body, now_unix_ms, number_asked_for
 from ..planner.constraints import lack, wanted_by
 from ..registry.registry import Registry
@@ -69,7 +69,7 @@ class FunctionsApi:
             caller_of(request),
             await json_body(request, FunctionSpec, limit_bytes=2 * SPEC_MAX_BYTES, error=InvalidSpec),
         )
-        about(request, spec.name)
+        set_audit_object(request, spec.name)
         check_schedule(spec)
         record, created = await self._registry.deploy(
             spec,

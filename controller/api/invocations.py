@@ -16,24 +16,24 @@ from fleetstart.runtime.contract.errors import InvalidInput, NotFound
 from fleetstart.runtime.contract.ids import InvocationId, new_invocation_id
 
 from ..async_invocations import request_options as preferences
-from ..async_invocations.cron_schedules import Schedules, next_unix_s, schedule_id
+from ..async_invocations.cron_schedules import CronScheduler, next_unix_s, schedule_id
 from ..async_invocations.middleware import answer_ended
-from ..async_invocations.presenter import Showing
+from ..async_invocations.presenter import InvocationPresenter
 from ..async_invocations.store import lifecycle
 from ..async_invocations.store.event_log import EventId
-from ..async_invocations.store.invocations import Book, Entry, not_kept
-from ..async_invocations.store.payloads import Vault
-from ..async_invocations.submit import Acceptance
+from ..async_invocations.store.invocations import InvocationStore, StoredInvocation, not_kept
+from ..async_invocations.store.payloads import PayloadStore
+from ..async_invocations.submit import AsyncSubmitter
 from ..async_invocations.webhooks.secrets import WebhookSecrets
-from ..auth.authorize import no_project
-from ..auth.request_context import about, caller_of
+from ..auth.authorize import project_not_found
+from ..auth.request_context import caller_of, set_audit_object
 from ..http.asgi import Message
 from ..http.json_api import json_answer, json_body, now_unix_ms
 from ..schemas.invocations import InvocationInfo, ReplayTerms, ScheduleInfo, WebhookSecret
 from ..state.access_records import DEFAULT
 from ..state.invocation_records import ENDED, Progress
 from ..state.view import View
-from .event_stream import Follower
+from .event_stream import EventStream
 
 LIMIT = 50
 LIMIT_MAX = 1_000
@@ -44,13 +44,13 @@ SEARCHED = 10_000
 class InvocationsApi:
     def __init__(
         self,
-        book: Book,
-        vault: Vault,
-        showing: Showing,
-        acceptance: Acceptance,
+        book: InvocationStore,
+        vault: PayloadStore,
+        showing: InvocationPresenter,
+        acceptance: AsyncSubmitter,
         webhook_secrets: WebhookSecrets,
-        schedules: Schedules,
-        follower: Follower,
+        schedules: CronScheduler,
+        follower: EventStream,
         view: View,
         stopping: asyncio.Event,
     ) -> None:
@@ -111,7 +111,7 @@ class InvocationsApi:
             raise not_kept(invocation)
         return await self._showing.fully(entry)
 
-    async def _own(self, request: Request) -> Entry:
+    async def _own(self, request: Request) -> StoredInvocation:
         """Errors: NotFound, also for one of a function that the caller may not see."""
         entry = await self._book.require(_id(request))
         if not caller_of(request).sees(entry.envelope.function):
@@ -134,7 +134,7 @@ class InvocationsApi:
         headers = {"cache-control": "no-cache", "x-request-id": entry.envelope.id}
         return StreamingResponse(self._events(entry, begin), media_type="text/event-stream", headers=headers)
 
-    async def _events(self, entry: Entry, begin: EventId) -> AsyncIterator[bytes]:
+    async def _events(self, entry: StoredInvocation, begin: EventId) -> AsyncIterator[bytes]:
         async for block in self._follower.follow(entry.envelope.id, begin):
             yield block
 
@@ -143,7 +143,7 @@ class InvocationsApi:
     async def cancel(self, request: Request) -> Response:
         """It answers at once; one that runs ends a moment later, when its worker has let go of it."""
 
-        def change(entry: Entry) -> Progress:
+        def change(entry: StoredInvocation) -> Progress:
             return lifecycle.cancelling(entry.progress, entry.envelope, now_unix_ms())
 
         await self._own(request)
@@ -151,7 +151,7 @@ class InvocationsApi:
         return json_answer(self._showing.briefly(entry), status=200 if entry.progress.ended else 202)
 
     async def redrive(self, request: Request) -> Response:
-        def change(entry: Entry) -> Progress:
+        def change(entry: StoredInvocation) -> Progress:
             progress, envelope = entry.progress, entry.envelope
             if not progress.ended or progress.status == "succeeded" or envelope.origin == "sync":
                 raise InvalidInput(
@@ -165,7 +165,7 @@ class InvocationsApi:
         return json_answer(self._showing.briefly(await self._book.change(_id(request), change)))
 
     async def redeliver(self, request: Request) -> Response:
-        def change(entry: Entry) -> Progress:
+        def change(entry: StoredInvocation) -> Progress:
             if not entry.envelope.webhook or not entry.progress.ended:
                 what = "has no webhook" if not entry.envelope.webhook else f"is {entry.progress.status}"
                 raise InvalidInput(
@@ -206,14 +206,14 @@ class InvocationsApi:
 
     async def rotate(self, request: Request) -> Response:
         project = self._project(request)
-        about(request, project)
+        set_audit_object(request, project)
         return json_answer(WebhookSecret(project=project, secret=await self._webhook_secrets.rotate(project)))
 
     def _project(self, request: Request) -> str:
         """Errors: NotFound."""
         project = request.query_params.get("project") or DEFAULT
         if not self._view.access.has_project(project):
-            raise no_project(project, self._view.access.projects)
+            raise project_not_found(project, self._view.access.projects)
         return project
 
     async def schedules(self, request: Request) -> Response:
@@ -243,7 +243,7 @@ class InvocationsApi:
         return json_answer(shown)
 
 
-def _fits(entry: Entry, function: str, status: str, *, dead: bool) -> bool:
+def _fits(entry: StoredInvocation, function: str, status: str, *, dead: bool) -> bool:
     envelope, progress = entry.envelope, entry.progress
     return function in ("", envelope.function) and status in ("", progress.status) and (not dead or progress.dead)
 
@@ -256,7 +256,7 @@ def _retargeted(target: str, function: str, version: int | str | None) -> str:
     return f"/fn/{function}{named}{rest[end:]}"
 
 
-async def _collected(vault: Vault, entry: Entry) -> Response:
+async def _collected(vault: PayloadStore, entry: StoredInvocation) -> Response:
     """The kept answer, made by the very code that answers a call."""
     messages: list[Message] = []
 

@@ -13,8 +13,8 @@ from starlette.routing import Route
 from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.errors import InvalidInput, NotFound
 
-from ..auth.api_key import NewCredential, new_credential
-from ..auth.request_context import about, caller_of
+from ..auth.api_key import NewKeyText, new_key_text
+from ..auth.request_context import caller_of, set_audit_object
 from ..http.json_api import json_answer, json_body, now_unix_ms
 from ..schemas.access import KeyCreated, KeyInfo, NewKey, Rotation
 from ..state.access_records import FUNCTIONS_MAX, LOCAL, Credential, KeyRecord, check_name
@@ -49,9 +49,9 @@ class KeysApi:
 
     async def create(self, request: Request) -> Response:
         new = await json_body(request, NewKey)
-        about(request, new.name[:80])
+        set_audit_object(request, new.name[:80])
         now = now_unix_ms()
-        made = new_credential()
+        made = new_key_text()
         table = self._table
         record = _record(new, made, table, now, caller_of(request).name)
 
@@ -70,7 +70,7 @@ class KeysApi:
         if not 0 <= terms.grace_s <= GRACE_MAX_S:
             raise InvalidInput(f"a grace period has 0 s to {GRACE_MAX_S // 86_400} days, got {terms.grace_s:g} s")
         now = now_unix_ms()
-        made = new_credential()
+        made = new_key_text()
         record = await self._shelf.change(name, lambda known: _rotated(self._known(known, name), made, terms, now))
         assert record is not None
         return json_answer(KeyCreated(key=made.text, info=info(record, now)))
@@ -118,7 +118,7 @@ def info(record: KeyRecord, now: int, used_unix_ms: int = 0) -> KeyInfo:
     )
 
 
-def _record(new: NewKey, made: NewCredential, table: AccessTable, now: int, by: str) -> KeyRecord:
+def _record(new: NewKey, made: NewKeyText, table: AccessTable, now: int, by: str) -> KeyRecord:
     """Errors: InvalidInput."""
     check_name("key", new.name)
     if new.name == LOCAL:
@@ -158,7 +158,7 @@ def _record(new: NewKey, made: NewCredential, table: AccessTable, now: int, by: 
     return record
 
 
-def _rotated(record: KeyRecord, made: NewCredential, terms: Rotation, now: int) -> KeyRecord:
+def _rotated(record: KeyRecord, made: NewKeyText, terms: Rotation, now: int) -> KeyRecord:
     """A new text for as long as the last one was made for; the last one until the grace period is over."""
     if record.revoked_unix_ms:
         raise InvalidInput(f"key {record.name} was revoked", hint="make another: fs key create NAME")

@@ -49,7 +49,7 @@ CHUNK_ROWS = 500
 SPENT_FIELDS_AT_ONCE = 500
 
 
-class SeeingApi:
+class ObservabilityApi:
     """`extra` gives families that other parts count themselves."""
 
     def __init__(

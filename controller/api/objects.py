@@ -22,7 +22,7 @@ from ..storage.object_store import ObjectStore, Upload, check_checkpoint, check_
 BYTES = "application/octet-stream"
 
 
-class StoreApi:
+class ObjectsApi:
     def __init__(self, store: ObjectStore, checkpoints: Checkpoints) -> None:
         self._store = store
         self._checkpoints = checkpoints

@@ -10,8 +10,8 @@ from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.errors import InvalidInput
 
 from ..async_invocations.webhooks.secrets import WebhookSecrets
-from ..auth.authorize import no_project
-from ..auth.lookups import claims_of
+from ..auth.authorize import project_not_found
+from ..auth.lookups import demands_of
 from ..auth.request_context import caller_of
 from ..http.json_api import json_answer, json_body, now_unix_ms
 from ..schemas.access import ProjectInfo, ProjectTerms
@@ -65,7 +65,7 @@ class ProjectsApi:
         if name == DEFAULT:
             raise InvalidInput(f"project {DEFAULT} is where functions are that name none: it stays")
         if name not in table.projects:
-            raise no_project(name, table.projects)
+            raise project_not_found(name, table.projects)
         info = project_info(self._view, name)
         keys_of = [key.name for key in table.keys.values() if key.project == name and not key.revoked_unix_ms]
         for what, names, advice in (
@@ -85,7 +85,7 @@ class ProjectsApi:
 
 def project_info(view: View, name: str) -> ProjectInfo:
     record = view.access.projects.get(name)
-    claims = claims_of(view, name)
+    claims = demands_of(view, name)
     return ProjectInfo(
         name=name,
         quotas=record.quotas if record is not None else Quotas(),

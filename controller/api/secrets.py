@@ -16,10 +16,10 @@ from fleetstart.runtime.contract.node.orders import FINAL
 from fleetstart.runtime.contract.process.redaction import LEAST_CHARS
 
 from ..async_invocations.webhooks.secrets import WebhookSecrets
-from ..auth.authorize import Caller, no_project
-from ..auth.deploy_policy import SECRETS_MAX_BYTES, users_of
-from ..auth.request_context import about, caller_of
-from ..auth.secret_encryption import Vault
+from ..auth.authorize import Caller, project_not_found
+from ..auth.deploy_policy import SECRETS_MAX_BYTES, functions_using_secret
+from ..auth.request_context import caller_of, set_audit_object
+from ..auth.secret_encryption import SecretCipher
 from ..http.json_api import json_answer, json_body, now_unix_ms
 from ..schemas.access import Rekeyed, SecretInfo, SecretValue
 from ..state.access_records import SecretRecord, secret_field
@@ -34,7 +34,7 @@ SECRETS_MAX = 1000
 
 
 class SecretsApi:
-    def __init__(self, state: State, vault: Vault, webhook_secrets: WebhookSecrets) -> None:
+    def __init__(self, state: State, vault: SecretCipher, webhook_secrets: WebhookSecrets) -> None:
         self._view = state.view
         self._webhook_secrets = webhook_secrets
         self._vault = vault
@@ -100,7 +100,7 @@ class SecretsApi:
     async def rekey(self, request: Request) -> Response:
         """Under another master key; those before it are forgotten when nothing needs them any more."""
         master = self._vault.renew()
-        about(request, master)
+        set_audit_object(request, master)
         count = 0
         for field in list(self._view.access.secrets):
             await self._shelf.change(field, self._closed_anew)
@@ -125,11 +125,11 @@ class SecretsApi:
                 hint="use a key that was made without --function",
             )
         if not _may_see(caller, project) or not self._view.access.has_project(project):
-            raise no_project(project, [one for one in self._view.access.projects if _may_see(caller, one)])
+            raise project_not_found(project, [one for one in self._view.access.projects if _may_see(caller, one)])
         return project, name
 
     def _check_total(self, project: str, name: str, size_bytes: int) -> None:
-        for function in users_of(self._view, project, name):
+        for function in functions_using_secret(self._view, project, name):
             version = self._view.live(function)
             others = [one for one in version.spec.secrets if one != name] if version is not None else []
             found = [record for one in others if (record := self._view.access.secret(project, one)) is not None]
@@ -140,7 +140,7 @@ class SecretsApi:
                 )
 
     def _info(self, record: SecretRecord) -> SecretInfo:
-        used_by = users_of(self._view, record.project, record.name)
+        used_by = functions_using_secret(self._view, record.project, record.name)
         running = [one for one in self._view.statuses.values() if one.function in used_by and one.state not in FINAL]
         return SecretInfo(
             name=record.name,

@@ -28,7 +28,7 @@ from ..state.invocation_records import Envelope
 from ..state.redis_client import REDIS_DOWN
 from ..state.view import View
 from .request_options import QUEUE_S, TTL_S, fingerprint
-from .submit import Acceptance
+from .submit import AsyncSubmitter
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ class ScheduleMark(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 @dataclass(frozen=True, slots=True)
-class Due:
+class ScheduleCheck:
     """What a look at one function's schedule comes to."""
 
     mark: ScheduleMark
@@ -91,10 +91,10 @@ def _zone(timezone: str) -> tzinfo:
         ) from error
 
 
-def look(spec: FunctionSpec, mark: ScheduleMark | None, now_unix_s: int) -> Due:
+def check_due(spec: FunctionSpec, mark: ScheduleMark | None, now_unix_s: int) -> ScheduleCheck:
     """What is to be fired now. A schedule that is new, or another one than before, begins with its next moment."""
     if mark is None or (mark.schedule, mark.timezone) != (spec.schedule, spec.timezone):
-        return Due(ScheduleMark(schedule=spec.schedule, timezone=spec.timezone, looked_unix_s=now_unix_s))
+        return ScheduleCheck(ScheduleMark(schedule=spec.schedule, timezone=spec.timezone, looked_unix_s=now_unix_s))
     due: list[int] = []
     moment = mark.looked_unix_s
     for _ in range(LOOKED_BACK):
@@ -103,19 +103,19 @@ def look(spec: FunctionSpec, mark: ScheduleMark | None, now_unix_s: int) -> Due:
             break
         due.append(moment)
     if not due:
-        return Due(mark)
+        return ScheduleCheck(mark)
     seen = msgspec.structs.replace(mark, looked_unix_s=now_unix_s)
     if now_unix_s - due[-1] > LATE_S:
-        return Due(seen, missed=len(due))
-    return Due(msgspec.structs.replace(seen, last_unix_s=due[-1]), fire_unix_s=due[-1], missed=len(due) - 1)
+        return ScheduleCheck(seen, missed=len(due))
+    return ScheduleCheck(msgspec.structs.replace(seen, last_unix_s=due[-1]), fire_unix_s=due[-1], missed=len(due) - 1)
 
 
 def schedule_id(function: FunctionName, unix_s: int) -> InvocationId:
     return InvocationId(f"cron-{function}-{datetime.fromtimestamp(unix_s, UTC):%Y%m%dT%H%M%SZ}")
 
 
-class Schedules:
-    def __init__(self, client: redis.Redis, view: View, acceptance: Acceptance, fence: Callable[[], int]) -> None:
+class CronScheduler:
+    def __init__(self, client: redis.Redis, view: View, acceptance: AsyncSubmitter, fence: Callable[[], int]) -> None:
         self._client = client
         self._view = view
         self._acceptance = acceptance
@@ -146,7 +146,7 @@ class Schedules:
         specs = self.scheduled()
         for spec in specs:
             mark = marks.get(spec.name)
-            due = look(spec, mark, now_unix_s)
+            due = check_due(spec, mark, now_unix_s)
             if due.missed:
                 log.warning("moments of a schedule were missed", extra={"function": spec.name, "missed": due.missed})
             if due.fire_unix_s is not None:

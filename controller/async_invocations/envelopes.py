@@ -8,15 +8,15 @@ from fleetstart.runtime.contract.ids import InvocationId
 
 from ..http.asgi import Scope
 from ..http.invoke_url import parse_target
-from ..http.scope import INVOKER, Invoker
+from ..http.scope import CALLER_IDENTITY, CallerIdentity
 from ..state.invocation_records import Envelope, Origin
-from .request_options import Asked, fingerprint, kept_headers
+from .request_options import RequestOptions, fingerprint, kept_headers
 
 
-def invoker_of(scope: Scope) -> Invoker:
+def identity_of(scope: Scope) -> CallerIdentity:
     """Whose call it is, as the layer before ours says."""
-    invoker = scope.get(INVOKER)
-    return invoker if isinstance(invoker, Invoker) else Invoker()
+    invoker = scope.get(CALLER_IDENTITY)
+    return invoker if isinstance(invoker, CallerIdentity) else CallerIdentity()
 
 
 def target_of(scope: Scope) -> str:
@@ -26,14 +26,14 @@ def target_of(scope: Scope) -> str:
     return f"{path}?{query}" if query else path
 
 
-def mark_of(scope: Scope, body: bytes) -> str:
-    return fingerprint(invoker_of(scope).project, scope["method"], target_of(scope), body)
+def fingerprint_of(scope: Scope, body: bytes) -> str:
+    return fingerprint(identity_of(scope).project, scope["method"], target_of(scope), body)
 
 
 def envelope_of(
-    scope: Scope, invocation: InvocationId, body: bytes, asked: Asked, *, origin: Origin = "async"
+    scope: Scope, invocation: InvocationId, body: bytes, asked: RequestOptions, *, origin: Origin = "async"
 ) -> Envelope:
-    invoker = invoker_of(scope)
+    invoker = identity_of(scope)
     return Envelope(
         id=invocation,
         function=parse_target(scope["path"], scope.get("raw_path") or b"", b"").name,
@@ -41,7 +41,7 @@ def envelope_of(
         target=target_of(scope),
         headers=kept_headers(scope["headers"]),
         body_bytes=len(body),
-        fingerprint=mark_of(scope, body),
+        fingerprint=fingerprint_of(scope, body),
         accepted_unix_ms=time.time_ns() // 1_000_000,
         queue_s=asked.queue_s,
         ttl_s=asked.ttl_s,

@@ -19,14 +19,14 @@ from fleetstart.runtime.contract.errors import FleetError, StoreFailed
 from ..http.asgi import Receive, Scope, Send
 from ..state.invocation_records import Progress, Told
 from ..state.redis_client import REDIS_DOWN
-from .gateway_call import Capture, scope_of
-from .idempotency.response_recorder import replaying
-from .progress_split import told_in
+from .gateway_call import AnswerCapture, scope_of
+from .idempotency.response_recorder import replay_receive
+from .progress_split import progress_in
 from .store import lifecycle
 from .store.event_log import EventLog
-from .store.invocations import Book, Entry
-from .store.lifecycle import Outcome
-from .store.payloads import Vault
+from .store.invocations import InvocationStore, StoredInvocation
+from .store.lifecycle import RunOutcome
+from .store.payloads import PayloadStore
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +38,9 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 class Execution:
-    def __init__(self, entry: Entry, client: redis.Redis, book: Book, vault: Vault, gateway: App) -> None:
+    def __init__(
+        self, entry: StoredInvocation, client: redis.Redis, book: InvocationStore, vault: PayloadStore, gateway: App
+    ) -> None:
         self._entry = entry
         self._book = book
         self._vault = vault
@@ -63,30 +65,30 @@ class Execution:
 
     async def run(self) -> None:
         envelope, claim = self._entry.envelope, self._entry.progress.claims
-        capture = Capture(claim, self._gone, self._on_events)
+        capture = AnswerCapture(claim, self._gone, self._on_events)
         keeper = asyncio.get_running_loop().create_task(self._keep())
-        outcome: Outcome | None = None
+        outcome: RunOutcome | None = None
         try:
             kept = await self._vault.request(envelope.id)
             if kept is None:
-                outcome = Outcome(
+                outcome = RunOutcome(
                     error=FleetError(f"invocation {envelope.id}: its request is not in the store any more").info()
                 )
             else:
                 scope = scope_of(envelope, self._entry.progress.runs)
-                await self._gateway(scope, replaying(kept[1], self._gone), capture)
+                await self._gateway(scope, replay_receive(kept[1], self._gone), capture)
                 outcome = capture.outcome(envelope.function)
                 await self._write_last_events()
                 if outcome.answer is not None:
                     await self._vault.keep_answer(envelope.id, outcome.answer, bytes(capture.body))
         except StoreFailed as error:
-            outcome = Outcome(error=error.info())
+            outcome = RunOutcome(error=error.info())
         except asyncio.CancelledError:
             self._back = True
             raise
         except Exception as error:
             log.exception("an invocation failed in the gateway", extra={"invocation": envelope.id})
-            outcome = Outcome(error=FleetError(f"{type(error).__name__} in the gateway").info())
+            outcome = RunOutcome(error=FleetError(f"{type(error).__name__} in the gateway").info())
         finally:
             keeper.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -133,14 +135,14 @@ class Execution:
                 return False
             self._entry = now
 
-    async def _settle(self, outcome: Outcome | None) -> None:
+    async def _settle(self, outcome: RunOutcome | None) -> None:
         """Writes down what came of it, as often as it takes; without Redis nobody else can run it either."""
 
         def after(progress: Progress, now_unix_ms: int) -> Progress:
             if (self._back and (outcome is None or outcome.answer is None)) and not progress.cancelling:
                 return lifecycle.handed_back(progress, now_unix_ms)
             last = lifecycle.renewed(progress, now_unix_ms, self._told)
-            return lifecycle.ended(last, self._entry.envelope, outcome or Outcome(), now_unix_ms)
+            return lifecycle.ended(last, self._entry.envelope, outcome or RunOutcome(), now_unix_ms)
 
         while True:
             try:
@@ -161,7 +163,7 @@ class Execution:
 
     async def _on_events(self, events: list[bytes]) -> None:
         """A Redis that is away delays them; all but progress is in the answer in any case."""
-        self._told = told_in(events, time.time_ns() // 1_000_000) or self._told
+        self._told = progress_in(events, time.time_ns() // 1_000_000) or self._told
         self._unwritten += events
         with contextlib.suppress(*REDIS_DOWN):
             await self._write_events()

@@ -19,9 +19,9 @@ from ..http.asgi import Message, RawHeaders, Scope
 from ..http.headers import response_headers
 from ..http.scope import PROGRESS
 from ..state.invocation_records import Answer, Envelope, run_id
-from .progress_split import Apart
-from .store.event_log import Splitter, error_of, without_id
-from .store.lifecycle import Outcome
+from .progress_split import ProgressSplitter
+from .store.event_log import EventSplitter, error_of, without_id
+from .store.lifecycle import RunOutcome
 from .store.payloads import ANSWER_MAX_BYTES
 
 ERROR_MAX_BYTES = 64 * 1024
@@ -60,7 +60,7 @@ def scope_of(envelope: Envelope, run: int) -> Scope:
     }
 
 
-class Capture:
+class AnswerCapture:
     """An ASGI `send` that keeps the answer; `on_events` is told of the events of a stream, as they come."""
 
     def __init__(self, claim: int, gone: asyncio.Event, on_events: Callable[[list[bytes]], Awaitable[None]]) -> None:
@@ -69,8 +69,8 @@ class Capture:
         self._on_events = on_events
         self._status = 0
         self._headers: RawHeaders = []
-        self._splitter: Splitter | None = None
-        self._apart: Apart | None = None
+        self._splitter: EventSplitter | None = None
+        self._apart: ProgressSplitter | None = None
         self._whole = False
         self._too_large = False
         self._bill: dict[str, object] = {}
@@ -82,8 +82,8 @@ class Capture:
             self._status = message["status"]
             self._headers = list(message.get("headers", ()))
             if self._header(b"content-type").startswith("text/event-stream"):
-                self._splitter = Splitter()
-                self._apart = Apart() if self._header(PROGRESS_HEADER.encode()) else None
+                self._splitter = EventSplitter()
+                self._apart = ProgressSplitter() if self._header(PROGRESS_HEADER.encode()) else None
             return
         piece = message.get("body", b"")
         if self._too_large:
@@ -122,21 +122,21 @@ class Capture:
     def _header(self, name: bytes) -> str:
         return next((value.decode("latin-1") for key, value in self._headers if key == name), "")
 
-    def outcome(self, function: str) -> Outcome:
+    def outcome(self, function: str) -> RunOutcome:
         """What came of it; nothing at all if it was cancelled."""
         if self._too_large:
             limit = TooLarge(
                 f"function {function}: its answer has more than the {ANSWER_MAX_BYTES:,} bytes that are kept",
                 hint="answer with a reference to the data instead, or call it without Prefer: respond-async",
             )
-            return Outcome(error=limit.info())
+            return RunOutcome(error=limit.info())
         if not self._status:
-            return Outcome()
+            return RunOutcome()
         if not self._whole:
-            return Outcome(error=WorkerLost(f"function {function}: its worker was lost in mid-answer").info())
+            return RunOutcome(error=WorkerLost(f"function {function}: its worker was lost in mid-answer").info())
         if self._apart is not None and self._apart.head is not None:
             self._become(self._apart.head)
-        return Outcome(answer=self._answer(), error=self._error())
+        return RunOutcome(answer=self._answer(), error=self._error())
 
     def _become(self, head: AnswerHead) -> None:
         """What came in events is kept as what it would have been by itself."""

@@ -21,30 +21,30 @@ from ..http.request_body import ClientGone, header, read_body, refuse_unread
 from ..schemas.invocations import InvocationInfo
 from ..state.redis_client import REDIS_DOWN
 from . import request_options as preferences
-from .envelopes import envelope_of, invoker_of, mark_of
-from .idempotency.middleware import Once
+from .envelopes import envelope_of, fingerprint_of, identity_of
+from .idempotency.middleware import IdempotentCall
 from .idempotency.response_recorder import send_answer
-from .request_options import Asked
-from .request_retention import Keeping
-from .store.invocations import Book, Entry
-from .store.payloads import REQUEST_MAX_BYTES, Vault
-from .submit import Acceptance
+from .request_options import RequestOptions
+from .request_retention import RequestRetention
+from .store.invocations import InvocationStore, StoredInvocation
+from .store.payloads import REQUEST_MAX_BYTES, PayloadStore
+from .submit import AsyncSubmitter
 
 BODY_S = 60.0
 """How long the body of a call that is kept may take to arrive."""
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
-class Invocations:
+class AsyncMiddleware:
     def __init__(
         self,
         gateway: App,
-        acceptance: Acceptance,
-        once: Once,
-        keeping: Keeping,
-        book: Book,
-        vault: Vault,
-        info: Callable[[Entry], InvocationInfo],
+        acceptance: AsyncSubmitter,
+        once: IdempotentCall,
+        keeping: RequestRetention,
+        book: InvocationStore,
+        vault: PayloadStore,
+        info: Callable[[StoredInvocation], InvocationInfo],
         *,
         allowed: Sequence[Network],
         max_body_bytes: int,
@@ -64,7 +64,7 @@ class Invocations:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._gateway(scope, receive, send)
-        elif preferences.watched(scope["headers"]):
+        elif preferences.has_options(scope["headers"]):
             await self._asking(scope, receive, send)
         elif self._keeping.functions and self._keeping.wanted(scope["path"]):
             await self._keeping.run(scope, receive, send)
@@ -74,7 +74,7 @@ class Invocations:
     async def _asking(self, scope: Scope, receive: Receive, send: Send) -> None:
         request_id = sane_request_id(header(scope, b"x-request-id")) or new_invocation_id()
         try:
-            asked = preferences.read_asked(scope["headers"], self._allowed)
+            asked = preferences.read_options(scope["headers"], self._allowed)
             if not asked.nothing:
                 limit_bytes = min(self._max_body_bytes, REQUEST_MAX_BYTES) if asked.respond_async else None
                 async with asyncio.timeout(BODY_S):
@@ -103,9 +103,11 @@ class Invocations:
             gone = Unavailable("Redis does not answer, so nothing can be kept", retry_after_s=1)
             await respond_error(send, gone, request_id)
 
-    async def _keyed(self, scope: Scope, send: Send, asked: Asked, request_id: InvocationId, body: bytes) -> None:
-        invoker = invoker_of(scope)
-        mark = mark_of(scope, body)
+    async def _keyed(
+        self, scope: Scope, send: Send, asked: RequestOptions, request_id: InvocationId, body: bytes
+    ) -> None:
+        invoker = identity_of(scope)
+        mark = fingerprint_of(scope, body)
 
         async def accept(invocation: InvocationId) -> InvocationId:
             return (await self._acceptance.accept(envelope_of(scope, invocation, body, asked), body)).id
@@ -148,7 +150,7 @@ class Invocations:
         await send({"type": "http.response.body", "body": info, "more_body": False})
 
 
-async def answer_ended(send: Send, vault: Vault, entry: Entry, extra: RawHeaders) -> None:
+async def answer_ended(send: Send, vault: PayloadStore, entry: StoredInvocation, extra: RawHeaders) -> None:
     """What the function answered, or else the error that ended it. Errors: StoreFailed."""
     progress = entry.progress
     kept = await vault.answer(entry.envelope.id, progress.answer.claim) if progress.answer is not None else None
@@ -158,16 +160,16 @@ async def answer_ended(send: Send, vault: Vault, entry: Entry, extra: RawHeaders
     await respond_error(send, error_of_end(entry), "", extra)
 
 
-class Ended(Refused):
+class NotAnswered(Refused):
     """It ended before it was answered: cancelled, or not run in time."""
 
     code = "not_answered"
     status = 410
 
 
-def error_of_end(entry: Entry) -> FleetError:
+def error_of_end(entry: StoredInvocation) -> FleetError:
     progress = entry.progress
     if progress.error is not None and progress.status == "failed":
         return error_from(progress.error)
     message = progress.error.message if progress.error is not None else "it was cancelled before it was answered"
-    return Ended(f"invocation {entry.envelope.id} {progress.status}: {message}")
+    return NotAnswered(f"invocation {entry.envelope.id} {progress.status}: {message}")

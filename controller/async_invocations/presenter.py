@@ -13,17 +13,19 @@ from fleetstart.runtime.contract.ids import InvocationId
 from ..schemas.invocations import RESULT_INLINE_BYTES, InvocationInfo
 from ..state.invocation_records import run_id
 from .store import lifecycle
-from .store.invocations import Entry
-from .store.payloads import Vault
+from .store.invocations import StoredInvocation
+from .store.payloads import PayloadStore
 
 
-class Showing:
-    def __init__(self, url: str, vault: Vault, trace: Callable[[InvocationId], Awaitable[InvocationTrace]]) -> None:
+class InvocationPresenter:
+    def __init__(
+        self, url: str, vault: PayloadStore, trace: Callable[[InvocationId], Awaitable[InvocationTrace]]
+    ) -> None:
         self._url = url
         self._vault = vault
         self._trace = trace
 
-    def briefly(self, entry: Entry) -> InvocationInfo:
+    def briefly(self, entry: StoredInvocation) -> InvocationInfo:
         envelope, progress = entry.envelope, entry.progress
         at = f"{self._url}/api/v1/invocations/{envelope.id}"
         answer = progress.answer
@@ -60,13 +62,13 @@ class Showing:
             progress=progress.told,
         )
 
-    async def with_result(self, entry: Entry) -> InvocationInfo:
+    async def with_result(self, entry: StoredInvocation) -> InvocationInfo:
         """As webhooks carry it."""
         info = self.briefly(entry)
         result = await self._result(entry)
         return msgspec.structs.replace(info, result=result) if result is not None else info
 
-    async def fully(self, entry: Entry) -> InvocationInfo:
+    async def fully(self, entry: StoredInvocation) -> InvocationInfo:
         info = await self.with_result(entry)
         try:
             trace = await self._trace(run_id(entry.envelope.id, entry.progress.runs))
@@ -81,7 +83,7 @@ class Showing:
             events=trace.events,
         )
 
-    async def _result(self, entry: Entry) -> msgspec.Raw | None:
+    async def _result(self, entry: StoredInvocation) -> msgspec.Raw | None:
         """The answer, if it is small JSON; a store that does not have it leaves the link to say so."""
         answer = entry.progress.answer
         if answer is None or answer.body_bytes > RESULT_INLINE_BYTES:

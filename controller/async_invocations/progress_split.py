@@ -19,7 +19,7 @@ from .store.event_log import error_of, without_id
 _PROGRESS = b"event: progress\n"
 
 
-class Apart:
+class ProgressSplitter:
     def __init__(self) -> None:
         self.head: AnswerHead | None = None
         """Of the answer, unless that is a stream."""
@@ -49,12 +49,12 @@ class Apart:
         return shown, bytes(body)
 
 
-def told_in(events: list[bytes], now_unix_ms: int) -> Told | None:
+def progress_in(events: list[bytes], now_unix_ms: int) -> Told | None:
     """The last progress among them."""
     for event in reversed(events):
         if event.startswith(_PROGRESS):
             try:
-                said = msgspec.json.decode(_data(event), type=_Said)
+                said = msgspec.json.decode(_data(event), type=_ProgressEvent)
             except (msgspec.DecodeError, UnicodeDecodeError):
                 continue  # a handler's own event of that name
             if 0 <= said.fraction <= 1:
@@ -62,7 +62,7 @@ def told_in(events: list[bytes], now_unix_ms: int) -> Told | None:
     return None
 
 
-class _Said(msgspec.Struct, frozen=True):
+class _ProgressEvent(msgspec.Struct, frozen=True):
     fraction: float
     message: str = ""
 

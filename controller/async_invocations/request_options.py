@@ -38,7 +38,7 @@ _SECRETS = frozenset(("authorization", "proxy-authorization", "cookie"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class RequestOptions:
     respond_async: bool = False
     wait_s: int = 0
     key: str = ""
@@ -51,7 +51,7 @@ class Asked:
         return not self.respond_async and not self.key
 
 
-def watched(headers: RawHeaders) -> bool:
+def has_options(headers: RawHeaders) -> bool:
     """Whether the call may ask for anything; all that a plain call pays."""
     for name, _ in headers:  # noqa: SIM110 - a generator would take three times as long
         if name in WATCHED:
@@ -59,7 +59,7 @@ def watched(headers: RawHeaders) -> bool:
     return False
 
 
-def read_asked(headers: RawHeaders, allowed: Sequence[Network]) -> Asked:
+def read_options(headers: RawHeaders, allowed: Sequence[Network]) -> RequestOptions:
     """Errors: InvalidInput, WebhookRefused."""
     found = {name: value.decode("latin-1") for name, value in headers}
     prefer = ",".join(value.decode("latin-1") for name, value in headers if name == b"prefer")
@@ -69,7 +69,7 @@ def read_asked(headers: RawHeaders, allowed: Sequence[Network]) -> Asked:
         raise InvalidInput("Fs-Webhook is for async calls", hint="send Prefer: respond-async with it")
     if webhook:
         check_url(webhook, allowed)
-    return Asked(
+    return RequestOptions(
         respond_async=respond_async,
         wait_s=wait_s,
         key=check_key(found[b"idempotency-key"]) if b"idempotency-key" in found else "",

@@ -22,12 +22,12 @@ from ..state.invocation_records import Envelope
 from ..state.redis_client import REDIS_DOWN
 from ..state.view import View
 from .envelopes import envelope_of
-from .idempotency.response_recorder import Recorder
-from .request_options import Asked
+from .idempotency.response_recorder import ResponseRecorder
+from .request_options import RequestOptions
 from .store import lifecycle
-from .store.invocations import Book
-from .store.lifecycle import Outcome
-from .store.payloads import REQUEST_MAX_BYTES, Vault
+from .store.invocations import InvocationStore
+from .store.lifecycle import RunOutcome
+from .store.payloads import REQUEST_MAX_BYTES, PayloadStore
 
 log = logging.getLogger(__name__)
 
@@ -38,8 +38,8 @@ WRITING_MAX = 64
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
-class Keeping:
-    def __init__(self, gateway: App, view: View, book: Book, vault: Vault) -> None:
+class RequestRetention:
+    def __init__(self, gateway: App, view: View, book: InvocationStore, vault: PayloadStore) -> None:
         self._gateway = gateway
         self._view = view
         self._book = book
@@ -74,19 +74,21 @@ class Keeping:
                 body.extend(message.get("body", b""))
             return message
 
-        recorder = Recorder(send, ANSWER_BYTES, _nothing)
+        recorder = ResponseRecorder(send, ANSWER_BYTES, _nothing)
         headers = [(name, value) for name, value in scope["headers"] if name != b"x-request-id"]
         headers.append((b"x-request-id", request_id.encode()))
         await self._gateway({**scope, "headers": headers}, listening, recorder)
         if recorder.ran and recorder.whole and not recorder.too_large and len(body) <= REQUEST_MAX_BYTES:
-            envelope = envelope_of(scope, request_id, bytes(body), Asked(), origin="sync")
+            envelope = envelope_of(scope, request_id, bytes(body), RequestOptions(), origin="sync")
             task = asyncio.get_running_loop().create_task(self._write(envelope, bytes(body), recorder))
             self._writing.add(task)
             task.add_done_callback(self._writing.discard)
 
-    async def _write(self, envelope: Envelope, body: bytes, recorder: Recorder) -> None:
+    async def _write(self, envelope: Envelope, body: bytes, recorder: ResponseRecorder) -> None:
         now_unix_ms = time.time_ns() // 1_000_000
-        ended = lifecycle.ended(lifecycle.accepted(envelope), envelope, Outcome(answer=recorder.answer()), now_unix_ms)
+        ended = lifecycle.ended(
+            lifecycle.accepted(envelope), envelope, RunOutcome(answer=recorder.answer()), now_unix_ms
+        )
         try:
             kept = await self._vault.keep_request(envelope, body)
             if kept is envelope and ended.answer is not None:

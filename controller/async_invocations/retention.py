@@ -22,11 +22,11 @@ from fleetstart.runtime.contract.ids import InvocationId
 
 from ..state.invocation_records import Envelope, Progress
 from ..state.redis_client import REDIS_DOWN
-from .idempotency.store import Keys
+from .idempotency.store import IdempotencyKeys
 from .store import lifecycle
-from .store.invocations import Book
-from .store.lifecycle import Outcome
-from .store.payloads import REQUEST, Vault
+from .store.invocations import InvocationStore
+from .store.lifecycle import RunOutcome
+from .store.payloads import REQUEST, PayloadStore
 
 log = logging.getLogger(__name__)
 
@@ -38,8 +38,15 @@ COMPARE_EVERY_S = 600.0
 """How often the store is compared with Redis although that has not been restarted: for what a kill left half done."""
 
 
-class Sweeper:
-    def __init__(self, client: redis.Redis, book: Book, vault: Vault, claims: Keys, fence: Callable[[], int]) -> None:
+class RetentionSweeper:
+    def __init__(
+        self,
+        client: redis.Redis,
+        book: InvocationStore,
+        vault: PayloadStore,
+        claims: IdempotencyKeys,
+        fence: Callable[[], int],
+    ) -> None:
         self._client = client
         self._book = book
         self._vault = vault
@@ -127,7 +134,7 @@ class Sweeper:
             claim = max(claims)
             kept = await self._vault.answer(envelope.id, claim)
             answered = msgspec.structs.replace(progress, claims=claim)
-            outcome = Outcome(answer=kept[0] if kept is not None else None)
+            outcome = RunOutcome(answer=kept[0] if kept is not None else None)
             progress = lifecycle.ended(answered, envelope, outcome, objects[f"answer-{claim}"])
         elif envelope.origin == "sync":
             return None

@@ -27,9 +27,9 @@ from ..state.redis_client import REDIS_DOWN
 from ..state.view import View
 from .execution import Execution
 from .store import lifecycle
-from .store.invocations import Book, Entry
-from .store.payloads import Vault
-from .webhooks.delivery import Courier
+from .store.invocations import InvocationStore, StoredInvocation
+from .store.payloads import PayloadStore
+from .webhooks.delivery import WebhookDelivery
 
 log = logging.getLogger(__name__)
 
@@ -45,15 +45,15 @@ PER_FUNCTION_MAX = 32
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
-class Runner:
+class InvocationRunner:
     def __init__(
         self,
         gateway_id: str,
         client: redis.Redis,
         view: View,
-        book: Book,
-        vault: Vault,
-        courier: Courier,
+        book: InvocationStore,
+        vault: PayloadStore,
+        courier: WebhookDelivery,
         gateway: App,
         *,
         trace: Callable[[InvocationId], Awaitable[InvocationTrace]],
@@ -150,7 +150,7 @@ class Runner:
 
     # ── one invocation ─────────────────────────────────────────────────────────────────────────────
 
-    async def _step(self, entry: Entry) -> None:
+    async def _step(self, entry: StoredInvocation) -> None:
         now_unix_ms = time.time_ns() // 1_000_000
         progress, envelope = entry.progress, entry.envelope
         try:
@@ -161,7 +161,7 @@ class Runner:
                     expired = lifecycle.expired(progress, envelope, now_unix_ms)
                     await self._book.write(entry, expired, tell="expired")
                 case "cancel":
-                    cancelled = lifecycle.ended(progress, envelope, lifecycle.Outcome(), now_unix_ms)
+                    cancelled = lifecycle.ended(progress, envelope, lifecycle.RunOutcome(), now_unix_ms)
                     await self._book.write(entry, cancelled, tell="cancelled")
                 case "deliver":
                     await self._courier.deliver(entry)
@@ -174,7 +174,7 @@ class Runner:
         except Exception:
             log.exception("an invocation could not be carried on", extra={"invocation": envelope.id})
 
-    async def _execute(self, entry: Entry) -> None:
+    async def _execute(self, entry: StoredInvocation) -> None:
         now_unix_ms = time.time_ns() // 1_000_000
         fresh_run = entry.progress.status == "running" and await self._is_closed(entry)
         claimed = lifecycle.claimed(entry.progress, self._id, now_unix_ms, fresh_run=fresh_run)
@@ -188,7 +188,7 @@ class Runner:
         finally:
             del self._executions[mine.envelope.id]
 
-    async def _is_closed(self, entry: Entry) -> bool:
+    async def _is_closed(self, entry: StoredInvocation) -> bool:
         """Whether the run that a dead gateway had is in the ledger as one that came to nothing."""
         try:
             trace = await self._trace(run_id(entry.envelope.id, entry.progress.runs))

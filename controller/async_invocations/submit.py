@@ -13,31 +13,31 @@ from ..http.invoke_url import Target, parse_target
 from ..state.invocation_records import Envelope
 from ..state.redis_client import REDIS_DOWN
 from .store import lifecycle
-from .store.invocations import Book
-from .store.payloads import HEAD_MAX_BYTES, REQUEST_MAX_BYTES, Vault
+from .store.invocations import InvocationStore
+from .store.payloads import HEAD_MAX_BYTES, REQUEST_MAX_BYTES, PayloadStore
 
 Check = Callable[[Target, str, int], Awaitable[None]]
 """Whether a call of that target, request id and size would be served at all; raises what the caller would be told."""
 
 
-class IdTaken(Refused):
+class RequestIdTaken(Refused):
     """Another call has that request id."""
 
     code = "request_id_taken"
     status = 409
 
 
-class Acceptance:
-    def __init__(self, book: Book, vault: Vault, check: Check) -> None:
+class AsyncSubmitter:
+    def __init__(self, book: InvocationStore, vault: PayloadStore, check: Check) -> None:
         self._book = book
         self._vault = vault
         self._check = check
 
     async def accept(self, envelope: Envelope, body: bytes) -> Envelope:
-        """The envelope that is kept now: this one, or that of the same call which was accepted before.
+        """Stores the call and returns the stored envelope: this one, or that of the same call accepted before.
 
-        Errors: NotFound and whatever else the gateway would refuse it with; TooLarge, IdTaken, QueueFull, StoreFailed,
-        Unavailable while Redis is away.
+        Errors: those of the gateway's admission (NotFound, ...), TooLarge, RequestIdTaken, QueueFull, StoreFailed;
+        Unavailable while Redis does not answer.
         """
         path, _, query = envelope.target.partition("?")
         await self._check(
@@ -54,7 +54,7 @@ class Acceptance:
         except REDIS_DOWN as error:
             raise Unavailable("Redis does not answer, so nothing can be accepted", retry_after_s=1) from error
         if kept.fingerprint != envelope.fingerprint:
-            raise IdTaken(
+            raise RequestIdTaken(
                 f"invocation {envelope.id} is another call already",
                 hint="leave X-Request-Id out, or give each call its own",
             )

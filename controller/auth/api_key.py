@@ -28,44 +28,44 @@ _BASE62 = digits + ascii_letters
 _TEXT = re.compile(rf"fs_([0-9a-z]{{{ID_CHARS}}})_([0-9A-Za-z]{{{SECRET_CHARS}}})[0-9A-Za-z]{{{CHECKSUM_CHARS}}}")
 
 
-class Malformed(ValueError):
+class MalformedKey(ValueError):
     """No key; the message says why, and nothing of the text."""
 
 
-class Shown(NamedTuple):
+class ParsedKey(NamedTuple):
     """What a caller showed: which key it claims to be, and the hash that proves it."""
 
     id: str
     sha256: str
 
 
-class NewCredential(NamedTuple):
+class NewKeyText(NamedTuple):
     text: str
     """Shown once, stored nowhere."""
     id: str
     sha256: str
 
 
-def new_credential() -> NewCredential:
+def new_key_text() -> NewKeyText:
     id = "".join(secrets.choice(digits + ascii_lowercase) for _ in range(ID_CHARS))
     secret = "".join(secrets.choice(_BASE62) for _ in range(SECRET_CHARS))
     text = f"{PREFIX}{id}_{secret}"
-    return NewCredential(text + checksum(text), id, _hash(secret))
+    return NewKeyText(text + key_checksum(text), id, _hash(secret))
 
 
-def parse(text: str) -> Shown:
-    """Errors: Malformed."""
+def parse_key(text: str) -> ParsedKey:
+    """Errors: MalformedKey."""
     if not text.startswith(PREFIX):
-        raise Malformed(f"a key begins with {PREFIX}")
+        raise MalformedKey(f"a key begins with {PREFIX}")
     if len(text) != TEXT_CHARS:
-        raise Malformed(f"a key has {TEXT_CHARS} characters, this has {len(text)}")
+        raise MalformedKey(f"a key has {TEXT_CHARS} characters, this has {len(text)}")
     match = _TEXT.fullmatch(text)
-    if match is None or checksum(text[:-CHECKSUM_CHARS]) != text[-CHECKSUM_CHARS:]:
-        raise Malformed("its checksum does not fit: a character was changed or lost on its way")
-    return Shown(match[1], _hash(match[2]))
+    if match is None or key_checksum(text[:-CHECKSUM_CHARS]) != text[-CHECKSUM_CHARS:]:
+        raise MalformedKey("its checksum does not fit: a character was changed or lost on its way")
+    return ParsedKey(match[1], _hash(match[2]))
 
 
-def checksum(text: str) -> str:
+def key_checksum(text: str) -> str:
     number, out = zlib.crc32(text.encode()), ""
     for _ in range(CHECKSUM_CHARS):
         number, digit = divmod(number, 62)

@@ -1,8 +1,8 @@
-"""The audit log: who did what to what, when, from where, and what came of it. Refusals, too.
+"""The audit log: caller, action, object, time, address and result of each change, and of each rejected request.
 
-A change is written down before its answer goes out: who has an answer has a line. Refusals are many where somebody
-tries, so they are counted, and each kind of them is written once in a while (`Refusals`). The log is a stream in Redis;
-what grows beyond `STREAM_ROWS` goes to the object store, in objects that are read again from there (`archive`).
+A change is written before its response goes out, so a response implies a row. Rejections are many under attack, so they
+are counted and sampled (`RejectionSampler`). The log is a stream in Redis; rows beyond `STREAM_ROWS` move to the object
+store (`archive`) and are read from there.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ FOLDER = "audit/"
 USED_EVERY_S = 5.0
 
 
-class Refused(NamedTuple):
+class RejectedRequest(NamedTuple):
     by: str
     address: str
     verb: str
@@ -51,14 +51,14 @@ class Refused(NamedTuple):
     code: str
 
 
-class Refusals:
+class RejectionSampler:
     """Which refusals are worth a line now. Pure: values and the time in, lines out."""
 
     def __init__(self) -> None:
         self._seen: OrderedDict[tuple[str, str, str, str], tuple[int, int]] = OrderedDict()
         """→ (when it was last written, how many since)."""
 
-    def note(self, refused: Refused, now_unix_ms: int) -> AuditEvent | None:
+    def note(self, refused: RejectedRequest, now_unix_ms: int) -> AuditEvent | None:
         key = (refused.by, refused.address, refused.verb, refused.code)
         last_unix_ms, more = self._seen.pop(key, (0, 0))
         if now_unix_ms - last_unix_ms < REFUSALS_EVERY_MS:
@@ -85,7 +85,7 @@ class AuditLog:
         self._client = client
         self._store = store
         self._fence = fence
-        self._refusals = Refusals()
+        self._refusals = RejectionSampler()
         self._waiting: list[AuditEvent] = []
         self._used: dict[str, int] = {}
         self._arrived = asyncio.Event()
@@ -94,7 +94,7 @@ class AuditLog:
         """Errors: REDIS_DOWN."""
         await self._client.xadd(keys.AUDIT, {"event": msgspec.json.encode(event)})
 
-    def refused(self, refused: Refused) -> None:
+    def refused(self, refused: RejectedRequest) -> None:
         event = self._refusals.note(refused, time.time_ns() // 1_000_000)
         if event is not None and len(self._waiting) < WAITING_MAX:
             self._waiting.append(event)

@@ -15,17 +15,17 @@ from fleetstart.runtime.contract.errors import Forbidden, NotFound, Unauthorized
 
 from ..state.access_records import LOCAL, KeyRecord, Right
 from ..state.access_table import AccessTable
-from .api_key import PREFIX, Malformed, Shown, parse
+from .api_key import PREFIX, MalformedKey, ParsedKey, parse_key
 
 HEADER_MAX_BYTES = 1024
 """Whatever is longer holds no key, and is not looked at."""
 _NOBODY = "0" * 64
 """Compared with if the id is unknown, so that this takes as long."""
-HOW = (
+KEY_HINT = (
     "send `Authorization: Bearer fs_...`, or set FS_KEY for `fs`; who ran `fs up` has a key in FS_HOME/key "
     "(~/.fleetstart/key), and `fs key recover` makes another if it is lost"
 )
-Project = Callable[[str], str | None]
+ProjectLookup = Callable[[str], str | None]
 """The project of a function; None if there is no such function."""
 
 
@@ -36,7 +36,7 @@ class Caller:
     name: str
     key: KeyRecord | None
     """None: local, and may everything."""
-    project_of: Project
+    project_of: ProjectLookup
 
     @property
     def limited(self) -> bool:
@@ -82,17 +82,17 @@ class Caller:
             )
 
 
-def no_project(project: str, known: Iterable[str]) -> NotFound:
+def project_not_found(project: str, known: Iterable[str]) -> NotFound:
     near = get_close_matches(project[:80], known, n=1)
     hint = f"did you mean {near[0]}?" if near else "`fs project ls` lists what there is"
     return NotFound(f"project {project[:80]} does not exist", hint=hint)
 
 
-def local(project_of: Project) -> Caller:
+def local_caller(project_of: ProjectLookup) -> Caller:
     return Caller(name=LOCAL, key=None, project_of=project_of)
 
 
-def shown_in(authorization: bytes | None, own: bytes | None) -> str | None:
+def key_in_headers(authorization: bytes | None, own: bytes | None) -> str | None:
     """The key's text in an `Authorization` or `Fs-Key` header; None if there is none.
 
     Nothing that a browser sends by itself counts, neither Basic nor a cookie: functions' own pages come from here, too.
@@ -105,7 +105,7 @@ def shown_in(authorization: bytes | None, own: bytes | None) -> str | None:
     return value.strip() if kind.lower() == "bearer" else None
 
 
-def is_ours(authorization: bytes) -> bool:
+def is_fleetstart_key(authorization: bytes) -> bool:
     """Whether the header shows a key of ours, which is nobody else's business, least of all a handler's."""
     return authorization[:64].decode("latin-1").partition(" ")[2].strip().startswith(PREFIX)
 
@@ -113,11 +113,11 @@ def is_ours(authorization: bytes) -> bool:
 def authenticate(table: AccessTable, text: str | None, now_unix_ms: int) -> KeyRecord:
     """Errors: Unauthorized."""
     if not text:
-        raise Unauthorized("this needs an API key, and none was shown", hint=HOW)
+        raise Unauthorized("this needs an API key, and none was shown", hint=KEY_HINT)
     try:
-        shown = parse(text)
-    except Malformed as error:
-        raise Unauthorized(f"what was shown is no key: {error}", hint=HOW) from error
+        shown = parse_key(text)
+    except MalformedKey as error:
+        raise Unauthorized(f"what was shown is no key: {error}", hint=KEY_HINT) from error
     record = _proven(table, shown)
     if record is None:
         raise Unauthorized("this key is not known here", hint="`fs key ls` lists those that are; FS_URL says where")
@@ -131,7 +131,7 @@ def authenticate(table: AccessTable, text: str | None, now_unix_ms: int) -> KeyR
     return record
 
 
-def _proven(table: AccessTable, shown: Shown) -> KeyRecord | None:
+def _proven(table: AccessTable, shown: ParsedKey) -> KeyRecord | None:
     found = table.by_id.get(shown.id)
     expected = found[1].sha256 if found is not None else _NOBODY
     return found[0] if hmac.compare_digest(shown.sha256, expected) and found is not None else None

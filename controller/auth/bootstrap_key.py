@@ -21,12 +21,12 @@ from ..state.cas_hash import Shelf
 from ..state.redis_client import REDIS_DOWN
 from ..state.sync import State
 from .audit_log import AuditLog
-from .owner_key import NAME, kept_or_made, owners_record
+from .owner_key import NAME, load_or_create, owner_key_record
 
 log = logging.getLogger(__name__)
 
 
-class FirstKey:
+class BootstrapKey:
     def __init__(self, state: State, audit: AuditLog, path: Path) -> None:
         self._state = state
         self._audit = audit
@@ -58,8 +58,8 @@ class FirstKey:
 
     async def _make(self) -> None:
         known_before = self._path.exists()
-        shown = await asyncio.to_thread(kept_or_made, self._path)
-        wanted = owners_record(shown, NAME, now_unix_ms())
+        shown = await asyncio.to_thread(load_or_create, self._path)
+        wanted = owner_key_record(shown, NAME, now_unix_ms())
         record = await self._shelf.change(NAME, lambda known: known or wanted)
         if record is not None and record.credentials[0].id == shown.id:
             event = AuditEvent(

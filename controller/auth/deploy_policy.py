@@ -19,14 +19,14 @@ from ..state.access_table import AccessTable
 from ..state.records import Scaled, VersionKey
 from ..state.view import View
 from .authorize import Caller
-from .lookups import claims_of, project_of
-from .quotas import Claim, check
+from .lookups import demands_of, project_of
+from .quotas import ResourceDemand, check_quotas
 
 SECRETS_MAX_BYTES = 48 * 1024
 """Of all secrets of a function: they travel to its worker in one message, with its spec."""
 
 
-def placed(view: View, caller: Caller, spec: FunctionSpec) -> FunctionSpec:
+def apply_deploy_policy(view: View, caller: Caller, spec: FunctionSpec) -> FunctionSpec:
     """The spec with its project. Errors: Forbidden, InvalidSpec, QuotaExceeded."""
     functions = caller.key.functions if caller.key is not None else []
     if functions and spec.name not in functions:
@@ -36,7 +36,7 @@ def placed(view: View, caller: Caller, spec: FunctionSpec) -> FunctionSpec:
         )
     project = _project(view, caller, spec)
     _check_secrets(view.access, project, spec)
-    wanted = Claim(function=spec.name, workers=spec.scale.max, memory_bytes=spec.scale.max * spec.memory_bytes)
+    wanted = ResourceDemand(function=spec.name, workers=spec.scale.max, memory_bytes=spec.scale.max * spec.memory_bytes)
     _check_quotas(view, project, wanted)
     return msgspec.structs.replace(spec, project="" if project == DEFAULT else project)
 
@@ -46,11 +46,11 @@ def check_scale(view: View, function: FunctionName, wanted: Scaled | None) -> No
     version = view.live(function)
     if version is None or wanted is None or wanted.max is None:
         return
-    claim = Claim(function=function, workers=wanted.max, memory_bytes=wanted.max * version.spec.memory_bytes)
+    claim = ResourceDemand(function=function, workers=wanted.max, memory_bytes=wanted.max * version.spec.memory_bytes)
     _check_quotas(view, version.spec.project or DEFAULT, claim)
 
 
-def users_of(view: View, project: str, secret: str) -> list[FunctionName]:
+def functions_using_secret(view: View, project: str, secret: str) -> list[FunctionName]:
     """Functions whose live version declares it."""
     found = []
     for record in view.functions.values():
@@ -100,14 +100,14 @@ def _check_secrets(table: AccessTable, project: str, spec: FunctionSpec) -> None
         )
 
 
-def _check_quotas(view: View, project: str, wanted: Claim) -> None:
+def _check_quotas(view: View, project: str, wanted: ResourceDemand) -> None:
     """What a function has already it may keep, also when the quota was lowered since."""
     record = view.access.projects.get(project)
     if record is None or record.quotas == Quotas():
         return
-    claims = {claim.function: claim for claim in claims_of(view, project)}
+    claims = {claim.function: claim for claim in demands_of(view, project)}
     present = claims.pop(wanted.function, None)
-    check(project, record.quotas, claims.values(), wanted, present)
+    check_quotas(project, record.quotas, claims.values(), wanted, present)
 
 
 def _near(name: str, known: Iterable[str], verb: str) -> str:

@@ -12,7 +12,7 @@ from ..state.access_records import DEFAULT
 from ..state.records import FunctionRecord, VersionKey
 from ..state.traffic import scale_of
 from ..state.view import View
-from .quotas import Claim
+from .quotas import ResourceDemand
 from .route_rules import Kind
 
 
@@ -26,17 +26,17 @@ def functions_of(view: View, project: str) -> list[FunctionRecord]:
     return [record for record in view.functions.values() if project_of(view, record.name) == project]
 
 
-def claims_of(view: View, project: str) -> list[Claim]:
+def demands_of(view: View, project: str) -> list[ResourceDemand]:
     """What each function of a project may come to."""
     found = []
     for record in functions_of(view, project):
         spec = view.versions[VersionKey(record.name, record.live)].spec
         workers = scale_of(record, spec).max
-        found.append(Claim(function=record.name, workers=workers, memory_bytes=workers * spec.memory_bytes))
+        found.append(ResourceDemand(function=record.name, workers=workers, memory_bytes=workers * spec.memory_bytes))
     return found
 
 
-def seen_object(view: View) -> Callable[[Kind, str], msgspec.Struct | None]:
+def object_snapshot(view: View) -> Callable[[Kind, str], msgspec.Struct | None]:
     """Objects as they are now, whatever becomes of the view later. None: there is none, or none that the view has."""
     functions, table = dict(view.functions), view.access
 

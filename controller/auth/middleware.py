@@ -21,17 +21,17 @@ from ..http.asgi import Message, RawHeaders, Receive, Scope, Send
 from ..http.invoke_url import PREFIX, parse_target
 from ..http.json_api import now_unix_ms
 from ..http.request_body import header, refuse_unread
-from ..http.scope import CALLER, DEED, INVOKER, KEY, Invoker
+from ..http.scope import AUDITED_ACTION, CALLER, CALLER_IDENTITY, KEY, CallerIdentity
 from ..http.websocket import SWITCHED, deny
 from ..schemas.access import AuditEvent
 from ..state.access_records import LOCAL, digest
 from ..state.redis_client import REDIS_DOWN
 from ..state.view import View
-from .audit_log import AuditLog, Refused
-from .authorize import Caller, authenticate, is_ours, local, shown_in
-from .lookups import project_of, seen_object
-from .quotas import Rates
-from .route_rules import SOCKET, Kind, Need, need_of
+from .audit_log import AuditLog, RejectedRequest
+from .authorize import Caller, authenticate, is_fleetstart_key, key_in_headers, local_caller
+from .lookups import object_snapshot, project_of
+from .quotas import ProjectRateLimiter
+from .route_rules import SOCKET, Kind, RoutePermission, permission_of
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 @dataclass(slots=True)
-class Deed:
+class AuditedAction:
     """What a request is about to change. Handlers say so if the path does not."""
 
     verb: str
@@ -55,7 +55,7 @@ class Deed:
     name: str
 
 
-class Door:
+class AuthMiddleware:
     def __init__(self, app: App, view: View, audit: AuditLog, *, loopback: bool, is_open: bool) -> None:
         """`loopback`: whether only this machine reaches the listening socket; `is_open`: whether that is enough as
         long as there are no keys."""
@@ -64,7 +64,7 @@ class Door:
         self._audit = audit
         self._loopback = loopback
         self._open = loopback and is_open
-        self._rates = Rates()
+        self._rates = ProjectRateLimiter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan" or scope["path"] in OPEN or scope["path"].startswith(DASHBOARD):
@@ -103,7 +103,7 @@ class Door:
         """Errors: Unauthorized, Unavailable, Forbidden."""
         table = self._view.access
         if table.locked:
-            text = shown_in(header(scope, b"authorization"), header(scope, OWN_HEADER))
+            text = key_in_headers(header(scope, b"authorization"), header(scope, OWN_HEADER))
             return Caller(
                 name=(record := authenticate(table, text, now_unix_ms())).name,
                 key=record,
@@ -120,7 +120,7 @@ class Door:
             raise Unavailable("the first key is not made yet", hint="the controller's log says why", retry_after_s=1)
         if not scope["path"].startswith(PREFIX):
             _refuse_other_sites(scope)
-        return local(lambda function: project_of(self._view, function))
+        return local_caller(lambda function: project_of(self._view, function))
 
     def _is_local(self, scope: Scope) -> bool:
         client = scope.get("client")
@@ -134,14 +134,14 @@ class Door:
             caller.require(name, self._view.functions)
         project = project_of(self._view, name)
         if caller.key is not None:
-            scope[INVOKER] = Invoker(project=project or "", key=caller.name)
+            scope[CALLER_IDENTITY] = CallerIdentity(project=project or "", key=caller.name)
         rate = self._view.access.rates.get(project) if project is not None else None
         if project is not None and rate is not None:
             self._rates.take(project, rate, len(self._view.gateways), time.monotonic_ns())
 
-    def _request(self, scope: Scope, caller: Caller) -> Need:
+    def _request(self, scope: Scope, caller: Caller) -> RoutePermission:
         """Errors: Forbidden, NotFound."""
-        need = need_of(_method(scope), scope["path"])
+        need = permission_of(_method(scope), scope["path"])
         if need.right is not None:
             caller.require_right(need.right, need.what)
         if need.unlimited:
@@ -152,9 +152,11 @@ class Door:
 
     # ── the audit log ──────────────────────────────────────────────────────────────────────────────
 
-    async def _recorded(self, scope: Scope, receive: Receive, send: Send, caller: Caller, need: Need) -> None:
-        deed = scope[DEED] = Deed(need.verb, need.kind, need.name)
-        before = seen_object(self._view)
+    async def _recorded(
+        self, scope: Scope, receive: Receive, send: Send, caller: Caller, need: RoutePermission
+    ) -> None:
+        deed = scope[AUDITED_ACTION] = AuditedAction(need.verb, need.kind, need.name)
+        before = object_snapshot(self._view)
         code = ""
 
         async def sending(message: Message) -> None:
@@ -171,7 +173,7 @@ class Door:
                     status=status,
                     code=code,
                     before=digest(before(deed.kind, deed.name)),
-                    after=digest(seen_object(self._view)(deed.kind, deed.name)),
+                    after=digest(object_snapshot(self._view)(deed.kind, deed.name)),
                 )
                 try:
                     await self._audit.write(event)
@@ -226,7 +228,7 @@ def _without_key(headers: RawHeaders) -> RawHeaders:
     return [
         (name, value)
         for name, value in headers
-        if name != OWN_HEADER and not (name == b"authorization" and is_ours(value))
+        if name != OWN_HEADER and not (name == b"authorization" and is_fleetstart_key(value))
     ]
 
 
@@ -246,14 +248,14 @@ async def _refuse(scope: Scope, receive: Receive, send: Send, error: FleetError)
     await refuse_unread(scope, receive, sending, error, request_id)
 
 
-def _refused(scope: Scope, error: FleetError, by: str) -> Refused:
+def _refused(scope: Scope, error: FleetError, by: str) -> RejectedRequest:
     path = scope["path"]
     if path.startswith(PREFIX):
         verb, about = "invoke", f"function {parse_target(path, b'', b'').name}"
     else:
-        need = need_of(_method(scope), path)
+        need = permission_of(_method(scope), path)
         verb, about = need.verb or "read", f"{need.kind} {need.name}".strip() or path
-    return Refused(by, _address(scope), verb, about[:100], error.status, error.code)
+    return RejectedRequest(by, _address(scope), verb, about[:100], error.status, error.code)
 
 
 def _error_code(message: Message) -> str:

@@ -11,14 +11,14 @@ from contextlib import suppress
 from pathlib import Path
 
 from ..state.access_records import LOCAL, Credential, KeyRecord
-from .api_key import Malformed, Shown, new_credential, parse
+from .api_key import MalformedKey, ParsedKey, new_key_text, parse_key
 
 FILE = "key"
 NAME = "admin"
 """Of the first key."""
 
 
-def kept(path: Path) -> str:
+def read_key_file(path: Path) -> str:
     """What the file says; empty: there is none that can be read."""
     try:
         return path.read_text().strip()
@@ -26,30 +26,30 @@ def kept(path: Path) -> str:
         return ""
 
 
-def keep(path: Path, text: str) -> None:
+def write_key_file(path: Path, text: str) -> None:
     """In place of the one before it, if there is one. Errors: OSError."""
     fresh = _written_beside(path, text)
     fresh.replace(path)
 
 
-def kept_or_made(path: Path) -> Shown:
+def load_or_create(path: Path) -> ParsedKey:
     """Several processes that have one home get one key. Errors: OSError."""
-    with suppress(Malformed):
-        return parse(kept(path))
+    with suppress(MalformedKey):
+        return parse_key(read_key_file(path))
     path.unlink(missing_ok=True)  # damaged, or empty as a full disk leaves it
-    fresh = _written_beside(path, new_credential().text)
+    fresh = _written_beside(path, new_key_text().text)
     try:
         with suppress(FileExistsError):
             os.link(fresh, path)
     finally:
         fresh.unlink()
     try:
-        return parse(kept(path))
-    except Malformed as error:
+        return parse_key(read_key_file(path))
+    except MalformedKey as error:
         raise OSError(f"{path} does not keep what is written to it") from error
 
 
-def owners_record(shown: Shown, name: str, now_unix_ms: int) -> KeyRecord:
+def owner_key_record(shown: ParsedKey, name: str, now_unix_ms: int) -> KeyRecord:
     """An admin's, for everything, without an end."""
     credential = Credential(id=shown.id, sha256=shown.sha256, created_unix_ms=now_unix_ms)
     return KeyRecord(

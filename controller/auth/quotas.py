@@ -17,7 +17,7 @@ from ..state.access_records import Quotas
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Claim:
+class ResourceDemand:
     """What one function may come to."""
 
     function: str
@@ -26,13 +26,19 @@ class Claim:
     """Of all these workers."""
 
 
-def check(project: str, quotas: Quotas, others: Iterable[Claim], wanted: Claim, present: Claim | None = None) -> None:
+def check_quotas(
+    project: str,
+    quotas: Quotas,
+    others: Iterable[ResourceDemand],
+    wanted: ResourceDemand,
+    present: ResourceDemand | None = None,
+) -> None:
     """`others`: the project's functions but for the one that is wanted, which is `present` with what it has now.
 
     What it has now it may keep, whatever the quota. Errors: QuotaExceeded.
     """
     rest = list(others)
-    had = present or Claim(function=wanted.function, workers=0, memory_bytes=0)
+    had = present or ResourceDemand(function=wanted.function, workers=0, memory_bytes=0)
     memory_bytes = sum(one.memory_bytes for one in rest)
     sums = (
         ("functions", quotas.functions, len(rest), 1, int(present is not None), str),
@@ -57,7 +63,7 @@ def _raised(flag: str, total: int) -> str:
     return f"{-(-total // (1 << 20))}MiB" if flag == "memory" else str(total)
 
 
-class Rates:
+class ProjectRateLimiter:
     """Calls per second of each project, as one gateway lets them pass."""
 
     def __init__(self) -> None:

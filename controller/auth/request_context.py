@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from starlette.requests import Request
 
-from ..http.scope import CALLER, DEED
-from .authorize import Caller, local
-from .middleware import Deed
+from ..http.scope import AUDITED_ACTION, CALLER
+from .authorize import Caller, local_caller
+from .middleware import AuditedAction
 
 
 def caller_of(request: Request) -> Caller:
     """Whoever the door let in; local where there is no door, as in a test of one API."""
     found = request.scope.get(CALLER)
-    return found if isinstance(found, Caller) else local(lambda function: None)
+    return found if isinstance(found, Caller) else local_caller(lambda function: None)
 
 
-def about(request: Request, name: str) -> None:
+def set_audit_object(request: Request, name: str) -> None:
     """Tells the audit log what a request is about if its path does not."""
-    deed = request.scope.get(DEED)
-    if isinstance(deed, Deed):
+    deed = request.scope.get(AUDITED_ACTION)
+    if isinstance(deed, AuditedAction):
         deed.name = name

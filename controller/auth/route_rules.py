@@ -21,7 +21,7 @@ SOCKET = "WEBSOCKET"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Need:
+class RoutePermission:
     right: Right | None
     """None: any key will do."""
     verb: str
@@ -42,7 +42,7 @@ class Need:
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class RouteRule:
     methods: frozenset[str]
     path: str
     pattern: re.Pattern[str]
@@ -54,11 +54,11 @@ class Rule:
 
 def _rule(
     methods: str, path: str, right: Right | None, verb: str = "", kind: Kind = "", *, unlimited: bool = False
-) -> Rule:
+) -> RouteRule:
     pattern = re.sub(r"\{(\w+):path\}", r"(?P<\1>.*)", path)
     pattern = re.sub(r"\{(\w+)\}", r"(?P<\1>[^/]+)", pattern)
     listed = frozenset(methods.split())
-    return Rule(
+    return RouteRule(
         listed | {"HEAD"} if "GET" in listed else listed, path, re.compile(pattern), right, verb, kind, unlimited
     )
 
@@ -127,12 +127,12 @@ RULES = (
 )
 
 
-def need_of(method: str, path: str) -> Need:
+def permission_of(method: str, path: str) -> RoutePermission:
     what = f"{method} {path[:100]}"
     for rule, match in _fitting(method, path):
         parts = match.groupdict()
         name = "/".join(parts[part] for part in ("project", "name", "function", "key", "id") if part in parts)
-        return Need(
+        return RoutePermission(
             right=rule.right,
             verb="" if method in READING else rule.verb,
             kind=rule.kind,
@@ -141,10 +141,10 @@ def need_of(method: str, path: str) -> Need:
             what=what,
         )
     verb = "" if method in READING else "unknown"
-    return Need(right="admin", verb=verb, name="" if not verb else path[:100], unlimited=True, what=what)
+    return RoutePermission(right="admin", verb=verb, name="" if not verb else path[:100], unlimited=True, what=what)
 
 
-def _fitting(method: str, path: str) -> Iterator[tuple[Rule, re.Match[str]]]:
+def _fitting(method: str, path: str) -> Iterator[tuple[RouteRule, re.Match[str]]]:
     for rule in RULES:
         if method in rule.methods and (match := rule.pattern.fullmatch(path)) is not None:
             yield rule, match

@@ -24,21 +24,21 @@ NONCE_BYTES = 12
 FILE = "master.key"
 
 
-class VaultClosed(FleetError):
+class SecretCipherError(FleetError):
     """The master key is not the one that is needed, or none can be read."""
 
     code = "vault_closed"
 
 
-class Vault:
+class SecretCipher:
     def __init__(self, home: Path, from_env: str) -> None:
-        """Errors: VaultClosed, for an FS_MASTER_KEY that is none."""
+        """Errors: SecretCipherError, for an FS_MASTER_KEY that is none."""
         self._file = home / FILE
         self._from_env = bool(from_env)
         self._keys = _parsed(from_env, "FS_MASTER_KEY") if from_env else []
 
     def close(self, project: str, name: str, value: str) -> tuple[str, str]:
-        """(box, id of the master key). Errors: VaultClosed."""
+        """(box, id of the master key). Errors: SecretCipherError."""
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM  # late: most systems have no secrets
 
         key = self._current()
@@ -47,14 +47,14 @@ class Vault:
         return b64encode(box).decode(), key_id(key)
 
     def open(self, record: SecretRecord) -> str:
-        """Errors: VaultClosed; never with what is in it."""
+        """Errors: SecretCipherError; never with what is in it."""
         from cryptography.exceptions import InvalidTag
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
         self._read()
         key = next((key for key in self._keys if key_id(key) == record.master), None)
         if key is None:
-            raise VaultClosed(
+            raise SecretCipherError(
                 f"secret {record.name} of project {record.project} is encrypted with master key {record.master}, "
                 f"and this controller has {', '.join(map(key_id, self._keys)) or 'none'}",
                 hint=f"give it the other one in FS_MASTER_KEY, or in {self._file}; or set the secret again",
@@ -63,14 +63,14 @@ class Vault:
             box = b64decode(record.box, validate=True)
             return AESGCM(key).decrypt(box[:NONCE_BYTES], box[NONCE_BYTES:], record.field.encode()).decode()
         except (InvalidTag, NoBase64, ValueError) as error:
-            raise VaultClosed(
+            raise SecretCipherError(
                 f"secret {record.name} of project {record.project} was changed or moved in Redis, and does not open",
                 hint=f"set it again: fs secret set {record.name}",
             ) from error
 
     def renew(self) -> str:
         """Another master key before the others, which stay for what they closed; its id. One from FS_MASTER_KEY is
-        whoever set it's to change: then the first one there is it. Errors: VaultClosed."""
+        whoever set it's to change: then the first one there is it. Errors: SecretCipherError."""
         if not self._from_env:
             self._read()
             self._write([os.urandom(KEY_BYTES), *self._keys])
@@ -97,7 +97,7 @@ class Vault:
             self._keys = []
             return
         except OSError as error:
-            raise VaultClosed(f"{self._file} cannot be read: {error.strerror}") from error
+            raise SecretCipherError(f"{self._file} cannot be read: {error.strerror}") from error
         self._keys = _parsed(text, str(self._file))
 
     def _write(self, keys: list[bytes]) -> None:
@@ -109,7 +109,7 @@ class Vault:
                 os.fsync(file.fileno())
             fresh.replace(self._file)
         except OSError as error:
-            raise VaultClosed(f"the master key cannot be kept in {self._file}: {error.strerror}") from error
+            raise SecretCipherError(f"the master key cannot be kept in {self._file}: {error.strerror}") from error
         self._keys = keys
 
 
@@ -126,7 +126,7 @@ def _parsed(text: str, where: str) -> list[bytes]:
         except (NoBase64, ValueError):
             key = b""
         if len(key) != KEY_BYTES:
-            raise VaultClosed(
+            raise SecretCipherError(
                 f"{where} is no master key: {KEY_BYTES} bytes in base64 are",
                 hint="make one: head -c 32 /dev/urandom | base64",
             )

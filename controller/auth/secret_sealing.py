@@ -19,11 +19,11 @@ from fleetstart.runtime.contract.node.sealed_secrets import INFO, NONCE_BYTES, S
 from ..state.access_records import DEFAULT
 from ..state.view import View
 from .deploy_policy import SECRETS_MAX_BYTES
-from .secret_encryption import Vault
+from .secret_encryption import SecretCipher
 
 
-class Sealer:
-    def __init__(self, view: View, vault: Vault) -> None:
+class SecretSealer:
+    def __init__(self, view: View, vault: SecretCipher) -> None:
         self._view = view
         self._vault = vault
 
@@ -50,10 +50,10 @@ class Sealer:
         node = self._view.nodes.get(order.node)
         if node is None or node.report.epoch != order.epoch or not node.report.public_key:
             raise StartFailed(f"node {order.node} has told no key to seal secrets for")
-        return seal(values, node.report.public_key, bound_to(order.worker, order.node, order.epoch))
+        return seal_values(values, node.report.public_key, bound_to(order.worker, order.node, order.epoch))
 
 
-def seal(values: dict[str, str], public_key: str, bound: bytes) -> Sealed:
+def seal_values(values: dict[str, str], public_key: str, bound: bytes) -> Sealed:
     """Errors: StartFailed if that is no public key."""
     # Late: most systems have no secrets, and this is half of what a controller imports.
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey

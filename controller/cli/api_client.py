@@ -31,7 +31,7 @@ from fleetstart.runtime.contract.errors import (
     error_from,
 )
 
-from ..auth.owner_key import kept
+from ..auth.owner_key import read_key_file
 from ..schemas.functions import FunctionInfo
 from .home import HomeLayout
 from .output import ConnectionCut, Unreachable
@@ -86,7 +86,7 @@ def own_server(home: Path) -> Address:
 
 
 def _with_own_key(url: str, layout: HomeLayout) -> Address:
-    return Address(url, kept(layout.key), f"$(cat {shell_path(layout.key)})")
+    return Address(url, read_key_file(layout.key), f"$(cat {shell_path(layout.key)})")
 
 
 def shell_path(path: Path) -> str:

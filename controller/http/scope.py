@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-INVOKER = "fleetstart.caller"
-"""For layers of the gateway: an `Invoker`."""
+CALLER_IDENTITY = "fleetstart.caller"
+"""For layers of the gateway: an `CallerIdentity`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Invoker:
+class CallerIdentity:
     """Whose call it is."""
 
     project: str = ""
@@ -23,7 +23,7 @@ CALLER = "fs.caller"
 KEY = "fs.key"
 """In the scope: the key's name, for the ledger; absent where there are no keys."""
 
-DEED = "fs.deed"
+AUDITED_ACTION = "fs.deed"
 """In the scope: what the audit log shall say."""
 
 

@@ -39,7 +39,7 @@ INCOMING_S = 3600.0
 SWEEP_EVERY_S = 3600.0
 
 
-class Facts(msgspec.Struct, frozen=True, kw_only=True):
+class ManifestSummary(msgspec.Struct, frozen=True, kw_only=True):
     """What a manifest tells, without its tables: those of a large model take megabytes."""
 
     weight_bytes: int
@@ -54,12 +54,12 @@ class Checkpoints:
     def __init__(self, store: ObjectStore, registry: Registry) -> None:
         self._store = store
         self._registry = registry
-        self._facts: dict[CheckpointId, Facts] = {}
+        self._facts: dict[CheckpointId, ManifestSummary] = {}
         """By what names the content: true for ever."""
 
     async def list(self, *, unfinished: bool = False) -> list[CheckpointInfo]:
         """Newest first; with `unfinished`, also uploads that have no manifest yet."""
-        groups = grouped(await self._store.list(CHECKPOINTS))
+        groups = group_by_checkpoint(await self._store.list(CHECKPOINTS))
         uses = await self._registry.uses()
         self._facts = {checkpoint: facts for checkpoint, facts in self._facts.items() if checkpoint in groups}
         infos = [
@@ -81,7 +81,7 @@ class Checkpoints:
         if checkpoint_id(data) != checkpoint:
             return  # the store refuses it: it is not what its key says
         objects = await self._store.list(f"{CHECKPOINTS}{checkpoint}/")
-        problem = missing_of(facts_of(read_manifest(data, checkpoint)).sizes, objects)
+        problem = first_missing_part(summarize(read_manifest(data, checkpoint)).sizes, objects)
         if problem:
             raise CheckpointInvalid(
                 f"checkpoint {checkpoint[:12]} cannot be published: {problem}",
@@ -121,8 +121,8 @@ class Checkpoints:
     async def sweep(self, now_unix_ms: int) -> int:
         """Objects that uploads left behind and nobody will ask for; how many there were."""
         swept = await self._store.sweep(INCOMING_S)
-        groups = grouped(await self._store.list(CHECKPOINTS))
-        for checkpoint in litter(groups, now_unix_ms):
+        groups = group_by_checkpoint(await self._store.list(CHECKPOINTS))
+        for checkpoint in orphaned_uploads(groups, now_unix_ms):
             log.info("an upload that never ended is swept", extra={"checkpoint": checkpoint[:12]})
             await self._delete(groups[checkpoint])
             swept += len(groups[checkpoint])
@@ -140,7 +140,7 @@ class Checkpoints:
         if stored is not None:
             try:
                 facts = await self._facts_of(checkpoint)
-                problem = missing_of(facts.sizes, objects)
+                problem = first_missing_part(facts.sizes, objects)
             except (CheckpointInvalid, NotFound) as error:
                 problem = error.message
         return CheckpointInfo(
@@ -157,13 +157,13 @@ class Checkpoints:
             used_by=list(used_by),
         )
 
-    async def _facts_of(self, checkpoint: CheckpointId) -> Facts:
+    async def _facts_of(self, checkpoint: CheckpointId) -> ManifestSummary:
         if checkpoint not in self._facts:
-            self._facts[checkpoint] = facts_of(read_manifest(await self.manifest(checkpoint), checkpoint))
+            self._facts[checkpoint] = summarize(read_manifest(await self.manifest(checkpoint), checkpoint))
         return self._facts[checkpoint]
 
 
-def grouped(objects: Iterable[StoredObject]) -> dict[CheckpointId, list[StoredObject]]:
+def group_by_checkpoint(objects: Iterable[StoredObject]) -> dict[CheckpointId, list[StoredObject]]:
     """Objects by the checkpoint that they belong to; what is nobody's is passed over."""
     groups: dict[CheckpointId, list[StoredObject]] = {}
     for stored in objects:
@@ -173,7 +173,7 @@ def grouped(objects: Iterable[StoredObject]) -> dict[CheckpointId, list[StoredOb
     return groups
 
 
-def litter(groups: dict[CheckpointId, list[StoredObject]], now_unix_ms: int) -> list[CheckpointId]:
+def orphaned_uploads(groups: dict[CheckpointId, list[StoredObject]], now_unix_ms: int) -> list[CheckpointId]:
     """Uploads without a manifest to which nothing was added for a day."""
     oldest_unix_ms = now_unix_ms - UNFINISHED_S * 1000
     return [
@@ -183,8 +183,8 @@ def litter(groups: dict[CheckpointId, list[StoredObject]], now_unix_ms: int) -> 
     ]
 
 
-def facts_of(manifest: Manifest) -> Facts:
-    return Facts(
+def summarize(manifest: Manifest) -> ManifestSummary:
+    return ManifestSummary(
         weight_bytes=manifest.weight_bytes,
         tensors=len(manifest.tensors) + len(manifest.aliases),
         files=len(manifest.files),
@@ -193,7 +193,7 @@ def facts_of(manifest: Manifest) -> Facts:
     )
 
 
-def missing_of(expected: dict[str, int], objects: Iterable[StoredObject]) -> str:
+def first_missing_part(expected: dict[str, int], objects: Iterable[StoredObject]) -> str:
     """The first part that is not as the manifest says, "" if all are."""
     found = {stored.key.rpartition("/")[2]: stored.size_bytes for stored in objects}
     for name, size_bytes in expected.items():

@@ -24,7 +24,7 @@ FORGET_MS = 24 * 3_600_000
 """No deploy lasts so long that it must still see this mark."""
 
 
-class Removals:
+class DeletionGuard:
     def __init__(self, client: redis.Redis) -> None:
         self._client = client
 

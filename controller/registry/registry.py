@@ -26,7 +26,7 @@ from ..state.records import FunctionRecord, Rollout, VersionKey, VersionRecord
 from ..state.redis_client import Script
 from ..state.sync import State
 from ..storage.object_store import ObjectStore, read_file, require_bundle, require_checkpoint
-from .deletion_guard import Removals
+from .deletion_guard import DeletionGuard
 
 TRIES = 20
 """Deploys of one function at the same moment, each losing to another: more is a bug."""
@@ -40,7 +40,7 @@ class Registry:
         self._store = store
         self._script = Script(state.client, "registry")
         self._decoder = msgspec.json.Decoder(VersionRecord)
-        self.removals = Removals(state.client)
+        self.removals = DeletionGuard(state.client)
 
     async def deploy(
         self, spec: FunctionSpec, now_unix_ms: int, *, alias: str = LIVE, percent: int = 100, probe: bool = False

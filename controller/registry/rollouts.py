@@ -1,7 +1,7 @@
 """Tries new versions before calls go to them: a worker must start, and answer where its readiness can be asked for.
 
 The scheduler starts that worker because the function's record names the version (`FunctionRecord.rollout`), so a
-trial outlives whichever controller began it. What comes of it is decided by `verdict`, from what the view says; the
+trial outlives whichever controller began it. What comes of it is decided by `decide`, from what the view says; the
 shell below asks workers and writes records, in the controller that schedules.
 """
 
@@ -47,13 +47,13 @@ ANSWER_SHOWN = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class RolloutDecision:
     action: Literal["wait", "ask", "promote", "reject"]
     error: ErrorInfo | None = None
     """Why it is rejected."""
 
 
-def verdict(
+def decide(
     rollout: Rollout,
     spec: FunctionSpec,
     *,
@@ -62,7 +62,7 @@ def verdict(
     failure: Failure | None,
     homeless: ErrorInfo | None,
     now_unix_ms: int,
-) -> Verdict:
+) -> RolloutDecision:
     """What becomes of a version that is being tried.
 
     `ready`: it has a worker that could be called. `problem`: what was wrong with its answer to the probe, "" if
@@ -70,17 +70,17 @@ def verdict(
     """
     if ready:
         if not probe_path(spec) or problem == "":
-            return Verdict(action="promote")
+            return RolloutDecision(action="promote")
         if now_unix_ms < _ends_unix_ms(rollout, spec):
-            return Verdict(action="ask")
-        return Verdict(action="reject", error=_never_well(spec, problem))
+            return RolloutDecision(action="ask")
+        return RolloutDecision(action="reject", error=_never_well(spec, problem))
     if failure is not None and broken(failure, now_unix_ms):
-        return Verdict(action="reject", error=failure.error)
+        return RolloutDecision(action="reject", error=failure.error)
     if homeless is not None:
-        return Verdict(action="reject", error=homeless)
+        return RolloutDecision(action="reject", error=homeless)
     if now_unix_ms < _ends_unix_ms(rollout, spec):
-        return Verdict(action="wait")
-    return Verdict(action="reject", error=failure.error if failure is not None else _never_ready(spec))
+        return RolloutDecision(action="wait")
+    return RolloutDecision(action="reject", error=failure.error if failure is not None else _never_ready(spec))
 
 
 def probe_path(spec: FunctionSpec) -> str:
@@ -105,7 +105,7 @@ def _never_ready(spec: FunctionSpec) -> ErrorInfo:
     ).info()
 
 
-class Rollouts:
+class RolloutController:
     """The shell: one look a change of the view, or a second, in the controller that schedules."""
 
     def __init__(self, state: State, registry: Registry, scheduler: Scheduler) -> None:
@@ -157,8 +157,8 @@ class Rollouts:
 
     def _verdict(
         self, rollout: Rollout, key: VersionKey, version: VersionRecord, worker: WorkerStatus | None
-    ) -> Verdict:
-        return verdict(
+    ) -> RolloutDecision:
+        return decide(
             rollout,
             version.spec,
             ready=worker is not None,

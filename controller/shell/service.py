@@ -51,7 +51,7 @@ from ..state.records import VersionKey, VersionRecord
 from ..state.redis_client import REDIS_DOWN
 from ..state.sync import State
 from ..state.traffic import pointed
-from .session import Session
+from .session import ShellSession
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ ANSWER_S = 10.0
 """Beyond the function's own limit on a start, for orders and statuses to travel."""
 
 
-class Shells:
+class ShellService:
     """The ASGI app of the route, and the part that takes back what sessions of dead controllers have left."""
 
     def __init__(self, state: State, seal: Callable[[WorkerOrder], WorkerOrder]) -> None:
@@ -123,7 +123,7 @@ class Shells:
             await asyncio.wait({first, opening}, return_when=asyncio.FIRST_COMPLETED)
             if not opening.done():
                 return  # nobody waits for it any more
-            session = Session(
+            session = ShellSession(
                 upstream=opening.result(),
                 receive=receive,
                 send=send,

@@ -31,7 +31,7 @@ REASON_MAX_BYTES = 120
 """123 fit into a closing frame."""
 
 
-class Session:
+class ShellSession:
     """`unwanted` says why it must end, if it must; `fate` what became of its worker, once that is known."""
 
     def __init__(

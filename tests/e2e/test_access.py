@@ -12,7 +12,7 @@ import httpx
 import openai
 import pytest
 
-from fleetstart.controller.auth.api_key import new_credential
+from fleetstart.controller.auth.api_key import new_key_text
 from tests.browser import browsing
 from tests.e2e.systems import System, running
 from tests.servers import wait_until
@@ -187,7 +187,7 @@ def test_a_rotated_local_key_is_kept_and_a_lost_one_is_told_of(system: System) -
 def test_a_key_is_entered_on_the_dashboard(system: System, tmp_path: Path) -> None:
     admin = (system.home / "key").read_text().strip()
     ml = fs(system, "key", "create", "reader", "--scope", "read", "--project", "ml")["key"]
-    unknown = new_credential().text
+    unknown = new_key_text().text
     mistyped = admin[:-1] + ("A" if admin[-1] != "A" else "B")
     with browsing(tmp_path / "profile") as page:
         page.open(f"{system.url}/ui/")

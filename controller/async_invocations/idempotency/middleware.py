@@ -21,16 +21,16 @@ from fleetstart.runtime.contract.ids import InvocationId
 
 from ...http.asgi import RawHeaders, Receive, Scope, Send
 from ...state.redis_client import REDIS_DOWN
-from .response_recorder import Recorder, replaying, send_answer
+from .response_recorder import ResponseRecorder, replay_receive, send_answer
 from .store import (
     ANSWER_BYTES,
     KEPT_S,
     RENEW_S,
     AnswerNotKept,
-    Claim,
+    IdempotencyKeys,
     KeyBusy,
+    KeyClaim,
     KeyMismatch,
-    Keys,
     digest_of,
     new_claim,
     worth_keeping,
@@ -46,14 +46,14 @@ LOOK_S = (0.02, 0.05, 0.1, 0.25)
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
-class AnswerAsync(Protocol):
+class AnswerAccepted(Protocol):
     async def __call__(self, invocation: InvocationId, *, replayed: bool) -> bool:
         """Answers with the state of an accepted invocation; False if it is not kept any more."""
         ...
 
 
-class Once:
-    def __init__(self, gateway: App, claims: Keys) -> None:
+class IdempotentCall:
+    def __init__(self, gateway: App, claims: IdempotencyKeys) -> None:
         self._gateway = gateway
         self._claims = claims
 
@@ -67,7 +67,7 @@ class Once:
         fingerprint: str,
         request_id: InvocationId,
         *,
-        answer: AnswerAsync,
+        answer: AnswerAccepted,
     ) -> None:
         """A synchronous call. Errors: KeyMismatch, KeyBusy, AnswerNotKept, StoreFailed, REDIS_DOWN."""
         digest = digest_of(project, key)
@@ -83,7 +83,7 @@ class Once:
         request_id: InvocationId,
         *,
         accept: Callable[[InvocationId], Awaitable[InvocationId]],
-        answer: AnswerAsync,
+        answer: AnswerAccepted,
         send: Send,
     ) -> None:
         """An async call. Errors: those of `run` and of `accept`."""
@@ -101,7 +101,7 @@ class Once:
         await self._claims.settle(digest, raw, settled, b"")
         await answer(accepted, replayed=False)
 
-    async def _claim(self, digest: str, send: Send, ours: Claim, answer: AnswerAsync) -> tuple[Claim, bytes]:
+    async def _claim(self, digest: str, send: Send, ours: KeyClaim, answer: AnswerAccepted) -> tuple[KeyClaim, bytes]:
         """Our claim and its bytes, if the call is ours to run; no bytes if it was answered as an earlier one was."""
         ends, looks = time.monotonic() + WAIT_S, 0
         standing = b""
@@ -141,20 +141,20 @@ class Once:
             await asyncio.sleep(LOOK_S[min(looks, len(LOOK_S) - 1)])
             looks += 1
 
-    async def _first(self, scope: Scope, body: bytes, send: Send, digest: str, claim: Claim, raw: bytes) -> None:
-        recorder: Recorder
+    async def _first(self, scope: Scope, body: bytes, send: Send, digest: str, claim: KeyClaim, raw: bytes) -> None:
+        recorder: ResponseRecorder
 
         async def on_end() -> None:
             await self._settle(recorder, digest, claim, raw)
 
-        recorder = Recorder(send, ANSWER_BYTES, on_end)
+        recorder = ResponseRecorder(send, ANSWER_BYTES, on_end)
         keeper = asyncio.get_running_loop().create_task(self._renew(digest, raw))
         headers = [
             (name, value) for name, value in scope["headers"] if name not in (b"x-request-id", b"content-length")
         ]
         headers += [(b"x-request-id", claim.invocation.encode()), (b"content-length", b"%d" % len(body))]
         try:
-            await self._gateway({**scope, "headers": headers}, replaying(body, asyncio.Event()), recorder)
+            await self._gateway({**scope, "headers": headers}, replay_receive(body, asyncio.Event()), recorder)
         finally:
             keeper.cancel()
             if not recorder.whole:
@@ -169,7 +169,7 @@ class Once:
                     log.warning("an idempotency key was lost to another call", extra={"key": digest[:12]})
                     return
 
-    async def _settle(self, recorder: Recorder, digest: str, claim: Claim, raw: bytes) -> None:
+    async def _settle(self, recorder: ResponseRecorder, digest: str, claim: KeyClaim, raw: bytes) -> None:
         """A store or a Redis that fails costs the copy, never the answer: the key is free when its lease runs out."""
         try:
             if not worth_keeping(recorder.status, ran=recorder.ran):
@@ -183,5 +183,5 @@ class Once:
             log.warning("an answer could not be kept", extra={"invocation": claim.invocation, "error": str(error)})
 
 
-def _replayed(claim: Claim) -> RawHeaders:
+def _replayed(claim: KeyClaim) -> RawHeaders:
     return [(b"idempotent-replayed", b"true"), (b"x-request-id", claim.invocation.encode())]

@@ -11,7 +11,7 @@ from ...state.invocation_records import Answer
 _NOT_KEPT = frozenset((b"content-length", b"connection", b"transfer-encoding", b"date"))
 
 
-class Recorder:
+class ResponseRecorder:
     """An ASGI `send`. The last piece is passed on when `on_end` is done: who has the answer may rely on it."""
 
     def __init__(self, send: Send, limit_bytes: int, on_end: Callable[[], Awaitable[None]]) -> None:
@@ -73,7 +73,7 @@ async def send_answer(send: Send, answer: Answer, body: bytes, extra: RawHeaders
     await send({"type": "http.response.body", "body": body, "more_body": False})
 
 
-def replaying(body: bytes, gone: asyncio.Event) -> Receive:
+def replay_receive(body: bytes, gone: asyncio.Event) -> Receive:
     """The client's side: its body at once, and then nothing until it is to leave."""
     sent = False
 

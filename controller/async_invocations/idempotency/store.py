@@ -21,7 +21,7 @@ from fleetstart.runtime.contract.ids import InvocationId
 from ...state.invocation_records import Answer
 from ...state.redis_client import Script
 from ...storage.object_store import ObjectStore
-from ..store.payloads import ANSWER_MAX_BYTES, HEAD_MAX_BYTES, packed, unpacked
+from ..store.payloads import ANSWER_MAX_BYTES, HEAD_MAX_BYTES, pack, unpack
 
 KEPT_S = 86_400
 LEASE_MS = 5_000
@@ -54,7 +54,7 @@ class AnswerNotKept(Refused):
     status = 409
 
 
-class Claim(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class KeyClaim(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     fingerprint: str
     owner: str
     """Of whoever runs the call: another attempt with the same key has another."""
@@ -65,20 +65,20 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Of a small answer; a larger one is in the store."""
 
 
-class Keys:
+class IdempotencyKeys:
     def __init__(self, client: redis.Redis, store: ObjectStore) -> None:
         self._client = client
         self._store = store
         self._script = Script(client, "idempotency")
 
-    async def take(self, digest: str, claim: Claim, instead_of: bytes = b"") -> tuple[Claim, bytes]:
+    async def take(self, digest: str, claim: KeyClaim, instead_of: bytes = b"") -> tuple[KeyClaim, bytes]:
         """The claim that stands now, and its bytes: ours, or that of a call which came before."""
         raw = await self._set(digest, instead_of, msgspec.json.encode(claim), LEASE_MS)
-        return msgspec.json.decode(raw, type=Claim), raw
+        return msgspec.json.decode(raw, type=KeyClaim), raw
 
-    async def read(self, digest: str) -> tuple[Claim, bytes] | None:
+    async def read(self, digest: str) -> tuple[KeyClaim, bytes] | None:
         raw = cast(bytes | None, await self._client.get(keys.idempotency(digest)))
-        return (msgspec.json.decode(raw, type=Claim), raw) if raw else None
+        return (msgspec.json.decode(raw, type=KeyClaim), raw) if raw else None
 
     async def renew(self, digest: str, raw: bytes) -> bool:
         return await self._set(digest, raw, raw, LEASE_MS) == raw
@@ -86,7 +86,7 @@ class Keys:
     async def free(self, digest: str, raw: bytes) -> None:
         await self._set(digest, raw, b"", 0)
 
-    async def settle(self, digest: str, raw: bytes, claim: Claim, body: bytes) -> None:
+    async def settle(self, digest: str, raw: bytes, claim: KeyClaim, body: bytes) -> None:
         """The answer, for a day. Errors: StoreFailed."""
         if claim.answer is not None and len(body) <= INLINE_BYTES:
             claim = msgspec.structs.replace(claim, body=body)
@@ -94,15 +94,15 @@ class Keys:
             key = answer_key(digest, claim.owner)
             until_unix_ms = time.time_ns() // 1_000_000 + KEPT_S * 1000
             await self._client.zadd(keys.IDEMPOTENCY_KEPT, {key: until_unix_ms})
-            await self._store.create(key, packed(claim.answer, body))
+            await self._store.create(key, pack(claim.answer, body))
         await self._set(digest, raw, msgspec.json.encode(claim), KEPT_S * 1000)
 
-    async def answer(self, digest: str, claim: Claim) -> tuple[Answer, bytes] | None:
+    async def answer(self, digest: str, claim: KeyClaim) -> tuple[Answer, bytes] | None:
         """What was answered; None if the store does not have it any more. Errors: StoreFailed."""
         if claim.answer is not None and claim.body is not None:
             return claim.answer, claim.body
         data = await self._store.read(answer_key(digest, claim.owner), ANSWER_MAX_BYTES + HEAD_MAX_BYTES)
-        return unpacked(data, Answer) if data is not None else None
+        return unpack(data, Answer) if data is not None else None
 
     async def sweep(self, now_unix_ms: int) -> int:
         """Answers whose day is over; how many there were. Errors: StoreFailed."""
@@ -121,8 +121,8 @@ def digest_of(project: str, key: str) -> str:
     return hashlib.sha256(f"{project}\0{key}".encode()).hexdigest()
 
 
-def new_claim(fingerprint: str, invocation: InvocationId) -> Claim:
-    return Claim(fingerprint=fingerprint, owner=secrets.token_hex(8), invocation=invocation)
+def new_claim(fingerprint: str, invocation: InvocationId) -> KeyClaim:
+    return KeyClaim(fingerprint=fingerprint, owner=secrets.token_hex(8), invocation=invocation)
 
 
 def answer_key(digest: str, owner: str) -> str:

@@ -46,7 +46,7 @@ class EventId(NamedTuple):
 START = EventId(0, 0)
 
 
-class Event(NamedTuple):
+class StreamEvent(NamedTuple):
     id: EventId
     data: bytes
     """As the worker wrote it, without an id and the empty line at the end."""
@@ -63,7 +63,7 @@ def parse_event_id(text: str) -> EventId:
     return EventId(int(match[1]), int(match[2]))
 
 
-class Splitter:
+class EventSplitter:
     """Bytes in, whole events out, as they are; empty ones are left out."""
 
     def __init__(self) -> None:
@@ -139,7 +139,7 @@ class EventLog:
         entries = await cast(Awaitable[Any], self._client.xrevrange(self._key, count=1))
         return _id(entries[0][0]) if entries else None
 
-    async def after(self, last: EventId, *, block: bool) -> list[Event]:
+    async def after(self, last: EventId, *, block: bool) -> list[StreamEvent]:
         """Those that follow, as far as they are there; with `block`, waits a moment for some."""
         answer = await cast(
             Awaitable[Any],
@@ -148,9 +148,9 @@ class EventLog:
         if not answer:
             return []
         entries = next(iter(answer.values()))[0] if isinstance(answer, dict) else answer[0][1]
-        return [Event(_id(name), fields[b"e"]) for name, fields in entries]
+        return [StreamEvent(_id(name), fields[b"e"]) for name, fields in entries]
 
-    async def follow(self, last: EventId, stopping: asyncio.Event) -> AsyncIterator[list[Event]]:
+    async def follow(self, last: EventId, stopping: asyncio.Event) -> AsyncIterator[list[StreamEvent]]:
         """Pages of events; an empty one where there is nothing new for a moment. Errors: EventsGone."""
         while not stopping.is_set():
             page = await self.after(last, block=True)

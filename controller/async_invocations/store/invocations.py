@@ -36,7 +36,7 @@ RECHECK_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class StoredInvocation:
     """An invocation as it was read."""
 
     envelope: Envelope
@@ -46,7 +46,7 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Due:
+class DueInvocations:
     """What somebody must see to now, the longest overdue first."""
 
     runs: dict[FunctionName, list[InvocationId]]
@@ -56,7 +56,7 @@ class Due:
     """When more will be due."""
 
 
-class Book:
+class InvocationStore:
     def __init__(self, client: redis.Redis) -> None:
         self._client = client
         self._script = Script(client, "invocation")
@@ -71,18 +71,18 @@ class Book:
 
     # ── reading ────────────────────────────────────────────────────────────────────────────────────
 
-    async def get(self, invocation: InvocationId) -> Entry | None:
+    async def get(self, invocation: InvocationId) -> StoredInvocation | None:
         raw = await cast(Awaitable[Any], self._client.hmget(keys.invocation(invocation), ["call", "state"]))
         return self._entry(raw)
 
-    async def require(self, invocation: InvocationId) -> Entry:
+    async def require(self, invocation: InvocationId) -> StoredInvocation:
         """Errors: NotFound."""
         entry = await self.get(invocation)
         if entry is None:
             raise not_kept(invocation)
         return entry
 
-    async def newest(self, limit: int) -> AsyncIterator[Entry]:
+    async def newest(self, limit: int) -> AsyncIterator[StoredInvocation]:
         """All there are, the last one accepted first, in pages of that many."""
         begin = 0
         while True:
@@ -99,7 +99,7 @@ class Book:
                         yield entry
             begin += len(names)
 
-    async def due(self, now_unix_ms: int, limit: int) -> Due:
+    async def due(self, now_unix_ms: int, limit: int) -> DueInvocations:
         functions = await cast(Awaitable[set[bytes]], self._client.smembers(keys.INVOCATIONS_FUNCTIONS))
         names: list[FunctionName | None] = [None, *(FunctionName(name.decode()) for name in functions)]
         async with self._client.pipeline(transaction=False) as pipe:
@@ -109,7 +109,7 @@ class Book:
                 pipe.zrangebyscore(key, f"({now_unix_ms}", "+inf", 0, 1, withscores=True)
             answers = await pipe.execute()
         found = {name: [InvocationId(raw.decode()) for raw in answers[2 * i]] for i, name in enumerate(names)}
-        return Due(
+        return DueInvocations(
             runs={name: due for name, due in found.items() if name is not None and due},
             timers=found[None],
             next_unix_ms=min((int(scored[0][1]) for scored in answers[1::2] if scored), default=None),
@@ -120,11 +120,11 @@ class Book:
         found = await self._client.zrangebyscore(keys.INVOCATIONS_KEPT, "-inf", now_unix_ms, 0, limit)
         return [InvocationId(raw.decode()) for raw in cast(list[bytes], found)]
 
-    def _entry(self, raw: list[bytes | None]) -> Entry | None:
+    def _entry(self, raw: list[bytes | None]) -> StoredInvocation | None:
         call, state = raw
         if call is None or state is None:
             return None
-        return Entry(self._envelopes.decode(call), self._progress.decode(state), state)
+        return StoredInvocation(self._envelopes.decode(call), self._progress.decode(state), state)
 
     # ── changing ───────────────────────────────────────────────────────────────────────────────────
 
@@ -139,13 +139,15 @@ class Book:
             )
         return bool(done)
 
-    async def write(self, entry: Entry, progress: Progress, *, tell: str = "") -> Entry | None:
+    async def write(self, entry: StoredInvocation, progress: Progress, *, tell: str = "") -> StoredInvocation | None:
         """The entry as changed; None if it was changed by somebody else since it was read."""
         if not await self._run(entry.envelope, entry.raw, progress, tell=tell):
             return None
-        return Entry(entry.envelope, progress, msgspec.json.encode(progress))
+        return StoredInvocation(entry.envelope, progress, msgspec.json.encode(progress))
 
-    async def change(self, invocation: InvocationId, change: Callable[[Entry], Progress], *, tell: str = "") -> Entry:
+    async def change(
+        self, invocation: InvocationId, change: Callable[[StoredInvocation], Progress], *, tell: str = ""
+    ) -> StoredInvocation:
         """The entry as changed, or as it was if `change` leaves it alone. Errors: NotFound; those of `change`."""
         for _ in range(TRIES):
             entry = await self.require(invocation)
@@ -157,7 +159,7 @@ class Book:
                 return written
         raise Unavailable(f"invocation {invocation}: it changes again and again", retry_after_s=1)
 
-    async def delete(self, entry: Entry) -> bool:
+    async def delete(self, entry: StoredInvocation) -> bool:
         return bool(await self._run(entry.envelope, entry.raw, None))
 
     async def forget(self, function: FunctionName | None, invocation: InvocationId) -> None:
@@ -205,7 +207,9 @@ class Book:
 
     # ── waiting ────────────────────────────────────────────────────────────────────────────────────
 
-    async def wait_ended(self, invocation: InvocationId, wait_s: float, stopping: asyncio.Event) -> Entry | None:
+    async def wait_ended(
+        self, invocation: InvocationId, wait_s: float, stopping: asyncio.Event
+    ) -> StoredInvocation | None:
         """As it is when it has ended, or after so long, or when this controller stops."""
         ends = time.monotonic() + wait_s
         event = asyncio.Event()

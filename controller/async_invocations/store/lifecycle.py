@@ -39,7 +39,7 @@ Step = Literal["claim", "expire", "cancel", "deliver"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class RunOutcome:
     """What came of one execution. Without an answer and an error it was cancelled."""
 
     answer: Answer | None = None
@@ -128,7 +128,7 @@ def handed_back(progress: Progress, now_unix_ms: int) -> Progress:
 def cancelling(progress: Progress, envelope: Envelope, now_unix_ms: int) -> Progress:
     """What a wish to cancel makes of it; one that has ended stays as it is."""
     if progress.status == "queued":
-        return ended(progress, envelope, Outcome(), now_unix_ms)
+        return ended(progress, envelope, RunOutcome(), now_unix_ms)
     if progress.status == "running" and not progress.cancelling:
         return _noted(msgspec.structs.replace(progress, cancelling=True), now_unix_ms, "to be cancelled")
     return progress
@@ -143,7 +143,7 @@ def expired(progress: Progress, envelope: Envelope, now_unix_ms: int) -> Progres
     return _ended(progress, envelope, "expired", now_unix_ms, error=progress.error or error)
 
 
-def ended(progress: Progress, envelope: Envelope, outcome: Outcome, now_unix_ms: int) -> Progress:
+def ended(progress: Progress, envelope: Envelope, outcome: RunOutcome, now_unix_ms: int) -> Progress:
     """After an execution: its end, or another place in the queue."""
     error = outcome.error
     if error is not None and error.code in NO_ROOM and not progress.cancelling:

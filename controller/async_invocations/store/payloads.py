@@ -28,14 +28,14 @@ HEAD_MAX_BYTES = 256 * 1024
 Head = TypeVar("Head", Envelope, Answer)
 
 
-class Vault:
+class PayloadStore:
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
 
     async def keep_request(self, envelope: Envelope, body: bytes) -> Envelope:
         """What lies there afterwards: this one, or the one that came first under the same id. Errors: StoreFailed."""
         key = request_key(envelope.id)
-        if await self._store.create(key, packed(envelope, body)):
+        if await self._store.create(key, pack(envelope, body)):
             return envelope
         known = await self.request(envelope.id)
         if known is None:
@@ -44,15 +44,15 @@ class Vault:
 
     async def request(self, invocation: InvocationId) -> tuple[Envelope, bytes] | None:
         data = await self._store.read(request_key(invocation), REQUEST_MAX_BYTES + HEAD_MAX_BYTES)
-        return unpacked(data, Envelope) if data is not None else None
+        return unpack(data, Envelope) if data is not None else None
 
     async def keep_answer(self, invocation: InvocationId, answer: Answer, body: bytes) -> None:
         """Errors: StoreFailed."""
-        await self._store.create(answer_key(invocation, answer.claim), packed(answer, body))
+        await self._store.create(answer_key(invocation, answer.claim), pack(answer, body))
 
     async def answer(self, invocation: InvocationId, claim: int) -> tuple[Answer, bytes] | None:
         data = await self._store.read(answer_key(invocation, claim), ANSWER_MAX_BYTES + HEAD_MAX_BYTES)
-        return unpacked(data, Answer) if data is not None else None
+        return unpack(data, Answer) if data is not None else None
 
     async def drop_answer(self, invocation: InvocationId, claim: int) -> None:
         await self._store.delete(answer_key(invocation, claim))
@@ -80,11 +80,11 @@ def answer_key(invocation: InvocationId, claim: int) -> str:
     return f"{FOLDER}{invocation}/answer-{claim}"
 
 
-def packed(head: Envelope | Answer, body: bytes) -> bytes:
+def pack(head: Envelope | Answer, body: bytes) -> bytes:
     return msgspec.json.encode(head) + b"\n" + body
 
 
-def unpacked(data: bytes, kind: type[Head]) -> tuple[Head, bytes]:
+def unpack(data: bytes, kind: type[Head]) -> tuple[Head, bytes]:
     """Errors: StoreFailed for what nobody of us wrote."""
     line, newline, body = data.partition(b"\n")
     try:

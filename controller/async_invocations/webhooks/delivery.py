@@ -8,19 +8,19 @@ from collections.abc import Awaitable, Callable
 
 import msgspec
 
-from ...auth.secret_encryption import VaultClosed
+from ...auth.secret_encryption import SecretCipherError
 from ...schemas.invocations import InvocationInfo
 from ...state.access_records import DEFAULT
 from ..store import lifecycle
-from ..store.invocations import Book, Entry
+from ..store.invocations import InvocationStore, StoredInvocation
 from . import signing as webhooks
-from .http_client import Poster
+from .http_client import WebhookClient
 from .secrets import WebhookSecrets
 
 log = logging.getLogger(__name__)
 
 
-class Message(msgspec.Struct, frozen=True, kw_only=True):
+class WebhookMessage(msgspec.Struct, frozen=True, kw_only=True):
     """The body of a webhook."""
 
     type: str
@@ -29,13 +29,13 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
     data: InvocationInfo
 
 
-class Courier:
+class WebhookDelivery:
     def __init__(
         self,
-        book: Book,
-        poster: Poster,
+        book: InvocationStore,
+        poster: WebhookClient,
         secrets: WebhookSecrets,
-        info: Callable[[Entry], Awaitable[InvocationInfo]],
+        info: Callable[[StoredInvocation], Awaitable[InvocationInfo]],
         project_of: Callable[[str], str | None],
     ) -> None:
         """`project_of` a function, if that is known."""
@@ -48,7 +48,7 @@ class Courier:
     async def close(self) -> None:
         await self._poster.close()
 
-    async def deliver(self, entry: Entry) -> None:
+    async def deliver(self, entry: StoredInvocation) -> None:
         """One try; what came of it is in the book afterwards."""
         now_unix_ms = time.time_ns() // 1_000_000
         claimed = await self._book.write(entry, lifecycle.delivering(entry.progress, now_unix_ms))
@@ -56,7 +56,7 @@ class Courier:
             return
         envelope = entry.envelope
         body = msgspec.json.encode(
-            Message(
+            WebhookMessage(
                 type=f"invocation.{entry.progress.status}",
                 timestamp=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(entry.progress.finished_unix_ms / 1000)),
                 data=await self._info(entry),
@@ -64,7 +64,7 @@ class Courier:
         )
         try:
             secret = await self._secrets.get(envelope.project or self._project_of(envelope.function) or DEFAULT)
-        except VaultClosed as closed:
+        except SecretCipherError as closed:
             status, error = 0, closed.message
         else:
             headers = webhooks.headers(secret, envelope.id, int(time.time()), body)

@@ -46,7 +46,7 @@ class CheckedResolver(AbstractResolver):
         return
 
 
-class Poster:
+class WebhookClient:
     def __init__(self, allowed: Sequence[Network]) -> None:
         self._allowed = allowed
         self._session: aiohttp.ClientSession | None = None

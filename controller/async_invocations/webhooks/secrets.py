@@ -15,7 +15,7 @@ import redis.asyncio as redis
 from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.errors import Unavailable
 
-from ...auth.secret_encryption import Vault, VaultClosed
+from ...auth.secret_encryption import SecretCipher, SecretCipherError
 from ...state.access_records import SecretRecord
 from ...state.redis_client import Script
 from . import signing as webhooks
@@ -26,16 +26,16 @@ TRIES = 20
 
 
 class WebhookSecrets:
-    """Errors of all methods: REDIS_DOWN, and VaultClosed where the master key cannot be had."""
+    """Errors of all methods: REDIS_DOWN, and SecretCipherError where the master key cannot be had."""
 
-    def __init__(self, client: redis.Redis, vault: Vault) -> None:
+    def __init__(self, client: redis.Redis, vault: SecretCipher) -> None:
         self._client = client
         self._vault = vault
         self._swap = Script(client, "compare_and_set")
         self._decoder = msgspec.json.Decoder(SecretRecord)
 
     async def get(self, project: str) -> str:
-        """Made when it is first asked for. Errors: VaultClosed also for one that another master key has closed."""
+        """The project's secret, created on first use. Errors: SecretCipherError if another master key encrypted it."""
         for _ in range(TRIES):
             raw = await self._raw(project)
             if _is_closed(raw):
@@ -77,9 +77,10 @@ class WebhookSecrets:
     def _opened(self, raw: bytes) -> str:
         try:
             return self._vault.open(self._decoder.decode(raw))
-        except (VaultClosed, msgspec.DecodeError) as error:
-            raise VaultClosed(
-                f"the webhook secret cannot be read: {error.message if isinstance(error, VaultClosed) else error}",
+        except (SecretCipherError, msgspec.DecodeError) as error:
+            why = error.message if isinstance(error, SecretCipherError) else error
+            raise SecretCipherError(
+                f"the webhook secret cannot be read: {why}",
                 hint="give the controller the master key that closed it, or make another: fs webhooks secret --rotate",
             ) from error
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 import msgspec
 
-from ...auth.owner_key import keep
+from ...auth.owner_key import write_key_file
 from ...schemas.functions import SystemStatus
 from .. import output
 from ..api_client import ApiClient, find_server
@@ -43,5 +43,7 @@ def _shown(page: str, layout: HomeLayout) -> bool:
 
     layout.home.mkdir(parents=True, exist_ok=True, mode=0o700)
     script = msgspec.json.encode(page).decode()
-    keep(layout.dashboard_page, f"<!doctype html><title>fleetstart</title><script>location.replace({script})</script>")
+    write_key_file(
+        layout.dashboard_page, f"<!doctype html><title>fleetstart</title><script>location.replace({script})</script>"
+    )
     return webbrowser.open(layout.dashboard_page.as_uri())

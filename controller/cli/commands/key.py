@@ -173,7 +173,7 @@ def _keep(layout: HomeLayout, created: KeyCreated, url: str) -> Path | None:
     try:
         if layout.endpoint.read_text().strip() != url:
             return None
-        own_key.keep(layout.key, created.key)
+        own_key.write_key_file(layout.key, created.key)
         layout.open.unlink(missing_ok=True)
     except OSError:
         return None
@@ -182,4 +182,4 @@ def _keep(layout: HomeLayout, created: KeyCreated, url: str) -> Path | None:
 
 def _is_of(layout: HomeLayout, info: KeyInfo) -> bool:
     """Whether the key that is kept is this one, as it was before the rotation."""
-    return bool(info.previous_id) and own_key.kept(layout.key).startswith(f"fs_{info.previous_id}_")
+    return bool(info.previous_id) and own_key.read_key_file(layout.key).startswith(f"fs_{info.previous_id}_")

@@ -11,8 +11,8 @@ import redis
 from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.errors import NotFound, Unauthorized
 
-from ...auth.api_key import new_credential, parse
-from ...auth.owner_key import NAME, keep, owners_record
+from ...auth.api_key import new_key_text, parse_key
+from ...auth.owner_key import NAME, owner_key_record, write_key_file
 from ...schemas.access import AuditEvent, KeyInfo
 from ...state.access_records import LOCAL, digest
 from ..api_client import Address, ApiClient
@@ -29,13 +29,13 @@ def recover_key(layout: HomeLayout, url: str) -> str:
     record = read_record(layout.supervisor, SupervisorRecord)
     if record is None:
         raise Unreachable(f"no server runs in {layout.home}", hint="start it with `fs up`, then recover its key")
-    text = new_credential().text
+    text = new_key_text().text
     try:
         with redis.Redis.from_url(record.redis_url, socket_timeout=HEARD_S) as client:
             name = _put(client, text)
     except redis.RedisError as error:
         raise Unreachable(f"the system's Redis does not answer: {error}", hint="see `fs status`") from error
-    keep(layout.key, text)
+    write_key_file(layout.key, text)
     layout.open.unlink(missing_ok=True)
     _await(Address(url, text))
     return name
@@ -48,7 +48,7 @@ def _put(client: redis.Redis, text: str) -> str:
     now_unix_ms = time.time_ns() // 1_000_000
     for number in itertools.count(1):
         name = NAME if number == 1 else f"{NAME}-{number}"
-        made = owners_record(parse(text), name, now_unix_ms)
+        made = owner_key_record(parse_key(text), name, now_unix_ms)
         if client.hsetnx(keys.KEYS, name, msgspec.json.encode(made).decode()):
             event = AuditEvent(
                 unix_ms=now_unix_ms, by=LOCAL, address=LOCAL, verb="key.recover", object=f"key {name}", status=201,

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 import redis
 
-from fleetstart.controller.auth.owner_key import kept
+from fleetstart.controller.auth.owner_key import read_key_file
 from fleetstart.controller.cli.home import HomeLayout
 from tests.bench.harness.samples import ROOT
 from tests.bench.harness.wire import Connection
@@ -33,7 +33,7 @@ class System:
         self.home = home
         self.url = url
         self.host, self.port = urlsplit(url).hostname or "", urlsplit(url).port or 0
-        key = kept(HomeLayout(home).key)
+        key = read_key_file(HomeLayout(home).key)
         self.shown = {"authorization": f"Bearer {key}"} if key else {}
         """What each caller shows: the owner's key, or nothing where the system is open."""
         self._api = self.connect()

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from fleetstart.controller.async_invocations.cron_schedules import (
     LATE_S,
     ScheduleMark,
+    check_due,
     check_schedule,
-    look,
     next_unix_s,
     schedule_id,
 )
@@ -52,17 +52,17 @@ def test_a_schedule_that_is_none_is_refused(schedule: str, timezone: str) -> Non
 
 def test_a_new_schedule_waits_for_its_first_moment_and_missed_ones_are_skipped() -> None:
     spec = scheduled("*/5 * * * *")
-    begun = look(spec, None, at("2026-11-22T10:05:01"))
+    begun = check_due(spec, None, at("2026-11-22T10:05:01"))
     assert begun.fire_unix_s is None
-    soon = look(spec, begun.mark, at("2026-11-22T10:09:59"))
+    soon = check_due(spec, begun.mark, at("2026-11-22T10:09:59"))
     assert (soon.fire_unix_s, soon.mark) == (None, begun.mark)
-    due = look(spec, begun.mark, at("2026-11-22T10:10:02"))
+    due = check_due(spec, begun.mark, at("2026-11-22T10:10:02"))
     assert (due.fire_unix_s, due.missed) == (at("2026-11-22T10:10:00"), 0)
-    late = look(spec, due.mark, at("2026-11-22T10:30:30"))
+    late = check_due(spec, due.mark, at("2026-11-22T10:30:30"))
     assert (late.fire_unix_s, late.missed) == (at("2026-11-22T10:30:00"), 3)
-    gone = look(spec, late.mark, at("2026-11-22T11:04:00"))
+    gone = check_due(spec, late.mark, at("2026-11-22T11:04:00"))
     assert (gone.fire_unix_s, gone.missed) == (None, 6)
-    other = look(scheduled("*/7 * * * *"), due.mark, at("2026-11-22T12:00:00"))
+    other = check_due(scheduled("*/7 * * * *"), due.mark, at("2026-11-22T12:00:00"))
     assert other.fire_unix_s is None
 
 
@@ -71,7 +71,7 @@ def test_no_moment_is_fired_twice_nor_late(begin: int, steps: list[int]) -> None
     spec = scheduled("*/2 * * * *")
     mark, now, fired = None, begin, list[int]()
     for step in steps:
-        due = look(spec, mark, now)
+        due = check_due(spec, mark, now)
         if due.fire_unix_s is not None:
             fired.append(due.fire_unix_s)
             assert now - LATE_S <= due.fire_unix_s <= now

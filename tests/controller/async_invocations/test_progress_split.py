@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetstart.controller.async_invocations.progress_split import Apart, told_in
+from fleetstart.controller.async_invocations.progress_split import ProgressSplitter, progress_in
 from fleetstart.controller.state.invocation_records import MESSAGE_MAX, Told
 from fleetstart.runtime.contract.errors import ErrorBody, HandlerFailed
 from fleetstart.runtime.contract.worker_headers import AnswerHead
@@ -30,7 +30,7 @@ def piece(data: bytes) -> bytes:
 @given(st.lists(st.binary(min_size=1, max_size=40), max_size=5), st.lists(st.integers(0, 8), max_size=4))
 def test_an_answer_is_put_together_wherever_its_events_are_cut(parts: list[bytes], cuts: list[int]) -> None:
     events = [PROGRESS, PROGRESS, head(), *map(piece, parts), BILL]
-    apart, body, shown = Apart(), b"", list[bytes]()
+    apart, body, shown = ProgressSplitter(), b"", list[bytes]()
     for begin, end in zip([0, *sorted(cuts)], [*sorted(cuts), len(events)], strict=True):
         seen, more = apart.take(events[begin:end])
         body, shown = body + more, shown + seen
@@ -39,7 +39,7 @@ def test_an_answer_is_put_together_wherever_its_events_are_cut(parts: list[bytes
 
 
 def test_a_stream_is_kept_without_its_progress() -> None:
-    apart = Apart()
+    apart = ProgressSplitter()
     item = b"id: 1\ndata: {}"
     assert apart.take([PROGRESS, item, head(), PROGRESS, BILL]) == (
         [PROGRESS, item, head(), PROGRESS, BILL],
@@ -50,7 +50,7 @@ def test_a_stream_is_kept_without_its_progress() -> None:
 
 def test_a_failure_after_progress_is_the_answer() -> None:
     body = msgspec.json.encode(ErrorBody(error=HandlerFailed("after all").info(), request_id="inv-1"))
-    apart = Apart()
+    apart = ProgressSplitter()
     failure = b"event: error\ndata: " + body
     assert apart.take([PROGRESS, failure]) == ([PROGRESS, failure], body)
     assert apart.head is not None
@@ -62,7 +62,7 @@ def test_a_failure_after_progress_is_the_answer() -> None:
     "data", [b"", b"{}", b"[1]", b'{"status":99,"headers":[]}', b'{"status":200,"headers":[["a","b\\r\\nc"]]}', b"\xff"]
 )
 def test_a_head_that_is_none_is_an_item(data: bytes) -> None:
-    apart = Apart()
+    apart = ProgressSplitter()
     event = b"event: answer\ndata: " + data
     assert apart.take([event]) == ([event], event + b"\n\n")
 
@@ -70,5 +70,7 @@ def test_a_head_that_is_none_is_an_item(data: bytes) -> None:
 def test_the_last_progress_is_told() -> None:
     later = b'event: progress\ndata: {"fraction":0.75,"message":"' + b"m" * 1000 + b'"}'
     odd = [b"event: progress\ndata: " + data for data in (b"{}", b'{"fraction":2}', b"\xff", b'{"fraction":"1"}')]
-    assert told_in([PROGRESS, later, b"data: x", *odd], 7) == Told(fraction=0.75, message="m" * MESSAGE_MAX, unix_ms=7)
-    assert told_in([b"data: x", *odd], 7) is None
+    assert progress_in([PROGRESS, later, b"data: x", *odd], 7) == Told(
+        fraction=0.75, message="m" * MESSAGE_MAX, unix_ms=7
+    )
+    assert progress_in([b"data: x", *odd], 7) is None

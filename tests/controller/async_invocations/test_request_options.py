@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from fleetstart.controller.async_invocations import request_options as preferences
 from fleetstart.controller.async_invocations.request_options import (
     fingerprint,
+    has_options,
     kept_headers,
-    read_asked,
+    read_options,
     read_prefer,
-    watched,
 )
 from fleetstart.runtime.contract.errors import Refused
 
@@ -47,12 +47,12 @@ HEADERS = st.lists(
 @given(HEADERS)
 def test_any_headers_are_understood_or_refused(headers: list[tuple[bytes, bytes]]) -> None:
     try:
-        asked = read_asked(headers, ())
+        asked = read_options(headers, ())
     except Refused:
         return
     assert 1 <= asked.ttl_s <= preferences.TTL_MAX_S
     assert 1 <= asked.queue_s <= preferences.QUEUE_MAX_S
-    assert watched(headers) or asked.nothing
+    assert has_options(headers) or asked.nothing
 
 
 def test_secrets_and_what_is_ours_are_not_kept() -> None:

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetstart.controller.auth.api_key import new_credential
-from fleetstart.controller.auth.authorize import Caller, authenticate, is_ours, shown_in
+from fleetstart.controller.auth.api_key import new_key_text
+from fleetstart.controller.auth.authorize import Caller, authenticate, is_fleetstart_key, key_in_headers
 from fleetstart.controller.state.access_records import RIGHTS, Credential, KeyRecord, Right
 from fleetstart.controller.state.access_table import EMPTY, AccessTable, read_table
 from fleetstart.runtime.contract.errors import Forbidden, NotFound, Unauthorized
@@ -31,12 +31,12 @@ def table(*records: KeyRecord) -> AccessTable:
 
 
 def caller(rights: list[Right], *, functions: list[str] | None = None, project: str = "") -> Caller:
-    key = msgspec.structs.replace(record(new_credential(), rights=rights), functions=functions or [], project=project)
+    key = msgspec.structs.replace(record(new_key_text(), rights=rights), functions=functions or [], project=project)
     return Caller(name="ci", key=key, project_of=PROJECTS.get)
 
 
 def test_a_key_is_known_by_its_text_and_by_nothing_less() -> None:
-    made, other = new_credential(), new_credential()
+    made, other = new_key_text(), new_key_text()
     known = table(record(made))
     assert authenticate(known, made.text, NOW).name == "ci"
     for text, told in ((None, "none was shown"), ("", "none was shown"), (other.text, "not known here")):
@@ -48,13 +48,13 @@ def test_a_key_is_known_by_its_text_and_by_nothing_less() -> None:
 
 
 def test_what_has_ended_says_so_to_whoever_has_it() -> None:
-    made = new_credential()
+    made = new_key_text()
     with pytest.raises(Unauthorized, match="has expired"):
         authenticate(table(record(made, ends=NOW)), made.text, NOW)
     assert authenticate(table(record(made, ends=NOW + 1)), made.text, NOW)
     with pytest.raises(Unauthorized, match="was revoked"):
         authenticate(table(msgspec.structs.replace(record(made), revoked_unix_ms=NOW)), made.text, NOW)
-    newer, old = record(new_credential()).credentials[0], record(made, ends=NOW).credentials[0]
+    newer, old = record(new_key_text()).credentials[0], record(made, ends=NOW).credentials[0]
     rotated = msgspec.structs.replace(record(made), credentials=[newer, old])
     with pytest.raises(Unauthorized, match="is the old one"):
         authenticate(table(rotated), made.text, NOW)
@@ -107,20 +107,20 @@ def test_a_limited_key_sees_its_functions_and_hears_nothing_of_others() -> None:
 
 def test_where_a_key_is_looked_for() -> None:
     basic = b"Basic " + b64encode(b"me:fs_x")
-    assert shown_in(b"Bearer fs_x", None) == "fs_x"
-    assert shown_in(b"bearer   fs_x ", None) == "fs_x"
-    assert shown_in(b"Bearer user", b"fs_own") == "fs_own"
-    assert shown_in(basic, None) is None, "browsers send it along with what other pages make them send"
-    assert shown_in(None, None) is None
-    assert is_ours(b"Bearer fs_abc")
-    assert not is_ours(b"Bearer sk-abc")
+    assert key_in_headers(b"Bearer fs_x", None) == "fs_x"
+    assert key_in_headers(b"bearer   fs_x ", None) == "fs_x"
+    assert key_in_headers(b"Bearer user", b"fs_own") == "fs_own"
+    assert key_in_headers(basic, None) is None, "browsers send it along with what other pages make them send"
+    assert key_in_headers(None, None) is None
+    assert is_fleetstart_key(b"Bearer fs_abc")
+    assert not is_fleetstart_key(b"Bearer sk-abc")
 
 
 @given(st.binary(max_size=3000))
 def test_no_header_breaks_it(value: bytes) -> None:
-    known = table(record(new_credential()))
+    known = table(record(new_key_text()))
     for header in (value, b"Bearer " + value, b"Basic " + value, b"Bearer fs_" + value):
-        for text in (shown_in(header, None), shown_in(None, header)):
+        for text in (key_in_headers(header, None), key_in_headers(None, header)):
             with pytest.raises(Unauthorized):
                 authenticate(known, text, NOW)
-        is_ours(header)
+        is_fleetstart_key(header)

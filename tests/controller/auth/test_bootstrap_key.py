@@ -15,7 +15,7 @@ import httpx
 import msgspec
 import pytest
 
-from fleetstart.controller.auth.api_key import parse
+from fleetstart.controller.auth.api_key import parse_key
 from fleetstart.controller.schemas.access import AuditEvent
 from fleetstart.runtime.contract import redis_keys as keys
 from tests.controller.conftest import ControllerProcess
@@ -133,7 +133,7 @@ def test_a_redis_that_has_lost_it_knows_it_again(closed: Closed, redis_server: R
 def test_a_damaged_file_does_not_keep_it_from_starting(closed: Closed, damaged: str) -> None:
     closed.file.write_text(damaged)
     closed.start()
-    parse(closed.file.read_text().strip())
+    parse_key(closed.file.read_text().strip())
 
 
 def test_controllers_of_one_home_have_one_key_and_another_home_keeps_none(

@@ -13,7 +13,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from fleetstart.controller.auth.api_key import new_credential
+from fleetstart.controller.auth.api_key import new_key_text
 from fleetstart.runtime.contract import redis_keys as keys
 from tests.controller.conftest import ControllerProcess, HandNode
 from tests.servers import RedisServer, wait_until
@@ -243,7 +243,7 @@ def test_hostile_requests_are_refused_and_break_nothing(controller: ControllerPr
     text = lock(controller)
     wrong = [
         "Bearer", "bearer", text, f"Basic {text}", f"Bearer {text}x", f"Bearer {text[:-1]}", "Bearer fs_",
-        f"Bearer {text[:20]}{text[21:]}x", "Bearer " + "a" * 20_000, f"Bearer {new_credential().text}",
+        f"Bearer {text[:20]}{text[21:]}x", "Bearer " + "a" * 20_000, f"Bearer {new_key_text().text}",
         f"Bearer {text}, Bearer {text}", "Bearer fs_ü", f"Bearer {text.upper()}", "Bearer *", "Digest a=b",
     ]  # fmt: skip
     with anybody(controller) as client:

@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetstart.controller.auth.quotas import Claim, Rates, check
+from fleetstart.controller.auth.quotas import ProjectRateLimiter, ResourceDemand, check_quotas
 from fleetstart.controller.state.access_records import Quotas
 from fleetstart.runtime.contract.errors import InvalidInput, QuotaExceeded, RateLimited
 from fleetstart.runtime.contract.function.spec import GIB
 
 
-def claim(name: str, workers: int, gib: int = 1) -> Claim:
-    return Claim(function=name, workers=workers, memory_bytes=workers * gib * GIB)
+def claim(name: str, workers: int, gib: int = 1) -> ResourceDemand:
+    return ResourceDemand(function=name, workers=workers, memory_bytes=workers * gib * GIB)
 
 
 @pytest.mark.parametrize(
@@ -27,19 +27,19 @@ def claim(name: str, workers: int, gib: int = 1) -> Claim:
 def test_a_refusal_says_which_quota_how_much_and_who_raises_it(quotas: Quotas, told: str) -> None:
     others = [claim("a", 2), claim("b", 4)]
     with pytest.raises(QuotaExceeded) as caught:
-        check("ml", quotas, others, claim("c", 4))
+        check_quotas("ml", quotas, others, claim("c", 4))
     assert told in caught.value.message
     assert "an admin raises it: fs project quota ml --" in caught.value.hint
-    check("ml", Quotas(), others, claim("c", 4))
-    check("ml", quotas, [], claim("c", 4))
+    check_quotas("ml", Quotas(), others, claim("c", 4))
+    check_quotas("ml", quotas, [], claim("c", 4))
 
 
 def test_what_a_function_has_it_may_keep_when_the_quota_was_lowered() -> None:
     others, quotas = [claim("a", 4)], Quotas(functions=1, workers=4, memory_bytes=GIB)
-    check("ml", quotas, others, claim("c", 4), claim("c", 4))
-    check("ml", quotas, others, claim("c", 3), claim("c", 4))
+    check_quotas("ml", quotas, others, claim("c", 4), claim("c", 4))
+    check_quotas("ml", quotas, others, claim("c", 3), claim("c", 4))
     with pytest.raises(QuotaExceeded):
-        check("ml", quotas, others, claim("c", 5), claim("c", 4))
+        check_quotas("ml", quotas, others, claim("c", 5), claim("c", 4))
 
 
 @given(
@@ -51,7 +51,7 @@ def test_what_a_function_has_it_may_keep_when_the_quota_was_lowered() -> None:
 def test_a_sum_passes_its_quota_only_by_what_was_there(limit: int, others: list[int], wanted: int, has: int) -> None:
     claims = [claim(str(number), workers) for number, workers in enumerate(others)]
     try:
-        check("ml", Quotas(workers=limit), claims, claim("c", wanted), claim("c", has))
+        check_quotas("ml", Quotas(workers=limit), claims, claim("c", wanted), claim("c", has))
         assert sum(others) + wanted <= limit or wanted <= has
     except QuotaExceeded:
         assert sum(others) + wanted > limit
@@ -64,7 +64,7 @@ def test_a_sum_passes_its_quota_only_by_what_was_there(limit: int, others: list[
     steps_ns=st.lists(st.integers(0, 2_000_000_000), min_size=1, max_size=60),
 )
 def test_no_more_calls_pass_than_the_rate_and_a_second_of_it(rate: float, gateways: int, steps_ns: list[int]) -> None:
-    rates, now_ns, passed = Rates(), 0, 0
+    rates, now_ns, passed = ProjectRateLimiter(), 0, 0
     for step_ns in steps_ns:
         now_ns += step_ns
         try:
@@ -79,7 +79,7 @@ def test_no_more_calls_pass_than_the_rate_and_a_second_of_it(rate: float, gatewa
 
 
 def test_a_rate_of_nothing_lets_nothing_pass_after_the_first() -> None:
-    rates = Rates()
+    rates = ProjectRateLimiter()
     rates.take("ml", 0.0, 1, 0)
     with pytest.raises(RateLimited, match="may make 0 calls a second"):
         rates.take("ml", 0.0, 1, 10**12)

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleetstart.controller.auth.secret_encryption import Vault, VaultClosed, key_id
-from fleetstart.controller.auth.secret_sealing import seal
+from fleetstart.controller.auth.secret_encryption import SecretCipher, SecretCipherError, key_id
+from fleetstart.controller.auth.secret_sealing import seal_values
 from fleetstart.controller.state.access_records import SecretRecord
 from fleetstart.prefetcher.workers.secrets import SecretDecryptor
 from fleetstart.runtime.contract.errors import StartFailed
@@ -25,7 +25,7 @@ from fleetstart.runtime.contract.node.sealed_secrets import Sealed, bound_to
 VALUE = "hf_correct horse ✓\nbattery"
 
 
-def closed(vault: Vault, *, project: str = "ml", name: str = "HF_TOKEN") -> SecretRecord:
+def closed(vault: SecretCipher, *, project: str = "ml", name: str = "HF_TOKEN") -> SecretRecord:
     box, master = vault.close(project, name, VALUE)
     return SecretRecord(
         name=name, project=project, box=box, master=master, size_bytes=1, created_unix_ms=1, updated_unix_ms=1,
@@ -38,16 +38,16 @@ def fresh_key() -> str:
 
 
 def test_what_was_closed_opens_after_a_restart_and_is_for_its_owner_alone(tmp_path: Path) -> None:
-    record = closed(Vault(tmp_path, ""))
+    record = closed(SecretCipher(tmp_path, ""))
     assert VALUE[:5].encode() not in msgspec.json.encode(record)
-    assert Vault(tmp_path, "").open(record) == VALUE
+    assert SecretCipher(tmp_path, "").open(record) == VALUE
     assert stat.S_IMODE((tmp_path / "master.key").stat().st_mode) == 0o600
     assert [path.name for path in tmp_path.iterdir()] == ["master.key"]
-    assert closed(Vault(tmp_path, "")).box != record.box, "equal values do not look equal"
+    assert closed(SecretCipher(tmp_path, "")).box != record.box, "equal values do not look equal"
 
 
 def test_what_was_moved_changed_or_needs_another_key_does_not_open(tmp_path: Path) -> None:
-    vault = Vault(tmp_path, "")
+    vault = SecretCipher(tmp_path, "")
     record = closed(vault)
     for broken in (
         msgspec.structs.replace(record, name="OTHER"),
@@ -56,38 +56,38 @@ def test_what_was_moved_changed_or_needs_another_key_does_not_open(tmp_path: Pat
         msgspec.structs.replace(record, box="?"),
         msgspec.structs.replace(record, box=""),
     ):
-        with pytest.raises(VaultClosed, match="does not open"):
+        with pytest.raises(SecretCipherError, match="does not open"):
             vault.open(broken)
-    with pytest.raises(VaultClosed, match=f"encrypted with master key {record.master}"):
-        Vault(tmp_path / "elsewhere", fresh_key()).open(record)
+    with pytest.raises(SecretCipherError, match=f"encrypted with master key {record.master}"):
+        SecretCipher(tmp_path / "elsewhere", fresh_key()).open(record)
 
 
 def test_master_keys_are_changed_without_losing_anything(tmp_path: Path) -> None:
-    vault = Vault(tmp_path, "")
+    vault = SecretCipher(tmp_path, "")
     old = closed(vault)
     master = vault.renew()
     assert master != old.master
     new = closed(vault)
     assert (new.master, vault.open(old), vault.open(new)) == (master, VALUE, VALUE)
-    assert Vault(tmp_path, "").open(old) == VALUE, "both are kept until the old one is not needed"
+    assert SecretCipher(tmp_path, "").open(old) == VALUE, "both are kept until the old one is not needed"
     vault.forget_old()
-    assert Vault(tmp_path, "").open(new) == VALUE
-    with pytest.raises(VaultClosed):
-        Vault(tmp_path, "").open(old)
+    assert SecretCipher(tmp_path, "").open(new) == VALUE
+    with pytest.raises(SecretCipherError):
+        SecretCipher(tmp_path, "").open(old)
     first, second = fresh_key(), fresh_key()
-    before = closed(Vault(tmp_path, first))
-    both = Vault(tmp_path, f"{second},{first}")
+    before = closed(SecretCipher(tmp_path, first))
+    both = SecretCipher(tmp_path, f"{second},{first}")
     assert both.open(before) == VALUE
     assert both.renew() == closed(both).master != before.master
 
 
 @pytest.mark.parametrize("text", ["x", "AAAA", ",", "=" * 44, "ü"])
 def test_what_is_no_master_key(tmp_path: Path, text: str) -> None:
-    with pytest.raises(VaultClosed, match="FS_MASTER_KEY is no master key"):
-        Vault(tmp_path, text)
+    with pytest.raises(SecretCipherError, match="FS_MASTER_KEY is no master key"):
+        SecretCipher(tmp_path, text)
     (tmp_path / "master.key").write_text(text)
-    with pytest.raises(VaultClosed, match="is no master key"):
-        closed(Vault(tmp_path, ""))
+    with pytest.raises(SecretCipherError, match="is no master key"):
+        closed(SecretCipher(tmp_path, ""))
     assert (tmp_path / "master.key").read_text() == text, "what is there is not overwritten"
 
 
@@ -105,7 +105,7 @@ def order(
         name=FunctionName("chat"), bundle=BundleId("b"), entry="handler:run",
         secrets=list(values) if wanted is None else wanted,
     )  # fmt: skip
-    sealed = seal(values, opener.public_key, bound_to(worker, node, epoch))
+    sealed = seal_values(values, opener.public_key, bound_to(worker, node, epoch))
     return WorkerOrder(
         worker=worker, node=node, epoch="e1", version=Version(1), spec=spec, ordered_unix_ns=1, sealed=sealed
     )
@@ -148,4 +148,4 @@ def test_what_is_for_another_worker_node_or_epoch_does_not_open() -> None:
 @pytest.mark.parametrize("key", ["", "?", "AAAA", b64encode(bytes(32)).decode()])
 def test_what_is_no_public_key_is_not_sealed_for(key: str) -> None:
     with pytest.raises(StartFailed):
-        seal({"TOKEN": VALUE}, key, b"")
+        seal_values({"TOKEN": VALUE}, key, b"")

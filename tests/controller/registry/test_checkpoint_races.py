@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from fleetstart.controller.registry.checkpoints import UNFINISHED_S, Checkpoints
-from fleetstart.controller.registry.deletion_guard import FORGET_MS, STALE_MS, Removals
+from fleetstart.controller.registry.deletion_guard import FORGET_MS, STALE_MS, DeletionGuard
 from fleetstart.controller.registry.registry import Registry
 from fleetstart.controller.state.redis_client import connect
 from fleetstart.controller.state.sync import State
@@ -158,7 +158,7 @@ def test_a_sweep_takes_what_was_left_a_day_ago_and_nothing_else(redis_url: str, 
 def test_a_removal_that_died_stands_in_nobodys_way_for_long(redis_url: str) -> None:
     async def scenario() -> None:
         client = connect(redis_url)
-        removals, checkpoint = Removals(client), CheckpointId("a" * 64)
+        removals, checkpoint = DeletionGuard(client), CheckpointId("a" * 64)
         await removals.begin(checkpoint, NOW_MS)
         with pytest.raises(Unavailable):
             await removals.marks([checkpoint], NOW_MS + STALE_MS - 1)

@@ -7,7 +7,12 @@ from typing import Any
 import pytest
 
 from fleetstart.controller.http.byte_range import NotSatisfiable, parse_range
-from fleetstart.controller.registry.checkpoints import UNFINISHED_S, grouped, litter, missing_of
+from fleetstart.controller.registry.checkpoints import (
+    UNFINISHED_S,
+    first_missing_part,
+    group_by_checkpoint,
+    orphaned_uploads,
+)
 from fleetstart.controller.storage.object_store import StoredObject
 from fleetstart.runtime.contract.ids import CheckpointId
 from fleetstart.runtime.contract.weights.manifest import FileEntry, checkpoint_id, manifest_bytes
@@ -155,7 +160,7 @@ def stored(checkpoint: str, name: str, *, size_bytes: int = 1, at_ms: int = NOW_
 def test_only_uploads_that_nobody_goes_on_with_are_litter() -> None:
     old_ms = NOW_MS - round(UNFINISHED_S * 1000) - 1
     left, resumed, whole = "a" * 64, "b" * 64, "c" * 64
-    groups = grouped(
+    groups = group_by_checkpoint(
         [
             stored(left, "part-1", at_ms=old_ms),
             stored(resumed, "part-1", at_ms=old_ms),
@@ -167,14 +172,14 @@ def test_only_uploads_that_nobody_goes_on_with_are_litter() -> None:
         ]
     )
     assert groups.keys() == {left, resumed, whole}
-    assert litter(groups, NOW_MS) == [left]
+    assert orphaned_uploads(groups, NOW_MS) == [left]
 
 
 def test_what_is_missing_is_named() -> None:
     found = [stored("c", "a"), stored("c", "b", size_bytes=7)]
-    assert missing_of({"a": 1, "b": 7}, found) == ""
-    assert missing_of({"a": 1, "c": 1}, found) == "c is missing"
-    assert missing_of({"b": 8}, found) == "b has 7 bytes, its manifest says 8"
+    assert first_missing_part({"a": 1, "b": 7}, found) == ""
+    assert first_missing_part({"a": 1, "c": 1}, found) == "c is missing"
+    assert first_missing_part({"b": 8}, found) == "b has 7 bytes, its manifest says 8"
 
 
 @pytest.mark.parametrize(

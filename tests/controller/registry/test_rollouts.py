@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fleetstart.controller.registry.rollouts import SLACK_MS, probe_path, verdict
+from fleetstart.controller.registry.rollouts import SLACK_MS, decide, probe_path
 from fleetstart.controller.scheduler.worker_pool import FAILURES_TO_BREAK
 from fleetstart.controller.state.records import Failure, Rollout
 from fleetstart.runtime.contract.errors import ErrorInfo
@@ -35,7 +35,7 @@ def decided(
     tried: FunctionSpec = spec(**fields)
     now_unix_ms = BEGUN_MS + round(after_s * 1000)
     failure = Failure(count=failures, last_unix_ms=now_unix_ms - 1, error=RAISED) if failures else None
-    found = verdict(
+    found = decide(
         TRIAL, tried, ready=ready, problem=problem, failure=failure, homeless=homeless, now_unix_ms=now_unix_ms
     )
     return found.action, found.error.message if found.error is not None else ""

@@ -14,7 +14,7 @@ from fleetstart.controller.async_invocations.store.event_log import (
     EventId,
     EventLog,
     EventsGone,
-    Splitter,
+    EventSplitter,
     check_reachable,
     parse_event_id,
     without_id,
@@ -29,7 +29,7 @@ LINES = st.text(st.characters(min_codepoint=32, max_codepoint=126), min_size=1, 
 @given(st.lists(st.lists(LINES, min_size=1, max_size=3), max_size=10), st.lists(st.integers(0, 400), max_size=10))
 def test_events_are_the_same_however_the_bytes_are_cut(events: list[list[str]], cuts: list[int]) -> None:
     stream = b"".join("\n".join(lines).encode() + b"\n\n" for lines in events)
-    splitter, found, begin = Splitter(), list[bytes](), 0
+    splitter, found, begin = EventSplitter(), list[bytes](), 0
     for cut in sorted(cuts):
         found += splitter.feed(stream[begin:cut])
         begin = max(begin, cut)
@@ -38,7 +38,7 @@ def test_events_are_the_same_however_the_bytes_are_cut(events: list[list[str]], 
 
 
 def test_ids_of_the_handler_are_replaced_by_ours() -> None:
-    splitter = Splitter()
+    splitter = EventSplitter()
     found = splitter.feed(b"id: 7\nevent: token\ndata: a\n\nid\n\ndata: one\r\ndata: two\r\n\r\ndata: ha")
     assert [without_id(event) for event in found] == [b"event: token\ndata: a", b"", b"data: one\ndata: two"]
     assert splitter.end() == [b"data: ha"]

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleetstart.controller.async_invocations.store import lifecycle
-from fleetstart.controller.async_invocations.store.lifecycle import LEASE_MS, LOSSES_MAX, Outcome
+from fleetstart.controller.async_invocations.store.lifecycle import LEASE_MS, LOSSES_MAX, RunOutcome
 from fleetstart.controller.state.invocation_records import MOMENTS_MAX, Answer, Envelope, Progress, run_id
 from fleetstart.runtime.contract.errors import ErrorInfo
 from fleetstart.runtime.contract.ids import FunctionName, InvocationId
@@ -37,20 +37,20 @@ def running(call: Envelope) -> Progress:
 
 
 OUTCOMES = st.one_of(
-    st.builds(Outcome, answer=st.sampled_from([answer(200), answer(404), answer(500)])),
+    st.builds(RunOutcome, answer=st.sampled_from([answer(200), answer(404), answer(500)])),
     st.builds(
-        Outcome,
+        RunOutcome,
         error=st.sampled_from(
             [error(code) for code in ("worker_lost", "unavailable", "queue_full", "handler_error", "store_error")]
         ),
     ),
-    st.just(Outcome()),
+    st.just(RunOutcome()),
 )
 EVENTS = st.lists(st.one_of(OUTCOMES, st.sampled_from(["cancel", "die", "renew", "wait"])), max_size=60)
 
 
 @given(EVENTS, st.booleans())
-def test_it_ends_once_and_stays_as_it_ended(events: list[Outcome | str], hook: bool) -> None:
+def test_it_ends_once_and_stays_as_it_ended(events: list[RunOutcome | str], hook: bool) -> None:
     call = envelope(webhook="https://example.com" if hook else "")
     progress, now = lifecycle.accepted(call), BEGUN
     ends, claims = list[Progress](), 0
@@ -69,7 +69,7 @@ def test_it_ends_once_and_stays_as_it_ended(events: list[Outcome | str], hook: b
             case "expire":
                 progress = lifecycle.expired(progress, call, now)
             case "cancel":
-                progress = lifecycle.ended(progress, call, Outcome(), now)
+                progress = lifecycle.ended(progress, call, RunOutcome(), now)
         if progress.ended:
             pass
         elif event == "cancel":
@@ -83,7 +83,7 @@ def test_it_ends_once_and_stays_as_it_ended(events: list[Outcome | str], hook: b
                 lifecycle.renewed(progress, now)
                 if event == "renew"
                 else lifecycle.ended(progress, call, event, now)
-                if isinstance(event, Outcome)
+                if isinstance(event, RunOutcome)
                 else progress
             )
         assert progress.losses <= LOSSES_MAX
@@ -104,7 +104,7 @@ def test_what_the_platform_loses_is_a_dead_letter_in_the_end(code: str) -> None:
         now = max(now, progress.due_unix_ms)
         progress = lifecycle.claimed(progress, "gw", now)
         runs += 1
-        progress = lifecycle.ended(progress, call, Outcome(error=error(code)), now)
+        progress = lifecycle.ended(progress, call, RunOutcome(error=error(code)), now)
         waits.append(progress.due_unix_ms - now)
     assert (progress.status, progress.dead, runs, progress.runs) == ("failed", True, LOSSES_MAX, LOSSES_MAX)
     assert waits[:-1] == sorted(waits[:-1]), "each wait is longer than the one before"
@@ -121,7 +121,7 @@ def test_a_full_queue_counts_for_nothing_until_the_time_is_over() -> None:
         if lifecycle.next_step(progress, now) == "expire":
             break
         progress = lifecycle.claimed(progress, "gw", now)
-        progress = lifecycle.ended(progress, call, Outcome(error=error("queue_full", retry_after_s=2)), now)
+        progress = lifecycle.ended(progress, call, RunOutcome(error=error("queue_full", retry_after_s=2)), now)
         assert (progress.status, progress.losses) == ("queued", 0)
         assert progress.due_unix_ms >= now + 2_000
     ended = lifecycle.expired(progress, call, now)
@@ -132,14 +132,14 @@ def test_a_full_queue_counts_for_nothing_until_the_time_is_over() -> None:
 @pytest.mark.parametrize(
     ("outcome", "status"),
     [
-        (Outcome(answer=answer(200)), "succeeded"),
-        (Outcome(answer=answer(302)), "succeeded"),
-        (Outcome(answer=answer(404)), "failed"),
-        (Outcome(answer=answer(500), error=error("handler_error")), "failed"),
-        (Outcome(), "cancelled"),
+        (RunOutcome(answer=answer(200)), "succeeded"),
+        (RunOutcome(answer=answer(302)), "succeeded"),
+        (RunOutcome(answer=answer(404)), "failed"),
+        (RunOutcome(answer=answer(500), error=error("handler_error")), "failed"),
+        (RunOutcome(), "cancelled"),
     ],
 )
-def test_what_the_handler_answers_ends_it(outcome: Outcome, status: str) -> None:
+def test_what_the_handler_answers_ends_it(outcome: RunOutcome, status: str) -> None:
     call = envelope()
     ended = lifecycle.ended(running(call), call, outcome, BEGUN + 5)
     assert (ended.status, ended.dead) == (status, False)
@@ -159,7 +159,7 @@ def test_a_gateway_is_taken_for_dead_when_its_lease_is_over_and_no_sooner() -> N
 
 def test_webhooks_are_tried_ever_later_and_given_up_at_last() -> None:
     call = envelope(webhook="https://example.com")
-    progress = lifecycle.ended(running(call), call, Outcome(answer=answer()), BEGUN)
+    progress = lifecycle.ended(running(call), call, RunOutcome(answer=answer()), BEGUN)
     now, waits = BEGUN, list[int]()
     while lifecycle.timer_unix_ms(progress) is not None:
         now = max(now, lifecycle.timer_unix_ms(progress) or 0)

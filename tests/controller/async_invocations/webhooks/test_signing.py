@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleetstart.controller.async_invocations.webhooks import signing as webhooks
-from fleetstart.controller.async_invocations.webhooks.http_client import Poster
+from fleetstart.controller.async_invocations.webhooks.http_client import WebhookClient
 from fleetstart.controller.async_invocations.webhooks.signing import WebhookRefused
 from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.errors import InvalidInput, Refused
@@ -98,7 +98,7 @@ def test_any_text_is_a_url_or_refused(text: str) -> None:
 @pytest.mark.parametrize("host", ["localhost", "2130706433", "127.1", "0x7f.0.0.1", "127.0.0.1", "[::1]"])
 def test_however_an_address_is_written_it_is_not_connected_to(host: str) -> None:
     async def post() -> tuple[int, str]:
-        poster = Poster(())
+        poster = WebhookClient(())
         try:
             return await poster.post(f"http://{host}:9/", {}, b"{}")
         finally:
