@@ -14,12 +14,12 @@ from .api.billing import BillingApi
 from .api.history import History
 from .api.metrics import ObservabilityApi
 from .async_invocations.webhooks.secrets import WebhookSecrets
-from .async_wiring import InvocationParts, assemble
+from .async_wiring import AsyncInvocations, build_async_invocations
 from .auth.audit_log import AuditLog
 from .auth.secret_encryption import SecretCipher
 from .auth.secret_sealing import SecretSealer
-from .background import Part
-from .billing.archive_store import Archive
+from .background import BackgroundTask
+from .billing.archive_store import LedgerArchive
 from .billing.compactor import Compactor
 from .billing.ledger_reader import LedgerReader
 from .config import Config
@@ -44,8 +44,8 @@ class Management:
     api: Starlette
     audit: AuditLog
     calls: Calls
-    invocations: InvocationParts
-    parts: tuple[Part, ...]
+    invocations: AsyncInvocations
+    parts: tuple[BackgroundTask, ...]
 
 
 def build_management(
@@ -54,7 +54,7 @@ def build_management(
     store = open_store(config.store)
     registry = Registry(core.state, store)
     checkpoints = Checkpoints(store, registry)
-    archive = Archive(store)
+    archive = LedgerArchive(store)
     reader = LedgerReader(core.client, archive)
     compactor = Compactor(core.client, archive, reader, core.fence, segment_rows=config.segment_rows)
     rollouts = RolloutController(core.state, registry, core.scheduler)
@@ -63,7 +63,7 @@ def build_management(
     billing = BillingApi(core.client, reader, core.billing, core.view)
     calls, lag = Calls(), LoopLag()
     webhook_secrets = WebhookSecrets(core.client, vault)
-    invocations = assemble(
+    invocations = build_async_invocations(
         config, core.gateway_id, core.client, core.view, store, core.gateway, history, stopping, webhook_secrets,
         fence=core.fence,
     )  # fmt: skip

@@ -14,7 +14,7 @@ from .api_wiring import build_management
 from .auth.bootstrap_key import BootstrapKey
 from .auth.middleware import AuthMiddleware, is_loopback
 from .auth.owner_key import FILE
-from .background import keep_running
+from .background import run_with_restarts
 from .config import Config, ConfigError
 from .core_wiring import build_core
 from .dependencies import open_traces, open_vault
@@ -83,7 +83,7 @@ class Controller:
         if self._traces is not None:
             ledger.on_trace(self._traces.ended)
         log.info("controller serves", extra={"url": self._config.url, "gateway": self._core.gateway_id})
-        background = [asyncio.create_task(keep_running(part)) for part in parts]
+        background = [asyncio.create_task(run_with_restarts(part)) for part in parts]
         try:
             await self._first_read()
             refusal = self._refusal()

@@ -26,7 +26,7 @@ from .async_invocations.webhooks.delivery import WebhookDelivery
 from .async_invocations.webhooks.http_client import WebhookClient
 from .async_invocations.webhooks.secrets import WebhookSecrets
 from .auth.lookups import project_of
-from .background import Part
+from .background import BackgroundTask
 from .config import Config
 from .gateway.app import Gateway
 from .state.view import View
@@ -34,10 +34,10 @@ from .storage.object_store import ObjectStore
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class InvocationParts:
+class AsyncInvocations:
     layer: AsyncMiddleware
     api: InvocationsApi
-    parts: tuple[Part, ...]
+    parts: tuple[BackgroundTask, ...]
     runner: InvocationRunner
     keeping: RequestRetention
     courier: WebhookDelivery
@@ -51,7 +51,7 @@ class InvocationParts:
         await self.courier.close()
 
 
-def assemble(
+def build_async_invocations(
     config: Config,
     gateway_id: str,
     client: redis.Redis,
@@ -63,7 +63,7 @@ def assemble(
     webhook_secrets: WebhookSecrets,
     *,
     fence: Callable[[], int],
-) -> InvocationParts:
+) -> AsyncInvocations:
     book, vault, claims = InvocationStore(client), PayloadStore(store), IdempotencyKeys(client, store)
     acceptance = AsyncSubmitter(book, vault, gateway.check)
     showing = InvocationPresenter(config.url, vault, history.trace)
@@ -91,7 +91,7 @@ def assemble(
     )
     follower = EventStream(client, book, showing, stopping)
     api = InvocationsApi(book, vault, showing, acceptance, webhook_secrets, schedules, follower, view, stopping)
-    return InvocationParts(
+    return AsyncInvocations(
         layer=layer,
         api=api,
         parts=(book, runner, schedules, RetentionSweeper(client, book, vault, claims, fence)),

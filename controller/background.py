@@ -11,11 +11,11 @@ log = logging.getLogger(__name__)
 RESTART_S = 0.5
 
 
-class Part(Protocol):
+class BackgroundTask(Protocol):
     async def run(self) -> None: ...
 
 
-async def keep_running(part: Part) -> None:
+async def run_with_restarts(part: BackgroundTask) -> None:
     """A bug in one part must not take the door down with it: calls of hot functions need none of them."""
     while True:
         try:

@@ -10,18 +10,18 @@ import redis.asyncio as redis
 
 from .auth.secret_encryption import SecretCipher
 from .auth.secret_sealing import SecretSealer
-from .background import Part
-from .billing.budget_watch import BillingWatch
+from .background import BackgroundTask
+from .billing.budget_watch import BudgetWatch
 from .billing.journal import Journal
 from .billing.ledger_writer import LedgerWriter
 from .config import Config
 from .gateway.app import Gateway
 from .gateway.load_reporter import Reporter
-from .scheduler.calibrator import Learner
-from .scheduler.leader import Leading
+from .scheduler.calibrator import Calibrator
+from .scheduler.leader import LeaderLease
 from .scheduler.loop import Scheduler
-from .state.redis_client import REDIS_DOWN, connect
-from .state.sync import State
+from .state.redis_client import REDIS_ERRORS, connect
+from .state.sync import StateSync
 from .state.view import View
 
 log = logging.getLogger(__name__)
@@ -37,17 +37,17 @@ class Core:
     gateway_id: str
     client: redis.Redis
     view: View
-    state: State
+    state: StateSync
     journal: Journal
     ledger: LedgerWriter
     scheduler: Scheduler
-    learner: Learner
+    learner: Calibrator
     reporter: Reporter
-    billing: BillingWatch
+    billing: BudgetWatch
     gateway: Gateway
 
     @property
-    def parts(self) -> tuple[Part, ...]:
+    def parts(self) -> tuple[BackgroundTask, ...]:
         return (self.state, self.scheduler, self.learner, self.reporter, self.ledger, self.billing)
 
     def fence(self) -> int:
@@ -61,7 +61,7 @@ class Core:
                 await self.ledger.flush()
                 await self.scheduler.release()
                 await self.reporter.withdraw()
-        except REDIS_DOWN as error:
+        except REDIS_ERRORS as error:
             log.error("ledger rows stay in the journal", extra={"rows": self.ledger.pending, "error": str(error)})
 
     async def close(self) -> None:
@@ -73,13 +73,13 @@ class Core:
 def build_core(config: Config, gateway_id: str, vault: SecretCipher) -> Core:
     view = View()
     client = connect(config.redis_url)
-    state = State(client, view)
+    state = StateSync(client, view)
     journal = Journal(config.home / "journal", gateway_id)
     ledger = LedgerWriter(client, journal)
-    scheduler = Scheduler(gateway_id, Leading(client, view, state.writes), ledger, SecretSealer(view, vault))
-    learner = Learner(state, lambda: scheduler.fence)
+    scheduler = Scheduler(gateway_id, LeaderLease(client, view, state.writes), ledger, SecretSealer(view, vault))
+    learner = Calibrator(state, lambda: scheduler.fence)
     reporter = Reporter(state)
-    billing = BillingWatch(client, view, unwritten=lambda: ledger.unwritten, fence=lambda: scheduler.fence)
+    billing = BudgetWatch(client, view, unwritten=lambda: ledger.unwritten, fence=lambda: scheduler.fence)
     ledger.on_row(billing.note)
     gateway = Gateway(
         gateway_id,

@@ -15,7 +15,7 @@ KEEP_ALIVE_S = 75
 BACKLOG = 1024
 
 
-class Server(uvicorn.Server):
+class UvicornServer(uvicorn.Server):
     """uvicorn, with signals left to us: it would end the process before the ledger is written."""
 
     @contextlib.contextmanager
@@ -23,8 +23,8 @@ class Server(uvicorn.Server):
         yield
 
 
-def server_of(config: Config, entrance: Entrance) -> Server:
-    return Server(
+def server_of(config: Config, entrance: Entrance) -> UvicornServer:
+    return UvicornServer(
         uvicorn.Config(
             entrance,
             http="httptools",

@@ -30,7 +30,7 @@ from ..registry.registry import Registry
 from ..schemas.functions import SystemStatus
 from ..shell.service import ShellService
 from ..state.records import VersionKey
-from ..state.redis_client import REDIS_DOWN
+from ..state.redis_client import REDIS_ERRORS
 from ..state.view import View
 from ..storage.object_store import ObjectStore
 from .audit import AccessApi
@@ -99,7 +99,7 @@ class ManagementApi:
             exception_handlers={
                 FleetError: _fleet_error,
                 HTTPException: _http_error,
-                **dict.fromkeys(REDIS_DOWN, _redis_error),
+                **dict.fromkeys(REDIS_ERRORS, _redis_error),
                 Exception: _unforeseen,
             },
         )

@@ -15,7 +15,7 @@ from ..auth.authorize import Caller
 from ..auth.deploy_policy import apply_deploy_policy
 from ..auth.secret_encryption import SecretCipher
 from ..http.json_api import json_answer
-from ..state.sync import State
+from ..state.sync import StateSync
 from .keys import KeysApi
 from .projects import ProjectsApi
 from .secrets import SecretsApi
@@ -24,7 +24,7 @@ AUDIT_MAX = 10_000
 
 
 class AccessApi:
-    def __init__(self, state: State, audit: AuditLog, vault: SecretCipher, webhook_secrets: WebhookSecrets) -> None:
+    def __init__(self, state: StateSync, audit: AuditLog, vault: SecretCipher, webhook_secrets: WebhookSecrets) -> None:
         self._state = state
         self._audit = audit
         self.routes = [

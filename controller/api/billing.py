@@ -18,8 +18,8 @@ from fleetstart.runtime.contract.errors import InvalidInput, NotFound
 from fleetstart.runtime.contract.ids import FunctionName
 
 from ..auth.request_context import caller_of
-from ..billing.archive_format import Entry
-from ..billing.budget_watch import BillingWatch
+from ..billing.archive_format import LedgerEntry
+from ..billing.budget_watch import BudgetWatch
 from ..billing.budgets import BudgetState, budget_of, period_at
 from ..billing.ledger_reader import LedgerReader
 from ..billing.usage import InvoiceSums, UsageSums, month_span, parse_by
@@ -35,7 +35,7 @@ Kind = TypeVar("Kind", bound=msgspec.Struct)
 
 
 class BillingApi:
-    def __init__(self, client: redis.Redis, reader: LedgerReader, watch: BillingWatch, view: View) -> None:
+    def __init__(self, client: redis.Redis, reader: LedgerReader, watch: BudgetWatch, view: View) -> None:
         self._client = client
         self._reader = reader
         self._watch = watch
@@ -93,7 +93,9 @@ class BillingApi:
 
         return StreamingResponse(lines(), media_type="application/x-ndjson")
 
-    async def _chunks(self, request: Request, since_unix_ms: int, until_unix_ms: int) -> AsyncIterator[list[Entry]]:
+    async def _chunks(
+        self, request: Request, since_unix_ms: int, until_unix_ms: int
+    ) -> AsyncIterator[list[LedgerEntry]]:
         """Of functions that the caller sees."""
         caller = caller_of(request)
         async for page in self._reader.entries(since_unix_ms, until_unix_ms):

@@ -19,7 +19,7 @@ from ..async_invocations.presenter import InvocationPresenter
 from ..async_invocations.store.event_log import START, EventId, EventLog, EventsGone, check_reachable, parse_event_id
 from ..async_invocations.store.invocations import InvocationStore, StoredInvocation
 from ..http.asgi import error_event
-from ..state.redis_client import REDIS_DOWN
+from ..state.redis_client import REDIS_ERRORS
 
 KEEP_ALIVE_EVERY = 30
 """Empty looks between two comments that keep proxies from closing the connection: about 15 s."""
@@ -65,7 +65,7 @@ class EventStream:
                         yield b": waiting\n\n"
         except EventsGone as gone:
             yield error_event(gone, invocation)
-        except REDIS_DOWN:
+        except REDIS_ERRORS:
             yield error_event(
                 Unavailable("Redis does not answer", hint="come back with Last-Event-ID", retry_after_s=1), invocation
             )

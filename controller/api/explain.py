@@ -7,7 +7,7 @@ from fleetstart.runtime.contract.timeline import PhaseName, Timeline
 
 from ..planner import Plan
 from ..planner.latency_model import cost_gib_s
-from ..planner.report import Outcome, explained
+from ..planner.report import ObservedStart, explain
 from ..schemas.functions import Prediction
 from ..schemas.planning import InvocationPlan
 
@@ -21,14 +21,14 @@ def invocation_plan(
     row = trace.row
     first_s = _first_byte_s(trace.timeline)
     decided_s = (plan.decided_unix_ms - row.accepted_unix_ms) / 1000
-    outcome = Outcome()
+    outcome = ObservedStart()
     if row.start != "hot" and first_s is not None and plan.decided_unix_ms:
         ttft_s = max(0.0, first_s - decided_s)
         tpot_s = _token_s(trace) if is_llm else None
-        outcome = Outcome(ttft_s=ttft_s, tpot_s=tpot_s, cost_gib_s=_cost_gib_s(plan, ttft_s))
+        outcome = ObservedStart(ttft_s=ttft_s, tpot_s=tpot_s, cost_gib_s=_cost_gib_s(plan, ttft_s))
     return InvocationPlan(
         row=row,
-        explanation=explained(plan, outcome),
+        explanation=explain(plan, outcome),
         ttft_s=first_s,
         decided_s=decided_s,
         prediction=prediction,

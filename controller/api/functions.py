@@ -20,15 +20,15 @@ from fleetstart.runtime.contract.node.reports import FunctionLoad
 from ..async_invocations.cron_schedules import check_schedule
 from ..auth.request_context import caller_of, set_audit_object
 from ..http.json_api import flag_asked_for, json_answer, json_body, now_unix_ms, number_asked_for
-from ..planner.constraints import lack, wanted_by
+from ..planner.constraints import constraints_of, unmet_constraint
 from ..registry.registry import Registry
 from ..scheduler.deploy_forecast import forecast
 from ..scheduler.worker_pool import broken
 from ..schemas.functions import Deployed, FunctionInfo, Prediction
 from ..schemas.planning import Proposal
 from ..state.records import FunctionRecord, VersionKey
-from ..state.redis_client import REDIS_DOWN
-from ..state.traffic import limits_of, pointed, scale_of
+from ..state.redis_client import REDIS_ERRORS
+from ..state.traffic import limits_of, scale_of, version_of_alias
 from ..state.view import View
 from .audit import AccessApi
 from .history import History
@@ -94,7 +94,7 @@ class FunctionsApi:
     def _warning(self, spec: FunctionSpec) -> str:
         now_ns = time.monotonic_ns()
         nodes = [seen.report for seen in self._view.nodes.values() if not seen.lost(now_ns)]
-        why, _ = lack(wanted_by(spec), nodes)
+        why, _ = unmet_constraint(constraints_of(spec), nodes)
         return f"function {spec.name}: {why}; its calls wait, and get 503" if why else ""
 
     async def forecast(self, request: Request) -> Response:
@@ -132,7 +132,7 @@ class FunctionsApi:
         if wanted.isascii() and wanted.isdecimal() and len(wanted) < 10:
             number = Version(int(wanted))
         else:
-            number = pointed(record, wanted)
+            number = version_of_alias(record, wanted)
         version = await self._registry.version(record.name, number)
         reference = f"@{wanted}" if wanted != LIVE else ""
         return json_answer(function_document(version.spec, number, self._url(record.name) + reference))
@@ -186,5 +186,5 @@ async def _ending_quietly(lines: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     try:
         async for line in lines:
             yield line
-    except REDIS_DOWN:
+    except REDIS_ERRORS:
         return

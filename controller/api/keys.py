@@ -19,17 +19,17 @@ from ..http.json_api import json_answer, json_body, now_unix_ms
 from ..schemas.access import KeyCreated, KeyInfo, NewKey, Rotation
 from ..state.access_records import FUNCTIONS_MAX, LOCAL, Credential, KeyRecord, check_name
 from ..state.access_table import AccessTable
-from ..state.cas_hash import Shelf
-from ..state.sync import State
+from ..state.cas_hash import CasHash
+from ..state.sync import StateSync
 
 LIFE_MAX_S = 10 * 366 * 86_400
 GRACE_MAX_S = 30 * 86_400
 
 
 class KeysApi:
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: StateSync) -> None:
         self._state = state
-        self._shelf = Shelf(state, keys.KEYS, KeyRecord)
+        self._shelf = CasHash(state, keys.KEYS, KeyRecord)
         self.routes = [
             Route("/api/v1/keys", self.keys),
             Route("/api/v1/keys", self.create, methods=["POST"]),

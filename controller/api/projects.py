@@ -16,18 +16,18 @@ from ..auth.request_context import caller_of
 from ..http.json_api import json_answer, json_body, now_unix_ms
 from ..schemas.access import ProjectInfo, ProjectTerms
 from ..state.access_records import DEFAULT, ProjectRecord, Quotas, check_name
-from ..state.cas_hash import Shelf
-from ..state.sync import State
+from ..state.cas_hash import CasHash
+from ..state.sync import StateSync
 from ..state.view import View
 
 PROJECTS_MAX = 1000
 
 
 class ProjectsApi:
-    def __init__(self, state: State, webhook_secrets: WebhookSecrets) -> None:
+    def __init__(self, state: StateSync, webhook_secrets: WebhookSecrets) -> None:
         self._view = state.view
         self._webhook_secrets = webhook_secrets
-        self._shelf = Shelf(state, keys.PROJECTS, ProjectRecord)
+        self._shelf = CasHash(state, keys.PROJECTS, ProjectRecord)
         self.routes = [
             Route("/api/v1/projects", self.projects),
             Route("/api/v1/projects/{name}", self.set, methods=["PUT"]),

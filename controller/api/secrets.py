@@ -23,8 +23,8 @@ from ..auth.secret_encryption import SecretCipher
 from ..http.json_api import json_answer, json_body, now_unix_ms
 from ..schemas.access import Rekeyed, SecretInfo, SecretValue
 from ..state.access_records import SecretRecord, secret_field
-from ..state.cas_hash import Shelf
-from ..state.sync import State
+from ..state.cas_hash import CasHash
+from ..state.sync import StateSync
 
 VALUE_MAX_BYTES = 32 * 1024
 BODY_MAX_BYTES = 8 * VALUE_MAX_BYTES
@@ -34,11 +34,11 @@ SECRETS_MAX = 1000
 
 
 class SecretsApi:
-    def __init__(self, state: State, vault: SecretCipher, webhook_secrets: WebhookSecrets) -> None:
+    def __init__(self, state: StateSync, vault: SecretCipher, webhook_secrets: WebhookSecrets) -> None:
         self._view = state.view
         self._webhook_secrets = webhook_secrets
         self._vault = vault
-        self._shelf = Shelf(state, keys.SECRETS, SecretRecord)
+        self._shelf = CasHash(state, keys.SECRETS, SecretRecord)
         self.routes = [
             Route("/api/v1/secrets", self.secrets),
             Route("/api/v1/secrets/rekey", self.rekey, methods=["POST"]),

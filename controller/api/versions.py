@@ -20,7 +20,7 @@ from ..http.json_api import json_answer, json_body, now_unix_ms
 from ..registry.registry import NO_VERSION, Registry
 from ..schemas.functions import Share, Traffic, VersionInfo, VersionRef
 from ..state import traffic as versions
-from ..state.records import FunctionRecord, Scaled, VersionKey
+from ..state.records import FunctionRecord, ScaleOverride, VersionKey
 from ..state.view import View
 
 Kind = TypeVar("Kind", bound=msgspec.Struct)
@@ -94,7 +94,7 @@ class VersionsApi:
         return await self._change(record.name, lambda now: versions.rolled_back(now, to, now_unix_ms()), fresh=fresh)
 
     async def scale(self, request: Request) -> Response:
-        wanted = await _or_nothing(request, Scaled)
+        wanted = await _or_nothing(request, ScaleOverride)
         check_scale(self._view, self._record(request).name, wanted)
         return await self._change(self._record(request).name, lambda now: versions.scaled(now, wanted))
 
@@ -106,7 +106,7 @@ class VersionsApi:
     async def _version(self, record: FunctionRecord, ref: int | str) -> Version:
         """A number that exists, or what an alias points at. Errors: NotFound."""
         if isinstance(ref, str) and not (ref.isascii() and ref.isdecimal() and len(ref) <= 9):
-            return versions.pointed(record, ref)
+            return versions.version_of_alias(record, ref)
         return (await self._registry.version(record.name, Version(int(ref)))).version
 
     def _record(self, request: Request) -> FunctionRecord:

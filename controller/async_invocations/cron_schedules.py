@@ -25,7 +25,7 @@ from fleetstart.runtime.contract.function.spec import FunctionSpec
 from fleetstart.runtime.contract.ids import FunctionName, InvocationId
 
 from ..state.invocation_records import Envelope
-from ..state.redis_client import REDIS_DOWN
+from ..state.redis_client import REDIS_ERRORS
 from ..state.view import View
 from .request_options import QUEUE_S, TTL_S, fingerprint
 from .submit import AsyncSubmitter
@@ -128,7 +128,7 @@ class CronScheduler:
                 continue
             try:
                 await self.step(int(time.time()))
-            except REDIS_DOWN as error:
+            except REDIS_ERRORS as error:
                 log.debug("schedules wait for redis", extra={"error": str(error)})
 
     def scheduled(self) -> list[FunctionSpec]:
@@ -141,7 +141,7 @@ class CronScheduler:
         return {FunctionName(name.decode()): msgspec.json.decode(mark, type=ScheduleMark) for name, mark in raw.items()}
 
     async def step(self, now_unix_s: int) -> list[InvocationId]:
-        """Fires what is due; the invocations. Errors: REDIS_DOWN."""
+        """Fires what is due; the invocations. Errors: REDIS_ERRORS."""
         marks, fired = await self.marks(), []
         specs = self.scheduled()
         for spec in specs:

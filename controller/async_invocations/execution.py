@@ -17,8 +17,8 @@ import redis.asyncio as redis
 from fleetstart.runtime.contract.errors import FleetError, StoreFailed
 
 from ..http.asgi import Receive, Scope, Send
-from ..state.invocation_records import Progress, Told
-from ..state.redis_client import REDIS_DOWN
+from ..state.invocation_records import Progress, ReportedProgress
+from ..state.redis_client import REDIS_ERRORS
 from .gateway_call import AnswerCapture, scope_of
 from .idempotency.response_recorder import replay_receive
 from .progress_split import progress_in
@@ -48,7 +48,7 @@ class Execution:
         self._events = EventLog(client, entry.envelope.id)
         self._event_count = 0
         self._unwritten: list[bytes] = []
-        self._told: Told | None = None
+        self._told: ReportedProgress | None = None
         self._gone = asyncio.Event()
         """Set when the call is to be cancelled, whatever for."""
         self._look = asyncio.Event()
@@ -113,7 +113,7 @@ class Execution:
                     self._lost = True
                     self._gone.set()
                     return
-            except REDIS_DOWN:
+            except REDIS_ERRORS:
                 continue  # nobody else can take it over meanwhile
             if self._entry.progress.cancelling:
                 self._gone.set()
@@ -123,7 +123,7 @@ class Execution:
         return self._entry.envelope.id
 
     async def _change(self, change: Callable[[Progress, int], Progress], *, tell: bool = False) -> bool:
-        """False if the claim is not ours any more. Errors: REDIS_DOWN."""
+        """False if the claim is not ours any more. Errors: REDIS_ERRORS."""
         while True:
             progress = change(self._entry.progress, time.time_ns() // 1_000_000)
             written = await self._book.write(self._entry, progress, tell=progress.status if tell else "")
@@ -149,7 +149,7 @@ class Execution:
                 if not await self._change(after, tell=True) and outcome is not None and outcome.answer is not None:
                     await self._drop(outcome.answer.claim)
                 return
-            except REDIS_DOWN as error:
+            except REDIS_ERRORS as error:
                 if self._back:  # its lease runs out instead
                     return
                 log.debug("an outcome waits for redis", extra={"invocation": self._id, "error": str(error)})
@@ -165,7 +165,7 @@ class Execution:
         """A Redis that is away delays them; all but progress is in the answer in any case."""
         self._told = progress_in(events, time.time_ns() // 1_000_000) or self._told
         self._unwritten += events
-        with contextlib.suppress(*REDIS_DOWN):
+        with contextlib.suppress(*REDIS_ERRORS):
             await self._write_events()
 
     async def _write_last_events(self) -> None:
@@ -173,7 +173,7 @@ class Execution:
         while self._unwritten and not self._gone.is_set():
             try:
                 await self._write_events()
-            except REDIS_DOWN:
+            except REDIS_ERRORS:
                 await asyncio.sleep(RETRY_S)
 
     async def _write_events(self) -> None:

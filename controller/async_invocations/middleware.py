@@ -19,7 +19,7 @@ from ..http.asgi import RawHeaders, Receive, Scope, Send, respond_error
 from ..http.headers import sane_request_id
 from ..http.request_body import ClientGone, header, read_body, refuse_unread
 from ..schemas.invocations import InvocationInfo
-from ..state.redis_client import REDIS_DOWN
+from ..state.redis_client import REDIS_ERRORS
 from . import request_options as preferences
 from .envelopes import envelope_of, fingerprint_of, identity_of
 from .idempotency.middleware import IdempotentCall
@@ -99,7 +99,7 @@ class AsyncMiddleware:
                 await self._answer_accepted(send, kept.id, asked.wait_s)
         except FleetError as error:
             await respond_error(send, error, request_id)
-        except REDIS_DOWN:
+        except REDIS_ERRORS:
             gone = Unavailable("Redis does not answer, so nothing can be kept", retry_after_s=1)
             await respond_error(send, gone, request_id)
 

@@ -13,7 +13,7 @@ import msgspec
 
 from fleetstart.runtime.contract.worker_headers import ERROR_HEADER, AnswerHead
 
-from ..state.invocation_records import MESSAGE_MAX, Told
+from ..state.invocation_records import MESSAGE_MAX, ReportedProgress
 from .store.event_log import error_of, without_id
 
 _PROGRESS = b"event: progress\n"
@@ -49,7 +49,7 @@ class ProgressSplitter:
         return shown, bytes(body)
 
 
-def progress_in(events: list[bytes], now_unix_ms: int) -> Told | None:
+def progress_in(events: list[bytes], now_unix_ms: int) -> ReportedProgress | None:
     """The last progress among them."""
     for event in reversed(events):
         if event.startswith(_PROGRESS):
@@ -58,7 +58,7 @@ def progress_in(events: list[bytes], now_unix_ms: int) -> Told | None:
             except (msgspec.DecodeError, UnicodeDecodeError):
                 continue  # a handler's own event of that name
             if 0 <= said.fraction <= 1:
-                return Told(fraction=said.fraction, message=said.message[:MESSAGE_MAX], unix_ms=now_unix_ms)
+                return ReportedProgress(fraction=said.fraction, message=said.message[:MESSAGE_MAX], unix_ms=now_unix_ms)
     return None
 
 

@@ -19,7 +19,7 @@ from ..http.headers import sane_request_id
 from ..http.invoke_url import PREFIX
 from ..http.request_body import declared_bytes, header
 from ..state.invocation_records import Envelope
-from ..state.redis_client import REDIS_DOWN
+from ..state.redis_client import REDIS_ERRORS
 from ..state.view import View
 from .envelopes import envelope_of
 from .idempotency.response_recorder import ResponseRecorder
@@ -94,7 +94,7 @@ class RequestRetention:
             if kept is envelope and ended.answer is not None:
                 await self._vault.keep_answer(envelope.id, ended.answer, bytes(recorder.body))
                 await self._book.create(envelope, ended)
-        except (*REDIS_DOWN, FleetError) as error:
+        except (*REDIS_ERRORS, FleetError) as error:
             log.warning("a call could not be kept", extra={"invocation": envelope.id, "error": str(error)})
 
 

@@ -21,7 +21,7 @@ from fleetstart.runtime.contract.errors import FleetError
 from fleetstart.runtime.contract.ids import InvocationId
 
 from ..state.invocation_records import Envelope, Progress
-from ..state.redis_client import REDIS_DOWN
+from ..state.redis_client import REDIS_ERRORS
 from .idempotency.store import IdempotencyKeys
 from .store import lifecycle
 from .store.invocations import InvocationStore
@@ -66,7 +66,7 @@ class RetentionSweeper:
                 now_unix_ms = time.time_ns() // 1_000_000
                 await self.sweep(now_unix_ms)
                 await self._claims.sweep(now_unix_ms)
-            except REDIS_DOWN as error:
+            except REDIS_ERRORS as error:
                 log.debug("nothing is swept without redis", extra={"error": str(error)})
             except FleetError as error:
                 log.warning("invocations are not swept", extra={"error": error.message})

@@ -23,7 +23,7 @@ from fleetstart.runtime.contract.process.tasks import end_tasks
 
 from ..http.asgi import Receive, Scope, Send
 from ..state.invocation_records import run_id
-from ..state.redis_client import REDIS_DOWN
+from ..state.redis_client import REDIS_ERRORS
 from ..state.view import View
 from .execution import Execution
 from .store import lifecycle
@@ -110,7 +110,7 @@ class InvocationRunner:
             for function, invocations in due.runs.items():
                 await self._begin(function, invocations, limit=self._limit(function))
             await self._begin(None, due.timers, limit=TIMERS_MAX)
-        except REDIS_DOWN as error:
+        except REDIS_ERRORS as error:
             log.debug("invocations wait for redis", extra={"error": str(error)})
             return LOOK_S
         wait_s = LOOK_S if due.next_unix_ms is None else (due.next_unix_ms - now_unix_ms) / 1000
@@ -167,7 +167,7 @@ class InvocationRunner:
                     await self._courier.deliver(entry)
                 case None:
                     pass
-        except REDIS_DOWN as error:
+        except REDIS_ERRORS as error:
             log.warning("an invocation waits for redis", extra={"invocation": envelope.id, "error": str(error)})
         except FleetError as error:
             log.warning("an invocation waits", extra={"invocation": envelope.id, "error": error.message})

@@ -11,7 +11,7 @@ from fleetstart.runtime.contract.errors import QueueFull, Refused, TooLarge, Una
 
 from ..http.invoke_url import Target, parse_target
 from ..state.invocation_records import Envelope
-from ..state.redis_client import REDIS_DOWN
+from ..state.redis_client import REDIS_ERRORS
 from .store import lifecycle
 from .store.invocations import InvocationStore
 from .store.payloads import HEAD_MAX_BYTES, REQUEST_MAX_BYTES, PayloadStore
@@ -51,7 +51,7 @@ class AsyncSubmitter:
         try:
             known = await self._book.get(envelope.id)
             kept = known.envelope if known is not None else await self._keep(envelope, body)
-        except REDIS_DOWN as error:
+        except REDIS_ERRORS as error:
             raise Unavailable("Redis does not answer, so nothing can be accepted", retry_after_s=1) from error
         if kept.fingerprint != envelope.fingerprint:
             raise RequestIdTaken(
@@ -66,7 +66,7 @@ class AsyncSubmitter:
         if kept.fingerprint == envelope.fingerprint:
             try:
                 await self._book.create(kept, lifecycle.accepted(kept))
-            except (QueueFull, *REDIS_DOWN):
+            except (QueueFull, *REDIS_ERRORS):
                 if kept is envelope:
                     await self._vault.drop(envelope.id)
                 raise

@@ -20,10 +20,10 @@ import redis.asyncio as redis
 
 from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.errors import TooLarge
-from fleetstart.runtime.contract.process.tasks import together
+from fleetstart.runtime.contract.process.tasks import run_all
 
 from ..schemas.access import AuditEvent
-from ..state.redis_client import REDIS_DOWN
+from ..state.redis_client import REDIS_ERRORS
 from ..storage.object_store import ObjectStore
 
 log = logging.getLogger(__name__)
@@ -91,7 +91,7 @@ class AuditLog:
         self._arrived = asyncio.Event()
 
     async def write(self, event: AuditEvent) -> None:
-        """Errors: REDIS_DOWN."""
+        """Errors: REDIS_ERRORS."""
         await self._client.xadd(keys.AUDIT, {"event": msgspec.json.encode(event)})
 
     def refused(self, refused: RejectedRequest) -> None:
@@ -107,7 +107,7 @@ class AuditLog:
     # ── in the background ──────────────────────────────────────────────────────────────────────────
 
     async def run(self) -> None:
-        await together(self._write_refusals(), self._write_used(), self._keep())
+        await run_all(self._write_refusals(), self._write_used(), self._keep())
 
     async def _write_refusals(self) -> None:
         while True:
@@ -117,7 +117,7 @@ class AuditLog:
                 while self._waiting:
                     await self.write(self._waiting[0])
                     self._waiting.pop(0)
-            except REDIS_DOWN as error:
+            except REDIS_ERRORS as error:
                 log.warning("refusals are not in the audit log yet", extra={"error": str(error)})
                 await asyncio.sleep(KEEP_EVERY_S)
                 self._arrived.set()
@@ -129,7 +129,7 @@ class AuditLog:
             if used:
                 try:
                     await self._client.hset(keys.KEYS_USED, mapping={name: str(at) for name, at in used.items()})
-                except REDIS_DOWN:
+                except REDIS_ERRORS:
                     self._used = used | self._used
 
     async def _keep(self) -> None:
@@ -138,7 +138,7 @@ class AuditLog:
             if self._fence():
                 try:
                     await self.archive()
-                except REDIS_DOWN as error:
+                except REDIS_ERRORS as error:
                     log.warning("the audit log was not archived", extra={"error": str(error)})
                 except Exception as error:
                     log.warning("the store did not take the audit log", extra={"error": str(error)})
@@ -159,7 +159,7 @@ class AuditLog:
     # ── reading ────────────────────────────────────────────────────────────────────────────────────
 
     async def read(self, since_unix_ms: int, by: str, limit: int) -> list[AuditEvent]:
-        """The newest first. Errors: REDIS_DOWN, StoreFailed."""
+        """The newest first. Errors: REDIS_ERRORS, StoreFailed."""
         found: list[AuditEvent] = []
         async for event in self._newest(since_unix_ms):
             if by in ("", event.by):

@@ -17,9 +17,9 @@ from fleetstart.runtime.contract.errors import Unavailable
 from ..http.json_api import now_unix_ms
 from ..schemas.access import AuditEvent
 from ..state.access_records import LOCAL, KeyRecord, digest
-from ..state.cas_hash import Shelf
-from ..state.redis_client import REDIS_DOWN
-from ..state.sync import State
+from ..state.cas_hash import CasHash
+from ..state.redis_client import REDIS_ERRORS
+from ..state.sync import StateSync
 from .audit_log import AuditLog
 from .owner_key import NAME, load_or_create, owner_key_record
 
@@ -27,11 +27,11 @@ log = logging.getLogger(__name__)
 
 
 class BootstrapKey:
-    def __init__(self, state: State, audit: AuditLog, path: Path) -> None:
+    def __init__(self, state: StateSync, audit: AuditLog, path: Path) -> None:
         self._state = state
         self._audit = audit
         self._path = path
-        self._shelf = Shelf(state, keys.KEYS, KeyRecord)
+        self._shelf = CasHash(state, keys.KEYS, KeyRecord)
         self._changed = asyncio.Event()
         self._changed.set()
         state.view.on_change(self._changed.set)
@@ -53,7 +53,7 @@ class BootstrapKey:
     async def _try(self) -> None:
         try:
             await self._make()
-        except REDIS_DOWN as error:  # an OSError of the file's, too; tried again with the next reading of Redis
+        except REDIS_ERRORS as error:  # an OSError of the file's, too; tried again with the next reading of Redis
             log.error("the first key cannot be made", extra={"path": str(self._path), "error": str(error)})
 
     async def _make(self) -> None:

@@ -16,7 +16,7 @@ from fleetstart.runtime.contract.ids import FunctionName
 
 from ..state.access_records import DEFAULT, Quotas
 from ..state.access_table import AccessTable
-from ..state.records import Scaled, VersionKey
+from ..state.records import ScaleOverride, VersionKey
 from ..state.view import View
 from .authorize import Caller
 from .lookups import demands_of, project_of
@@ -41,7 +41,7 @@ def apply_deploy_policy(view: View, caller: Caller, spec: FunctionSpec) -> Funct
     return msgspec.structs.replace(spec, project="" if project == DEFAULT else project)
 
 
-def check_scale(view: View, function: FunctionName, wanted: Scaled | None) -> None:
+def check_scale(view: View, function: FunctionName, wanted: ScaleOverride | None) -> None:
     """Errors: QuotaExceeded."""
     version = view.live(function)
     if version is None or wanted is None or wanted.max is None:

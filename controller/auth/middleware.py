@@ -25,7 +25,7 @@ from ..http.scope import AUDITED_ACTION, CALLER, CALLER_IDENTITY, KEY, CallerIde
 from ..http.websocket import SWITCHED, deny
 from ..schemas.access import AuditEvent
 from ..state.access_records import LOCAL, digest
-from ..state.redis_client import REDIS_DOWN
+from ..state.redis_client import REDIS_ERRORS
 from ..state.view import View
 from .audit_log import AuditLog, RejectedRequest
 from .authorize import Caller, authenticate, is_fleetstart_key, key_in_headers, local_caller
@@ -177,7 +177,7 @@ class AuthMiddleware:
                 )
                 try:
                     await self._audit.write(event)
-                except REDIS_DOWN as error:
+                except REDIS_ERRORS as error:
                     log.error("the audit log lacks a line", extra={"event": str(event), "error": str(error)})
             await send(message)
 

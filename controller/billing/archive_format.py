@@ -46,7 +46,7 @@ def parse_entry(text: str | bytes) -> EntryId:
     return EntryId(int(unix_ms), int(number))
 
 
-class Entry(NamedTuple):
+class LedgerEntry(NamedTuple):
     id: EntryId
     raw: bytes
     row: LedgerRow
@@ -87,12 +87,12 @@ class SegmentHeader(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         return parse_entry(self.last_entry)
 
 
-def decode_entry(entry_id: bytes, raw: bytes) -> Entry:
+def decode_entry(entry_id: bytes, raw: bytes) -> LedgerEntry:
     """Errors: msgspec.DecodeError, ValueError."""
-    return Entry(parse_entry(entry_id), raw, _ROWS.decode(raw))
+    return LedgerEntry(parse_entry(entry_id), raw, _ROWS.decode(raw))
 
 
-def pack(entries: Sequence[Entry], after: SegmentHeader | None) -> tuple[SegmentHeader, bytes]:
+def pack(entries: Sequence[LedgerEntry], after: SegmentHeader | None) -> tuple[SegmentHeader, bytes]:
     """The next segment after that one (None: the first), of at least one entry, and its bytes."""
     body = zlib.compress(b"".join(b"%s %s\n" % (str(entry.id).encode(), entry.raw) for entry in entries), 6)
     times = [began_unix_ms(entry.row) for entry in entries]
@@ -112,7 +112,7 @@ def pack(entries: Sequence[Entry], after: SegmentHeader | None) -> tuple[Segment
     return header, header.line + body
 
 
-def unpack(data: bytes, sequence: int) -> tuple[SegmentHeader, list[Entry]]:
+def unpack(data: bytes, sequence: int) -> tuple[SegmentHeader, list[LedgerEntry]]:
     """All of a segment, every promise of its header kept. Errors: ChecksumMismatch."""
     header, body = _split(data, sequence)
     if len(body) != header.body_bytes or hashlib.sha256(body).hexdigest() != header.body_sha256:
@@ -161,7 +161,7 @@ def _split(data: bytes, sequence: int) -> tuple[SegmentHeader, bytes]:
     return decode_header(data[:end], sequence), data[end:]
 
 
-def _entries(body: bytes) -> Iterator[Entry]:
+def _entries(body: bytes) -> Iterator[LedgerEntry]:
     inflate = zlib.decompressobj()
     text = inflate.decompress(body, SEGMENT_MAX_BYTES)
     if not inflate.eof or inflate.unused_data:

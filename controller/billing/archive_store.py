@@ -13,7 +13,7 @@ from collections import OrderedDict
 from fleetstart.runtime.contract.errors import NotFound, StoreFailed
 
 from ..storage.object_store import ObjectStore
-from .archive_format import SEGMENT_MAX_BYTES, Entry, SegmentHeader, check_successor, unpack
+from .archive_format import SEGMENT_MAX_BYTES, LedgerEntry, SegmentHeader, check_successor, unpack
 
 FOLDER = "ledger/"
 PROBE = FOLDER + "created-once"
@@ -25,10 +25,10 @@ def segment_key(sequence: int) -> str:
     return f"{FOLDER}{sequence:012d}"
 
 
-class Archive:
+class LedgerArchive:
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
-        self._kept: OrderedDict[int, list[Entry]] = OrderedDict()
+        self._kept: OrderedDict[int, list[LedgerEntry]] = OrderedDict()
 
     async def check_creates_once(self) -> None:
         """Errors: StoreFailed if the store would overwrite a segment."""
@@ -43,7 +43,7 @@ class Archive:
         """False if the store has another one of that number, or the same."""
         return await self._store.create(segment_key(header.sequence), data)
 
-    async def find(self, sequence: int, after: SegmentHeader | None) -> tuple[SegmentHeader, list[Entry]] | None:
+    async def find(self, sequence: int, after: SegmentHeader | None) -> tuple[SegmentHeader, list[LedgerEntry]] | None:
         """A segment that may be there. Errors: StoreFailed; ChecksumMismatch, also if it does not go on after that."""
         data = await self._store.read(segment_key(sequence), SEGMENT_MAX_BYTES)
         if data is None:
@@ -52,7 +52,7 @@ class Archive:
         check_successor(header, after)
         return header, entries
 
-    async def entries(self, known: SegmentHeader) -> list[Entry]:
+    async def entries(self, known: SegmentHeader) -> list[LedgerEntry]:
         """The rows of a segment whose header is known. Errors: NotFound, StoreFailed, ChecksumMismatch."""
         if known.sequence in self._kept:
             self._kept.move_to_end(known.sequence)

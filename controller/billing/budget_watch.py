@@ -23,7 +23,7 @@ from fleetstart.runtime.contract.errors import BudgetSpent, Unavailable
 from fleetstart.runtime.contract.ids import FunctionName, WorkerId
 
 from ..state.records import VersionKey, is_helper
-from ..state.redis_client import REDIS_DOWN, Script
+from ..state.redis_client import REDIS_ERRORS, Script
 from ..state.view import View
 from .budgets import Budget, BudgetEvent, BudgetState, fields_of, period_at
 
@@ -34,7 +34,7 @@ ALERTED_KEPT_S = 62 * 86_400
 ALERTS_KEPT = 1000
 
 
-class BillingWatch:
+class BudgetWatch:
     def __init__(
         self,
         client: redis.Redis,
@@ -68,7 +68,7 @@ class BillingWatch:
                     self.told += 1
                 else:
                     self._kept = None
-            except (*REDIS_DOWN, msgspec.DecodeError) as error:
+            except (*REDIS_ERRORS, msgspec.DecodeError) as error:
                 log.warning("prices and budgets were not read", extra={"error": str(error)})
             await asyncio.sleep(READ_S)
 
@@ -101,7 +101,7 @@ class BillingWatch:
     # ── reading ────────────────────────────────────────────────────────────────────────────────────
 
     async def read(self) -> None:
-        """Errors: REDIS_DOWN, msgspec.DecodeError."""
+        """Errors: REDIS_ERRORS, msgspec.DecodeError."""
         now_unix_ms = time.time_ns() // 1_000_000
         async with self._client.pipeline(transaction=False) as pipe:
             pipe.hvals(keys.PRICES)

@@ -26,9 +26,9 @@ from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.billing.ledger import LedgerRow, began_unix_ms
 from fleetstart.runtime.contract.errors import FleetError, StoreFailed
 
-from ..state.redis_client import REDIS_DOWN, Script
-from .archive_format import SEGMENT_BYTES, Entry, EntryId, SegmentHeader, decode_entry, pack, parse_entry
-from .archive_store import Archive
+from ..state.redis_client import REDIS_ERRORS, Script
+from .archive_format import SEGMENT_BYTES, EntryId, LedgerEntry, SegmentHeader, decode_entry, pack, parse_entry
+from .archive_store import LedgerArchive
 from .ledger_reader import PAGE_ROWS, LedgerReader
 
 log = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ class Compactor:
     def __init__(
         self,
         client: redis.Redis,
-        archive: Archive,
+        archive: LedgerArchive,
         reader: LedgerReader,
         fence: Callable[[], int],
         *,
@@ -76,7 +76,7 @@ class Compactor:
             try:
                 if self._fence():
                     await self._tick()
-            except REDIS_DOWN as error:
+            except REDIS_ERRORS as error:
                 log.warning("the ledger is not compacted while redis is away", extra={"error": str(error)})
             except FleetError as error:
                 log.error("the ledger is not compacted: %s", error.message, extra={"hint": error.hint})
@@ -104,7 +104,7 @@ class Compactor:
         return found
 
     async def compact(self, now_unix_ms: int) -> bool:
-        """Makes one segment if it is time for one. Errors: REDIS_DOWN, StoreFailed, ChecksumMismatch."""
+        """Makes one segment if it is time for one. Errors: REDIS_ERRORS, StoreFailed, ChecksumMismatch."""
         if not await self._due(now_unix_ms):
             return False
         await self._check_store()
@@ -140,9 +140,9 @@ class Compactor:
         headers = await self._reader.headers()
         return len(headers) + 1, headers[-1] if headers else None
 
-    async def _oldest(self) -> list[Entry]:
-        """As many as a segment takes; on Redis' disk when this returns. Errors: REDIS_DOWN."""
-        entries: list[Entry] = []
+    async def _oldest(self) -> list[LedgerEntry]:
+        """As many as a segment takes; on Redis' disk when this returns. Errors: REDIS_ERRORS."""
+        entries: list[LedgerEntry] = []
         size_bytes, start, whole = 0, "-", False
         while not whole:
             page: Any = await self._client.xrange(

@@ -17,8 +17,8 @@ import redis.asyncio as redis
 from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.errors import ChecksumMismatch
 
-from .archive_format import Entry, EntryId, SegmentHeader, decode_entry, decode_header
-from .archive_store import Archive
+from .archive_format import EntryId, LedgerEntry, SegmentHeader, decode_entry, decode_header
+from .archive_store import LedgerArchive
 
 PAGE_ROWS = 500
 """Read at a time: a few milliseconds, then calls get their turn."""
@@ -26,15 +26,18 @@ BEFORE_ALL = EntryId(0, 0)
 
 
 class LedgerReader:
-    def __init__(self, client: redis.Redis, archive: Archive) -> None:
+    def __init__(self, client: redis.Redis, archive: LedgerArchive) -> None:
         self._client = client
         self._archive = archive
         self._headers: list[SegmentHeader] = []
 
     async def entries(
         self, since_unix_ms: int = 0, until_unix_ms: int | None = None
-    ) -> AsyncGenerator[list[Entry], None]:
-        """What was booked from `since` until just before `until`. Errors: REDIS_DOWN and those of `Archive.entries`."""
+    ) -> AsyncGenerator[list[LedgerEntry], None]:
+        """Pages of the rows booked from `since` until just before `until`.
+
+        Errors: REDIS_ERRORS and those of `LedgerArchive.entries`.
+        """
         cursor = max(BEFORE_ALL, EntryId(since_unix_ms, -1))
         while True:
             headers, page = await self._snapshot("XRANGE", _after(cursor), "+")
@@ -49,7 +52,7 @@ class LedgerReader:
                 return
             cursor = page[-1].id
 
-    async def newest(self) -> AsyncGenerator[list[Entry], None]:
+    async def newest(self) -> AsyncGenerator[list[LedgerEntry], None]:
         """Everything, in pages, the newest row first."""
         cursor: EntryId | None = None
         while True:
@@ -67,11 +70,11 @@ class LedgerReader:
                 yield older
 
     async def headers(self) -> list[SegmentHeader]:
-        """Of all segments that Redis knows of. Errors: REDIS_DOWN, ChecksumMismatch."""
+        """Of all segments that Redis knows of. Errors: REDIS_ERRORS, ChecksumMismatch."""
         count = int(await self._client.hlen(keys.LEDGER_SEGMENTS))
         return await self._known(count)
 
-    async def _snapshot(self, command: str, start: str, end: str) -> tuple[list[SegmentHeader], list[Entry]]:
+    async def _snapshot(self, command: str, start: str, end: str) -> tuple[list[SegmentHeader], list[LedgerEntry]]:
         async with self._client.pipeline(transaction=True) as pipe:
             pipe.hlen(keys.LEDGER_SEGMENTS)
             getattr(pipe, command.lower())(keys.LEDGER, start, end, PAGE_ROWS)

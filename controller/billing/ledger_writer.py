@@ -31,11 +31,11 @@ from fleetstart.runtime.contract.billing.ledger import (
     append_script,
 )
 from fleetstart.runtime.contract.ids import InvocationId
-from fleetstart.runtime.contract.process.tasks import together
+from fleetstart.runtime.contract.process.tasks import run_all
 from fleetstart.runtime.contract.timeline import Timeline
 
 from ..state.records import StartOutcome
-from ..state.redis_client import REDIS_DOWN
+from ..state.redis_client import REDIS_ERRORS
 from .journal import Journal
 
 log = logging.getLogger(__name__)
@@ -121,7 +121,7 @@ class LedgerWriter:
         return (trace.row for trace in self._ended.values())
 
     async def run(self) -> None:
-        await together(self._write_batches(), self._confirm_batches())
+        await run_all(self._write_batches(), self._confirm_batches())
 
     async def _write_batches(self) -> None:
         while True:
@@ -130,7 +130,7 @@ class LedgerWriter:
             self._wake.clear()
             try:
                 await self._write_batch()
-            except REDIS_DOWN as error:
+            except REDIS_ERRORS as error:
                 log.warning("ledger rows wait for redis", extra={"rows": len(self._ended), "error": str(error)})
                 await asyncio.sleep(0.2)
 
@@ -143,7 +143,7 @@ class LedgerWriter:
         while True:
             await asyncio.sleep(CONFIRM_S)
             if self._written:
-                with contextlib.suppress(*REDIS_DOWN):
+                with contextlib.suppress(*REDIS_ERRORS):
                     await self.confirm()
 
     async def confirm(self) -> None:

@@ -17,7 +17,7 @@ from fleetstart.runtime.contract.ids import FunctionName, Version
 
 from ..schemas.functions import Invoice, InvoiceLine, Usage, UsageLine
 from ..state.access_records import DEFAULT
-from .archive_format import Entry
+from .archive_format import LedgerEntry
 
 DIMENSIONS = ("function", "version", "phase", "key", "project", "tag", "day")
 DEFAULT_BY = ("function", "version", "phase")
@@ -57,7 +57,7 @@ def is_waived(row: LedgerRow) -> bool:
     return row.rate_nusd_per_gib_s == 0 and phase_of(row) != "execute"
 
 
-def day_of(entry: Entry) -> str:
+def day_of(entry: LedgerEntry) -> str:
     """The day (UTC) on which it was booked."""
     return datetime.fromtimestamp(entry.id.unix_ms // 1000, UTC).strftime("%Y-%m-%d")
 
@@ -94,7 +94,7 @@ class UsageSums:
     function: FunctionName | None = None
     _sums: dict[Group, _Sum] = field(default_factory=dict)
 
-    def add(self, entries: Iterable[Entry]) -> None:
+    def add(self, entries: Iterable[LedgerEntry]) -> None:
         for entry in entries:
             row = entry.row
             if self.function is not None and row.function != self.function:
@@ -137,7 +137,7 @@ class UsageSums:
         )
 
 
-def _value(entry: Entry, dimension: str) -> str | int:
+def _value(entry: LedgerEntry, dimension: str) -> str | int:
     row = entry.row
     match dimension:
         case "function":
@@ -165,7 +165,7 @@ class InvoiceSums:
     function: FunctionName | None = None
     _sums: dict[tuple[FunctionName, Version, str, int, int], _Sum] = field(default_factory=dict)
 
-    def add(self, entries: Iterable[Entry]) -> None:
+    def add(self, entries: Iterable[LedgerEntry]) -> None:
         for entry in entries:
             row = entry.row
             if self.function is not None and row.function != self.function:

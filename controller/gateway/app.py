@@ -16,7 +16,7 @@ from fleetstart.runtime.contract.ids import InvocationId, new_invocation_id
 from fleetstart.runtime.contract.node.reports import GatewayReport
 from fleetstart.runtime.contract.worker_headers import PROGRESS_HEADER
 
-from ..billing.budget_watch import BillingWatch
+from ..billing.budget_watch import BudgetWatch
 from ..billing.ledger_writer import LedgerWriter
 from ..http.asgi import Receive, Scope, Send
 from ..http.client import open_session
@@ -24,7 +24,7 @@ from ..http.headers import request_headers, sane_request_id
 from ..http.invoke_url import Target, parse_target
 from ..http.request_body import ClientGone, header, read_body, refuse_unread
 from ..http.scope import PROGRESS
-from ..state.sync import State
+from ..state.sync import StateSync
 from .admission.admission import Doorkeeper
 from .admission.feasibility import Prospects
 from .admission.wait_predictor import Waits
@@ -47,9 +47,9 @@ class Gateway:
     def __init__(
         self,
         gateway: str,
-        state: State,
+        state: StateSync,
         ledger: LedgerWriter,
-        billing: BillingWatch,
+        billing: BudgetWatch,
         *,
         max_body_bytes: int,
         demand: Callable[[], None],

@@ -15,7 +15,7 @@ from ..http.asgi import Message, RawHeaders, Receive, Scope, Send, respond_error
 from ..http.invoke_url import parse_target
 from ..http.request_body import header
 from ..state.records import VersionKey
-from ..state.traffic import pointed
+from ..state.traffic import version_of_alias
 from ..state.view import View
 
 MAX_AGE_S = 600
@@ -59,7 +59,7 @@ class Cors:
         if record is None:
             return ()
         try:
-            version = target.version if target.version is not None else pointed(record, target.alias)
+            version = target.version if target.version is not None else version_of_alias(record, target.alias)
         except NotFound:
             return ()
         known = self._view.versions.get(VersionKey(record.name, version))

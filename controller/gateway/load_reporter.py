@@ -16,8 +16,8 @@ import msgspec
 from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.node.reports import GatewayReport
 
-from ..state.redis_client import REDIS_DOWN
-from ..state.sync import State
+from ..state.redis_client import REDIS_ERRORS
+from ..state.sync import StateSync
 from .app import Gateway
 
 log = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ BETWEEN_S = 0.02
 
 
 class Reporter:
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: StateSync) -> None:
         self._state = state
         self._wake = asyncio.Event()
         self._telling = False
@@ -63,7 +63,7 @@ class Reporter:
             self._wake.clear()
             try:
                 await self.publish()
-            except REDIS_DOWN as error:
+            except REDIS_ERRORS as error:
                 log.debug("report is not published", extra={"error": str(error)})
             await asyncio.sleep(BETWEEN_S)
 

@@ -19,9 +19,9 @@ from fleetstart.runtime.contract.node.reports import GatewayReport
 from ..http.invoke_url import Target
 from ..scheduler.worker_pool import broken
 from ..state.records import FunctionRecord, VersionKey, VersionRecord
-from ..state.redis_client import REDIS_DOWN
-from ..state.sync import State
-from ..state.traffic import chosen
+from ..state.redis_client import REDIS_ERRORS
+from ..state.sync import StateSync
+from ..state.traffic import version_for_call
 from .admission.feasibility import Prospects
 from .admission.wait_predictor import Waits
 from .dispatch.backend import Route
@@ -31,7 +31,7 @@ LAST_WORDS_S = 1.0
 
 
 class RouteTable:
-    def __init__(self, gateway: str, state: State, prospects: Prospects, waits: Waits) -> None:
+    def __init__(self, gateway: str, state: StateSync, prospects: Prospects, waits: Waits) -> None:
         self._gateway = gateway
         self._state = state
         self._view = state.view
@@ -54,14 +54,16 @@ class RouteTable:
             record = await self._ask(target.name)
         number = target.version
         if number is None:
-            number = chosen(record, target.alias, request_id, lambda version: self._is_broken(target.name, version))
+            number = version_for_call(
+                record, target.alias, request_id, lambda version: self._is_broken(target.name, version)
+            )
         key = VersionKey(target.name, number)
         route = self._routes.get(key)
         if route is not None:
             return route
         try:
             version = await self._state.version(key)
-        except REDIS_DOWN as error:
+        except REDIS_ERRORS as error:
             raise Unavailable(f"{key} is not known here and Redis is away", retry_after_s=1) from error
         if version is None:
             raise NotFound(
@@ -95,7 +97,7 @@ class RouteTable:
         if len(name) <= 63:
             try:
                 record = await self._state.function(name)
-            except REDIS_DOWN as error:
+            except REDIS_ERRORS as error:
                 raise Unavailable(f"function {name} is not known here and Redis is away", retry_after_s=1) from error
             if record is not None:
                 return record

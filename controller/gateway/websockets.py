@@ -28,7 +28,7 @@ from fleetstart.runtime.contract.worker_headers import (
     TOKEN_HEADER,
 )
 
-from ..billing.budget_watch import BillingWatch
+from ..billing.budget_watch import BudgetWatch
 from ..http.asgi import Receive, Scope, Send
 from ..http.headers import request_headers, sane_request_id
 from ..http.invoke_url import parse_target
@@ -66,7 +66,7 @@ class Sockets:
         doorkeeper: Doorkeeper,
         seating: Seating,
         session: aiohttp.ClientSession,
-        billing: BillingWatch,
+        billing: BudgetWatch,
     ) -> None:
         self._table = table
         self._books = books

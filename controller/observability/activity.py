@@ -15,7 +15,7 @@ import msgspec
 from fleetstart.runtime.contract.billing.ledger import InvocationRow
 from fleetstart.runtime.contract.ids import FunctionName
 
-from ..billing.archive_format import Entry
+from ..billing.archive_format import LedgerEntry
 
 BUCKET_MS = 10_000
 WINDOW_MS = 300_000
@@ -73,7 +73,7 @@ class Recent:
     def __init__(self) -> None:
         self._buckets: OrderedDict[int, dict[FunctionName, _Bucket]] = OrderedDict()
 
-    def add(self, entries: Iterable[Entry]) -> None:
+    def add(self, entries: Iterable[LedgerEntry]) -> None:
         for entry in entries:
             if isinstance(entry.row, InvocationRow):
                 functions = self._buckets.setdefault(entry.id.unix_ms // BUCKET_MS, {})

@@ -1,28 +1,28 @@
-"""How a cold start is sized and placed: values and `now` in, a `Plan` out; no I/O, no clock.
+"""The cold start planner: sizes and places a start. Values and `now` in, a `Plan` out; no I/O, no clock.
 
-`plan(request, cluster, now_s)` is the way in. Measures are learned with `measures`, a node's state follows from its
-report and orders with `nodes.node_state`, and what was decided is printed by `explain`. Orders, Redis and the mapping
-of plans onto workers are the reconciler's affair. Source: HydraServe sections 4, 5 and 6.1.
+`make_plan(request, cluster, now_s)` is the entry point. `estimates` learns measures from observations, `node_state`
+derives a node's state from its report and orders, `report` prints a decision. Orders, Redis and the mapping of plans
+onto workers belong to the reconciler. Source: HydraServe sections 4, 5 and 6.1.
 """
 
-from .checkpoint_layout import Shape, shape_of
+from .checkpoint_layout import CheckpointLayout, checkpoint_layout
 from .cluster import Cluster
-from .node_state import Held, NodeState, OrderSeen, node_state, with_stage
-from .plan import Considered, Plan, PlanRequest, StagePlan
-from .selection import plan
+from .node_state import HeldLayers, NodeState, OrderState, node_state, with_stage
+from .plan import CandidateReport, Plan, PlanRequest, StagePlan
+from .selection import make_plan
 
 __all__ = [
+    "CandidateReport",
+    "CheckpointLayout",
     "Cluster",
-    "Considered",
-    "Held",
+    "HeldLayers",
     "NodeState",
-    "OrderSeen",
+    "OrderState",
     "Plan",
     "PlanRequest",
-    "Shape",
     "StagePlan",
+    "checkpoint_layout",
+    "make_plan",
     "node_state",
-    "plan",
-    "shape_of",
     "with_stage",
 ]

@@ -22,7 +22,7 @@ from .latency_model import (
     ttft_s,
     work,
 )
-from .node_filter import Fetch, Seat, missing_bytes
+from .node_filter import CandidateNode, Fetch, missing_bytes
 from .plan import PlanRequest
 
 SHARING = 2.0
@@ -33,7 +33,7 @@ class Candidate(NamedTuple):
     cuts: tuple[Cut, ...]
     full: int
     """The first so many stages have a whole worker's memory."""
-    seats: list[Seat]
+    seats: list[CandidateNode]
     fetches: list[Fetch]
     reserved_bytes: list[int]
     ttft_s: float
@@ -55,7 +55,7 @@ def _margin(request: PlanRequest, stages: int, fetching: bool) -> float:
     return request.margins.group if stages > 1 else request.margins.alone
 
 
-class Lack(NamedTuple):
+class TooFewNodes(NamedTuple):
     """A size for which there are not enough nodes."""
 
     stages: int
@@ -66,7 +66,7 @@ class Lack(NamedTuple):
 class Search:
     """One request among its seats at one moment. Most of a decision's time is spent here, in small loops."""
 
-    def __init__(self, request: PlanRequest, seats: Sequence[Seat], now_s: float) -> None:
+    def __init__(self, request: PlanRequest, seats: Sequence[CandidateNode], now_s: float) -> None:
         self._request = request
         self._now_s = now_s
         self._weigh = request.segment_bytes > 0
@@ -91,7 +91,7 @@ class Search:
             prefill_s=known.prefill_s.value, hop_s=known.hop_s.value, stages=size, work=1.0,
         )  # fmt: skip
 
-    def candidates(self, sizes: Iterable[int]) -> Iterator[Candidate | Lack]:
+    def candidates(self, sizes: Iterable[int]) -> Iterator[Candidate | TooFewNodes]:
         """In rising size and number of whole workers. A single worker has all memory: it has no low-memory variant."""
         for size in sizes:
             cuts = self._request.shape.cuts(size)
@@ -101,13 +101,13 @@ class Search:
 
     def _of(
         self, cuts: tuple[Cut, ...], full: int, kept: Sequence[list[tuple[float, int, int, int]]]
-    ) -> Iterator[Candidate | Lack]:
-        before: list[Seat] | None = None
+    ) -> Iterator[Candidate | TooFewNodes]:
+        before: list[CandidateNode] | None = None
         for variant, pairs in zip(self._variants, kept, strict=True):
             chosen = self._choose(cuts, full, variant, pairs)
-            if isinstance(chosen, Lack) and pairs:
+            if isinstance(chosen, TooFewNodes) and pairs:
                 chosen = self._choose(cuts, full, variant, [])  # what was kept took the room that another stage needs
-            if isinstance(chosen, Lack):
+            if isinstance(chosen, TooFewNodes):
                 if variant is self._variants[-1]:
                     yield chosen
             elif chosen != before:
@@ -115,9 +115,13 @@ class Search:
                 yield self._predicted(cuts, full, chosen)
 
     def _choose(
-        self, cuts: tuple[Cut, ...], full: int, seats: Sequence[Seat], pairs: Sequence[tuple[float, int, int, int]]
-    ) -> list[Seat] | Lack:
-        chosen: dict[int, Seat] = {}
+        self,
+        cuts: tuple[Cut, ...],
+        full: int,
+        seats: Sequence[CandidateNode],
+        pairs: Sequence[tuple[float, int, int, int]],
+    ) -> list[CandidateNode] | TooFewNodes:
+        chosen: dict[int, CandidateNode] = {}
         used: set[int] = set()
         for _, _, stage, place in pairs:
             seat = seats[place]
@@ -140,10 +144,10 @@ class Search:
                     used.add(place)
                     break
             else:
-                return Lack(len(cuts), full, len(chosen))
+                return TooFewNodes(len(cuts), full, len(chosen))
         return [chosen[stage] for stage in range(len(cuts))]
 
-    def _fits(self, cut: Cut, seat: Seat, full: bool) -> bool:
+    def _fits(self, cut: Cut, seat: CandidateNode, full: bool) -> bool:
         if full or seat.fits_whole:
             return seat.fits_whole
         request = self._request
@@ -151,7 +155,7 @@ class Search:
         need = request.own_bytes(cut, full=False) + missing_bytes(seat.held, cut.layers, size_bytes, request.shape)
         return seat.state.free_bytes >= need
 
-    def _kept(self, cuts: tuple[Cut, ...], seats: Sequence[Seat]) -> list[tuple[float, int, int, int]]:
+    def _kept(self, cuts: tuple[Cut, ...], seats: Sequence[CandidateNode]) -> list[tuple[float, int, int, int]]:
         """(seconds to fetch, stages that the seat would do for, stage, seat), best first.
 
         Where layers that are there make a stage quicker than fetching it on the quickest node. Greedy, but a node that
@@ -171,13 +175,13 @@ class Search:
                     uses[place] += 1
         return sorted((seconds, uses[place], stage, place) for seconds, stage, place in pairs)
 
-    def _fetch(self, cut: Cut, seat: Seat) -> Fetch:
+    def _fetch(self, cut: Cut, seat: CandidateNode) -> Fetch:
         known = seat.fetches.get(cut)
         if known is None:
             known = seat.fetches[cut] = self._fetched(cut, seat)
         return known
 
-    def _fetched(self, cut: Cut, seat: Seat) -> Fetch:
+    def _fetched(self, cut: Cut, seat: CandidateNode) -> Fetch:
         """Host memory costs nothing, disk its own rate, the store the share of the link that is left; in parallel."""
         held, size_bytes = seat.held, cut.size_bytes
         if not self._weigh:
@@ -194,14 +198,14 @@ class Search:
             seconds = max(seconds, seat.coming_s)
         return Fetch(lacking_bytes, store_bytes, seconds)
 
-    def _from_store_s(self, size_bytes: int, seat: Seat) -> float:
+    def _from_store_s(self, size_bytes: int, seat: CandidateNode) -> float:
         return seat.link.fetch_s(size_bytes, self._now_s) if seat.link.fetches else size_bytes / seat.bytes_per_s
 
-    def _opens(self, cut: Cut, seat: Seat) -> bool:
+    def _opens(self, cut: Cut, seat: CandidateNode) -> bool:
         """Whether its link takes the stage: whether what it must fetch breaks no promise."""
         return not seat.link.fetches or seat.link.accepts(self._fetch(cut, seat).store_bytes, self._now_s)
 
-    def _predicted(self, cuts: tuple[Cut, ...], full: int, seats: list[Seat]) -> Candidate:
+    def _predicted(self, cuts: tuple[Cut, ...], full: int, seats: list[CandidateNode]) -> Candidate:
         request, known, stages = self._request, self._request.measures, len(cuts)
         library_s, hop_s = known.library_s.value, known.hop_s.value
         growing = max(1, min(full, request.workers))

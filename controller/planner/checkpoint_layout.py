@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
-from fleetstart.runtime.contract.weights.stage import Layout, cut, stage_bytes
+from fleetstart.runtime.contract.weights.stage import LayerLayout, cut, stage_bytes
 
 EVERY_LAYER = -1
 """The set of all layers, however many."""
@@ -28,13 +28,13 @@ class Cut(NamedTuple):
     """Of the model's layers, and so of its arithmetic."""
 
 
-class Shape:
+class CheckpointLayout:
     """Remembers its cuts: a cut is a search, and the same few are asked for at every start."""
 
     __slots__ = ("_before_bytes", "_cuts", "_every", "_layout", "count", "total_bytes")
 
-    def __init__(self, layout: Layout) -> None:
-        self._layout = layout if layout.layer_bytes else Layout(0, [layout.total_bytes])
+    def __init__(self, layout: LayerLayout) -> None:
+        self._layout = layout if layout.layer_bytes else LayerLayout(0, [layout.total_bytes])
         self._cuts: dict[int, tuple[Cut, ...]] = {}
         self.count = len(self._layout.layer_bytes)
         """Of layers; no pipeline has more stages."""
@@ -91,6 +91,6 @@ def layer_set(first: int, end: int) -> int:
     return (1 << end) - (1 << first)
 
 
-def shape_of(layout: Layout | None, segment_bytes: int) -> Shape:
+def checkpoint_layout(layout: LayerLayout | None, segment_bytes: int) -> CheckpointLayout:
     """Of a version: without a layout it is one piece."""
-    return Shape(layout if layout is not None else Layout(segment_bytes, []))
+    return CheckpointLayout(layout if layout is not None else LayerLayout(segment_bytes, []))

@@ -17,9 +17,9 @@ from typing import NamedTuple
 from fleetstart.runtime.contract.ids import CheckpointId, NodeId
 
 from .checkpoint_layout import EVERY_LAYER
-from .constraints import ANYWHERE, Wanted, admits
+from .constraints import NO_CONSTRAINTS, PlacementConstraints, admits
 from .contention import Link
-from .node_state import Held, NodeState
+from .node_state import HeldLayers, NodeState
 
 HOLDERS = 16
 """Of one checkpoint that a decision looks at: twice the stages of the largest group. A popular one is everywhere."""
@@ -28,7 +28,7 @@ Rank = tuple[float, NodeId]
 """Lower is better."""
 
 
-class Now(NamedTuple):
+class NodeSnapshot(NamedTuple):
     """A node, and its link as it is at the time of the decision."""
 
     state: NodeState
@@ -79,14 +79,18 @@ class Cluster:
                 del self._holders[checkpoint]
 
     def holders(
-        self, checkpoint: CheckpointId | None, least_bytes: int, now_s: float, wanted: Wanted = ANYWHERE
-    ) -> list[Now]:
+        self,
+        checkpoint: CheckpointId | None,
+        least_bytes: int,
+        now_s: float,
+        wanted: PlacementConstraints = NO_CONSTRAINTS,
+    ) -> list[NodeSnapshot]:
         """The best of those that have any of it, in memory, on the way or on disk, and that much room."""
         if checkpoint is None or checkpoint not in self._holders:
             return []
         states = (self._states[node] for _, node in self._holders[checkpoint])
         roomy = (
-            Now(state, state.link.at(now_s))
+            NodeSnapshot(state, state.link.at(now_s))
             for state in states
             if state.free_bytes >= least_bytes and admits(wanted, state)
         )
@@ -98,18 +102,18 @@ class Cluster:
         fetch_bytes: tuple[int, int],
         enough: int,
         now_s: float,
-        wanted: Wanted = ANYWHERE,
-    ) -> tuple[list[Now], list[Now]]:
+        wanted: PlacementConstraints = NO_CONSTRAINTS,
+    ) -> tuple[list[NodeSnapshot], list[NodeSnapshot]]:
         """Of each list, the first `enough` there that have room for each of these needs and take the fetches.
 
         `needs_bytes` falls from left to right: room for one is room for all that follow. `fetch_bytes` are the least
         and the most to be fetched: who takes the most takes all. Who takes only less is looked at too, but not relied
         on. Also those that had room but refused even the least, because of what they had promised to others.
         """
-        found: list[Now] = []
-        refused: list[Now] = []
+        found: list[NodeSnapshot] = []
+        refused: list[NodeSnapshot] = []
         least_fetch, most_fetch = fetch_bytes
-        states, least_bytes, chosen = self._states, needs_bytes[-1], wanted != ANYWHERE
+        states, least_bytes, chosen = self._states, needs_bytes[-1], wanted != NO_CONSTRAINTS
         for ranks in (self._free, self._shared):
             counts, partial = [0] * len(needs_bytes), 0
             for _, node in ranks:
@@ -122,12 +126,12 @@ class Cluster:
                 link = state.link.at(now_s)
                 if link.fetches and not link.accepts(most_fetch, now_s):
                     if not link.accepts(least_fetch, now_s):
-                        refused.append(Now(state, link))
+                        refused.append(NodeSnapshot(state, link))
                     elif partial < enough:
                         partial += 1
-                        found.append(Now(state, link))
+                        found.append(NodeSnapshot(state, link))
                     continue
-                found.append(Now(state, link))
+                found.append(NodeSnapshot(state, link))
                 for index in range(kind, len(counts)):
                     counts[index] += 1
                 if counts[0] >= enough:
@@ -135,7 +139,7 @@ class Cluster:
         return found, refused
 
 
-def _holder_rank(held: Held, rank: Rank) -> Rank:
+def _holder_rank(held: HeldLayers, rank: Rank) -> Rank:
     """In memory whole, in memory in part or on its way, on disk; then by speed, which is far less than 1 s a byte."""
     kind = 0 if held.host == EVERY_LAYER else 1 if held.host or held.coming else 2
     return (kind + rank[0], rank[1])

@@ -13,14 +13,14 @@ from typing import NamedTuple, Protocol
 from fleetstart.runtime.contract.function.spec import FunctionSpec, Isolation
 
 
-class Wanted(NamedTuple):
+class PlacementConstraints(NamedTuple):
     """By a function, of a node."""
 
     regions: tuple[str, ...] = ()
     isolation: Isolation = "namespaces"
 
 
-class Offer(Protocol):
+class NodeTraits(Protocol):
     """A node."""
 
     @property
@@ -32,19 +32,19 @@ class Offer(Protocol):
         """Beyond namespaces."""
 
 
-ANYWHERE = Wanted()
+NO_CONSTRAINTS = PlacementConstraints()
 
 
-def wanted_by(spec: FunctionSpec) -> Wanted:
-    return Wanted(tuple(spec.region), spec.isolation)
+def constraints_of(spec: FunctionSpec) -> PlacementConstraints:
+    return PlacementConstraints(tuple(spec.region), spec.isolation)
 
 
-def admits(wanted: Wanted, node: Offer) -> bool:
+def admits(wanted: PlacementConstraints, node: NodeTraits) -> bool:
     regions, isolation = wanted
     return (not regions or node.region in regions) and (isolation == "namespaces" or isolation in node.isolations)
 
 
-def lack(wanted: Wanted, nodes: Iterable[Offer]) -> tuple[str, str]:
+def unmet_constraint(wanted: PlacementConstraints, nodes: Iterable[NodeTraits]) -> tuple[str, str]:
     """Why none of the nodes may run it, and what to do; empty if one may, or if there is no node."""
     found = list(nodes)
     if not found or any(admits(wanted, node) for node in found):
@@ -53,7 +53,7 @@ def lack(wanted: Wanted, nodes: Iterable[Offer]) -> tuple[str, str]:
     there = [node for node in found if not regions or node.region in regions]
     if not there:
         return (
-            f"it may run in {_either(regions)}, and no node is there: {where(node.region for node in found)}",
+            f"it may run in {_either(regions)}, and no node is there: {region_counts(node.region for node in found)}",
             "start a node there (`fs up --region`, or FS_REGION), or deploy with another `region`",
         )
     place = f" in {_either(regions)}" if regions else ""
@@ -65,7 +65,7 @@ def lack(wanted: Wanted, nodes: Iterable[Offer]) -> tuple[str, str]:
     )
 
 
-def where(regions: Iterable[str]) -> str:
+def region_counts(regions: Iterable[str]) -> str:
     """ "2 nodes are in us, 1 in no region"."""
     counts = sorted(Counter(regions).items(), key=lambda pair: (not pair[0], -pair[1], pair[0]))
     parts = [f"{count} in {region or 'no region'}" for region, count in counts]

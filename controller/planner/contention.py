@@ -21,7 +21,7 @@ ROUNDING = 1 + 1e-9
 """Of sums of floats: a promise that is kept to the last byte is kept."""
 
 
-class Fetching(NamedTuple):
+class PendingFetch(NamedTuple):
     worker: WorkerId
     checkpoint: CheckpointId
     pending_bytes: float
@@ -35,7 +35,7 @@ class Link:
 
     bytes_per_s: float
     at_s: float = 0.0
-    fetches: tuple[Fetching, ...] = ()
+    fetches: tuple[PendingFetch, ...] = ()
 
     def at(self, now_s: float) -> Link:
         """Eq. 4, once for each fetch that ended since: S' = S - B/N x (T - T')."""
@@ -46,7 +46,7 @@ class Link:
             share = self.bytes_per_s / len(left)
             least = min(fetch.pending_bytes for fetch in left)
             step_s = min(least / share, now_s - since_s)
-            left = [Fetching(one[0], one[1], one[2] - share * step_s, one[3]) for one in left]
+            left = [PendingFetch(one[0], one[1], one[2] - share * step_s, one[3]) for one in left]
             since_s += step_s
             if since_s >= now_s:
                 break
@@ -85,7 +85,7 @@ class Link:
         link = self.at(now_s)
         return tuple(fetch.worker for fetch in link.fetches if not link._keeps(fetch, 0.0))
 
-    def with_fetch(self, fetch: Fetching, now_s: float) -> Link:
+    def with_fetch(self, fetch: PendingFetch, now_s: float) -> Link:
         link = self.at(now_s)
         return replace(link, at_s=now_s, fetches=(*link.fetches, fetch))
 
@@ -98,6 +98,6 @@ class Link:
         """With equal shares a fetch ends when each other has had as much, or has ended."""
         return sum([min(fetch.pending_bytes, pending_bytes) for fetch in self.fetches]) / self.bytes_per_s
 
-    def _keeps(self, fetch: Fetching, newcomer_bytes: float) -> bool:
+    def _keeps(self, fetch: PendingFetch, newcomer_bytes: float) -> bool:
         more_s = min(newcomer_bytes, fetch.pending_bytes) / self.bytes_per_s
         return self._left_s(fetch.pending_bytes) + more_s <= (fetch.deadline_s - self.at_s) * ROUNDING

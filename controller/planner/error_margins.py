@@ -36,23 +36,23 @@ class Margins(NamedTuple):
     group: float = PRIOR
 
 
-UNKNOWN = Margins()
+PRIOR_MARGINS = Margins()
 
 
 def with_ratio(known: Ratios, kind: Kind, ratio: float) -> dict[Kind, list[float]]:
     return {**{one: list(ratios) for one, ratios in known.items()}, kind: [*known.get(kind, ()), ratio][-KEPT:]}
 
 
-def common(versions: Iterable[Ratios]) -> Margins:
+def pooled_margins(versions: Iterable[Ratios]) -> Margins:
     """Of all versions together, for those that have started seldom."""
     pooled: dict[Kind, list[float]] = {}
     for ratios in versions:
         for kind, found in ratios.items():
             pooled.setdefault(kind, []).extend(found)
-    return margins(pooled, UNKNOWN)
+    return margins_of(pooled, PRIOR_MARGINS)
 
 
-def margins(own: Ratios, others: Margins) -> Margins:
+def margins_of(own: Ratios, others: Margins) -> Margins:
     return Margins(
         warm=_margin(own.get("warm", ()), others.warm),
         alone=_margin(own.get("alone", ()), others.alone),

@@ -17,7 +17,7 @@ import msgspec
 
 from fleetstart.runtime.contract.timeline import Timeline
 
-from .error_margins import UNKNOWN, Kind, Margins, common, with_ratio
+from .error_margins import PRIOR_MARGINS, Kind, Margins, pooled_margins, with_ratio
 
 SMOOTHING = 0.2
 """Of a new sample once there are some: ten starts outweigh what was before, one outlier moves nothing far."""
@@ -79,25 +79,25 @@ def version_prior(weight_bytes: int) -> VersionMeasures:
     return VersionMeasures(decode_s=Estimate(decode_s), prefill_s=Estimate(0.05 + 5 * decode_s))
 
 
-class Others(NamedTuple):
+class FleetMeasures(NamedTuple):
     """What all versions together show, for those that have shown little: it is the cluster's more than theirs."""
 
-    margins: Margins = UNKNOWN
+    margins: Margins = PRIOR_MARGINS
     hop_s: Estimate | None = None
     rest_s: Estimate | None = None
 
 
-def others_of(versions: Collection[VersionMeasures]) -> Others:
+def fleet_measures(versions: Collection[VersionMeasures]) -> FleetMeasures:
     hops_s = sorted(known.hop_s.value for known in versions if known.hop_s.count)
     rests_s = sorted(known.rest_s.value for known in versions if known.rest_s.count)
-    return Others(
-        margins=common(known.ttft_ratios for known in versions),
+    return FleetMeasures(
+        margins=pooled_margins(known.ttft_ratios for known in versions),
         hop_s=Estimate(hops_s[len(hops_s) // 2]) if hops_s else None,
         rest_s=Estimate(rests_s[len(rests_s) // 2]) if rests_s else None,
     )
 
 
-def informed(version: VersionMeasures, others: Others) -> VersionMeasures:
+def with_fleet_measures(version: VersionMeasures, others: FleetMeasures) -> VersionMeasures:
     """With the others' where it has only priors."""
     hop_s = version.hop_s if version.hop_s.count else others.hop_s or version.hop_s
     rest_s = version.rest_s if version.rest_s.count else others.rest_s or version.rest_s
@@ -115,7 +115,7 @@ def node_prior(known: list[NodeMeasures]) -> NodeMeasures:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Start:
+class StartObservation:
     """One start as it was observed; None where it did not show."""
 
     start_s: float | None = None
@@ -128,14 +128,14 @@ class Start:
     """Fetches on that node's link meanwhile, this one included."""
 
 
-def start_of(
+def start_observation(
     timeline: Timeline,
     *,
     warm: bool,
     fetch_bytes: int = 0,
     source: Literal["store", "disk"] = "store",
     sharers: float = 1.0,
-) -> Start:
+) -> StartObservation:
     """From a worker's timeline. `load` shows how long building takes only if no weights were waited for (`warm`)."""
     names = {phase.name for phase in timeline.phases}
 
@@ -144,7 +144,7 @@ def start_of(
 
     load_s = seconds("load")
     library_s = (seconds("import") or 0.0) + load_s if warm and load_s is not None else None
-    return Start(
+    return StartObservation(
         start_s=seconds("start"),
         device_s=seconds("device"),
         library_s=library_s,
@@ -155,7 +155,7 @@ def start_of(
     )
 
 
-def observe_start_on_node(node: NodeMeasures, seen: Start) -> NodeMeasures:
+def observe_start_on_node(node: NodeMeasures, seen: StartObservation) -> NodeMeasures:
     store, disk = node.store_bytes_per_s, node.disk_bytes_per_s
     if seen.fetch_s and seen.fetch_bytes >= LEAST_FETCH_BYTES:
         rate = seen.fetch_bytes / seen.fetch_s * max(1.0, seen.sharers)
@@ -172,7 +172,7 @@ def observe_start_on_node(node: NodeMeasures, seen: Start) -> NodeMeasures:
     )
 
 
-def observe_start_of_version(version: VersionMeasures, seen: Start) -> VersionMeasures:
+def observe_start_of_version(version: VersionMeasures, seen: StartObservation) -> VersionMeasures:
     return msgspec.structs.replace(version, library_s=_folded(version.library_s, seen.library_s))
 
 

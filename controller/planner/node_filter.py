@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from .checkpoint_layout import EVERY_LAYER, Cut, Shape
-from .cluster import Cluster, Now
-from .node_state import Held
+from .checkpoint_layout import EVERY_LAYER, CheckpointLayout, Cut
+from .cluster import Cluster, NodeSnapshot
+from .node_state import HeldLayers
 from .plan import PlanRequest
 
 
-class Seat:
+class CandidateNode:
     """A node as this request meets it now."""
 
     __slots__ = (
         "bytes_per_s", "coming_s", "fetches", "fits_whole", "held", "link", "missing_bytes", "ratio", "shared", "state",
     )  # fmt: skip
 
-    def __init__(self, now: Now, request: PlanRequest, now_s: float) -> None:
+    def __init__(self, now: NodeSnapshot, request: PlanRequest, now_s: float) -> None:
         state, link = now
         self.state = state
         self.link = link
@@ -42,14 +42,14 @@ class Fetch(NamedTuple):
     seconds: float
 
 
-def missing_bytes(held: Held | None, layers: int, size_bytes: int, shape: Shape) -> int:
+def missing_bytes(held: HeldLayers | None, layers: int, size_bytes: int, shape: CheckpointLayout) -> int:
     """Of these layers, which weigh `size_bytes`: neither in memory there nor on their way."""
     return size_bytes if held is None or not size_bytes else shape.size_bytes(layers & ~(held.host | held.coming))
 
 
-def find_seats(
+def find_candidate_nodes(
     request: PlanRequest, cluster: Cluster, sizes: Sequence[int], now_s: float
-) -> tuple[list[Seat], list[Now]]:
+) -> tuple[list[CandidateNode], list[NodeSnapshot]]:
     """The nodes that these sizes could want, quickest first; and those that are bound by their promises."""
     weigh = request.segment_bytes > 0
     needs = {request.memory_bytes + request.segment_bytes}
@@ -61,7 +61,7 @@ def find_seats(
     known = {now.state.node for now in states}
     least_bytes = min(request.own_bytes(cut, full=False) for size in sizes for cut in request.shape.cuts(size))
     holders = cluster.holders(request.checkpoint, least_bytes, now_s, request.wanted)
-    seats = [Seat(now, request, now_s) for now in states]
-    seats += [Seat(now, request, now_s) for now in holders if now.state.node not in known]
+    seats = [CandidateNode(now, request, now_s) for now in states]
+    seats += [CandidateNode(now, request, now_s) for now in holders if now.state.node not in known]
     seats.sort(key=lambda seat: (seat.ratio, seat.state.node))
     return seats, refused

@@ -13,14 +13,14 @@ from fleetstart.runtime.contract.ids import CheckpointId, NodeId, WorkerId
 from fleetstart.runtime.contract.node.orders import FINAL, WorkerOrder, WorkerStatus
 from fleetstart.runtime.contract.node.reports import NodeReport, SegmentReport
 
-from .checkpoint_layout import EVERY_LAYER, Shape, layer_set
-from .contention import NEVER, Fetching, Link
+from .checkpoint_layout import EVERY_LAYER, CheckpointLayout, layer_set
+from .contention import NEVER, Link, PendingFetch
 from .estimates import NodeMeasures
 from .plan import StagePlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
+class HeldLayers:
     """What a node has of one checkpoint, as sets of layers."""
 
     host: int = 0
@@ -43,19 +43,19 @@ class NodeState:
     device_bytes_per_s: float
     start_s: float
     """t_cc + t_cu."""
-    held: Mapping[CheckpointId, Held]
+    held: Mapping[CheckpointId, HeldLayers]
     region: str = ""
     isolations: frozenset[str] = frozenset()
     """Where it is; empty if it does not say."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OrderSeen:
+class OrderState:
     """An order on the node, and what is known of its worker and its weights."""
 
     order: WorkerOrder
     status: WorkerStatus | None
-    shape: Shape
+    shape: CheckpointLayout
 
     @property
     def layers(self) -> int:
@@ -75,10 +75,10 @@ class OrderSeen:
 
 def node_state(
     report: NodeReport,
-    seen: Sequence[OrderSeen],
+    seen: Sequence[OrderState],
     measures: NodeMeasures,
     *,
-    shapes: Mapping[CheckpointId, Shape],
+    shapes: Mapping[CheckpointId, CheckpointLayout],
     now_s: float,
     now_unix_ns: int,
 ) -> NodeState:
@@ -114,18 +114,18 @@ def with_stage(
     """After the stage was ordered there: the next decision of the same step counts it."""
     link, held = state.link, state.held
     if checkpoint is not None and stage.missing_bytes:
-        known = held.get(checkpoint, Held())
+        known = held.get(checkpoint, HeldLayers())
         layers = layer_set(stage.first, stage.end) & ~known.host
         held = {**held, checkpoint: replace(known, coming=known.coming | layers)}
     if checkpoint is not None and stage.store_bytes:
         deadline_s = NEVER if stage.fetch_within_s is None else now_s + stage.fetch_within_s
-        link = link.with_fetch(Fetching(worker, checkpoint, stage.store_bytes, deadline_s), now_s)
+        link = link.with_fetch(PendingFetch(worker, checkpoint, stage.store_bytes, deadline_s), now_s)
     return replace(
         state, free_bytes=state.free_bytes - stage.reserved_bytes, workers=state.workers + 1, link=link, held=held
     )
 
 
-def _promised_bytes(alive: Sequence[OrderSeen], segments: Mapping[CheckpointId, SegmentReport]) -> int:
+def _promised_bytes(alive: Sequence[OrderState], segments: Mapping[CheckpointId, SegmentReport]) -> int:
     """For orders that the node has not answered: the worker's own memory, and that of a segment not opened yet."""
     fetched: dict[CheckpointId, int] = {}
     own_bytes = 0
@@ -140,17 +140,17 @@ def _promised_bytes(alive: Sequence[OrderSeen], segments: Mapping[CheckpointId, 
 
 
 def _fetches(
-    alive: Sequence[OrderSeen],
+    alive: Sequence[OrderState],
     segments: Mapping[CheckpointId, SegmentReport],
     bytes_per_s: float,
     now_s: float,
     now_unix_ns: int,
-) -> tuple[Fetching, ...]:
+) -> tuple[PendingFetch, ...]:
     """S_i from the segment's own report, D_i from the order. One a checkpoint: it is shared.
 
     A report is a second old or two, as long as a stage may take to fetch: eq. 4 tells what has come since.
     """
-    found: dict[CheckpointId, Fetching] = {}
+    found: dict[CheckpointId, PendingFetch] = {}
     counted_unix_ns: dict[CheckpointId, int] = {}
     for one in alive:
         order, checkpoint = one.order, one.order.spec.weights
@@ -167,7 +167,7 @@ def _fetches(
             missing_bytes = max(missing_bytes, round(known.pending_bytes))
             deadline_s = min(deadline_s, known.deadline_s)
             since_unix_ns = max(since_unix_ns, counted_unix_ns[checkpoint])
-        found[checkpoint] = Fetching(order.worker, checkpoint, missing_bytes, deadline_s)
+        found[checkpoint] = PendingFetch(order.worker, checkpoint, missing_bytes, deadline_s)
         counted_unix_ns[checkpoint] = since_unix_ns or now_unix_ns
     share = bytes_per_s / max(1, len(found))
     left = [
@@ -177,7 +177,7 @@ def _fetches(
     return tuple(fetch for fetch in left if fetch.pending_bytes > 0)
 
 
-def pending_bytes(one: OrderSeen, segment: SegmentReport | None) -> int:
+def pending_bytes(one: OrderState, segment: SegmentReport | None) -> int:
     """Of what it needs before it is ready, as the node last counted."""
     if segment is None:
         return one.size_bytes
@@ -190,12 +190,12 @@ def pending_bytes(one: OrderSeen, segment: SegmentReport | None) -> int:
 
 def _held(
     report: NodeReport,
-    alive: Sequence[OrderSeen],
+    alive: Sequence[OrderState],
     segments: Mapping[CheckpointId, SegmentReport],
-    shapes: Mapping[CheckpointId, Shape],
-) -> dict[CheckpointId, Held]:
+    shapes: Mapping[CheckpointId, CheckpointLayout],
+) -> dict[CheckpointId, HeldLayers]:
     """In memory and on disk as the report says, chunk by chunk; on the way as the orders of those that start say."""
-    held: dict[CheckpointId, Held] = {}
+    held: dict[CheckpointId, HeldLayers] = {}
     for checkpoint in segments.keys() | report.disk.keys():
         shape = shapes.get(checkpoint)
         if shape is None:
@@ -203,10 +203,10 @@ def _held(
         segment, host = segments.get(checkpoint), 0
         if segment is not None:
             host = EVERY_LAYER if segment.state == "ready" else shape.layers_in(segment.ranges)
-        held[checkpoint] = Held(host=host, disk=shape.layers_in(report.disk.get(checkpoint, [])))
+        held[checkpoint] = HeldLayers(host=host, disk=shape.layers_in(report.disk.get(checkpoint, [])))
     for one in alive:
         weights = one.order.spec.weights
         if weights is not None and one.starting:
-            known = held.get(weights, Held())
+            known = held.get(weights, HeldLayers())
             held[weights] = replace(known, coming=(known.coming | one.layers) & ~known.host)
     return held

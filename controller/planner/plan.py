@@ -13,9 +13,9 @@ from fleetstart.runtime.contract.errors import ErrorInfo
 from fleetstart.runtime.contract.function.spec import SLO, Isolation
 from fleetstart.runtime.contract.ids import CheckpointId, FunctionName, NodeId
 
-from .checkpoint_layout import Cut, Shape
-from .constraints import ANYWHERE, Wanted
-from .error_margins import UNKNOWN, Margins
+from .checkpoint_layout import CheckpointLayout, Cut
+from .constraints import NO_CONSTRAINTS, PlacementConstraints
+from .error_margins import PRIOR_MARGINS, Margins
 from .estimates import VersionMeasures
 
 
@@ -44,7 +44,7 @@ class StagePlan(msgspec.Struct, frozen=True, kw_only=True):
     """The promise: after the order. None: there is none."""
 
 
-class Considered(msgspec.Struct, frozen=True, kw_only=True):
+class CandidateReport(msgspec.Struct, frozen=True, kw_only=True):
     stages: int
     full: int
     nodes: list[NodeId]
@@ -79,7 +79,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     regions: list[str] = []
     isolation: Isolation = "namespaces"
     """In which it may run; none: anywhere. Only nodes there were looked at."""
-    considered: list[Considered] = []
+    considered: list[CandidateReport] = []
     decided_unix_ms: int = 0
     """By the clock of whoever ordered it; the planner has none."""
     whole_unix_ms: int = 0
@@ -94,14 +94,14 @@ class PlanRequest:
     """One version that needs workers."""
 
     function: FunctionName
-    shape: Shape
+    shape: CheckpointLayout
     memory_bytes: int
     """A whole worker's own, weights not counted."""
     checkpoint: CheckpointId | None = None
     kv_bytes: int = 0
     """Part of `memory_bytes` that goes with the layers."""
     measures: VersionMeasures
-    margins: Margins = UNKNOWN
+    margins: Margins = PRIOR_MARGINS
     slo: SLO | None = None
     waited_s: float = 0.0
     """How long its oldest call has waited already."""
@@ -111,7 +111,7 @@ class PlanRequest:
     """Whole workers that are wanted of this start in the end."""
     most: int = 1
     """That its function may ever have: so many more calls may make of its helpers."""
-    wanted: Wanted = ANYWHERE
+    wanted: PlacementConstraints = NO_CONSTRAINTS
     """In which it may run; none: anywhere."""
 
     @property

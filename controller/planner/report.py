@@ -5,12 +5,12 @@ from __future__ import annotations
 import msgspec
 
 from .estimates import relative_error
-from .plan import Considered, Plan, StagePlan
+from .plan import CandidateReport, Plan, StagePlan
 
 MIB = 1024 * 1024
 
 
-class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+class ObservedStart(msgspec.Struct, frozen=True, kw_only=True):
     """What was observed, from the decision on; None what has not been seen (yet)."""
 
     ttft_s: float | None = None
@@ -18,7 +18,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     cost_gib_s: float | None = None
 
 
-class Compared(msgspec.Struct, frozen=True, kw_only=True):
+class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     what: str
     predicted: float
     observed: float | None = None
@@ -30,17 +30,17 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     """What `fs explain --json` prints."""
 
     plan: Plan
-    compared: list[Compared]
+    compared: list[Comparison]
 
 
-def explained(plan: Plan, outcome: Outcome) -> Explanation:
+def explain(plan: Plan, outcome: ObservedStart) -> Explanation:
     pairs = (
         ("TTFT, s", plan.ttft_s, outcome.ttft_s),
         ("TPOT, s", plan.tpot_s, outcome.tpot_s),
         ("cost, GiB·s", plan.cost_gib_s, outcome.cost_gib_s),
     )
     compared = [
-        Compared(
+        Comparison(
             what=what,
             predicted=predicted,
             observed=observed,
@@ -51,7 +51,7 @@ def explained(plan: Plan, outcome: Outcome) -> Explanation:
     return Explanation(plan=plan, compared=compared if plan.stages else [])
 
 
-def text(explanation: Explanation) -> str:
+def format_explanation(explanation: Explanation) -> str:
     """The decision, its stages, prediction and outcome, and the candidates, as aligned columns."""
     plan = explanation.plan
     if not plan.stages:
@@ -87,7 +87,7 @@ def _stages(stages: list[StagePlan]) -> list[list[str]]:
     return rows
 
 
-def _outcome(compared: list[Compared]) -> list[list[str]]:
+def _outcome(compared: list[Comparison]) -> list[list[str]]:
     rows = [["", "predicted", "observed", "error"]]
     for one in compared:
         observed = "–" if one.observed is None else f"{one.observed:.3f}"
@@ -95,7 +95,7 @@ def _outcome(compared: list[Compared]) -> list[list[str]]:
     return rows
 
 
-def _candidates(considered: list[Considered]) -> list[list[str]]:
+def _candidates(considered: list[CandidateReport]) -> list[list[str]]:
     rows = [["stages", "whole", "TTFT, s", "margin", "TPOT, s", "GiB·s", "nodes", "why not"]]
     for one in considered:
         figures = ["–"] * 4

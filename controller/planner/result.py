@@ -8,11 +8,11 @@ from typing import NamedTuple
 from fleetstart.runtime.contract.errors import Unavailable
 from fleetstart.runtime.contract.function.spec import MIB
 
-from .candidates import Candidate, Lack
+from .candidates import Candidate, TooFewNodes
 from .cluster import Cluster
-from .constraints import admits, lack
+from .constraints import admits, unmet_constraint
 from .contention import NEVER
-from .plan import Considered, Plan, PlanRequest, StagePlan
+from .plan import CandidateReport, Plan, PlanRequest, StagePlan
 
 
 class Choice(NamedTuple):
@@ -23,7 +23,7 @@ class Choice(NamedTuple):
     """With the margin of the prediction's error."""
 
 
-def planned(request: PlanRequest, choice: Choice, considered: list[Considered]) -> Plan:
+def plan_of(request: PlanRequest, choice: Choice, considered: list[CandidateReport]) -> Plan:
     taken = choice.taken
     return Plan(
         stages=_stages(request, choice),
@@ -75,7 +75,7 @@ def _fetch_within_s(request: PlanRequest, choice: Choice) -> float:
     return first_within_s - (taken.ttft_s - taken.ready_s)
 
 
-def later(request: PlanRequest, wait_s: float) -> Plan:
+def postponed(request: PlanRequest, wait_s: float) -> Plan:
     error = Unavailable(
         f"function {request.function}: better started when other cold starts have fetched, in {wait_s:.2f} s",
         retry_after_s=1,
@@ -83,8 +83,8 @@ def later(request: PlanRequest, wait_s: float) -> Plan:
     return Plan(stages=[], meets_slo=False, reason=error.message, wait_s=wait_s, error=error.info())
 
 
-def none(request: PlanRequest, cluster: Cluster, found: Sequence[Candidate | Lack], refused: int) -> Plan:
-    why = lack(request.wanted, cluster)
+def no_plan(request: PlanRequest, cluster: Cluster, found: Sequence[Candidate | TooFewNodes], refused: int) -> Plan:
+    why = unmet_constraint(request.wanted, cluster)
     need_mib = (request.memory_bytes + request.segment_bytes) // MIB
     if refused:
         error = Unavailable(
@@ -118,9 +118,9 @@ def none(request: PlanRequest, cluster: Cluster, found: Sequence[Candidate | Lac
         regions=list(request.wanted.regions),
         isolation=request.wanted.isolation,
         considered=[
-            Considered(stages=one.stages, full=one.full, nodes=[], why_not=f"{one.found} nodes have room")
+            CandidateReport(stages=one.stages, full=one.full, nodes=[], why_not=f"{one.found} nodes have room")
             for one in found
-            if isinstance(one, Lack)
+            if isinstance(one, TooFewNodes)
         ],
         error=error.info(),
     )

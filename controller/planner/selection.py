@@ -15,12 +15,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from .candidates import Candidate, Lack, Search
+from .candidates import Candidate, Search, TooFewNodes
 from .cluster import Cluster
 from .contention import NEVER, Link
-from .node_filter import find_seats
-from .plan import Considered, Plan, PlanRequest
-from .result import Choice, later, none, planned
+from .node_filter import find_candidate_nodes
+from .plan import CandidateReport, Plan, PlanRequest
+from .result import Choice, no_plan, plan_of, postponed
 
 SIZE_USUAL = 4
 """Beyond it a group gains little and takes many devices (HydraServe section 4.1)."""
@@ -34,31 +34,31 @@ WORTH = 0.85
 """Without an SLO: a dearer candidate must reach the first token in this share of the cheaper one's time."""
 
 
-class Looked(NamedTuple):
+class SearchResult(NamedTuple):
     choice: Choice | None
-    found: list[Candidate | Lack]
+    found: list[Candidate | TooFewNodes]
     links: list[Link]
     """Of the nodes that were looked at."""
     refused: int
     """Of them, those that had room and had promised their links to others."""
 
 
-def plan(request: PlanRequest, cluster: Cluster, now_s: float) -> Plan:
+def make_plan(request: PlanRequest, cluster: Cluster, now_s: float) -> Plan:
     """Decides one start. Changes nothing: what is ordered is told to the cluster with `nodes.with_stage` and `put`."""
     looked = _looked(request, cluster, now_s)
     choice = looked.choice
     if request.patient and not (choice is not None and choice.meets_slo):
         wait_s = _worth_waiting_s(request, cluster, looked, now_s)
         if wait_s is not None:
-            return later(request, wait_s)
+            return postponed(request, wait_s)
     if choice is None:
-        return none(request, cluster, looked.found, looked.refused)
-    return planned(request, choice, [_considered(request, one, choice) for one in looked.found])
+        return no_plan(request, cluster, looked.found, looked.refused)
+    return plan_of(request, choice, [_considered(request, one, choice) for one in looked.found])
 
 
-def _looked(request: PlanRequest, cluster: Cluster, now_s: float) -> Looked:
+def _looked(request: PlanRequest, cluster: Cluster, now_s: float) -> SearchResult:
     usual = range(1, min(SIZE_USUAL, request.shape.count) + 1)
-    seats, refused = find_seats(request, cluster, usual, now_s)
+    seats, refused = find_candidate_nodes(request, cluster, usual, now_s)
     search = Search(request, seats, now_s)
     found = list(search.candidates(usual[:1]))
     choice = _settled(request, found)
@@ -72,10 +72,10 @@ def _looked(request: PlanRequest, cluster: Cluster, now_s: float) -> Looked:
             choice = choose(request, [one for one in found if isinstance(one, Candidate)])
     links = [seat.link for seat in seats] + [now.link for now in refused]
     bound = sum(not seat.link.accepts(request.segment_bytes, now_s) for seat in seats)
-    return Looked(choice, found, links, len(refused) + bound)
+    return SearchResult(choice, found, links, len(refused) + bound)
 
 
-def _worth_waiting_s(request: PlanRequest, cluster: Cluster, looked: Looked, now_s: float) -> float | None:
+def _worth_waiting_s(request: PlanRequest, cluster: Cluster, looked: SearchResult, now_s: float) -> float | None:
     """Until a start would keep the SLO because fetches of others have ended, or else would be done that much sooner;
     None if it had better begin now.
 
@@ -102,7 +102,7 @@ def _worth_waiting_s(request: PlanRequest, cluster: Cluster, looked: Looked, now
     return found_s
 
 
-def _settled(request: PlanRequest, single: Sequence[Candidate | Lack]) -> Choice | None:
+def _settled(request: PlanRequest, single: Sequence[Candidate | TooFewNodes]) -> Choice | None:
     """One worker, if it will do and waits for no weights: a group would only cost more, and is not looked at."""
     hidden = [
         one
@@ -117,13 +117,13 @@ def _settled(request: PlanRequest, single: Sequence[Candidate | Lack]) -> Choice
     return Choice(best, "a single worker is started before its weights could be late", True)
 
 
-def _wider(request: PlanRequest, cluster: Cluster, now_s: float) -> list[Candidate | Lack]:
+def _wider(request: PlanRequest, cluster: Cluster, now_s: float) -> list[Candidate | TooFewNodes]:
     """Larger groups than usual, of the sizes that could keep the SLO; none if none of them does."""
     sizes = range(SIZE_USUAL + 1, min(SIZE_MOST, request.shape.count) + 1)
     if not sizes:
         return []
     slo_s = request.slo.ttft_s if request.slo is not None and request.slo.ttft_s is not None else NEVER
-    seats, _ = find_seats(request, cluster, [1, *sizes], now_s)
+    seats, _ = find_candidate_nodes(request, cluster, [1, *sizes], now_s)
     search = Search(request, seats, now_s)
     hopeful = [size for size in sizes if search.least_ttft_s(size) * request.margins.group + request.waited_s <= slo_s]
     found = list(search.candidates(hopeful))
@@ -182,11 +182,11 @@ def _meets(request: PlanRequest, one: Candidate, *, bare: bool = False) -> bool:
     return in_time and (slo.tpot_s is None or one.tpot_s <= slo.tpot_s)
 
 
-def _considered(request: PlanRequest, one: Candidate | Lack, choice: Choice) -> Considered:
-    if isinstance(one, Lack):
+def _considered(request: PlanRequest, one: Candidate | TooFewNodes, choice: Choice) -> CandidateReport:
+    if isinstance(one, TooFewNodes):
         why = f"{one.stages} nodes with room are needed, there are {one.found}"
-        return Considered(stages=one.stages, full=one.full, nodes=[], why_not=why)
-    return Considered(
+        return CandidateReport(stages=one.stages, full=one.full, nodes=[], why_not=why)
+    return CandidateReport(
         stages=len(one.cuts),
         full=one.full,
         nodes=[seat.state.node for seat in one.seats],

@@ -19,12 +19,12 @@ from fleetstart.runtime.contract.errors import InvalidSpec, NotFound, Unavailabl
 from fleetstart.runtime.contract.function.spec import FunctionSpec, spec_digest
 from fleetstart.runtime.contract.ids import LIVE, CheckpointId, FunctionName, Version
 from fleetstart.runtime.contract.weights.lora import CONFIG, CONFIG_MAX_BYTES, is_adapter, read_adapter, require_fit
-from fleetstart.runtime.contract.weights.stage import Layout, layout_of
+from fleetstart.runtime.contract.weights.stage import LayerLayout, layout_of
 
 from ..state import traffic as versions
 from ..state.records import FunctionRecord, Rollout, VersionKey, VersionRecord
 from ..state.redis_client import Script
-from ..state.sync import State
+from ..state.sync import StateSync
 from ..storage.object_store import ObjectStore, read_file, require_bundle, require_checkpoint
 from .deletion_guard import DeletionGuard
 
@@ -35,7 +35,7 @@ NO_VERSION = Version(0)
 
 
 class Registry:
-    def __init__(self, state: State, store: ObjectStore) -> None:
+    def __init__(self, state: StateSync, store: ObjectStore) -> None:
         self._state = state
         self._store = store
         self._script = Script(state.client, "registry")
@@ -130,7 +130,7 @@ class Registry:
                     found.setdefault(checkpoint, []).append(str(VersionKey(function, record.version)))
         return found
 
-    async def _require_weights(self, spec: FunctionSpec) -> tuple[int, Layout | None]:
+    async def _require_weights(self, spec: FunctionSpec) -> tuple[int, LayerLayout | None]:
         """Bytes that its weights take of a node's memory, and how they lie if it can be cut into stages."""
         if spec.weights is None:
             return 0, None
@@ -176,7 +176,7 @@ class Registry:
 
     async def _same(self, function: FunctionRecord | None, digest: str) -> VersionRecord | None:
         """The newest version in service, or on the way to it, that is this very spec."""
-        for version in sorted(versions.needed(function), reverse=True) if function is not None else ():
+        for version in sorted(versions.tracked_versions(function), reverse=True) if function is not None else ():
             record = await self._state.version(VersionKey(function.name, version)) if function is not None else None
             if record is not None and record.digest == digest:
                 return record

@@ -29,8 +29,8 @@ from ..scheduler.planning import UNPLACED_NS
 from ..scheduler.worker_pool import broken
 from ..state import traffic as versions
 from ..state.records import Failure, FunctionRecord, Rollout, VersionKey, VersionRecord
-from ..state.redis_client import REDIS_DOWN
-from ..state.sync import State
+from ..state.redis_client import REDIS_ERRORS
+from ..state.sync import StateSync
 from ..state.view import View
 from .registry import Registry
 
@@ -108,7 +108,7 @@ def _never_ready(spec: FunctionSpec) -> ErrorInfo:
 class RolloutController:
     """The shell: one look a change of the view, or a second, in the controller that schedules."""
 
-    def __init__(self, state: State, registry: Registry, scheduler: Scheduler) -> None:
+    def __init__(self, state: StateSync, registry: Registry, scheduler: Scheduler) -> None:
         self._view: View = state.view
         self._registry = registry
         self._scheduler = scheduler
@@ -124,7 +124,7 @@ class RolloutController:
                 asked = False
                 self._wake.clear()
                 if self._scheduler.fence and self._view.redis == "ok":
-                    with contextlib.suppress(*REDIS_DOWN):
+                    with contextlib.suppress(*REDIS_ERRORS):
                         asked = await self._look(session)
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(ASK_AGAIN_S if asked else TICK_S):

@@ -12,7 +12,7 @@ from collections import deque
 from fleetstart.runtime.contract.function.spec import FunctionSpec, Scale
 
 
-class Window:
+class KeepAliveWindow:
     """The highest need over the last `keep_alive_s`.
 
     A new scheduler has seen nothing yet: it begins with the workers that are there, so that a change of
@@ -53,7 +53,7 @@ WINDOW_S = 10.0
 """A burst is seen whole, and what was before it is forgotten before the pipeline is one worker again."""
 
 
-class Arrivals:
+class ArrivalWindow:
     """The calls of the last window. A new scheduler has seen none, and learns within one window."""
 
     def __init__(self, window_s: float = WINDOW_S) -> None:
@@ -77,7 +77,7 @@ class Arrivals:
         return self._count
 
 
-def needed(
+def workers_needed(
     *, queued: int, running: int, predicted: int, call_s: float, spec: FunctionSpec, window_s: float = WINDOW_S
 ) -> int:
     """Workers that these calls would keep busy: waiting, running, and on average those that are predicted.
@@ -89,7 +89,7 @@ def needed(
     return min(math.ceil((queued + max(running, expected)) / spec.concurrency), spec.scale.max)
 
 
-def growing(*, group: int, full: int, needed: int, others: int) -> int:
+def consolidation_count(*, group: int, full: int, needed: int, others: int) -> int:
     """How many of a group's workers become whole: one (scale down), or as many as are needed beside the `others`.
 
     `others` are whole workers that there are or that are promised by other groups; `full` of the group have memory

@@ -20,16 +20,16 @@ from ..planner import Plan, StagePlan
 from ..planner.error_margins import Kind
 from ..planner.estimates import (
     NodeMeasures,
-    Start,
+    StartObservation,
     VersionMeasures,
     observe_generation,
     observe_outcome,
     observe_start_of_version,
     observe_start_on_node,
-    start_of,
+    start_observation,
 )
 from ..state.records import StartOutcome, VersionKey, parse_version_key
-from ..state.traffic import needed
+from ..state.traffic import tracked_versions
 from ..state.view import View
 
 Measures = tuple[NodeMeasures, VersionMeasures]
@@ -58,12 +58,12 @@ def _starts(view: View, order: WorkerOrder) -> bool:
 
 def start_seen(
     status: WorkerStatus, stage: StagePlan, bytes_per_s: Mapping[str, float], sharers: int, *, alone: bool
-) -> Start:
+) -> StartObservation:
     """A start that got ready. What the node itself measured (`bytes_per_s`) is better than bytes by time, unless others
     had their share of the link. `alone` is False of a stage, whose `load` also waits for the other stages.
     """
     source = _source(stage)
-    seen = start_of(
+    seen = start_observation(
         status.timeline,
         warm=status.start == "warm",
         fetch_bytes=stage.missing_bytes if source is not None else 0,
@@ -94,27 +94,27 @@ def learn_start(
 
 def ready_s(status: WorkerStatus, version: VersionMeasures) -> float:
     """What this start took by the formula that it was planned with (eq. 5), with its own times put in."""
-    seen = start_of(status.timeline, warm=status.start == "warm")
+    seen = start_observation(status.timeline, warm=status.start == "warm")
     own_s = (seen.start_s or 0.0) + (seen.device_s or 0.0) + version.library_s.value
     return max(own_s, seen.fetch_s or 0.0)
 
 
-class Readied(NamedTuple):
+class StartSample(NamedTuple):
     """What getting ready took of a start, as its slowest stage has it."""
 
     took_s: float
     shared: bool
     """Whether other starts fetched over a link of its meanwhile."""
 
-    def with_stage(self, took_s: float, sharers: int) -> Readied:
-        return Readied(max(self.took_s, took_s), self.shared or sharers > 1)
+    def with_stage(self, took_s: float, sharers: int) -> StartSample:
+        return StartSample(max(self.took_s, took_s), self.shared or sharers > 1)
 
 
-NOT_YET = Readied(took_s=0.0, shared=False)
+NOT_YET = StartSample(took_s=0.0, shared=False)
 
 
 def learn_outcome(
-    version: VersionMeasures, plan: Plan, outcome: StartOutcome, readied: Readied | None
+    version: VersionMeasures, plan: Plan, outcome: StartOutcome, readied: StartSample | None
 ) -> VersionMeasures:
     """As much as clocks of two machines tell."""
     observed_s = (outcome.first_byte_unix_ms - plan.decided_unix_ms) / 1000
@@ -148,7 +148,7 @@ def learn_speed(version: VersionMeasures, speed: Speed) -> VersionMeasures:
     )
 
 
-class SpeedsSeen:
+class SpeedTracker:
     """Which calls of the nodes' reports were learned from: a report repeats itself until there are new ones."""
 
     def __init__(self, reports: Iterable[NodeReport] = ()) -> None:
@@ -173,7 +173,9 @@ class SpeedsSeen:
 def outdated(view: View) -> list[str]:
     """Fields of the measures that nobody will plan with: of nodes that were removed, of versions that are neither
     in service nor called nor ordered."""
-    live = {VersionKey(record.name, version) for record in view.functions.values() for version in needed(record)}
+    live = {
+        VersionKey(record.name, version) for record in view.functions.values() for version in tracked_versions(record)
+    }
     ordered = {VersionKey(order.spec.name, order.version) for order in view.orders.values()}
     called = {key for text in view.loads() if (key := parse_version_key(text)) is not None}
     gone = [keys.measures_of_node(node) for node in view.node_measures.keys() - view.nodes.keys()]

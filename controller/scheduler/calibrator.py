@@ -24,12 +24,12 @@ from ..planner import Plan
 from ..planner.estimates import NodeMeasures, VersionMeasures, node_prior, version_prior
 from ..state.full_resync import read_measures
 from ..state.records import StartOutcome, VersionKey
-from ..state.redis_client import REDIS_DOWN, Script
-from ..state.sync import State
+from ..state.redis_client import REDIS_ERRORS, Script
+from ..state.sync import StateSync
 from .calibration import (
     NOT_YET,
-    Readied,
-    SpeedsSeen,
+    SpeedTracker,
+    StartSample,
     learn_outcome,
     learn_speed,
     learn_start,
@@ -53,8 +53,8 @@ LEARNED_KEPT_S = PLAN_KEPT_S + 3600
 """Longer than the plan, without which nothing is learned: so that it is not learned again."""
 
 
-class Learner:
-    def __init__(self, state: State, fence: Callable[[], int]) -> None:
+class Calibrator:
+    def __init__(self, state: StateSync, fence: Callable[[], int]) -> None:
         """`fence` is 0 while another controller schedules."""
         self._state = state
         self._view = state.view
@@ -62,9 +62,9 @@ class Learner:
         self._script = Script(state.client, "save_estimates")
         self._ready: dict[WorkerId, WorkerStatus] = {}
         """That nobody may have learned from yet."""
-        self._speeds = SpeedsSeen()
+        self._speeds = SpeedTracker()
         self._led_with = 0
-        self._readied: OrderedDict[WorkerId | PipelineId, Readied] = OrderedDict()
+        self._readied: OrderedDict[WorkerId | PipelineId, StartSample] = OrderedDict()
         """Until the start's outcome is known."""
         self._plans = msgspec.json.Decoder(Plan)
         self._wake = asyncio.Event()
@@ -89,7 +89,7 @@ class Learner:
                 rounds += 1
                 if rounds % PRUNE_EVERY == 0:
                     await self._prune()
-            except REDIS_DOWN as error:
+            except REDIS_ERRORS as error:
                 log.debug("what was observed waits for redis", extra={"error": str(error)})
 
     async def _learn(self) -> None:
@@ -107,7 +107,7 @@ class Learner:
     def _take_over(self) -> None:
         """A new scheduler: starts that the last one did not see through are in the view, calls were its affair."""
         self._led_with = self._fence()
-        self._speeds = SpeedsSeen(self._reports())
+        self._speeds = SpeedTracker(self._reports())
         for status in self._view.statuses.values():
             if status.state == "ready":
                 self._ready.setdefault(status.worker, status)

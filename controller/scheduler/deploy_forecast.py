@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from fleetstart.runtime.contract.ids import Version
 
-from ..planner.report import Outcome, explained
+from ..planner.report import ObservedStart, explain
 from ..schemas.planning import Forecast, Proposal
 from ..state.records import VersionKey, VersionRecord
 from ..state.view import View
-from .planning import cluster_of, planned, request_of
+from .planning import cluster_of, plan_start, request_of
 
 
 def forecast(view: View, proposal: Proposal, *, now_ns: int, now_unix_ns: int) -> Forecast:
@@ -26,10 +26,10 @@ def forecast(view: View, proposal: Proposal, *, now_ns: int, now_unix_ns: int) -
         created_unix_ms=now_unix_ns // 1_000_000,
         layout=proposal.layout,
     )
-    plan = planned(request_of(view, key, record, 1), cluster_of(view, {}, now_ns, now_unix_ns), now_ns / 1e9)
+    plan = plan_start(request_of(view, key, record, 1), cluster_of(view, {}, now_ns, now_unix_ns), now_ns / 1e9)
     return Forecast(
         live=live.version if live is not None else None,
         changes=live is None or live.spec != spec,
         learned=key in view.version_measures,
-        explanation=explained(plan, Outcome()),
+        explanation=explain(plan, ObservedStart()),
     )

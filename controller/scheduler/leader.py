@@ -19,7 +19,7 @@ LEADER_LEASE_MS = 2_000
 """Four renewals long: a busy machine keeps its scheduler, a dead one is replaced within two seconds."""
 
 
-class Leading:
+class LeaderLease:
     def __init__(self, client: redis.Redis, view: View, writes: asyncio.Lock) -> None:
         """`writes` keeps full reads of the view out while something is written."""
         self.view = view

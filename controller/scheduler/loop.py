@@ -14,12 +14,12 @@ from collections.abc import Callable
 
 from fleetstart.runtime.contract.errors import ErrorInfo
 from fleetstart.runtime.contract.node.orders import WorkerOrder
-from fleetstart.runtime.contract.process.tasks import together
+from fleetstart.runtime.contract.process.tasks import run_all
 
 from ..billing.ledger_writer import LedgerWriter
 from ..state.records import VersionKey
-from ..state.redis_client import REDIS_DOWN
-from .leader import Leading
+from ..state.redis_client import REDIS_ERRORS
+from .leader import LeaderLease
 from .reconcile import Reconciler, Step
 
 log = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ ABANDONED_EVERY_S = 5.0
 
 class Scheduler:
     def __init__(
-        self, gateway: str, leading: Leading, ledger: LedgerWriter, seal: Callable[[WorkerOrder], WorkerOrder]
+        self, gateway: str, leading: LeaderLease, ledger: LedgerWriter, seal: Callable[[WorkerOrder], WorkerOrder]
     ) -> None:
         """`seal` puts into an order what only its node may read."""
         self._gateway = gateway
@@ -51,7 +51,7 @@ class Scheduler:
         self._wake.set()
 
     async def run(self) -> None:
-        await together(self._hold_lease(), self._steps(), self._close_abandoned())
+        await run_all(self._hold_lease(), self._steps(), self._close_abandoned())
 
     async def release(self) -> None:
         """Hands the lease to whoever asks next."""
@@ -65,7 +65,7 @@ class Scheduler:
                 async with asyncio.timeout(RENEW_S * 2):
                     fence = await self._leading.lead(self._gateway, self.fence)
                 self._take(fence)
-            except REDIS_DOWN:
+            except REDIS_ERRORS:
                 pass  # while nobody can write, nobody else can lead; a stale fence is refused anyway
             await asyncio.sleep(RENEW_S)
 
@@ -92,7 +92,7 @@ class Scheduler:
                 continue
             try:
                 again_unix_ms = await self._step()
-            except REDIS_DOWN as error:
+            except REDIS_ERRORS as error:
                 log.warning("orders wait for redis", extra={"error": str(error)})
                 wait_s = 0.1
                 continue
@@ -114,7 +114,7 @@ class Scheduler:
         while True:
             await asyncio.sleep(ABANDONED_EVERY_S)
             if self.fence:
-                with contextlib.suppress(*REDIS_DOWN):
+                with contextlib.suppress(*REDIS_ERRORS):
                     await self._ledger.close_abandoned(time.time_ns() // 1_000_000)
 
 

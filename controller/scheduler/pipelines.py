@@ -19,7 +19,7 @@ from fleetstart.runtime.contract.node.orders import FINAL, NO_PEER, WorkerOrder,
 from ..state.records import is_helper
 
 
-def tend(
+def update_pipelines(
     orders: Iterable[WorkerOrder],
     statuses: Mapping[WorkerId, WorkerStatus],
     lost: frozenset[WorkerId],
@@ -73,7 +73,7 @@ def _still_grows(order: WorkerOrder, now_unix_ns: int) -> bool:
     return order.grow and now_unix_ns - order.ordered_unix_ns < order.spec.start_timeout_s * 1e9
 
 
-def grown(
+def consolidation_orders(
     orders: Iterable[WorkerOrder],
     statuses: Mapping[WorkerId, WorkerStatus],
     lost: frozenset[WorkerId],

@@ -16,25 +16,32 @@ from fleetstart.runtime.contract.node.orders import WorkerOrder
 from fleetstart.runtime.contract.weights.stage import Stage
 
 from ..planner import (
+    CheckpointLayout,
     Cluster,
-    OrderSeen,
+    OrderState,
     Plan,
     PlanRequest,
-    Shape,
+    checkpoint_layout,
+    make_plan,
     node_state,
-    plan,
-    shape_of,
     with_stage,
 )
-from ..planner.constraints import wanted_by
-from ..planner.error_margins import margins
-from ..planner.estimates import NodeMeasures, Others, VersionMeasures, informed, node_prior, version_prior
+from ..planner.constraints import constraints_of
+from ..planner.error_margins import margins_of
+from ..planner.estimates import (
+    FleetMeasures,
+    NodeMeasures,
+    VersionMeasures,
+    node_prior,
+    version_prior,
+    with_fleet_measures,
+)
 from ..state.records import VersionKey, VersionRecord
 from ..state.view import View
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NewIds:
+class IdSource:
     """What a plan does not say of its orders, and nobody may guess."""
 
     worker: Callable[[], WorkerId]
@@ -42,8 +49,8 @@ class NewIds:
     secret: Callable[[], str]
 
 
-NO_OTHERS = Others()
-NEW_IDS = NewIds(worker=new_worker_id, pipeline=new_pipeline_id, secret=lambda: secrets.token_urlsafe(24))
+NO_OTHERS = FleetMeasures()
+NEW_IDS = IdSource(worker=new_worker_id, pipeline=new_pipeline_id, secret=lambda: secrets.token_urlsafe(24))
 
 
 def measures_of(view: View, key: VersionKey, record: VersionRecord) -> VersionMeasures:
@@ -56,49 +63,49 @@ def request_of(
     record: VersionRecord,
     workers: int,
     *,
-    others: Others = NO_OTHERS,
+    others: FleetMeasures = NO_OTHERS,
     waited_s: float = 0.0,
 ) -> PlanRequest:
     """For so many whole workers in the end, if it becomes a pipeline. `others`: what all versions together show."""
     spec = record.spec
-    measures = informed(measures_of(view, key, record), others)
+    measures = with_fleet_measures(measures_of(view, key, record), others)
     return PlanRequest(
         function=key.name,
-        shape=shape_of(record.layout if spec.in_layers else None, record.segment_bytes),
+        shape=checkpoint_layout(record.layout if spec.in_layers else None, record.segment_bytes),
         memory_bytes=spec.memory_bytes,
         checkpoint=spec.weights,
         kv_bytes=spec.llm.kv_memory_bytes if spec.llm is not None else 0,
         measures=measures,
-        margins=margins(measures.ttft_ratios, others.margins),
+        margins=margins_of(measures.ttft_ratios, others.margins),
         slo=spec.slo,
         workers=workers,
         most=spec.scale.max,
         waited_s=waited_s,
-        wanted=wanted_by(spec),
+        wanted=constraints_of(spec),
     )
 
 
-def planned(request: PlanRequest, cluster: Cluster, now_s: float) -> Plan:
+def plan_start(request: PlanRequest, cluster: Cluster, now_s: float) -> Plan:
     """If what was promised to a call that has waited cannot be kept any more, what those after it are promised can."""
-    chosen = plan(request, cluster, now_s)
+    chosen = make_plan(request, cluster, now_s)
     if request.waited_s and not chosen.meets_slo and chosen.error is None:
-        return plan(dataclasses.replace(request, waited_s=0.0, patient=False), cluster, now_s)
+        return make_plan(dataclasses.replace(request, waited_s=0.0, patient=False), cluster, now_s)
     return chosen
 
 
-def cluster_of(view: View, shapes: dict[CheckpointId, Shape], now_ns: int, now_unix_ns: int) -> Cluster:
+def cluster_of(view: View, shapes: dict[CheckpointId, CheckpointLayout], now_ns: int, now_unix_ns: int) -> Cluster:
     """The nodes that are there, with what was ordered on them. `shapes` remembers those of checkpoints."""
-    seen: dict[NodeId, list[OrderSeen]] = defaultdict(list)
+    seen: dict[NodeId, list[OrderState]] = defaultdict(list)
     for order in view.orders.values():
         key = VersionKey(order.spec.name, order.version)
         record = view.versions.get(key)
         if record is None:
             continue
-        shape = shape_in(shapes, record)
+        shape = layout_in(shapes, record)
         status = view.statuses.get(order.worker) or view.ended.get(order.worker)
-        seen[order.node].append(OrderSeen(order=order, status=status, shape=shape))
+        seen[order.node].append(OrderState(order=order, status=status, shape=shape))
     for record in view.versions.values():
-        shape_in(shapes, record)
+        layout_in(shapes, record)
     prior = node_prior(list(view.node_measures.values()))
     return Cluster(
         node_state(
@@ -118,16 +125,16 @@ def _known(own: NodeMeasures | None, prior: NodeMeasures) -> NodeMeasures:
     return prior if own is None else own
 
 
-def shape_in(shapes: dict[CheckpointId, Shape], record: VersionRecord) -> Shape:
+def layout_in(shapes: dict[CheckpointId, CheckpointLayout], record: VersionRecord) -> CheckpointLayout:
     checkpoint = record.spec.weights
     if checkpoint is None:
-        return shape_of(None, 0)
+        return checkpoint_layout(None, 0)
     if checkpoint not in shapes:
-        shapes[checkpoint] = shape_of(record.layout, record.segment_bytes)
+        shapes[checkpoint] = checkpoint_layout(record.layout, record.segment_bytes)
     return shapes[checkpoint]
 
 
-def orders_of(plan: Plan, record: VersionRecord, ids: NewIds, *, grow: int, now_unix_ns: int) -> list[WorkerOrder]:
+def orders_of(plan: Plan, record: VersionRecord, ids: IdSource, *, grow: int, now_unix_ns: int) -> list[WorkerOrder]:
     """One a stage, the first first; the first `grow` become whole workers once the pipeline serves.
 
     Those that the plan gives less than a whole worker's memory are held to it (HydraServe section 4.1).
@@ -154,7 +161,7 @@ def orders_of(plan: Plan, record: VersionRecord, ids: NewIds, *, grow: int, now_
     ]
 
 
-def take(cluster: Cluster, plan: Plan, orders: list[WorkerOrder], request: PlanRequest, now_ns: int) -> None:
+def reserve(cluster: Cluster, plan: Plan, orders: list[WorkerOrder], request: PlanRequest, now_ns: int) -> None:
     """The cluster after these were ordered, for the next decision of the same step."""
     for stage, order in zip(plan.stages, orders, strict=True):
         state = cluster[stage.node]

@@ -21,16 +21,16 @@ from fleetstart.runtime.contract.ids import CheckpointId, WorkerId
 from fleetstart.runtime.contract.node.orders import WorkerOrder
 from fleetstart.runtime.contract.node.reports import FunctionLoad
 
-from ..planner import Cluster, Plan, Shape
-from ..planner.estimates import Others, others_of
+from ..planner import CheckpointLayout, Cluster, Plan
+from ..planner.estimates import FleetMeasures, fleet_measures
 from ..planner.selection import SIZE_USUAL
 from ..state.records import Failure, VersionKey, VersionRecord, is_helper, parse_version_key
 from ..state.traffic import in_service, scale_of
-from ..state.traffic import needed as needed_of
+from ..state.traffic import tracked_versions as needed_of
 from ..state.view import View
-from .autoscaler import Arrivals, Window, growing, needed
-from .pipelines import grown, tend
-from .planning import NEW_IDS, NewIds, cluster_of, orders_of, planned, request_of, take
+from .autoscaler import ArrivalWindow, KeepAliveWindow, consolidation_count, workers_needed
+from .pipelines import consolidation_orders, update_pipelines
+from .planning import NEW_IDS, IdSource, cluster_of, orders_of, plan_start, request_of, reserve
 from .worker_pool import Decision, Member, decide
 
 NO_LOAD = FunctionLoad(0, 0)
@@ -59,10 +59,10 @@ class Step:
 class Reconciler:
     """Owns the autoscaling windows, the only memory that the scheduler has; losing it costs nothing but warmth."""
 
-    def __init__(self, ids: NewIds = NEW_IDS) -> None:
-        self._windows: dict[VersionKey, Window] = {}
-        self._arrivals: dict[VersionKey, Arrivals] = {}
-        self._shapes: dict[CheckpointId, Shape] = {}
+    def __init__(self, ids: IdSource = NEW_IDS) -> None:
+        self._windows: dict[VersionKey, KeepAliveWindow] = {}
+        self._arrivals: dict[VersionKey, ArrivalWindow] = {}
+        self._shapes: dict[CheckpointId, CheckpointLayout] = {}
         self._ids = ids
 
     def step(self, view: View, *, now_ns: int, now_unix_ns: int) -> Step:
@@ -141,7 +141,7 @@ class Reconciler:
         window = self._windows.get(key)
         if window is None:
             here = sum(m.wanted == "run" and not m.lost for m in members)
-            window = self._windows[key] = Window(here, now_ns)
+            window = self._windows[key] = KeepAliveWindow(here, now_ns)
         window.observe(need, now_ns)
         desired = window.desired(spec.scale, now_ns)
         if failure is not None:
@@ -152,11 +152,11 @@ class Reconciler:
     def _needed(self, key: VersionKey, load: FunctionLoad, spec: FunctionSpec, now_s: float) -> int:
         """What lately came is expected to come again, as long as there are calls at all: idle workers are kept by
         the keep-alive alone."""
-        arrivals = self._arrivals.setdefault(key, Arrivals())
+        arrivals = self._arrivals.setdefault(key, ArrivalWindow())
         arrivals.observe(load.arrived, now_s)
         if not load.queued + load.running:
             return 0
-        return needed(
+        return workers_needed(
             queued=load.queued,
             running=load.running,
             predicted=arrivals.predicted(now_s),
@@ -211,10 +211,12 @@ class Reconciler:
         left = [changed.get(order.worker, order) for order in orders if order.worker not in gone]
         statuses = {order.worker: status for order in left if (status := view.statuses.get(order.worker)) is not None}
         lost = frozenset(member.worker for member in members if member.lost)
-        new = grown(left, statuses, lost, missing, memory_bytes=spec.memory_bytes, now_unix_ns=now_unix_ns)
+        new = consolidation_orders(
+            left, statuses, lost, missing, memory_bytes=spec.memory_bytes, now_unix_ns=now_unix_ns
+        )
         grow = {order.worker: order for order in new}
         left = [grow.get(order.worker, order) for order in left]
-        tended = tend(left, statuses, lost, now_unix_ns)
+        tended = update_pipelines(left, statuses, lost, now_unix_ns)
         step.orders.extend({order.worker: order for order in (*new, *tended)}.values())
         return len(new)
 
@@ -233,16 +235,16 @@ class Reconciler:
         """Alone, or in groups of which as many become whole workers as are wanted (HydraServe section 6.1)."""
         while count > 0:
             request = request_of(view, key, record, min(count, SIZE_USUAL), others=room.others, waited_s=waited_s)
-            chosen = planned(request, room.cluster, now_ns / 1e9)
+            chosen = plan_start(request, room.cluster, now_ns / 1e9)
             if chosen.error is not None:
                 step.unplaced[key] = chosen.error
                 if chosen.wait_s:
                     step.soonest(math.ceil(now_unix_ns / 1e6 + chosen.wait_s * 1000))
                 return
             full = sum(stage.full for stage in chosen.stages)
-            grow = growing(group=len(chosen.stages), full=full, needed=count, others=0)
+            grow = consolidation_count(group=len(chosen.stages), full=full, needed=count, others=0)
             orders = orders_of(chosen, record, self._ids, grow=grow, now_unix_ns=now_unix_ns)
-            take(room.cluster, chosen, orders, request, now_ns)
+            reserve(room.cluster, chosen, orders, request, now_ns)
             step.orders.extend(orders)
             decided = msgspec.structs.replace(chosen, decided_unix_ms=now_unix_ns // 1_000_000)
             step.plans.update({order.worker: decided for order in orders})
@@ -261,8 +263,8 @@ class _Room:
         return self._make()
 
     @functools.cached_property
-    def others(self) -> Others:
-        return others_of(self._view.version_measures.values())
+    def others(self) -> FleetMeasures:
+        return fleet_measures(self._view.version_measures.values())
 
 
 def _turn(key: VersionKey, loads: Mapping[str, FunctionLoad]) -> tuple[float, VersionKey]:

@@ -58,7 +58,7 @@ from fleetstart.runtime.contract.ids import CheckpointId, FunctionName, Version
 from fleetstart.runtime.contract.node.orders import WorkerStatus
 from fleetstart.runtime.contract.node.reports import NodeReport
 
-from ..state.records import Scaled
+from ..state.records import ScaleOverride
 
 
 class Deployed(msgspec.Struct, frozen=True, kw_only=True):
@@ -140,7 +140,7 @@ class Traffic(msgspec.Struct, frozen=True, kw_only=True):
     """The version that did not, of the last deploy."""
     error: ErrorInfo | None = None
     """Why it was rejected."""
-    scaled: Scaled | None = None
+    scaled: ScaleOverride | None = None
     """What `fs scale` has set."""
 
 

@@ -25,7 +25,7 @@ from fleetstart.runtime.contract.errors import ErrorInfo
 from fleetstart.runtime.contract.ids import FunctionName, InvocationId
 from fleetstart.runtime.contract.timeline import Timeline
 
-from ..state.invocation_records import Delivery, Moment, Origin, Status, Told
+from ..state.invocation_records import Delivery, HistoryEvent, Origin, ReportedProgress, Status
 
 RESULT_INLINE_BYTES = 64 * 1024
 """JSON answers up to this stand in the invocation itself."""
@@ -63,8 +63,8 @@ class InvocationInfo(msgspec.Struct, frozen=True, kw_only=True):
     webhook: str = ""
     delivery: Delivery | None = None
     source: str = ""
-    history: list[Moment] = []
-    progress: Told | None = None
+    history: list[HistoryEvent] = []
+    progress: ReportedProgress | None = None
     """What its handler last told, up to a second ago; None if it tells nothing."""
     row: InvocationRow | msgspec.UnsetType = msgspec.UNSET
     """Of its last run, as in InvocationTrace; it comes with `timeline`."""

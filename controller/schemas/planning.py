@@ -8,7 +8,7 @@ from fleetstart.runtime.contract.billing.ledger import InvocationRow
 from fleetstart.runtime.contract.errors import InvalidSpec
 from fleetstart.runtime.contract.function.spec import FunctionSpec
 from fleetstart.runtime.contract.ids import Version
-from fleetstart.runtime.contract.weights.stage import Layout
+from fleetstart.runtime.contract.weights.stage import LayerLayout
 
 from ..planner.report import Explanation
 from .functions import Prediction
@@ -21,7 +21,7 @@ class Proposal(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     spec: FunctionSpec
     segment_bytes: int = 0
-    layout: Layout | None = None
+    layout: LayerLayout | None = None
 
     def __post_init__(self) -> None:
         sizes = [self.segment_bytes]

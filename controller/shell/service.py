@@ -46,11 +46,11 @@ from ..http.headers import sane_request_id
 from ..http.request_body import header
 from ..http.scope import CALLER
 from ..http.websocket import deny
-from ..planner.constraints import admits, lack, wanted_by
+from ..planner.constraints import admits, constraints_of, unmet_constraint
 from ..state.records import VersionKey, VersionRecord
-from ..state.redis_client import REDIS_DOWN
-from ..state.sync import State
-from ..state.traffic import pointed
+from ..state.redis_client import REDIS_ERRORS
+from ..state.sync import StateSync
+from ..state.traffic import version_of_alias
 from .session import ShellSession
 
 log = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ ANSWER_S = 10.0
 class ShellService:
     """The ASGI app of the route, and the part that takes back what sessions of dead controllers have left."""
 
-    def __init__(self, state: State, seal: Callable[[WorkerOrder], WorkerOrder]) -> None:
+    def __init__(self, state: StateSync, seal: Callable[[WorkerOrder], WorkerOrder]) -> None:
         self._state = state
         self._view = state.view
         self._seal = seal
@@ -76,7 +76,7 @@ class ShellService:
     async def run(self) -> None:
         while True:
             await asyncio.sleep(SWEEP_S)
-            with contextlib.suppress(*REDIS_DOWN):
+            with contextlib.suppress(*REDIS_ERRORS):
                 for order in self._abandoned(time.monotonic_ns()):
                     await self._take_back(order)
 
@@ -103,7 +103,7 @@ class ShellService:
                 await self._serve(order, http, scope, receive, send, idle_s)
         except FleetError as refusal:
             await deny(send, refusal, request_id)
-        except REDIS_DOWN as error:
+        except REDIS_ERRORS as error:
             log.warning("no shell without redis", extra={"error": str(error)})
             await deny(send, Unavailable("Redis does not answer, so no worker can be ordered"), request_id)
 
@@ -151,7 +151,7 @@ class ShellService:
             raise NotFound(f"function {name[:80]} does not exist", hint="`fs ls` lists what does")
         wanted = _query(scope, "version") or LIVE
         is_number = wanted.isascii() and wanted.isdecimal() and len(wanted) < 10
-        number = Version(int(wanted)) if is_number else pointed(function, wanted)
+        number = Version(int(wanted)) if is_number else version_of_alias(function, wanted)
         record = await self._state.version(VersionKey(name, number))
         if record is None:
             raise NotFound(f"function {name} has no version {number}", hint=f"`fs versions {name}` lists them")
@@ -187,12 +187,12 @@ class ShellService:
         finally:
             try:
                 await self._take_back(order)
-            except REDIS_DOWN as error:
+            except REDIS_ERRORS as error:
                 log.warning("a shell's order is taken back later", extra={"worker": order.worker, "error": str(error)})
             del self._sessions[order.worker]  # from now on it is anybody's to take back
 
     async def _write(self, order: WorkerOrder) -> None:
-        """Without a scheduler's fence: the order is the session's, whoever schedules. Errors: REDIS_DOWN."""
+        """Without a scheduler's fence: the order is the session's, whoever schedules. Errors: REDIS_ERRORS."""
         raw = msgspec.json.encode(order)
         async with self._state.writes, self._state.client.pipeline(transaction=False) as pipe:
             pipe.hset(keys.desired(order.node), order.worker, raw)
@@ -201,7 +201,7 @@ class ShellService:
             self._view.put_order(order)
 
     async def _take_back(self, order: WorkerOrder) -> None:
-        """Its node ends it within a second, if it has not ended. Twice does no harm. Errors: REDIS_DOWN."""
+        """Its node ends it within a second, if it has not ended. Twice does no harm. Errors: REDIS_ERRORS."""
         async with self._state.writes:
             await self._state.client.hdel(keys.desired(order.node), order.worker)
             self._view.drop_order(order.worker)
@@ -273,8 +273,8 @@ def place(spec: FunctionSpec, nodes: Iterable[NodeReport]) -> NodeReport:
     known = list(nodes)
     if not known:
         raise Unavailable("no node is there to run a shell on", hint="`fs nodes` lists them; `fs up` starts one")
-    wanted = wanted_by(spec)
-    why, advice = lack(wanted, known)
+    wanted = constraints_of(spec)
+    why, advice = unmet_constraint(wanted, known)
     if why:
         raise Unavailable(f"function {spec.name}: {why}", hint=advice)
     known = [node for node in known if admits(wanted, node)]

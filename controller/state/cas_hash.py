@@ -15,14 +15,14 @@ from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.errors import Unavailable
 
 from .redis_client import Script
-from .sync import State
+from .sync import StateSync
 
 Record = TypeVar("Record", bound=msgspec.Struct)
 TRIES = 20
 
 
-class Shelf(Generic[Record]):
-    def __init__(self, state: State, name: str, kind: type[Record]) -> None:
+class CasHash(Generic[Record]):
+    def __init__(self, state: StateSync, name: str, kind: type[Record]) -> None:
         self._state = state
         self._name = name
         self._decoder = msgspec.json.Decoder(kind)
@@ -31,7 +31,7 @@ class Shelf(Generic[Record]):
     async def change(self, field: str, change: Callable[[Record | None], Record | None]) -> Record | None:
         """What `change` makes of the record as it is; None is no record. The view knows it when this returns.
 
-        Errors: those of `change`, Unavailable, REDIS_DOWN.
+        Errors: those of `change`, Unavailable, REDIS_ERRORS.
         """
         for _ in range(TRIES):
             raw = await cast(Awaitable[bytes | None], self._state.client.hget(self._name, field)) or b""

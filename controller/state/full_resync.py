@@ -21,13 +21,13 @@ from fleetstart.runtime.contract.node.reports import NodeReport
 from ..planner.estimates import NodeMeasures, VersionMeasures
 from .access_table import read_table
 from .records import Failure, FunctionRecord, VersionKey, VersionRecord, parse_version_key
-from .traffic import needed
+from .traffic import tracked_versions
 from .view import NodeSeen, View
 
 log = logging.getLogger(__name__)
 
 
-class _Decoded(dict[bytes, Any]):
+class _DecodeCache(dict[bytes, Any]):
     """Structs by the bytes that they came from: a full read decodes only what has changed."""
 
     def __init__(self, kind: Any) -> None:
@@ -53,16 +53,16 @@ class _Decoded(dict[bytes, Any]):
         self._next = {}
 
 
-class FullRead:
+class FullResync:
     def __init__(self, client: redis.Redis, view: View, monotonic_ns: Callable[[], int]) -> None:
         self._client = client
         self._view = view
         self._monotonic_ns = monotonic_ns
-        self._functions = _Decoded(FunctionRecord)
+        self._functions = _DecodeCache(FunctionRecord)
         self._versions = msgspec.json.Decoder(VersionRecord)
-        self._nodes = _Decoded(NodeReport)
-        self._orders = _Decoded(WorkerOrder)
-        self._statuses = _Decoded(WorkerStatus)
+        self._nodes = _DecodeCache(NodeReport)
+        self._orders = _DecodeCache(WorkerOrder)
+        self._statuses = _DecodeCache(WorkerStatus)
         self._measures: dict[bytes, bytes] = {}
 
     async def read(self) -> None:
@@ -166,7 +166,7 @@ class FullRead:
 
 
 def needed_versions(record: FunctionRecord) -> list[VersionKey]:
-    return [VersionKey(record.name, version) for version in sorted(needed(record))]
+    return [VersionKey(record.name, version) for version in sorted(tracked_versions(record))]
 
 
 _NODE, _VERSION = msgspec.json.Decoder(NodeMeasures), msgspec.json.Decoder(VersionMeasures)

@@ -76,12 +76,12 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True):
     delivered_unix_ms: int = 0
 
 
-class Moment(msgspec.Struct, frozen=True, kw_only=True):
+class HistoryEvent(msgspec.Struct, frozen=True, kw_only=True):
     unix_ms: int
     what: str
 
 
-class Told(msgspec.Struct, frozen=True, kw_only=True):
+class ReportedProgress(msgspec.Struct, frozen=True, kw_only=True):
     """How far its handler last said that it was."""
 
     fraction: float
@@ -109,8 +109,8 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     dead: bool = False
     """Whether it failed because the platform did, again and again: a dead letter."""
     delivery: Delivery | None = None
-    moments: list[Moment] = []
-    told: Told | None = None
+    moments: list[HistoryEvent] = []
+    told: ReportedProgress | None = None
     """Of the run under way, or of the one that ended it."""
 
     @property

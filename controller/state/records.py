@@ -10,7 +10,7 @@ from fleetstart.runtime.contract.errors import ErrorInfo
 from fleetstart.runtime.contract.function.spec import FunctionSpec
 from fleetstart.runtime.contract.ids import LIVE, FunctionName, Version, WorkerId
 from fleetstart.runtime.contract.node.orders import WorkerOrder, WorkerStatus
-from fleetstart.runtime.contract.weights.stage import Layout
+from fleetstart.runtime.contract.weights.stage import LayerLayout
 
 
 class VersionKey(NamedTuple):
@@ -47,7 +47,7 @@ class Rejection(msgspec.Struct, frozen=True, kw_only=True):
     unix_ms: int
 
 
-class Scaled(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ScaleOverride(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What `fs scale` has set over what the versions say; None leaves a version's own."""
 
     min: int | None = None
@@ -73,7 +73,7 @@ class FunctionRecord(msgspec.Struct, frozen=True, kw_only=True):
     rollout: Rollout | None = None
     rejected: Rejection | None = None
     """The last one, until the next deploy."""
-    scaled: Scaled | None = None
+    scaled: ScaleOverride | None = None
 
 
 class VersionRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,7 +85,7 @@ class VersionRecord(msgspec.Struct, frozen=True, kw_only=True):
     segment_bytes: int
     """What the checkpoint takes of a node's memory; 0 without weights."""
     created_unix_ms: int
-    layout: Layout | None = None
+    layout: LayerLayout | None = None
     """What its stages would weigh; None if our engine does not run it, or it was deployed before there were stages."""
 
 

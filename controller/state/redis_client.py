@@ -11,7 +11,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import NoScriptError, RedisError
 
-REDIS_DOWN = (RedisError, OSError, asyncio.TimeoutError)
+REDIS_ERRORS = (RedisError, OSError, asyncio.TimeoutError)
 
 
 def connect(url: str) -> redis.Redis:

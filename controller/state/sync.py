@@ -21,11 +21,11 @@ from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.ids import FunctionName, NodeId
 from fleetstart.runtime.contract.node.orders import WorkerOrder, WorkerStatus
 from fleetstart.runtime.contract.node.reports import GatewayReport
-from fleetstart.runtime.contract.process.tasks import together
+from fleetstart.runtime.contract.process.tasks import run_all
 
-from .full_resync import FullRead, needed_versions
+from .full_resync import FullResync, needed_versions
 from .records import FunctionRecord, VersionKey, VersionRecord
-from .redis_client import REDIS_DOWN
+from .redis_client import REDIS_ERRORS
 from .view import View
 
 log = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 RESYNC_S = 1.0
 
 
-class State:
+class StateSync:
     def __init__(self, client: redis.Redis, view: View, *, monotonic_ns: Callable[[], int] = time.monotonic_ns):
         self.client = client
         self.view = view
@@ -41,20 +41,20 @@ class State:
         self.writes = asyncio.Lock()
         """A full read and a write exclude each other: a read from before the write would undo it in the view."""
         self._resync_now = asyncio.Event()
-        self._full = FullRead(client, view, monotonic_ns)
+        self._full = FullResync(client, view, monotonic_ns)
         self._reports = msgspec.json.Decoder(GatewayReport)
 
     # ── full reads ─────────────────────────────────────────────────────────────────────────────────
 
     async def run(self) -> None:
-        await together(self._listen(), self._resync())
+        await run_all(self._listen(), self._resync())
 
     async def _resync(self) -> None:
         while True:
             try:
                 async with asyncio.timeout(5):
                     await self.resync()
-            except REDIS_DOWN as error:
+            except REDIS_ERRORS as error:
                 self._failed(error)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(RESYNC_S if self.view.redis == "ok" else 0.1):
@@ -108,11 +108,11 @@ class State:
                 await pubsub.psubscribe(keys.events_desired(NodeId("*")))
                 self._resync_now.set()
                 await self._hear(pubsub)
-            except REDIS_DOWN as error:
+            except REDIS_ERRORS as error:
                 self._failed(error)
                 await asyncio.sleep(0.05)
             finally:
-                with contextlib.suppress(*REDIS_DOWN):
+                with contextlib.suppress(*REDIS_ERRORS):
                     await pubsub.aclose()  # type: ignore[no-untyped-call]
 
     async def _hear(self, pubsub: PubSub) -> None:

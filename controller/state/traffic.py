@@ -16,7 +16,7 @@ from fleetstart.runtime.contract.errors import ErrorInfo, InvalidInput, NotFound
 from fleetstart.runtime.contract.function.spec import FunctionSpec, Limits, Scale
 from fleetstart.runtime.contract.ids import LIVE, Version
 
-from .records import FunctionRecord, Rejection, Rollout, Scaled
+from .records import FunctionRecord, Rejection, Rollout, ScaleOverride
 
 ALIASES_MAX = 20
 PAST_KEPT = 20
@@ -28,14 +28,16 @@ _ALIAS = re.compile(r"[a-z]([a-z0-9-]{0,30}[a-z0-9])?")
 # ── calls ──────────────────────────────────────────────────────────────────────────────────────────
 
 
-def chosen(record: FunctionRecord, alias: str, invocation: str, is_broken: Callable[[Version], bool]) -> Version:
+def version_for_call(
+    record: FunctionRecord, alias: str, invocation: str, is_broken: Callable[[Version], bool]
+) -> Version:
     """For a call that names no number. The same invocation gets the same version, so that a repetition does.
 
     A version of the split whose starts are given up gets no calls: those of a canary go to `live`.
     Errors: NotFound.
     """
     if alias != LIVE:
-        return pointed(record, alias)
+        return version_of_alias(record, alias)
     if not record.split:
         return record.live
     point = crc32(invocation.encode()) % 100
@@ -46,7 +48,7 @@ def chosen(record: FunctionRecord, alias: str, invocation: str, is_broken: Calla
     return record.live
 
 
-def pointed(record: FunctionRecord, alias: str) -> Version:
+def version_of_alias(record: FunctionRecord, alias: str) -> Version:
     """Errors: NotFound, with the aliases that there are."""
     if alias == LIVE:
         return record.live
@@ -64,7 +66,7 @@ def in_service(record: FunctionRecord) -> set[Version]:
     return {record.live, *record.split, *record.aliases.values()}
 
 
-def needed(record: FunctionRecord) -> set[Version]:
+def tracked_versions(record: FunctionRecord) -> set[Version]:
     """Those that schedulers and gateways must know."""
     return in_service(record) | ({record.rollout.version} if record.rollout is not None else set())
 
@@ -98,7 +100,7 @@ def without_alias(record: FunctionRecord, alias: str) -> FunctionRecord:
     """Errors: NotFound, InvalidInput."""
     if alias == LIVE:
         raise InvalidInput("live cannot be removed", hint=f"`fs rm {record.name}` removes the function")
-    pointed(record, alias)
+    version_of_alias(record, alias)
     return replace(record, aliases={name: version for name, version in record.aliases.items() if name != alias})
 
 
@@ -124,12 +126,12 @@ def with_split(record: FunctionRecord, weights: Mapping[Version, int], now_unix_
     return replace(with_live(record, base, now_unix_ms), split=split if len(split) > 1 else {})
 
 
-def scaled(record: FunctionRecord, change: Scaled | None) -> FunctionRecord:
+def scaled(record: FunctionRecord, change: ScaleOverride | None) -> FunctionRecord:
     """None takes back what was set before; what a change leaves open stays. Errors: InvalidSpec."""
     if change is None:
         return replace(record, scaled=None)
-    fields = {name: value for name in Scaled.__struct_fields__ if (value := getattr(change, name)) is not None}
-    merged = replace(record.scaled or Scaled(), **fields)
+    fields = {name: value for name in ScaleOverride.__struct_fields__ if (value := getattr(change, name)) is not None}
+    merged = replace(record.scaled or ScaleOverride(), **fields)
     Scale(
         min=merged.min or 0,
         max=max(1, merged.min or 1) if merged.max is None else merged.max,

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from fleetstart.runtime.contract.ids import WorkerId
 from fleetstart.runtime.contract.node.channel import Channel, ChannelClosed
-from fleetstart.runtime.contract.node.messages import DaemonMessage, Outlet, Pooled, WorkerMessage
+from fleetstart.runtime.contract.node.messages import DaemonMessage, EgressListener, Pooled, WorkerMessage
 
 from .cgroups import Cgroup
 from .worker_logs import LogPipe
@@ -89,7 +89,7 @@ class ForkedProcess:
             self._pidfd = -1
 
     def take_outlet(self) -> int | None:
-        """What came with the first `Outlet`, which is sent before any code of a function runs. The caller owns it."""
+        """The socket of the first `EgressListener`, sent before any code of a function runs. The caller owns it."""
         if self._outlet is None or self._outlet < 0:
             return None
         outlet, self._outlet = self._outlet, -1
@@ -128,7 +128,7 @@ class ForkedProcess:
                 self._close_channel()
                 self._emit(ChannelEnded())
                 return
-            if isinstance(message, Outlet) and self._outlet is None and descriptors:
+            if isinstance(message, EgressListener) and self._outlet is None and descriptors:
                 self._outlet = descriptors.pop()
             for descriptor in descriptors:
                 os.close(descriptor)

@@ -20,7 +20,15 @@ from collections.abc import Callable, Mapping, Sequence
 from fleetstart.runtime.contract.errors import Unavailable
 from fleetstart.runtime.contract.ids import WorkerId
 from fleetstart.runtime.contract.node.channel import Channel, ChannelClosed, pair
-from fleetstart.runtime.contract.node.messages import Exited, Fork, Forked, ForkFailed, ForkServerMessage, Refused, Warm
+from fleetstart.runtime.contract.node.messages import (
+    Exited,
+    Fork,
+    Forked,
+    ForkFailed,
+    ForkServerMessage,
+    LauncherReady,
+    LauncherUnavailable,
+)
 
 from .cgroups import Cgroup
 from .forked_process import ForkedProcess
@@ -37,7 +45,7 @@ class ForkServer:
     def __init__(
         self, *, module: str, arguments: Sequence[str], env: Mapping[str, str], changed: Callable[[], None]
     ) -> None:
-        self.warm: Warm | None = None
+        self.warm: LauncherReady | None = None
         self.refused = ""
         """Why it can make no workers here; empty as long as it may."""
         self._module = module
@@ -147,13 +155,13 @@ class ForkServer:
 
     def _take(self, message: ForkServerMessage) -> None:
         match message:
-            case Warm():
+            case LauncherReady():
                 self.warm = message
                 log.info("fork server warm", extra={"profile": message.profile, "isolation": message.isolation})
                 if message.refused:
                     log.warning("workers are less isolated than they should be", extra={"why": message.refused})
                 self._changed()
-            case Refused(reason=reason):
+            case LauncherUnavailable(reason=reason):
                 self.refused = reason
                 log.warning("no workers from here", extra={"program": self._module, "why": reason})
                 self._changed()

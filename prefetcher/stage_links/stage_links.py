@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 
 from fleetstart.runtime.contract.errors import FleetError
 from fleetstart.runtime.contract.node.channel import ChannelClosed
-from fleetstart.runtime.contract.node.messages import Grow, Peers
+from fleetstart.runtime.contract.node.messages import Consolidate, Peers
 from fleetstart.runtime.contract.node.orders import NO_PEER, WorkerOrder
 from fleetstart.runtime.contract.weights.stage import Stage
 
@@ -210,7 +210,7 @@ class PipelineMembership:
             log.warning("a stage cannot grow", extra={"worker": self._order.worker, "error": error.message})
             self._growing = None
             return
-        self._send(Grow())
+        self._send(Consolidate())
 
     def close(self) -> None:
         if self._growing is not None:
@@ -275,7 +275,7 @@ class PipelineMembership:
         with link:
             self._send(Peers([index]), link.fileno())
 
-    def _send(self, message: Peers | Grow, *descriptors: int) -> None:
+    def _send(self, message: Peers | Consolidate, *descriptors: int) -> None:
         if self._process is not None:
             with contextlib.suppress(ChannelClosed):  # its end is on the way and will be heard
                 self._process.send(message, descriptors)

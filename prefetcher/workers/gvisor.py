@@ -16,7 +16,7 @@ from pathlib import Path
 from fleetstart.runtime.contract.errors import StartFailed
 from fleetstart.runtime.contract.function.spec import MIB
 from fleetstart.runtime.contract.node.channel import ChannelClosed
-from fleetstart.runtime.contract.node.messages import Assign, Caller
+from fleetstart.runtime.contract.node.messages import Assign, ClientConnection
 
 from ..concurrency.blocking import in_thread
 from ..drivers.forked_process import ForkedProcess
@@ -64,7 +64,7 @@ class GVisorSandbox:
     def _hand(self, connection: socket.socket) -> None:
         with connection, contextlib.suppress(ChannelClosed):
             if self._body.process is not None:
-                self._body.process.send(Caller(), (connection.fileno(),))
+                self._body.process.send(ClientConnection(), (connection.fileno(),))
 
     def close(self) -> None:
         self._end_doorway()

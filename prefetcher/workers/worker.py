@@ -18,15 +18,15 @@ from fleetstart.runtime.contract.errors import ErrorInfo, FleetError, StartFaile
 from fleetstart.runtime.contract.node import exit_codes as exits
 from fleetstart.runtime.contract.node.channel import ChannelClosed
 from fleetstart.runtime.contract.node.messages import (
+    Consolidated,
     Drain,
     Drained,
-    Outlet,
+    EgressListener,
     Pooled,
     Ready,
     StartError,
     Usage,
-    Want,
-    Whole,
+    WantChunks,
 )
 from fleetstart.runtime.contract.node.orders import WorkerOrder, WorkerState, WorkerStatus
 from fleetstart.runtime.contract.process.redaction import Redactor
@@ -143,11 +143,11 @@ class Worker:
             match await self.body.events.get():
                 case Pooled(started_ns=started_ns):
                     self.equipment.forked(started_ns)
-                case Outlet():
+                case EgressListener():
                     self._let_out()
-                case Want(first=first, last=last):
+                case WantChunks(first=first, last=last):
                     self.equipment.first(first, last)
-                case Whole():
+                case Consolidated():
                     self._role.whole = True
                 case Ready(timeline=timeline):
                     self._became_ready(timeline)
@@ -217,9 +217,9 @@ class Worker:
             match event:
                 case Usage() as usage:
                     self.record.used(usage)
-                case Want(first=first, last=last):
+                case WantChunks(first=first, last=last):
                     self.equipment.first(first, last)
-                case Whole():
+                case Consolidated():
                     self._became_whole()
                 case ChannelEnded():
                     self._require_draining(await self.body.exit_status())

@@ -41,7 +41,7 @@ from typing import ClassVar
 import msgspec
 
 
-class Coming(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class PendingStart(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A worker that starts, or the stages of one that start together."""
 
     ready_s: float
@@ -55,7 +55,7 @@ class Coming(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """At which they were seen to arrive, or, before two reports tell, as the planner predicts; 0 if none is missing."""
 
 
-class Wait(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class WaitEstimate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """When a call that came now would have its turn, and what that follows from."""
 
     seconds: float
@@ -67,7 +67,7 @@ class Wait(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Of the slots, those that are taken."""
     call_s: float = 0.0
     """How long a call keeps its slot, as measured."""
-    coming: list[Coming] = []
+    coming: list[PendingStart] = []
 
 
 class ErrorInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -77,7 +77,7 @@ class ErrorInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     message: str
     hint: str = ""
     retry_after_s: float | None = None
-    wait: Wait | None = None
+    wait: WaitEstimate | None = None
     """How `retry_after_s` was computed, if it was."""
     field: str = ""
     """Path inside the JSON value that does not fit; empty also for the whole of it."""
@@ -103,7 +103,7 @@ class FleetError(Exception):
         *,
         hint: str = "",
         retry_after_s: float | None = None,
-        wait: Wait | None = None,
+        wait: WaitEstimate | None = None,
         field: str = "",
         expected: str = "",
         got: str = "",

@@ -1,7 +1,7 @@
 """A warm parent that has imported what workers need, and forks one in milliseconds: `python -m ...forkserver`.
 
-Started by the node daemon with one end of a socketpair. It imports by profile, tries what isolation the
-kernel grants, says `Warm`, and then forks a worker for every `Fork`. It never touches a GPU, because a CUDA context
+Started by the node daemon with one end of a socketpair. It imports by profile, tries what isolation the kernel
+grants, says `LauncherReady`, and then forks a worker for every `Fork`. It never touches a GPU, because a CUDA context
 does not survive a fork. It ends with its daemon, and its workers end with it.
 """
 
@@ -17,7 +17,7 @@ import sys
 from typing import NoReturn
 
 from ..contract.node import exit_codes as exits
-from ..contract.node.messages import Fork, Warm
+from ..contract.node.messages import Fork, LauncherReady
 from ..isolation import linux as kernel
 from ..isolation import namespaces as isolation
 from ..isolation.namespaces import Isolation
@@ -121,7 +121,9 @@ def main(arguments: list[str] | None = None) -> None:
         sys.stderr.write(f"the fork server has {threads} threads after its imports; a worker gets the first alone\n")
     gc.collect()
     gc.freeze()
-    serve(sock, Forks(granted, tuple(options.hide)), Warm(options.profile, granted.describe(), granted.refused))
+    serve(
+        sock, Forks(granted, tuple(options.hide)), LauncherReady(options.profile, granted.describe(), granted.refused)
+    )
 
 
 if __name__ == "__main__":

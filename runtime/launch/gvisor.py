@@ -27,7 +27,7 @@ import msgspec
 
 from ..contract.node import exit_codes as exits
 from ..contract.node.channel import Channel, ChannelClosed
-from ..contract.node.messages import Fork, ForkFailed, Refused, Warm
+from ..contract.node.messages import Fork, ForkFailed, LauncherReady, LauncherUnavailable
 from ..contract.timeline import machine_origin_ns
 from ..isolation import linux as kernel
 from ..isolation.namespaces import OPEN_FILES_MAX, interpreter_paths
@@ -223,7 +223,7 @@ def _environment() -> dict[str, str]:
 def refuse(channel: Channel[Fork], reason: str) -> None:
     """Never warm: whoever asks all the same is told why. Returns when the daemon has gone."""
     with contextlib.suppress(ChannelClosed):
-        channel.send(Refused(reason))
+        channel.send(LauncherUnavailable(reason))
         while True:
             request, descriptors = channel.receive()
             for descriptor in descriptors:
@@ -246,7 +246,7 @@ def main(arguments: list[str] | None = None) -> None:
         refuse(Channel(sock, Fork), str(error))
         return
     try:
-        serve(sock, sandboxes, Warm(NAME, NAME))
+        serve(sock, sandboxes, LauncherReady(NAME, NAME))
     finally:
         shutil.rmtree(options.state, ignore_errors=True)
 

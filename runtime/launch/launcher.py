@@ -17,7 +17,7 @@ from typing import Protocol
 
 from ..contract.ids import WorkerId
 from ..contract.node.channel import Channel, ChannelClosed
-from ..contract.node.messages import Exited, Fork, Forked, ForkFailed, Warm
+from ..contract.node.messages import Exited, Fork, Forked, ForkFailed, LauncherReady
 from ..isolation import linux as kernel
 from ..worker_io.log_tagging import Lines
 
@@ -44,7 +44,7 @@ class Launcher(Protocol):
         or its status."""
 
 
-def serve(sock: socket.socket, launcher: Launcher, warm: Warm) -> None:
+def serve(sock: socket.socket, launcher: Launcher, warm: LauncherReady) -> None:
     """Returns when the daemon has gone."""
     channel: Channel[Fork] = Channel(sock, Fork)
     selector = selectors.DefaultSelector()

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from ..contract.node.channel import Channel, ChannelClosed
-from ..contract.node.messages import DaemonMessage, Grow, Peers
+from ..contract.node.messages import Consolidate, DaemonMessage, Peers
 
 
 class StageApp(Protocol):
@@ -70,7 +70,7 @@ class Membership:
                 continue
             for link in links:
                 link.close()
-            if isinstance(message, Grow):
+            if isinstance(message, Consolidate):
                 self._grow()
             else:
                 other(message)

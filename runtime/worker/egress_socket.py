@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from ..contract.node.messages import Outlet
+from ..contract.node.messages import EgressListener
 
 BACKLOG = 128
 DIRECT = "127.0.0.1,localhost"
@@ -22,6 +22,6 @@ def open_outlet(send: Callable[[msgspec.Struct, tuple[int, ...]], None]) -> dict
     """Hands the socket over; returns the environment that leads clients to it. Errors: OSError, ChannelClosed."""
     with socket.create_server(("127.0.0.1", 0), backlog=BACKLOG) as listener:
         port = listener.getsockname()[1]
-        send(Outlet(), (listener.fileno(),))
+        send(EgressListener(), (listener.fileno(),))
     found = {name: f"http://127.0.0.1:{port}" for name in _VARIABLES} | {"no_proxy": DIRECT}
     return found | {name.upper(): value for name, value in found.items()}

@@ -24,7 +24,8 @@ from ..contract.node import exit_codes as exits
 from ..contract.node.channel import Channel, ChannelClosed
 from ..contract.node.messages import (
     Assign,
-    Caller,
+    ClientConnection,
+    Consolidated,
     DaemonMessage,
     Drain,
     Drained,
@@ -32,8 +33,7 @@ from ..contract.node.messages import (
     Ready,
     StartError,
     Usage,
-    Want,
-    Whole,
+    WantChunks,
 )
 from ..contract.node.speed import Speed
 from ..contract.process.redaction import Redactor
@@ -111,9 +111,9 @@ class Life:
                 bundle_dir=bundle_dir,
                 segment_fds=tuple(descriptors),
                 loop=self._loop,
-                want=lambda chunks: self._send(Want(chunks[0], chunks[-1])),
+                want=lambda chunks: self._send(WantChunks(chunks[0], chunks[-1])),
                 membership=self._membership,
-                whole=lambda: self._send(Whole()),
+                whole=lambda: self._send(Consolidated()),
                 end=lambda why: self._loop.call_soon_threadsafe(self._stage_ended, why),
             )
             started = start(starting, self._timeline)
@@ -204,7 +204,7 @@ class Life:
             return
         except ChannelClosed:
             watchdog.end_process(exits.ORPHANED)
-        if isinstance(message, Caller) and self._listener is not None and descriptors:
+        if isinstance(message, ClientConnection) and self._listener is not None and descriptors:
             self._listener.take(socket(fileno=descriptors.pop()))
         for descriptor in descriptors:
             os.close(descriptor)

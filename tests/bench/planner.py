@@ -17,14 +17,14 @@ from collections import Counter, deque
 from collections.abc import Callable
 
 from fleetstart.controller.planner import (
+    CheckpointLayout,
     Cluster,
-    Held,
+    HeldLayers,
     NodeState,
     Plan,
     PlanRequest,
-    Shape,
+    make_plan,
     node_state,
-    plan,
     with_stage,
 )
 from fleetstart.controller.planner.checkpoint_layout import EVERY_LAYER
@@ -33,7 +33,7 @@ from fleetstart.controller.planner.estimates import NodeMeasures, version_prior
 from fleetstart.runtime.contract.function.spec import GIB, SLO
 from fleetstart.runtime.contract.ids import CheckpointId, FunctionName, NodeId, WorkerId
 from fleetstart.runtime.contract.node.reports import NodeReport, SegmentReport
-from fleetstart.runtime.contract.weights.stage import Layout
+from fleetstart.runtime.contract.weights.stage import LayerLayout
 from tests.bench.harness.samples import Report, fine, median, parse_options, progress, spread
 
 NODES, FUNCTIONS = 1_000, 10_000
@@ -50,7 +50,10 @@ class World:
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
-        shapes = {size: Shape(Layout(round(size * 5e7), [round(size * 9.5e8 / 32)] * 32)) for size in MODELS_GB}
+        shapes = {
+            size: CheckpointLayout(LayerLayout(round(size * 5e7), [round(size * 9.5e8 / 32)] * 32))
+            for size in MODELS_GB
+        }
         self.functions = [self._function(index, shapes) for index in range(FUNCTIONS)]
         self.cluster = Cluster(self._node(index) for index in range(NODES))
         self.idle = {state.node: state for state in self.cluster}
@@ -58,7 +61,7 @@ class World:
         self.sizes: Counter[int] = Counter()
         self._running: deque[list[tuple[NodeId, int]]] = deque()
 
-    def _function(self, index: int, shapes: dict[float, Shape]) -> PlanRequest:
+    def _function(self, index: int, shapes: dict[float, CheckpointLayout]) -> PlanRequest:
         shape = shapes[self.random.choices(MODELS_GB, (40, 25, 20, 10, 5))[0]]
         return PlanRequest(
             function=FunctionName(f"f{index}"), shape=shape, memory_bytes=2 * GIB, kv_bytes=GIB // 4,
@@ -69,7 +72,7 @@ class World:
     def _node(self, index: int) -> NodeState:
         rate = self.random.choice((125e6, 250e6, 1.25e9, 2e9)) * self.random.uniform(0.9, 1.1)
         memory_bytes = self.random.choice((32, 64, 192)) * GIB
-        held = {f"{self.random.randrange(FUNCTIONS):064x}": Held(host=EVERY_LAYER) for _ in range(10)}
+        held = {f"{self.random.randrange(FUNCTIONS):064x}": HeldLayers(host=EVERY_LAYER) for _ in range(10)}
         return NodeState(
             node=NodeId(f"n{index}"), epoch="e", memory_bytes=memory_bytes, free_bytes=memory_bytes,
             workers=self.random.choice((0, 0, 1)), link=Link(bytes_per_s=rate), disk_bytes_per_s=2e9,
@@ -81,7 +84,7 @@ class World:
         wanted = self.functions[int(FUNCTIONS ** self.random.random()) - 1]
         self.now_s += 1 / STARTS_A_SECOND
         begun_s = time.process_time()
-        found = plan(wanted, self.cluster, self.now_s)
+        found = make_plan(wanted, self.cluster, self.now_s)
         self._carry_out(found, wanted)
         took_s = time.process_time() - begun_s
         self.sizes[len(found.stages)] += 1
@@ -171,7 +174,7 @@ def main() -> None:
     }  # fmt: skip
     report.tell("Decisions with 1,000 nodes and 10,000 functions", [
         ["", "decisions a second", "µs each", "against one worker, all nodes"],
-        ["`plan`, carried out", f"{1e6 / median(planned_us):,.0f}", spread(planned_us),
+        ["`make_plan`, carried out", f"{1e6 / median(planned_us):,.0f}", spread(planned_us),
          f"{median(placed_us) / median(planned_us):.2f}×"],
         ["of it those that compared groups", f"{1e6 / median(compared_us):,.0f}", spread(compared_us),
          f"{median(placed_us) / median(compared_us):.2f}×"],

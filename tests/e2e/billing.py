@@ -24,7 +24,7 @@ import httpx
 import msgspec
 
 from fleetstart.controller.billing.archive_format import SegmentHeader
-from fleetstart.controller.billing.archive_store import Archive
+from fleetstart.controller.billing.archive_store import LedgerArchive
 from fleetstart.controller.schemas.functions import Invoice, LedgerLine, Usage
 from fleetstart.controller.storage.folder_store import FolderStore
 from fleetstart.runtime.contract import redis_keys as keys
@@ -220,7 +220,7 @@ def _check_segments(system: System, lines: list[LedgerLine]) -> None:
     """They name each other, count their rows on, and hold the rows that were read, in their order."""
 
     async def read() -> list[str]:
-        archive = Archive(FolderStore(system.home / "store"))
+        archive = LedgerArchive(FolderStore(system.home / "store"))
         after: SegmentHeader | None = None
         found: list[str] = []
         sequence = 1

@@ -28,12 +28,12 @@ from fleetstart.runtime.contract.node.messages import (
     Fork,
     Forked,
     ForkServerMessage,
+    LauncherReady,
     Pooled,
     Ready,
     StartError,
     Usage,
-    Want,
-    Warm,
+    WantChunks,
     WorkerMessage,
 )
 from fleetstart.runtime.contract.worker_headers import DEADLINE_HEADER, REQUEST_HEADER, TOKEN_HEADER
@@ -84,7 +84,7 @@ class ForkServerProcess:
         self.exits: dict[str, int] = {}
         self.workers: list[Worker] = []
         warm = receive(self.channel)
-        assert isinstance(warm, Warm)
+        assert isinstance(warm, LauncherReady)
         self.warm = warm
 
     def fork(self, *, network: bool = False, cgroup_procs: Sequence[str] = ()) -> Worker:
@@ -145,7 +145,7 @@ class Worker:
         self.isolation = forked.isolation
         self.channel: Channel[WorkerMessage] = Channel(sock, WorkerMessage)
         self.url = ""
-        self.wanted: list[Want] = []
+        self.wanted: list[WantChunks] = []
         self._log_fd = log
         self._log = b""
         os.set_blocking(log, False)
@@ -153,7 +153,7 @@ class Worker:
     def receive(self) -> Any:
         """The next message; what it wants first is kept in `wanted`."""
         try:
-            while isinstance(message := receive(self.channel), Want):
+            while isinstance(message := receive(self.channel), WantChunks):
                 self.wanted.append(message)
             return message
         except Exception as error:

@@ -11,7 +11,7 @@ from fleetstart.runtime.contract.function.spec import FunctionSpec
 
 from ...schemas.functions import Deployed, FunctionInfo, Share, Traffic, VersionInfo, VersionRef
 from ...schemas.planning import Forecast, Proposal
-from ...state.records import Scaled
+from ...state.records import ScaleOverride
 from .operation import in_path, in_query, listed, operation, optional, ref
 
 STRUCTS: tuple[type[msgspec.Struct], ...] = (
@@ -21,7 +21,7 @@ STRUCTS: tuple[type[msgspec.Struct], ...] = (
     FunctionSpec,
     LogLine,
     Proposal,
-    Scaled,
+    ScaleOverride,
     Share,
     Traffic,
     VersionInfo,
@@ -81,5 +81,5 @@ def _traffic_paths() -> dict[str, Any]:
                 "Go back to a version, or undo the last change", ref(Traffic), name, body=optional(VersionRef)
             )
         },
-        f"{ONE}/scale": {"put": operation("Scale without a deploy", ref(Traffic), name, body=optional(Scaled))},
+        f"{ONE}/scale": {"put": operation("Scale without a deploy", ref(Traffic), name, body=optional(ScaleOverride))},
     }

@@ -20,7 +20,7 @@ from fleetstart.runtime.contract.errors import FleetError
 from fleetstart.runtime.contract.ids import InvocationId
 
 from ...http.asgi import RawHeaders, Receive, Scope, Send
-from ...state.redis_client import REDIS_DOWN
+from ...state.redis_client import REDIS_ERRORS
 from .response_recorder import ResponseRecorder, replay_receive, send_answer
 from .store import (
     ANSWER_BYTES,
@@ -69,7 +69,7 @@ class IdempotentCall:
         *,
         answer: AnswerAccepted,
     ) -> None:
-        """A synchronous call. Errors: KeyMismatch, KeyBusy, AnswerNotKept, StoreFailed, REDIS_DOWN."""
+        """A synchronous call. Errors: KeyMismatch, KeyBusy, AnswerNotKept, StoreFailed, REDIS_ERRORS."""
         digest = digest_of(project, key)
         claim, raw = await self._claim(digest, send, new_claim(fingerprint, request_id), answer)
         if raw:
@@ -94,7 +94,7 @@ class IdempotentCall:
         try:
             accepted = await accept(claim.invocation)
         except BaseException:
-            with contextlib.suppress(*REDIS_DOWN):
+            with contextlib.suppress(*REDIS_ERRORS):
                 await self._claims.free(digest, raw)
             raise
         settled = msgspec.structs.replace(claim, state="async", invocation=accepted)
@@ -158,13 +158,13 @@ class IdempotentCall:
         finally:
             keeper.cancel()
             if not recorder.whole:
-                with contextlib.suppress(*REDIS_DOWN):
+                with contextlib.suppress(*REDIS_ERRORS):
                     await self._claims.free(digest, raw)
 
     async def _renew(self, digest: str, raw: bytes) -> None:
         while True:
             await asyncio.sleep(RENEW_S)
-            with contextlib.suppress(*REDIS_DOWN):
+            with contextlib.suppress(*REDIS_ERRORS):
                 if not await self._claims.renew(digest, raw):
                     log.warning("an idempotency key was lost to another call", extra={"key": digest[:12]})
                     return
@@ -179,7 +179,7 @@ class IdempotentCall:
             else:
                 done = msgspec.structs.replace(claim, state="done", answer=recorder.answer())
                 await self._claims.settle(digest, raw, done, bytes(recorder.body))
-        except (*REDIS_DOWN, FleetError) as error:
+        except (*REDIS_ERRORS, FleetError) as error:
             log.warning("an answer could not be kept", extra={"invocation": claim.invocation, "error": str(error)})
 
 

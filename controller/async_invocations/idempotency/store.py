@@ -1,7 +1,7 @@
 """Idempotency keys: who runs the call with a key, and the answer that every later call with it gets.
 
 A key belongs to a project. Its claim lies in Redis under a lease while the call runs, and for a day with the answer:
-in the claim itself if that is small, else in the object store. Errors: REDIS_DOWN.
+in the claim itself if that is small, else in the object store. Errors: REDIS_ERRORS.
 """
 
 from __future__ import annotations

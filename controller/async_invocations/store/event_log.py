@@ -114,7 +114,7 @@ def error_of(event: bytes) -> FleetError | None:
 
 
 class EventLog:
-    """One invocation's events in Redis. Errors: REDIS_DOWN."""
+    """One invocation's events in Redis. Errors: REDIS_ERRORS."""
 
     def __init__(self, client: redis.Redis, invocation: InvocationId) -> None:
         self._client = client

@@ -1,7 +1,7 @@
 """The invocations in Redis: read, changed by compare-and-set, found when they are due, and told of.
 
 Every change names the state that it was made from, so a gateway that lost its claim cannot write: the claim's number
-is part of the state. What to change is decided in `lifecycle`; Redis down raises REDIS_DOWN, for the caller to wait.
+is part of the state. What to change is decided in `lifecycle`; Redis down raises REDIS_ERRORS, for the caller to wait.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fleetstart.runtime.contract.errors import NotFound, QueueFull, Unavailable
 from fleetstart.runtime.contract.ids import FunctionName, InvocationId
 
 from ...state.invocation_records import Envelope, Progress
-from ...state.redis_client import REDIS_DOWN, Script
+from ...state.redis_client import REDIS_ERRORS, Script
 from . import lifecycle
 
 log = logging.getLogger(__name__)
@@ -240,10 +240,10 @@ class InvocationStore:
                     message = await pubsub.get_message(timeout=5.0)
                     if message is not None:
                         self._heard(message["data"].decode())
-            except REDIS_DOWN:
+            except REDIS_ERRORS:
                 await asyncio.sleep(0.1)
             finally:
-                with contextlib.suppress(*REDIS_DOWN):
+                with contextlib.suppress(*REDIS_ERRORS):
                     await pubsub.aclose()  # type: ignore[no-untyped-call]
 
     def _heard(self, text: str) -> None:

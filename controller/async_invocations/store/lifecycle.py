@@ -15,7 +15,16 @@ import msgspec
 
 from fleetstart.runtime.contract.errors import ErrorInfo, QueueFull, StoreFailed, Unavailable, WorkerLost
 
-from ...state.invocation_records import MOMENTS_MAX, Answer, Delivery, Envelope, Moment, Progress, Status, Told
+from ...state.invocation_records import (
+    MOMENTS_MAX,
+    Answer,
+    Delivery,
+    Envelope,
+    HistoryEvent,
+    Progress,
+    ReportedProgress,
+    Status,
+)
 
 LEASE_MS = 4_000
 """How long after its last word a gateway is taken for dead: longer than a busy machine holds a process up."""
@@ -52,7 +61,7 @@ def accepted(envelope: Envelope) -> Progress:
     return Progress(
         due_unix_ms=at_unix_ms,
         queue_until_unix_ms=at_unix_ms + envelope.queue_s * 1000,
-        moments=[Moment(unix_ms=at_unix_ms, what="accepted")],
+        moments=[HistoryEvent(unix_ms=at_unix_ms, what="accepted")],
     )
 
 
@@ -112,7 +121,7 @@ def claimed(progress: Progress, gateway: str, now_unix_ms: int, *, fresh_run: bo
     )
 
 
-def renewed(progress: Progress, now_unix_ms: int, told: Told | None = None) -> Progress:
+def renewed(progress: Progress, now_unix_ms: int, told: ReportedProgress | None = None) -> Progress:
     """`told`: by the handler since it was claimed."""
     return msgspec.structs.replace(progress, due_unix_ms=now_unix_ms + LEASE_MS, told=told)
 
@@ -217,7 +226,7 @@ def _ended(
 
 def _noted(progress: Progress, now_unix_ms: int, what: str) -> Progress:
     """The first moments and the last ones, if there are too many."""
-    moments = [*progress.moments, Moment(unix_ms=now_unix_ms, what=what)]
+    moments = [*progress.moments, HistoryEvent(unix_ms=now_unix_ms, what=what)]
     if len(moments) > MOMENTS_MAX:
         moments = moments[:4] + moments[5:]
     return msgspec.structs.replace(progress, moments=moments)

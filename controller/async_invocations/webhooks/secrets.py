@@ -26,7 +26,7 @@ TRIES = 20
 
 
 class WebhookSecrets:
-    """Errors of all methods: REDIS_DOWN, and SecretCipherError where the master key cannot be had."""
+    """Errors of all methods: REDIS_ERRORS, and SecretCipherError where the master key cannot be had."""
 
     def __init__(self, client: redis.Redis, vault: SecretCipher) -> None:
         self._client = client

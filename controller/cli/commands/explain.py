@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 import click
 
-from ...planner.report import text
+from ...planner.report import format_explanation
 from ...schemas.planning import InvocationPlan
 from .. import output
 from ..api_client import ApiClient, find_server
@@ -39,7 +39,7 @@ def command(home: Path, *, which: str, url: str | None, as_json: bool) -> None:
 def render_plan(plan: InvocationPlan) -> str:
     row = plan.row
     head = f"{row.id}   {row.function}@{row.version}, {row.start} start, HTTP {row.status}, worker {row.worker}"
-    return "\n\n".join([f"{head}\n{_met(plan)}{_way(plan)}", text(plan.explanation), _so_far(plan)])
+    return "\n\n".join([f"{head}\n{_met(plan)}{_way(plan)}", format_explanation(plan.explanation), _so_far(plan)])
 
 
 def _met(plan: InvocationPlan) -> str:

@@ -10,7 +10,7 @@ import msgspec
 from fleetstart.runtime.contract.function.spec import Limits, Scale
 
 from ...schemas.functions import FunctionInfo, Traffic
-from ...state.records import Scaled
+from ...state.records import ScaleOverride
 from .. import output
 from ..api_client import ApiClient, find_server, function_path, suggest_function
 from ..root import verb
@@ -42,7 +42,7 @@ def command(
     as_json: bool,
 ) -> None:
     """Show how a function is scaled, or change it at once, until another version is live."""
-    change = Scaled(
+    change = ScaleOverride(
         min=min_workers,
         max=max_workers,
         keep_alive_s=keep_alive_s,
@@ -50,11 +50,11 @@ def command(
         burst=burst,
         concurrent=concurrent,
     )
-    if reset and change != Scaled():
+    if reset and change != ScaleOverride():
         raise click.UsageError("--reset takes everything back; give it alone")
     path = function_path(name)
     with ApiClient(find_server(url, home)) as server, suggest_function(server, name):
-        if reset or change != Scaled():
+        if reset or change != ScaleOverride():
             server.send_once("PUT", f"{path}/scale", None if reset else change, Traffic)
         info = server.get(path, FunctionInfo)
     if as_json:

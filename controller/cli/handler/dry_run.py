@@ -7,7 +7,7 @@ import msgspec
 from fleetstart.runtime.contract.billing.ledger import PRICE_NUSD_PER_GIB_S, cost_nusd, dollars
 from fleetstart.runtime.contract.ids import FunctionName
 
-from ...planner.report import text
+from ...planner.report import format_explanation
 from ...schemas.planning import Forecast
 from .. import output
 
@@ -34,7 +34,7 @@ def render_dry_run(one: DryRun) -> str:
     lines.append(f"cost     ${second} a second of a call, at the list price; its start is waived")
     basis = "by what its live version was seen to take" if forecast.learned else "before anything is known of it"
     lines.append(f"a cold start now, {basis}:\n")
-    return "\n".join(lines) + "\n" + text(forecast.explanation)
+    return "\n".join(lines) + "\n" + format_explanation(forecast.explanation)
 
 
 def _version(forecast: Forecast) -> str:

@@ -28,7 +28,7 @@ from fleetstart.runtime.contract.weights.manifest import (
     manifest_bytes,
     read_manifest,
 )
-from fleetstart.runtime.contract.weights.stage import Layout, layout_of
+from fleetstart.runtime.contract.weights.stage import LayerLayout, layout_of
 
 from .layout import PART_MAX_BYTES, CheckpointPlan, PartPlan, plan_checkpoint
 from .source import Source, read_source
@@ -50,7 +50,7 @@ class Published:
     """0 if the store had everything."""
     segment_bytes: int
     """What it takes of a node's memory."""
-    layout: Layout
+    layout: LayerLayout
     """What its layers weigh."""
 
 

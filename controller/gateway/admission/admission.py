@@ -14,7 +14,7 @@ from fleetstart.runtime.contract.errors import FleetError, QueueFull, RateLimite
 from fleetstart.runtime.contract.function.spec import Limits
 from fleetstart.runtime.contract.ids import FunctionName
 
-from ...billing.budget_watch import BillingWatch
+from ...billing.budget_watch import BudgetWatch
 from ...http.asgi import Scope
 from ...http.headers import queue_timeout_s, timeout_s
 from ...http.request_body import declared_bytes, header, too_large
@@ -61,7 +61,7 @@ class Doorkeeper:
         self,
         gateway: str,
         view: View,
-        billing: BillingWatch,
+        billing: BudgetWatch,
         waits: Waits,
         *,
         max_body_bytes: int,

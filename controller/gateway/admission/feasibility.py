@@ -12,7 +12,7 @@ from dataclasses import replace
 from fleetstart.runtime.contract.errors import ErrorInfo, FleetError, NotFound, error_from
 from fleetstart.runtime.contract.ids import CheckpointId
 
-from ...planner import Cluster, NodeState, PlanRequest, Shape, plan
+from ...planner import CheckpointLayout, Cluster, NodeState, PlanRequest, make_plan
 from ...planner.constraints import admits
 from ...scheduler.planning import UNPLACED_NS, cluster_of, request_of
 from ...scheduler.worker_pool import broken
@@ -38,7 +38,7 @@ class Prospects:
 
     def __init__(self, view: View) -> None:
         self._view = view
-        self._shapes: dict[CheckpointId, Shape] = {}
+        self._shapes: dict[CheckpointId, CheckpointLayout] = {}
         self._states: list[NodeState] = []
         self._made_ns: int | None = None
 
@@ -89,7 +89,9 @@ class Prospects:
 
 def _lack(request: PlanRequest, states: list[NodeState]) -> ErrorInfo | None:
     """Why they have no room for it; None if they have."""
-    return plan(request, Cluster(replace(state, link=replace(state.link, fetches=())) for state in states), 0.0).error
+    return make_plan(
+        request, Cluster(replace(state, link=replace(state.link, fetches=())) for state in states), 0.0
+    ).error
 
 
 def _emptied(state: NodeState) -> NodeState:

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import math
 
-from fleetstart.runtime.contract.errors import Coming, FleetError, Overloaded, QueueFull, QueueTimeout, Wait
+from fleetstart.runtime.contract.errors import (
+    FleetError,
+    Overloaded,
+    PendingStart,
+    QueueFull,
+    QueueTimeout,
+    WaitEstimate,
+)
 from fleetstart.runtime.contract.function.spec import MIB
 from fleetstart.runtime.contract.ids import FunctionName
 
@@ -14,13 +21,13 @@ RETRY_UNKNOWN_S = 5.0
 """Where nothing is known of a start: soon enough to be there when it is."""
 
 
-def retry_after_s(wait: Wait) -> float:
+def retry_after_s(wait: WaitEstimate) -> float:
     if not math.isfinite(wait.seconds):
         return RETRY_UNKNOWN_S
     return min(max(wait.seconds, RETRY_LEAST_S), RETRY_MOST_S)
 
 
-def turned_away(name: FunctionName, wait: Wait, *, allowed_s: float | None, at_most: bool) -> FleetError:
+def turned_away(name: FunctionName, wait: WaitEstimate, *, allowed_s: float | None, at_most: bool) -> FleetError:
     """`allowed_s`: how long it would have waited; None if the queue is full. `at_most`: whether the function has all
     the workers that it may have, so that only its owner can change that."""
     told = _told(wait)
@@ -36,7 +43,7 @@ def turned_away(name: FunctionName, wait: Wait, *, allowed_s: float | None, at_m
     return kind(f"function {name}: {why}: {told}", hint=hint, retry_after_s=retry_after_s(wait), wait=_finite(wait))
 
 
-def waited_out(name: FunctionName, wait: Wait, *, waited_s: float) -> QueueTimeout:
+def waited_out(name: FunctionName, wait: WaitEstimate, *, waited_s: float) -> QueueTimeout:
     return QueueTimeout(
         f"function {name}: no worker took the call within the {_seconds(waited_s)} that it was to wait: {_told(wait)}",
         hint="try again after Retry-After seconds, or let it wait longer: `Fs-Queue-Timeout-S`, queue_timeout_s",
@@ -45,11 +52,11 @@ def waited_out(name: FunctionName, wait: Wait, *, waited_s: float) -> QueueTimeo
     )
 
 
-def _finite(wait: Wait) -> Wait | None:
+def _finite(wait: WaitEstimate) -> WaitEstimate | None:
     return wait if math.isfinite(wait.seconds) else None
 
 
-def _told(wait: Wait) -> str:
+def _told(wait: WaitEstimate) -> str:
     parts = []
     if wait.slots:
         place = "place" if wait.slots == 1 else "places"
@@ -60,7 +67,7 @@ def _told(wait: Wait) -> str:
     return "; ".join(parts) or "no worker is ready, and none starts yet"
 
 
-def _start(worker: Coming) -> str:
+def _start(worker: PendingStart) -> str:
     text = f"a worker is expected in {_seconds(worker.ready_s)}"
     if worker.weight_bytes > worker.fetched_bytes and worker.bytes_per_s > 0:
         had, of = worker.fetched_bytes / MIB, worker.weight_bytes / MIB

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fleetstart.runtime.contract.errors import Coming
+from fleetstart.runtime.contract.errors import PendingStart
 
 UNKNOWN_S = math.inf
 LATE_SHARE = 0.1
@@ -38,7 +38,7 @@ class Line:
     """How long the running calls have run, together."""
     call_s: float
     """How long a call keeps its slot."""
-    coming: Sequence[Coming] = ()
+    coming: Sequence[PendingStart] = ()
 
 
 def turn_s(line: Line) -> float:

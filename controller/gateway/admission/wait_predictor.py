@@ -13,15 +13,15 @@ from typing import NamedTuple
 
 import msgspec
 
-from fleetstart.runtime.contract.errors import Coming, Wait
+from fleetstart.runtime.contract.errors import PendingStart, WaitEstimate
 from fleetstart.runtime.contract.ids import CheckpointId, NodeId
 from fleetstart.runtime.contract.node.orders import WorkerOrder
 from fleetstart.runtime.contract.node.reports import SegmentReport
 
-from ...planner import Cluster, NodeState, OrderSeen, Shape
+from ...planner import CheckpointLayout, Cluster, NodeState, OrderState
 from ...planner.estimates import NodeMeasures, VersionMeasures
 from ...planner.node_state import pending_bytes
-from ...scheduler.planning import measures_of, planned, request_of, shape_in
+from ...scheduler.planning import layout_in, measures_of, plan_start, request_of
 from ...state.records import VersionKey
 from ...state.view import View
 from ..dispatch.backend import Route
@@ -33,7 +33,7 @@ ARRIVALS_KEPT = 256
 
 
 class Predicted(NamedTuple):
-    wait: Wait
+    wait: WaitEstimate
     sure: bool
     """Whether it rests on what was measured of this version, and not on priors: only then is anybody refused for it."""
     workers: int
@@ -43,7 +43,7 @@ class Predicted(NamedTuple):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Starts:
     at_ns: int
-    coming: tuple[Coming, ...]
+    coming: tuple[PendingStart, ...]
     ordered: int
     """Of the coming, those that are ordered already."""
     sure: bool
@@ -56,7 +56,7 @@ class Waits:
         self._gateway = gateway
         self._view = view
         self._prospects = prospects
-        self._shapes: dict[CheckpointId, Shape] = {}
+        self._shapes: dict[CheckpointId, CheckpointLayout] = {}
         self._starts: dict[VersionKey, _Starts] = {}
         self._arrivals: dict[tuple[NodeId, CheckpointId], Arrival] = {}
 
@@ -73,7 +73,7 @@ class Waits:
         line = Line(
             queued=queued, slots=route.slots, running=running, elapsed_s=elapsed_s, call_s=call_s, coming=coming
         )
-        wait = Wait(
+        wait = WaitEstimate(
             seconds=turn_s(line), queued=queued, slots=line.slots, running=running, call_s=call_s, coming=coming
         )
         measured = bool(route.service_time.seen or measures.call_s.count)
@@ -112,16 +112,16 @@ class Waits:
         coming = tuple(one for one, _ in found)
         return _Starts(at_ns=now_ns, coming=coming, ordered=len(found), sure=learned or all(seen for _, seen in found))
 
-    def _under_way(self, route: Route, now_ns: int) -> list[list[OrderSeen]]:
+    def _under_way(self, route: Route, now_ns: int) -> list[list[OrderState]]:
         """The orders of each start: of one worker, or of all stages of a pipeline."""
-        view, groups = self._view, defaultdict[str, list[OrderSeen]](list)
-        shape = shape_in(self._shapes, route.record)
+        view, groups = self._view, defaultdict[str, list[OrderState]](list)
+        shape = layout_in(self._shapes, route.record)
         for order in view.orders.values():
             if order.version != route.key.version or order.spec.name != route.key.name or order.wanted != "run":
                 continue
             if order.worker in route.workers or view.worker_lost(order.worker, order.node, order.epoch, now_ns):
                 continue
-            seen = OrderSeen(order=order, status=view.statuses.get(order.worker), shape=shape)
+            seen = OrderState(order=order, status=view.statuses.get(order.worker), shape=shape)
             if seen.starting:
                 groups[order.stage.pipeline if order.stage is not None else order.worker].append(seen)
         return list(groups.values())
@@ -129,13 +129,13 @@ class Waits:
     def _coming(
         self,
         route: Route,
-        stages: Sequence[OrderSeen],
+        stages: Sequence[OrderState],
         states: dict[NodeId, NodeState],
         measures: VersionMeasures,
         now_unix_ns: int,
-    ) -> tuple[Coming, bool]:
+    ) -> tuple[PendingStart, bool]:
         """Ready when its last stage is; and whether its bytes were seen to come."""
-        slowest, slowest_seen = Coming(ready_s=-1.0), False
+        slowest, slowest_seen = PendingStart(ready_s=-1.0), False
         for seen in stages:
             order, state = seen.order, states.get(seen.order.node)
             segment = self._segment(order)
@@ -155,7 +155,7 @@ class Waits:
             if left_s > slowest.ready_s:
                 size_bytes = seen.size_bytes if order.spec.weights else 0
                 slowest_seen = bool(pending and observed)
-                slowest = Coming(
+                slowest = PendingStart(
                     ready_s=left_s,
                     slots=route.spec.concurrency,
                     fetched_bytes=max(0, size_bytes - pending),
@@ -186,14 +186,14 @@ class Waits:
         arrival.note(segment.counted_unix_ns, segment.ready_bytes)
         return arrival.bytes_per_s
 
-    def _planned(self, route: Route, states: Sequence[NodeState], now_ns: int) -> tuple[Coming, ...]:
+    def _planned(self, route: Route, states: Sequence[NodeState], now_ns: int) -> tuple[PendingStart, ...]:
         """The start that nobody has ordered yet, as the planner would have it."""
         request = request_of(self._view, route.key, route.record, 1)
-        plan = planned(request, Cluster(states), now_ns / 1e9)
+        plan = plan_start(request, Cluster(states), now_ns / 1e9)
         if plan.error is not None and not plan.wait_s:
             return ()
         ready_s = plan.ready_s if plan.error is None else plan.wait_s
-        return (Coming(ready_s=ready_s + request.measures.rest_s.value, slots=route.spec.concurrency),)
+        return (PendingStart(ready_s=ready_s + request.measures.rest_s.value, slots=route.spec.concurrency),)
 
 
 def _share(state: NodeState | None) -> float:

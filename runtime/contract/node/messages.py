@@ -1,19 +1,20 @@
 """What a node's processes say to each other over socketpairs (`channel.Channel`).
 
 *Daemon and fork server*: `Fork` with two descriptors (the worker's control socket, the write end of its log pipe) is
-answered by `Forked` or `ForkFailed`; later comes `Exited`. A launcher of sandboxes that finds that it can start none
-says `Refused`.
+answered by `Forked` or `ForkFailed`; later comes `Exited`. A launcher that cannot start any worker here
+says `LauncherUnavailable`.
 
 *Daemon and worker* share the worker's control socket. A pooled worker says `Pooled` and waits for `Assign`
 (descriptors: the listening socket, a stage's second one for its links, then control block and slabs of each segment
-if there are weights). If its function has a list of what it may reach, it says `Outlet` before it runs anything of it,
-with one descriptor: the socket on its own loopback at which it will ask its node for ways out. It may say `Want` when
-it waits for weights out of order, answers `Ready` or `StartError`, sends `Usage` about once a second, and on `Drain`
-finishes its calls, says `Drained` and exits. The end of the socket is the end of the worker, from either side.
+if there are weights). If its function's egress is limited to a list, it says `EgressListener` before it runs any code
+of the function, with one descriptor: a listening socket on its own loopback, where the node accepts requests for
+connections out. It may say `WantChunks` when it waits for weights out of order, answers `Ready` or `StartError`, sends
+`Usage` about once a second, and on `Drain` finishes its calls, says `Drained` and exits. The end of the socket is the
+end of the worker, from either side.
 
-A stage of a pipeline is given its connections to the others (`Peers`) and may be told to become a whole worker (`Grow`,
-`Whole`): see `orders`. Inside gVisor, where a listening socket would be of no use, a worker is given its bundle in its
-place, as a tar, and each connection by itself (`Caller`).
+A stage of a pipeline is given its connections to the others (`Peers`) and may be ordered to become a whole worker
+(`Consolidate`, answered by `Consolidated`): see `orders`. Inside gVisor a listening socket would be of no use: there a
+worker gets its bundle in its place, as a tar, and each connection by itself (`ClientConnection`).
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class Exited(msgspec.Struct, frozen=True, tag="exited"):
     """As of os.waitstatus_to_exitcode: negative is a signal."""
 
 
-class Warm(msgspec.Struct, frozen=True, tag="warm"):
+class LauncherReady(msgspec.Struct, frozen=True, tag="warm"):
     """The fork server has imported what its profile asks for."""
 
     profile: str
@@ -66,13 +67,13 @@ class Warm(msgspec.Struct, frozen=True, tag="warm"):
     """Why namespaces are not used, if they are not."""
 
 
-class Refused(msgspec.Struct, frozen=True, tag="refused"):
+class LauncherUnavailable(msgspec.Struct, frozen=True, tag="refused"):
     """There will be no workers from here on this machine: why."""
 
     reason: str
 
 
-ForkServerMessage = Forked | ForkFailed | Exited | Warm | Refused
+ForkServerMessage = Forked | ForkFailed | Exited | LauncherReady | LauncherUnavailable
 
 # ── daemon and worker ──────────────────────────────────────────────────────────────────────────────
 
@@ -104,11 +105,11 @@ class Assign(msgspec.Struct, frozen=True, tag="assign", kw_only=True):
     """Whether it serves a terminal instead of the function."""
 
 
-class Outlet(msgspec.Struct, frozen=True, tag="outlet"):
+class EgressListener(msgspec.Struct, frozen=True, tag="outlet"):
     """Descriptor with it: a listening socket of the worker's own loopback, which is the node's from now on."""
 
 
-class Want(msgspec.Struct, frozen=True, tag="want"):
+class WantChunks(msgspec.Struct, frozen=True, tag="want"):
     """The worker waits for these chunks (inclusive) of its first segment: they should come before others."""
 
     first: int
@@ -134,7 +135,7 @@ class Usage(msgspec.Struct, frozen=True, tag="usage"):
     """None until a call has ended."""
 
 
-class Caller(msgspec.Struct, frozen=True, tag="caller"):
+class ClientConnection(msgspec.Struct, frozen=True, tag="caller"):
     """Descriptor with it: a caller's connection, for a worker that cannot listen where callers would find it."""
 
 
@@ -144,11 +145,11 @@ class Peers(msgspec.Struct, frozen=True, tag="peers"):
     stages: list[int]
 
 
-class Grow(msgspec.Struct, frozen=True, tag="grow"):
+class Consolidate(msgspec.Struct, frozen=True, tag="grow"):
     """The rest of the checkpoint is on its way."""
 
 
-class Whole(msgspec.Struct, frozen=True, tag="whole"):
+class Consolidated(msgspec.Struct, frozen=True, tag="whole"):
     """The worker has all layers and what its running requests need of the others' memory."""
 
 
@@ -160,5 +161,5 @@ class Drained(msgspec.Struct, frozen=True, tag="drained"):
     pass
 
 
-WorkerMessage = Pooled | Outlet | Want | Ready | StartError | Usage | Whole | Drained
-DaemonMessage = Assign | Caller | Peers | Grow | Drain
+WorkerMessage = Pooled | EgressListener | WantChunks | Ready | StartError | Usage | Consolidated | Drained
+DaemonMessage = Assign | ClientConnection | Peers | Consolidate | Drain

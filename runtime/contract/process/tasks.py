@@ -33,7 +33,7 @@ async def end_tasks(tasks: Iterable[asyncio.Task[Any]]) -> None:
         raise interrupted
 
 
-async def together(*works: Coroutine[Any, Any, None]) -> None:
+async def run_all(*works: Coroutine[Any, Any, None]) -> None:
     """Runs them side by side until all have ended, one fails, or the caller is cancelled; none is left then.
 
     What TaskGroup does, but with `end_tasks`: a group cancels once, and waits for ever for a task that has lost that.

@@ -112,7 +112,7 @@ class Pair:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Whole:
+class ReplacedTensor:
     """A tensor that stands in for the base's, by its name in the adapter."""
 
     name: str
@@ -126,7 +126,7 @@ class Adapter:
     config: LoraConfig
     pairs: Mapping[str, Pair]
     """By the name of the module in the base."""
-    whole: Mapping[str, Whole]
+    whole: Mapping[str, ReplacedTensor]
     """By the tensor's name in the base."""
 
 
@@ -169,7 +169,7 @@ def read_adapter(config: bytes, tensors: Iterable[tuple[str, Shaped]], *, patter
     """
     settings = read_config(config)
     sides: dict[str, dict[str, tuple[str, Shaped]]] = {}
-    whole: dict[str, Whole] = {}
+    whole: dict[str, ReplacedTensor] = {}
     for name, tensor in tensors:
         if not name.startswith(PREFIX):
             raise CheckpointInvalid(f"tensor {name!r} of the adapter does not begin with {PREFIX}, as PEFT writes it")
@@ -184,7 +184,7 @@ def read_adapter(config: bytes, tensors: Iterable[tuple[str, Shaped]], *, patter
         elif "lora_" in bare or "trainable_tokens" in bare:
             raise CheckpointInvalid(f"tensor {name!r} of the adapter is of a kind that is not applied", hint=_MERGE)
         else:
-            taken = whole.setdefault(bare, Whole(name=name, tensor=tensor)).name
+            taken = whole.setdefault(bare, ReplacedTensor(name=name, tensor=tensor)).name
         if taken != name:
             raise CheckpointInvalid(f"tensors {taken!r} and {name!r} of the adapter are both for {bare!r} of the base")
     if not sides:

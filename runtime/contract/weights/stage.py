@@ -44,7 +44,7 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True):
         return self.cuts[self.index][1]
 
 
-class Layout(msgspec.Struct, frozen=True):
+class LayerLayout(msgspec.Struct, frozen=True):
     """What a checkpoint's parts weigh: `ends_bytes` is what runs before the first layer and after the last."""
 
     ends_bytes: int
@@ -59,7 +59,7 @@ class Layout(msgspec.Struct, frozen=True):
         return self.ends_bytes + sum(self.layer_bytes)
 
 
-def layout_of(manifest: Manifest) -> Layout:
+def layout_of(manifest: Manifest) -> LayerLayout:
     """Of a checkpoint without numbered layers, everything is at the ends."""
     count = layer_count(manifest)
     layer_bytes = [0] * count
@@ -77,7 +77,7 @@ def layout_of(manifest: Manifest) -> Layout:
         else:
             ends_bytes += entry.size_bytes
             ends.update(chunks_of(manifest, entry.offset, entry.size_bytes))
-    return Layout(ends_bytes, layer_bytes, [(min(begin, end), end) for begin, end in chunks], _ranges(ends))
+    return LayerLayout(ends_bytes, layer_bytes, [(min(begin, end), end) for begin, end in chunks], _ranges(ends))
 
 
 def _ranges(chunks: set[int]) -> list[tuple[int, int]]:
@@ -97,7 +97,7 @@ def layer_count(manifest: Manifest) -> int:
     return max((entry.layer for name, entry in manifest.tensors.items() if LAYER_NAME.search(name)), default=-1) + 1
 
 
-def cut(layout: Layout, count: int) -> list[tuple[int, int]]:
+def cut(layout: LayerLayout, count: int) -> list[tuple[int, int]]:
     """(first, end) of each stage, none of them empty, so that the largest is as small as it can be.
 
     ValueError if there are fewer layers than stages.
@@ -115,7 +115,7 @@ def cut(layout: Layout, count: int) -> list[tuple[int, int]]:
     return _filled(layout, low, count)
 
 
-def _stages_needed(layout: Layout, most_bytes: int) -> int:
+def _stages_needed(layout: LayerLayout, most_bytes: int) -> int:
     stages, used_bytes = 1, layout.ends_bytes
     for size_bytes in layout.layer_bytes:
         if used_bytes + size_bytes > most_bytes:
@@ -124,7 +124,7 @@ def _stages_needed(layout: Layout, most_bytes: int) -> int:
     return stages
 
 
-def _filled(layout: Layout, most_bytes: int, count: int) -> list[tuple[int, int]]:
+def _filled(layout: LayerLayout, most_bytes: int, count: int) -> list[tuple[int, int]]:
     """Stages of at most that many bytes, each with a layer at least."""
     cuts: list[tuple[int, int]] = []
     layers, first = layout.layer_bytes, 0
@@ -139,7 +139,7 @@ def _filled(layout: Layout, most_bytes: int, count: int) -> list[tuple[int, int]
     return cuts
 
 
-def stage_bytes(layout: Layout, first: int, end: int) -> int:
+def stage_bytes(layout: LayerLayout, first: int, end: int) -> int:
     """What a stage needs of the checkpoint; the first has both ends of the model."""
     return sum(layout.layer_bytes[first:end]) + (layout.ends_bytes if first == 0 else 0)
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleetstart.controller.async_invocations.progress_split import ProgressSplitter, progress_in
-from fleetstart.controller.state.invocation_records import MESSAGE_MAX, Told
+from fleetstart.controller.state.invocation_records import MESSAGE_MAX, ReportedProgress
 from fleetstart.runtime.contract.errors import ErrorBody, HandlerFailed
 from fleetstart.runtime.contract.worker_headers import AnswerHead
 
@@ -70,7 +70,7 @@ def test_a_head_that_is_none_is_an_item(data: bytes) -> None:
 def test_the_last_progress_is_told() -> None:
     later = b'event: progress\ndata: {"fraction":0.75,"message":"' + b"m" * 1000 + b'"}'
     odd = [b"event: progress\ndata: " + data for data in (b"{}", b'{"fraction":2}', b"\xff", b'{"fraction":"1"}')]
-    assert progress_in([PROGRESS, later, b"data: x", *odd], 7) == Told(
+    assert progress_in([PROGRESS, later, b"data: x", *odd], 7) == ReportedProgress(
         fraction=0.75, message="m" * MESSAGE_MAX, unix_ms=7
     )
     assert progress_in([b"data: x", *odd], 7) is None

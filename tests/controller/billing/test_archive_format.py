@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from fleetstart.controller.billing.archive_format import (
     ROOT,
-    Entry,
     EntryId,
+    LedgerEntry,
     SegmentHeader,
     check_successor,
     decode_entry,
@@ -28,7 +28,7 @@ ids = st.lists(st.tuples(st.integers(0, 2**48), st.integers(0, 2**31)), min_size
 )
 
 
-def entries_of(names: list[EntryId]) -> list[Entry]:
+def entries_of(names: list[EntryId]) -> list[LedgerEntry]:
     rows = [
         call(f"inv-{i}", cost=i) if i % 3 else phase(f"w/{i}", cost=i, tags={"team": "a b\n"})
         for i in range(len(names))

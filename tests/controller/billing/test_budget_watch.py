@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from fleetstart.controller.billing.budget_watch import BillingWatch
+from fleetstart.controller.billing.budget_watch import BudgetWatch
 from fleetstart.controller.billing.budgets import BudgetEvent, budget_of
 from fleetstart.controller.schemas.functions import BudgetTerms
-from fleetstart.controller.state.redis_client import REDIS_DOWN, connect
+from fleetstart.controller.state.redis_client import REDIS_ERRORS, connect
 from fleetstart.controller.state.view import View
 from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.billing.ledger import APPEND_KEYS, InvocationRow, append_args, append_script
@@ -34,7 +34,7 @@ def test_what_was_spent_is_known_from_redis_and_from_our_own_calls(redis_server:
     async def scenario() -> None:
         client = connect(redis_server.url)
         unwritten: list[InvocationRow] = []
-        watch = BillingWatch(client, View(), unwritten=lambda: unwritten, fence=lambda: 1)
+        watch = BudgetWatch(client, View(), unwritten=lambda: unwritten, fence=lambda: 1)
         budget = budget_of(F, BudgetTerms(limit_nusd=100, per="day"))
         await client.hset(keys.BUDGETS, F, msgspec.json.encode(budget))
         await write(client, call("a", cost=40), call("other", cost=999, function="g"))
@@ -55,7 +55,7 @@ def test_what_was_spent_is_known_from_redis_and_from_our_own_calls(redis_server:
         assert watch.states[0].spent_nusd == 100, "each once, wherever it is now"
 
         redis_server.kill()
-        with suppress(*REDIS_DOWN):
+        with suppress(*REDIS_ERRORS):
             await watch.read()
         assert watch.refusal(F, now) is not None, "known without Redis"
         await client.aclose()
@@ -72,7 +72,7 @@ def test_people_are_told_once_whoever_schedules(redis_url: str) -> None:
         for cost in (49, 1, 10, 90):
             await write(client, call(f"c{cost}", cost=cost))
             for _ in range(2):  # the second one schedules after the first has died
-                await _runs_until_read(BillingWatch(client, View(), unwritten=list, fence=lambda: 1))
+                await _runs_until_read(BudgetWatch(client, View(), unwritten=list, fence=lambda: 1))
             written: Any = await client.xrange(keys.ALERTS)
             events = [msgspec.json.decode(fields[b"event"], type=BudgetEvent) for _, fields in written]
             stages.append([event.stage for event in events])
@@ -82,7 +82,7 @@ def test_people_are_told_once_whoever_schedules(redis_url: str) -> None:
     asyncio.run(scenario())
 
 
-async def _runs_until_read(watch: BillingWatch) -> None:
+async def _runs_until_read(watch: BudgetWatch) -> None:
     running = asyncio.create_task(watch.run())
     await until(lambda: watch.told)
     running.cancel()
@@ -92,7 +92,7 @@ async def _runs_until_read(watch: BillingWatch) -> None:
 def test_no_price_is_made_up(redis_url: str) -> None:
     async def scenario() -> None:
         client = connect(redis_url)
-        watch = BillingWatch(client, View(), unwritten=list, fence=lambda: 0)
+        watch = BudgetWatch(client, View(), unwritten=list, fence=lambda: 0)
         with pytest.raises(Unavailable, match="prices are not known yet"):
             watch.price(5)
         later = msgspec.structs.replace(FIRST, version=2, from_unix_ms=1000, execute_nusd_per_gib_s=5)

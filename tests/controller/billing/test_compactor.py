@@ -14,11 +14,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fleetstart.controller.billing.archive_format import Entry
-from fleetstart.controller.billing.archive_store import Archive, segment_key
+from fleetstart.controller.billing.archive_format import LedgerEntry
+from fleetstart.controller.billing.archive_store import LedgerArchive, segment_key
 from fleetstart.controller.billing.compactor import Compactor
 from fleetstart.controller.billing.ledger_reader import LedgerReader
-from fleetstart.controller.state.redis_client import REDIS_DOWN, connect
+from fleetstart.controller.state.redis_client import REDIS_ERRORS, connect
 from fleetstart.controller.storage.folder_store import FolderStore
 from fleetstart.controller.storage.object_store import ObjectStore
 from fleetstart.runtime.contract import redis_keys as keys
@@ -45,7 +45,7 @@ class World:
 
     def successor(self) -> None:
         """Another process takes over: it knows nothing."""
-        archive = Archive(self.store)
+        archive = LedgerArchive(self.store)
         self.reader = LedgerReader(self.client, archive)
         self.compactor = Compactor(
             self.client,
@@ -67,7 +67,7 @@ class World:
         while await self.compactor.compact(NOW_MS):
             pass
 
-    async def entries(self) -> list[Entry]:
+    async def entries(self) -> list[LedgerEntry]:
         return [entry async for page in self.reader.entries() for entry in page]
 
     async def names(self) -> list[str]:
@@ -201,14 +201,14 @@ async def _stopped_after(turns: int, work: object) -> None:
             break
         await asyncio.sleep(0.0003)
     task.cancel()
-    with suppress(asyncio.CancelledError, *REDIS_DOWN):
+    with suppress(asyncio.CancelledError, *REDIS_ERRORS):
         await task
 
 
 async def _check_chain(it: World, rows: int) -> None:
     """Segments 1, 2, 3, ... each name the one before, and their rows count 1, 2, 3, ... up to all there are."""
     headers = await it.reader.headers()
-    archive, after, number = Archive(it.store), None, 1
+    archive, after, number = LedgerArchive(it.store), None, 1
     for header in headers:
         found = await archive.find(header.sequence, after)
         assert found is not None
@@ -253,7 +253,7 @@ def test_redis_is_killed_under_compaction(redis_server: RedisServer) -> None:
                 task = asyncio.ensure_future(it.compact())
                 await asyncio.sleep(0.004 * i)
                 redis_server.kill()
-                with suppress(*REDIS_DOWN):
+                with suppress(*REDIS_ERRORS):
                     await task
                 await asyncio.to_thread(redis_server.start)
             it.successor()

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetstart.controller.billing.archive_format import Entry, EntryId
+from fleetstart.controller.billing.archive_format import EntryId, LedgerEntry
 from fleetstart.controller.billing.usage import (
     DAY_MS,
     DIMENSIONS,
@@ -46,12 +46,12 @@ ledgers = st.lists(st.tuples(rows, st.integers(0, 40 * DAY_MS)), max_size=30).ma
 )
 
 
-def entry(row: LedgerRow, unix_ms: int, number: int = 0) -> Entry:
-    return Entry(EntryId(unix_ms, number), msgspec.json.encode(row), row)
+def entry(row: LedgerRow, unix_ms: int, number: int = 0) -> LedgerEntry:
+    return LedgerEntry(EntryId(unix_ms, number), msgspec.json.encode(row), row)
 
 
 @given(ledgers, st.lists(st.sampled_from([*DIMENSIONS, "tag:team"]), unique=True, min_size=1))
-def test_every_grouping_adds_up_to_the_same(ledger: list[Entry], names: list[str]) -> None:
+def test_every_grouping_adds_up_to_the_same(ledger: list[LedgerEntry], names: list[str]) -> None:
     by = tuple(name for i, name in enumerate(names) if not (name.startswith("tag") and "tag" in "".join(names[:i])))
     sums = UsageSums(by=by)
     sums.add(ledger)
@@ -63,7 +63,7 @@ def test_every_grouping_adds_up_to_the_same(ledger: list[Entry], names: list[str
 
 
 @given(ledgers)
-def test_the_invoices_of_the_months_add_up_to_the_ledger(ledger: list[Entry]) -> None:
+def test_the_invoices_of_the_months_add_up_to_the_ledger(ledger: list[LedgerEntry]) -> None:
     total = count = 0
     for month in sorted({day_of(e)[:7] for e in ledger}):
         since, until = month_span(month)

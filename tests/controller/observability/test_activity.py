@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetstart.controller.billing.archive_format import Entry, EntryId
+from fleetstart.controller.billing.archive_format import EntryId, LedgerEntry
 from fleetstart.controller.observability.activity import BUCKET_MS, STEP, WINDOW_MS, Recent, place, quantile
 from fleetstart.runtime.contract.billing.ledger import InvocationRow
 from fleetstart.runtime.contract.ids import FunctionName, InvocationId, Version, WorkerId
@@ -16,12 +16,12 @@ from fleetstart.runtime.contract.ids import FunctionName, InvocationId, Version,
 NOW_MS = 1_800_000_000_000
 
 
-def entry(unix_ms: int, name: str = "f", *, status: int = 200, worker: str = "w", **fields: Any) -> Entry:
+def entry(unix_ms: int, name: str = "f", *, status: int = 200, worker: str = "w", **fields: Any) -> LedgerEntry:
     row = InvocationRow(
         id=InvocationId("i"), function=FunctionName(name), version=Version(1), worker=WorkerId(worker), status=status,
         accepted_unix_ms=unix_ms, queue_ms=0, billed_ms=0, memory_bytes=0, cost_nusd=3, **fields,
     )  # fmt: skip
-    return Entry(EntryId(unix_ms, 0), b"", row)
+    return LedgerEntry(EntryId(unix_ms, 0), b"", row)
 
 
 @given(durations_ms=st.lists(st.integers(0, 10**6), min_size=1), share=st.sampled_from([0.5, 0.9, 0.99]))

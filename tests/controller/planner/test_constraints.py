@@ -9,16 +9,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetstart.controller.planner import Cluster, plan
-from fleetstart.controller.planner.constraints import ANYWHERE, Wanted, admits, lack, where
+from fleetstart.controller.planner import Cluster, make_plan
+from fleetstart.controller.planner.constraints import (
+    NO_CONSTRAINTS,
+    PlacementConstraints,
+    admits,
+    region_counts,
+    unmet_constraint,
+)
 from fleetstart.controller.planner.node_state import NodeState
-from fleetstart.controller.planner.report import Outcome, explained, text
+from fleetstart.controller.planner.report import ObservedStart, explain, format_explanation
 from fleetstart.runtime.contract.function.spec import SLO, Isolation
 from tests.controller.planner.worlds import clusters, measured, names, node, request
 
 REGIONS = st.sampled_from(["", "eu", "us", "asia"])
 WANTED = st.builds(
-    Wanted,
+    PlacementConstraints,
     st.lists(st.sampled_from(["eu", "us", "asia", "moon"]), max_size=3, unique=True).map(tuple),
     st.sampled_from(["namespaces", "gvisor"]),
 )
@@ -38,7 +44,11 @@ def offer(region: str, isolations: frozenset[str] = frozenset()) -> NodeState:
     st.integers(1, 4),
 )
 def test_a_plan_is_that_of_the_nodes_that_fit_and_of_no_others(
-    cluster: Cluster, offers: list[tuple[str, frozenset[str]]], wanted: Wanted, slo: SLO | None, workers: int
+    cluster: Cluster,
+    offers: list[tuple[str, frozenset[str]]],
+    wanted: PlacementConstraints,
+    slo: SLO | None,
+    workers: int,
 ) -> None:
     placed = [
         replace(state, region=region, isolations=isolations)
@@ -47,8 +57,8 @@ def test_a_plan_is_that_of_the_nodes_that_fit_and_of_no_others(
     fitting = [state for state in placed if admits(wanted, state)]
     asked = request(slo=slo, workers=workers, most=workers)
 
-    found = plan(replace(asked, wanted=wanted), Cluster(placed), 0.0)
-    alone = plan(asked, Cluster(fitting), 0.0)
+    found = make_plan(replace(asked, wanted=wanted), Cluster(placed), 0.0)
+    alone = make_plan(asked, Cluster(fitting), 0.0)
 
     by_name = {state.node: state for state in placed}
     for stage in found.stages:
@@ -60,33 +70,33 @@ def test_a_plan_is_that_of_the_nodes_that_fit_and_of_no_others(
         assert found.considered == alone.considered
     else:
         assert found.error is not None
-        why, advice = lack(wanted, placed)
+        why, advice = unmet_constraint(wanted, placed)
         assert why in found.error.message
         assert found.error.hint == advice
 
 
 @given(WANTED, st.lists(OFFERS, max_size=5))
 def test_there_is_a_lack_where_nodes_are_and_none_fits(
-    wanted: Wanted, offers: list[tuple[str, frozenset[str]]]
+    wanted: PlacementConstraints, offers: list[tuple[str, frozenset[str]]]
 ) -> None:
     nodes = [offer(*each) for each in offers]
     none_fits = not any(admits(wanted, each) for each in nodes)
-    why, advice = lack(wanted, nodes)
+    why, advice = unmet_constraint(wanted, nodes)
     assert bool(why) == bool(advice) == (bool(nodes) and none_fits)
 
 
 def test_who_names_no_region_runs_anywhere_and_who_names_some_never_where_nobody_says() -> None:
-    assert admits(ANYWHERE, offer(""))
-    assert admits(ANYWHERE, offer("eu"))
-    assert admits(Wanted(("eu", "us")), offer("us"))
-    assert not admits(Wanted(("eu",)), offer(""))
+    assert admits(NO_CONSTRAINTS, offer(""))
+    assert admits(NO_CONSTRAINTS, offer("eu"))
+    assert admits(PlacementConstraints(("eu", "us")), offer("us"))
+    assert not admits(PlacementConstraints(("eu",)), offer(""))
 
 
 def test_a_sandbox_is_had_where_a_node_says_so_and_nowhere_else() -> None:
     gvisor = frozenset({"gvisor"})
-    assert admits(Wanted((), GVISOR), offer("eu", gvisor))
-    assert not admits(Wanted((), GVISOR), offer("eu"))
-    assert not admits(Wanted(("us",), GVISOR), offer("eu", gvisor))
+    assert admits(PlacementConstraints((), GVISOR), offer("eu", gvisor))
+    assert not admits(PlacementConstraints((), GVISOR), offer("eu"))
+    assert not admits(PlacementConstraints(("us",), GVISOR), offer("eu", gvisor))
 
 
 @pytest.mark.parametrize(
@@ -99,7 +109,7 @@ def test_a_sandbox_is_had_where_a_node_says_so_and_nowhere_else() -> None:
     ],
 )
 def test_what_is_lacking_is_said(regions: tuple[str, ...], nodes: list[NodeState], words: str) -> None:
-    why, _ = lack(Wanted(regions, GVISOR), nodes)
+    why, _ = unmet_constraint(PlacementConstraints(regions, GVISOR), nodes)
     assert words in why
 
 
@@ -112,24 +122,26 @@ def test_what_is_lacking_is_said(regions: tuple[str, ...], nodes: list[NodeState
     ],
 )
 def test_it_is_said_where_nodes_are(regions: list[str], words: str) -> None:
-    assert where(regions) == words
-    why, _ = lack(Wanted(("eu", "moon")), [offer(region) for region in regions])
+    assert region_counts(regions) == words
+    why, _ = unmet_constraint(PlacementConstraints(("eu", "moon")), [offer(region) for region in regions])
     assert why == f"it may run in eu or moon, and no node is there: {words}"
 
 
 def test_a_pipeline_stays_in_its_region_though_the_others_are_quicker() -> None:
     nodes = [node(f"eu{index}", region="eu", bytes_per_s=50e6) for index in range(2)]
     nodes += [node(f"us{index}", region="us") for index in range(4)]
-    found = plan(request(measures=measured(prefill_s=0.0), wanted=Wanted(("eu",))), Cluster(nodes), 0.0)
+    found = make_plan(
+        request(measures=measured(prefill_s=0.0), wanted=PlacementConstraints(("eu",))), Cluster(nodes), 0.0
+    )
     assert names(found) == ["eu0", "eu1"]
-    said = text(explained(found, Outcome()))
+    said = format_explanation(explain(found, ObservedStart()))
     assert "it may run in eu" in said
     assert "eu0 (eu)" in said
 
 
 def test_the_roomiest_is_of_the_region() -> None:
     nodes = [node("big", region="us"), node("small", region="eu", free_bytes=10)]
-    found = plan(request(wanted=Wanted(("eu",))), Cluster(nodes), 0.0)
+    found = make_plan(request(wanted=PlacementConstraints(("eu",))), Cluster(nodes), 0.0)
     assert found.error is not None
     assert "the roomiest node in eu small has 0 of" in found.error.message
     assert msgspec.json.encode(found)

@@ -6,17 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetstart.controller.planner.contention import NEVER, Fetching, Link
+from fleetstart.controller.planner.contention import NEVER, Link, PendingFetch
 from fleetstart.runtime.contract.ids import CheckpointId, WorkerId
 
 C = CheckpointId("c")
 
 
-def fetch(name: str, pending: float, deadline_s: float = NEVER) -> Fetching:
-    return Fetching(WorkerId(name), CheckpointId(name), pending, deadline_s)
+def fetch(name: str, pending: float, deadline_s: float = NEVER) -> PendingFetch:
+    return PendingFetch(WorkerId(name), CheckpointId(name), pending, deadline_s)
 
 
-def link(*fetches: Fetching, at_s: float = 0.0) -> Link:
+def link(*fetches: PendingFetch, at_s: float = 0.0) -> Link:
     return Link(bytes_per_s=100.0, at_s=at_s, fetches=fetches)
 
 

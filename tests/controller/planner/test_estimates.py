@@ -12,17 +12,17 @@ from hypothesis import strategies as st
 from fleetstart.controller.planner.estimates import (
     Estimate,
     NodeMeasures,
-    Start,
+    StartObservation,
     VersionMeasures,
-    informed,
+    fleet_measures,
     node_prior,
     observe_generation,
     observe_outcome,
     observe_start_of_version,
     observe_start_on_node,
-    others_of,
-    start_of,
+    start_observation,
     version_prior,
+    with_fleet_measures,
 )
 from fleetstart.runtime.contract.timeline import Timeline
 
@@ -54,14 +54,14 @@ def timeline(**phases: tuple[int, int]) -> Timeline:
 
 def test_a_cold_start_tells_bandwidth_and_a_warm_one_how_long_building_takes() -> None:
     phases = timeline(start=(0, 20), fetch=(0, 1000), device=(20, 120), imports=(20, 50), load=(50, 1010))
-    cold = start_of(phases, warm=False, fetch_bytes=100_000_000, sharers=2)
-    assert cold == Start(
+    cold = start_observation(phases, warm=False, fetch_bytes=100_000_000, sharers=2)
+    assert cold == StartObservation(
         start_s=0.02, device_s=0.1, library_s=None, fetch_s=1.0, fetch_bytes=100_000_000, sharers=2
     )  # fmt: skip
     node = observe_start_on_node(NodeMeasures(), cold)
     assert node.store_bytes_per_s == Estimate(200e6, 1), "it had half of the link"
     assert (node.start_s, node.device_s, node.disk_bytes_per_s.count) == (Estimate(0.02, 1), Estimate(0.1, 1), 0)
-    warm = start_of(timeline(start=(0, 20), imports=(20, 50), load=(50, 90)), warm=True)
+    warm = start_observation(timeline(start=(0, 20), imports=(20, 50), load=(50, 90)), warm=True)
     assert warm.library_s == pytest.approx(0.07)
     assert warm.fetch_s is None
     assert observe_start_of_version(VersionMeasures(), warm).library_s.value == pytest.approx(0.07)
@@ -69,9 +69,9 @@ def test_a_cold_start_tells_bandwidth_and_a_warm_one_how_long_building_takes() -
 
 
 def test_a_small_fetch_and_one_from_disk_tell_nothing_of_the_store() -> None:
-    small = Start(fetch_s=0.1, fetch_bytes=1000)
+    small = StartObservation(fetch_s=0.1, fetch_bytes=1000)
     assert observe_start_on_node(NodeMeasures(), small) == NodeMeasures()
-    disk = observe_start_on_node(NodeMeasures(), Start(fetch_s=0.1, fetch_bytes=100_000_000, source="disk"))
+    disk = observe_start_on_node(NodeMeasures(), StartObservation(fetch_s=0.1, fetch_bytes=100_000_000, source="disk"))
     assert (disk.disk_bytes_per_s.value, disk.store_bytes_per_s.count) == (1e9, 0)
 
 
@@ -122,11 +122,11 @@ def test_before_whole_workers_have_told_a_pipelines_calls_are_a_guess_at_the_mod
 
 def test_a_version_without_measures_has_the_clusters_hops_and_rest() -> None:
     known = [VersionMeasures(hop_s=Estimate(hop_s, 1), rest_s=Estimate(0.3, 1)) for hop_s in (0.01, 0.02, 0.9)]
-    others = others_of([*known, VersionMeasures()])
-    new = informed(VersionMeasures(), others)
+    others = fleet_measures([*known, VersionMeasures()])
+    new = with_fleet_measures(VersionMeasures(), others)
     assert (new.hop_s, new.rest_s) == (Estimate(0.02), Estimate(0.3))
-    assert informed(known[0], others) == known[0]
-    assert informed(VersionMeasures(), others_of([])) == VersionMeasures()
+    assert with_fleet_measures(known[0], others) == known[0]
+    assert with_fleet_measures(VersionMeasures(), fleet_measures([])) == VersionMeasures()
 
 
 def test_priors_come_from_neighbours_and_from_size() -> None:

@@ -7,7 +7,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from fleetstart.controller.planner import Cluster, Held, NodeState, OrderSeen, Shape, node_state, plan
+from fleetstart.controller.planner import (
+    CheckpointLayout,
+    Cluster,
+    HeldLayers,
+    NodeState,
+    OrderState,
+    make_plan,
+    node_state,
+)
 from fleetstart.controller.planner.checkpoint_layout import EVERY_LAYER, layer_set
 from fleetstart.controller.planner.contention import NEVER
 from fleetstart.controller.planner.estimates import Estimate, NodeMeasures
@@ -15,13 +23,13 @@ from fleetstart.runtime.contract.function.spec import SLO, LLMSettings
 from fleetstart.runtime.contract.ids import CheckpointId, FunctionName, NodeId, PipelineId, Version, WorkerId
 from fleetstart.runtime.contract.node.orders import WorkerOrder, WorkerState, WorkerStatus
 from fleetstart.runtime.contract.node.reports import NodeReport, SegmentReport
-from fleetstart.runtime.contract.weights.stage import Layout, Stage
+from fleetstart.runtime.contract.weights.stage import LayerLayout, Stage
 from tests.controller.planner.worlds import CHAT, MB, request, taken
 from tests.controller.scheduler.test_autoscaler import spec
 
 SECOND = 1_000_000_000
-LAYOUT = Layout(0, [50 * MB] * 8, [(layer * 10, layer * 10 + 10) for layer in range(8)], [])
-SHAPE = Shape(LAYOUT)
+LAYOUT = LayerLayout(0, [50 * MB] * 8, [(layer * 10, layer * 10 + 10) for layer in range(8)], [])
+SHAPE = CheckpointLayout(LAYOUT)
 CHATTING = spec(
     name=FunctionName("chat"), weights=CHAT, llm=LLMSettings(), memory_bytes=100 * MB, slo=SLO(ttft_s=6)
 )  # fmt: skip
@@ -55,7 +63,7 @@ def state_of(
     orders: list[WorkerOrder], states: dict[str, WorkerState], *, now_s: float = 0.0, known: NodeReport | None = None
 ) -> NodeState:
     statuses = {name: status(name, state) for name, state in states.items()}
-    seen = [OrderSeen(order=order, status=statuses.get(order.worker), shape=SHAPE) for order in orders]
+    seen = [OrderState(order=order, status=statuses.get(order.worker), shape=SHAPE) for order in orders]
     return node_state(
         known or report(), seen, NodeMeasures(),
         shapes={CHAT: SHAPE}, now_s=1000 + now_s, now_unix_ns=round(now_s * SECOND),
@@ -89,7 +97,7 @@ def test_an_order_that_is_not_answered_takes_memory_and_fetches_all() -> None:
     state = state_of([order()], {})
     assert state.free_bytes == 500 * MB
     assert state.workers == 1
-    assert state.held == {CHAT: Held(coming=EVERY_LAYER)}
+    assert state.held == {CHAT: HeldLayers(coming=EVERY_LAYER)}
     (fetch,) = state.link.fetches
     assert fetch.pending_bytes == 400 * MB
     assert fetch.deadline_s == pytest.approx(1000 + 6 - 0.1)
@@ -121,7 +129,7 @@ def test_a_whole_segment_is_held_and_fetched_by_nobody() -> None:
     known = report(segments=[segment("ready", 400 * MB)])
     state = state_of([order()], {"w": "starting"}, known=known)
     assert state.link.fetches == ()
-    assert state.held == {CHAT: Held(host=EVERY_LAYER)}
+    assert state.held == {CHAT: HeldLayers(host=EVERY_LAYER)}
 
 
 def test_chunks_that_are_there_are_layers_that_are_held() -> None:
@@ -130,13 +138,13 @@ def test_chunks_that_are_there_are_layers_that_are_held() -> None:
         disk={CHAT: [(0, 30)], CheckpointId("?"): [(0, 9)]},
     )
     state = state_of([], {}, known=known)
-    assert state.held == {CHAT: Held(host=layer_set(0, 1) | layer_set(4, 5), disk=layer_set(0, 3))}
+    assert state.held == {CHAT: HeldLayers(host=layer_set(0, 1) | layer_set(4, 5), disk=layer_set(0, 3))}
 
 
 def test_a_stage_fetches_its_own_layers_only() -> None:
     known = report(segments=[segment("filling", 150 * MB, [(0, 10), (60, 80)])])
     state = state_of([order(stage=stage(0))], {"w": "starting"}, known=known)
-    assert state.held == {CHAT: Held(host=layer_set(0, 1) | layer_set(6, 8), coming=layer_set(1, 2))}
+    assert state.held == {CHAT: HeldLayers(host=layer_set(0, 1) | layer_set(6, 8), coming=layer_set(1, 2))}
     assert [fetch.pending_bytes for fetch in state.link.fetches] == [50 * MB]
 
 
@@ -155,7 +163,7 @@ def test_who_is_ready_or_has_ended_fetches_nothing(ended: WorkerState) -> None:
 def test_a_new_scheduler_refuses_what_the_old_one_would_have_refused() -> None:
     cluster = Cluster([state_of([], {})])
     wanted = request(shape=SHAPE, slo=CHATTING.slo)
-    taken(plan(wanted, cluster, 1000.0), cluster, wanted, 1000.0)
+    taken(make_plan(wanted, cluster, 1000.0), cluster, wanted, 1000.0)
     old, new = cluster[NodeId("n")].link, state_of([order()], {}).link
     assert [fetch[1:3] for fetch in old.fetches] == [fetch[1:3] for fetch in new.fetches]
     for later_s in (0.0, 1.0, 2.0, 3.0, 3.9):

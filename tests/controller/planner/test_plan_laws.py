@@ -7,10 +7,10 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetstart.controller.planner import Cluster, PlanRequest, plan
+from fleetstart.controller.planner import Cluster, PlanRequest, make_plan
 from fleetstart.controller.planner.candidates import Candidate, Search
-from fleetstart.controller.planner.cluster import Now
-from fleetstart.controller.planner.node_filter import Seat, find_seats
+from fleetstart.controller.planner.cluster import NodeSnapshot
+from fleetstart.controller.planner.node_filter import CandidateNode, find_candidate_nodes
 from fleetstart.runtime.contract.function.spec import SLO
 from tests.controller.planner.worlds import CHAT, MB, clusters, names, request, taken
 
@@ -25,7 +25,7 @@ requests = st.builds(
 
 @given(clusters(), requests)
 def test_a_plan_tiles_the_layers_on_nodes_that_have_room(cluster: Cluster, wanted: PlanRequest) -> None:
-    found = plan(wanted, cluster, 0.0)
+    found = make_plan(wanted, cluster, 0.0)
     if not found.stages:
         assert found.error is not None
         return
@@ -43,7 +43,7 @@ def test_a_plan_tiles_the_layers_on_nodes_that_have_room(cluster: Cluster, wante
 
 @given(clusters(), requests)
 def test_only_what_no_candidate_keeps_is_given_up(cluster: Cluster, wanted: PlanRequest) -> None:
-    found = plan(wanted, cluster, 0.0)
+    found = make_plan(wanted, cluster, 0.0)
     if wanted.slo is None or found.meets_slo or not found.stages:
         return
     sizes = range(1, min(8, wanted.shape.count) + 1)
@@ -76,7 +76,7 @@ def test_no_promise_is_broken_and_no_memory_given_twice(
     for index, (one, wait_s) in enumerate(arrivals):
         now_s += wait_s
         wanted = replace(one, checkpoint=type(CHAT)(f"{index}")) if index % 2 else one
-        taken(plan(wanted, cluster, now_s), cluster, wanted, now_s, f"{index}.")
+        taken(make_plan(wanted, cluster, now_s), cluster, wanted, now_s, f"{index}.")
         for state in cluster:
             assert state.free_bytes >= 0
             assert not state.link.broken(now_s)
@@ -85,7 +85,7 @@ def test_no_promise_is_broken_and_no_memory_given_twice(
 @given(clusters(1, 12), requests)
 def test_looking_at_a_few_nodes_finds_what_looking_at_all_finds(cluster: Cluster, wanted: PlanRequest) -> None:
     sizes = list(range(1, min(4, wanted.shape.count) + 1))
-    seats, _ = find_seats(wanted, cluster, sizes, 0.0)
+    seats, _ = find_candidate_nodes(wanted, cluster, sizes, 0.0)
     few = [one for one in Search(wanted, seats, 0.0).candidates(sizes) if isinstance(one, Candidate)]
     every = every_candidate(wanted, cluster, sizes)
     assert [(len(one.cuts), one.full, [seat.state.node for seat in one.seats]) for one in few] == [
@@ -96,11 +96,11 @@ def test_looking_at_a_few_nodes_finds_what_looking_at_all_finds(cluster: Cluster
 @given(clusters(), requests)
 def test_the_same_world_gives_the_same_plan_whatever_its_order(cluster: Cluster, wanted: PlanRequest) -> None:
     backwards = Cluster(reversed(list(cluster)))
-    assert plan(wanted, cluster, 0.0) == plan(wanted, backwards, 0.0)
+    assert make_plan(wanted, cluster, 0.0) == make_plan(wanted, backwards, 0.0)
 
 
 def every_candidate(wanted: PlanRequest, cluster: Cluster, sizes: list[int]) -> list[Candidate]:
-    seats = [Seat(Now(state, state.link), wanted, 0.0) for state in cluster]
+    seats = [CandidateNode(NodeSnapshot(state, state.link), wanted, 0.0) for state in cluster]
     seats.sort(key=lambda seat: (seat.ratio, seat.state.node))
     return [one for one in Search(wanted, seats, 0.0).candidates(sizes) if isinstance(one, Candidate)]
 

@@ -7,31 +7,32 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from fleetstart.controller.planner import Cluster, plan
+from fleetstart.controller.planner import Cluster, make_plan
 from fleetstart.controller.planner.error_margins import Margins
-from fleetstart.controller.planner.report import Explanation, Outcome, explained, text
+from fleetstart.controller.planner.report import Explanation, ObservedStart, explain, format_explanation
 from fleetstart.runtime.contract.function.spec import SLO
 from tests.controller.planner.worlds import measured, node, request
 
 
 def test_prediction_and_outcome_stand_side_by_side() -> None:
     wanted = request(slo=SLO(ttft_s=2.5), measures=measured(prefill_s=0.0))
-    found = plan(wanted, Cluster(node(f"n{index}") for index in range(3)), 0.0)
-    explanation = explained(found, Outcome(ttft_s=2.5, tpot_s=0.1))
+    found = make_plan(wanted, Cluster(node(f"n{index}") for index in range(3)), 0.0)
+    explanation = explain(found, ObservedStart(ttft_s=2.5, tpot_s=0.1))
     assert [one.error for one in explanation.compared] == [pytest.approx(0.2), pytest.approx(0.5), None]
-    said = text(explanation)
+    said = format_explanation(explanation)
     assert said.startswith("a pipeline of 2: the cheapest of")
     assert "TTFT, s      2.000      2.500     20%" in said
     assert "TTFT 4.00 s is above 2.5 s" in said
     assert "taken" in said
-    careful = explained(
-        plan(replace(wanted, margins=Margins(1.0, 1.0, 1.2)), Cluster([node("a"), node("b")]), 0.0), Outcome()
+    careful = explain(
+        make_plan(replace(wanted, margins=Margins(1.0, 1.0, 1.2)), Cluster([node("a"), node("b")]), 0.0),
+        ObservedStart(),
     )
-    assert "× 1.20" in text(careful)
+    assert "× 1.20" in format_explanation(careful)
     assert msgspec.json.decode(msgspec.json.encode(explanation), type=Explanation) == explanation
 
 
 def test_what_was_not_started_says_why() -> None:
-    said = text(explained(plan(request(), Cluster([node("a", free_bytes=1)]), 0.0), Outcome()))
+    said = format_explanation(explain(make_plan(request(), Cluster([node("a", free_bytes=1)]), 0.0), ObservedStart()))
     assert "nothing was started: function chat: a worker needs 476 MiB" in said
     assert "0 nodes have room" in said

@@ -7,12 +7,20 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from fleetstart.controller.planner import Cluster, Held, NodeState, Plan, PlanRequest, Shape, with_stage
+from fleetstart.controller.planner import (
+    CheckpointLayout,
+    Cluster,
+    HeldLayers,
+    NodeState,
+    Plan,
+    PlanRequest,
+    with_stage,
+)
 from fleetstart.controller.planner.contention import Link
 from fleetstart.controller.planner.error_margins import Margins
 from fleetstart.controller.planner.estimates import Estimate, VersionMeasures
 from fleetstart.runtime.contract.ids import CheckpointId, FunctionName, NodeId, WorkerId
-from fleetstart.runtime.contract.weights.stage import Layout
+from fleetstart.runtime.contract.weights.stage import LayerLayout
 
 MB = 1_000_000
 CHAT = CheckpointId("c" * 64)
@@ -41,7 +49,8 @@ def node(name: str, **fields: Any) -> NodeState:
 def request(layers: int = 8, layer_bytes: int = 50 * MB, **fields: Any) -> PlanRequest:
     """400 MB in 8 layers, with 100 MB of own memory."""
     values: dict[str, Any] = {
-        "function": FunctionName("chat"), "shape": Shape(Layout(0, [layer_bytes] * layers)), "memory_bytes": 100 * MB,
+        "function": FunctionName("chat"), "memory_bytes": 100 * MB,
+        "shape": CheckpointLayout(LayerLayout(0, [layer_bytes] * layers)),
         "checkpoint": CHAT, "measures": measured(), "margins": EXACT, **fields,
     }  # fmt: skip
     return PlanRequest(**values)
@@ -59,7 +68,7 @@ def names(plan: Plan) -> list[str]:
 
 
 def clusters(least: int = 1, most: int = 7, *, holding: bool = True) -> st.SearchStrategy[Cluster]:
-    def build(rows: Iterable[tuple[int, int, int, Held | None]]) -> Cluster:
+    def build(rows: Iterable[tuple[int, int, int, HeldLayers | None]]) -> Cluster:
         return Cluster(
             node(
                 f"n{index}",
@@ -72,6 +81,6 @@ def clusters(least: int = 1, most: int = 7, *, holding: bool = True) -> st.Searc
         )
 
     layers = st.integers(0, 255)
-    held = st.none() | st.builds(lambda host, disk: Held(host=host, disk=disk), layers, layers)
+    held = st.none() | st.builds(lambda host, disk: HeldLayers(host=host, disk=disk), layers, layers)
     row = st.tuples(st.integers(1, 8), st.integers(0, 20), st.integers(0, 2), held if holding else st.none())
     return st.lists(row, min_size=least, max_size=most).map(build)

@@ -16,7 +16,7 @@ from fleetstart.controller.registry.checkpoints import UNFINISHED_S, Checkpoints
 from fleetstart.controller.registry.deletion_guard import FORGET_MS, STALE_MS, DeletionGuard
 from fleetstart.controller.registry.registry import Registry
 from fleetstart.controller.state.redis_client import connect
-from fleetstart.controller.state.sync import State
+from fleetstart.controller.state.sync import StateSync
 from fleetstart.controller.state.view import View
 from fleetstart.controller.storage.folder_store import FolderStore
 from fleetstart.controller.storage.object_store import StoredObject, Upload
@@ -24,7 +24,7 @@ from fleetstart.runtime.contract.errors import FleetError, NotFound, Refused, Un
 from fleetstart.runtime.contract.function.spec import FunctionSpec
 from fleetstart.runtime.contract.ids import BundleId, CheckpointId, FunctionName
 from fleetstart.runtime.contract.weights.manifest import checkpoint_id, manifest_bytes
-from fleetstart.runtime.contract.weights.stage import Layout
+from fleetstart.runtime.contract.weights.stage import LayerLayout
 from tests.controller.conftest import BUNDLE, BUNDLE_ID
 from tests.controller.manifests import NOW_MS, PART, manifest, objects_of
 
@@ -50,7 +50,7 @@ class Room:
     def __init__(self, redis_url: str, folder: Path) -> None:
         self.client = connect(redis_url)
         self.store = Gate(folder)
-        self.registry = Registry(State(self.client, View()), self.store)
+        self.registry = Registry(StateSync(self.client, View()), self.store)
         self.checkpoints = Checkpoints(self.store, self.registry)
 
     async def put(self, key: str, data: bytes) -> None:
@@ -98,7 +98,7 @@ def test_a_removal_behind_the_back_of_a_deploy_makes_it_look_again(redis_url: st
         checkpoint = await room.push(manifest_bytes(manifest()))
         require = room.registry._require_weights
 
-        async def then_removed(spec: FunctionSpec) -> tuple[int, Layout | None]:
+        async def then_removed(spec: FunctionSpec) -> tuple[int, LayerLayout | None]:
             found = await require(spec)
             await room.checkpoints.remove(checkpoint, NOW_MS)
             return found

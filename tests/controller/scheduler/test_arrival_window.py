@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetstart.controller.scheduler.autoscaler import Arrivals, growing, needed
+from fleetstart.controller.scheduler.autoscaler import ArrivalWindow, consolidation_count, workers_needed
 from fleetstart.runtime.contract.function.spec import FunctionSpec, Scale
 from tests.controller.scheduler.test_autoscaler import spec
 
@@ -16,7 +16,7 @@ def four(**fields: object) -> FunctionSpec:
 
 
 def test_the_last_window_predicts_the_next() -> None:
-    arrivals = Arrivals(window_s=10)
+    arrivals = ArrivalWindow(window_s=10)
     assert arrivals.predicted(0) == 0
     arrivals.observe(7, 0.5)
     assert arrivals.predicted(0.5) == 0, "a new scheduler knows of none"
@@ -31,7 +31,7 @@ def test_the_last_window_predicts_the_next() -> None:
 
 @given(st.lists(st.tuples(st.floats(0, 5), st.integers(0, 9)), max_size=30), st.floats(0, 20))
 def test_the_prediction_is_the_count_of_the_window(steps: list[tuple[float, int]], wait_s: float) -> None:
-    arrivals, now_s, seen, total = Arrivals(window_s=10), 0.0, [], 0
+    arrivals, now_s, seen, total = ArrivalWindow(window_s=10), 0.0, [], 0
     arrivals.observe(0, 0.0)
     for step_s, count in steps:
         now_s += step_s
@@ -58,13 +58,13 @@ def test_the_prediction_is_the_count_of_the_window(steps: list[tuple[float, int]
 def test_need_is_the_queue_and_what_is_expected(
     queued: int, running: int, predicted: int, call_s: float, expected: int
 ) -> None:
-    assert needed(queued=queued, running=running, predicted=predicted, call_s=call_s, spec=four()) == expected
+    assert workers_needed(queued=queued, running=running, predicted=predicted, call_s=call_s, spec=four()) == expected
 
 
 def test_one_grows_by_default_and_more_if_they_are_needed() -> None:
-    assert growing(group=4, full=4, needed=1, others=0) == 1, "scale down"
-    assert growing(group=4, full=4, needed=3, others=0) == 3
-    assert growing(group=4, full=4, needed=9, others=0) == 4
-    assert growing(group=4, full=2, needed=9, others=0) == 2, "the others have no memory for it"
-    assert growing(group=4, full=4, needed=3, others=2) == 1
-    assert growing(group=4, full=0, needed=0, others=5) == 1, "somebody must go on with the streams"
+    assert consolidation_count(group=4, full=4, needed=1, others=0) == 1, "scale down"
+    assert consolidation_count(group=4, full=4, needed=3, others=0) == 3
+    assert consolidation_count(group=4, full=4, needed=9, others=0) == 4
+    assert consolidation_count(group=4, full=2, needed=9, others=0) == 2, "the others have no memory for it"
+    assert consolidation_count(group=4, full=4, needed=3, others=2) == 1
+    assert consolidation_count(group=4, full=0, needed=0, others=5) == 1, "somebody must go on with the streams"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetstart.controller.scheduler.autoscaler import Window
+from fleetstart.controller.scheduler.autoscaler import KeepAliveWindow
 from fleetstart.runtime.contract.function.spec import FunctionSpec, Scale
 from fleetstart.runtime.contract.ids import BundleId, FunctionName
 
@@ -18,7 +18,7 @@ def spec(**fields: object) -> FunctionSpec:
 
 
 def test_up_at_once_down_after_the_keep_alive() -> None:
-    scale, window = Scale(max=8, keep_alive_s=60), Window(0, 0)
+    scale, window = Scale(max=8, keep_alive_s=60), KeepAliveWindow(0, 0)
     assert window.desired(scale, 0) == 0
     window.observe(5, 10 * SECOND)
     assert window.desired(scale, 10 * SECOND) == 5
@@ -33,13 +33,13 @@ def test_up_at_once_down_after_the_keep_alive() -> None:
 
 
 def test_a_new_scheduler_keeps_what_is_there_for_one_keep_alive() -> None:
-    scale, window = Scale(max=8, keep_alive_s=60), Window(3, 100 * SECOND)
+    scale, window = Scale(max=8, keep_alive_s=60), KeepAliveWindow(3, 100 * SECOND)
     assert window.desired(scale, 159 * SECOND) == 3
     assert window.desired(scale, 160 * SECOND) == 0
 
 
 def test_no_keep_alive_means_none() -> None:
-    scale, window = Scale(keep_alive_s=0), Window(0, 0)
+    scale, window = Scale(keep_alive_s=0), KeepAliveWindow(0, 0)
     window.observe(1, 1)
     assert window.desired(scale, 2) == 1
     window.observe(0, 3)
@@ -54,7 +54,7 @@ def test_no_keep_alive_means_none() -> None:
 def test_the_window_is_the_highest_need_of_the_last_keep_alive(
     steps: list[tuple[int, int]], least: int, keep_alive_s: int
 ) -> None:
-    scale, window = Scale(min=least, max=10, keep_alive_s=keep_alive_s), Window(0, 0)
+    scale, window = Scale(min=least, max=10, keep_alive_s=keep_alive_s), KeepAliveWindow(0, 0)
     now_s, held = 0, [(0, 0)]
     for wait_s, need in steps:
         now_s += wait_s

@@ -11,8 +11,8 @@ from fleetstart.controller.planner import Plan, StagePlan
 from fleetstart.controller.planner.estimates import Estimate, NodeMeasures, VersionMeasures
 from fleetstart.controller.scheduler.calibration import (
     NOT_YET,
-    Readied,
-    SpeedsSeen,
+    SpeedTracker,
+    StartSample,
     learn_outcome,
     learn_speed,
     learn_start,
@@ -151,14 +151,14 @@ def test_who_else_fetches_shares_the_link() -> None:
 
 def test_an_outcome_is_compared_from_the_decision_on() -> None:
     answered = StartOutcome(worker=W, function=F, version=KEY.version, first_byte_unix_ms=12_500)
-    known = learn_outcome(VersionMeasures(), plan(stage()), answered, Readied(1.0, False))
+    known = learn_outcome(VersionMeasures(), plan(stage()), answered, StartSample(1.0, False))
     assert (known.ttft_error.value, known.ttft_error.count) == pytest.approx((0.2, 1))
     assert known.ttft_ratios == {"alone": [1.25]}
     assert known.rest_s.value == pytest.approx(0.11), "its parts took 0.4 s more than planned, the rest 0.1 s"
     unknown = learn_outcome(VersionMeasures(), plan(stage()), answered, None)
     assert (unknown.rest_s.count, unknown.ttft_error) == (0, known.ttft_error)
     for useless in (plan(stage(), decided_unix_ms=0), plan(stage(), decided_unix_ms=12_500), plan()):
-        assert learn_outcome(known, useless, answered, Readied(1.0, False)) is known
+        assert learn_outcome(known, useless, answered, StartSample(1.0, False)) is known
 
 
 def test_the_slowest_stage_and_any_shared_link_count_for_a_start() -> None:
@@ -187,12 +187,12 @@ def test_a_pipelines_calls_teach_the_hop_and_a_whole_workers_the_model() -> None
 
 
 def test_each_call_is_learned_from_once_over_reports_and_over_schedulers() -> None:
-    seen = SpeedsSeen([report(f=speed(3))])
+    seen = SpeedTracker([report(f=speed(3))])
     assert seen.news([report(f=speed(3))]) == []
     assert seen.news([report(f=speed(4)), report(NodeId("m"), f=speed(1))]) == [(KEY, speed(4)), (KEY, speed(1))]
     assert seen.news([report(f=speed(4)), report(NodeId("m"), f=speed(1))]) == []
     assert seen.news([report(epoch="later", f=speed(1))]) == [(KEY, speed(1))], "its daemon began anew"
-    assert SpeedsSeen([report(epoch="later", f=speed(1))]).news([report(epoch="later", f=speed(1))]) == []
+    assert SpeedTracker([report(epoch="later", f=speed(1))]).news([report(epoch="later", f=speed(1))]) == []
 
 
 def test_measures_survive_redis_and_what_is_not_understood_is_learned_anew() -> None:

@@ -12,11 +12,11 @@ import pytest
 
 from fleetstart.controller.planner import Plan
 from fleetstart.controller.planner.estimates import Estimate, NodeMeasures, VersionMeasures
-from fleetstart.controller.scheduler.calibrator import Learner
+from fleetstart.controller.scheduler.calibrator import Calibrator
 from fleetstart.controller.state.full_resync import read_measures
 from fleetstart.controller.state.records import VersionKey
 from fleetstart.controller.state.redis_client import connect
-from fleetstart.controller.state.sync import State
+from fleetstart.controller.state.sync import StateSync
 from fleetstart.controller.state.view import View
 from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.ids import FunctionName, NodeId, PipelineId, Version, WorkerId
@@ -141,13 +141,13 @@ def test_a_call_that_met_no_worker_has_no_plan(controller: ControllerProcess) ->
     assert f"met no worker: HTTP {call.status_code}" in answer.json()["error"]["message"]
 
 
-def _with_learner(redis_url: str, act: Callable[[State, Learner], Awaitable[None]], fence: int) -> None:
+def _with_learner(redis_url: str, act: Callable[[StateSync, Calibrator], Awaitable[None]], fence: int) -> None:
     async def run() -> None:
         client = connect(redis_url)
-        state = State(client, View())
+        state = StateSync(client, View())
         await client.set(keys.FENCE, "7")
         try:
-            await act(state, Learner(state, lambda: fence))
+            await act(state, Calibrator(state, lambda: fence))
         finally:
             await client.aclose()
 
@@ -158,7 +158,7 @@ def _with_learner(redis_url: str, act: Callable[[State, Learner], Awaitable[None
 def test_what_nobody_needs_is_removed_by_the_scheduler_alone(redis_url: str, fence: int, kept: bool) -> None:
     field = keys.measures_of_node(NodeId("removed"))
 
-    async def act(state: State, learner: Learner) -> None:
+    async def act(state: StateSync, learner: Calibrator) -> None:
         await state.client.hset(keys.MEASURES, field, msgspec.json.encode(NodeMeasures()))
         await state.resync()
         assert NodeId("removed") in state.view.node_measures
@@ -186,7 +186,7 @@ def test_when_a_pipeline_was_one_worker_is_noted_in_its_plan_once(redis_url: str
             whole=whole, changed_unix_ns=changed_s * 1_000_000_000,
         )  # fmt: skip
 
-    async def act(state: State, learner: Learner) -> None:
+    async def act(state: StateSync, learner: Calibrator) -> None:
         async def noted() -> list[int]:
             raw = [await state.client.get(keys.plan(order.worker)) for order in orders]
             return [msgspec.json.decode(one, type=Plan).whole_unix_ms for one in raw if one]

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from fleetstart.controller.scheduler.pipelines import grown, tend
+from fleetstart.controller.scheduler.pipelines import consolidation_orders, update_pipelines
 from fleetstart.controller.state.records import is_helper
 from fleetstart.runtime.contract.ids import FunctionName, NodeId, PipelineId, Version, WorkerId
 from fleetstart.runtime.contract.node.orders import NO_PEER, WorkerOrder, WorkerStatus
@@ -56,34 +56,34 @@ NOBODY: frozenset[WorkerId] = frozenset()
 def test_a_stage_hears_which_others_found_no_way_to_it_and_what_it_heard_stays() -> None:
     three = orders()
     cut_off = msgspec.structs.replace(status(three[2], link=""), relayed=(0, 1))
-    told = tend(three, said(cut_off), NOBODY, 2)
+    told = update_pipelines(three, said(cut_off), NOBODY, 2)
     assert [(order.stage.index, order.relayed) for order in told if order.stage is not None] == [(0, (2,)), (1, (2,))]
     now = [*told, three[2]]
-    assert not tend(now, said(cut_off), NOBODY, 3)
-    assert not tend(now, {}, NOBODY, 3)
+    assert not update_pipelines(now, said(cut_off), NOBODY, 3)
+    assert not update_pipelines(now, {}, NOBODY, 3)
     both = said(cut_off, msgspec.structs.replace(status(three[0], link=""), relayed=(1,)))
-    assert [order.relayed for order in tend(now, both, NOBODY, 4)] == [(0, 2)]
+    assert [order.relayed for order in update_pipelines(now, both, NOBODY, 4)] == [(0, 2)]
 
 
 def test_stages_are_told_where_the_others_are_once_each() -> None:
     three = orders()
-    first = tend(three, said(status(three[1])), NOBODY, 2)
+    first = update_pipelines(three, said(status(three[1])), NOBODY, 2)
     assert [order.peers for order in first] == [("", "10.0.0.1:5", "")] * 3
     assert all(order.ordered_unix_ns == 2 for order in first)
-    assert not tend(first, said(status(three[1])), NOBODY, 3)
+    assert not update_pipelines(first, said(status(three[1])), NOBODY, 3)
 
     everywhere = said(*map(status, three))
-    second = tend(first, everywhere, NOBODY, 4)
+    second = update_pipelines(first, everywhere, NOBODY, 4)
     assert [order.peers for order in second] == [("10.0.0.0:5", "10.0.0.1:5", "10.0.0.2:5")] * 3
-    assert not tend(second, everywhere, NOBODY, 5)
+    assert not update_pipelines(second, everywhere, NOBODY, 5)
 
 
 def test_helpers_leave_when_the_first_is_whole() -> None:
     three = orders()
     statuses = said(status(three[0], "ready", whole=True), status(three[1], "ready"), status(three[2], "ready"))
-    changed = tend(three, statuses, NOBODY, 2)
+    changed = update_pipelines(three, statuses, NOBODY, 2)
     assert [(order.worker, order.wanted) for order in changed] == [("w-1", "drain"), ("w-2", "drain")]
-    assert not tend([three[0], *changed], statuses, NOBODY, 3)
+    assert not update_pipelines([three[0], *changed], statuses, NOBODY, 3)
 
 
 def test_helpers_leave_with_the_first_however_it_goes() -> None:
@@ -94,13 +94,15 @@ def test_helpers_leave_with_the_first_however_it_goes() -> None:
         (three, [status(three[0], "failed"), *alive[1:]], NOBODY),
         (three, alive, frozenset({three[0].worker})),
     ):
-        changed = tend(left, said(*statuses), lost, 2)
+        changed = update_pipelines(left, said(*statuses), lost, 2)
         assert [(order.worker, order.wanted) for order in changed] == [("w-1", "drain"), ("w-2", "drain")]
 
 
 def test_a_helper_that_is_lost_is_not_told_anything() -> None:
     three = orders()
-    changed = tend(three, said(status(three[1], "failed"), status(three[2])), frozenset({three[2].worker}), 2)
+    changed = update_pipelines(
+        three, said(status(three[1], "failed"), status(three[2])), frozenset({three[2].worker}), 2
+    )
     assert [order.worker for order in changed] == ["w-0"]
     assert changed[0].peers == ("", "10.0.0.1:5", NO_PEER)
 
@@ -116,21 +118,21 @@ def test_a_first_stage_that_is_drained_keeps_its_helpers_for_its_last_calls() ->
     three = orders()
     drained = msgspec.structs.replace(three[0], wanted="drain")
     statuses = said(status(three[0], "draining", link=""), *(status(order, "ready", link="") for order in three[1:]))
-    assert not tend([drained, *three[1:]], statuses, NOBODY, 2)
+    assert not update_pipelines([drained, *three[1:]], statuses, NOBODY, 2)
 
 
 def test_helpers_become_workers_where_more_are_wanted() -> None:
     three = orders()
     statuses = said(*(status(order, "ready") for order in three))
-    [second] = grown(three, statuses, NOBODY, 1, memory_bytes=spec().memory_bytes, now_unix_ns=5)
+    [second] = consolidation_orders(three, statuses, NOBODY, 1, memory_bytes=spec().memory_bytes, now_unix_ns=5)
     assert (second.worker, second.grow, second.ordered_unix_ns) == ("w-1", True, 5)
     assert [
         order.worker
-        for order in grown(
+        for order in consolidation_orders(
             [three[0], second, three[2]], statuses, NOBODY, 2, memory_bytes=spec().memory_bytes, now_unix_ns=6
         )
     ] == ["w-2"]
-    assert not grown(
+    assert not consolidation_orders(
         three,
         statuses,
         frozenset({three[1].worker, three[2].worker}),
@@ -142,21 +144,21 @@ def test_helpers_become_workers_where_more_are_wanted() -> None:
 
 def test_a_helper_with_less_memory_than_a_worker_stays_one() -> None:
     three = orders()
-    assert not grown(three, {}, NOBODY, 2, memory_bytes=spec().memory_bytes + 1, now_unix_ns=5)
+    assert not consolidation_orders(three, {}, NOBODY, 2, memory_bytes=spec().memory_bytes + 1, now_unix_ns=5)
 
 
 def test_a_helper_that_grows_stays_when_its_pipeline_goes_but_not_for_ever() -> None:
     three = orders()
-    [second] = grown(three, {}, NOBODY, 1, memory_bytes=spec().memory_bytes, now_unix_ns=5)
+    [second] = consolidation_orders(three, {}, NOBODY, 1, memory_bytes=spec().memory_bytes, now_unix_ns=5)
     limit_ns = round(second.spec.start_timeout_s * 1e9)
     left = [second, three[2]]
-    assert [order.worker for order in tend(left, {}, NOBODY, 6)] == ["w-2"]
-    assert {order.worker for order in tend(left, {}, NOBODY, limit_ns + 6)} == {"w-1", "w-2"}
+    assert [order.worker for order in update_pipelines(left, {}, NOBODY, 6)] == ["w-2"]
+    assert {order.worker for order in update_pipelines(left, {}, NOBODY, limit_ns + 6)} == {"w-1", "w-2"}
 
 
 def test_a_stage_that_is_gone_before_it_told_of_its_link_is_waited_for_by_nobody() -> None:
     three = orders()
-    (first, second) = tend(three, said(status(three[1])), frozenset({three[2].worker}), 2)
+    (first, second) = update_pipelines(three, said(status(three[1])), frozenset({three[2].worker}), 2)
     assert first.peers == second.peers == ("", "10.0.0.1:5", NO_PEER)
-    again = tend([first, second], said(status(three[0]), status(three[1])), NOBODY, 3)
+    again = update_pipelines([first, second], said(status(three[0]), status(three[1])), NOBODY, 3)
     assert [order.peers for order in again] == [("10.0.0.0:5", "10.0.0.1:5", NO_PEER)] * 2

@@ -15,7 +15,7 @@ from fleetstart.runtime.contract.function.spec import MIB, SLO, FunctionSpec, LL
 from fleetstart.runtime.contract.ids import CheckpointId, FunctionName, NodeId, Version, WorkerId
 from fleetstart.runtime.contract.node.orders import WorkerState, WorkerStatus
 from fleetstart.runtime.contract.node.reports import FunctionLoad, GatewayReport, NodeReport
-from fleetstart.runtime.contract.weights.stage import Layout
+from fleetstart.runtime.contract.weights.stage import LayerLayout
 from tests.controller.scheduler.test_autoscaler import spec
 
 F = FunctionName("f")
@@ -217,7 +217,7 @@ def pipelined(cluster: Cluster, **fields: Any) -> FunctionSpec:
         weights=CheckpointId("0" * 64), llm=LLMSettings(kv_memory_bytes=MIB), memory_bytes=64 * MIB, **fields
     )
     key = VersionKey(F, Version(1))
-    layout = Layout(0, [100 * MIB] * 4, [], [])
+    layout = LayerLayout(0, [100 * MIB] * 4, [], [])
     cluster.view.versions[key] = msgspec.structs.replace(
         cluster.view.versions[key], segment_bytes=400 * MIB, layout=layout
     )

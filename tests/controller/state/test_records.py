@@ -6,7 +6,7 @@ import msgspec
 
 from fleetstart.controller.state.records import VersionRecord
 from fleetstart.runtime.contract.ids import Version
-from fleetstart.runtime.contract.weights.stage import Layout
+from fleetstart.runtime.contract.weights.stage import LayerLayout
 from tests.controller.scheduler.test_autoscaler import spec
 
 
@@ -17,7 +17,7 @@ def test_a_version_keeps_its_layout_and_an_old_record_has_none() -> None:
         spec=spec(),
         segment_bytes=7,
         created_unix_ms=1,
-        layout=Layout(3, [2, 2], [(0, 1), (1, 2)], [(0, 1)]),
+        layout=LayerLayout(3, [2, 2], [(0, 1), (1, 2)], [(0, 1)]),
     )
     data = msgspec.json.encode(record)
     assert msgspec.json.decode(data, type=VersionRecord) == record

@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from fleetstart.controller.billing.ledger_writer import LedgerWriter
-from fleetstart.controller.scheduler.leader import Leading
+from fleetstart.controller.scheduler.leader import LeaderLease
 from fleetstart.controller.scheduler.reconcile import Step
 from fleetstart.controller.state.redis_client import connect
 from fleetstart.controller.state.view import View
@@ -194,7 +194,7 @@ def test_sigterm_lets_calls_end_and_writes_their_rows(
 def test_a_stale_fence_is_refused(redis_server: RedisServer) -> None:
     async def scenario() -> None:
         client = connect(redis_server.url)
-        one, two = (Leading(client, View(), asyncio.Lock()) for _ in range(2))
+        one, two = (LeaderLease(client, View(), asyncio.Lock()) for _ in range(2))
         order = WorkerOrder(
             worker=WorkerId("w"), node=NodeId("n"), epoch="e", version=Version(1), spec=spec(), ordered_unix_ns=1
         )

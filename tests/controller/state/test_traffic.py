@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from fleetstart.controller.state import traffic as versions
-from fleetstart.controller.state.records import FunctionRecord, Rollout, Scaled
+from fleetstart.controller.state.records import FunctionRecord, Rollout, ScaleOverride
 from fleetstart.runtime.contract.errors import ErrorInfo, InvalidInput, InvalidSpec, NotFound
 from fleetstart.runtime.contract.function.spec import Limits, Scale
 from fleetstart.runtime.contract.ids import FunctionName, Version
@@ -39,10 +39,10 @@ def test_a_record_from_before_there_were_aliases_is_read() -> None:
 
 def test_calls_go_to_live_or_where_their_alias_points() -> None:
     record = versions.with_alias(ONE, "prod", V3, 6)
-    assert versions.chosen(record, "live", "inv-1", never) == V1
-    assert versions.chosen(record, "prod", "inv-1", never) == V3
+    assert versions.version_for_call(record, "live", "inv-1", never) == V1
+    assert versions.version_for_call(record, "prod", "inv-1", never) == V3
     with pytest.raises(NotFound) as refused:
-        versions.chosen(record, "porod", "inv-1", never)
+        versions.version_for_call(record, "porod", "inv-1", never)
     assert "live, prod" in refused.value.hint
 
 
@@ -50,14 +50,16 @@ def test_calls_go_to_live_or_where_their_alias_points() -> None:
 def test_a_split_gives_each_version_its_share_and_each_invocation_one_version(percent: int, prefix: str) -> None:
     record = versions.with_split(ONE, {V1: 100 - percent, V2: percent}, 6)
     ids = [f"{prefix}{n}" for n in range(1000)]
-    got = [versions.chosen(record, "live", id, never) for id in ids]
+    got = [versions.version_for_call(record, "live", id, never) for id in ids]
     assert abs(got.count(V2) / len(ids) * 100 - percent) < 8
-    assert got == [versions.chosen(record, "live", id, never) for id in ids]
+    assert got == [versions.version_for_call(record, "live", id, never) for id in ids]
 
 
 def test_a_canary_that_cannot_start_gets_no_calls() -> None:
     record = versions.with_split(ONE, {V1: 1, V2: 99}, 6)
-    assert {versions.chosen(record, "live", str(n), lambda version: version == V2) for n in range(200)} == {V1}
+    assert {versions.version_for_call(record, "live", str(n), lambda version: version == V2) for n in range(200)} == {
+        V1
+    }
     assert versions.in_service(record) == {V1, V2}
 
 
@@ -136,36 +138,36 @@ def test_aliases_are_set_moved_removed_and_bounded() -> None:
 
 
 def test_scaling_lasts_until_another_version_is_live() -> None:
-    record = versions.scaled(ONE, Scaled(min=2))
+    record = versions.scaled(ONE, ScaleOverride(min=2))
     assert versions.scale_of(record, spec(scale=Scale(max=3))) == Scale(min=2, max=3)
-    record = versions.scaled(record, Scaled(keep_alive_s=5.0))
+    record = versions.scaled(record, ScaleOverride(keep_alive_s=5.0))
     assert versions.scale_of(record, spec(scale=Scale(max=3))) == Scale(min=2, max=3, keep_alive_s=5.0)
     assert versions.scaled(record, None).scaled is None
     assert versions.with_live(record, V1, 6).scaled is not None
     assert versions.with_live(record, V2, 6).scaled is None
     with pytest.raises(InvalidSpec):
-        versions.scaled(record, Scaled(max=1))
+        versions.scaled(record, ScaleOverride(max=1))
     with pytest.raises(InvalidSpec):
-        versions.scaled(ONE, Scaled(min=-1))
+        versions.scaled(ONE, ScaleOverride(min=-1))
 
 
 def test_limits_are_the_versions_unless_they_were_set() -> None:
     own = spec(limits=Limits(rate=5, burst=9))
     assert versions.limits_of(None, own) == versions.limits_of(ONE, own) == own.limits
-    record = versions.scaled(ONE, Scaled(concurrent=3))
+    record = versions.scaled(ONE, ScaleOverride(concurrent=3))
     assert versions.limits_of(record, own) == Limits(rate=5, burst=9, concurrent=3)
     assert versions.scale_of(record, own) == own.scale
-    record = versions.scaled(record, Scaled(rate=0))
+    record = versions.scaled(record, ScaleOverride(rate=0))
     assert versions.limits_of(record, own) == Limits(concurrent=3)
     with pytest.raises(InvalidSpec, match="rate"):
-        versions.scaled(ONE, Scaled(rate=-1))
+        versions.scaled(ONE, ScaleOverride(rate=-1))
     with pytest.raises(InvalidSpec, match="burst"):
-        versions.scaled(ONE, Scaled(burst=-1))
+        versions.scaled(ONE, ScaleOverride(burst=-1))
 
 
 @given(
     st.builds(
-        Scaled,
+        ScaleOverride,
         min=st.none() | st.integers(0, 1000),
         max=st.none() | st.integers(1, 1000),
         keep_alive_s=st.none() | st.floats(0, 86_400),
@@ -174,7 +176,7 @@ def test_limits_are_the_versions_unless_they_were_set() -> None:
         lambda least: st.builds(Scale, min=st.just(least), max=st.integers(max(1, least), 1000))
     ),
 )
-def test_whatever_is_set_fits_whatever_a_version_says(change: Scaled, own: Scale) -> None:
+def test_whatever_is_set_fits_whatever_a_version_says(change: ScaleOverride, own: Scale) -> None:
     try:
         record = versions.scaled(ONE, change)
     except InvalidSpec:
@@ -190,7 +192,7 @@ def test_whatever_is_set_fits_whatever_a_version_says(change: Scaled, own: Scale
 def test_a_deploy_that_is_tried_changes_no_calls_until_it_has_answered() -> None:
     trying = versions.deployed(ONE, plan(V2), probe=True)
     assert versions.in_service(trying) == {V1}
-    assert versions.needed(trying) == {V1, V2}
+    assert versions.tracked_versions(trying) == {V1, V2}
     good = versions.promoted(trying, 20)
     assert (good.live, good.past, good.rollout, good.deployed_unix_ms) == (V2, [V1], None, 20)
     bad = versions.rejected(trying, ErrorInfo(code="handler_failed", message="it raised"), 20)

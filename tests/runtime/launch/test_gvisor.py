@@ -17,7 +17,15 @@ from hypothesis import strategies as st
 from fleetstart.runtime.contract.ids import WorkerId
 from fleetstart.runtime.contract.node import exit_codes as exits
 from fleetstart.runtime.contract.node.channel import Channel, pair
-from fleetstart.runtime.contract.node.messages import Exited, Fork, Forked, ForkFailed, ForkServerMessage, Refused, Warm
+from fleetstart.runtime.contract.node.messages import (
+    Exited,
+    Fork,
+    Forked,
+    ForkFailed,
+    ForkServerMessage,
+    LauncherReady,
+    LauncherUnavailable,
+)
 from fleetstart.runtime.launch.gvisor import Mount, Sandboxes, mounts, oci_config
 from tests.runtime.workers import receive
 
@@ -128,7 +136,7 @@ def launcher(folder: Path, runsc: str, state: Path) -> Iterator[Channel[ForkServ
 def test_a_node_that_can_start_none_says_why_to_whoever_asks(tmp_path: Path, runsc: str, state: str, why: str) -> None:
     with launcher(tmp_path, runsc, tmp_path / state) as channel:
         refused = receive(channel)
-        assert isinstance(refused, Refused)
+        assert isinstance(refused, LauncherUnavailable)
         assert why in refused.reason
         for _ in range(2):
             channel.send(FORK, (0, 1))
@@ -139,7 +147,7 @@ def test_a_node_that_can_start_none_says_why_to_whoever_asks(tmp_path: Path, run
 
 def test_a_runsc_that_is_gone_or_ends_at_once_is_an_end_like_others(tmp_path: Path) -> None:
     with launcher(tmp_path, 'case "$*" in *probe*) ;; *) exit 7;; esac', tmp_path / "state") as channel:
-        assert isinstance(receive(channel), Warm)
+        assert isinstance(receive(channel), LauncherReady)
         read, write = os.pipe()
         for status in (7, exits.START_FAILED):
             channel.send(FORK, (write, write))

@@ -14,7 +14,7 @@ from fleetstart.native import ControlBlock
 from fleetstart.runtime.contract.errors import CheckpointInvalid, ChecksumMismatch, DeadlineExceeded
 from fleetstart.runtime.contract.ids import CheckpointId
 from fleetstart.runtime.contract.node import exit_codes as exits
-from fleetstart.runtime.contract.node.messages import Want
+from fleetstart.runtime.contract.node.messages import WantChunks
 from fleetstart.runtime.contract.weights.manifest import DTYPE_BYTES, chunks_of, manifest_bytes
 from tests.runtime.segments import CHUNK, Segment
 from tests.runtime.workers import Functions, receive, until
@@ -246,7 +246,7 @@ def test_a_worker_that_waits_out_of_order_says_for_what(
 
     want = receive(worker.channel)
 
-    assert want == Want(chunks[0], chunks[-1])
+    assert want == WantChunks(chunks[0], chunks[-1])
     segment.fill(*chunks)
     worker.ready()
 

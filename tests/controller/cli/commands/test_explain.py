@@ -8,7 +8,7 @@ import pytest
 
 from fleetstart.controller.api.explain import invocation_plan
 from fleetstart.controller.cli.commands.explain import render_plan
-from fleetstart.controller.planner import Cluster, plan
+from fleetstart.controller.planner import Cluster, make_plan
 from fleetstart.controller.planner.plan import Plan
 from fleetstart.controller.schemas.functions import Prediction
 from fleetstart.controller.schemas.planning import InvocationPlan
@@ -24,7 +24,7 @@ ACCEPTED_MS = 1_000_000
 
 def planned(decided_ms: int, nodes: int = 3, **fields: Any) -> Plan:
     wanted = request(slo=SLO(ttft_s=2.5), measures=measured(prefill_s=0.0))
-    found = plan(wanted, Cluster(node(f"n{index}") for index in range(nodes)), 0.0)
+    found = make_plan(wanted, Cluster(node(f"n{index}") for index in range(nodes)), 0.0)
     return Plan(**{**_fields(found), "decided_unix_ms": ACCEPTED_MS + decided_ms, **fields})
 
 

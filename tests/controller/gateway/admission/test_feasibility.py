@@ -16,7 +16,7 @@ from fleetstart.runtime.contract.function.spec import MIB, SLO, LLMSettings
 from fleetstart.runtime.contract.ids import CheckpointId, FunctionName, NodeId, Version, WorkerId
 from fleetstart.runtime.contract.node.orders import WorkerOrder
 from fleetstart.runtime.contract.node.reports import SegmentReport
-from fleetstart.runtime.contract.weights.stage import Layout
+from fleetstart.runtime.contract.weights.stage import LayerLayout
 from tests.controller.gateway.dispatch.test_backend import status
 from tests.controller.scheduler.test_reconcile import Cluster, F
 
@@ -30,7 +30,7 @@ def deployed(cluster: Cluster, memory_mib: int = 64, layer_mib: int = 0, **field
     """With weights of eight layers, if they weigh anything."""
     weights: dict[str, Any] = {"weights": CHAT, "llm": LLMSettings()} if layer_mib else {}
     spec = cluster.deploy(memory_bytes=memory_mib * MIB, **weights, **fields)
-    layout = Layout(0, [layer_mib * MIB] * 8, [(layer, layer + 1) for layer in range(8)]) if layer_mib else None
+    layout = LayerLayout(0, [layer_mib * MIB] * 8, [(layer, layer + 1) for layer in range(8)]) if layer_mib else None
     record = VersionRecord(
         version=KEY.version, digest="", spec=spec, segment_bytes=8 * layer_mib * MIB, created_unix_ms=0, layout=layout
     )

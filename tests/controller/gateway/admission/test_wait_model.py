@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleetstart.controller.gateway.admission.wait_model import UNKNOWN_S, Arrival, Line, missing_s, start_left_s, turn_s
-from fleetstart.runtime.contract.errors import Coming
+from fleetstart.runtime.contract.errors import PendingStart
 
 SECOND = 1_000_000_000
 
@@ -20,7 +20,7 @@ def line(queued: int = 0, slots: int = 1, running: int = 1, elapsed_s: float = 0
     return Line(queued=queued, slots=slots, running=running, elapsed_s=elapsed_s, **fields)  # type: ignore[arg-type]
 
 
-def walked(queued: int, left_s: list[float], call_s: float, coming: list[Coming]) -> float:
+def walked(queued: int, left_s: list[float], call_s: float, coming: list[PendingStart]) -> float:
     """The turn of the call behind `queued` others, if each takes exactly `call_s`."""
     free_s = [*left_s, *(worker.ready_s for worker in coming for _ in range(worker.slots))]
     heapq.heapify(free_s)
@@ -37,9 +37,9 @@ def walked(queued: int, left_s: list[float], call_s: float, coming: list[Coming]
         (line(queued=3, elapsed_s=0.5), 7.5),
         (line(queued=3, slots=2, running=2, elapsed_s=2.0), 3.5),
         (line(slots=0, running=0), UNKNOWN_S),
-        (line(slots=0, running=0, coming=[Coming(ready_s=4.0)]), 4.0),
-        (line(slots=0, running=0, queued=1, coming=[Coming(ready_s=4.0, slots=2)]), 4.0),
-        (line(queued=9, elapsed_s=0.0, coming=[Coming(ready_s=1.0, slots=100)]), 1.0),
+        (line(slots=0, running=0, coming=[PendingStart(ready_s=4.0)]), 4.0),
+        (line(slots=0, running=0, queued=1, coming=[PendingStart(ready_s=4.0, slots=2)]), 4.0),
+        (line(queued=9, elapsed_s=0.0, coming=[PendingStart(ready_s=1.0, slots=100)]), 1.0),
         (line(elapsed_s=99.0), 0.0),
     ],
 )
@@ -51,10 +51,10 @@ def test_turns(given: Line, expected_s: float) -> None:
     st.integers(0, 200),
     st.lists(st.floats(0, 1), max_size=12),
     st.floats(0.01, 10),
-    st.lists(st.builds(Coming, ready_s=st.floats(0, 30), slots=st.integers(1, 8)), max_size=4),
+    st.lists(st.builds(PendingStart, ready_s=st.floats(0, 30), slots=st.integers(1, 8)), max_size=4),
 )
 def test_a_turn_comes_within_two_calls_of_when_it_was_told(
-    queued: int, left: list[float], call_s: float, coming: list[Coming]
+    queued: int, left: list[float], call_s: float, coming: list[PendingStart]
 ) -> None:
     """A fluid of calls is never further than a round of the slots from the calls themselves."""
     told_s = turn_s(
@@ -76,7 +76,7 @@ def test_a_turn_comes_within_two_calls_of_when_it_was_told(
 
 @given(st.integers(0, 100), st.integers(1, 20), st.floats(0, 5), st.floats(0.01, 5))
 def test_more_in_front_is_never_quicker(queued: int, slots: int, ready_s: float, call_s: float) -> None:
-    coming = [Coming(ready_s=ready_s, slots=3)]
+    coming = [PendingStart(ready_s=ready_s, slots=3)]
     fields = {"slots": slots, "running": slots, "call_s": call_s, "coming": coming}
     assert turn_s(line(queued, **fields)) <= turn_s(line(queued + 1, **fields)) + 1e-9  # type: ignore[arg-type]
 

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from fleetstart.runtime.contract.process.tasks import end_tasks, together
+from fleetstart.runtime.contract.process.tasks import end_tasks, run_all
 
 WAIT_S = 10.0
 
@@ -97,7 +97,7 @@ def test_what_runs_together_ends_with_its_part_though_a_cancellation_is_lost() -
                 works.append(task)
                 await loses_two()
 
-            part = asyncio.create_task(together(noted(), noted()))
+            part = asyncio.create_task(run_all(noted(), noted()))
             await asyncio.sleep(0)
             await asyncio.sleep(0)
             await end_tasks([part])
@@ -122,8 +122,8 @@ def test_the_first_failure_ends_the_others_and_is_raised() -> None:
     async def main() -> None:
         async with asyncio.timeout(WAIT_S):
             with pytest.raises(ValueError, match="broken"):
-                await together(other(), broken())
+                await run_all(other(), broken())
             assert others[0].cancelled()
-            await together(returns(), returns())
+            await run_all(returns(), returns())
 
     asyncio.run(main())

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleetstart.runtime.contract.weights.manifest import FileEntry, Manifest, Part, TensorEntry
-from fleetstart.runtime.contract.weights.stage import Layout, cut, layout_of, stage_bytes, stage_chunks
+from fleetstart.runtime.contract.weights.stage import LayerLayout, cut, layout_of, stage_bytes, stage_chunks
 
 CHUNK_BYTES = 4096
 
@@ -35,11 +35,11 @@ def manifest_of(layers: int, *, layer_bytes: int, embedding_bytes: int) -> Manif
     )
 
 
-layouts = st.builds(Layout, st.integers(0, 1000), st.lists(st.integers(1, 100), min_size=1, max_size=9))
+layouts = st.builds(LayerLayout, st.integers(0, 1000), st.lists(st.integers(1, 100), min_size=1, max_size=9))
 
 
 @given(layouts, st.data())
-def test_a_cut_tiles_the_layers_and_none_is_better(layout: Layout, data: st.DataObject) -> None:
+def test_a_cut_tiles_the_layers_and_none_is_better(layout: LayerLayout, data: st.DataObject) -> None:
     layers = len(layout.layer_bytes)
     count = data.draw(st.integers(1, layers))
 
@@ -56,7 +56,7 @@ def test_a_cut_tiles_the_layers_and_none_is_better(layout: Layout, data: st.Data
 
 def test_more_stages_than_layers_are_refused() -> None:
     with pytest.raises(ValueError, match="2 layers"):
-        cut(Layout(1, [1, 1]), 3)
+        cut(LayerLayout(1, [1, 1]), 3)
 
 
 @given(st.integers(1, 8), st.integers(1, 5000), st.integers(0, 20_000), st.data())
