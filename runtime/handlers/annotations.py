@@ -30,7 +30,7 @@ _PICTURE_HINT = (
 )
 
 
-class Unfit(ValueError):
+class ConversionError(ValueError):
     """Raised inside a hook; the checker adds the path that leads there."""
 
     def __init__(self, path: str, expected: str, got: str) -> None:
@@ -160,25 +160,25 @@ def made(kind: type, value: Any) -> Any:
     if isinstance(value, kind):
         return value
     if kind is File:
-        raise Unfit("", "a file, sent as multipart/form-data", json_type(value))
+        raise ConversionError("", "a file, sent as multipart/form-data", json_type(value))
     validate = getattr(kind, "model_validate", None)
     if validate is None:
-        raise Unfit("", kind.__name__, json_type(value))
+        raise ConversionError("", kind.__name__, json_type(value))
     try:
         return validate(value)
     except ValueError as error:
         raise _of_model(error, kind) from error
 
 
-def _of_model(error: ValueError, kind: type) -> Unfit:
+def _of_model(error: ValueError, kind: type) -> ConversionError:
     errors = getattr(error, "errors", None)
     if errors is None:
-        return Unfit("", f"{kind.__name__}: {error}", "another value")
+        return ConversionError("", f"{kind.__name__}: {error}", "another value")
     first = errors(include_url=False)[0]
     path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"])
     got = "nothing" if first["type"] == "missing" else shown(first["input"])
     message = str(first["msg"])
-    return Unfit(path, message[:1].lower() + message[1:], got)
+    return ConversionError(path, message[:1].lower() + message[1:], got)
 
 
 def plain(value: Any) -> Any:

@@ -16,18 +16,18 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from ..sdk.context import Call, call_of
+from ..sdk.context import CallState, current_call
 from ..sdk.decorators import batching_of
 from ..sdk.responses import Response
-from ..worker_io.asgi import App, Disconnected, Receive, Scope, Send, read_body
+from ..worker_io.asgi import App, ClientDisconnected, Receive, Scope, Send, read_body
 from .batching import Batcher
 from .forms import MULTIPART, Form, media_type, read_form
-from .request_args import Arguments, Inputs, inputs_of
-from .response_writer import Reply, told_how
-from .result_encoding import outputs_of
-from .thread_calls import Job, as_exception, wait_for_end
+from .request_args import ArgumentDecoder, Arguments, argument_decoder
+from .response_writer import ResponseWriter, progress_mode
+from .result_encoding import result_encoding_of
+from .thread_calls import ThreadCall, as_exception, wait_for_end
 
-Run = Callable[[Arguments, Call, Reply], Awaitable[None]]
+Run = Callable[[Arguments, CallState, ResponseWriter], Awaitable[None]]
 
 
 def is_asgi(target: Any) -> bool:
@@ -45,8 +45,8 @@ def handler_app(
     """`answers` is what gives the answer, where that is not the handler itself. Errors: TypeError for a signature that
     cannot be served, NameError for an annotation that names nothing."""
     batching = batching_of(handler)
-    inputs = inputs_of(handler, batched=batching is not None)
-    outputs = outputs_of(answers or handler, batched=batching is not None)
+    inputs = argument_decoder(handler, batched=batching is not None)
+    outputs = result_encoding_of(answers or handler, batched=batching is not None)
     called = handler if inspect.isroutine(handler) else type(handler).__call__
     run: Run
     if batching is not None:
@@ -60,11 +60,11 @@ def handler_app(
         form: Form | None = None
         try:
             arguments, form = await _read(inputs, scope, receive)
-        except Disconnected:
+        except ClientDisconnected:
             return
-        call = call_of(scope)
+        call = current_call(scope)
         call.body_was_read(receive)
-        reply = Reply(send, call, outputs, bundle_dir, told=told_how(scope))
+        reply = ResponseWriter(send, call, outputs, bundle_dir, told=progress_mode(scope))
         try:
             await run(arguments, call, reply)
         except Exception as error:
@@ -78,7 +78,7 @@ def handler_app(
     return app
 
 
-async def _read(inputs: Inputs, scope: Scope, receive: Receive) -> tuple[Arguments, Form | None]:
+async def _read(inputs: ArgumentDecoder, scope: Scope, receive: Receive) -> tuple[Arguments, Form | None]:
     """Errors: InvalidInput, TooLarge, Disconnected."""
     media, content_type = media_type(scope["headers"])
     if media != MULTIPART:
@@ -95,29 +95,29 @@ async def _read(inputs: Inputs, scope: Scope, receive: Receive) -> tuple[Argumen
 
 
 def _on_loop(handler: Callable[..., Any]) -> Run:
-    async def work(arguments: Arguments, reply: Reply) -> None:
+    async def work(arguments: Arguments, reply: ResponseWriter) -> None:
         result = handler(*arguments[0], **arguments[1])
         if inspect.isawaitable(result):
             result = await result
         await _send(result, reply)
 
-    async def run(arguments: Arguments, call: Call, reply: Reply) -> None:
+    async def run(arguments: Arguments, call: CallState, reply: ResponseWriter) -> None:
         await _cancellable(work(arguments, reply), call, reply)
 
     return run
 
 
 def _in_batches(batcher: Batcher) -> Run:
-    async def work(arguments: Arguments, reply: Reply) -> None:
+    async def work(arguments: Arguments, reply: ResponseWriter) -> None:
         await reply.value(await batcher.call(arguments))
 
-    async def run(arguments: Arguments, call: Call, reply: Reply) -> None:
+    async def run(arguments: Arguments, call: CallState, reply: ResponseWriter) -> None:
         await _cancellable(work(arguments, reply), call, reply)
 
     return run
 
 
-async def _cancellable(work: Awaitable[None], call: Call, reply: Reply) -> None:
+async def _cancellable(work: Awaitable[None], call: CallState, reply: ResponseWriter) -> None:
     """In the call's own task, which is cancelled when its client goes away."""
     task = asyncio.current_task()
     assert task is not None
@@ -143,7 +143,7 @@ async def _cancellable(work: Awaitable[None], call: Call, reply: Reply) -> None:
         watcher.remove_done_callback(leave)
 
 
-async def _send(result: Any, reply: Reply) -> None:
+async def _send(result: Any, reply: ResponseWriter) -> None:
     items = result.body if isinstance(result, Response) else result
     if inspect.isgenerator(items):
         items = _each(items)
@@ -169,8 +169,8 @@ async def _each(items: Iterator[Any]) -> AsyncIterator[Any]:
 def _in_threads(handler: Callable[..., Any], pool: ThreadPoolExecutor) -> Run:
     """A thread cannot be cancelled: the call lasts, and keeps its slot, until the thread is done with it."""
 
-    async def run(arguments: Arguments, call: Call, reply: Reply) -> None:
-        job = Job(asyncio.get_running_loop())
+    async def run(arguments: Arguments, call: CallState, reply: ResponseWriter) -> None:
+        job = ThreadCall(asyncio.get_running_loop())
         pool.submit(contextvars.copy_context().run, job.run, lambda: handler(*arguments[0], **arguments[1]))
         try:
             result = await job.result

@@ -2,7 +2,7 @@
 
 The handler takes a list for each of its parameters and gives a list with one answer for each item; each caller sends
 and gets one item. An answer that is an exception is that caller's error. One batch is computed at a time: while it
-runs, the next one gathers. When a batch is closed is decided by `due`; the rest is a thin shell.
+runs, the next one gathers. When a batch is closed is decided by `seconds_until_due`; the rest is a thin shell.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from typing import Any
 
 from ..contract.errors import HandlerFailed
 from ..sdk.decorators import Batching
-from .request_args import Arguments, Inputs
+from .request_args import ArgumentDecoder, Arguments
 from .thread_calls import as_exception, wait_for_end
 
 
-def due(
+def seconds_until_due(
     batching: Batching, *, waiting: int, oldest_s: float, now_s: float, free_slots: int, computing: bool
 ) -> float | None:
     """Seconds until the calls that wait should be computed, 0 for at once; None while there is nothing to decide."""
@@ -33,7 +33,7 @@ def due(
 
 
 @dataclass(slots=True)
-class _Item:
+class _PendingCall:
     arguments: Arguments
     came_s: float
     answer: asyncio.Future[Any]
@@ -42,7 +42,7 @@ class _Item:
 class Batcher:
     """Of one handler, in the loop of its worker."""
 
-    def __init__(self, handler: Callable[..., Any], batching: Batching, inputs: Inputs, *, slots: int) -> None:
+    def __init__(self, handler: Callable[..., Any], batching: Batching, inputs: ArgumentDecoder, *, slots: int) -> None:
         """Errors: TypeError for a handler that streams."""
         called = handler if inspect.isroutine(handler) else type(handler).__call__
         if inspect.isgeneratorfunction(called) or inspect.isasyncgenfunction(called):
@@ -54,8 +54,8 @@ class Batcher:
         self._whole = inputs.form != "fields"
         self._slots = slots
         self._pool = None if inspect.iscoroutinefunction(called) else ThreadPoolExecutor(1, "batch")
-        self._waiting: list[_Item] = []
-        self._computed: list[_Item] = []
+        self._waiting: list[_PendingCall] = []
+        self._computed: list[_PendingCall] = []
         self._batch: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         # A batch belongs to no one call: it runs in the context in which the worker was made.
@@ -64,7 +64,7 @@ class Batcher:
     async def call(self, arguments: Arguments) -> Any:
         """One caller's answer. Errors: what the handler raised, or gave as this item's answer."""
         loop = asyncio.get_running_loop()
-        item = _Item(arguments, loop.time(), loop.create_future())
+        item = _PendingCall(arguments, loop.time(), loop.create_future())
         self._waiting.append(item)
         self._look()
         try:
@@ -73,7 +73,7 @@ class Batcher:
             await self._leave(item)
             raise
 
-    async def _leave(self, item: _Item) -> None:
+    async def _leave(self, item: _PendingCall) -> None:
         """Who leaves hurts nobody. The last to leave a batch stops it, or keeps its slot until the thread is done."""
         if item in self._waiting:
             self._waiting.remove(item)
@@ -93,7 +93,7 @@ class Batcher:
             self._timer.cancel()
             self._timer = None
         loop = asyncio.get_running_loop()
-        wait_s = due(
+        wait_s = seconds_until_due(
             self._batching,
             waiting=len(self._waiting),
             oldest_s=self._waiting[0].came_s if self._waiting else 0.0,
@@ -119,7 +119,7 @@ class Batcher:
         self._batch, self._computed = None, []
         self._look()
 
-    async def _run(self, items: list[_Item]) -> None:
+    async def _run(self, items: list[_PendingCall]) -> None:
         try:
             answers = _listed(await self._call(items), len(items))
         except asyncio.CancelledError:
@@ -134,7 +134,7 @@ class Batcher:
             else:
                 item.answer.set_result(answer)
 
-    async def _call(self, items: list[_Item]) -> Any:
+    async def _call(self, items: list[_PendingCall]) -> Any:
         positional = [[item.arguments[0][index] for item in items] for index in range(self._columns())]
         named = {} if self._whole else {name: [item.arguments[1][name] for item in items] for name in self._names}
         if self._pool is None:

@@ -15,7 +15,7 @@ import msgspec
 
 from ..contract.errors import InvalidInput, TooLarge
 from ..sdk.files import File
-from ..worker_io.asgi import Disconnected, Receive
+from ..worker_io.asgi import ClientDisconnected, Receive
 from .annotations import bare, is_list, is_struct_like
 
 PARTS_MAX = 1000
@@ -26,7 +26,7 @@ URLENCODED = b"application/x-www-form-urlencoded"
 
 
 @dataclass(slots=True)
-class Part:
+class FormPart:
     name: str = ""
     filename: str | None = None
     content_type: str = ""
@@ -37,7 +37,7 @@ class Part:
 class Form:
     """Parts in the order in which they came; whoever reads it closes it."""
 
-    parts: list[Part] = field(default_factory=list)
+    parts: list[FormPart] = field(default_factory=list)
 
     def close(self) -> None:
         for part in self.parts:
@@ -64,14 +64,14 @@ async def read_form(receive: Receive, content_type: bytes) -> Form:
     boundary = options.get(b"boundary")
     if not boundary or len(boundary) > 70:
         raise InvalidInput("the multipart body's content type names no boundary", hint=FORM_HINT)
-    reading = _Reading(parse_options_header)
+    reading = _FormBuilder(parse_options_header)
     try:
         parser = MultipartParser(boundary, reading.callbacks())
         more = True
         while more:
             message = await receive()
             if message["type"] == "http.disconnect":
-                raise Disconnected
+                raise ClientDisconnected
             parser.write(message.get("body", b""))
             more = message.get("more_body", False)
         parser.finalize()
@@ -90,14 +90,14 @@ async def read_form(receive: Receive, content_type: bytes) -> Form:
         raise
 
 
-class _Reading:
+class _FormBuilder:
     """What the parser tells, made into parts."""
 
     def __init__(self, options: Callable[[bytes], tuple[bytes, dict[bytes, bytes]]]) -> None:
         self.form = Form()
         self.ended = False
         self._options = options
-        self._part = Part()
+        self._part = FormPart()
         self._name = b""
         self._value = b""
         self._header_bytes = 0
@@ -115,7 +115,7 @@ class _Reading:
     def _begin(self) -> None:
         if len(self.form.parts) >= PARTS_MAX:
             raise TooLarge(f"the multipart body has more than {PARTS_MAX} parts")
-        self._part = Part()
+        self._part = FormPart()
         self._header_bytes = 0
         self.form.parts.append(self._part)
 
@@ -155,13 +155,13 @@ class _Reading:
 # ── values ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-def form_object(form: Form, kinds: Mapping[str, Any]) -> dict[str, Any]:
+def form_values(form: Form, kinds: Mapping[str, Any]) -> dict[str, Any]:
     """By name, each as its kind asks for. Errors: InvalidInput."""
     pairs = [(part.name, _value(part, kinds.get(part.name, Any))) for part in form.parts]
     return _gathered(pairs, kinds)
 
 
-def text_object(text: bytes, kinds: Mapping[str, Any]) -> dict[str, Any]:
+def query_values(text: bytes, kinds: Mapping[str, Any]) -> dict[str, Any]:
     """Of a query string, or of a body that is written like one."""
     try:
         return _gathered(parse_qsl(text.decode("latin-1"), keep_blank_values=True), kinds)
@@ -179,7 +179,7 @@ def _gathered(pairs: list[tuple[str, Any]], kinds: Mapping[str, Any]) -> dict[st
     }
 
 
-def _value(part: Part, kind: Any) -> Any:
+def _value(part: FormPart, kind: Any) -> Any:
     kind = bare(kind)
     if is_list(kind):
         kind = bare((*getattr(kind, "__args__", ()), Any)[0])

@@ -17,7 +17,7 @@ from ..sdk.decorators import ON_EXIT
 from ..worker_io import user_errors as blame
 
 
-def prepare(handler: Any, weights: Any, loop: asyncio.AbstractEventLoop) -> None:
+def run_start_hooks(handler: Any, weights: Any, loop: asyncio.AbstractEventLoop) -> None:
     """Before the loop runs. Errors: what the hooks raise."""
     load = getattr(handler, "load", None)
     if load is not None:
@@ -36,7 +36,7 @@ async def _awaited(result: Any) -> None:
     await result
 
 
-def closer(handler: Any, entry: str, loop: asyncio.AbstractEventLoop) -> Callable[[], None] | None:
+def close_hook(handler: Any, entry: str, loop: asyncio.AbstractEventLoop) -> Callable[[], None] | None:
     """What closes the handler, to be called in a thread while the loop runs; None if there is nothing to close."""
     hooks: list[Callable[[], Any]] = []
     if callable(getattr(type(handler), "close", None)):

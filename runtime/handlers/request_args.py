@@ -20,8 +20,8 @@ import msgspec
 from ..contract.errors import InvalidInput
 from ..sdk.files import File
 from .annotations import bare, checkable, fields_of, hints_of, is_list, is_struct_like, made
-from .forms import URLENCODED, Form, form_object, text_object
-from .validation_errors import misfit, type_name
+from .forms import URLENCODED, Form, form_values, query_values
+from .validation_errors import field_error, type_name
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 _NOTHING: Arguments = ((), {})
@@ -37,7 +37,7 @@ class Parameter:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Inputs:
+class ArgumentDecoder:
     """How one handler is fed. `fields` is a Struct made from the parameters, None unless `form` is "fields"."""
 
     form: Literal["raw", "whole", "fields"]
@@ -55,7 +55,7 @@ class Inputs:
         if self.form == "raw":
             return self._raw(body, content_type)
         if not body:
-            return self._convert(text_object(query, self.kinds))
+            return self._convert(query_values(query, self.kinds))
         if self.decoder is None:
             raise AssertionError("a raw form has no decoder")
         try:
@@ -65,13 +65,13 @@ class Inputs:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             # curl calls JSON a form unless it is told otherwise, so what it is is seen by trying.
             if media == URLENCODED:
-                return self._convert(text_object(body, self.kinds))
+                return self._convert(query_values(body, self.kinds))
             raise InvalidInput(f"the body is not JSON: {error}", hint="send a JSON document as the body") from None
 
     def read_form(self, form: Form) -> Arguments:
         """Of a multipart body. Errors: InvalidInput."""
         if self.form != "raw":
-            return self._convert(form_object(form, self.kinds))
+            return self._convert(form_values(form, self.kinds))
         if len(form.parts) != 1:
             text = f"the handler takes one file, and the form has {len(form.parts)} parts"
             raise InvalidInput(text, hint=self.hint(), expected="one part", got=f"{len(form.parts)} parts")
@@ -103,7 +103,7 @@ class Inputs:
             raise self._refusal(error, values) from None
 
     def _refusal(self, error: msgspec.ValidationError, value: Any) -> InvalidInput:
-        found = misfit(error, value, self.fields if self.fields is not None else self.parameters[0].type)
+        found = field_error(error, value, self.fields if self.fields is not None else self.parameters[0].type)
         return InvalidInput(
             f"the input does not fit: {found.sentence()}",
             hint=self.hint(),
@@ -143,7 +143,7 @@ class Inputs:
         return f"the body is {form} with {', '.join(names)}"
 
 
-def inputs_of(handler: Callable[..., Any], *, batched: bool = False) -> Inputs:
+def argument_decoder(handler: Callable[..., Any], *, batched: bool = False) -> ArgumentDecoder:
     """Reads the signature once, when the worker starts; of a batched handler, as each caller sees it.
 
     Errors: TypeError for a signature that no request can fill; NameError for an annotation that names nothing.
@@ -152,18 +152,18 @@ def inputs_of(handler: Callable[..., Any], *, batched: bool = False) -> Inputs:
     if batched:
         parameters = tuple(_one_of(parameter) for parameter in parameters)
     if len(parameters) == 1 and parameters[0].type in (bytes, File):
-        return Inputs(form="raw", parameters=parameters, decoder=None)
+        return ArgumentDecoder(form="raw", parameters=parameters, decoder=None)
     if len(parameters) == 1 and (parameters[0].type is Any or is_struct_like(parameters[0].type)):
         (whole,) = parameters
         kinds = fields_of(whole.type)
-        return Inputs(form="whole", parameters=parameters, decoder=_decoder(whole.type), kinds=kinds)
+        return ArgumentDecoder(form="whole", parameters=parameters, decoder=_decoder(whole.type), kinds=kinds)
     specs: list[Any] = [
         (parameter.name, parameter.type) if parameter.required else _optional_field(parameter)
         for parameter in parameters
     ]
     fields = msgspec.defstruct("Input", specs, kw_only=True, forbid_unknown_fields=True)
     kinds = {parameter.name: parameter.type for parameter in parameters}
-    return Inputs(form="fields", parameters=parameters, decoder=_decoder(fields), fields=fields, kinds=kinds)
+    return ArgumentDecoder(form="fields", parameters=parameters, decoder=_decoder(fields), fields=fields, kinds=kinds)
 
 
 def _parsed(body: bytes) -> Any:

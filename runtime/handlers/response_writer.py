@@ -18,22 +18,24 @@ import msgspec
 
 from ..contract.errors import ErrorBody, FleetError, HandlerFailed
 from ..contract.worker_headers import PROGRESS_HEADER, AnswerHead
-from ..sdk.context import Call
+from ..sdk.context import CallState
 from ..sdk.responses import BYTES, TEXT, Response
 from ..worker_io import user_errors as blame
-from ..worker_io.asgi import JSON, CutOff, Scope, Send, respond
-from .result_encoding import Buffer, Outputs
+from ..worker_io.asgi import JSON, ResponseAborted, Scope, Send, respond
+from .result_encoding import Buffer, ResultEncoding
 
 EVENTS = b"text/event-stream"
 _EVENT_HEADERS = [(b"content-type", EVENTS), (b"cache-control", b"no-store")]
 _PROGRESS = PROGRESS_HEADER.encode()
 PIECE_BYTES = 48 * 1024
 """Of an answer in events: small enough to be found whole in a few reads."""
-Told = Literal["no", "events", "apart"]
+ProgressMode = Literal["no", "events", "apart"]
 
 
-class Reply:
-    def __init__(self, send: Send, call: Call, outputs: Outputs, bundle_dir: str, *, told: Told) -> None:
+class ResponseWriter:
+    def __init__(
+        self, send: Send, call: CallState, outputs: ResultEncoding, bundle_dir: str, *, told: ProgressMode
+    ) -> None:
         """`told`: not at all, to a caller who takes an event stream for an answer, or apart from the answer."""
         self._send = send
         self._call = call
@@ -117,7 +119,7 @@ class Reply:
             if not begun:
                 raise
             blame.log(error, f"call {self._call.id or '-'} failed in its body:")
-            raise CutOff from None
+            raise ResponseAborted from None
         if not begun:
             await self._begin_pieces(response.status, headers)
         await self._end()
@@ -126,7 +128,7 @@ class Reply:
     async def failed(self, error: Exception) -> None:
         """Of a call that has told its progress already. Errors: the same error, if nothing has been sent."""
         await self._tell_rest()
-        if not self._begun or isinstance(error, CutOff):
+        if not self._begun or isinstance(error, ResponseAborted):
             raise error
         await self._body(self._failure(error))
         await self._end()
@@ -211,13 +213,13 @@ class Reply:
         return b"event: error\ndata: %b\n\n" % msgspec.json.encode(ErrorBody(error=info, request_id=self._call.id))
 
 
-def told_how(scope: Scope) -> Told:
+def progress_mode(scope: Scope) -> ProgressMode:
     if any(name == b"accept" and EVENTS in value.lower() for name, value in scope["headers"]):
         return "events"
     return "apart" if any(name == _PROGRESS for name, _ in scope["headers"]) else "no"
 
 
-def _body_of(response: Response, outputs: Outputs) -> tuple[bytes, bytes]:
+def _body_of(response: Response, outputs: ResultEncoding) -> tuple[bytes, bytes]:
     """Its content type where none was given, and its bytes."""
     body = response.body
     if isinstance(body, Buffer):

@@ -15,14 +15,14 @@ import msgspec
 from ..contract.errors import InvalidOutput
 from ..sdk.responses import Response
 from .annotations import STREAMS, checkable, hints_of, is_union, json_type, made, plain
-from .validation_errors import misfit, type_name
+from .validation_errors import field_error, type_name
 
 Buffer = bytes | bytearray | memoryview
 _encoder = msgspec.json.Encoder(enc_hook=plain)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
+class ValueEncoder:
     """One type of answer. `decoder` is None where nothing is checked."""
 
     kind: Any
@@ -42,7 +42,7 @@ class Shape:
         try:
             return _encoder.encode(self.decoder.decode(data))
         except msgspec.ValidationError as error:
-            found = misfit(error, msgspec.json.decode(data), self.kind)
+            found = field_error(error, msgspec.json.decode(data), self.kind)
             raise self._wrong(found.field, found.expected, found.got) from None
 
     def _wrong(self, field: str, expected: str, got: str) -> InvalidOutput:
@@ -56,18 +56,18 @@ class Shape:
         )
 
 
-ANYTHING = Shape(kind=Any)
+UNCHECKED = ValueEncoder(kind=Any)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outputs:
-    value: Shape = ANYTHING
+class ResultEncoding:
+    value: ValueEncoder = UNCHECKED
     """Of an answer that is one value."""
-    item: Shape = ANYTHING
+    item: ValueEncoder = UNCHECKED
     """Of each event of a stream."""
 
 
-def outputs_of(handler: Callable[..., Any], *, batched: bool = False) -> Outputs:
+def result_encoding_of(handler: Callable[..., Any], *, batched: bool = False) -> ResultEncoding:
     """Reads the return annotation once; of a batched handler, as each caller sees it.
 
     Errors: TypeError for a batched handler that is not declared to return a list; NameError as of `inputs_of`.
@@ -79,27 +79,27 @@ def outputs_of(handler: Callable[..., Any], *, batched: bool = False) -> Outputs
         item = (*get_args(kind), Any)[0]
         # What is declared to be iterated over may as well be a list.
         whole = list[item] if item is not Any else Any  # type: ignore[valid-type]
-        return Outputs(value=_shape(whole), item=_shape(item))
+        return ResultEncoding(value=_shape(whole), item=_shape(item))
     if batched and kind is not Any:
         if get_origin(kind) not in (list, tuple) and kind not in (list, tuple):
             raise TypeError(f"a batched handler returns a list, one answer for each item, and not {type_name(kind)}")
         kind = (*get_args(kind), Any)[0]
-    return Outputs(value=_shape(kind))
+    return ResultEncoding(value=_shape(kind))
 
 
-def _shape(kind: Any) -> Shape:
+def _shape(kind: Any) -> ValueEncoder:
     if is_union(kind):
         others = tuple(one for one in get_args(kind) if one is not Response and not _is_exception(one))
         kind = Union[others] if others else Any  # noqa: UP007
     if kind is Any or kind in STREAMS or kind is Response:
-        return ANYTHING
+        return UNCHECKED
     if kind in (bytes, bytearray, memoryview):
-        return Shape(kind=bytes)
+        return ValueEncoder(kind=bytes)
     try:
         kind = checkable(kind)
-        return Shape(kind=kind, decoder=msgspec.json.Decoder(kind, dec_hook=made))
+        return ValueEncoder(kind=kind, decoder=msgspec.json.Decoder(kind, dec_hook=made))
     except TypeError:
-        return ANYTHING  # an array, a class of the user's own: whatever JSON it has is what is sent
+        return UNCHECKED  # an array, a class of the user's own: whatever JSON it has is what is sent
 
 
 def _is_exception(kind: Any) -> bool:

@@ -14,11 +14,11 @@ from typing import Any
 
 from ..sdk.responses import Response
 
-EVENTS_AHEAD = 16
+ITEMS_AHEAD = 16
 """How many items a synchronous generator may be ahead of its reader."""
 
 
-class Job:
+class ThreadCall:
     """The whole generator runs in one thread, because code between two yields may rely on the thread that it
     is in (torch.inference_mode does). `ended` is set when the thread is done with the call, always last.
     """
@@ -26,7 +26,7 @@ class Job:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._stopped = False
-        self._room = threading.Semaphore(EVENTS_AHEAD)
+        self._room = threading.Semaphore(ITEMS_AHEAD)
         self._queue: asyncio.Queue[tuple[Any, BaseException | None, bool]] = asyncio.Queue()
         self.streams = False
         """Once there is a result: whether it is a generator, whose items are to be had one by one."""

@@ -13,7 +13,7 @@ from typing import Any
 
 from msgspec import inspect as shape
 
-from .annotations import Unfit, bare, fields_of, is_model, is_union, shown
+from .annotations import ConversionError, bare, fields_of, is_model, is_union, shown
 
 _SENTENCE = re.compile(r"(?P<what>.*?)(?: - at `(?P<key>key in )?\$(?P<path>.*)`)?", re.DOTALL)
 _EXPECTED = re.compile(r"Expected (?P<expected>.*?)(?:, got (?P<got>.*))?", re.DOTALL)
@@ -26,7 +26,7 @@ CHOICES_MAX = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Misfit:
+class FieldError:
     """`field` as in `items[2].price`; empty for the whole value."""
 
     field: str
@@ -38,18 +38,18 @@ class Misfit:
         return f"expected {self.expected}{where}, got {self.got}"
 
 
-def misfit(error: Exception, value: Any, kind: Any) -> Misfit:
+def field_error(error: Exception, value: Any, kind: Any) -> FieldError:
     """Of msgspec's error for the value, which should have been of that kind."""
     match = _SENTENCE.fullmatch(str(error))
     what, path = (match["what"], match["path"] or "") if match else (str(error), "")
     cause = error.__cause__
-    if isinstance(cause, Unfit):
-        return Misfit(field=_field(path + cause.path), expected=cause.expected, got=cause.got)
+    if isinstance(cause, ConversionError):
+        return FieldError(field=_field(path + cause.path), expected=cause.expected, got=cause.got)
     if match and match["key"]:
-        return Misfit(field=_field(path), expected=f"keys as follows: {_lower(what)}", got="others")
+        return FieldError(field=_field(path), expected=f"keys as follows: {_lower(what)}", got="others")
     if found := _MISSING.fullmatch(what):
         name = found["name"]
-        return Misfit(field=_field(f"{path}.{name}"), expected=_named(_field_kind(kind, path, name)), got="nothing")
+        return FieldError(field=_field(f"{path}.{name}"), expected=_named(_field_kind(kind, path, name)), got="nothing")
     if found := _UNKNOWN.fullmatch(what):
         return _unknown(found["name"], path, value, kind)
     came = _follow(value, path)
@@ -58,15 +58,15 @@ def misfit(error: Exception, value: Any, kind: Any) -> Misfit:
     if what.startswith("Invalid enum value") and (choices := _choices(_kind_at(kind, path))):
         expected = f"one of {choices}"
     got = found["got"].replace("`", "") if found and found["got"] else "another value"
-    return Misfit(field=_field(path), expected=expected, got=got if came is _LOST else shown(came))
+    return FieldError(field=_field(path), expected=expected, got=got if came is _LOST else shown(came))
 
 
-def _unknown(name: str, path: str, value: Any, kind: Any) -> Misfit:
+def _unknown(name: str, path: str, value: Any, kind: Any) -> FieldError:
     names = list(_names(_kind_at(kind, path)))
     near = difflib.get_close_matches(name, names, n=1)
     advice = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names) or 'none'}"
     came = _follow(value, f"{path}.{name}")
-    return Misfit(
+    return FieldError(
         field=_field(f"{path}.{name}"),
         expected=f"no such field ({advice})",
         got=shown(came) if came is not _LOST else "one",

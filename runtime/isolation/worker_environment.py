@@ -11,7 +11,7 @@ from ..contract.node.messages import Assign
 from . import namespaces as isolation
 
 
-class Place(Protocol):
+class WorkerEnvironment(Protocol):
     @property
     def clock_shift_ns(self) -> int:
         """What its monotonic clock lacks to the node's."""
@@ -25,7 +25,7 @@ class Place(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OnNode:
+class NodeEnvironment:
     """On the node's own kernel. `confined`: whether it has its namespaces; `steps`: the mounts that shut it in."""
 
     confined: bool

@@ -21,11 +21,11 @@ from ..contract.node.messages import Fork, LauncherReady
 from ..isolation import linux as kernel
 from ..isolation import namespaces as isolation
 from ..isolation.namespaces import Isolation
-from .launcher import CONTROL_FD, Child, arrange_descriptors, begin, has_ended, join_groups, serve
+from .launcher import CONTROL_FD, LaunchedWorker, arrange_descriptors, begin, has_ended, join_groups, serve
 from .profiles import warm_up, worker_environment
 
 
-class Forks:
+class ForkLauncher:
     """The launcher of workers that are children of this warm process."""
 
     def __init__(self, granted: Isolation, hide: tuple[str, ...]) -> None:
@@ -42,7 +42,7 @@ class Forks:
             self._become_worker(fork, control_fd, log_fd)
         return pid
 
-    def reap(self, child: Child) -> int:
+    def reap(self, child: LaunchedWorker) -> int:
         if not self._granted.namespaces:
             # A pid namespace dies with its first process; without one, the worker's children are its process
             # group. Before the wait: until then its number cannot be another's.
@@ -59,10 +59,10 @@ class Forks:
             if has_ended(self._own_pidfd):
                 os._exit(exits.ORPHANED)  # the fork server died before it could be told what to do at its death
             self._settle(request, control_fd, log_fd)
-            from ..isolation.worker_environment import OnNode
+            from ..isolation.worker_environment import NodeEnvironment
             from ..worker import shim
 
-            place = OnNode(confined=bool(self._granted.namespaces), steps=self._steps)
+            place = NodeEnvironment(confined=bool(self._granted.namespaces), steps=self._steps)
             shim.run(socket.socket(fileno=CONTROL_FD), place)
         except BaseException as error:
             # Standard error is the worker's log by then, or, if not even that worked, the daemon's.
@@ -122,7 +122,9 @@ def main(arguments: list[str] | None = None) -> None:
     gc.collect()
     gc.freeze()
     serve(
-        sock, Forks(granted, tuple(options.hide)), LauncherReady(options.profile, granted.describe(), granted.refused)
+        sock,
+        ForkLauncher(granted, tuple(options.hide)),
+        LauncherReady(options.profile, granted.describe(), granted.refused),
     )
 
 

@@ -31,7 +31,7 @@ from ..contract.node.messages import Fork, ForkFailed, LauncherReady, LauncherUn
 from ..contract.timeline import machine_origin_ns
 from ..isolation import linux as kernel
 from ..isolation.namespaces import OPEN_FILES_MAX, interpreter_paths
-from .launcher import Child, begin, has_ended, join_groups, serve
+from .launcher import LaunchedWorker, begin, has_ended, join_groups, serve
 from .profiles import worker_environment
 
 NAME = "gvisor"
@@ -121,7 +121,7 @@ def oci_config(
     }
 
 
-class Sandboxes:
+class GVisorLauncher:
     """The launcher. `state`: a folder of its own, for the bundles and runsc's records of live sandboxes."""
 
     def __init__(self, program: str, state: Path, hide: Iterable[str]) -> None:
@@ -154,7 +154,7 @@ class Sandboxes:
         finally:
             os.close(own_pidfd)
 
-    def reap(self, child: Child) -> int:
+    def reap(self, child: LaunchedWorker) -> int:
         """runsc ends as its worker did; a signal it tells as 128 more than its number."""
         _, status = os.waitpid(child.pid, 0)
         for folder in self._records.glob(f"{child.worker}*"):
@@ -251,12 +251,12 @@ def main(arguments: list[str] | None = None) -> None:
         shutil.rmtree(options.state, ignore_errors=True)
 
 
-def _tried(state: Path, hide: Iterable[str]) -> Sandboxes:
+def _tried(state: Path, hide: Iterable[str]) -> GVisorLauncher:
     """Errors: OSError, which says why there can be none here."""
     program = shutil.which(PROGRAM)
     if program is None:
         raise OSError(f"there is no {PROGRAM} on PATH")
-    sandboxes = Sandboxes(program, state, hide)
+    sandboxes = GVisorLauncher(program, state, hide)
     sandboxes.probe()
     return sandboxes
 

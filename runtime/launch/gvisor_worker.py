@@ -24,7 +24,7 @@ from .profiles import warm_up
 
 
 @dataclass(frozen=True, slots=True)
-class InSandbox:
+class GVisorEnvironment:
     """It is shut in from its first moment."""
 
     clock_shift_ns: int
@@ -54,7 +54,7 @@ def main(arguments: list[str] | None = None) -> None:
     warm_up(options.profile)
     from ..worker import shim  # late, as a fork server does: it is what the profile imports
 
-    shim.run(socket(fileno=CONTROL_FD), InSandbox(machine_origin_ns() - options.origin))
+    shim.run(socket(fileno=CONTROL_FD), GVisorEnvironment(machine_origin_ns() - options.origin))
 
 
 if __name__ == "__main__":

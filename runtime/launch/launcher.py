@@ -19,14 +19,14 @@ from ..contract.ids import WorkerId
 from ..contract.node.channel import Channel, ChannelClosed
 from ..contract.node.messages import Exited, Fork, Forked, ForkFailed, LauncherReady
 from ..isolation import linux as kernel
-from ..worker_io.log_tagging import Lines
+from ..worker_io.log_tagging import TaggedStream
 
 CONTROL_FD = 3
 """In every worker: 0 is /dev/null, 1 and 2 are its log, this is its control socket, and there is no other."""
 
 
 @dataclass(frozen=True, slots=True)
-class Child:
+class LaunchedWorker:
     worker: WorkerId
     pid: int
     pidfd: int
@@ -39,7 +39,7 @@ class Launcher(Protocol):
     def launch(self, fork: Fork, control_fd: int, log_fd: int) -> int:
         """The pid of a new child of this process, with which the worker ends. Errors: OSError."""
 
-    def reap(self, child: Child) -> int:
+    def reap(self, child: LaunchedWorker) -> int:
         """Of one that has ended: waits for it, after what else must go with it; how it ended, as a negative signal
         or its status."""
 
@@ -53,7 +53,7 @@ def serve(sock: socket.socket, launcher: Launcher, warm: LauncherReady) -> None:
         channel.send(warm)
         while True:
             for key, _ in selector.select():
-                if isinstance(key.data, Child):
+                if isinstance(key.data, LaunchedWorker):
                     selector.unregister(key.data.pidfd)
                     os.close(key.data.pidfd)
                     channel.send(Exited(key.data.worker, launcher.reap(key.data)))
@@ -65,7 +65,7 @@ def serve(sock: socket.socket, launcher: Launcher, warm: LauncherReady) -> None:
         return
 
 
-def _launch_one(channel: Channel[Fork], launcher: Launcher) -> Child | None:
+def _launch_one(channel: Channel[Fork], launcher: Launcher) -> LaunchedWorker | None:
     request, descriptors = channel.receive()
     try:
         if len(descriptors) != 2:
@@ -77,7 +77,7 @@ def _launch_one(channel: Channel[Fork], launcher: Launcher) -> Child | None:
         except OSError as error:
             channel.send(ForkFailed(request.worker, str(error)))
             return None
-        child = Child(request.worker, pid, os.pidfd_open(pid))
+        child = LaunchedWorker(request.worker, pid, os.pidfd_open(pid))
     finally:
         for descriptor in descriptors:
             os.close(descriptor)
@@ -85,7 +85,7 @@ def _launch_one(channel: Channel[Fork], launcher: Launcher) -> Child | None:
     return child
 
 
-def _pid_outside(child: Child) -> int:
+def _pid_outside(child: LaunchedWorker) -> int:
     """The child's pid in the namespace of /proc, which is the daemon's; ours may be one of our own."""
     with open(f"/proc/self/fdinfo/{child.pidfd}") as lines:
         return next((int(line.split()[1]) for line in lines if line.startswith("Pid:")), child.pid)
@@ -125,5 +125,5 @@ def arrange_descriptors(control_fd: int, log_fd: int) -> None:
     os.dup2(control_fd, CONTROL_FD, inheritable=False)
     kernel.close_from(CONTROL_FD + 1)
     sys.stdin = open(0, closefd=False)  # noqa: SIM115
-    sys.stdout = sys.__stdout__ = Lines(1)  # type: ignore[misc]
-    sys.stderr = sys.__stderr__ = Lines(2)  # type: ignore[misc]
+    sys.stdout = sys.__stdout__ = TaggedStream(1)  # type: ignore[misc]
+    sys.stderr = sys.__stderr__ = TaggedStream(2)  # type: ignore[misc]

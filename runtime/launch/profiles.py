@@ -27,10 +27,10 @@ PROFILES = {
 def warm_up(profile: str) -> None:
     """Imports, and a rehearsal of what every start does: what is done for the first time is slow."""
     _import_profile(profile)
-    importlib.import_module("fleetstart.runtime.launch.warmup_call").rehearse()
+    importlib.import_module("fleetstart.runtime.launch.warmup_call").warm_up_call_path()
     if profile == "torch":
-        importlib.import_module("fleetstart.runtime.llm.server.warmup").rehearse()
-        importlib.import_module("fleetstart.runtime.weights.warmup").rehearse_weights()
+        importlib.import_module("fleetstart.runtime.llm.server.warmup").warm_up_engine()
+        importlib.import_module("fleetstart.runtime.weights.warmup").warm_up_weights()
 
 
 def _import_profile(profile: str) -> None:

@@ -18,32 +18,32 @@ from ..contract.timeline import Timeline
 from ..contract.worker_headers import TOKEN_HEADER
 from ..handlers.app import handler_app
 from ..worker.meter import Meter
-from ..worker.server import Door, Listener
+from ..worker.server import CallGate, WorkerServer
 
 DEADLINE_S = 5.0
 _CALLS = 20
 """The interpreter specialises code after a few runs."""
 
 
-def rehearse() -> None:
+def warm_up_call_path() -> None:
     """Errors: RuntimeError if the path does not work here, in which case no worker would."""
     # msgspec looks at each type once and keeps what it saw with the type: 2 ms for these.
     msgspec.json.Decoder(DaemonMessage)
     msgspec.json.encode(Ready(Timeline()))
     loop = uvloop.new_event_loop()
     try:
-        loop.run_until_complete(asyncio.wait_for(_rehearse(), DEADLINE_S))
+        loop.run_until_complete(asyncio.wait_for(_serve_calls(), DEADLINE_S))
     finally:
         loop.close()
 
 
-async def _rehearse() -> None:
+async def _serve_calls() -> None:
     async def handler(name: str = "", count: int = 0) -> dict[str, str]:
         return {"name": name * count}
 
     app = handler_app(handler, slots=1, bundle_dir="/")
-    door = Door(app, token="rehearsal", meter=Meter(1), bundle_dir="/", changed=lambda: None)
-    listener = Listener(door, lifespan=False)
+    door = CallGate(app, token="rehearsal", meter=Meter(1), bundle_dir="/", changed=lambda: None)
+    listener = WorkerServer(door, lifespan=False)
     sock = socket.create_server(("127.0.0.1", 0))
     await listener.start(sock)
     reader, writer = await asyncio.open_connection(*sock.getsockname())

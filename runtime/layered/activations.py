@@ -36,7 +36,7 @@ _OF_NUMPY = {name: dtype for dtype, name in _NUMPY.items()}
 _OF_TORCH = {f"torch.{name}": dtype for dtype, name in _TORCH.items()}
 
 
-class NoActivations(TypeError):
+class InvalidActivations(TypeError):
     """What a layer gave is nothing that could go on to the next."""
 
 
@@ -45,10 +45,10 @@ def forms_of(activations: Any) -> tuple[list[ArrayForm], bool]:
     single = not isinstance(activations, Mapping)
     named: Mapping[Any, Any] = {"": activations} if single else activations
     if not 1 <= len(named) <= ARRAYS_MAX:
-        raise NoActivations(f"a dict of {len(named)} arrays, 1 to {ARRAYS_MAX} are allowed")
+        raise InvalidActivations(f"a dict of {len(named)} arrays, 1 to {ARRAYS_MAX} are allowed")
     forms = [_form(name, array) for name, array in named.items()]
     if (size_bytes := _end(forms)) > PAYLOAD_MAX_BYTES:
-        raise NoActivations(f"activations of {size_bytes} bytes, {PAYLOAD_MAX_BYTES} at most")
+        raise InvalidActivations(f"activations of {size_bytes} bytes, {PAYLOAD_MAX_BYTES} at most")
     return forms, single
 
 
@@ -76,7 +76,7 @@ def unpack(frame: Activations, payload: bytearray) -> Any:
 
 def _form(name: object, array: Any) -> ArrayForm:
     if not isinstance(name, str) or len(name) > NAME_MAX:
-        raise NoActivations(f"a dict's key {str(name)[:80]!r}, names of up to {NAME_MAX} characters are allowed")
+        raise InvalidActivations(f"a dict's key {str(name)[:80]!r}, names of up to {NAME_MAX} characters are allowed")
     torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
     where = f"{name!r}: " if name else ""
     if torch is not None and isinstance(array, torch.Tensor):
@@ -86,9 +86,11 @@ def _form(name: object, array: Any) -> ArrayForm:
         dtype = _OF_NUMPY.get(array.dtype.name) if array.dtype.isnative else None
         library, what = "numpy", f"a numpy array of {array.dtype}"
     else:
-        raise NoActivations(f"{where}{_kind(array)}, where a numpy array, a torch tensor or a dict of such is expected")
+        raise InvalidActivations(
+            f"{where}{_kind(array)}, where a numpy array, a torch tensor or a dict of such is expected"
+        )
     if dtype is None or array.ndim > DIMENSIONS_MAX:
-        raise NoActivations(f"{where}{what} with {array.ndim} dimensions, which cannot travel between stages")
+        raise InvalidActivations(f"{where}{what} with {array.ndim} dimensions, which cannot travel between stages")
     return ArrayForm(name, dtype, tuple(array.shape), "torch" if library == "torch" else "numpy")
 
 

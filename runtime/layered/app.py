@@ -20,7 +20,7 @@ from .pipeline import StageLost
 SYNCHRONOUS = ("load", "layer", "before", "after")
 
 
-class Runner(Protocol):
+class LayerRunner(Protocol):
     """All layers, in this process or along a pipeline. For several threads."""
 
     def run(self, activations: Any) -> Any: ...
@@ -30,7 +30,7 @@ class LayeredApp:
     """An ASGI app without lifespan. Answers as a handler class does whose `__call__` has the parameters of `before`."""
 
     def __init__(
-        self, model: Layered, runner: Runner, *, stages: int = 1, slots: int, timeout_s: float, bundle_dir: str
+        self, model: Layered, runner: LayerRunner, *, stages: int = 1, slots: int, timeout_s: float, bundle_dir: str
     ) -> None:
         """`stages` of a pipeline run the layers. Errors: NoHandler; those of `handler_app`."""
         self._model = model
@@ -51,7 +51,7 @@ class LayeredApp:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._app(scope, receive, send)
 
-    def take_over(self, runner: Runner) -> None:
+    def take_over(self, runner: LayerRunner) -> None:
         """It has the whole model: calls that lost their stage, and all that come, run there."""
         with self._replaced:
             self._runner, self._stages = runner, 1
@@ -80,7 +80,7 @@ class LayeredApp:
         self._note(time.monotonic() - began_s, stages)
         return answer
 
-    def _wait_for_other(self, runner: Runner, timeout_s: float) -> bool:
+    def _wait_for_other(self, runner: LayerRunner, timeout_s: float) -> bool:
         with self._replaced:
             return self._replaced.wait_for(lambda: self._runner is not runner, max(0.0, timeout_s))
 
@@ -89,7 +89,7 @@ class LayeredApp:
             self._speed = Speed(calls=1, call_s=call_s, prefill_s=call_s, stages=stages).folded_into(self._speed)
 
 
-def made(target: Any) -> Layered:
+def instantiate_model(target: Any) -> Layered:
     """The model of an entry. Errors: NoHandler for what a deploy could not see; what its `__init__` raises."""
     if not (inspect.isclass(target) and issubclass(target, Layered)):
         raise NoHandler(

@@ -10,12 +10,12 @@ from typing import Any
 
 from ..contract.errors import InvalidSpec
 from ..sdk.declarations import Layered
-from .activations import NoActivations, forms_of
+from .activations import InvalidActivations, forms_of
 
 Layer = Callable[[Any], Any]
 
 
-class Row:
+class LayerRange:
     """Layers `first ..`, in order. Thread-safe."""
 
     def __init__(self, first: int, layers: Sequence[Layer]) -> None:
@@ -23,9 +23,9 @@ class Row:
         self._layers = list(layers)
         self._lock = threading.Lock()
 
-    def within(self, before: Sequence[Layer], after: Sequence[Layer]) -> Row:
+    def within(self, before: Sequence[Layer], after: Sequence[Layer]) -> LayerRange:
         """A longer one over the same layers, which are still called by one thread at a time."""
-        longer = Row(self._first - len(before), [*before, *self._layers, *after])
+        longer = LayerRange(self._first - len(before), [*before, *self._layers, *after])
         longer._lock = self._lock
         return longer
 
@@ -42,8 +42,8 @@ class Row:
 def check(who: str, activations: Any) -> None:
     try:
         forms_of(activations)
-    except NoActivations as error:
-        raise NoActivations(f"{who} {error}") from None
+    except InvalidActivations as error:
+        raise InvalidActivations(f"{who} {error}") from None
 
 
 def without_gradients() -> contextlib.AbstractContextManager[object]:

@@ -14,30 +14,30 @@ from concurrent.futures import TimeoutError as Late
 from typing import Any
 
 from ..contract.errors import error_from
-from ..pipeline.frames import Activations, Buffer, CallFailed, LinkBroken, Message
-from ..pipeline.links import Links
-from ..pipeline.peer_stages import Crew
+from ..pipeline.frames import Activations, Buffer, LayerCallFailed, LinkBroken, Message
+from ..pipeline.links import StageLinks
+from ..pipeline.peer_stages import PeerStages
 from .activations import pack, unpack
-from .layer_range import Row
+from .layer_range import LayerRange
 
 
 class StageLost(Exception):
     """Part of the pipeline is gone, and with it the calls that were under way."""
 
 
-class Pipeline(Crew):
+class LayeredPipeline(PeerStages):
     """`links` must call `on_frame` and `on_lost` of this object."""
 
     def __init__(self, stages: int, on_broken: Callable[[str], None], *, answer_s: float) -> None:
         """A stage that has not answered a call in `answer_s` hangs, and is lost."""
         super().__init__(stages, on_broken)
         self._answer_s = answer_s
-        self._row: Row | None = None
+        self._row: LayerRange | None = None
         self._numbers = itertools.count()
         self._under_way: dict[int, Future[Any]] = {}
         self._idle = threading.Condition()
 
-    def begin(self, links: Links, row: Row) -> None:
+    def begin(self, links: StageLinks, row: LayerRange) -> None:
         """The first stage's own layers are there. The others may have told of theirs before."""
         self._links, self._row = links, row
 
@@ -78,7 +78,7 @@ class Pipeline(Crew):
         match message:
             case Activations(number=number) if stage == self.stages - 1:
                 self._answer(number, lambda future: future.set_result(unpack(message, payload)))
-            case CallFailed(number=number, error=info):
+            case LayerCallFailed(number=number, error=info):
                 self._answer(number, lambda future: future.set_exception(error_from(info)))
             case _:
                 self.heard(stage, message)

@@ -13,17 +13,17 @@ from typing import Any
 
 from ..contract.errors import ErrorInfo, FleetError, HandlerFailed
 from ..contract.weights.stage import Stage
-from ..pipeline.frames import Activations, CallFailed, Farewell, Message
-from ..pipeline.links import Links
-from ..pipeline.stage_protocol import Helper
+from ..pipeline.frames import Activations, Dismiss, LayerCallFailed, Message
+from ..pipeline.links import StageLinks
+from ..pipeline.stage_protocol import StageProtocol
 from ..worker_io import user_errors as blame
 from .activations import pack, unpack
-from .layer_range import Row
+from .layer_range import LayerRange
 
 log = logging.getLogger(__name__)
 
 
-class StageWorker(Helper):
+class LayeredStageWorker(StageProtocol):
     """Computes once `run` was called."""
 
     def __init__(self, on_end: Callable[[str], object], *, bundle_dir: str) -> None:
@@ -31,7 +31,7 @@ class StageWorker(Helper):
         self._bundle_dir = bundle_dir
         self._work: queue.SimpleQueue[tuple[int, Any] | None] = queue.SimpleQueue()
 
-    def run(self, links: Links, row: Row) -> None:
+    def run(self, links: StageLinks, row: LayerRange) -> None:
         """Its layers and its links are there: it tells the first stage, and works from now on."""
         threading.Thread(target=self._compute, args=(links.stage, row), name="stage", daemon=True).start()
         self.begin(links)
@@ -41,7 +41,7 @@ class StageWorker(Helper):
         match message:
             case Activations():
                 self._work.put((message.number, unpack(message, payload)))
-            case Farewell():
+            case Dismiss():
                 self.end("")
             case _:
                 log.warning("a frame that no stage sends to this one", extra={"frame": type(message).__name__})
@@ -49,14 +49,14 @@ class StageWorker(Helper):
     def close(self) -> None:
         self._work.put(None)
 
-    def _compute(self, stage: Stage, row: Row) -> None:
+    def _compute(self, stage: Stage, row: LayerRange) -> None:
         following = (stage.index + 1) % stage.count
         while (work := self._work.get()) is not None:
             number, activations = work
             try:
                 message, payload = pack(number, row.run(activations))
             except Exception as error:
-                self.send(0, CallFailed(number, self._explained(error)))
+                self.send(0, LayerCallFailed(number, self._explained(error)))
             else:
                 self.send(following, message, payload)
 

@@ -1,8 +1,8 @@
 """A worker that has a stage of a model in layers: what it serves, its links, and how it grows into a whole worker.
 
-There is nothing to copy when it grows, because calls keep nothing in the layers: calls that come go to the whole model,
-those under way end in the pipeline, and then the other stages are let go. `FirstStage` and `LaterStage` are told of
-connections and of growth by the shell.
+Nothing is copied when it grows, because calls keep no state in the layers: new calls go to the whole model,
+running calls end in the pipeline, and then the other stages are dismissed. The worker forwards connections and growth
+messages to `LayeredFirstStage` and `LayeredLaterStage`.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from typing import Any
 from ..contract.errors import FleetError
 from ..contract.function.spec import FunctionSpec
 from ..contract.node.speed import Speed
-from ..pipeline.first_stage import Lead
-from ..pipeline.later_stage import Later
-from ..pipeline.links import Links
-from ..pipeline.stage_context import StageOf
+from ..pipeline.first_stage import FirstStageLifecycle
+from ..pipeline.later_stage import LaterStageLifecycle
+from ..pipeline.links import StageLinks
+from ..pipeline.stage_context import StageContext
 from ..sdk.declarations import Layered
-from .app import LayeredApp, Runner
-from .layer_range import Row, build
-from .pipeline import Pipeline
-from .stage_worker import StageWorker
+from .app import LayeredApp, LayerRunner
+from .layer_range import LayerRange, build
+from .pipeline import LayeredPipeline
+from .stage_worker import LayeredStageWorker
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
+class LayeredModel:
     """What every worker of such a function is made of. `weights` is given to the model as it is."""
 
     model: Layered
@@ -41,10 +41,10 @@ class Parts:
     spec: FunctionSpec
     bundle_dir: str
 
-    def row(self, first: int, end: int) -> Row:
-        return Row(first, build(self.model, self.weights, first, end))
+    def row(self, first: int, end: int) -> LayerRange:
+        return LayerRange(first, build(self.model, self.weights, first, end))
 
-    def app(self, runner: Runner, stages: int = 1) -> LayeredApp:
+    def app(self, runner: LayerRunner, stages: int = 1) -> LayeredApp:
         """Waits for what the ends of the model need."""
         self.model.load(self.weights)
         return LayeredApp(
@@ -57,30 +57,32 @@ class Parts:
         )
 
 
-def whole_app(parts: Parts) -> LayeredApp:
+def whole_app(parts: LayeredModel) -> LayeredApp:
     """Of a worker that has the whole model from the beginning. `load` first: its weights come first."""
-    app = parts.app(_Nothing())
+    app = parts.app(_NotReady())
     app.take_over(parts.row(0, parts.layers))
     return app
 
 
-class _Nothing:
+class _NotReady:
     """Before the layers are there; nobody calls until they are."""
 
     def run(self, activations: Any) -> Any:
         raise AssertionError("called before it was ready")
 
 
-class FirstStage:
+class LayeredFirstStage:
     """Loads its layers; ready when all stages are, or, if one is lost on the way, when it has the whole model."""
 
-    def __init__(self, parts: Parts, of: StageOf) -> None:
+    def __init__(self, parts: LayeredModel, of: StageContext) -> None:
         """Returns when its own layers are there. Errors: what the model raises."""
         self._parts = parts
         self._stage = of.stage
-        self._lead = Lead(of)
-        self._pipeline = Pipeline(of.stage.count, self._lead.on_broken, answer_s=parts.spec.timeout_s)
-        self.links = Links(of.stage, of.secret, of.membership.listener, self._pipeline.on_frame, self._pipeline.on_lost)
+        self._lead = FirstStageLifecycle(of)
+        self._pipeline = LayeredPipeline(of.stage.count, self._lead.on_broken, answer_s=parts.spec.timeout_s)
+        self.links = StageLinks(
+            of.stage, of.secret, of.membership.listener, self._pipeline.on_frame, self._pipeline.on_lost
+        )
         of.membership.adopt(self)
         self.app = parts.app(self._pipeline, of.stage.count)
         self._row = parts.row(of.stage.first, of.stage.end)
@@ -119,11 +121,11 @@ class FirstStage:
             on_end(None)
 
 
-class LaterStage(Later[LayeredApp]):
-    def __init__(self, parts: Parts, of: StageOf) -> None:
+class LayeredLaterStage(LaterStageLifecycle[LayeredApp]):
+    def __init__(self, parts: LayeredModel, of: StageContext) -> None:
         """Returns when its layers are there. Errors: what the model raises."""
         self._parts = parts
-        self._worker = StageWorker(self.on_end, bundle_dir=parts.bundle_dir)
+        self._worker = LayeredStageWorker(self.on_end, bundle_dir=parts.bundle_dir)
         super().__init__(of, self._worker)
         self._row = parts.row(of.stage.first, of.stage.end)
 
@@ -132,7 +134,7 @@ class LaterStage(Later[LayeredApp]):
 
     def _load(self) -> LayeredApp:
         parts, stage = self._parts, self._of.stage
-        app = parts.app(_Nothing())
+        app = parts.app(_NotReady())
         before = build(parts.model, parts.weights, 0, stage.first)
         after = build(parts.model, parts.weights, stage.end, parts.layers)
         app.take_over(self._row.within(before, after))

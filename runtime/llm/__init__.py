@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ..contract.function.spec import LLMSettings
-    from .model.weights import Weights
+    from .model.weights import ModelWeights
     from .server.app import LLMApp
 
 __all__ = ["create_app"]
 
 
-def create_app(weights: Weights, settings: LLMSettings, *, name: str, threads: int) -> LLMApp:
+def create_app(weights: ModelWeights, settings: LLMSettings, *, name: str, threads: int) -> LLMApp:
     """An ASGI app (no lifespan) that serves the model; `app.close()` ends its thread.
 
     Blocks until every weight is there and verified. `threads` counts for arithmetic on the CPU and is

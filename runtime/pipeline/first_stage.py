@@ -12,25 +12,25 @@ import time
 from collections.abc import Callable
 
 from ..contract.errors import FleetError, StartFailed
-from .peer_stages import Crew
-from .stage_context import StageOf
+from .peer_stages import PeerStages
+from .stage_context import StageContext
 
 log = logging.getLogger(__name__)
 
 
-class Lead:
+class FirstStageLifecycle:
     """`on_broken` is what its crew must call."""
 
-    def __init__(self, of: StageOf) -> None:
+    def __init__(self, of: StageContext) -> None:
         self._of = of
         self._lock = threading.Lock()
         self._begin: Callable[[Callable[[FleetError | None], None]], object] | None = None
-        self._crew: Crew | None = None
+        self._crew: PeerStages | None = None
         self._growing = False
         self._ended = threading.Event()
         self._failure: FleetError | None = None
 
-    def loaded(self, crew: Crew, begin: Callable[[Callable[[FleetError | None], None]], object]) -> None:
+    def loaded(self, crew: PeerStages, begin: Callable[[Callable[[FleetError | None], None]], object]) -> None:
         """Its own layers are there. `begin` begins to grow, and its argument is called once with how that ended."""
         self._crew, self._begin = crew, begin
 

@@ -33,11 +33,11 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
     """What follows comes through the object store, and later than over a connection."""
 
 
-class Loaded(msgspec.Struct, frozen=True, tag="loaded"):
+class StageLoaded(msgspec.Struct, frozen=True, tag="loaded"):
     """The sender's layers are there."""
 
 
-class Step(msgspec.Struct, frozen=True, tag="step"):
+class StageStep(msgspec.Struct, frozen=True, tag="step"):
     """Rows for the next stage's layers, as in a `Batch`. Payload: hidden states [rows, hidden_size]."""
 
     number: int
@@ -47,13 +47,13 @@ class Step(msgspec.Struct, frozen=True, tag="step"):
     logits_rows: list[int]
 
 
-class Result(msgspec.Struct, frozen=True, tag="result"):
+class StepResult(msgspec.Struct, frozen=True, tag="result"):
     """From the last stage to the first. Payload: hidden states of the rows whose logits are wanted."""
 
     number: int
 
 
-class KvWanted(msgspec.Struct, frozen=True, tag="kv_wanted"):
+class KvRequest(msgspec.Struct, frozen=True, tag="kv_wanted"):
     """Keys and values of tokens `[begin, end)` of a sequence whose blocks these are, of all layers of the stage."""
 
     number: int
@@ -62,29 +62,29 @@ class KvWanted(msgspec.Struct, frozen=True, tag="kv_wanted"):
     end: int
 
 
-class Kv(msgspec.Struct, frozen=True, tag="kv"):
+class KvData(msgspec.Struct, frozen=True, tag="kv"):
     """Payload: as of a decoder's `read_kv`."""
 
     number: int
 
 
-class Broken(msgspec.Struct, frozen=True, tag="broken"):
+class StageBroken(msgspec.Struct, frozen=True, tag="broken"):
     """The sender cannot go on as a stage, or lost the link to another one."""
 
     why: str
 
 
-class Farewell(msgspec.Struct, frozen=True, tag="farewell"):
+class Dismiss(msgspec.Struct, frozen=True, tag="farewell"):
     """The first stage needs the others no longer: the end of its links is no loss."""
 
 
-class Grown(msgspec.Struct, frozen=True, tag="grown"):
+class Promoted(msgspec.Struct, frozen=True, tag="grown"):
     """The sender has the whole model, and room for requests that run elsewhere beside those of its own."""
 
     running: int
 
 
-class Lend(msgspec.Struct, frozen=True, tag="lend"):
+class MigrationOffer(msgspec.Struct, frozen=True, tag="lend"):
     """A request that shall go on at the receiver: it computes these tokens while the sender goes on with it."""
 
     number: int
@@ -94,25 +94,25 @@ class Lend(msgspec.Struct, frozen=True, tag="lend"):
     sampling: dict[str, float | int | None]
 
 
-class CaughtUp(msgspec.Struct, frozen=True, tag="caught_up"):
+class MigrationCaughtUp(msgspec.Struct, frozen=True, tag="caught_up"):
     number: int
 
 
-class Begin(msgspec.Struct, frozen=True, tag="begin"):
+class MigrationHandover(msgspec.Struct, frozen=True, tag="begin"):
     """All its tokens by now. The sender has stopped: the next token is the receiver's."""
 
     number: int
     tokens: list[int]
 
 
-class Token(msgspec.Struct, frozen=True, tag="token"):
+class MigratedToken(msgspec.Struct, frozen=True, tag="token"):
     """The next one of a request that was lent."""
 
     number: int
     token: int
 
 
-class GiveBack(msgspec.Struct, frozen=True, tag="give_back"):
+class MigrationAborted(msgspec.Struct, frozen=True, tag="give_back"):
     """It is no longer wanted, or, from the receiver, cannot go on there."""
 
     number: int
@@ -141,16 +141,28 @@ class Activations(msgspec.Struct, frozen=True, tag="activations"):
     """One array, and not a dict of one."""
 
 
-class CallFailed(msgspec.Struct, frozen=True, tag="call_failed"):
+class LayerCallFailed(msgspec.Struct, frozen=True, tag="call_failed"):
     """To the first stage: a layer of the sender refused that call's activations."""
 
     number: int
     error: ErrorInfo
 
 
-OfLending = Grown | Lend | CaughtUp | Begin | Token | GiveBack
-OfLayers = Activations | CallFailed
-Message = Hello | Loaded | Step | Result | KvWanted | Kv | Broken | Farewell | OfLending | OfLayers | Ping
+MigrationMessage = Promoted | MigrationOffer | MigrationCaughtUp | MigrationHandover | MigratedToken | MigrationAborted
+LayerMessage = Activations | LayerCallFailed
+Message = (
+    Hello
+    | StageLoaded
+    | StageStep
+    | StepResult
+    | KvRequest
+    | KvData
+    | StageBroken
+    | Dismiss
+    | MigrationMessage
+    | LayerMessage
+    | Ping
+)
 Buffer = bytes | bytearray | memoryview
 
 _decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)

@@ -16,14 +16,14 @@ from typing import Generic, Protocol, TypeVar
 from ..contract.errors import StartFailed, Unavailable
 from ..contract.node.speed import Speed
 from ..worker_io.asgi import Receive, Scope, Send, respond_error
-from .links import Links
-from .stage_context import StageOf
-from .stage_protocol import Helper
+from .links import StageLinks
+from .stage_context import StageContext
+from .stage_protocol import StageProtocol
 
 log = logging.getLogger(__name__)
 
 
-class Whole(Protocol):
+class WholeModelApp(Protocol):
     """The app of a worker with the whole model."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None: ...
@@ -31,20 +31,20 @@ class Whole(Protocol):
     def speed(self) -> Speed | None: ...
 
 
-App = TypeVar("App", bound=Whole)
+App = TypeVar("App", bound=WholeModelApp)
 
 
-class Later(ABC, Generic[App]):
+class LaterStageLifecycle(ABC, Generic[App]):
     """Told of connections and of growth by the shell."""
 
-    def __init__(self, of: StageOf, helper: Helper) -> None:
+    def __init__(self, of: StageContext, helper: StageProtocol) -> None:
         """`helper` must call `on_end` of this object."""
         self._of = of
         self._helper = helper
         self._lock = threading.Lock()
         self._growing = False
         self._whole: App | None = None
-        self.links = Links(of.stage, of.secret, of.membership.listener, helper.on_frame, helper.on_lost)
+        self.links = StageLinks(of.stage, of.secret, of.membership.listener, helper.on_frame, helper.on_lost)
         of.membership.adopt(self)
 
     @abstractmethod

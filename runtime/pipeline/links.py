@@ -36,7 +36,7 @@ OnFrame = Callable[[int, Message, bytearray], None]
 OnLost = Callable[[int, str], None]
 
 
-class Links:
+class StageLinks:
     """Thread-safe. `on_frame` and `on_lost` are called with the stage's index, from threads of this object; a stage
     is lost once, and not after `close`."""
 
@@ -48,7 +48,7 @@ class Links:
         self._on_lost = on_lost
         self._others = [index for index in range(stage.count) if index != stage.index]
         self._changed = threading.Condition()
-        self._out: dict[int, _Outlet] = {}
+        self._out: dict[int, _OutgoingLink] = {}
         self._in: dict[int, socket.socket] = {}
         self._lost: dict[int, str] = {}
         self._closed = False
@@ -62,7 +62,7 @@ class Links:
             if self._closed or index in self._out or index not in self._others:
                 link.close()
                 return
-            outlet = self._out[index] = _Outlet(link)
+            outlet = self._out[index] = _OutgoingLink(link)
         try:
             outlet.send(Hello(self.stage.pipeline, self.stage.index, self._secret, relayed=outlet.relayed))
         except LinkBroken as error:
@@ -179,7 +179,7 @@ class Links:
                     self._lose(index, f"link to it: {error}")
 
 
-class _Outlet:
+class _OutgoingLink:
     def __init__(self, link: socket.socket) -> None:
         link.settimeout(SEND_S)
         with contextlib.suppress(OSError):  # not of a socket of this machine alone

@@ -16,7 +16,7 @@ from ..contract.node.channel import Channel, ChannelClosed
 from ..contract.node.messages import Consolidate, DaemonMessage, Peers
 
 
-class StageApp(Protocol):
+class LoadedStage(Protocol):
     """A stage that was loaded."""
 
     def connect(self, index: int, link: socket.socket) -> None: ...
@@ -24,16 +24,16 @@ class StageApp(Protocol):
     def grow(self) -> None: ...
 
 
-class Membership:
+class NodeMessages:
     def __init__(self, listener: socket.socket) -> None:
         self.listener = listener
         """For the other stages' links; the stage's own once it is adopted."""
         self._lock = threading.Lock()
-        self._stage: StageApp | None = None
+        self._stage: LoadedStage | None = None
         self._early: list[tuple[int, socket.socket]] = []
         self._grows = False
 
-    def adopt(self, stage: StageApp) -> None:
+    def adopt(self, stage: LoadedStage) -> None:
         """It gets what came before, and all that comes. Called before its layers are there."""
         with self._lock:
             self._stage = stage

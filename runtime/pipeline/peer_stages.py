@@ -5,17 +5,17 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from .frames import Broken, Buffer, Farewell, LinkBroken, Loaded, Message
-from .links import Links
+from .frames import Buffer, Dismiss, LinkBroken, Message, StageBroken, StageLoaded
+from .links import StageLinks
 
 
-class Crew:
+class PeerStages:
     """Thread-safe. `on_broken` is called once, with the reason, from a thread of the links."""
 
     def __init__(self, stages: int, on_broken: Callable[[str], None]) -> None:
         self.stages = stages
         self._on_broken = on_broken
-        self._links: Links | None = None
+        self._links: StageLinks | None = None
         self._changed = threading.Condition()
         self._loaded: set[int] = set()
         self._dismissed = False
@@ -38,7 +38,7 @@ class Crew:
         self._dismissed = True
         for stage in range(1, self.stages):
             try:
-                self.send(stage, Farewell())
+                self.send(stage, Dismiss())
             except LinkBroken:
                 continue  # gone by itself
 
@@ -51,11 +51,11 @@ class Crew:
     def heard(self, stage: int, message: Message) -> None:
         """What every stage may say; of anything else, the pipeline breaks."""
         match message:
-            case Loaded():
+            case StageLoaded():
                 with self._changed:
                     self._loaded.add(stage)
                     self._changed.notify_all()
-            case Broken(why=why):
+            case StageBroken(why=why):
                 self.break_up(f"stage {stage}: {why}")
             case _:
                 self.break_up(f"stage {stage} sent a {type(message).__name__}")

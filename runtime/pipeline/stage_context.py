@@ -6,16 +6,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..contract.weights.stage import Stage
-from .node_messages import Membership
+from .node_messages import NodeMessages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StageOf:
+class StageContext:
     """What a stage needs to know, and whom to tell. The callbacks come from any thread."""
 
     stage: Stage
     secret: str
-    membership: Membership
+    membership: NodeMessages
     deadline_ns: int
     """Monotonic: until then it must be ready."""
     hurry: Callable[[], object]

@@ -7,19 +7,19 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
-from .frames import Broken, Buffer, LinkBroken, Loaded, Message
-from .links import Links
+from .frames import Buffer, LinkBroken, Message, StageBroken, StageLoaded
+from .links import StageLinks
 
 log = logging.getLogger(__name__)
 
 
-class Helper(ABC):
+class StageProtocol(ABC):
     """`links` must call `on_frame` and `on_lost` of this object. `on_end` is called once, when the pipeline needs this
     stage no longer (no reason given) or cannot go on with it."""
 
     def __init__(self, on_end: Callable[[str], object]) -> None:
         self._on_end = on_end
-        self._links: Links | None = None
+        self._links: StageLinks | None = None
         self._early = ""
         """What was lost before it was at work."""
         self._ended = threading.Event()
@@ -32,10 +32,10 @@ class Helper(ABC):
     def close(self) -> None:
         """Computes nothing more. May be called again."""
 
-    def begin(self, links: Links) -> None:
+    def begin(self, links: StageLinks) -> None:
         """Its layers and its links are there: it tells the first stage."""
         self._links = links
-        self.send(0, Broken(self._early) if self._early else Loaded())
+        self.send(0, StageBroken(self._early) if self._early else StageLoaded())
 
     def on_lost(self, index: int, why: str) -> None:
         """Without the first there is no pipeline. Any other loss is the first's to deal with, if it knows."""
@@ -43,7 +43,7 @@ class Helper(ABC):
             self.end(f"the first stage is lost: {why}")
         else:
             self._early = f"stage {index} is lost: {why}"
-            self.send(0, Broken(self._early))
+            self.send(0, StageBroken(self._early))
 
     @property
     def ended(self) -> bool:

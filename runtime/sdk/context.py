@@ -1,6 +1,6 @@
 """The call that a handler is in: `from fleetstart.runtime import context`.
 
-Each call of a worker has one `Call`, which a ContextVar carries to wherever the handler's code runs: its task, its
+Each call of a worker has one `CallState`, which a ContextVar carries to wherever the handler's code runs: its task, its
 thread, whatever it starts from there. Nothing is worked out before somebody asks for it.
 """
 
@@ -53,7 +53,7 @@ class Headers(Mapping[str, str]):
         return len(self._values)
 
 
-class Call:
+class CallState:
     """One call under way in this worker."""
 
     def __init__(self, scope: Scope, function: str, version: int) -> None:
@@ -139,7 +139,7 @@ class Call:
         return next((value.decode("latin-1") for name, value in self._raw if name == wanted), "")
 
 
-current: ContextVar[Call | None] = ContextVar("call", default=None)
+current: ContextVar[CallState | None] = ContextVar("call", default=None)
 
 
 class Context:
@@ -196,7 +196,7 @@ class Context:
 context = Context()
 
 
-def _call() -> Call:
+def _call() -> CallState:
     call = current.get()
     if call is None:
         raise RuntimeError("there is no one call here: context is for code that serves a call, and for one at a time")
@@ -210,7 +210,7 @@ def with_context(app: App, function: str, version: int) -> App:
         if scope["type"] == "lifespan":
             await app(scope, receive, send)
             return
-        call = Call(scope, function, version)
+        call = CallState(scope, function, version)
         token = current.set(call)
         try:
             await app(scope, receive, send)
@@ -221,6 +221,6 @@ def with_context(app: App, function: str, version: int) -> App:
     return with_call
 
 
-def call_of(scope: Scope) -> Call:
+def current_call(scope: Scope) -> CallState:
     """The call under way, or one for whoever runs an app without `with_context`."""
-    return current.get() or Call(scope, "", 0)
+    return current.get() or CallState(scope, "", 0)

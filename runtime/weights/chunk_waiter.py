@@ -14,7 +14,7 @@ from fleetstart.native import ControlBlock, SegmentFailed
 from ..contract.errors import DeadlineExceeded, ErrorInfo, FleetError, error_from
 
 
-class Arrival:
+class ChunkWaiter:
     """The chunks of one segment as they come. `deadline_ns` is monotonic: the last moment to wait for any.
 
     `want` is told which chunks a reader is about to wait for, so that they may come before others.

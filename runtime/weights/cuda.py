@@ -18,32 +18,32 @@ import torch
 
 from fleetstart.native import Region
 
-from .transfer_plan import PIECE_BYTES, Piece, Transfer
+from .transfer_plan import PIECE_BYTES, CopyPiece, TransferPlan
 from .views import size_of, torch_dtype, view
 
-LANES = 4
+COPY_STREAMS = 4
 """One core copies some 10 GB/s between host memories, and a PCIe 5 link takes some 50."""
 BUFFERS = 2
 """Of each thread: one is filled while the device reads the other."""
 _HIGH, _LOW = -1, 0
 
 
-class Cuda:
+class CudaDevice:
     """All chunks lie in one allocation, where `transfer` says; it lives as long as its last view."""
 
-    def __init__(self, device: torch.device, region: Region, transfer: Transfer, chunk_bytes: int) -> None:
+    def __init__(self, device: torch.device, region: Region, transfer: TransferPlan, chunk_bytes: int) -> None:
         self.name = str(device)
         self.device = device
         self.region = region
         self.chunk_bytes = chunk_bytes
-        self.lanes = max(1, min(LANES, len(os.sched_getaffinity(0)), transfer.slot_count))
+        self.lanes = max(1, min(COPY_STREAMS, len(os.sched_getaffinity(0)), transfer.slot_count))
         self._transfer = transfer
         self.memory = torch.empty(transfer.slot_count * chunk_bytes, dtype=torch.uint8, device=device)
         # The allocator may hand out what this stream has yet to finish reading.
         self.allocated = torch.cuda.current_stream(device).record_event()
 
-    def lane(self) -> CudaLane:
-        return CudaLane(self)
+    def lane(self) -> CudaCopyStream:
+        return CudaCopyStream(self)
 
     def after(self, copies: Iterable[torch.cuda.Event]) -> None:
         stream = torch.cuda.current_stream(self.device)
@@ -59,10 +59,10 @@ class Cuda:
         return self.memory[begin : begin + size_bytes].view(torch_dtype(dtype)).view(shape)
 
 
-class CudaLane:
+class CudaCopyStream:
     """One thread's staging buffers, used in turn, and its two streams."""
 
-    def __init__(self, cuda: Cuda) -> None:
+    def __init__(self, cuda: CudaDevice) -> None:
         torch.cuda.set_device(cuda.device)  # of this thread
         self._cuda = cuda
         self._streams = {True: _stream(cuda.device, _HIGH), False: _stream(cuda.device, _LOW)}
@@ -70,7 +70,7 @@ class CudaLane:
             stream.wait_event(cuda.allocated)
         self._sent: deque[tuple[torch.Tensor, torch.cuda.Event]] = deque()
 
-    def move(self, piece: Piece) -> torch.cuda.Event:
+    def move(self, piece: CopyPiece) -> torch.cuda.Event:
         cuda, buffer = self._cuda, self._buffer()
         offset, size_bytes = piece.chunk * cuda.chunk_bytes, piece.count * cuda.chunk_bytes
         cuda.region.populate(offset, size_bytes)

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 from fleetstart.native import Region
 
 from ..contract.weights.manifest import Manifest, TensorEntry, chunks_of
-from .chunk_waiter import Arrival
-from .tensor_mapping import Listed, Tensors
-from .transfer_plan import PIECE_BYTES, Piece, Transfer
+from .chunk_waiter import ChunkWaiter
+from .tensor_mapping import IndexedTensors, TensorMapping
+from .transfer_plan import PIECE_BYTES, CopyPiece, TransferPlan
 from .views import size_of, view
 
 if TYPE_CHECKING:
@@ -26,17 +26,17 @@ PATIENCE_S = 0.05
 """How long a thread waits for the next chunk before it looks whether another came, or was asked for, before it."""
 
 
-class Lane(Protocol):
+class CopyStream(Protocol):
     """One thread's way to the device."""
 
-    def move(self, piece: Piece) -> Any:
+    def move(self, piece: CopyPiece) -> Any:
         """Begins the copy of a piece that is ready; what tells a user of the device when it is complete."""
 
     def close(self) -> None:
         """Returns when all copies are complete."""
 
 
-class Device(Protocol):
+class WeightDevice(Protocol):
     """Memory that tensors move to. Two are real: the host's, where they lie already, and CUDA's."""
 
     @property
@@ -46,7 +46,7 @@ class Device(Protocol):
     def lanes(self) -> int:
         """How many threads move pieces."""
 
-    def lane(self) -> Lane: ...
+    def lane(self) -> CopyStream: ...
 
     def after(self, copies: Iterable[Any]) -> None:
         """What the calling thread does on the device from now on comes after these copies."""
@@ -55,7 +55,7 @@ class Device(Protocol):
         """The tensor whose bytes lie at `offset` in the segment."""
 
 
-class Host:
+class HostDevice:
     """The CPU. One thread is enough: pages are mapped several times as fast as any source brings their bytes."""
 
     name = "cpu"
@@ -65,10 +65,10 @@ class Host:
         self._region = region
         self._chunk_bytes = chunk_bytes
 
-    def lane(self) -> Host:
+    def lane(self) -> HostDevice:
         return self
 
-    def move(self, piece: Piece) -> None:
+    def move(self, piece: CopyPiece) -> None:
         self._region.populate(piece.chunk * self._chunk_bytes, piece.count * self._chunk_bytes)
 
     def close(self) -> None:
@@ -81,10 +81,10 @@ class Host:
         return view(self._region, dtype, offset, shape)
 
 
-class Loading:
+class DeviceLoad:
     """Chunks of one segment on their way to one device. It ends with its last chunk, or with the first error."""
 
-    def __init__(self, transfer: Transfer, arrival: Arrival, device: Device, chunk_bytes: int) -> None:
+    def __init__(self, transfer: TransferPlan, arrival: ChunkWaiter, device: WeightDevice, chunk_bytes: int) -> None:
         self.device = device
         self._transfer = transfer
         self._arrival = arrival
@@ -94,7 +94,7 @@ class Loading:
         self._open_lanes = device.lanes
         self._error: BaseException | None = None
 
-    def begin(self) -> Loading:
+    def begin(self) -> DeviceLoad:
         for _ in range(self.device.lanes):
             threading.Thread(target=self._move, name=f"load-{self.device.name}", daemon=True).start()
         return self
@@ -148,7 +148,7 @@ class Loading:
                 self._copies.clear()  # complete: nobody need wait for them again
             self._changed.notify_all()
 
-    def _next(self) -> Piece | None:
+    def _next(self) -> CopyPiece | None:
         """None when there is nothing left to do. Errors: why the next chunk will not come."""
         while True:
             with self._changed:
@@ -159,11 +159,11 @@ class Loading:
             self._arrival.wait_shortly(f"loading to {self.device.name}", front, PATIENCE_S)
 
 
-class HostWeights(Protocol):
+class WeightSource(Protocol):
     """What `DeviceWeights` needs of the weights in host memory that it moves (`weights.Weights`)."""
 
     manifest: Manifest
-    arrival: Arrival
+    arrival: ChunkWaiter
 
     def entry(self, name: str) -> TensorEntry: ...
 
@@ -174,13 +174,13 @@ class HostWeights(Protocol):
 
     def to(
         self, device: torch.device | str, *, first: Iterable[str | int] = (), only: Iterable[str | int] | None = None
-    ) -> Tensors: ...
+    ) -> TensorMapping: ...
 
 
-class DeviceWeights(Listed):
+class DeviceWeights(IndexedTensors):
     """The tensors of `source` on a device. Its files stay where they are."""
 
-    def __init__(self, source: HostWeights, names: Iterable[str], loading: Loading) -> None:
+    def __init__(self, source: WeightSource, names: Iterable[str], loading: DeviceLoad) -> None:
         super().__init__({name: source.entry(name) for name in names})
         self.source = source
         self._loading = loading
@@ -218,5 +218,5 @@ class DeviceWeights(Listed):
 
     def to(
         self, device: torch.device | str, *, first: Iterable[str | int] = (), only: Iterable[str | int] | None = None
-    ) -> Tensors:
+    ) -> TensorMapping:
         return self.source.to(device, first=first, only=only)

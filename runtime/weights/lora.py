@@ -18,7 +18,7 @@ import msgspec
 from ..contract.errors import CheckpointInvalid
 from ..contract.weights import lora
 from ..contract.weights.manifest import TensorEntry
-from .tensor_mapping import Tensors, select, unknown
+from .tensor_mapping import TensorMapping, select, unknown_name
 
 if TYPE_CHECKING:
     import torch
@@ -28,7 +28,7 @@ SCRATCH_BYTES = 16 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Delta:
+class LoraDelta:
     """What is added to one matrix: scale · B A, its transpose if the base stores [in, out].
 
     Shapes:  the tensors that `a` and `b` name in the adapter are [r, in] and [out, r].
@@ -41,17 +41,17 @@ class Delta:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Changes:
+class LoraChanges:
     """By the base's names: matrices with something added, and tensors that the adapter has whole."""
 
-    deltas: dict[str, Delta]
+    deltas: dict[str, LoraDelta]
     whole: dict[str, str]
 
 
-class AdaptedWeights(Tensors):
+class AdaptedWeights(TensorMapping):
     """`base` and `adapter` give the tensors as they are stored; files are the base's."""
 
-    def __init__(self, base: Tensors, adapter: Tensors, changes: Changes | None = None) -> None:
+    def __init__(self, base: TensorMapping, adapter: TensorMapping, changes: LoraChanges | None = None) -> None:
         """Waits for the adapter's config alone. Errors: CheckpointInvalid if the adapter does not fit the base."""
         self.base = base
         self.adapter = adapter
@@ -95,12 +95,12 @@ class AdaptedWeights(Tensors):
         # The layer is the model's, whoever has the tensor.
         return msgspec.structs.replace(entry, layer=self.base.entry(name).layer) if name in self.base else entry
 
-    def _stored(self, name: str) -> tuple[Tensors, str]:
+    def _stored(self, name: str) -> tuple[TensorMapping, str]:
         """Whose tensor it is before anything is added, and its name there."""
         if name in self._changes.whole:
             return self.adapter, self._changes.whole[name]
         if name not in self.base:
-            raise unknown("tensor", name, self)
+            raise unknown_name("tensor", name, self)
         return self.base, name
 
     def __iter__(self) -> Iterator[str]:
@@ -121,7 +121,7 @@ class AdaptedWeights(Tensors):
         chosen = set(self) if only is None else set(select(self, only))
         ahead = [name for name in select(self, first) if name in self.base]
         base = self.base.to(device, first=ahead, only=None if only is None else [n for n in self.base if n in chosen])
-        changes = Changes(
+        changes = LoraChanges(
             deltas={name: delta for name, delta in self._changes.deltas.items() if name in chosen},
             whole={name: own for name, own in self._changes.whole.items() if name in chosen},
         )
@@ -138,7 +138,7 @@ class AdaptedWeights(Tensors):
         return self.base.file_view(name)
 
 
-def _changes(adapter: Tensors, base: Tensors) -> Changes:
+def _changes(adapter: TensorMapping, base: TensorMapping) -> LoraChanges:
     if lora.CONFIG not in adapter.files:
         raise CheckpointInvalid(
             f"the adapter has no {lora.CONFIG}", hint="push the folder that PEFT's save_pretrained wrote"
@@ -147,9 +147,9 @@ def _changes(adapter: Tensors, base: Tensors) -> Changes:
     found = lora.read_adapter(adapter.file(lora.CONFIG), tensors, patterns=True)
     lora.check_fits(found, {name: base.entry(name) for name in base})
     transposed = bool(found.config.fan_in_fan_out)
-    return Changes(
+    return LoraChanges(
         deltas={
-            f"{module}.weight": Delta(a=pair.a, b=pair.b, scale=found.config.scale(module), transposed=transposed)
+            f"{module}.weight": LoraDelta(a=pair.a, b=pair.b, scale=found.config.scale(module), transposed=transposed)
             for module, pair in found.pairs.items()
         },
         whole={target: whole.name for target, whole in found.whole.items()},

@@ -18,10 +18,10 @@ from ..contract.weights.manifest import TensorEntry
 if TYPE_CHECKING:
     import torch
 
-Mapped = TypeVar("Mapped", bound="Tensors")
+Mapped = TypeVar("Mapped", bound="TensorMapping")
 
 
-class Tensors(Mapping[str, "torch.Tensor"]):
+class TensorMapping(Mapping[str, "torch.Tensor"]):
     """Tensors by name, and the small files of the model beside them."""
 
     @abstractmethod
@@ -44,7 +44,7 @@ class Tensors(Mapping[str, "torch.Tensor"]):
     @abstractmethod
     def to(
         self, device: torch.device | str, *, first: Iterable[str | int] = (), only: Iterable[str | int] | None = None
-    ) -> Tensors:
+    ) -> TensorMapping:
         """The same tensors on a device: they begin to move there now, as they come, beside what the caller does next.
 
         Each can be had from the result as soon as it has moved; one that is asked for moves next. `first` names
@@ -62,8 +62,8 @@ class Tensors(Mapping[str, "torch.Tensor"]):
         """All of them: waits for the last."""
         return dict(self)
 
-    def get_slice(self, name: str) -> Slice:
-        return Slice(self, name)
+    def get_slice(self, name: str) -> TensorSlice:
+        return TensorSlice(self, name)
 
     def offset_keys(self) -> list[str]:
         """Names in the order in which the tensors lie, which is the order of iteration."""
@@ -81,7 +81,7 @@ class Tensors(Mapping[str, "torch.Tensor"]):
         """Nothing to close: memory lives as long as its last tensor."""
 
 
-class Listed(Tensors):
+class IndexedTensors(TensorMapping):
     """Names, shapes and dtypes are known from the start; bytes may still have to come."""
 
     def __init__(self, entries: Mapping[str, TensorEntry]) -> None:
@@ -90,7 +90,7 @@ class Listed(Tensors):
     def entry(self, name: str) -> TensorEntry:
         entry = self._entries.get(name)
         if entry is None:
-            raise unknown("tensor", name, self._entries)
+            raise unknown_name("tensor", name, self._entries)
         return entry
 
     def __iter__(self) -> Iterator[str]:
@@ -104,10 +104,10 @@ class Listed(Tensors):
         return name in self._entries
 
 
-class Slice:
+class TensorSlice:
     """A tensor that is not there before it is indexed: `get_slice(name)[2:4]` waits for two rows."""
 
-    def __init__(self, tensors: Tensors, name: str) -> None:
+    def __init__(self, tensors: TensorMapping, name: str) -> None:
         self._tensors = tensors
         self._name = name
         self._entry = tensors.entry(name)
@@ -133,7 +133,7 @@ class Slice:
         return self._tensors[self._name][index]
 
 
-def select(tensors: Tensors, wanted: Iterable[str | int]) -> list[str]:
+def select(tensors: TensorMapping, wanted: Iterable[str | int]) -> list[str]:
     """Names of the tensors that `wanted` names, or whose layers it names, in the order in which it does."""
     selected: dict[str, None] = {}
     for one in wanted:
@@ -142,12 +142,16 @@ def select(tensors: Tensors, wanted: Iterable[str | int]) -> list[str]:
         else:
             found = [name for name in tensors if tensors.entry(name).layer == one]
         if not found:
-            raise unknown("tensor", one, tensors) if isinstance(one, str) else KeyError(f"no tensor is of layer {one}")
+            raise (
+                unknown_name("tensor", one, tensors)
+                if isinstance(one, str)
+                else KeyError(f"no tensor is of layer {one}")
+            )
         selected.update(dict.fromkeys(found))
     return list(selected)
 
 
-def unknown(what: str, name: str, known: Iterable[str]) -> KeyError:
+def unknown_name(what: str, name: str, known: Iterable[str]) -> KeyError:
     names = list(known)
     near = difflib.get_close_matches(name, names, n=3)
     nearest = ", ".join(repr(other) for other in near) or "none that is like it"

@@ -19,7 +19,7 @@ LOOKAHEAD_CHUNKS = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
+class CopyPiece:
     """One copy: `count` chunks from `chunk` on, to as many slots from `slot` on."""
 
     chunk: int
@@ -32,7 +32,7 @@ class Piece:
         return range(self.chunk, self.chunk + self.count)
 
 
-class Transfer:
+class TransferPlan:
     """Chunks on their way to a device: waiting, moving, moved. Not thread-safe: its owner has a lock."""
 
     def __init__(self, chunks: Iterable[int], *, first: Iterable[int] = ()) -> None:
@@ -69,7 +69,7 @@ class Transfer:
             self._urgent[chunk] = None
             self._urgent.move_to_end(chunk, last=False)
 
-    def take(self, is_ready: Callable[[int], bool], at_most: int) -> Piece | None:
+    def take(self, is_ready: Callable[[int], bool], at_most: int) -> CopyPiece | None:
         """The next piece to move, of so many chunks at most; its taker's from now on. None if none is ready yet."""
         for queue in (self._urgent, self._rest):
             for chunk in islice(queue, LOOKAHEAD_CHUNKS):
@@ -79,17 +79,17 @@ class Transfer:
 
     def _take_from(
         self, queue: OrderedDict[int, None], chunk: int, is_ready: Callable[[int], bool], at_most: int
-    ) -> Piece:
+    ) -> CopyPiece:
         count = 1
         while count < at_most and chunk + count in queue and is_ready(chunk + count):
             count += 1
-        piece = Piece(chunk=chunk, count=count, slot=self._slots[chunk], urgent=queue is self._urgent)
+        piece = CopyPiece(chunk=chunk, count=count, slot=self._slots[chunk], urgent=queue is self._urgent)
         for taken in piece.chunks:
             del queue[taken]
         self._moving.update(piece.chunks)
         return piece
 
-    def moved(self, piece: Piece) -> None:
+    def moved(self, piece: CopyPiece) -> None:
         self._moving.difference_update(piece.chunks)
 
     def has_moved(self, chunk: int) -> bool:

@@ -21,7 +21,7 @@ _SPACING_BYTES = 64
 _DEADLINE_NS = 1_000_000_000
 
 
-def rehearse_weights() -> None:
+def warm_up_weights() -> None:
     """Needs torch. A slab of small pages, of which one is touched; all of it is gone afterwards."""
     entries = {}
     for number in range(_TENSORS):

@@ -17,26 +17,26 @@ from fleetstart.native import ControlBlock, Region
 
 from ..contract.errors import CheckpointInvalid
 from ..contract.weights.manifest import FileEntry, Manifest, TensorEntry, chunks_of, decode_manifest
-from .chunk_waiter import Arrival
-from .device import DeviceWeights, Host, Loading
-from .tensor_mapping import Listed, select, unknown
-from .transfer_plan import Transfer
+from .chunk_waiter import ChunkWaiter
+from .device import DeviceLoad, DeviceWeights, HostDevice
+from .tensor_mapping import IndexedTensors, select, unknown_name
+from .transfer_plan import TransferPlan
 from .views import size_of, view
 
 if TYPE_CHECKING:
     import torch
 
 
-class Weights(Listed):
+class Weights(IndexedTensors):
     """Tensors by name. They are views: a write to one changes this worker's copy of the page alone."""
 
-    def __init__(self, manifest: Manifest, region: Region, arrival: Arrival) -> None:
+    def __init__(self, manifest: Manifest, region: Region, arrival: ChunkWaiter) -> None:
         super().__init__(_in_order(manifest))
         self.manifest = manifest
         self.region = region
         self.arrival = arrival
-        self._loadings: WeakValueDictionary[tuple[str, tuple[str, ...] | None], Loading] = WeakValueDictionary()
-        self._mapped: Loading | None = None
+        self._loadings: WeakValueDictionary[tuple[str, tuple[str, ...] | None], DeviceLoad] = WeakValueDictionary()
+        self._mapped: DeviceLoad | None = None
 
     @classmethod
     def attach(
@@ -63,7 +63,7 @@ class Weights(Listed):
             region = Region.attach(data_fds, manifest.total_bytes)
         except OSError as error:
             raise CheckpointInvalid(f"the segment's memory does not fit its manifest: {error.strerror}") from error
-        return cls(manifest, region, Arrival(control, deadline_ns, want))
+        return cls(manifest, region, ChunkWaiter(control, deadline_ns, want))
 
     def __getitem__(self, name: str) -> torch.Tensor:
         entry = self.entry(name)
@@ -88,7 +88,7 @@ class Weights(Listed):
     def file_view(self, name: str) -> memoryview:
         entry: FileEntry | None = self.manifest.files.get(name)
         if entry is None:
-            raise unknown("file", name, self.manifest.files)
+            raise unknown_name("file", name, self.manifest.files)
         self._wait(name, entry.offset, entry.size_bytes)
         return self.region.view(entry.offset, entry.size_bytes)
 
@@ -109,7 +109,7 @@ class Weights(Listed):
         key = (str(place), None if only is None else tuple(names))
         loading = self._loadings.get(key)
         if loading is None:
-            loading = self._loadings[key] = self._begin(place, Transfer(self._chunks(names), first=ahead))
+            loading = self._loadings[key] = self._begin(place, TransferPlan(self._chunks(names), first=ahead))
         else:
             loading.demand(ahead)
         return DeviceWeights(self, names, loading)
@@ -120,17 +120,19 @@ class Weights(Listed):
         One call a chunk takes a third of the time that its thousand faults take, and takes it beside the start. The
         thread ends with the last chunk, or with the segment's failure, which those tell who read.
         """
-        self._mapped = self._begin(None, Transfer(range(self.arrival.chunk_count)))
+        self._mapped = self._begin(None, TransferPlan(range(self.arrival.chunk_count)))
         self._loadings["cpu", None] = self._mapped
 
-    def _begin(self, cuda: torch.device | None, transfer: Transfer) -> Loading:
+    def _begin(self, cuda: torch.device | None, transfer: TransferPlan) -> DeviceLoad:
         """To the host's memory if to no other, which needs no torch."""
         chunk_bytes = self.manifest.chunk_bytes
         if cuda is None or cuda.type == "cpu":
-            return Loading(transfer, self.arrival, Host(self.region, chunk_bytes), chunk_bytes).begin()
-        from .cuda import Cuda
+            return DeviceLoad(transfer, self.arrival, HostDevice(self.region, chunk_bytes), chunk_bytes).begin()
+        from .cuda import CudaDevice
 
-        return Loading(transfer, self.arrival, Cuda(cuda, self.region, transfer, chunk_bytes), chunk_bytes).begin()
+        return DeviceLoad(
+            transfer, self.arrival, CudaDevice(cuda, self.region, transfer, chunk_bytes), chunk_bytes
+        ).begin()
 
     def _chunks(self, names: Iterable[str]) -> list[int]:
         entries = map(self.entry, names)

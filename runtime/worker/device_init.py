@@ -7,7 +7,7 @@ import threading
 from ..contract.timeline import Timeline
 
 
-class Device:
+class DeviceInit:
     """Comes up beside the import. A CUDA context takes most of a second; a CPU needs a number."""
 
     def __init__(self, threads: int, timeline: Timeline) -> None:

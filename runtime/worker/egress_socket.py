@@ -18,7 +18,7 @@ DIRECT = "127.0.0.1,localhost"
 _VARIABLES = ("http_proxy", "https_proxy", "all_proxy")
 
 
-def open_outlet(send: Callable[[msgspec.Struct, tuple[int, ...]], None]) -> dict[str, str]:
+def open_egress_socket(send: Callable[[msgspec.Struct, tuple[int, ...]], None]) -> dict[str, str]:
     """Hands the socket over; returns the environment that leads clients to it. Errors: OSError, ChannelClosed."""
     with socket.create_server(("127.0.0.1", 0), backlog=BACKLOG) as listener:
         port = listener.getsockname()[1]

@@ -15,7 +15,7 @@ from ..contract.node.speed import Speed
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class RunningCall:
     """One call under way. `ends_ns` is when its caller stops waiting; 0 if it never does."""
 
     request: str
@@ -29,7 +29,7 @@ class Meter:
     def __init__(self, slots: int) -> None:
         self.slots = slots
         self.draining = False
-        self._calls: dict[int, Call] = {}
+        self._calls: dict[int, RunningCall] = {}
         self._begun = 0
         self._busy_before_ns = 0
         self._busy_since_ns = 0
@@ -48,7 +48,7 @@ class Meter:
         if not self._calls:
             self._busy_since_ns = now_ns
         self._begun += 1
-        self._calls[self._begun] = Call(request, now_ns, now_ns + timeout_ns if timeout_ns is not None else 0)
+        self._calls[self._begun] = RunningCall(request, now_ns, now_ns + timeout_ns if timeout_ns is not None else 0)
         return self._begun
 
     def end(self, number: int, now_ns: int) -> None:
@@ -61,7 +61,7 @@ class Meter:
         busy_ns = self._busy_before_ns + (now_ns - self._busy_since_ns if self._calls else 0)
         return Usage(calls=self._begun, running=len(self._calls), busy_ns=busy_ns, speed=self._speed)
 
-    def overrun(self, now_ns: int, grace_ns: int) -> Call | None:
+    def overrun(self, now_ns: int, grace_ns: int) -> RunningCall | None:
         """The call that should have ended longest ago, if that is more than `grace_ns` ago."""
         late = [call for call in tuple(self._calls.values()) if call.ends_ns and now_ns > call.ends_ns + grace_ns]
         return min(late, key=lambda call: call.ends_ns, default=None)

@@ -13,7 +13,7 @@ _ERROR = ERROR_HEADER.encode()
 _EVENT = b"event: error\n"
 
 
-def discreet(app: App, redactor: Redactor) -> App:
+def redact_errors(app: App, redactor: Redactor) -> App:
     """The app itself if there is nothing to keep."""
     if not redactor:
         return app

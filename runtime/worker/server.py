@@ -24,8 +24,8 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from ..contract.errors import DeadlineExceeded, FleetError, HandlerFailed, Refused, Unavailable
 from ..contract.worker_headers import BUSY_HEADER, DEADLINE_HEADER, DRAINING_HEADER, REQUEST_HEADER, TOKEN_HEADER
 from ..worker_io import user_errors as blame
-from ..worker_io.asgi import App, CutOff, Headers, Message, Receive, Scope, Send, respond_error
-from ..worker_io.log_tagging import CALL
+from ..worker_io.asgi import App, Headers, Message, Receive, ResponseAborted, Scope, Send, respond_error
+from ..worker_io.log_tagging import CURRENT_REQUEST_ID
 from . import websockets as sockets
 from .meter import Meter
 
@@ -39,14 +39,14 @@ _REQUEST = REQUEST_HEADER.encode()
 _DEADLINE = DEADLINE_HEADER.encode()
 
 
-class Unauthorized(FleetError):
+class InvalidWorkerToken(FleetError):
     """The caller is not the gateway."""
 
     code = "unauthorized"
     status = 401
 
 
-class Door:
+class CallGate:
     """An ASGI app around the function's app.
 
     `changed` is called when a call begins or ends: the shell reports usage and notices the end of a drain. `sockets`
@@ -78,7 +78,7 @@ class Door:
             send = sockets.denying(send)
         token, request, deadline = _headers(scope)
         if not hmac.compare_digest(token, self._token):
-            await respond_error(send, Unauthorized("this worker answers its gateway only"), request)
+            await respond_error(send, InvalidWorkerToken("this worker answers its gateway only"), request)
             return
         if scope["type"] == "websocket" and not self._sockets:
             await respond_error(send, sockets.NOT_TAKEN, request)
@@ -90,7 +90,7 @@ class Door:
             await respond_error(send, *self._refusal(number, request))
             return
         self._changed()
-        CALL.set(request)
+        CURRENT_REQUEST_ID.set(request)
         try:
             if scope["type"] == "websocket":
                 await sockets.serve(self._app, scope, receive, send, timeout_s, request)
@@ -122,7 +122,7 @@ class Door:
             async with limit:
                 await self._app(scope, receive, sending)
             return
-        except CutOff:
+        except ResponseAborted:
             raise
         except Exception as error:
             if limit.expired():
@@ -134,7 +134,7 @@ class Door:
                 failure = self._blame(error, request)
         if begun:
             # The stream cannot be mended: uvicorn closes the connection, which tells the reader that it was cut.
-            raise CutOff from None
+            raise ResponseAborted from None
         await respond_error(send, failure, request)
 
     def _blame(self, error: Exception, request: str) -> FleetError:
@@ -167,7 +167,7 @@ def _seconds(deadline_ms: bytes) -> float | None:
     return max(left_ms, 0.0) / 1e3 if math.isfinite(left_ms) else None
 
 
-class Listener:
+class WorkerServer:
     """uvicorn on a socket that was opened by the daemon, with the ends of its life in our hands."""
 
     def __init__(self, app: App, *, lifespan: bool) -> None:

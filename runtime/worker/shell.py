@@ -38,7 +38,7 @@ NOT_FOUND, NOT_RUN = 127, 126
 POLICY = 1008
 
 
-class Terminal:
+class ShellApp:
     """An ASGI app for one session. `leave` is called when it is over."""
 
     def __init__(self, leave: Callable[[], object], loop: asyncio.AbstractEventLoop) -> None:
@@ -71,7 +71,7 @@ async def _session(receive: Receive, send: Send) -> None:
     if not isinstance(start, Start):
         return
     try:
-        command = Command(start)
+        command = ShellCommand(start)
     except (OSError, ValueError) as error:
         status = NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_RUN
         await _print(send, STDERR, f"{start.argv[:1]}: {error}\n".encode("utf-8", "replace"))
@@ -107,7 +107,7 @@ async def _copy(fd: int, stream: bytes, send: Send) -> None:
         await _print(send, stream, data)
 
 
-async def _obey(receive: Receive, command: Command) -> None:
+async def _obey(receive: Receive, command: ShellCommand) -> None:
     """Returns when the client has gone, or breaks the rules."""
     while (message := await receive())["type"] == "websocket.receive":
         if message.get("bytes") is not None:
@@ -123,7 +123,7 @@ async def _obey(receive: Receive, command: Command) -> None:
             command.end_input()
 
 
-class Command:
+class ShellCommand:
     """One process in a session of its own. Errors: OSError, ValueError if it cannot be started."""
 
     def __init__(self, start: Start) -> None:

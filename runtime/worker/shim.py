@@ -38,14 +38,14 @@ from ..contract.node.messages import (
 from ..contract.node.speed import Speed
 from ..contract.process.redaction import Redactor
 from ..contract.timeline import Timeline
-from ..isolation.worker_environment import Place
-from ..pipeline.node_messages import Membership
+from ..isolation.worker_environment import WorkerEnvironment
+from ..pipeline.node_messages import NodeMessages
 from . import watchdog
-from .egress_socket import open_outlet
+from .egress_socket import open_egress_socket
 from .meter import Meter
-from .secret_redaction import discreet
-from .server import Door, Listener
-from .start import Started, Starting, start
+from .secret_redaction import redact_errors
+from .server import CallGate, WorkerServer
+from .start import StartContext, StartedApp, start
 
 USAGE_EVERY_S = 1.0
 SPARE_AFTER_S = 0.05
@@ -54,7 +54,7 @@ CLOSE_S = 2.0
 """What closing gets at least, after the calls have ended: an engine ends its thread. The process ends anyway."""
 
 
-def run(control: socket, place: Place) -> NoReturn:
+def run(control: socket, place: WorkerEnvironment) -> NoReturn:
     """Lives; ends the process with one of `contract.exits`."""
     started_ns = time.monotonic_ns() + place.clock_shift_ns
     loop = uvloop.new_event_loop()
@@ -62,25 +62,25 @@ def run(control: socket, place: Place) -> NoReturn:
     channel: Channel[DaemonMessage] = Channel(control, DaemonMessage)
     try:
         channel.send(Pooled(started_ns))
-        _use_the_wait(control)
+        _warm_up_while_idle(control)
         message, descriptors = channel.receive()
     except ChannelClosed:
         watchdog.end_process(exits.ORPHANED)
     if not isinstance(message, Assign):
         watchdog.end_process(exits.DRAINED)
-    Life(channel, message, loop).live(place, descriptors)
+    AssignedWorker(channel, message, loop).live(place, descriptors)
 
 
-def _use_the_wait(control: socket) -> None:
+def _warm_up_while_idle(control: socket) -> None:
     """A spare worker that can bind tensors does so once, before it gets work: the second time is five times quicker."""
     nobody_waits = not select.select([control], [], [], SPARE_AFTER_S)[0]
     if nobody_waits and "torch" in sys.modules:
-        from ..weights.warmup import rehearse_weights
+        from ..weights.warmup import warm_up_weights
 
-        rehearse_weights()
+        warm_up_weights()
 
 
-class Life:
+class AssignedWorker:
     """One worker after its assignment."""
 
     def __init__(self, channel: Channel[DaemonMessage], assign: Assign, loop: asyncio.AbstractEventLoop) -> None:
@@ -91,22 +91,22 @@ class Life:
         self._timeline = Timeline()
         self._leave = asyncio.Event()
         self._grace_ends_s = 0.0
-        self._membership: Membership | None = None
-        self._reporter = Reporter(loop, self._meter, self._send)
-        self._listener: Listener | None = None
+        self._membership: NodeMessages | None = None
+        self._reporter = UsageReporter(loop, self._meter, self._send)
+        self._listener: WorkerServer | None = None
 
-    def live(self, place: Place, descriptors: list[int]) -> NoReturn:
+    def live(self, place: WorkerEnvironment, descriptors: list[int]) -> NoReturn:
         try:
             bundle_dir, listening = self._shut_in(place, descriptors.pop(0))
             watchdog.watch(self._channel.fileno(), self._meter)
             if self._assign.shell:
-                from .shell import Terminal  # late: calls need none of it
+                from .shell import ShellApp  # late: calls need none of it
 
-                terminal = Started(Terminal(self._leave.set, self._loop), True, None)
+                terminal = StartedApp(ShellApp(self._leave.set, self._loop), True, None)
                 self._loop.run_until_complete(self._serve(terminal, listening, bundle_dir))
                 watchdog.end_process(exits.DRAINED)
             self._membership = self._join(descriptors)
-            starting = Starting(
+            starting = StartContext(
                 assign=self._assign,
                 bundle_dir=bundle_dir,
                 segment_fds=tuple(descriptors),
@@ -125,11 +125,11 @@ class Life:
         _flush()
         watchdog.end_process(exits.DRAINED)
 
-    def _join(self, descriptors: list[int]) -> Membership | None:
+    def _join(self, descriptors: list[int]) -> NodeMessages | None:
         """A stage hears its node from now on; takes the listener for its links out of the descriptors."""
         if self._assign.stage is None:
             return None
-        membership = Membership(socket(fileno=descriptors.pop(0)))
+        membership = NodeMessages(socket(fileno=descriptors.pop(0)))
         self._channel.socket.setblocking(False)
         membership.hear(
             self._channel,
@@ -144,14 +144,14 @@ class Life:
             print(f"the stage ends: {why}", file=sys.stderr, flush=True)
             watchdog.end_process(exits.ORPHANED)
 
-    def _shut_in(self, place: Place, first: int) -> tuple[str, socket | None]:
+    def _shut_in(self, place: WorkerEnvironment, first: int) -> tuple[str, socket | None]:
         """Before any of the user's code. Returns where the bundle lies afterwards, and where to listen."""
         spec = self._assign.spec
         with self._timeline.span("start"):
             try:
                 bundle_dir, listening = place.shut_in(self._assign, first)
                 if spec.egress:
-                    os.environ.update(open_outlet(self._channel.send))
+                    os.environ.update(open_egress_socket(self._channel.send))
             except OSError as error:
                 raise StartFailed(f"the worker could not be shut in: {error}") from error
             os.environ.update(spec.env)
@@ -161,8 +161,8 @@ class Life:
             sys.dont_write_bytecode = True
         return bundle_dir, listening
 
-    async def _serve(self, started: Started, listening: socket | None, bundle_dir: str) -> None:
-        door = Door(
+    async def _serve(self, started: StartedApp, listening: socket | None, bundle_dir: str) -> None:
+        door = CallGate(
             started.app,
             token=self._assign.token,
             meter=self._meter,
@@ -170,8 +170,8 @@ class Life:
             changed=self._changed,
             sockets=started.lifespan,
         )
-        listener = self._listener = Listener(
-            discreet(door, Redactor(self._assign.secrets.values())), lifespan=started.lifespan
+        listener = self._listener = WorkerServer(
+            redact_errors(door, Redactor(self._assign.secrets.values())), lifespan=started.lifespan
         )
         try:
             await listener.start(listening)
@@ -241,7 +241,7 @@ class Life:
         watchdog.end_process(exits.START_FAILED)
 
 
-class Reporter:
+class UsageReporter:
     """Sends usage when it changed, at most once a USAGE_EVERY_S; an idle worker sends nothing and sleeps."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, meter: Meter, send: Callable[[msgspec.Struct], bool]) -> None:

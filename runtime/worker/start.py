@@ -29,20 +29,20 @@ from ..contract.node.messages import Assign
 from ..contract.node.speed import Speed
 from ..contract.timeline import Timeline
 from ..handlers.app import handler_app, is_asgi
-from ..handlers.hooks import closer, prepare
+from ..handlers.hooks import close_hook, run_start_hooks
 from ..sdk.context import with_context
 from ..sdk.declarations import LLM, Layered
 from ..worker_io import user_errors as blame
 from ..worker_io.asgi import App
-from .device_init import Device
+from .device_init import DeviceInit
 from .entrypoint import import_entry
 
 if TYPE_CHECKING:
     from ..contract.function.spec import LLMSettings
     from ..contract.weights.stage import Stage
-    from ..pipeline.node_messages import Membership
-    from ..pipeline.stage_context import StageOf
-    from ..weights.tensor_mapping import Tensors
+    from ..pipeline.node_messages import NodeMessages
+    from ..pipeline.stage_context import StageContext
+    from ..weights.tensor_mapping import TensorMapping
     from ..weights.weights import Weights
 
 CLOSE_S = 10.0
@@ -50,7 +50,7 @@ CLOSE_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Started:
+class StartedApp:
     """An app ready to be served, whether it may know ASGI's lifespan, how to close it, and how quick its engine is.
 
     `close_s`: what closing gets of a drain's time, once the calls have ended.
@@ -64,7 +64,7 @@ class Started:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Starting:
+class StartContext:
     """What a start needs: the assignment, where its bundle lies, its segments' descriptors, its loop, and whom to tell
     which chunks of the weights it waits for."""
 
@@ -73,13 +73,13 @@ class Starting:
     segment_fds: tuple[int, ...]
     loop: asyncio.AbstractEventLoop
     want: Callable[[range], object] = lambda chunks: None
-    membership: Membership | None = None
+    membership: NodeMessages | None = None
     """Of a stage; whom to tell of its life follows."""
     whole: Callable[[], object] = lambda: None
     end: Callable[[str], object] = lambda why: None
 
 
-def start(starting: Starting, timeline: Timeline) -> Started:
+def start(starting: StartContext, timeline: Timeline) -> StartedApp:
     """Errors: FleetError; the traceback of what was raised is in the log by then."""
     try:
         return _start(starting, timeline)
@@ -91,9 +91,9 @@ def start(starting: Starting, timeline: Timeline) -> Started:
         raise StartFailed(f"the module ended itself with {type(error).__name__} ({place})") from error
 
 
-def _start(starting: Starting, timeline: Timeline) -> Started:
+def _start(starting: StartContext, timeline: Timeline) -> StartedApp:
     spec = starting.assign.spec
-    device = Device(starting.assign.threads, timeline)
+    device = DeviceInit(starting.assign.threads, timeline)
     if spec.profile == "torch":
         device.begin()
     attached = _attach(starting)
@@ -107,18 +107,18 @@ def _start(starting: Starting, timeline: Timeline) -> Started:
         if spec.layered:
             return _start_layered(starting, device, target, attached)
         handler = _build(target, device, _weights(attached), starting.loop)
-        close = closer(handler, spec.entry, starting.loop)
+        close = close_hook(handler, spec.entry, starting.loop)
         if is_asgi(handler):
-            return Started(_in_context(handler, starting), True, close, close_s=CLOSE_S)
+            return StartedApp(_in_context(handler, starting), True, close, close_s=CLOSE_S)
         app = handler_app(handler, slots=spec.concurrency, bundle_dir=starting.bundle_dir)
-        return Started(_in_context(app, starting), False, close, close_s=CLOSE_S)
+        return StartedApp(_in_context(app, starting), False, close, close_s=CLOSE_S)
 
 
-def _in_context(app: App, starting: Starting) -> App:
+def _in_context(app: App, starting: StartContext) -> App:
     return with_context(app, starting.assign.spec.name, starting.assign.version)
 
 
-def _start_llm(starting: Starting, device: Device, attached: list[Weights]) -> Started:
+def _start_llm(starting: StartContext, device: DeviceInit, attached: list[Weights]) -> StartedApp:
     spec, threads = starting.assign.spec, starting.assign.threads
     weights: Any = _weights(attached)
     if weights is None or spec.llm is None:
@@ -129,15 +129,15 @@ def _start_llm(starting: Starting, device: Device, attached: list[Weights]) -> S
     if starting.assign.stage is not None:
         return _start_stage(starting, _stage_of(starting, starting.assign.stage, attached[0]), spec.llm, weights)
     app = create_app(weights, spec.llm, name=spec.name, threads=threads)
-    return Started(app, False, app.close, app.speed)
+    return StartedApp(app, False, app.close, app.speed)
 
 
-def _stage_of(starting: Starting, stage: Stage, weights: Weights) -> StageOf:
-    from ..pipeline.stage_context import StageOf
+def _stage_of(starting: StartContext, stage: Stage, weights: Weights) -> StageContext:
+    from ..pipeline.stage_context import StageContext
 
     membership = starting.membership
     assert membership is not None
-    return StageOf(
+    return StageContext(
         stage=stage,
         secret=starting.assign.secret,
         membership=membership,
@@ -148,31 +148,31 @@ def _stage_of(starting: Starting, stage: Stage, weights: Weights) -> StageOf:
     )
 
 
-def _start_stage(starting: Starting, of: StageOf, settings: LLMSettings, weights: Any) -> Started:
+def _start_stage(starting: StartContext, of: StageContext, settings: LLMSettings, weights: Any) -> StartedApp:
     """Ready when its whole pipeline is, or, of a later stage, when its links stand."""
-    from ..llm.distributed.stages import FirstStage, LaterStage
+    from ..llm.distributed.stages import LLMFirstStage, LLMLaterStage
 
     spec, threads = starting.assign.spec, starting.assign.threads
-    loaded: FirstStage | LaterStage
+    loaded: LLMFirstStage | LLMLaterStage
     if of.stage.index == 0:
-        loaded = FirstStage(weights, settings, of, name=spec.name, threads=threads)
+        loaded = LLMFirstStage(weights, settings, of, name=spec.name, threads=threads)
     else:
-        loaded = LaterStage(weights, settings, of, name=spec.name, threads=threads)
+        loaded = LLMLaterStage(weights, settings, of, name=spec.name, threads=threads)
     loaded.wait_until_ready()
-    return Started(loaded.app, False, loaded.close, loaded.speed)
+    return StartedApp(loaded.app, False, loaded.close, loaded.speed)
 
 
-def _start_layered(starting: Starting, device: Device, target: Any, attached: list[Weights]) -> Started:
+def _start_layered(starting: StartContext, device: DeviceInit, target: Any, attached: list[Weights]) -> StartedApp:
     spec = starting.assign.spec
     if not attached:
         raise WeightsMissing(f"{spec.name} is Layered and came without a segment")
     from ..contract.weights.stage import layer_count
-    from ..layered.app import made
-    from ..layered.stages import FirstStage, LaterStage, Parts, whole_app
+    from ..layered.app import instantiate_model
+    from ..layered.stages import LayeredFirstStage, LayeredLaterStage, LayeredModel, whole_app
 
     device.wait()
-    parts = Parts(
-        model=made(target),
+    parts = LayeredModel(
+        model=instantiate_model(target),
         weights=_weights(attached),
         layers=layer_count(attached[0].manifest),
         spec=spec,
@@ -180,14 +180,16 @@ def _start_layered(starting: Starting, device: Device, target: Any, attached: li
     )
     if starting.assign.stage is None:
         app = whole_app(parts)
-        return Started(_in_context(app, starting), False, None, app.speed)
+        return StartedApp(_in_context(app, starting), False, None, app.speed)
     of = _stage_of(starting, starting.assign.stage, attached[0])
-    loaded: FirstStage | LaterStage = FirstStage(parts, of) if of.stage.index == 0 else LaterStage(parts, of)
+    loaded: LayeredFirstStage | LayeredLaterStage = (
+        LayeredFirstStage(parts, of) if of.stage.index == 0 else LayeredLaterStage(parts, of)
+    )
     loaded.wait_until_ready()
-    return Started(_in_context(loaded.app, starting), False, loaded.close, loaded.speed)
+    return StartedApp(_in_context(loaded.app, starting), False, loaded.close, loaded.speed)
 
 
-def _attach(starting: Starting) -> list[Weights]:
+def _attach(starting: StartContext) -> list[Weights]:
     """Of the weights, then of their adapter: mapped from now on, while the module is imported."""
     if not starting.segment_fds:
         return []
@@ -208,7 +210,7 @@ def _attach(starting: Starting) -> list[Weights]:
     return attached
 
 
-def _weights(attached: list[Weights]) -> Tensors | None:
+def _weights(attached: list[Weights]) -> TensorMapping | None:
     """What load() gets."""
     if len(attached) < 2:
         return attached[0] if attached else None
@@ -218,7 +220,7 @@ def _weights(attached: list[Weights]) -> Tensors | None:
     return AdaptedWeights(base, adapter)
 
 
-def _build(target: Any, device: Device, weights: Any, loop: asyncio.AbstractEventLoop) -> Any:
+def _build(target: Any, device: DeviceInit, weights: Any, loop: asyncio.AbstractEventLoop) -> Any:
     """The callable to serve; a class is made into an instance and loaded."""
     if isinstance(target, LLM):
         raise InvalidSpec("the entry is an LLM, but the version was deployed without its llm settings: deploy again")
@@ -235,11 +237,11 @@ def _build(target: Any, device: Device, weights: Any, loop: asyncio.AbstractEven
     handler = target()
     if not callable(handler):
         raise NoHandler(f"class {target.__name__} has no __call__", hint="add def __call__(self, request): ...")
-    prepare(handler, weights if weights is not None else {}, loop)
+    run_start_hooks(handler, weights if weights is not None else {}, loop)
     return handler
 
 
-def _explained(error: Exception, starting: Starting) -> FleetError:
+def _explained(error: Exception, starting: StartContext) -> FleetError:
     """The error as its caller shall see it. What the platform itself refused needs no traceback."""
     native = _segment_error(error)
     if native is not None:

@@ -15,7 +15,7 @@ import time
 from typing import NoReturn
 
 from ..contract.node import exit_codes as exits
-from .meter import Call, Meter
+from .meter import Meter, RunningCall
 
 OVERRUN_GRACE_S = 2.0
 """How long a call may go on past its deadline: time for a cancelled handler to clean up."""
@@ -48,7 +48,7 @@ def end_process(code: int) -> NoReturn:
     os._exit(code)
 
 
-def _say(call: Call) -> None:
+def _say(call: RunningCall) -> None:
     now_ns = time.monotonic_ns()
     text = (
         f"call {call.request} ran {(now_ns - call.started_ns) / 1e9:.1f} s and is {(now_ns - call.ends_ns) / 1e9:.1f} s"

@@ -20,11 +20,11 @@ Headers = list[tuple[bytes, bytes]]
 JSON = b"application/json"
 
 
-class Disconnected(Exception):
+class ClientDisconnected(Exception):
     """The client went away before its request was whole."""
 
 
-class CutOff(Exception):
+class ResponseAborted(Exception):
     """Raised into the server, after everything was said, to make it close the connection amid a response."""
 
 
@@ -34,7 +34,7 @@ async def read_body(receive: Receive) -> bytes:
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
-            raise Disconnected
+            raise ClientDisconnected
         parts.append(message.get("body", b""))
         if not message.get("more_body", False):
             return parts[0] if len(parts) == 1 else b"".join(parts)

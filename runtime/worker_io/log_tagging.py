@@ -12,12 +12,12 @@ import io
 from contextvars import ContextVar
 from typing import Literal
 
-CALL: ContextVar[str] = ContextVar("call", default="")
+CURRENT_REQUEST_ID: ContextVar[str] = ContextVar("call", default="")
 """Request id of the call on whose behalf code runs."""
 BEGIN, END = "\x1e", "\x1f"
 
 
-class Lines(io.TextIOWrapper):
+class TaggedStream(io.TextIOWrapper):
     """stdout or stderr of a worker. Line-buffered, so that a line is in the log when it is written, also if the process
     is killed next."""
 
@@ -33,7 +33,7 @@ class Lines(io.TextIOWrapper):
         """Whose line has no end yet."""
 
     def write(self, text: str, /) -> int:
-        call = CALL.get()
+        call = CURRENT_REQUEST_ID.get()
         mark = f"{BEGIN}{self._number}{call}{END}" if call or self._number == 2 else ""
         if not text:
             return 0

@@ -24,7 +24,7 @@ import torch
 from fleetstart.runtime.contract.function.spec import LLMSettings
 from fleetstart.runtime.llm.engine.generation import Request
 from fleetstart.runtime.llm.engine.sampler import SamplingParams
-from fleetstart.runtime.llm.model.loader import Model, load_model
+from fleetstart.runtime.llm.model.loader import LoadedModel, load_model
 from tests.bench.harness.bandwidth import Reader, copy_on_gpu_bytes_per_s
 from tests.bench.harness.samples import ROOT, Options, Report, fine, median, parse_options, progress, spread
 from tests.bench.peers.process import HERE, Talk, peer
@@ -59,7 +59,7 @@ class Setting:
     """One number of threads."""
 
     threads: int
-    model: Model
+    model: LoadedModel
     ours: Rates = field(default_factory=Rates)
     theirs: dict[str, Rates] = field(default_factory=lambda: {dtype: Rates() for dtype in PEER_DTYPES})
     bandwidth: list[float] = field(default_factory=list)
@@ -77,7 +77,7 @@ def prompts() -> tuple[list[list[int]], list[int]]:
     return short[:8], (text * (LONG_TOKENS // len(text) + 1))[:LONG_TOKENS]
 
 
-def generate(model: Model, several: list[list[int]], new: int) -> tuple[float, float, list[list[int]]]:
+def generate(model: LoadedModel, several: list[list[int]], new: int) -> tuple[float, float, list[list[int]]]:
     """Seconds until each has its first token, seconds for the rest, and the tokens."""
     greedy = SamplingParams(temperature=0)
     began_s = time.perf_counter()
@@ -155,7 +155,7 @@ def main() -> None:
     report.save(options.json)
 
 
-def _load(weights: Checkpoint, options: Options, threads: int) -> Model:
+def _load(weights: Checkpoint, options: Options, threads: int) -> LoadedModel:
     return load_model(weights, LLMSettings(dtype="fp32", max_batch=8), threads=threads, device=options.device)
 
 

@@ -19,11 +19,11 @@ from typing import Protocol
 from ...contract.errors import FleetError
 from ...pipeline.frames import LinkBroken
 from ..engine.engine import Engine
-from ..engine.generation import Delta
-from ..engine.runner import Decoder, Direct
+from ..engine.generation import TokenDelta
+from ..engine.runner import Decoder, LocalRunner
 from ..server.engine_service import EngineService
-from .kv_copy import Held, KvCopy, Span
-from .pipeline_runner import Pipeline
+from .kv_copy import ComputedSequence, KvCopyPlan, KvSpan
+from .pipeline_runner import PipelineRunner
 
 log = logging.getLogger(__name__)
 
@@ -42,11 +42,11 @@ class WholeDecoder(Decoder, Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
+class ConsolidationPlan:
     """What grows, and into what."""
 
     service: EngineService
-    pipeline: Pipeline
+    pipeline: PipelineRunner
     load: Callable[[], WholeDecoder]
     """Waits for all layers, and binds them."""
     cuts: tuple[tuple[int, int], ...]
@@ -56,13 +56,13 @@ class Parts:
     block_tokens: int
 
 
-class Growth:
+class Consolidation:
     """One growing; `on_end` is called once, with the error or None, in its thread."""
 
-    def __init__(self, parts: Parts, on_end: Callable[[FleetError | None], None]) -> None:
+    def __init__(self, parts: ConsolidationPlan, on_end: Callable[[FleetError | None], None]) -> None:
         self._parts = parts
         self._on_end = on_end
-        self._copy = KvCopy(parts.block_tokens)
+        self._copy = KvCopyPlan(parts.block_tokens)
         self._thread = threading.Thread(target=self._run, name="llm-growth", daemon=True)
 
     def start(self) -> None:
@@ -90,37 +90,37 @@ class Growth:
             try:
                 for span in spans:
                     self._fetch(span, whole)
-            except _CopyBroken:
+            except _CopyFailed:
                 return
             if sum(span.end - span.begin for span in spans) <= FEW_TOKENS * len(running):
                 return
 
-    def _running(self) -> list[Held]:
-        found: list[Held] = []
+    def _running(self) -> list[ComputedSequence]:
+        found: list[ComputedSequence] = []
 
-        def look(engine: Engine) -> list[Delta]:
-            found.extend(held_by(engine))
+        def look(engine: Engine) -> list[TokenDelta]:
+            found.extend(computed_sequences(engine))
             return []
 
         self._in_engine(look)
         return found
 
-    def _take_over(self, engine: Engine, whole: WholeDecoder) -> list[Delta]:
+    def _take_over(self, engine: Engine, whole: WholeDecoder) -> list[TokenDelta]:
         """In the engine's thread. Either all that runs has its keys and values here, or it begins anew."""
         pipeline = self._parts.pipeline
         deltas = engine.settle()
         try:
-            for span in self._copy.missing(held_by(engine)):
+            for span in self._copy.missing(computed_sequences(engine)):
                 if pipeline.broken:  # and no step was under way that would have told the engine
-                    raise _CopyBroken(pipeline.broken)
+                    raise _CopyFailed(pipeline.broken)
                 self._fetch(span, whole)
-        except _CopyBroken as error:
+        except _CopyFailed as error:
             log.warning("running requests are computed anew", extra={"error": str(error)})
             engine.scheduler.restart()
-        engine.take_over(Direct(whole))
+        engine.take_over(LocalRunner(whole))
         return deltas
 
-    def _fetch(self, span: Span, whole: WholeDecoder) -> None:
+    def _fetch(self, span: KvSpan, whole: WholeDecoder) -> None:
         """From all stages at once. Errors: _CopyBroken."""
         pipeline, table = self._parts.pipeline, list(span.table)
         arrived = threading.Semaphore(0)
@@ -130,18 +130,18 @@ class Growth:
                 pipeline.read_kv(stage, table, span.begin, span.end, self._taker(span, stage, whole, arrived))
                 asked += 1
         except LinkBroken as error:
-            raise _CopyBroken(str(error)) from error
+            raise _CopyFailed(str(error)) from error
         own = pipeline.front.read_kv(table, span.begin, span.end)
         whole.write_kv(table, span.begin, span.end, 0, own)
         ends_s = time.monotonic() + PIECE_S
         for _ in range(asked):
             while not arrived.acquire(timeout=0.1):
                 if pipeline.broken or time.monotonic() > ends_s:
-                    raise _CopyBroken(pipeline.broken or f"a stage did not answer in {PIECE_S:g} s")
+                    raise _CopyFailed(pipeline.broken or f"a stage did not answer in {PIECE_S:g} s")
         self._copy.done(span)
 
     def _taker(
-        self, span: Span, stage: int, whole: WholeDecoder, arrived: threading.Semaphore
+        self, span: KvSpan, stage: int, whole: WholeDecoder, arrived: threading.Semaphore
     ) -> Callable[[bytearray], None]:
         """What to do with the stage's answer. A short one would leave layers that nobody wrote."""
         first, end = self._parts.cuts[stage]
@@ -155,12 +155,12 @@ class Growth:
 
         return take
 
-    def _in_engine(self, act: Callable[[Engine], list[Delta]]) -> None:
+    def _in_engine(self, act: Callable[[Engine], list[TokenDelta]]) -> None:
         """Runs it between two steps and waits for its end."""
         done = threading.Event()
         failure: list[Exception] = []
 
-        def acting(engine: Engine) -> list[Delta]:
+        def acting(engine: Engine) -> list[TokenDelta]:
             try:
                 return act(engine)
             except Exception as error:
@@ -176,13 +176,13 @@ class Growth:
             raise failure[0]
 
 
-class _CopyBroken(Exception):
+class _CopyFailed(Exception):
     """Some keys and values cannot be had."""
 
 
-def held_by(engine: Engine) -> list[Held]:
+def computed_sequences(engine: Engine) -> list[ComputedSequence]:
     return [
-        Held(sequence.id, tuple(sequence.table), sequence.computed)
+        ComputedSequence(sequence.id, tuple(sequence.table), sequence.computed)
         for sequence in engine.scheduler.running
         if sequence.computed
     ]

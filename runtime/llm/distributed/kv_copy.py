@@ -16,7 +16,7 @@ PIECE_TOKENS = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class ComputedSequence:
     """What a running sequence has: tokens `[0, computed)` in the blocks of its table."""
 
     id: int
@@ -25,7 +25,7 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class KvSpan:
     """Tokens `[begin, end)` of one sequence, to be copied."""
 
     id: int
@@ -34,7 +34,7 @@ class Span:
     end: int
 
 
-class KvCopy:
+class KvCopyPlan:
     """What the target has: of each block, whose tokens and how many from its beginning."""
 
     def __init__(self, block_tokens: int) -> None:
@@ -42,24 +42,24 @@ class KvCopy:
         self._have: dict[int, tuple[int, int, int]] = {}
         """Block → sequence, place in its table, tokens."""
 
-    def missing(self, sequences: Iterable[Held]) -> list[Span]:
+    def missing(self, sequences: Iterable[ComputedSequence]) -> list[KvSpan]:
         """In pieces of at most PIECE_TOKENS."""
-        spans: list[Span] = []
+        spans: list[KvSpan] = []
         for held in sequences:
             begin = self._copied(held)
             while begin < held.computed:
                 end = min(begin + PIECE_TOKENS, held.computed)
-                spans.append(Span(held.id, held.table, begin, end))
+                spans.append(KvSpan(held.id, held.table, begin, end))
                 begin = end
         return spans
 
-    def done(self, span: Span) -> None:
+    def done(self, span: KvSpan) -> None:
         """The span's tokens are there, and all of its sequence before them."""
         size = self._block_tokens
         for place in range(span.begin // size, -(-span.end // size)):
             self._have[span.table[place]] = (span.id, place, min(size, span.end - place * size))
 
-    def _copied(self, held: Held) -> int:
+    def _copied(self, held: ComputedSequence) -> int:
         """Tokens of the sequence that are there, from its first on."""
         size = self._block_tokens
         for place in range(-(-held.computed // size)):

@@ -17,20 +17,20 @@ from typing import Protocol
 from torch import Tensor
 
 from ...pipeline.frames import (
-    CaughtUp,
-    GiveBack,
-    Grown,
-    Kv,
-    KvWanted,
+    KvData,
+    KvRequest,
     LinkBroken,
     Message,
-    OfLending,
-    Result,
-    Step,
-    Token,
+    MigratedToken,
+    MigrationAborted,
+    MigrationCaughtUp,
+    MigrationMessage,
+    Promoted,
+    StageStep,
+    StepResult,
 )
-from ...pipeline.links import Links
-from ...pipeline.peer_stages import Crew
+from ...pipeline.links import StageLinks
+from ...pipeline.peer_stages import PeerStages
 from ..engine.batch import Batch
 from ..engine.runner import RunnerLost
 from .stage_worker import bytes_of, rows_of
@@ -39,7 +39,7 @@ RESULT_S = 60.0
 """For one step through all stages: far longer than any takes, so a stage that hangs is a stage that is lost."""
 
 
-class Front(Protocol):
+class FrontDecoder(Protocol):
     """The first stage: embedding and first layers, and the head that the last layer's output comes back to."""
 
     def forward(self, batch: Batch, hidden: Tensor | None = None) -> Tensor: ...
@@ -49,7 +49,7 @@ class Front(Protocol):
     def read_kv(self, table: list[int], begin: int, end: int) -> bytes: ...
 
 
-class Pipeline(Crew):
+class PipelineRunner(PeerStages):
     """A `Runner`. `links` must call `on_frame` and `on_lost` of this object; `on_broken` is called once, with the
     reason, from one of their threads."""
 
@@ -59,14 +59,14 @@ class Pipeline(Crew):
             on_broken(why)
 
         super().__init__(stages, told)
-        self._front: Front | None = None
+        self._front: FrontDecoder | None = None
         self._hidden_size = 0
         self._numbers = itertools.count()
         self._under_way: deque[int] = deque()
         self._results: queue.SimpleQueue[tuple[int, bytearray] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._kv: dict[int, Callable[[bytearray], None]] = {}
-        self.on_lending: Callable[[int, OfLending | None], None] = lambda stage, message: None
+        self.on_lending: Callable[[int, MigrationMessage | None], None] = lambda stage, message: None
         """Gets what stages say of requests that were lent to them, and None when one is lost."""
 
     # ── as a runner ────────────────────────────────────────────────────────────────────────────────
@@ -83,7 +83,7 @@ class Pipeline(Crew):
         number = next(self._numbers)
         self._under_way.append(number)
         hidden = self.front.forward(batch)
-        step = Step(
+        step = StageStep(
             number=number,
             positions=batch.positions,
             starts=batch.starts,
@@ -115,12 +115,12 @@ class Pipeline(Crew):
 
     # ── its links ──────────────────────────────────────────────────────────────────────────────────
 
-    def begin(self, links: Links, front: Front, hidden_size: int) -> None:
+    def begin(self, links: StageLinks, front: FrontDecoder, hidden_size: int) -> None:
         """The first stage's own layers are there. The others may have told of theirs before."""
         self._links, self._front, self._hidden_size = links, front, hidden_size
 
     @property
-    def front(self) -> Front:
+    def front(self) -> FrontDecoder:
         assert self._front is not None
         return self._front
 
@@ -132,18 +132,18 @@ class Pipeline(Crew):
         number = next(self._numbers)
         with self._lock:
             self._kv[number] = take
-        self.send(stage, KvWanted(number, table, begin, end))
+        self.send(stage, KvRequest(number, table, begin, end))
 
     def on_frame(self, stage: int, message: Message, payload: bytearray) -> None:
         match message:
-            case Result(number=number):
+            case StepResult(number=number):
                 self._results.put((number, payload))
-            case Kv(number=number):
+            case KvData(number=number):
                 with self._lock:
                     take = self._kv.pop(number, None)
                 if take is not None:
                     take(payload)
-            case Grown() | CaughtUp() | Token() | GiveBack():
+            case Promoted() | MigrationCaughtUp() | MigratedToken() | MigrationAborted():
                 self.on_lending(stage, message)
             case _:
                 self.heard(stage, message)

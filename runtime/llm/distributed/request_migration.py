@@ -15,9 +15,19 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ...contract.errors import FleetError
-from ...pipeline.frames import Begin, CaughtUp, GiveBack, Grown, Lend, LinkBroken, Message, OfLending, Token
+from ...pipeline.frames import (
+    LinkBroken,
+    Message,
+    MigratedToken,
+    MigrationAborted,
+    MigrationCaughtUp,
+    MigrationHandover,
+    MigrationMessage,
+    MigrationOffer,
+    Promoted,
+)
 from ..engine.engine import Engine
-from ..engine.generation import Delta
+from ..engine.generation import TokenDelta
 from ..engine.sampler import SamplingParams
 from ..engine.scheduler import Sequence as Tokens
 from ..server.engine_service import EngineService
@@ -28,7 +38,7 @@ WORTH_TOKENS = 16
 """A request with fewer to come is done before it has moved."""
 
 
-def to_lend(running: Sequence[tuple[int, int]], lent: Mapping[int, int], to: int) -> list[int]:
+def choose_migrations(running: Sequence[tuple[int, int]], lent: Mapping[int, int], to: int) -> list[int]:
     """Which of the requests that run here (id, most tokens to come) go to that stage; `lent` is what each has to do.
 
     An even share for every whole worker, those first that will run longest.
@@ -41,40 +51,40 @@ def to_lend(running: Sequence[tuple[int, int]], lent: Mapping[int, int], to: int
 
 
 @dataclass(slots=True)
-class _Loan:
+class _Migration:
     stage: int
     id: int
     begun: bool = False
 
 
-class Lender:
+class MigrationSource:
     """The first stage's side. What it does to the engine it does in the engine's thread, and keeps its books there."""
 
     def __init__(self, service: EngineService, send: Callable[[int, Message], None]) -> None:
         self._service = service
         self._send = send
         self._numbers = itertools.count()
-        self._loans: dict[int, _Loan] = {}
+        self._loans: dict[int, _Migration] = {}
         self._whole: set[int] = set()
 
-    def on_frame(self, stage: int, message: OfLending | None) -> None:
+    def on_frame(self, stage: int, message: MigrationMessage | None) -> None:
         """From any thread; None: the stage is lost."""
         self._service.do(lambda engine: self._act(engine, stage, message))
 
-    def _act(self, engine: Engine, stage: int, message: OfLending | None) -> list[Delta]:
+    def _act(self, engine: Engine, stage: int, message: MigrationMessage | None) -> list[TokenDelta]:
         match message:
             case None:
                 self._whole.discard(stage)
                 for number in [number for number, loan in self._loans.items() if loan.stage == stage]:
                     self._end(engine, number)
-            case Grown(running=running):
+            case Promoted(running=running):
                 self._whole.add(stage)
                 self._offer(engine, stage, running)
-            case CaughtUp(number=number):
+            case MigrationCaughtUp(number=number):
                 return self._hand_over(engine, number)
-            case Token(number=number, token=token):
+            case MigratedToken(number=number, token=token):
                 return self._accept(engine, stage, number, token)
-            case GiveBack(number=number):
+            case MigrationAborted(number=number):
                 self._end(engine, number)
             case _:
                 log.warning("a frame that no borrower sends", extra={"frame": type(message).__name__})
@@ -84,16 +94,16 @@ class Lender:
         """`own` requests came to it by themselves."""
         lent = {whole: sum(loan.stage == whole for loan in self._loans.values()) for whole in self._whole}
         lent[stage] += own
-        for id in to_lend(engine.running(), lent, stage):
+        for id in choose_migrations(engine.running(), lent, stage):
             found = engine.tokens_of(id)
             if found is None:
                 continue
             tokens, prompt_count, max_new_tokens, sampling = found
             number = next(self._numbers)
-            self._loans[number] = _Loan(stage, id)
-            self._say(engine, number, Lend(number, tokens, prompt_count, max_new_tokens, asdict(sampling)))
+            self._loans[number] = _Migration(stage, id)
+            self._say(engine, number, MigrationOffer(number, tokens, prompt_count, max_new_tokens, asdict(sampling)))
 
-    def _hand_over(self, engine: Engine, number: int) -> list[Delta]:
+    def _hand_over(self, engine: Engine, number: int) -> list[TokenDelta]:
         loan = self._loans.get(number)
         if loan is None:
             return []
@@ -103,10 +113,10 @@ class Lender:
             self._drop(number)
             return deltas
         loan.begun = True
-        self._say(engine, number, Begin(number, tokens))
+        self._say(engine, number, MigrationHandover(number, tokens))
         return deltas
 
-    def _accept(self, engine: Engine, stage: int, number: int, token: int) -> list[Delta]:
+    def _accept(self, engine: Engine, stage: int, number: int, token: int) -> list[TokenDelta]:
         loan = self._loans.get(number)
         if loan is None or not loan.begun or loan.stage != stage:
             return []  # a token that was on its way when the loan ended
@@ -122,7 +132,7 @@ class Lender:
         loan = self._loans.pop(number, None)
         if loan is not None:
             try:
-                self._send(loan.stage, GiveBack(number))
+                self._send(loan.stage, MigrationAborted(number))
             except LinkBroken:
                 return  # gone with all that it had
 
@@ -133,7 +143,7 @@ class Lender:
             self._end(engine, number)
 
 
-class Borrower:
+class MigrationTarget:
     """The other side: a worker that has grown out of the same pipeline."""
 
     def __init__(self, service: EngineService, send: Callable[[Message], None]) -> None:
@@ -141,26 +151,26 @@ class Borrower:
         self._send = send
         self._numbers: set[int] = set()
 
-    def on_frame(self, message: OfLending | None) -> None:
+    def on_frame(self, message: MigrationMessage | None) -> None:
         """From any thread; None: the owner is lost, and its requests with it."""
         self._service.do(lambda engine: self._act(engine, message))
 
-    def _act(self, engine: Engine, message: OfLending | None) -> list[Delta]:
+    def _act(self, engine: Engine, message: MigrationMessage | None) -> list[TokenDelta]:
         match message:
             case None:
                 for number in list(self._numbers):
                     self._give_back(engine, number)
-            case Lend():
+            case MigrationOffer():
                 self._borrow(engine, message)
-            case Begin(number=number, tokens=tokens):
+            case MigrationHandover(number=number, tokens=tokens):
                 engine.begin(_id(number), tokens)
-            case GiveBack(number=number):
+            case MigrationAborted(number=number):
                 self._give_back(engine, number)
             case _:
                 log.warning("a frame that no lender sends", extra={"frame": type(message).__name__})
         return []
 
-    def _borrow(self, engine: Engine, lend: Lend) -> None:
+    def _borrow(self, engine: Engine, lend: MigrationOffer) -> None:
         number = lend.number
         sequence = Tokens(
             id=_id(number),
@@ -174,13 +184,13 @@ class Borrower:
             engine.borrow(
                 sequence,
                 SamplingParams(**sampling),
-                caught_up=lambda: self._say(CaughtUp(number)),
-                tell=lambda token: self._say(Token(number, token)),
+                caught_up=lambda: self._say(MigrationCaughtUp(number)),
+                tell=lambda token: self._say(MigratedToken(number, token)),
             )
         except (FleetError, TypeError) as error:
             log.warning("a request cannot go on here", extra={"error": str(error)})
             self._numbers.discard(number)
-            self._say(GiveBack(number))
+            self._say(MigrationAborted(number))
 
     def _give_back(self, engine: Engine, number: int) -> None:
         self._numbers.discard(number)

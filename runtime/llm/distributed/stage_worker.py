@@ -17,20 +17,20 @@ from torch import Tensor
 
 from ...contract.weights.stage import Stage
 from ...pipeline.frames import (
-    Begin,
-    Broken,
-    Farewell,
-    GiveBack,
-    Kv,
-    KvWanted,
-    Lend,
+    Dismiss,
+    KvData,
+    KvRequest,
     Message,
-    OfLending,
-    Result,
-    Step,
+    MigrationAborted,
+    MigrationHandover,
+    MigrationMessage,
+    MigrationOffer,
+    StageBroken,
+    StageStep,
+    StepResult,
 )
-from ...pipeline.links import Links
-from ...pipeline.stage_protocol import Helper
+from ...pipeline.links import StageLinks
+from ...pipeline.stage_protocol import StageProtocol
 from ..engine.batch import Batch
 
 log = logging.getLogger(__name__)
@@ -44,19 +44,19 @@ class StageDecoder(Protocol):
     def read_kv(self, table: list[int], begin: int, end: int) -> bytes: ...
 
 
-class StageWorker(Helper):
+class LLMStageWorker(StageProtocol):
     """Computes once `run` was called."""
 
     def __init__(self, on_end: Callable[[str], object]) -> None:
         super().__init__(on_end)
-        self.on_lending: Callable[[OfLending | None], object] = lambda message: None
+        self.on_lending: Callable[[MigrationMessage | None], object] = lambda message: None
         """Gets what the first stage says of requests that it lends, and None when it is lost."""
         self._decoder: StageDecoder | None = None
         self._hidden_size = 0
-        self._work: queue.SimpleQueue[tuple[Step, bytearray] | None] = queue.SimpleQueue()
-        self._reads: queue.SimpleQueue[KvWanted | None] = queue.SimpleQueue()
+        self._work: queue.SimpleQueue[tuple[StageStep, bytearray] | None] = queue.SimpleQueue()
+        self._reads: queue.SimpleQueue[KvRequest | None] = queue.SimpleQueue()
 
-    def run(self, links: Links, decoder: StageDecoder, hidden_size: int) -> None:
+    def run(self, links: StageLinks, decoder: StageDecoder, hidden_size: int) -> None:
         """Its layers and its links are there: it tells the first stage, and works from now on."""
         self._decoder, self._hidden_size = decoder, hidden_size
         for name, body in (("stage", lambda: self._compute(links.stage)), ("stage-kv", self._read)):
@@ -65,13 +65,13 @@ class StageWorker(Helper):
 
     def on_frame(self, index: int, message: Message, payload: bytearray) -> None:
         match message:
-            case Step():
+            case StageStep():
                 self._work.put((message, payload))
-            case KvWanted():
+            case KvRequest():
                 self._reads.put(message)
-            case Farewell():
+            case Dismiss():
                 self.end("")
-            case Lend() | Begin() | GiveBack():
+            case MigrationOffer() | MigrationHandover() | MigrationAborted():
                 self.on_lending(message)
             case _:
                 log.warning("a frame that no stage sends to this one", extra={"frame": type(message).__name__})
@@ -90,7 +90,7 @@ class StageWorker(Helper):
             body()
         except Exception as error:
             log.exception("the stage failed")
-            self.send(0, Broken(f"{type(error).__name__}: {error}"))
+            self.send(0, StageBroken(f"{type(error).__name__}: {error}"))
 
     def _compute(self, stage: Stage) -> None:
         assert self._decoder is not None
@@ -108,12 +108,12 @@ class StageWorker(Helper):
             if stage.index + 1 < stage.count:
                 self.send(stage.index + 1, step, bytes_of(hidden))
             else:
-                self.send(0, Result(step.number), bytes_of(hidden[step.logits_rows]))
+                self.send(0, StepResult(step.number), bytes_of(hidden[step.logits_rows]))
 
     def _read(self) -> None:
         assert self._decoder is not None
         while (wanted := self._reads.get()) is not None:
-            self.send(0, Kv(wanted.number), self._decoder.read_kv(wanted.table, wanted.begin, wanted.end))
+            self.send(0, KvData(wanted.number), self._decoder.read_kv(wanted.table, wanted.begin, wanted.end))
 
 
 def bytes_of(hidden: Tensor) -> memoryview:

@@ -1,6 +1,6 @@
 """A worker that has a stage: what it serves, its links, and how it grows into a whole worker.
 
-`FirstStage` serves the function's routes like a worker with the whole model. `LaterStage` serves nobody but the
+`LLMFirstStage` serves the function's routes like a worker with the whole model. `LLMLaterStage` serves nobody but the
 stages beside it, until it has grown. Both are made by `start` and told of connections and of growth by the shell.
 """
 
@@ -14,39 +14,43 @@ from functools import partial
 
 from ...contract.function.spec import LLMSettings
 from ...contract.node.speed import Speed
-from ...pipeline.first_stage import Lead
-from ...pipeline.frames import Grown, LinkBroken
-from ...pipeline.later_stage import Later
-from ...pipeline.links import Links
-from ...pipeline.stage_context import StageOf
+from ...pipeline.first_stage import FirstStageLifecycle
+from ...pipeline.frames import LinkBroken, Promoted
+from ...pipeline.later_stage import LaterStageLifecycle
+from ...pipeline.links import StageLinks
+from ...pipeline.stage_context import StageContext
 from ..engine.runner import Runner
-from ..model.loader import BLOCK_TOKENS, Builder, builder, load_model
-from ..model.weights import Weights
+from ..model.loader import BLOCK_TOKENS, DecoderBuilder, decoder_builder, load_model
+from ..model.weights import ModelWeights
 from ..server.app import LLMApp
-from .consolidation import Growth, Parts
-from .pipeline_runner import Pipeline
-from .request_migration import Borrower, Lender
-from .stage_worker import StageWorker
+from .consolidation import Consolidation, ConsolidationPlan
+from .pipeline_runner import PipelineRunner
+from .request_migration import MigrationSource, MigrationTarget
+from .stage_worker import LLMStageWorker
 
 FIRST_CALLS_S = 0.5
 """For calls that wait at the gateway: who has grown takes those first, and running requests only if there is room."""
 
 
-class FirstStage:
+class LLMFirstStage:
     """Loads its layers; ready when all stages are, or, if one is lost on the way, when it has the whole model."""
 
-    def __init__(self, weights: Weights, settings: LLMSettings, of: StageOf, *, name: str, threads: int) -> None:
+    def __init__(
+        self, weights: ModelWeights, settings: LLMSettings, of: StageContext, *, name: str, threads: int
+    ) -> None:
         """Returns when its own layers are there. Errors: as of `load_model`."""
         self._stage = of.stage
-        self._lead = Lead(of)
-        self._pipeline = Pipeline(of.stage.count, self._lead.on_broken)
-        self.links = Links(of.stage, of.secret, of.membership.listener, self._pipeline.on_frame, self._pipeline.on_lost)
+        self._lead = FirstStageLifecycle(of)
+        self._pipeline = PipelineRunner(of.stage.count, self._lead.on_broken)
+        self.links = StageLinks(
+            of.stage, of.secret, of.membership.listener, self._pipeline.on_frame, self._pipeline.on_lost
+        )
         of.membership.adopt(self)
-        built: list[Builder] = []
+        built: list[DecoderBuilder] = []
         model = load_model(weights, settings, threads=threads, runner=lambda one: self._runner(built, one))
         self.app = LLMApp(model, name=name)
-        self._pipeline.on_lending = Lender(self.app.service, self._pipeline.send).on_frame
-        parts = Parts(
+        self._pipeline.on_lending = MigrationSource(self.app.service, self._pipeline.send).on_frame
+        parts = ConsolidationPlan(
             service=self.app.service,
             pipeline=self._pipeline,
             load=built[0].whole,
@@ -54,9 +58,9 @@ class FirstStage:
             kv_bytes=built[0].kv_bytes,
             block_tokens=BLOCK_TOKENS,
         )
-        self._lead.loaded(self._pipeline, lambda on_end: Growth(parts, on_end).start())
+        self._lead.loaded(self._pipeline, lambda on_end: Consolidation(parts, on_end).start())
 
-    def _runner(self, built: list[Builder], one: Builder) -> Runner:
+    def _runner(self, built: list[DecoderBuilder], one: DecoderBuilder) -> Runner:
         built.append(one)
         front = one.decoder(self._stage.first, self._stage.end)
         self._pipeline.begin(self.links, front, one.config.hidden_size)
@@ -81,14 +85,16 @@ class FirstStage:
         self.links.close()
 
 
-class LaterStage(Later[LLMApp]):
-    def __init__(self, weights: Weights, settings: LLMSettings, of: StageOf, *, name: str, threads: int) -> None:
+class LLMLaterStage(LaterStageLifecycle[LLMApp]):
+    def __init__(
+        self, weights: ModelWeights, settings: LLMSettings, of: StageContext, *, name: str, threads: int
+    ) -> None:
         """Returns when its layers are there. Errors: as of `load_model`."""
         self._whole_app: Callable[[], LLMApp] = partial(_app, weights, settings, threads, name)
         self._closed = threading.Event()
-        self._worker = StageWorker(self.on_end)
+        self._worker = LLMStageWorker(self.on_end)
         super().__init__(of, self._worker)
-        self._built = builder(weights, settings, threads=threads, whole=False)
+        self._built = decoder_builder(weights, settings, threads=threads, whole=False)
         self._decoder = self._built.decoder(of.stage.first, of.stage.end)
 
     def _run(self) -> None:
@@ -102,15 +108,15 @@ class LaterStage(Later[LLMApp]):
 
     def _load(self) -> LLMApp:
         app = self._whole_app()
-        borrower = Borrower(app.service, lambda message: self.links.send(0, message))
+        borrower = MigrationTarget(app.service, lambda message: self.links.send(0, message))
         self._worker.on_lending = borrower.on_frame
         return app
 
     def _grown(self, app: LLMApp) -> None:
         self._closed.wait(FIRST_CALLS_S)
         with contextlib.suppress(LinkBroken):  # then there is nobody whose requests it could take
-            self.links.send(0, Grown(app.service.active_count))
+            self.links.send(0, Promoted(app.service.active_count))
 
 
-def _app(weights: Weights, settings: LLMSettings, threads: int, name: str) -> LLMApp:
+def _app(weights: ModelWeights, settings: LLMSettings, threads: int, name: str) -> LLMApp:
     return LLMApp(load_model(weights, settings, threads=threads), name=name)

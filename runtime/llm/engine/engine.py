@@ -1,7 +1,7 @@
 """The engine: requests in, text out, one step at a time.
 
 Synchronous and alone in its thread (`service.py` joins it to the server). A step asks the scheduler what
-to compute, the runner for logits, the sampler for tokens, and each request's `Answer` for text that may be shown.
+to compute, the runner for logits, the sampler for tokens, and each request's `Generation` for text that may be shown.
 Along a pipeline several steps are under way at once, each with sequences of its own.
 """
 
@@ -16,20 +16,29 @@ from dataclasses import dataclass
 from ...contract.errors import DeadlineExceeded, FleetError, HandlerFailed
 from ..text.tokenizer import Vocabulary
 from .batch import Batch
-from .generation import Answer, Borrowed, Delta, Past, Request, answer_to, past_of, resumed
+from .generation import (
+    Generation,
+    MigratedRequest,
+    Request,
+    ResumeState,
+    TokenDelta,
+    resume_state,
+    resumed_sampler,
+    start_generation,
+)
 from .runner import Runner, RunnerLost
 from .sampler import SamplingParams, sample
-from .scheduler import Chunk, Scheduler, Sequence
+from .scheduler import PlannedChunk, Scheduler, Sequence
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class _Flight:
+class _StepInFlight:
     """A step under way, and those of its chunks whose last row is sampled."""
 
-    chunks: list[Chunk]
-    sampling: list[Chunk]
+    chunks: list[PlannedChunk]
+    sampling: list[PlannedChunk]
 
 
 class Engine:
@@ -37,26 +46,26 @@ class Engine:
 
     def __init__(self, runner: Runner, scheduler: Scheduler, tokenizer: Vocabulary, eos_ids: frozenset[int]) -> None:
         self._runner = runner
-        self._flights: deque[_Flight] = deque()
+        self._flights: deque[_StepInFlight] = deque()
         self.scheduler = scheduler
         self._tokenizer = tokenizer
         self._eos_ids = eos_ids
-        self._active: dict[int, Answer] = {}
-        self._borrowed: dict[int, Borrowed] = {}
+        self._active: dict[int, Generation] = {}
+        self._borrowed: dict[int, MigratedRequest] = {}
         self._ids = itertools.count()
 
     def check(self, request: Request) -> None:
         """Errors: InvalidInput for what this engine can never finish."""
         self.scheduler.check(len(request.tokens), request.max_new_tokens)
 
-    def past(self, request: Request, tokens: list[int]) -> Past:
-        """What the request needs to go on after tokens that it put out elsewhere. Errors: as of `past_of`."""
-        return past_of(request, tokens, self._tokenizer, self._eos_ids)
+    def past(self, request: Request, tokens: list[int]) -> ResumeState:
+        """What the request needs to go on after tokens that it put out elsewhere. Errors: as of `resume_state`."""
+        return resume_state(request, tokens, self._tokenizer, self._eos_ids)
 
     def add(self, request: Request, id: int | None = None) -> int:
         """Errors: InvalidInput, as `check`."""
         id = next(self._ids) if id is None else id
-        answer = answer_to(request, id, self._tokenizer, self._eos_ids)
+        answer = start_generation(request, id, self._tokenizer, self._eos_ids)
         self.scheduler.add(answer.sequence)
         self._active[id] = answer
         return id
@@ -98,7 +107,7 @@ class Engine:
         active.lent = drop
         return list(active.sequence.tokens)
 
-    def accept(self, id: int, token: int) -> list[Delta]:
+    def accept(self, id: int, token: int) -> list[TokenDelta]:
         """The next token of one that is lent."""
         active = self._active.get(id)
         return [] if active is None or active.lent is None else [self._accept(active, token)]
@@ -109,7 +118,7 @@ class Engine:
         if active is None or active.lent is None:
             return
         active.lent = None
-        active.sampler = resumed(active.sequence, active.request.sampling)
+        active.sampler = resumed_sampler(active.sequence, active.request.sampling)
         self.scheduler.put_first(active.sequence)
 
     def borrow(
@@ -125,7 +134,7 @@ class Engine:
         """
         sequence.held = True
         self.scheduler.add(sequence)
-        self._borrowed[sequence.id] = Borrowed(sequence, resumed(sequence, sampling), caught_up, tell)
+        self._borrowed[sequence.id] = MigratedRequest(sequence, resumed_sampler(sequence, sampling), caught_up, tell)
 
     def begin(self, id: int, tokens: list[int]) -> None:
         """All tokens so far, of which the last is not computed yet: from now on it is continued here."""
@@ -135,7 +144,7 @@ class Engine:
         sequence = borrowed.sequence
         sequence.tokens[:] = tokens
         sequence.held = False
-        borrowed.sampler = resumed(sequence, borrowed.sampler.params)
+        borrowed.sampler = resumed_sampler(sequence, borrowed.sampler.params)
 
     def give_back(self, id: int) -> None:
         """Its owner needs it no longer here."""
@@ -157,7 +166,7 @@ class Engine:
         """Whether nothing can be computed for now: the runner takes nothing, or all that runs is computed elsewhere."""
         return not self._flights and (self._runner.stalled or not self.scheduler.pending)
 
-    def step(self, now_ns: int = 0) -> list[Delta]:
+    def step(self, now_ns: int = 0) -> list[TokenDelta]:
         """Sets steps going until the runner is busy, and ends the oldest; the deltas that it brought."""
         deltas = self._expire(now_ns)
         try:
@@ -175,11 +184,11 @@ class Engine:
             for sequence in failed:
                 self.cancel(sequence.id)
                 self.give_back(sequence.id)
-            return deltas + [Delta(id=sequence.id, error=reason) for sequence in failed]
+            return deltas + [TokenDelta(id=sequence.id, error=reason) for sequence in failed]
 
-    def settle(self) -> list[Delta]:
+    def settle(self) -> list[TokenDelta]:
         """Ends all steps under way and begins none; what they brought."""
-        deltas: list[Delta] = []
+        deltas: list[TokenDelta] = []
         try:
             while self._flights:
                 deltas += self._land()
@@ -197,14 +206,14 @@ class Engine:
         assert not self._flights
         self._runner = runner
 
-    def fail_all(self, error: FleetError) -> list[Delta]:
+    def fail_all(self, error: FleetError) -> list[TokenDelta]:
         """Ends every request with the error: the worker is going away."""
-        deltas = [Delta(id=id, error=error) for id in self._active]
+        deltas = [TokenDelta(id=id, error=error) for id in self._active]
         for delta in deltas:
             self.cancel(delta.id)
         return deltas
 
-    def _expire(self, now_ns: int) -> list[Delta]:
+    def _expire(self, now_ns: int) -> list[TokenDelta]:
         late = [
             id
             for id, active in self._active.items()
@@ -215,7 +224,7 @@ class Engine:
             count = self._active[id].sequence.output_count
             self.cancel(id)
             error = DeadlineExceeded(f"the deadline passed after {count} new tokens", hint="ask for fewer max_tokens")
-            deltas.append(Delta(id=id, error=error))
+            deltas.append(TokenDelta(id=id, error=error))
         return deltas
 
     def _launch(self) -> None:
@@ -226,10 +235,10 @@ class Engine:
             if not chunks:
                 return
             batch, sampling = _batch(chunks)
-            self._flights.append(_Flight(chunks, sampling))
+            self._flights.append(_StepInFlight(chunks, sampling))
             self._runner.submit(batch)
 
-    def _land(self) -> list[Delta]:
+    def _land(self) -> list[TokenDelta]:
         """The oldest step under way: its tokens are computed, and those that end a sequence sampled."""
         if not self._flights:
             return []
@@ -259,25 +268,25 @@ class Engine:
         if borrowed is not None and sequence.held and sequence.computed == len(sequence.tokens):
             borrowed.caught_up()
 
-    def _pass_on(self, borrowed: Borrowed, token: int) -> None:
+    def _pass_on(self, borrowed: MigratedRequest, token: int) -> None:
         sequence = borrowed.sequence
         sequence.tokens.append(token)
         borrowed.tell(token)
         if sequence.output_count >= sequence.max_new_tokens:
             self.give_back(sequence.id)
 
-    def _runs(self, chunk: Chunk) -> bool:
+    def _runs(self, chunk: PlannedChunk) -> bool:
         """Not if it was cancelled meanwhile."""
         return chunk.sequence.id in self._active or chunk.sequence.id in self._borrowed
 
-    def _accept(self, answer: Answer, token: int) -> Delta:
+    def _accept(self, answer: Generation, token: int) -> TokenDelta:
         delta = answer.accept(token)
         if delta.last:
             self.cancel(delta.id)
         return delta
 
 
-def _batch(chunks: list[Chunk]) -> tuple[Batch, list[Chunk]]:
+def _batch(chunks: list[PlannedChunk]) -> tuple[Batch, list[PlannedChunk]]:
     """The chunks laid end to end, and those of them whose last row is sampled."""
     tokens: list[int] = []
     positions: list[int] = []

@@ -19,7 +19,7 @@ FinishReason = Literal["stop", "length"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Past:
+class ResumeState:
     """Of a request that began elsewhere. Used once."""
 
     tokens: list[int]
@@ -39,11 +39,11 @@ class Request:
     ignore_eos: bool = False
     deadline_ns: int | None = None
     """Monotonic; past it the request ends with DeadlineExceeded."""
-    past: Past | None = None
+    past: ResumeState | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Delta:
+class TokenDelta:
     """What one step brought one request. After one with `finish` or `error` nothing more comes."""
 
     id: int
@@ -58,7 +58,7 @@ class Delta:
 
 
 @dataclass(slots=True)
-class Answer:
+class Generation:
     """One request under way."""
 
     request: Request
@@ -70,7 +70,7 @@ class Answer:
     lent: Callable[[], object] | None = None
     """Its tokens come from another worker, which is told so if it is to stop."""
 
-    def accept(self, token: int) -> Delta:
+    def accept(self, token: int) -> TokenDelta:
         """The next token; the delta that it makes."""
         sequence = self.sequence
         sequence.tokens.append(token)
@@ -82,14 +82,14 @@ class Answer:
         if sequence.output_count >= sequence.max_new_tokens:
             text += self.stops.feed(self.detokenizer.flush())
             return self._finish(text, token, "stop" if self.stops.stopped else "length")
-        return Delta(id=sequence.id, text=text, tokens=(token,))
+        return TokenDelta(id=sequence.id, text=text, tokens=(token,))
 
-    def _finish(self, text: str, token: int, reason: FinishReason) -> Delta:
-        return Delta(id=self.sequence.id, text=text + self.stops.flush(), tokens=(token,), finish=reason)
+    def _finish(self, text: str, token: int, reason: FinishReason) -> TokenDelta:
+        return TokenDelta(id=self.sequence.id, text=text + self.stops.flush(), tokens=(token,), finish=reason)
 
 
 @dataclass(slots=True)
-class Borrowed:
+class MigratedRequest:
     """Another worker's sequence, computed here: its tokens are told as they come, and are the other's to judge."""
 
     sequence: Tokens
@@ -98,12 +98,12 @@ class Borrowed:
     tell: Callable[[int], object]
 
 
-def resumed(sequence: Tokens, sampling: SamplingParams) -> SamplerState:
+def resumed_sampler(sequence: Tokens, sampling: SamplingParams) -> SamplerState:
     """Of a sequence that has tokens already."""
     return SamplerState.resumed(sampling, sequence.tokens[sequence.prompt_count :])
 
 
-def answer_to(request: Request, id: int, vocabulary: Vocabulary, eos_ids: frozenset[int]) -> Answer:
+def start_generation(request: Request, id: int, vocabulary: Vocabulary, eos_ids: frozenset[int]) -> Generation:
     """One that begins, or goes on after its request's past."""
     past = request.past
     sequence = Tokens(
@@ -112,25 +112,27 @@ def answer_to(request: Request, id: int, vocabulary: Vocabulary, eos_ids: frozen
         prompt_count=len(request.tokens),
         max_new_tokens=request.max_new_tokens,
     )
-    return Answer(
+    return Generation(
         request=request,
         sequence=sequence,
-        sampler=resumed(sequence, request.sampling),
+        sampler=resumed_sampler(sequence, request.sampling),
         detokenizer=past.detokenizer if past is not None else Detokenizer(vocabulary),
         stops=past.stops if past is not None else StopMatcher(request.stops),
         eos_ids=eos_ids,
     )
 
 
-def past_of(request: Request, tokens: Sequence[int], vocabulary: Vocabulary, eos_ids: frozenset[int]) -> Past:
+def resume_state(
+    request: Request, tokens: Sequence[int], vocabulary: Vocabulary, eos_ids: frozenset[int]
+) -> ResumeState:
     """After the request has put these out. Takes as long as to show them did: some tens of microseconds each.
 
     Errors: InvalidInput if it would have ended before the last of them.
     """
-    answer = answer_to(request, 0, vocabulary, eos_ids)
+    answer = start_generation(request, 0, vocabulary, eos_ids)
     finish: FinishReason | None = None
     for number, token in enumerate(tokens):
         if finish is not None:
             raise InvalidInput(f"{len(tokens)} tokens of an answer that ends after {number}")
         finish = answer.accept(token).finish
-    return Past(tokens=list(tokens), detokenizer=answer.detokenizer, stops=answer.stops, finish=finish)
+    return ResumeState(tokens=list(tokens), detokenizer=answer.detokenizer, stops=answer.stops, finish=finish)

@@ -10,31 +10,31 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ...contract.node.speed import Speed
-from .generation import Delta
+from .generation import TokenDelta
 
 
 @dataclass(slots=True)
-class _Request:
+class _OpenRequest:
     added_ns: int
     stages: int
     first_ns: int = 0
     tokens: int = 0
 
 
-class Speeds:
+class LatencyStats:
     def __init__(self) -> None:
-        self._open: dict[int, _Request] = {}
+        self._open: dict[int, _OpenRequest] = {}
         self.mean: Speed | None = None
         """Of all that were measured; `call_s` is the time in the engine."""
 
     def begins(self, id: int, now_ns: int, stages: int) -> None:
-        self._open[id] = _Request(now_ns, stages)
+        self._open[id] = _OpenRequest(now_ns, stages)
 
     def forgets(self, id: int) -> None:
         """It was cancelled."""
         self._open.pop(id, None)
 
-    def sees(self, deltas: Iterable[Delta], now_ns: int, stages: int) -> None:
+    def sees(self, deltas: Iterable[TokenDelta], now_ns: int, stages: int) -> None:
         """What a step of a runner of so many stages brought."""
         for delta in deltas:
             request = self._open.get(delta.id)
@@ -48,7 +48,7 @@ class Speeds:
                 if delta.error is None and request.tokens and request.stages == stages:
                     self._fold(request, now_ns)
 
-    def _fold(self, request: _Request, now_ns: int) -> None:
+    def _fold(self, request: _OpenRequest, now_ns: int) -> None:
         decode_s = (now_ns - request.first_ns) / 1e9 / (request.tokens - 1) if request.tokens > 1 else None
         one = Speed(
             calls=1,

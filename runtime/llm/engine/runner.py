@@ -42,7 +42,7 @@ class Runner(Protocol):
         ...
 
 
-class Direct:
+class LocalRunner:
     """A decoder in this process, one step at a time."""
 
     depth = 1

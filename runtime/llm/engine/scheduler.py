@@ -46,7 +46,7 @@ class Sequence:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Chunk:
+class PlannedChunk:
     """Tokens `[begin, end)` of one sequence; the last of them is sampled if it ends the sequence."""
 
     sequence: Sequence
@@ -103,12 +103,12 @@ class Scheduler:
         """Whether there is something to compute."""
         return bool(self.waiting) or any(len(one.tokens) > one.submitted for one in self.running)
 
-    def plan(self, share: int = 1) -> list[Chunk]:
+    def plan(self, share: int = 1) -> list[PlannedChunk]:
         """The next step: decodes first, then prompts begun, then new ones. `share` steps shall have work each.
 
         Empty only if idle, or if steps are under way that must end first.
         """
-        chunks: dict[int, Chunk] = {}
+        chunks: dict[int, PlannedChunk] = {}
         budget = self.token_budget
         most = -(-min(len(self.running) + len(self.waiting), self.max_batch) // share)
         # Two passes in order of arrival. A decode is one row that a user waits for, so it goes first.
@@ -140,7 +140,7 @@ class Scheduler:
             chunk.sequence.submitted = chunk.end
         return list(chunks.values())
 
-    def advance(self, chunk: Chunk) -> None:
+    def advance(self, chunk: PlannedChunk) -> None:
         """The chunk was computed."""
         chunk.sequence.computed = chunk.end
 
@@ -157,7 +157,7 @@ class Scheduler:
         """Blocks kept for those that run, one each, so that who comes in is not thrown out at once."""
         return len(self.running)
 
-    def _make_room(self, sequence: Sequence, count: int, chunks: dict[int, Chunk]) -> bool:
+    def _make_room(self, sequence: Sequence, count: int, chunks: dict[int, PlannedChunk]) -> bool:
         """Blocks for `count` more tokens, taken from the youngest if need be; False if it must wait, or yielded."""
         while not self.pool.grow(sequence.table, sequence.submitted + count):
             # What is under way writes into the blocks that it has: if only such are younger, this one waits.
@@ -183,5 +183,5 @@ class Scheduler:
         sequence.computed = sequence.submitted = 0
 
 
-def _chunk(sequence: Sequence, count: int) -> Chunk:
-    return Chunk(sequence=sequence, begin=sequence.submitted, end=sequence.submitted + count)
+def _chunk(sequence: Sequence, count: int) -> PlannedChunk:
+    return PlannedChunk(sequence=sequence, begin=sequence.submitted, end=sequence.submitted + count)

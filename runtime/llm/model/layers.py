@@ -9,7 +9,7 @@ from torch import Tensor
 from ...contract.errors import CheckpointInvalid
 from ...weights.lora import AdaptedWeights
 from .config import LlamaConfig
-from .weights import Weights
+from .weights import ModelWeights
 
 EMBEDDING = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
@@ -41,7 +41,7 @@ class StageWeights:
     head: Tensor | None
 
 
-def gather(weights: Weights, config: LlamaConfig, first: int, end: int) -> StageWeights:
+def gather(weights: ModelWeights, config: LlamaConfig, first: int, end: int) -> StageWeights:
     """The stage of layers `first .. end - 1`, waiting for its tensors in the order in which they run.
 
     The first stage has both ends of the model (`contract.stage` says why), so that tied ones are one tensor.
@@ -62,7 +62,7 @@ def gather(weights: Weights, config: LlamaConfig, first: int, end: int) -> Stage
     )
 
 
-def _head(weights: Weights, config: LlamaConfig, embedding: Tensor) -> Tensor:
+def _head(weights: ModelWeights, config: LlamaConfig, embedding: Tensor) -> Tensor:
     """Tied, it is the embedding: the same tensor, so that it is moved and converted once."""
     table = (config.vocab_size, config.hidden_size)
     if not config.tied_embeddings:
@@ -73,7 +73,7 @@ def _head(weights: Weights, config: LlamaConfig, embedding: Tensor) -> Tensor:
     return embedding
 
 
-def _layer(weights: Weights, config: LlamaConfig, layer: int) -> LayerWeights:
+def _layer(weights: ModelWeights, config: LlamaConfig, layer: int) -> LayerWeights:
     hidden, q_width, kv_width, ffn = (
         config.hidden_size,
         config.head_count * config.head_dim,
@@ -97,7 +97,7 @@ def _layer(weights: Weights, config: LlamaConfig, layer: int) -> LayerWeights:
     )
 
 
-def _tensor(weights: Weights, name: str, shape: tuple[int, ...]) -> Tensor:
+def _tensor(weights: ModelWeights, name: str, shape: tuple[int, ...]) -> Tensor:
     try:
         tensor = weights[name]
     except KeyError as error:

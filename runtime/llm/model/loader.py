@@ -18,10 +18,10 @@ import torch
 from ...contract.errors import CheckpointInvalid, InvalidSpec
 from ...contract.function.spec import LLMSettings
 from ...contract.weights import token_table
-from ...weights.tensor_mapping import Tensors
+from ...weights.tensor_mapping import TensorMapping
 from ..engine.block_pool import BlockPool
 from ..engine.engine import Engine
-from ..engine.runner import Direct, Runner
+from ..engine.runner import LocalRunner, Runner
 from ..engine.sampler import SamplingParams
 from ..engine.scheduler import Scheduler
 from ..text.table_tokenizer import TableTokenizer
@@ -30,7 +30,7 @@ from .config import LlamaConfig, read_config
 from .layers import gather
 from .native_decoder import NativeDecoder, runs_natively
 from .torch_decoder import TorchDecoder
-from .weights import Weights, optional_file
+from .weights import ModelWeights, optional_file
 
 BLOCK_TOKENS = 16
 """Tokens a block: half of it is wasted a sequence, and the CPU kernels take four keys at a time."""
@@ -44,10 +44,10 @@ Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Builder:
+class DecoderBuilder:
     """Makes decoders of some of the model's layers, all with the same KV blocks."""
 
-    weights: Weights
+    weights: ModelWeights
     config: LlamaConfig
     settings: LLMSettings
     device: torch.device
@@ -84,11 +84,11 @@ class Builder:
         return self.decoder(0, self.config.layer_count)
 
 
-MakeRunner = Callable[[Builder], Runner]
+MakeRunner = Callable[[DecoderBuilder], Runner]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Model:
+class LoadedModel:
     """A model ready to serve, and what the server must know of it."""
 
     engine: Engine
@@ -99,15 +99,15 @@ class Model:
     """What the checkpoint samples with where a request does not say."""
 
 
-def builder(
-    weights: Weights, settings: LLMSettings, *, threads: int, device: str = "auto", whole: bool = True
-) -> Builder:
+def decoder_builder(
+    weights: ModelWeights, settings: LLMSettings, *, threads: int, device: str = "auto", whole: bool = True
+) -> DecoderBuilder:
     """Errors: CheckpointInvalid, InvalidSpec if the KV memory holds not even a few tokens."""
     chosen = _device(device)
     if whole:  # a stage moves the tensors that it has, when it binds them
         weights = _moving(weights, chosen)
     config = read_config(_required_file(weights, "config.json"))
-    return Builder(
+    return DecoderBuilder(
         weights=weights,
         config=config,
         settings=settings,
@@ -118,18 +118,18 @@ def builder(
 
 
 def load_model(
-    weights: Weights,
+    weights: ModelWeights,
     settings: LLMSettings,
     *,
     threads: int,
     device: str = "auto",
     runner: MakeRunner | None = None,
-) -> Model:
+) -> LoadedModel:
     """`runner` is where steps go if not all of them are computed here.
 
     Errors: CheckpointInvalid, InvalidSpec if the KV memory holds not even a few tokens.
     """
-    built = builder(weights, settings, threads=threads, device=device, whole=runner is None)
+    built = decoder_builder(weights, settings, threads=threads, device=device, whole=runner is None)
     parsing = _tokenizer(weights)
     generation = optional_file(weights, "generation_config.json")
     config = read_config(_required_file(weights, "config.json"), generation)
@@ -140,12 +140,12 @@ def load_model(
         token_budget=max(step_tokens, settings.max_batch),
         context_tokens=min(settings.max_context_tokens, config.max_positions),
     )
-    running = Direct(built.whole()) if runner is None else runner(built)
+    running = LocalRunner(built.whole()) if runner is None else runner(built)
     template = read_chat_template(
         optional_file(weights, "tokenizer_config.json"), optional_file(weights, "chat_template.jinja")
     )
-    tokenizer = parsing.result() if isinstance(parsing, _Beside) else parsing
-    return Model(
+    tokenizer = parsing.result() if isinstance(parsing, _ThreadResult) else parsing
+    return LoadedModel(
         engine=Engine(running, scheduler, tokenizer, config.eos_ids),
         tokenizer=tokenizer,
         chat_template=template,
@@ -154,13 +154,13 @@ def load_model(
     )
 
 
-def _moving(weights: Weights, device: torch.device) -> Weights:
+def _moving(weights: ModelWeights, device: torch.device) -> ModelWeights:
     """Begun before anything waits for a file: tensors move to the device beside all that follows. The CPU's decoder
     reads them where they lie."""
-    return weights.to(device) if device.type == "cuda" and isinstance(weights, Tensors) else weights
+    return weights.to(device) if device.type == "cuda" and isinstance(weights, TensorMapping) else weights
 
 
-def _tokenizer(weights: Weights) -> Vocabulary | _Beside[Vocabulary]:
+def _tokenizer(weights: ModelWeights) -> Vocabulary | _ThreadResult[Vocabulary]:
     """At once where the checkpoint has a table. Otherwise the vocabulary is parsed, which takes longer than weights
     take to bind, and so is begun in a thread beside them."""
 
@@ -168,7 +168,7 @@ def _tokenizer(weights: Weights) -> Vocabulary | _Beside[Vocabulary]:
         return Tokenizer(_required_file(weights, "tokenizer.json"))
 
     table = optional_file(weights, token_table.FILE)
-    return _Beside(parse) if table is None else TableTokenizer(memoryview(table), functools.cache(parse))
+    return _ThreadResult(parse) if table is None else TableTokenizer(memoryview(table), functools.cache(parse))
 
 
 def _block_count(config: LlamaConfig, settings: LLMSettings) -> int:
@@ -209,14 +209,14 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def _required_file(weights: Weights, name: str) -> bytes:
+def _required_file(weights: ModelWeights, name: str) -> bytes:
     data = optional_file(weights, name)
     if data is None:
         raise CheckpointInvalid(f"the checkpoint has no {name}", hint="put it beside the safetensors and deploy again")
     return data
 
 
-class _Beside(Generic[Result]):
+class _ThreadResult(Generic[Result]):
     """One call in a thread of its own; `result` gives its value or raises its error."""
 
     def __init__(self, call: Callable[[], Result]) -> None:

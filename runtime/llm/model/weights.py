@@ -7,7 +7,7 @@ from typing import Protocol
 from torch import Tensor
 
 
-class Weights(Protocol):
+class ModelWeights(Protocol):
     """`weights[name]` blocks until that tensor's bytes are there and verified; it is a view, not a copy."""
 
     def __getitem__(self, name: str, /) -> Tensor: ...
@@ -19,7 +19,7 @@ class Weights(Protocol):
         ...
 
 
-def optional_file(weights: Weights, name: str) -> bytes | None:
+def optional_file(weights: ModelWeights, name: str) -> bytes | None:
     try:
         return weights.file(name)
     except (KeyError, FileNotFoundError):

@@ -15,23 +15,23 @@ from ...contract.errors import FleetError, InvalidInput, NotFound, TooLarge, Una
 from ...contract.function.spec import LLMSettings
 from ...contract.node.speed import Speed
 from ...contract.worker_headers import CONTINUE_HEADER, DEADLINE_HEADER
-from ...worker_io.asgi import JSON, CutOff, Disconnected, Receive, Scope, Send, respond
+from ...worker_io.asgi import JSON, ClientDisconnected, Receive, ResponseAborted, Scope, Send, respond
 from ..engine.generation import FinishReason, Request
-from ..model.loader import Model, load_model
-from ..model.weights import Weights
+from ..model.loader import LoadedModel, load_model
+from ..model.weights import ModelWeights
 from . import openai_responses as openai
-from .engine_service import EngineService, Stream
+from .engine_service import DeltaStream, EngineService
 from .requests import (
+    CallReader,
     ChatCall,
     ChatMessage,
     CompletionCall,
     ModelNotFound,
     PlainCall,
-    Reader,
-    Sampling,
-    Streamed,
+    SamplingFields,
+    StreamableCall,
 )
-from .stream_resume import Marker, as_chosen, chosen, read_carried, split_body
+from .stream_resume import ResumeMarkWriter, as_chosen, chosen, read_carried, split_body
 
 BODY_MAX_BYTES = 8 * 1024 * 1024
 """Far more text than any context holds."""
@@ -46,36 +46,36 @@ STREAMING = [
 MARKED = (CONTINUE_HEADER.encode(), b"1")
 
 
-def create_app(weights: Weights, settings: LLMSettings, *, name: str, threads: int) -> LLMApp:
+def create_app(weights: ModelWeights, settings: LLMSettings, *, name: str, threads: int) -> LLMApp:
     return LLMApp(load_model(weights, settings, threads=threads), name=name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Work:
+class _EngineCall:
     """One call as the engine sees it: a request a choice, and what the answer needs."""
 
     requests: list[Request]
-    answer: openai.Answer
-    usage: openai.Usage
+    answer: openai.OpenAIResponse
+    usage: openai.TokenUsage
     stream: bool = False
     include_usage: bool = False
-    marker: Marker | None = None
+    marker: ResumeMarkWriter | None = None
     """If the stream can go on elsewhere."""
 
 
 class LLMApp:
     """An ASGI app without lifespan."""
 
-    def __init__(self, model: Model, *, name: str) -> None:
+    def __init__(self, model: LoadedModel, *, name: str) -> None:
         self._model = model
         self._name = name
         self._created_s = int(time.time())
         # Sampling is a handful of tensor operations on one row: more threads would only fight the decoder's.
         on_cpu = not torch.cuda.is_available()
         self.service = EngineService(model.engine, prepare=(lambda: torch.set_num_threads(1)) if on_cpu else None)
-        self._chat_reader = Reader(ChatCall)
-        self._completion_reader = Reader(CompletionCall)
-        self._plain_reader = Reader(PlainCall)
+        self._chat_reader = CallReader(ChatCall)
+        self._completion_reader = CallReader(CompletionCall)
+        self._plain_reader = CallReader(PlainCall)
         self._routes: dict[str, tuple[str, Callable[[Scope, Receive, Send], Awaitable[None]]]] = {
             "/": ("POST", self._plain),
             "/v1/chat/completions": ("POST", self._chat),
@@ -101,7 +101,7 @@ class LLMApp:
 
         try:
             await self._route(scope, receive, sending)  # type: ignore[arg-type]
-        except Disconnected:
+        except ClientDisconnected:
             return
         except FleetError as error:
             if begun:
@@ -149,7 +149,7 @@ class LLMApp:
             self._encode(call.prompt) if call.prompt is not None else self._encode_chat(call.messages or [])
         )
         request = self._request(call, tokens, _deadline_ns(scope))
-        usage = openai.Usage(prompt_tokens=len(tokens))
+        usage = openai.TokenUsage(prompt_tokens=len(tokens))
         [(text, finish)] = await _while_connected(receive, self._collect(self.service.open([request]), usage))
         body = {"text": text, "finish_reason": finish, "usage": usage.json()}
         await respond(send, 200, msgspec.json.encode(body), JSON)
@@ -182,21 +182,21 @@ class LLMApp:
     async def _work(
         self,
         kind: Literal["chat", "text"],
-        call: Streamed,
+        call: StreamableCall,
         prompts: list[list[int]],
         scope: Scope,
         carried: bytes | None,
-    ) -> _Work:
+    ) -> _EngineCall:
         deadline_ns = _deadline_ns(scope)
         requests = [
             _choice(self._request(call, tokens, deadline_ns), number)
             for tokens in prompts
             for number in range(call.n or 1)
         ]
-        work = _Work(
+        work = _EngineCall(
             requests=requests,
-            answer=openai.Answer(kind, self._name),
-            usage=openai.Usage(prompt_tokens=sum(map(len, prompts))),
+            answer=openai.OpenAIResponse(kind, self._name),
+            usage=openai.TokenUsage(prompt_tokens=sum(map(len, prompts))),
             stream=bool(call.stream),
             include_usage=call.stream_options is not None and call.stream_options.include_usage,
         )
@@ -205,21 +205,21 @@ class LLMApp:
         return await self._go_on(work, kind, carried) if carried else self._markable(work)
 
     @staticmethod
-    def _markable(work: _Work) -> _Work:
+    def _markable(work: _EngineCall) -> _EngineCall:
         first = chosen(work.answer.id, work.answer.created_s, work.requests)
-        return replace(work, requests=as_chosen(work.requests, first), marker=Marker(first))
+        return replace(work, requests=as_chosen(work.requests, first), marker=ResumeMarkWriter(first))
 
-    async def _go_on(self, work: _Work, kind: Literal["chat", "text"], carried: bytes) -> _Work:
+    async def _go_on(self, work: _EngineCall, kind: Literal["chat", "text"], carried: bytes) -> _EngineCall:
         """A stream that another worker began."""
         before = read_carried(carried, choices=len(work.requests), vocab_size=self._model.vocab_size)
         past, requests = self._model.engine.past, []
         for request, tokens in zip(as_chosen(work.requests, before.chosen), before.tokens, strict=True):
             requests.append(replace(request, past=await asyncio.to_thread(past, request, tokens)))
         work.usage.completion_tokens = sum(map(len, before.tokens))
-        answer = openai.Answer(kind, self._name, before.chosen.id, before.chosen.created_s)
-        return replace(work, requests=requests, answer=answer, marker=Marker(None))
+        answer = openai.OpenAIResponse(kind, self._name, before.chosen.id, before.chosen.created_s)
+        return replace(work, requests=requests, answer=answer, marker=ResumeMarkWriter(None))
 
-    def _request(self, call: Sampling, tokens: list[int], deadline_ns: int | None) -> Request:
+    def _request(self, call: SamplingFields, tokens: list[int], deadline_ns: int | None) -> Request:
         limit = call.limit()
         room = self._model.engine.scheduler.context_tokens - len(tokens)
         return Request(
@@ -232,7 +232,7 @@ class LLMApp:
             deadline_ns=deadline_ns,
         )
 
-    async def _answer(self, work: _Work, receive: Receive, send: Send) -> None:
+    async def _answer(self, work: _EngineCall, receive: Receive, send: Send) -> None:
         if work.stream:
             await _while_connected(receive, self._send_stream(work, send))
             return
@@ -240,7 +240,7 @@ class LLMApp:
         await respond(send, 200, work.answer.whole(choices, work.usage), JSON)
 
     @staticmethod
-    async def _collect(stream: Stream, usage: openai.Usage) -> list[tuple[str, FinishReason | None]]:
+    async def _collect(stream: DeltaStream, usage: openai.TokenUsage) -> list[tuple[str, FinishReason | None]]:
         texts: dict[int, str] = {}
         finishes: dict[int, FinishReason | None] = {}
         async with stream:
@@ -250,7 +250,7 @@ class LLMApp:
                 usage.completion_tokens += len(delta.tokens)
         return [(texts[index], finishes[index]) for index in sorted(texts)]
 
-    async def _send_stream(self, work: _Work, send: Send) -> None:
+    async def _send_stream(self, work: _EngineCall, send: Send) -> None:
         to_do = [index for index, one in enumerate(work.requests) if one.past is None or one.past.finish is None]
         async with self.service.open([work.requests[index] for index in to_do]) as stream:
             begun = False
@@ -263,12 +263,12 @@ class LLMApp:
                     await send({"type": "http.response.body", "body": chunk, "more_body": True})
             except Unavailable as error:
                 if begun and work.marker is not None:  # the worker goes down, and another one goes on
-                    raise CutOff from error
+                    raise ResponseAborted from error
                 raise
             await send({"type": "http.response.body", "body": b""})
 
     @staticmethod
-    async def _chunks(work: _Work, stream: Stream, to_do: list[int]) -> AsyncIterator[bytes]:
+    async def _chunks(work: _EngineCall, stream: DeltaStream, to_do: list[int]) -> AsyncIterator[bytes]:
         """Events, each with its mark. `to_do` are the choices that the stream brings."""
         opened = {index for index, one in enumerate(work.requests) if one.past is not None and one.past.tokens}
         answer, with_usage, marker = work.answer, work.include_usage, work.marker
@@ -311,7 +311,7 @@ async def _read_body(receive: Receive) -> bytes:
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
-            raise Disconnected
+            raise ClientDisconnected
         body = body + bytes(message.get("body", b""))
         if len(body) > BODY_MAX_BYTES:
             raise TooLarge(f"the body has more than {BODY_MAX_BYTES} bytes")
@@ -326,7 +326,7 @@ async def _while_connected(receive: Receive, work: Awaitable[Result]) -> Result:
     try:
         await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
-            raise Disconnected
+            raise ClientDisconnected
         return working.result()
     finally:
         for task in (working, leaving):

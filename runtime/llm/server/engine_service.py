@@ -19,8 +19,8 @@ from types import TracebackType
 from ...contract.errors import FleetError, HandlerFailed, Unavailable
 from ...contract.node.speed import Speed
 from ..engine.engine import Engine
-from ..engine.generation import Delta, Request
-from ..engine.latency_stats import Speeds
+from ..engine.generation import Request, TokenDelta
+from ..engine.latency_stats import LatencyStats
 
 logger = logging.getLogger(__name__)
 
@@ -42,10 +42,10 @@ class _Cancel:
 
 
 @dataclass(frozen=True, slots=True)
-class _Do:
+class _Run:
     """Something of the engine's owner that only its thread may do; gives what it brought the requests."""
 
-    act: Callable[[Engine], list[Delta]]
+    act: Callable[[Engine], list[TokenDelta]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,21 +53,21 @@ class _Close:
     pass
 
 
-_Command = _Add | _Cancel | _Do | _Close
+_Command = _Add | _Cancel | _Run | _Close
 
 
-class Stream:
+class DeltaStream:
     """Deltas of one call's requests, as (index of the request, delta), until each has had its last."""
 
     def __init__(self, service: EngineService, ids: list[int]) -> None:
         self._service = service
         self._index = {id: index for index, id in enumerate(ids)}
-        self._deltas: asyncio.Queue[Delta] = asyncio.Queue()
+        self._deltas: asyncio.Queue[TokenDelta] = asyncio.Queue()
 
-    def put(self, delta: Delta) -> None:
+    def put(self, delta: TokenDelta) -> None:
         self._deltas.put_nowait(delta)
 
-    async def __aenter__(self) -> Stream:
+    async def __aenter__(self) -> DeltaStream:
         return self
 
     async def __aexit__(
@@ -75,10 +75,10 @@ class Stream:
     ) -> None:
         self._service.abandon(list(self._index))
 
-    def __aiter__(self) -> Stream:
+    def __aiter__(self) -> DeltaStream:
         return self
 
-    async def __anext__(self) -> tuple[int, Delta]:
+    async def __anext__(self) -> tuple[int, TokenDelta]:
         """Errors: what ended a request that was not finished."""
         if not self._index:
             raise StopAsyncIteration
@@ -99,11 +99,11 @@ class EngineService:
         self._engine = engine
         self._prepare = prepare
         self._commands: queue.SimpleQueue[_Command] = queue.SimpleQueue()
-        self._streams: dict[int, Stream] = {}
+        self._streams: dict[int, DeltaStream] = {}
         self._ids = itertools.count()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = False
-        self._speeds = Speeds()
+        self._speeds = LatencyStats()
         self._thread = threading.Thread(target=self._run, name="llm-engine", daemon=True)
         self._thread.start()
 
@@ -116,7 +116,7 @@ class EngineService:
         """Of the last requests; None until one has ended. From any thread."""
         return self._speeds.mean
 
-    def open(self, requests: list[Request]) -> Stream:
+    def open(self, requests: list[Request]) -> DeltaStream:
         """Starts the requests. Errors: InvalidInput if one can never be finished, Unavailable once closed."""
         if self._closed:
             raise Unavailable("the engine is closed", retry_after_s=0)
@@ -124,7 +124,7 @@ class EngineService:
             self._engine.check(request)
         self._loop = asyncio.get_running_loop()
         ids = [next(self._ids) for _ in requests]
-        stream = Stream(self, ids)
+        stream = DeltaStream(self, ids)
         for id, request in zip(ids, requests, strict=True):
             self._streams[id] = stream
             self._commands.put(_Add(id, request))
@@ -138,9 +138,9 @@ class EngineService:
             if self._streams.pop(id, None) is not None:
                 self._commands.put(_Cancel(id))
 
-    def do(self, act: Callable[[Engine], list[Delta]]) -> None:
+    def do(self, act: Callable[[Engine], list[TokenDelta]]) -> None:
         """Soon, in the engine's thread, between two steps. From any thread."""
-        self._commands.put(_Do(act))
+        self._commands.put(_Run(act))
 
     def close(self) -> None:
         """Ends every request with Unavailable and the thread with it; waits for the step under way."""
@@ -172,7 +172,7 @@ class EngineService:
             except queue.Empty:
                 break
             if isinstance(command, _Add):
-                deltas.append(Delta(id=command.id, error=error))
+                deltas.append(TokenDelta(id=command.id, error=error))
         self._publish(deltas)
 
     def _obey(self) -> bool:
@@ -190,7 +190,7 @@ class EngineService:
                 case _Add(id=id, request=request):
                     self._engine.add(request, id)
                     self._speeds.begins(id, time.monotonic_ns(), self._engine.stages)
-                case _Do(act=act):
+                case _Run(act=act):
                     deltas = act(self._engine)
                     self._speeds.sees(deltas, time.monotonic_ns(), self._engine.stages)
                     self._publish(deltas)
@@ -198,7 +198,7 @@ class EngineService:
                     self._engine.cancel(id)
                     self._speeds.forgets(id)
 
-    def _publish(self, deltas: list[Delta]) -> None:
+    def _publish(self, deltas: list[TokenDelta]) -> None:
         if not deltas or self._loop is None:
             return
         try:
@@ -207,7 +207,7 @@ class EngineService:
             for delta in deltas:
                 self._engine.cancel(delta.id)
 
-    def _deliver(self, deltas: list[Delta]) -> None:
+    def _deliver(self, deltas: list[TokenDelta]) -> None:
         for delta in deltas:
             stream = self._streams.get(delta.id)
             if stream is None:

@@ -16,7 +16,7 @@ DONE = b"data: [DONE]\n\n"
 Json = dict[str, Any]
 
 
-class Usage(msgspec.Struct):
+class TokenUsage(msgspec.Struct):
     """Tokens of all choices of one call; the prompt is counted once for each time it was computed."""
 
     prompt_tokens: int = 0
@@ -30,7 +30,7 @@ class Usage(msgspec.Struct):
         }
 
 
-class Answer:
+class OpenAIResponse:
     """One call's id, time and model, and how its parts are written."""
 
     def __init__(self, kind: Literal["chat", "text"], model: str, id: str = "", created_s: int = 0) -> None:
@@ -40,7 +40,7 @@ class Answer:
         self.created_s = created_s or int(time.time())
         self._head: Json = {"id": self.id, "created": self.created_s, "model": model}
 
-    def whole(self, choices: list[tuple[str, FinishReason | None]], usage: Usage) -> bytes:
+    def whole(self, choices: list[tuple[str, FinishReason | None]], usage: TokenUsage) -> bytes:
         kind = "chat.completion" if self._chat else "text_completion"
         listed = [self._choice(index, text, finish) for index, (text, finish) in enumerate(choices)]
         return msgspec.json.encode({**self._head, "object": kind, "choices": listed, "usage": usage.json()})
@@ -63,7 +63,7 @@ class Answer:
         choice = {"index": index, "text": text, "logprobs": None, "finish_reason": finish}
         return self._chunk([choice], with_usage)
 
-    def closing(self, usage: Usage) -> bytes:
+    def closing(self, usage: TokenUsage) -> bytes:
         """The chunk that `stream_options.include_usage` asks for: no choice, the sums."""
         return event({**self._head, "object": self._chunk_kind, "choices": [], "usage": usage.json()})
 

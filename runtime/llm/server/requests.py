@@ -22,7 +22,7 @@ _UNKNOWN = re.compile(r"unknown field `([^`]*)`")
 _MISSING = re.compile(r"required field `([^`]*)`")
 
 
-class Wrong(InvalidInput):
+class InvalidParameter(InvalidInput):
     """A parameter that is wrong or not supported, with its name."""
 
     def __init__(self, message: str, param: str | None = None) -> None:
@@ -59,7 +59,7 @@ class ChatMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return {"role": self.role, "content": self.content or ""}
 
 
-class Sampling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class SamplingFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Fields that every route has."""
 
     model: str | None = None
@@ -81,12 +81,12 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         """Errors: Wrong, naming the field that is out of its range."""
         _in_range("temperature", self.temperature, 0.0, 2.0)
         if self.top_p is not None and not 0.0 < self.top_p <= 1.0:
-            raise Wrong(f"top_p must be above 0 and at most 1, is {self.top_p}", "top_p")
+            raise InvalidParameter(f"top_p must be above 0 and at most 1, is {self.top_p}", "top_p")
         _in_range("top_k", self.top_k, -1, 1 << 30)
         _in_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _in_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         if self.seed is not None and self.seed.bit_length() > SEED_BITS:
-            raise Wrong(f"seed has more than {SEED_BITS} bits", "seed")
+            raise InvalidParameter(f"seed has more than {SEED_BITS} bits", "seed")
         return SamplingParams(
             temperature=_given(self.temperature, defaults.temperature),
             top_k=max(_given(self.top_k, defaults.top_k), 0),  # -1 is vLLM's word for all
@@ -99,7 +99,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def stops(self) -> list[str]:
         stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
         if len(stops) > MAX_STOPS or not all(stops):
-            raise Wrong(f"stop takes up to {MAX_STOPS} strings, none of them empty", "stop")
+            raise InvalidParameter(f"stop takes up to {MAX_STOPS} strings, none of them empty", "stop")
         return stops
 
     def limit(self) -> int | None:
@@ -107,7 +107,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return _limit("max_tokens", self.max_tokens)
 
 
-class Streamed(Sampling, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class StreamableCall(SamplingFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
     n: int | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -119,17 +119,17 @@ class Streamed(Sampling, frozen=True, kw_only=True, forbid_unknown_fields=True):
         """Errors: Wrong for what is out of range, or asks for what the engine does not do."""
         _in_range("n", self.n, 1, MAX_CHOICES)
         if self.stream_options is not None and not self.stream:
-            raise Wrong("stream_options is only allowed when stream is true", "stream_options")
+            raise InvalidParameter("stream_options is only allowed when stream is true", "stream_options")
         self._refuse("logit_bias", "logprobs")
 
     def _refuse(self, *names: str) -> None:
         for name in names:
             # False, 0, "", [], {} and null all mean: off.
             if getattr(self, name):
-                raise Wrong(f"{name} is not supported by this engine", name)
+                raise InvalidParameter(f"{name} is not supported by this engine", name)
 
 
-class ChatCall(Streamed, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ChatCall(StreamableCall, frozen=True, kw_only=True, forbid_unknown_fields=True):
     messages: list[ChatMessage]
     max_completion_tokens: int | None = None
     response_format: Any = None
@@ -152,23 +152,23 @@ class ChatCall(Streamed, frozen=True, kw_only=True, forbid_unknown_fields=True):
         self._refuse("top_logprobs", "tools", "functions", "audio", "prediction", "web_search_options")
         for name in ("tool_choice", "function_call"):
             if getattr(self, name) not in (None, "none", "auto"):
-                raise Wrong(f"{name}: tools are not supported by this engine", name)
+                raise InvalidParameter(f"{name}: tools are not supported by this engine", name)
         if self.response_format not in (None, {"type": "text"}):
-            raise Wrong("response_format: only text is supported by this engine", "response_format")
+            raise InvalidParameter("response_format: only text is supported by this engine", "response_format")
         if self.modalities not in (None, ["text"]):
-            raise Wrong("modalities: only text is supported by this engine", "modalities")
+            raise InvalidParameter("modalities: only text is supported by this engine", "modalities")
         if not self.messages:
-            raise Wrong("messages must not be empty", "messages")
+            raise InvalidParameter("messages must not be empty", "messages")
 
     def limit(self) -> int | None:
         newer = _limit("max_completion_tokens", self.max_completion_tokens)
         older = _limit("max_tokens", self.max_tokens)
         if newer is not None and older is not None and newer != older:
-            raise Wrong("max_tokens and max_completion_tokens differ: give one", "max_tokens")
+            raise InvalidParameter("max_tokens and max_completion_tokens differ: give one", "max_tokens")
         return older if newer is None else newer
 
 
-class CompletionCall(Streamed, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class CompletionCall(StreamableCall, frozen=True, kw_only=True, forbid_unknown_fields=True):
     prompt: str | list[str | int | list[int]]
     echo: Any = None
     suffix: Any = None
@@ -178,7 +178,7 @@ class CompletionCall(Streamed, frozen=True, kw_only=True, forbid_unknown_fields=
         super(CompletionCall, self).check()  # noqa: UP008 - as above
         self._refuse("echo", "suffix")
         if self.best_of is not None and self.best_of != (self.n or 1):
-            raise Wrong("best_of is not supported by this engine", "best_of")
+            raise InvalidParameter("best_of is not supported by this engine", "best_of")
 
     def limit(self) -> int | None:
         return 16 if self.max_tokens is None else super(CompletionCall, self).limit()  # noqa: UP008 - 16 is OpenAI's
@@ -192,11 +192,13 @@ class CompletionCall(Streamed, frozen=True, kw_only=True, forbid_unknown_fields=
             return [numbers]
         several = [item for item in self.prompt if not isinstance(item, int)]
         if numbers or not several or len(several) > MAX_CHOICES:
-            raise Wrong(f"prompt: text, tokens, or 1 to {MAX_CHOICES} of either, not mixed with numbers", "prompt")
+            raise InvalidParameter(
+                f"prompt: text, tokens, or 1 to {MAX_CHOICES} of either, not mixed with numbers", "prompt"
+            )
         return several
 
 
-class PlainCall(Sampling, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class PlainCall(SamplingFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`POST /`: one of prompt and messages."""
 
     prompt: str | None = None
@@ -204,13 +206,13 @@ class PlainCall(Sampling, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     def check(self) -> None:
         if (self.prompt is None) is (not self.messages):
-            raise Wrong("give one of prompt and messages", "prompt")
+            raise InvalidParameter("give one of prompt and messages", "prompt")
 
 
 Call = TypeVar("Call", ChatCall, CompletionCall, PlainCall)
 
 
-class Reader(Generic[Call]):
+class CallReader(Generic[Call]):
     """Reads one kind of call. Errors: Wrong, naming the field if one is to blame."""
 
     def __init__(self, kind: type[Call]) -> None:
@@ -220,36 +222,36 @@ class Reader(Generic[Call]):
         try:
             call: Call = self._decoder.decode(body)
         except msgspec.ValidationError as error:
-            raise _wrong(str(error)) from error
+            raise _invalid_parameter(str(error)) from error
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise Wrong(f"the body is not JSON: {error}") from error
+            raise InvalidParameter(f"the body is not JSON: {error}") from error
         call.check()
         return call
 
 
-def _wrong(text: str) -> Wrong:
+def _invalid_parameter(text: str) -> InvalidParameter:
     if unknown := _UNKNOWN.search(text):
         where = _PATH.search(text)
         inside = f" in {where[1]}" if where and where[1] else ""
-        return Wrong(f"unknown parameter {unknown[1]!r}{inside}", (where and where[1]) or unknown[1])
+        return InvalidParameter(f"unknown parameter {unknown[1]!r}{inside}", (where and where[1]) or unknown[1])
     if missing := _MISSING.search(text):
         where = _PATH.search(text)
         inside = f" in {where[1]}" if where and where[1] else ""
-        return Wrong(f"parameter {missing[1]!r} is missing{inside}", (where and where[1]) or missing[1])
+        return InvalidParameter(f"parameter {missing[1]!r} is missing{inside}", (where and where[1]) or missing[1])
     path = _PATH.search(text)
     name = path[1] if path else None
-    return Wrong(f"{name}: {text}" if name else text, name)
+    return InvalidParameter(f"{name}: {text}" if name else text, name)
 
 
 def _limit(name: str, value: int | None) -> int | None:
     if value is not None and value < 1:
-        raise Wrong(f"{name} must be at least 1, is {value}", name)
+        raise InvalidParameter(f"{name} must be at least 1, is {value}", name)
     return value
 
 
 def _in_range(name: str, value: float | None, low: float, high: float) -> None:
     if value is not None and not low <= value <= high:
-        raise Wrong(f"{name} must be {low:g} to {high:g}, is {value:g}", name)
+        raise InvalidParameter(f"{name} must be {low:g} to {high:g}, is {value:g}", name)
 
 
 Value = TypeVar("Value", int, float)

@@ -27,7 +27,7 @@ CREATED_MAX_S = 1 << 40
 _ID = re.compile(r"[A-Za-z0-9-]{1,64}")
 
 
-class Chosen(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class StreamSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What the first worker chose for the call, and for each of its choices."""
 
     id: str
@@ -37,36 +37,36 @@ class Chosen(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Most new tokens: where the call does not say, they follow from a worker's memory."""
 
 
-class _Mark(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class _ResumeMark(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     tokens: list[tuple[int, list[int]]]
     """(choice, its tokens since the last mark)."""
-    chosen: Chosen | None = None
+    chosen: StreamSettings | None = None
     """In the first one."""
 
 
-_DECODER = msgspec.json.Decoder(_Mark)
+_DECODER = msgspec.json.Decoder(_ResumeMark)
 
 
-def chosen(id: str, created_s: int, requests: Sequence[Request]) -> Chosen:
+def chosen(id: str, created_s: int, requests: Sequence[Request]) -> StreamSettings:
     """For a stream that begins here. Draws that nobody gave a seed get one, so that they can be made again."""
     seeds = [
         secrets.randbits(SEED_BITS) if one.sampling.seed is None and not one.sampling.greedy else one.sampling.seed
         for one in requests
     ]
-    return Chosen(id, created_s, seeds, [one.max_new_tokens for one in requests])
+    return StreamSettings(id, created_s, seeds, [one.max_new_tokens for one in requests])
 
 
-def as_chosen(requests: Sequence[Request], by: Chosen) -> list[Request]:
+def as_chosen(requests: Sequence[Request], by: StreamSettings) -> list[Request]:
     return [
         replace(one, max_new_tokens=limit, sampling=replace(one.sampling, seed=seed))
         for one, seed, limit in zip(requests, by.seeds, by.limits, strict=True)
     ]
 
 
-class Marker:
+class ResumeMarkWriter:
     """Writes the marks of one stream."""
 
-    def __init__(self, first: Chosen | None) -> None:
+    def __init__(self, first: StreamSettings | None) -> None:
         """`first` is None for a stream that goes on here: it has been said already."""
         self._first = first
         self._tokens: dict[int, list[int]] = {}
@@ -76,20 +76,20 @@ class Marker:
 
     def mark(self) -> bytes:
         """To be written right behind the event that it stands for."""
-        said = _Mark(list(self._tokens.items()), self._first)
+        said = _ResumeMark(list(self._tokens.items()), self._first)
         self._tokens, self._first = {}, None
         return MARK + msgspec.json.encode(said) + b"\n\n"
 
 
-class Carried(msgspec.Struct, frozen=True):
+class ResumedStream(msgspec.Struct, frozen=True):
     """A stream that began elsewhere, as its marks tell."""
 
-    chosen: Chosen
+    chosen: StreamSettings
     tokens: list[list[int]]
     """By choice, those that were put out."""
 
 
-def read_carried(carried: bytes, *, choices: int, vocab_size: int) -> Carried:
+def read_carried(carried: bytes, *, choices: int, vocab_size: int) -> ResumedStream:
     """Errors: InvalidInput for what no stream of a call with so many choices can have said."""
     if len(carried) > CARRIED_MAX_BYTES:
         raise InvalidInput(f"marks of {len(carried)} bytes; at most {CARRIED_MAX_BYTES} are read")
@@ -112,10 +112,10 @@ def read_carried(carried: bytes, *, choices: int, vocab_size: int) -> Carried:
             raise InvalidInput(f"marks with {len(put_out)} tokens of choice {choice}, which has {limit} at most")
         if any(not 0 <= token < vocab_size for token in put_out):
             raise InvalidInput(f"marks with a token that is not of 0 to {vocab_size - 1}")
-    return Carried(first, tokens)
+    return ResumedStream(first, tokens)
 
 
-def _check(said: Chosen, choices: int) -> None:
+def _check(said: StreamSettings, choices: int) -> None:
     if not _ID.fullmatch(said.id) or not 0 <= said.created_s < CREATED_MAX_S:
         raise InvalidInput("marks with an id or a time that no answer has")
     if len(said.seeds) != choices or len(said.limits) != choices:

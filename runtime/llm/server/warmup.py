@@ -33,7 +33,7 @@ _CONFIG = {
 }  # fmt: skip
 
 
-class _Weights:
+class _TinyWeights:
     """What the engine asks of weights, made up."""
 
     def __init__(self) -> None:
@@ -86,22 +86,22 @@ def _table() -> bytes:
     return b"".join((head, symbols.tobytes(), offsets.tobytes(), slots.tobytes(), *texts, rest))
 
 
-def rehearse() -> None:
+def warm_up_engine() -> None:
     """Errors: RuntimeError if the engine does not work here, in which case no worker's would."""
     if torch.backends.cuda.is_built():  # type: ignore[no-untyped-call]
         return  # even to ask whether there is a GPU would begin a CUDA context, which does not survive a fork
     loop = uvloop.new_event_loop()
     try:
-        loop.run_until_complete(asyncio.wait_for(_rehearse(), DEADLINE_S))
+        loop.run_until_complete(asyncio.wait_for(_serve_calls(), DEADLINE_S))
     finally:
         loop.close()
 
 
-async def _rehearse() -> None:
+async def _serve_calls() -> None:
     settings = LLMSettings(max_batch=2, max_context_tokens=256, kv_memory_bytes=MIB)
     for _ in range(2):  # the second load runs on what the first has left specialised
         # One thread: the decoder's helpers would not be there after a fork.
-        app = create_app(_Weights(), settings, name="rehearsal", threads=1)
+        app = create_app(_TinyWeights(), settings, name="rehearsal", threads=1)
         try:
             for call in range(_CALLS):
                 status = await _call(app, stream=call % 2 == 0, temperature=call % 3 / 2)

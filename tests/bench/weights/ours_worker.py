@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from fleetstart.runtime.weights.warmup import rehearse_weights
+from fleetstart.runtime.weights.warmup import warm_up_weights
 from fleetstart.runtime.weights.weights import Weights
 from tests.bench.weights.descriptors import ask_descriptors
 from tests.bench.weights.forked import Load, serve, touch
@@ -49,7 +49,7 @@ def bind(question: Any) -> Any:
     In a process that has done nothing yet, or one that has rehearsed, as pooled workers have when they are given work.
     """
     if question["rehearsed"]:
-        rehearse_weights()
+        warm_up_weights()
     descriptors = ask_descriptors(question["socket"], question["checkpoint"])
     began_s = time.perf_counter()
     weights = Weights.attach(*descriptors, deadline_ns=_deadline_ns())

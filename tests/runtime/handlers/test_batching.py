@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetstart.runtime.handlers.batching import due
+from fleetstart.runtime.handlers.batching import seconds_until_due
 from fleetstart.runtime.sdk.decorators import Batching, batched
 from tests.runtime.workers import DEADLINE, Functions, Worker, until
 
@@ -89,7 +89,9 @@ HANDLERS = """
     computing=st.booleans(),
 )
 def test_nobody_waits_longer_than_the_rule_says(waiting: int, age_s: float, free_slots: int, computing: bool) -> None:
-    wait_s = due(RULE, waiting=waiting, oldest_s=5.0, now_s=5.0 + age_s, free_slots=free_slots, computing=computing)
+    wait_s = seconds_until_due(
+        RULE, waiting=waiting, oldest_s=5.0, now_s=5.0 + age_s, free_slots=free_slots, computing=computing
+    )
     if computing or not waiting:
         assert wait_s is None
     else:

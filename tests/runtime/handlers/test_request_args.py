@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleetstart.runtime.contract.errors import InvalidInput
-from fleetstart.runtime.handlers.request_args import inputs_of
+from fleetstart.runtime.handlers.request_args import argument_decoder
 
 json_values = st.recursive(
     st.none()
@@ -55,46 +55,46 @@ def optional_whole(value=("the", "default")): ...  # type: ignore[no-untyped-def
     ],
 )
 def test_the_signature_tells_the_form(handler: Callable[..., Any], form: str) -> None:
-    assert inputs_of(handler).form == form
+    assert argument_decoder(handler).form == form
 
 
 def test_defaults_are_the_functions_own() -> None:
-    assert inputs_of(named).read(b'{"a": 1}', b"") == ((), {"a": 1, "b": "b", "c": None})
-    assert inputs_of(positional).read(b'{"a": 1}', b"") == ((1, 2), {})
-    assert inputs_of(optional_whole).read(b"", b"") == ((), {})
+    assert argument_decoder(named).read(b'{"a": 1}', b"") == ((), {"a": 1, "b": "b", "c": None})
+    assert argument_decoder(positional).read(b'{"a": 1}', b"") == ((1, 2), {})
+    assert argument_decoder(optional_whole).read(b"", b"") == ((), {})
 
 
 def test_constraints_of_an_annotation_hold() -> None:
-    assert inputs_of(bounded).read(b'{"a": 3}', b"") == ((), {"a": 3})
+    assert argument_decoder(bounded).read(b'{"a": 3}', b"") == ((), {"a": 3})
     with pytest.raises(InvalidInput, match=r"<= 3 at `a`, got 4"):
-        inputs_of(bounded).read(b'{"a": 4}', b"")
+        argument_decoder(bounded).read(b'{"a": 4}', b"")
 
 
 def test_a_body_of_null_is_no_object() -> None:
     with pytest.raises(InvalidInput):
-        inputs_of(named).read(b"null", b"")
-    assert inputs_of(whole).read(b"null", b"") == ((None,), {})
+        argument_decoder(named).read(b"null", b"")
+    assert argument_decoder(whole).read(b"null", b"") == ((None,), {})
 
 
 def test_the_query_counts_only_without_a_body() -> None:
-    assert inputs_of(named).read(b'{"a": 1}', b"a=2")[1]["a"] == 1
-    assert inputs_of(named).read(b"", b"a=2&c=1.5")[1] == {"a": 2, "b": "b", "c": 1.5}
-    assert inputs_of(named).read(b"", b"a=2&b=%C3%A4+x")[1]["b"] == "ä x"
+    assert argument_decoder(named).read(b'{"a": 1}', b"a=2")[1]["a"] == 1
+    assert argument_decoder(named).read(b"", b"a=2&c=1.5")[1] == {"a": 2, "b": "b", "c": 1.5}
+    assert argument_decoder(named).read(b"", b"a=2&b=%C3%A4+x")[1]["b"] == "ä x"
 
 
 def test_deep_nesting_is_refused_and_does_not_recurse() -> None:
     with pytest.raises(InvalidInput):
-        inputs_of(whole).read(b"[" * 100_000, b"")
+        argument_decoder(whole).read(b"[" * 100_000, b"")
 
 
 @given(json_values)
 def test_a_whole_body_arrives_as_it_was_sent(value: Any) -> None:
-    assert inputs_of(whole).read(msgspec.json.encode(value), b"") == ((value,), {})
+    assert argument_decoder(whole).read(msgspec.json.encode(value), b"") == ((value,), {})
 
 
 @given(st.binary(max_size=40) | json_values.map(msgspec.json.encode), st.binary(max_size=20))
 def test_any_body_gives_fitting_arguments_or_invalid_input(body: bytes, query: bytes) -> None:
-    inputs = inputs_of(named)
+    inputs = argument_decoder(named)
     try:
         positional_arguments, arguments = inputs.read(body, query)
     except InvalidInput as error:

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 from fleetstart.runtime import function
 from fleetstart.runtime.contract.errors import InvalidInput, InvalidOutput
-from fleetstart.runtime.handlers.request_args import inputs_of
-from fleetstart.runtime.handlers.result_encoding import outputs_of
+from fleetstart.runtime.handlers.request_args import argument_decoder
+from fleetstart.runtime.handlers.result_encoding import result_encoding_of
 from fleetstart.runtime.sdk.declarations import ATTRIBUTE
 from fleetstart.runtime.sdk.decorators import batching_of
 from fleetstart.runtime.sdk.files import File
@@ -101,7 +101,7 @@ def test_what_does_not_fit_is_told_with_field_expectation_and_value(
     handler: Callable[..., Any], body: Any, field: str, expected: str, got: str
 ) -> None:
     with pytest.raises(InvalidInput) as caught:
-        inputs_of(handler).read(msgspec.json.encode(body), b"")
+        argument_decoder(handler).read(msgspec.json.encode(body), b"")
     info = caught.value.info()
     assert (info.code, info.field) == ("invalid_input", field)
     assert expected in info.expected
@@ -110,19 +110,19 @@ def test_what_does_not_fit_is_told_with_field_expectation_and_value(
 
 
 def test_what_fits_arrives_as_its_type() -> None:
-    (taken,), _ = inputs_of(order).read(msgspec.json.encode(GOOD), b"")
+    (taken,), _ = argument_decoder(order).read(msgspec.json.encode(GOOD), b"")
     assert taken == Order(items=[Item("a", 1.0)], options={"top": 1})
-    (made,), _ = inputs_of(model).read(b'{"count": 2}', b"")
+    (made,), _ = argument_decoder(model).read(b'{"count": 2}', b"")
     assert made == Model(count=2)
-    assert inputs_of(fields).read(b'{"size": "l"}', b"")[1] == {"size": Size.LARGE, "count": 1, "point": (0, "")}
+    assert argument_decoder(fields).read(b'{"size": "l"}', b"")[1] == {"size": Size.LARGE, "count": 1, "point": (0, "")}
 
 
 def test_query_and_form_fill_fields_of_any_object() -> None:
-    assert inputs_of(model).read(b"", b"count=3&tags=a")[0] == (Model(count=3, tags=["a"]),)
-    read = inputs_of(fields).read(b"size=l&count=2", b"", b"application/x-www-form-urlencoded")
+    assert argument_decoder(model).read(b"", b"count=3&tags=a")[0] == (Model(count=3, tags=["a"]),)
+    read = argument_decoder(fields).read(b"size=l&count=2", b"", b"application/x-www-form-urlencoded")
     assert read[1]["size"] is Size.LARGE
     # curl calls everything a form that is not called something else
-    read = inputs_of(fields).read(b'{"size": "l"}', b"", b"application/x-www-form-urlencoded")
+    read = argument_decoder(fields).read(b'{"size": "l"}', b"", b"application/x-www-form-urlencoded")
     assert read[1]["size"] is Size.LARGE
 
 
@@ -130,7 +130,7 @@ def test_a_class_that_no_request_can_fill_is_refused_when_the_worker_starts() ->
     def takes(stream: io.BytesIO, n: int) -> None: ...
 
     with pytest.raises(TypeError, match=r"'stream'.*io\.BytesIO.*take bytes, a File"):
-        inputs_of(takes)
+        argument_decoder(takes)
 
 
 @given(
@@ -147,7 +147,7 @@ def test_any_json_fits_or_names_a_field(value: Any) -> None:
     body = msgspec.json.encode(value)
     for handler in (order, model, holder, weights):
         try:
-            inputs_of(handler).read(body, b"")
+            argument_decoder(handler).read(body, b"")
         except InvalidInput as error:
             assert error.expected  # noqa: PT017
             assert len(error.got) <= 200  # noqa: PT017
@@ -184,7 +184,7 @@ async def gives_items_async() -> AsyncIterator[Item]:
     ],
 )
 def test_an_answer_is_converted_by_its_type(handler: Callable[..., Any], value: Any, data: Any) -> None:
-    assert msgspec.json.decode(outputs_of(handler).value.encode(value)) == data
+    assert msgspec.json.decode(result_encoding_of(handler).value.encode(value)) == data
 
 
 @pytest.mark.parametrize(
@@ -202,7 +202,7 @@ def test_a_wrong_answer_is_an_error_that_names_the_field(
     handler: Callable[..., Any], value: Any, field: str, expected: str
 ) -> None:
     with pytest.raises(InvalidOutput) as caught:
-        outputs_of(handler).value.encode(value)
+        result_encoding_of(handler).value.encode(value)
     info = caught.value.info()
     assert (info.code, info.field) == ("invalid_output", field)
     assert expected in info.expected
@@ -210,7 +210,7 @@ def test_a_wrong_answer_is_an_error_that_names_the_field(
 
 def test_items_of_a_stream_are_converted() -> None:
     for handler in (gives_items, gives_items_async):
-        item = outputs_of(handler).item
+        item = result_encoding_of(handler).item
         assert msgspec.json.decode(item.encode({"name": "a", "price": 1})) == {"name": "a", "price": 1.0}
         with pytest.raises(InvalidOutput, match="price"):
             item.encode({"name": "a", "price": None})
@@ -232,7 +232,7 @@ class Array:
 )
 def test_what_has_no_json_form_is_told_with_what_to_do(value: Any, advice: str) -> None:
     with pytest.raises(TypeError, match=advice):
-        outputs_of(gives_anything).value.encode(value)
+        result_encoding_of(gives_anything).value.encode(value)
 
 
 # ── the documentation ──────────────────────────────────────────────────────────────────────────────
@@ -248,8 +248,8 @@ def test_what_the_documentation_shows_can_be_served(block: str) -> None:
     assert found
     for handler in found:
         target = handler() if isinstance(handler, type) else handler
-        inputs_of(target, batched=batching_of(target) is not None)
-        outputs_of(target, batched=batching_of(target) is not None)
+        argument_decoder(target, batched=batching_of(target) is not None)
+        result_encoding_of(target, batched=batching_of(target) is not None)
 
 
 # ── files and responses ────────────────────────────────────────────────────────────────────────────

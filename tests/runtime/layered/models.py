@@ -18,9 +18,9 @@ from fleetstart.runtime.contract.function.spec import FunctionSpec
 from fleetstart.runtime.contract.ids import BundleId, CheckpointId, FunctionName, PipelineId
 from fleetstart.runtime.contract.weights.stage import Stage
 from fleetstart.runtime.layered.app import LayeredApp
-from fleetstart.runtime.layered.stages import FirstStage, LaterStage, Parts, whole_app
-from fleetstart.runtime.pipeline.node_messages import Membership
-from fleetstart.runtime.pipeline.stage_context import StageOf
+from fleetstart.runtime.layered.stages import LayeredFirstStage, LayeredLaterStage, LayeredModel, whole_app
+from fleetstart.runtime.pipeline.node_messages import NodeMessages
+from fleetstart.runtime.pipeline.stage_context import StageContext
 from fleetstart.runtime.sdk.declarations import Layered
 
 LAYERS = 6
@@ -93,8 +93,8 @@ def spec_of(timeout_s: float = 30.0) -> FunctionSpec:
     )
 
 
-def parts_of(model: Layered, weights: Any, layers: int = LAYERS, timeout_s: float = 30.0) -> Parts:
-    return Parts(model=model, weights=weights, layers=layers, spec=spec_of(timeout_s), bundle_dir="/nowhere")
+def parts_of(model: Layered, weights: Any, layers: int = LAYERS, timeout_s: float = 30.0) -> LayeredModel:
+    return LayeredModel(model=model, weights=weights, layers=layers, spec=spec_of(timeout_s), bundle_dir="/nowhere")
 
 
 def alone(rows: list[list[float]], seed: int = 0) -> list[Any]:
@@ -106,8 +106,8 @@ def alone(rows: list[list[float]], seed: int = 0) -> list[Any]:
 class Stages:
     """What runs, and what was said."""
 
-    first: FirstStage
-    later: list[LaterStage]
+    first: LayeredFirstStage
+    later: list[LayeredLaterStage]
     weights: list[Arriving]
     hurried: threading.Event = field(default_factory=threading.Event)
     whole: set[int] = field(default_factory=set)
@@ -149,23 +149,23 @@ def pipeline(
         hurried.set()
         arriving[0].rest.set()
 
-    def of(index: int) -> StageOf:
-        return StageOf(
+    def of(index: int) -> StageContext:
+        return StageContext(
             stage=Stage(pipeline=PipelineId("p-1"), index=index, cuts=tuple(cuts)),
             secret="word",
-            membership=Membership(listeners[index]),
+            membership=NodeMessages(listeners[index]),
             deadline_ns=time.monotonic_ns() + int(START_S * 1e9),
             hurry=hurry,
             whole=lambda: whole.add(index),
             end=lambda why: ended.__setitem__(index, why),
         )
 
-    def parts(index: int) -> Parts:
+    def parts(index: int) -> LayeredModel:
         own = arriving[index] if weights is None else weights
         return parts_of(model(index), own, layers=cuts[-1][1], timeout_s=timeout_s)
 
-    later = [LaterStage(parts(index), of(index)) for index in range(1, count)]
-    stages = Stages(FirstStage(parts(0), of(0)), later, arriving, hurried, whole, ended)
+    later = [LayeredLaterStage(parts(index), of(index)) for index in range(1, count)]
+    stages = Stages(LayeredFirstStage(parts(0), of(0)), later, arriving, hurried, whole, ended)
     try:
         for index, links in enumerate([stages.first.links, *(stage.links for stage in later)]):
             for other in range(count):

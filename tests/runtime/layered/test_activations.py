@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetstart.runtime.layered.activations import ARRAYS_MAX, NoActivations, forms_of, pack, unpack
+from fleetstart.runtime.layered.activations import ARRAYS_MAX, InvalidActivations, forms_of, pack, unpack
 from fleetstart.runtime.pipeline.frames import PAYLOAD_MAX_BYTES, Activations, ArrayForm
 
 TORCH = ["bool", "uint8", "uint16", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64"]
@@ -97,13 +97,13 @@ def test_who_gets_them_may_write_into_them() -> None:
     ],
 )  # fmt: skip
 def test_what_is_no_activation_is_named(activations: Any, what: str) -> None:
-    with pytest.raises(NoActivations, match=what):
+    with pytest.raises(InvalidActivations, match=what):
         forms_of(activations)
 
 
 def test_more_than_a_frame_holds_is_refused_before_it_is_copied() -> None:
     huge = torch.empty(1).expand(PAYLOAD_MAX_BYTES // 4 + 1)
-    with pytest.raises(NoActivations, match=f"{PAYLOAD_MAX_BYTES} at most"):
+    with pytest.raises(InvalidActivations, match=f"{PAYLOAD_MAX_BYTES} at most"):
         pack(0, huge)
 
 

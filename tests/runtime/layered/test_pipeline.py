@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from fleetstart.runtime.contract.errors import FleetError, HandlerFailed, NoHandler
 from fleetstart.runtime.contract.ids import PipelineId
 from fleetstart.runtime.layered.activations import pack
-from fleetstart.runtime.layered.app import made
+from fleetstart.runtime.layered.app import instantiate_model
 from fleetstart.runtime.layered.stages import whole_app
-from fleetstart.runtime.pipeline.frames import Activations, ArrayForm, Hello, Loaded, send_frame
+from fleetstart.runtime.pipeline.frames import Activations, ArrayForm, Hello, StageLoaded, send_frame
 from fleetstart.runtime.pipeline.links import SILENCE_S
 from fleetstart.runtime.sdk.declarations import Layered
 from tests.runtime.layered.models import (
@@ -275,7 +275,7 @@ def test_an_answer_that_nobody_waits_for_is_dropped() -> None:
     with pipeline(THREE) as stages:
         message, payload = pack(99, torch.ones(3))
         stages.later[1].links.send(0, message, payload)
-        stages.later[0].links.send(1 - 1, Loaded())
+        stages.later[0].links.send(1 - 1, StageLoaded())
         assert call(stages.first.app, rows(2)) == alone(rows(2))
         assert not stages.first._pipeline.broken
 
@@ -325,7 +325,7 @@ class Waiting(Layered):
 )  # fmt: skip
 def test_a_start_says_what_a_class_lacks(target: Any, what: str) -> None:
     with pytest.raises(NoHandler, match=what):
-        made(target)
+        instantiate_model(target)
 
 
 def test_a_layer_that_cannot_be_called_is_named() -> None:

@@ -14,14 +14,14 @@ from torch import Tensor
 
 from fleetstart.runtime.llm.engine.block_pool import BlockPool
 from fleetstart.runtime.llm.engine.engine import Engine
-from fleetstart.runtime.llm.engine.generation import Delta, Request
-from fleetstart.runtime.llm.engine.runner import Decoder, Direct
+from fleetstart.runtime.llm.engine.generation import Request, TokenDelta
+from fleetstart.runtime.llm.engine.runner import Decoder, LocalRunner
 from fleetstart.runtime.llm.engine.scheduler import Scheduler
 from fleetstart.runtime.llm.model.config import LlamaConfig, read_config
 from fleetstart.runtime.llm.model.layers import StageWeights, gather
 from fleetstart.runtime.llm.model.native_decoder import NativeDecoder
 from fleetstart.runtime.llm.model.torch_decoder import TorchDecoder
-from fleetstart.runtime.llm.model.weights import Weights
+from fleetstart.runtime.llm.model.weights import ModelWeights
 from fleetstart.runtime.llm.text.tokenizer import Tokenizer as OurTokenizer
 
 ROOT = Path(__file__).parents[3]
@@ -105,17 +105,17 @@ def real_model() -> Checkpoint:
     return Checkpoint(load_file(REAL / "model.safetensors"), files)
 
 
-def config_of(weights: Weights) -> LlamaConfig:
+def config_of(weights: ModelWeights) -> LlamaConfig:
     return read_config(weights.file("config.json"), weights.file("generation_config.json"))
 
 
-def stage_of(weights: Weights, first: int = 0, end: int | None = None) -> StageWeights:
+def stage_of(weights: ModelWeights, first: int = 0, end: int | None = None) -> StageWeights:
     config = config_of(weights)
     return gather(weights, config, first, config.layer_count if end is None else end)
 
 
 def native(
-    weights: Weights, *, blocks: int = 64, threads: int = 1, isa: str = "auto", kv: str = "fp32"
+    weights: ModelWeights, *, blocks: int = 64, threads: int = 1, isa: str = "auto", kv: str = "fp32"
 ) -> NativeDecoder:
     return NativeDecoder(
         config_of(weights), stage_of(weights),
@@ -124,7 +124,7 @@ def native(
 
 
 def plain(
-    weights: Weights, *, blocks: int = 64, device: str = "cpu", dtype: torch.dtype = torch.float32
+    weights: ModelWeights, *, blocks: int = 64, device: str = "cpu", dtype: torch.dtype = torch.float32
 ) -> TorchDecoder:
     return TorchDecoder(
         config_of(weights), stage_of(weights),
@@ -133,7 +133,7 @@ def plain(
 
 
 def engine(
-    weights: Weights,
+    weights: ModelWeights,
     decoder: Decoder,
     *,
     blocks: int = 64,
@@ -147,22 +147,24 @@ def engine(
         token_budget=token_budget,
         context_tokens=context_tokens,
     )
-    return Engine(Direct(decoder), scheduler, OurTokenizer(weights.file("tokenizer.json")), config_of(weights).eos_ids)
+    return Engine(
+        LocalRunner(decoder), scheduler, OurTokenizer(weights.file("tokenizer.json")), config_of(weights).eos_ids
+    )
 
 
-def run(engine: Engine, requests: list[Request]) -> list[list[Delta]]:
+def run(engine: Engine, requests: list[Request]) -> list[list[TokenDelta]]:
     """Every request's deltas, in its order; all are added before the first step."""
     ids = [engine.add(request) for request in requests]
-    deltas: dict[int, list[Delta]] = {id: [] for id in ids}
+    deltas: dict[int, list[TokenDelta]] = {id: [] for id in ids}
     while not engine.idle:
         for delta in engine.step():
             deltas[delta.id].append(delta)
     return [deltas[id] for id in ids]
 
 
-def tokens_of(deltas: list[Delta]) -> list[int]:
+def tokens_of(deltas: list[TokenDelta]) -> list[int]:
     return [token for delta in deltas for token in delta.tokens]
 
 
-def text_of(deltas: list[Delta]) -> str:
+def text_of(deltas: list[TokenDelta]) -> str:
     return "".join(delta.text for delta in deltas)

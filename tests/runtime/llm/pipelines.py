@@ -15,11 +15,11 @@ from torch import Tensor
 from fleetstart.runtime.contract.function.spec import MIB, LLMSettings
 from fleetstart.runtime.contract.ids import PipelineId
 from fleetstart.runtime.contract.weights.stage import Stage
-from fleetstart.runtime.llm.distributed.stages import FirstStage, LaterStage
-from fleetstart.runtime.llm.engine.generation import Delta, Request
+from fleetstart.runtime.llm.distributed.stages import LLMFirstStage, LLMLaterStage
+from fleetstart.runtime.llm.engine.generation import Request, TokenDelta
 from fleetstart.runtime.llm.server.engine_service import EngineService
-from fleetstart.runtime.pipeline.node_messages import Membership
-from fleetstart.runtime.pipeline.stage_context import StageOf
+from fleetstart.runtime.pipeline.node_messages import NodeMessages
+from fleetstart.runtime.pipeline.stage_context import StageContext
 from tests.runtime.llm.models import Checkpoint
 
 START_S = 60.0
@@ -47,8 +47,8 @@ class Arriving(Checkpoint):
 class Stages:
     """What runs, and what was said."""
 
-    first: FirstStage
-    later: list[LaterStage]
+    first: LLMFirstStage
+    later: list[LLMLaterStage]
     weights: list[Arriving]
     hurried: threading.Event = field(default_factory=threading.Event)
     whole: threading.Event = field(default_factory=threading.Event)
@@ -95,26 +95,26 @@ def pipeline(
         if index == 0:
             whole.set()
 
-    def of(index: int) -> StageOf:
-        return StageOf(
+    def of(index: int) -> StageContext:
+        return StageContext(
             stage=Stage(pipeline=PipelineId("p-1"), index=index, cuts=tuple(cuts)),
             secret="word",
-            membership=Membership(listeners[index]),
+            membership=NodeMessages(listeners[index]),
             deadline_ns=time.monotonic_ns() + int(START_S * 1e9),
             hurry=hurry,
             whole=lambda: became_whole(index),
             end=lambda why: ended.__setitem__(index, why),
         )
 
-    made: dict[int, LaterStage] = {}
+    made: dict[int, LLMLaterStage] = {}
 
     def later(index: int) -> None:
-        made[index] = LaterStage(arriving[index], settings, of(index), name="tiny", threads=1)
+        made[index] = LLMLaterStage(arriving[index], settings, of(index), name="tiny", threads=1)
 
     threads = [threading.Thread(target=later, args=(index,)) for index in range(1, count)]
     for thread in threads:
         thread.start()
-    first = FirstStage(arriving[0], settings, of(0), name="tiny", threads=1)
+    first = LLMFirstStage(arriving[0], settings, of(0), name="tiny", threads=1)
     for thread in threads:
         thread.join()
     stages = Stages(first, [made[index] for index in range(1, count)], arriving, hurried, whole, grown, ended)
@@ -136,20 +136,22 @@ def pipeline(
         stages.close()
 
 
-async def generate(stages: Stages, requests: list[Request], service: EngineService | None = None) -> list[list[Delta]]:
+async def generate(
+    stages: Stages, requests: list[Request], service: EngineService | None = None
+) -> list[list[TokenDelta]]:
     """Every request's deltas, through the first stage's service or another one."""
-    deltas: list[list[Delta]] = [[] for _ in requests]
+    deltas: list[list[TokenDelta]] = [[] for _ in requests]
     async with (service or stages.first.app.service).open(requests) as stream:
         async for index, delta in stream:
             deltas[index].append(delta)
     return deltas
 
 
-def after(stages: Stages, requests: list[Request], tokens: int, act: Callable[[], None]) -> list[list[Delta]]:
+def after(stages: Stages, requests: list[Request], tokens: int, act: Callable[[], None]) -> list[list[TokenDelta]]:
     """Generates, and acts once so many tokens have come in all."""
 
-    async def scenario() -> list[list[Delta]]:
-        deltas: list[list[Delta]] = [[] for _ in requests]
+    async def scenario() -> list[list[TokenDelta]]:
+        deltas: list[list[TokenDelta]] = [[] for _ in requests]
         came = 0
         async with stages.first.app.service.open(requests) as stream:
             async for index, delta in stream:

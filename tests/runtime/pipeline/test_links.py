@@ -19,14 +19,14 @@ from fleetstart.runtime.pipeline.frames import (
     MAGIC,
     Hello,
     LinkBroken,
-    Loaded,
     Message,
     Ping,
-    Result,
+    StageLoaded,
+    StepResult,
     receive_frame,
     send_frame,
 )
-from fleetstart.runtime.pipeline.links import RELAYED_FACTOR, SILENCE_S, Links
+from fleetstart.runtime.pipeline.links import RELAYED_FACTOR, SILENCE_S, StageLinks
 from tests.servers import wait_until
 
 PIPELINE = PipelineId("p")
@@ -42,7 +42,7 @@ class End:
         self.frames: list[tuple[int, Message, bytes]] = []
         self.lost: list[tuple[int, str]] = []
         stage = Stage(pipeline=PIPELINE, index=index, cuts=CUTS)
-        self.links = Links(
+        self.links = StageLinks(
             stage,
             secret,
             self.listener,
@@ -70,10 +70,10 @@ def test_frames_come_whole_and_in_order() -> None:
     payload = os.urandom(3_000_000)
     with two() as (first, second):
         assert first.links.wait(5)
-        first.links.send(1, Result(1), payload)
-        first.links.send(1, Result(2))
+        first.links.send(1, StepResult(1), payload)
+        first.links.send(1, StepResult(2))
         wait_until(lambda: len(second.frames) == 2, 5, what="frames")
-        assert second.frames == [(0, Result(1), payload), (0, Result(2), b"")]
+        assert second.frames == [(0, StepResult(1), payload), (0, StepResult(2), b"")]
         assert not first.lost
         assert not second.lost
 
@@ -111,7 +111,7 @@ def test_a_closed_link_is_noticed_at_once_and_told_once() -> None:
         second.links.close()
         wait_until(lambda: first.lost, SILENCE_S, what="the loss")
         with pytest.raises(LinkBroken, match="stage 1 is lost"):
-            first.links.send(1, Loaded())
+            first.links.send(1, StageLoaded())
         assert len(first.lost) == 1
         assert not second.lost, "who closes loses nobody"
 
@@ -170,8 +170,8 @@ def test_a_second_link_of_one_stage_and_stages_of_others_are_refused() -> None:
                 again.settimeout(5)
                 with contextlib.suppress(ConnectionResetError):
                     assert again.recv(1) == b""
-        second.links.send(0, Loaded())
-        wait_until(lambda: first.frames == [(1, Loaded(), b"")], 5, what="the stage's own frame")
+        second.links.send(0, StageLoaded())
+        wait_until(lambda: first.frames == [(1, StageLoaded(), b"")], 5, what="the stage's own frame")
 
 
 def test_senders_do_not_mix_their_frames() -> None:
@@ -180,7 +180,7 @@ def test_senders_do_not_mix_their_frames() -> None:
 
         def send(number: int) -> None:
             for _ in range(20):
-                first.links.send(1, Result(number), bytes([number]) * 50_000)
+                first.links.send(1, StepResult(number), bytes([number]) * 50_000)
 
         threads = [threading.Thread(target=send, args=(number,)) for number in range(4)]
         for thread in threads:
@@ -189,7 +189,7 @@ def test_senders_do_not_mix_their_frames() -> None:
         for thread in threads:
             thread.join()
         for _, message, payload in second.frames:
-            assert isinstance(message, Result)
+            assert isinstance(message, StepResult)
             assert payload == bytes([message.number]) * 50_000
 
 

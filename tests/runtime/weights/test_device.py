@@ -16,9 +16,9 @@ from torch import Tensor
 
 from fleetstart.runtime.contract.errors import ChecksumMismatch, DeadlineExceeded
 from fleetstart.runtime.contract.weights.manifest import DTYPE_BYTES
-from fleetstart.runtime.weights.device import Host, Loading
+from fleetstart.runtime.weights.device import DeviceLoad, HostDevice
 from fleetstart.runtime.weights.lora import AdaptedWeights
-from fleetstart.runtime.weights.transfer_plan import Piece, Transfer
+from fleetstart.runtime.weights.transfer_plan import CopyPiece, TransferPlan
 from fleetstart.runtime.weights.weights import Weights
 from tests.runtime.segments import CHUNK, Segment
 from tests.runtime.weights.test_lora import UP, A, B, base_tensors, config, filled, segment_of
@@ -201,16 +201,16 @@ def test_on_a_cpu_nothing_is_copied(segment: Segment) -> None:
     assert moved._loading is weights._mapped  # the pages are mapped once
 
 
-class Recorded(Host):
+class Recorded(HostDevice):
     """The host's memory, and in which order its pieces moved."""
 
     def __init__(self, weights: Weights, lanes: int = 1) -> None:
         super().__init__(weights.region, CHUNK)
         self.lanes = lanes
-        self.pieces: list[Piece] = []
+        self.pieces: list[CopyPiece] = []
         self.gate = threading.Event()
 
-    def move(self, piece: Piece) -> None:
+    def move(self, piece: CopyPiece) -> None:
         self.pieces.append(piece)
         self.gate.wait(30)
         super().move(piece)
@@ -219,8 +219,8 @@ class Recorded(Host):
 def test_what_is_waited_for_moves_next(segment: Segment) -> None:
     weights = filled(segment).attach()
     device = Recorded(weights)
-    transfer = Transfer(segment.chunks, first=chunks_of(segment, "t3"))
-    loading = Loading(transfer, weights.arrival, device, chunk_bytes=16 << 20)  # a chunk a piece
+    transfer = TransferPlan(segment.chunks, first=chunks_of(segment, "t3"))
+    loading = DeviceLoad(transfer, weights.arrival, device, chunk_bytes=16 << 20)  # a chunk a piece
     loading.begin()
     until(lambda: device.pieces, "the first piece")
     reader = threading.Thread(target=lambda: loading.wait(chunks_of(segment, "t5")))
@@ -238,7 +238,7 @@ def test_several_threads_move_every_chunk_once_in_whatever_order_they_come(segme
     weights = segment.attach(timeout_s=60)
     device = Recorded(weights, lanes=3)
     device.gate.set()
-    loading = Loading(Transfer(segment.chunks), weights.arrival, device, CHUNK).begin()
+    loading = DeviceLoad(TransferPlan(segment.chunks), weights.arrival, device, CHUNK).begin()
     order = list(segment.chunks)
     random.Random(4).shuffle(order)
     for chunk in order:
@@ -249,13 +249,13 @@ def test_several_threads_move_every_chunk_once_in_whatever_order_they_come(segme
 
 
 def test_a_device_that_fails_tells_every_reader_why(segment: Segment) -> None:
-    class Broken(Host):
-        def move(self, piece: Piece) -> None:
+    class Broken(HostDevice):
+        def move(self, piece: CopyPiece) -> None:
             raise OSError("no memory for the pages of this device")
 
     weights = filled(segment).attach()
     broken: Any = Broken(weights.region, CHUNK)
-    loading = Loading(Transfer(segment.chunks), weights.arrival, broken, CHUNK).begin()
+    loading = DeviceLoad(TransferPlan(segment.chunks), weights.arrival, broken, CHUNK).begin()
     for wait in (loading.wait_for_all, lambda: loading.wait(range(1))):
         with pytest.raises(OSError, match="no memory for the pages"):
             wait()

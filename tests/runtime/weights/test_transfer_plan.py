@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from fleetstart.runtime.weights.transfer_plan import LOOKAHEAD_CHUNKS, Piece, Transfer
+from fleetstart.runtime.weights.transfer_plan import LOOKAHEAD_CHUNKS, CopyPiece, TransferPlan
 
 AT_MOST = 4
 
@@ -17,7 +17,7 @@ def everything(chunk: int) -> bool:
     return True
 
 
-def drained(transfer: Transfer, is_ready: Callable[[int], bool] = everything) -> list[Piece]:
+def drained(transfer: TransferPlan, is_ready: Callable[[int], bool] = everything) -> list[CopyPiece]:
     pieces = []
     while piece := transfer.take(is_ready, AT_MOST):
         pieces.append(piece)
@@ -34,10 +34,10 @@ class Loads(RuleBasedStateMachine):
     @initialize(chunks=chunk_sets, first=st.lists(st.integers(0, 40), max_size=5))
     def begin(self, chunks: set[int], first: list[int]) -> None:
         self.chunks = chunks
-        self.transfer = Transfer(chunks, first=first)
+        self.transfer = TransferPlan(chunks, first=first)
         self.ready: set[int] = set()
         self.urgent = set(first) & chunks
-        self.moving: list[Piece] = []
+        self.moving: list[CopyPiece] = []
         self.taken: set[int] = set()
         self.moved: set[int] = set()
 
@@ -93,7 +93,7 @@ TestLoads = Loads.TestCase
 
 @given(chunk_sets)
 def test_neighbours_in_the_segment_are_neighbours_on_the_device(chunks: set[int]) -> None:
-    transfer = Transfer(chunks)
+    transfer = TransferPlan(chunks)
     assert transfer.slot_count == len(chunks)
     assert sorted(map(transfer.slot, chunks)) == list(range(len(chunks)))
     for chunk in chunks:
@@ -102,13 +102,13 @@ def test_neighbours_in_the_segment_are_neighbours_on_the_device(chunks: set[int]
 
 
 def test_without_wishes_chunks_move_in_the_segments_order_in_large_pieces() -> None:
-    pieces = drained(Transfer(range(10)))
+    pieces = drained(TransferPlan(range(10)))
     assert [(piece.chunk, piece.count) for piece in pieces] == [(0, 4), (4, 4), (8, 2)]
     assert not any(piece.urgent for piece in pieces)
 
 
 def test_what_was_asked_for_first_goes_first_and_what_is_demanded_before_that() -> None:
-    transfer = Transfer(range(12), first=[6, 7])
+    transfer = TransferPlan(range(12), first=[6, 7])
     transfer.demand([9])
     assert [(piece.chunk, piece.count, piece.urgent) for piece in drained(transfer)] == [
         (9, 1, True), (6, 2, True), (0, 4, False), (4, 2, False), (8, 1, False), (10, 2, False),
@@ -116,7 +116,7 @@ def test_what_was_asked_for_first_goes_first_and_what_is_demanded_before_that() 
 
 
 def test_a_chunk_that_lags_holds_up_no_other() -> None:
-    transfer = Transfer(range(6), first=[2])
+    transfer = TransferPlan(range(6), first=[2])
     assert [piece.chunk for piece in drained(transfer, lambda chunk: chunk not in (0, 2))] == [1, 3]
     assert transfer.front == 2
     assert [piece.chunk for piece in drained(transfer)] == [2, 0]
@@ -124,7 +124,7 @@ def test_a_chunk_that_lags_holds_up_no_other() -> None:
 
 def test_looking_ahead_has_an_end() -> None:
     far = LOOKAHEAD_CHUNKS
-    transfer = Transfer(range(far + 2))
+    transfer = TransferPlan(range(far + 2))
     asked: list[int] = []
 
     def none_ready(chunk: int) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 
 from fleetstart.runtime.contract.errors import HandlerFailed
 from fleetstart.runtime.contract.process.redaction import Redactor
-from fleetstart.runtime.worker.secret_redaction import discreet
+from fleetstart.runtime.worker.secret_redaction import redact_errors
 from fleetstart.runtime.worker_io.asgi import Receive, Scope, Send, respond, respond_error
 
 SECRET = 'hf_"quoted" ✓'
@@ -23,7 +23,7 @@ def answered(app: Any) -> list[Any]:
         raise AssertionError
 
     async def call() -> None:
-        await discreet(app, Redactor([SECRET]))({"type": "http"}, receive, send)
+        await redact_errors(app, Redactor([SECRET]))({"type": "http"}, receive, send)
 
     asyncio.run(call())
     return sent
@@ -62,4 +62,4 @@ def test_an_answer_of_the_handler() -> None:
 def test_without_secrets_the_app_is_served_as_it_is() -> None:
     async def app(scope: Scope, receive: Receive, send: Send) -> None: ...
 
-    assert discreet(app, Redactor()) is app
+    assert redact_errors(app, Redactor()) is app

@@ -11,15 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleetstart.prefetcher.drivers.worker_logs import LineSplitter, TaggedLine, parse_tagged_line
-from fleetstart.runtime.worker_io.log_tagging import CALL, Lines
+from fleetstart.runtime.worker_io.log_tagging import CURRENT_REQUEST_ID, TaggedStream
 
 TEXTS = st.text(st.characters(blacklist_categories=["Cs"], blacklist_characters="\r\x1e\x1f"), max_size=12)
 
 
-def read(write: Callable[[Lines], None], number: int = 1) -> list[TaggedLine]:
+def read(write: Callable[[TaggedStream], None], number: int = 1) -> list[TaggedLine]:
     """What a node reads of what was written."""
     reader, writer = os.pipe()
-    stream = Lines(1 if number == 1 else 2)
+    stream = TaggedStream(1 if number == 1 else 2)
     saved = os.dup(number)
     os.dup2(writer, number)
     try:
@@ -37,7 +37,7 @@ def read(write: Callable[[Lines], None], number: int = 1) -> list[TaggedLine]:
 
 def inside(call: str, work: Callable[[], None]) -> None:
     def run() -> None:
-        CALL.set(call)
+        CURRENT_REQUEST_ID.set(call)
         work()
 
     copy_context().run(run)
@@ -51,7 +51,7 @@ def test_lines_outside_calls_have_no_mark() -> None:
 
 
 def test_each_line_of_a_call_is_its_own() -> None:
-    def write(out: Lines) -> None:
+    def write(out: TaggedStream) -> None:
         inside("inv-1", lambda: print("a\nb", file=out))
         inside("inv-2", lambda: print("c", file=out))
 
@@ -61,7 +61,7 @@ def test_each_line_of_a_call_is_its_own() -> None:
 
 
 def test_a_line_that_another_call_breaks_into_stays_its_own() -> None:
-    def write(out: Lines) -> None:
+    def write(out: TaggedStream) -> None:
         inside("inv-1", lambda: print("half", end="", file=out))
         inside("inv-2", lambda: print("other", file=out))
         inside("inv-1", lambda: print(" rest", file=out))
@@ -78,7 +78,7 @@ def test_stderr_is_told_apart() -> None:
 
 
 def test_a_thread_of_the_call_prints_for_it() -> None:
-    def write(out: Lines) -> None:
+    def write(out: TaggedStream) -> None:
         def work() -> None:
             thread = threading.Thread(target=copy_context().run, args=(print, "from a thread"), kwargs={"file": out})
             thread.start()
@@ -91,7 +91,7 @@ def test_a_thread_of_the_call_prints_for_it() -> None:
 
 @given(st.lists(st.tuples(st.sampled_from(["", "inv-1", "inv-2"]), TEXTS), max_size=12))
 def test_nothing_is_lost_whoever_prints_what(prints: list[tuple[str, str]]) -> None:
-    def write(out: Lines) -> None:
+    def write(out: TaggedStream) -> None:
         for call, text in prints:
             inside(call, lambda text=text: print(text, file=out))  # type: ignore[misc]
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleetstart.runtime.llm.distributed.kv_copy import PIECE_TOKENS, Held, KvCopy
+from fleetstart.runtime.llm.distributed.kv_copy import PIECE_TOKENS, ComputedSequence, KvCopyPlan
 from fleetstart.runtime.llm.engine.block_pool import BlockPool
 from fleetstart.runtime.llm.engine.scheduler import Scheduler, Sequence
 
 BLOCK = 4
 
 
-def held(sequence: Sequence) -> Held:
-    return Held(sequence.id, tuple(sequence.table), sequence.computed)
+def held(sequence: Sequence) -> ComputedSequence:
+    return ComputedSequence(sequence.id, tuple(sequence.table), sequence.computed)
 
 
 @settings(max_examples=150, deadline=None)
@@ -32,7 +32,7 @@ def test_the_target_has_every_token_of_who_runs(
         scheduler.add(Sequence(id=id, tokens=[0] * prompt, prompt_count=prompt, max_new_tokens=new))
     source: dict[tuple[int, int], tuple[int, int]] = {}
     target: dict[tuple[int, int], tuple[int, int]] = {}
-    copy = KvCopy(BLOCK)
+    copy = KvCopyPlan(BLOCK)
 
     def bring(most: int | None = None) -> None:
         for span in copy.missing(map(held, scheduler.running))[:most]:
@@ -61,13 +61,13 @@ def test_the_target_has_every_token_of_who_runs(
 
 
 def test_only_what_is_new_is_copied_again() -> None:
-    copy = KvCopy(BLOCK)
-    [span] = copy.missing([Held(1, (7, 3), 6)])
+    copy = KvCopyPlan(BLOCK)
+    [span] = copy.missing([ComputedSequence(1, (7, 3), 6)])
     assert (span.begin, span.end) == (0, 6)
     copy.done(span)
-    [span] = copy.missing([Held(1, (7, 3, 9), 9)])
+    [span] = copy.missing([ComputedSequence(1, (7, 3, 9), 9)])
     assert (span.begin, span.end) == (6, 9)
     copy.done(span)
-    assert not copy.missing([Held(1, (7, 3, 9), 9)])
-    [span] = copy.missing([Held(2, (3,), 2)])
+    assert not copy.missing([ComputedSequence(1, (7, 3, 9), 9)])
+    [span] = copy.missing([ComputedSequence(2, (3,), 2)])
     assert (span.begin, span.end) == (0, 2), "another sequence's block is copied anew"

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleetstart.runtime.llm.distributed import stages as llm_stages
-from fleetstart.runtime.llm.distributed.consolidation import Growth
-from fleetstart.runtime.llm.distributed.request_migration import WORTH_TOKENS, to_lend
+from fleetstart.runtime.llm.distributed.consolidation import Consolidation
+from fleetstart.runtime.llm.distributed.request_migration import WORTH_TOKENS, choose_migrations
 from fleetstart.runtime.llm.engine.engine import Engine
 from fleetstart.runtime.llm.engine.sampler import SamplingParams
 from tests.runtime.llm.distributed.test_pipeline_runner import LAYERS, WEIGHTS, alone, cuts_of, request
@@ -87,16 +87,16 @@ def test_a_worker_that_dies_with_a_request_costs_no_token() -> None:
 def test_a_stage_lost_between_two_steps_costs_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is under way that could tell of it, and the last keys and values are not copied."""
     requests = [request(10 + 20 * seed, 100, seed) for seed in range(4)]
-    take_over = Growth._take_over
+    take_over = Consolidation._take_over
     with pipeline(WEIGHTS, cuts_of([2])) as stages:
 
-        def late(self: Growth, engine: Engine, whole: Any) -> Any:
+        def late(self: Consolidation, engine: Engine, whole: Any) -> Any:
             deltas = engine.settle()
             stages.kill(1)
             wait_until(lambda: self._parts.pipeline.broken, 20, what="a broken pipeline")
             return deltas + take_over(self, engine, whole)
 
-        monkeypatch.setattr(Growth, "_take_over", late)
+        monkeypatch.setattr(Consolidation, "_take_over", late)
         found = after(stages, requests, 20, stages.grow)
     assert [tokens_of(deltas) for deltas in found] == alone(requests)
 
@@ -147,7 +147,7 @@ def generate_alone(one: Any) -> Any:
 def test_who_goes(running: list[int], lent: dict[int, int]) -> None:
     to = min(lent)
     requests = list(enumerate(running))
-    chosen = to_lend(requests, lent, to)
+    chosen = choose_migrations(requests, lent, to)
     assert len(set(chosen)) == len(chosen)
     assert all(running[id] >= WORTH_TOKENS for id in chosen)
     fair = (len(running) + sum(lent.values())) // (len(lent) + 1)

@@ -5,18 +5,18 @@ from __future__ import annotations
 import pytest
 
 from fleetstart.runtime.contract.errors import DeadlineExceeded
-from fleetstart.runtime.llm.engine.generation import Delta
-from fleetstart.runtime.llm.engine.latency_stats import Speeds
+from fleetstart.runtime.llm.engine.generation import TokenDelta
+from fleetstart.runtime.llm.engine.latency_stats import LatencyStats
 
 MS = 1_000_000
 
 
-def token(id: int, *, last: bool = False) -> Delta:
-    return Delta(id=id, tokens=(7,), finish="stop" if last else None)
+def token(id: int, *, last: bool = False) -> TokenDelta:
+    return TokenDelta(id=id, tokens=(7,), finish="stop" if last else None)
 
 
 def test_the_first_token_and_those_after_it_are_told_apart() -> None:
-    speeds = Speeds()
+    speeds = LatencyStats()
     speeds.begins(1, 100 * MS, stages=1)
     speeds.sees([], 200 * MS, stages=1)
     speeds.sees([token(1)], 300 * MS, stages=1)
@@ -31,7 +31,7 @@ def test_the_first_token_and_those_after_it_are_told_apart() -> None:
 
 
 def test_an_answer_of_one_token_tells_nothing_of_the_others() -> None:
-    speeds = Speeds()
+    speeds = LatencyStats()
     for id in range(2):
         speeds.begins(id, 0, stages=1)
         speeds.sees([token(id, last=True)], 50 * MS, stages=1)
@@ -40,17 +40,17 @@ def test_an_answer_of_one_token_tells_nothing_of_the_others() -> None:
 
 
 def test_what_was_cut_or_failed_is_not_counted() -> None:
-    speeds = Speeds()
+    speeds = LatencyStats()
     for id in range(3):
         speeds.begins(id, 0, stages=1)
     speeds.forgets(0)
     speeds.sees([token(0), token(1)], 10 * MS, stages=1)
-    speeds.sees([Delta(id=1, error=DeadlineExceeded("late")), Delta(id=2, finish="stop")], 20 * MS, stages=1)
+    speeds.sees([TokenDelta(id=1, error=DeadlineExceeded("late")), TokenDelta(id=2, finish="stop")], 20 * MS, stages=1)
     assert speeds.mean is None
 
 
 def test_a_pipeline_and_the_worker_that_it_became_are_not_mixed() -> None:
-    speeds = Speeds()
+    speeds = LatencyStats()
     for id, (stages, end_ms) in enumerate([(4, 400), (1, 100)]):
         speeds.begins(id, 0, stages=stages)
         speeds.sees([token(id, last=True)], end_ms * MS, stages=stages)

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from fleetstart.runtime.contract.errors import InvalidInput
 from fleetstart.runtime.llm.engine.block_pool import BlockPool
-from fleetstart.runtime.llm.engine.scheduler import Chunk, Scheduler, Sequence
+from fleetstart.runtime.llm.engine.scheduler import PlannedChunk, Scheduler, Sequence
 
 BLOCK = 4
 
@@ -24,7 +24,7 @@ def scheduler(blocks: int = 8, *, max_batch: int = 4, budget: int = 8, context: 
     return Scheduler(BlockPool(blocks, BLOCK), max_batch=max_batch, token_budget=budget, context_tokens=context)
 
 
-def compute(scheduler: Scheduler, chunks: list[Chunk]) -> None:
+def compute(scheduler: Scheduler, chunks: list[PlannedChunk]) -> None:
     """What the engine does with a plan: computes, samples, ends what has all its tokens."""
     for chunk in chunks:
         samples = chunk.samples
@@ -77,7 +77,7 @@ class Pool(RuleBasedStateMachine):
 TestPool = Pool.TestCase
 
 
-def assert_plan_is_sound(scheduler: Scheduler, chunks: list[Chunk]) -> None:
+def assert_plan_is_sound(scheduler: Scheduler, chunks: list[PlannedChunk]) -> None:
     assert sum(chunk.end - chunk.begin for chunk in chunks) <= scheduler.token_budget
     assert len(scheduler.running) <= scheduler.max_batch
     assert len({chunk.sequence.id for chunk in chunks}) == len(chunks)

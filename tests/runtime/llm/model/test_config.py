@@ -10,10 +10,10 @@ import torch
 
 from fleetstart.runtime.contract.errors import CheckpointInvalid, InvalidSpec
 from fleetstart.runtime.contract.function.spec import MIB, LLMSettings
-from fleetstart.runtime.llm.engine.runner import Direct
+from fleetstart.runtime.llm.engine.runner import LocalRunner
 from fleetstart.runtime.llm.model.config import read_config
 from fleetstart.runtime.llm.model.layers import gather
-from fleetstart.runtime.llm.model.loader import Model, default_sampling, load_model
+from fleetstart.runtime.llm.model.loader import LoadedModel, default_sampling, load_model
 from fleetstart.runtime.llm.model.native_decoder import NativeDecoder, runs_natively
 from fleetstart.runtime.llm.model.torch_decoder import TorchDecoder
 from tests.runtime.llm.models import TINY, Checkpoint, config_of, tiny
@@ -104,9 +104,9 @@ def test_shapes_that_no_kernel_takes_run_on_torch(tiny_model: Checkpoint) -> Non
     assert isinstance(_decoder_of(model), NativeDecoder)
 
 
-def _decoder_of(model: Model) -> object:
+def _decoder_of(model: LoadedModel) -> object:
     runner = model.engine._runner
-    assert isinstance(runner, Direct)
+    assert isinstance(runner, LocalRunner)
     return runner._decoder
 
 

@@ -15,7 +15,7 @@ from fleetstart.runtime.contract.errors import DeadlineExceeded, HandlerFailed, 
 from fleetstart.runtime.llm.engine.engine import Engine
 from fleetstart.runtime.llm.engine.generation import Request
 from fleetstart.runtime.llm.engine.sampler import SamplingParams
-from fleetstart.runtime.llm.server.engine_service import EngineService, Stream
+from fleetstart.runtime.llm.server.engine_service import DeltaStream, EngineService
 from tests.runtime.llm.models import Checkpoint, engine, native, run, tokens_of
 from tests.servers import until, wait_until
 
@@ -43,7 +43,7 @@ async def until_idle(subject: Engine) -> None:
     assert subject.scheduler.pool.free_count == subject.scheduler.pool.block_count
 
 
-async def collect(stream: Stream) -> dict[int, list[int]]:
+async def collect(stream: DeltaStream) -> dict[int, list[int]]:
     got: dict[int, list[int]] = {}
     async with stream, asyncio.timeout(WAIT_S):
         async for index, delta in stream:

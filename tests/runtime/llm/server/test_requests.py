@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleetstart.runtime.llm.engine.sampler import SamplingParams
-from fleetstart.runtime.llm.server.requests import ChatCall, CompletionCall, PlainCall, Reader, Wrong
+from fleetstart.runtime.llm.server.requests import CallReader, ChatCall, CompletionCall, InvalidParameter, PlainCall
 
-CHAT, TEXT, PLAIN = Reader(ChatCall), Reader(CompletionCall), Reader(PlainCall)
+CHAT, TEXT, PLAIN = CallReader(ChatCall), CallReader(CompletionCall), CallReader(PlainCall)
 MESSAGES = [{"role": "user", "content": "hi"}]
 
 
@@ -72,7 +72,7 @@ def test_wrong_fields_of_a_chat_are_refused_by_name(fields: dict[str, Any], para
         call.stops()
         call.limit()
 
-    with pytest.raises(Wrong) as caught:
+    with pytest.raises(InvalidParameter) as caught:
         read_all()
     assert caught.value.param == param
     assert param in str(caught.value)
@@ -93,7 +93,7 @@ def test_wrong_fields_of_a_chat_are_refused_by_name(fields: dict[str, Any], para
     ],
 )
 def test_wrong_fields_of_a_completion_are_refused_by_name(fields: dict[str, Any], param: str) -> None:
-    with pytest.raises(Wrong) as caught:
+    with pytest.raises(InvalidParameter) as caught:
         text(**fields).prompts()
     assert caught.value.param == param
 
@@ -145,19 +145,19 @@ def test_messages_in_parts_are_one_text() -> None:
 
 @pytest.mark.parametrize("fields", [{}, {"prompt": "a", "messages": MESSAGES}, {"messages": []}])
 def test_a_plain_call_takes_one_of_prompt_and_messages(fields: dict[str, Any]) -> None:
-    with pytest.raises(Wrong, match="one of prompt and messages"):
+    with pytest.raises(InvalidParameter, match="one of prompt and messages"):
         PLAIN.read(json.dumps(fields).encode())
 
 
 @given(st.binary(max_size=60))
 def test_no_body_is_anything_but_read_or_refused(body: bytes) -> None:
     for reader in (CHAT, TEXT, PLAIN):
-        with pytest.raises(Wrong):
+        with pytest.raises(InvalidParameter):
             reader.read(body)
 
 
 def test_a_deeply_nested_body_is_refused() -> None:
-    with pytest.raises(Wrong):
+    with pytest.raises(InvalidParameter):
         CHAT.read(b'{"messages":' + b"[" * 100_000)
-    with pytest.raises(Wrong):
+    with pytest.raises(InvalidParameter):
         CHAT.read(b'{"messages":[{"role":"user","content":"x"}],"metadata":' + b"[" * 100_000)

@@ -18,7 +18,7 @@ from fleetstart.runtime.llm.engine.generation import Request
 from fleetstart.runtime.llm.engine.sampler import SamplingParams
 from fleetstart.runtime.llm.server.stream_resume import (
     CARRIED_MAX_BYTES,
-    Marker,
+    ResumeMarkWriter,
     as_chosen,
     chosen,
     read_carried,
@@ -181,7 +181,7 @@ def test_what_marks_say_is_read(steps: list[tuple[int, list[int]]], body: bytes)
     first = chosen("cmpl-7", 17, requests)
     assert (first.seeds[0], *(type(seed) for seed in first.seeds[1:])) == (None, int, int)
     assert [one.sampling.seed for one in as_chosen(requests, first)] == first.seeds
-    marker = Marker(first)
+    marker = ResumeMarkWriter(first)
     said = []
     for choice, tokens in steps:
         marker.saw(choice, tokens)

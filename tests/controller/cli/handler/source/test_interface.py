@@ -18,7 +18,7 @@ from fleetstart.runtime.contract.errors import InvalidSpec
 from fleetstart.runtime.contract.function.interface import Interface
 from fleetstart.runtime.contract.function.spec import FunctionSpec
 from fleetstart.runtime.contract.ids import BundleId, FunctionName, Version
-from fleetstart.runtime.handlers.request_args import inputs_of
+from fleetstart.runtime.handlers.request_args import argument_decoder
 
 BESIDE = """
 import msgspec
@@ -216,7 +216,7 @@ def test_the_form_is_the_one_that_the_worker_will_use(
     interfaces: dict[str, Interface], imported: Any, name: str
 ) -> None:
     handler = getattr(imported, name)
-    inputs = inputs_of(handler() if isinstance(handler, type) else handler, batched=name.startswith("batch"))
+    inputs = argument_decoder(handler() if isinstance(handler, type) else handler, batched=name.startswith("batch"))
     assert interfaces[name].takes == {"raw": "bytes"}.get(inputs.form, inputs.form)
     if inputs.form == "fields":
         needed = [parameter.name for parameter in inputs.parameters if parameter.required]
