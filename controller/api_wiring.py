@@ -25,8 +25,8 @@ from .billing.ledger_reader import LedgerReader
 from .config import Config
 from .core_wiring import Core
 from .dependencies import open_store
-from .observability.call_metrics import Calls
-from .observability.process_metrics import LoopLag, Self
+from .observability.call_metrics import CallMetrics
+from .observability.process_metrics import LoopLag, ProcessMetrics
 from .registry.checkpoints import Checkpoints
 from .registry.registry import Registry
 from .registry.rollouts import RolloutController
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 class Management:
     api: Starlette
     audit: AuditLog
-    calls: Calls
+    calls: CallMetrics
     invocations: AsyncInvocations
     parts: tuple[BackgroundTask, ...]
 
@@ -61,7 +61,7 @@ def build_management(
     history = History(core.client, reader)
     audit = AuditLog(core.client, store, core.fence)
     billing = BillingApi(core.client, reader, core.billing, core.view)
-    calls, lag = Calls(), LoopLag()
+    calls, lag = CallMetrics(), LoopLag()
     webhook_secrets = WebhookSecrets(core.client, vault)
     invocations = build_async_invocations(
         config, core.gateway_id, core.client, core.view, store, core.gateway, history, stopping, webhook_secrets,
@@ -97,12 +97,12 @@ def build_management(
 def _seeing(
     core: Core,
     reader: LedgerReader,
-    calls: Calls,
+    calls: CallMetrics,
     lag: LoopLag,
     budgets: Callable[[], list[BudgetInfo]],
     traces: TraceExport | None,
 ) -> ObservabilityApi:
-    process = Self(
+    process = ProcessMetrics(
         unwritten=lambda: core.ledger.pending, leads=lambda: bool(core.fence()), redis=lambda: core.view.redis
     )
     return ObservabilityApi(

@@ -22,8 +22,8 @@ from .gateway.cors import Cors
 from .http.asgi import Receive, Scope, Send
 from .http.invoke_url import PREFIX
 from .http_server import listener_of, server_of
-from .observability.request_id_middleware import Entrance
-from .observability.slow_call_log import Notable
+from .observability.request_id_middleware import RequestIdMiddleware
+from .observability.slow_call_log import SlowCallLog
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ class Controller:
             self._behind_door, core.view, management.audit, loopback=self._loopback, is_open=config.open
         )
         self._functions = Cors(core.view, self._door)  # outside: browsers ask without a key whether they may show one
-        entrance = Entrance(self.asgi, refused=management.calls.refused, sample=self._traces is not None)
+        entrance = RequestIdMiddleware(self.asgi, refused=management.calls.refused, sample=self._traces is not None)
         self._server = server_of(config, entrance)
 
     async def asgi(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -79,7 +79,7 @@ class Controller:
         ledger = self._core.ledger
         ledger.recover()
         ledger.on_trace(self._management.calls.ended)  # from now on: what others had answered, they had counted
-        ledger.on_trace(Notable().ended)
+        ledger.on_trace(SlowCallLog().ended)
         if self._traces is not None:
             ledger.on_trace(self._traces.ended)
         log.info("controller serves", extra={"url": self._config.url, "gateway": self._core.gateway_id})

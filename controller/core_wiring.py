@@ -16,7 +16,7 @@ from .billing.journal import Journal
 from .billing.ledger_writer import LedgerWriter
 from .config import Config
 from .gateway.app import Gateway
-from .gateway.load_reporter import Reporter
+from .gateway.load_reporter import LoadReporter
 from .scheduler.calibrator import Calibrator
 from .scheduler.leader import LeaderLease
 from .scheduler.loop import Scheduler
@@ -42,7 +42,7 @@ class Core:
     ledger: LedgerWriter
     scheduler: Scheduler
     learner: Calibrator
-    reporter: Reporter
+    reporter: LoadReporter
     billing: BudgetWatch
     gateway: Gateway
 
@@ -78,7 +78,7 @@ def build_core(config: Config, gateway_id: str, vault: SecretCipher) -> Core:
     ledger = LedgerWriter(client, journal)
     scheduler = Scheduler(gateway_id, LeaderLease(client, view, state.writes), ledger, SecretSealer(view, vault))
     learner = Calibrator(state, lambda: scheduler.fence)
-    reporter = Reporter(state)
+    reporter = LoadReporter(state)
     billing = BudgetWatch(client, view, unwritten=lambda: ledger.unwritten, fence=lambda: scheduler.fence)
     ledger.on_row(billing.note)
     gateway = Gateway(

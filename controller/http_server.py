@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import uvicorn
 
 from .config import Config
-from .observability.request_id_middleware import Entrance
+from .observability.request_id_middleware import RequestIdMiddleware
 
 KEEP_ALIVE_S = 75
 BACKLOG = 1024
@@ -23,7 +23,7 @@ class UvicornServer(uvicorn.Server):
         yield
 
 
-def server_of(config: Config, entrance: Entrance) -> UvicornServer:
+def server_of(config: Config, entrance: RequestIdMiddleware) -> UvicornServer:
     return UvicornServer(
         uvicorn.Config(
             entrance,

@@ -23,7 +23,7 @@ from fleetstart.runtime.contract.ids import InvocationId
 
 from ..auth.request_context import caller_of
 from ..http.asgi import error_headers, error_json
-from ..http.json_api import function_asked_for, json_answer, number_asked_for
+from ..http.json_api import json_response, query_function, query_int
 from ..http.request_context import REQUEST
 from ..registry.checkpoints import Checkpoints
 from ..registry.registry import Registry
@@ -105,15 +105,15 @@ class ManagementApi:
         )
 
     async def healthz(self, request: Request) -> Response:
-        return json_answer({"ok": True})
+        return json_response({"ok": True})
 
     async def openapi(self, request: Request) -> Response:
-        return json_answer(document(self._services.url))
+        return json_response(document(self._services.url))
 
     async def status(self, request: Request) -> Response:
         services, view, caller = self._services, self._services.view, caller_of(request)
         now_ns = time.monotonic_ns()
-        return json_answer(
+        return json_response(
             SystemStatus(
                 version=installed_version("fleetstart"),
                 url=services.url,
@@ -130,14 +130,14 @@ class ManagementApi:
         )
 
     async def invocations(self, request: Request) -> Response:
-        limit = number_asked_for(request, "limit", 20, LIMIT_MAX)
-        return json_answer(
-            await self._services.history.invocations(function_asked_for(request), limit, caller_of(request).sees)
+        limit = query_int(request, "limit", 20, LIMIT_MAX)
+        return json_response(
+            await self._services.history.invocations(query_function(request), limit, caller_of(request).sees)
         )
 
     async def invocation(self, request: Request) -> Response:
         kept = await self._services.invocations.one(request)
-        return json_answer(kept or await self._trace(request))
+        return json_response(kept or await self._trace(request))
 
     async def plan(self, request: Request) -> Response:
         services = self._services
@@ -146,7 +146,7 @@ class ManagementApi:
         key = VersionKey(trace.row.function, trace.row.version)
         version = services.view.versions.get(key)
         is_llm = version is not None and version.spec.llm is not None
-        return json_answer(invocation_plan(trace, plan, is_llm=is_llm, prediction=prediction_of(services.view, key)))
+        return json_response(invocation_plan(trace, plan, is_llm=is_llm, prediction=prediction_of(services.view, key)))
 
     async def _trace(self, request: Request) -> InvocationTrace:
         """Errors: NotFound, also for one that is none of the caller's."""

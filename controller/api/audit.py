@@ -14,7 +14,7 @@ from ..auth.audit_log import AuditLog
 from ..auth.authorize import Caller
 from ..auth.deploy_policy import apply_deploy_policy
 from ..auth.secret_encryption import SecretCipher
-from ..http.json_api import json_answer
+from ..http.json_api import json_response
 from ..state.sync import StateSync
 from .keys import KeysApi
 from .projects import ProjectsApi
@@ -37,7 +37,7 @@ class AccessApi:
     async def audit(self, request: Request) -> Response:
         query = request.query_params
         since_unix_ms, limit = _number(query.get("since_unix_ms"), 0), _number(query.get("limit"), 1000)
-        return json_answer(await self._audit.read(since_unix_ms, query.get("by", ""), min(limit, AUDIT_MAX)))
+        return json_response(await self._audit.read(since_unix_ms, query.get("by", ""), min(limit, AUDIT_MAX)))
 
     def deployable(self, caller: Caller, spec: FunctionSpec) -> FunctionSpec:
         """The spec as it may be deployed by this caller. Errors: those of `apply_deploy_policy`."""

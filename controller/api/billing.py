@@ -23,7 +23,7 @@ from ..billing.budget_watch import BudgetWatch
 from ..billing.budgets import BudgetState, budget_of, period_at
 from ..billing.ledger_reader import LedgerReader
 from ..billing.usage import InvoiceSums, UsageSums, month_span, parse_by
-from ..http.json_api import function_asked_for, json_answer, json_body, now_unix_ms, number_asked_for
+from ..http.json_api import json_body, json_response, now_unix_ms, query_function, query_int
 from ..schemas.functions import BudgetInfo, BudgetTerms, LedgerLine, NewPrices
 from ..state.view import View
 
@@ -59,19 +59,19 @@ class BillingApi:
 
     async def usage(self, request: Request) -> Response:
         since_unix_ms, until_unix_ms = _span(request)
-        sums = UsageSums(by=parse_by(request.query_params.get("by", "")), function=function_asked_for(request))
+        sums = UsageSums(by=parse_by(request.query_params.get("by", "")), function=query_function(request))
         async for chunk in self._chunks(request, since_unix_ms, until_unix_ms):
             sums.add(chunk)
-        return json_answer(sums.result(since_unix_ms, until_unix_ms))
+        return json_response(sums.result(since_unix_ms, until_unix_ms))
 
     async def invoice(self, request: Request) -> Response:
         month = request.path_params["month"]
         since_unix_ms, until_unix_ms = month_span(month)
-        sums = InvoiceSums(function=function_asked_for(request))
+        sums = InvoiceSums(function=query_function(request))
         async for chunk in self._chunks(request, since_unix_ms, until_unix_ms):
             sums.add(chunk)
         headers = await self._reader.headers()
-        return json_answer(
+        return json_response(
             sums.result(
                 month,
                 complete=until_unix_ms <= now_unix_ms(),
@@ -81,7 +81,7 @@ class BillingApi:
         )
 
     async def ledger(self, request: Request) -> Response:
-        function, span = function_asked_for(request), _span(request)
+        function, span = query_function(request), _span(request)
 
         async def lines() -> AsyncIterator[bytes]:
             async for chunk in self._chunks(request, *span):
@@ -107,7 +107,7 @@ class BillingApi:
     # ── prices ─────────────────────────────────────────────────────────────────────────────────────
 
     async def prices(self, request: Request) -> Response:
-        return json_answer(await self._sheets())
+        return json_response(await self._sheets())
 
     async def add_prices(self, request: Request) -> Response:
         """Of two at the same time one gets the number; the other is told to look again."""
@@ -123,7 +123,7 @@ class BillingApi:
         if not await self._client.hsetnx(keys.PRICES, str(sheet.version), msgspec.json.encode(sheet)):
             raise InvalidInput(f"price sheet {sheet.version} was made by somebody else meanwhile", hint="look again")
         await self._watch.read()
-        return json_answer(sheet, status=201)
+        return json_response(sheet, status=201)
 
     async def _sheets(self) -> list[PriceSheet]:
         raw: Any = await self._client.hvals(keys.PRICES)
@@ -133,7 +133,7 @@ class BillingApi:
 
     async def budgets(self, request: Request) -> Response:
         await self._watch.read()
-        return json_answer([info for info in self.shown() if caller_of(request).sees(info.function)])
+        return json_response([info for info in self.shown() if caller_of(request).sees(info.function)])
 
     async def set_budget(self, request: Request) -> Response:
         name = FunctionName(request.path_params["function"])
@@ -144,7 +144,7 @@ class BillingApi:
         await self._watch.read()
         known = {state.budget.function: state for state in self._watch.states}
         state = known.get(name) or BudgetState(budget, period_at(budget.per, now_unix_ms()), 0)
-        return json_answer(state.info())
+        return json_response(state.info())
 
     async def remove_budget(self, request: Request) -> Response:
         name = FunctionName(request.path_params["function"])
@@ -154,10 +154,10 @@ class BillingApi:
             raise NotFound(f"function {name[:80]} has no budget", hint="`fs budget ls` lists those that have one")
         await self._client.hdel(keys.BUDGETS, name)
         await self._watch.read()
-        return json_answer(known[name].info())
+        return json_response(known[name].info())
 
 
 def _span(request: Request) -> tuple[int, int]:
     """What was booked until now, if nothing else is asked for: the last millisecond may still be written."""
-    since_ms = number_asked_for(request, "since_unix_ms", 0, TIME_MAX_MS)
-    return since_ms, number_asked_for(request, "until_unix_ms", now_unix_ms() + 1, TIME_MAX_MS)
+    since_ms = query_int(request, "since_unix_ms", 0, TIME_MAX_MS)
+    return since_ms, query_int(request, "until_unix_ms", now_unix_ms() + 1, TIME_MAX_MS)

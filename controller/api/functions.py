@@ -19,7 +19,7 @@ from fleetstart.runtime.contract.node.reports import FunctionLoad
 
 from ..async_invocations.cron_schedules import check_schedule
 from ..auth.request_context import caller_of, set_audit_object
-from ..http.json_api import flag_asked_for, json_answer, json_body, now_unix_ms, number_asked_for
+from ..http.json_api import json_body, json_response, now_unix_ms, query_flag, query_int
 from ..planner.constraints import constraints_of, unmet_constraint
 from ..registry.registry import Registry
 from ..scheduler.deploy_forecast import forecast
@@ -75,12 +75,12 @@ class FunctionsApi:
             spec,
             now_unix_ms(),
             alias=request.query_params.get("alias", LIVE),
-            percent=number_asked_for(request, "percent", 100, 1000),
-            probe=flag_asked_for(request, "probe"),
+            percent=query_int(request, "percent", 100, 1000),
+            probe=query_flag(request, "probe"),
         )
         function = self._view.functions.get(spec.name)
         rollout = function.rollout if function is not None else None
-        return json_answer(
+        return json_response(
             Deployed(
                 name=spec.name,
                 version=record.version,
@@ -101,27 +101,27 @@ class FunctionsApi:
         proposal = await json_body(request, Proposal, limit_bytes=2 * SPEC_MAX_BYTES, error=InvalidSpec)
         self._known()
         view = self._view
-        return json_answer(forecast(view, proposal, now_ns=time.monotonic_ns(), now_unix_ns=time.time_ns()))
+        return json_response(forecast(view, proposal, now_ns=time.monotonic_ns(), now_unix_ns=time.time_ns()))
 
     async def functions(self, request: Request) -> Response:
         caller = caller_of(request)
-        return json_answer([self.info(record) for record in self._known().values() if caller.sees(record.name)])
+        return json_response([self.info(record) for record in self._known().values() if caller.sees(record.name)])
 
     async def function(self, request: Request) -> Response:
-        return json_answer(self.info(self._record(request.path_params["name"])))
+        return json_response(self.info(self._record(request.path_params["name"])))
 
     async def delete(self, request: Request) -> Response:
         name = FunctionName(request.path_params["name"])
         record = self._known().get(name)
         info = self.info(record) if record is not None else None
         await self._registry.delete(name)
-        return json_answer(info)
+        return json_response(info)
 
     async def logs(self, request: Request) -> Response:
         name = FunctionName(request.path_params["name"])
         self._record(name)
-        tail = number_asked_for(request, "tail", 100, TAIL_MAX)
-        follow = flag_asked_for(request, "follow")
+        tail = query_int(request, "tail", 100, TAIL_MAX)
+        follow = query_flag(request, "follow")
         lines = self._history.logs(name, tail, follow=follow, stopping=self._stopping)
         return StreamingResponse(_ending_quietly(lines), media_type="application/x-ndjson")
 
@@ -135,7 +135,7 @@ class FunctionsApi:
             number = version_of_alias(record, wanted)
         version = await self._registry.version(record.name, number)
         reference = f"@{wanted}" if wanted != LIVE else ""
-        return json_answer(function_document(version.spec, number, self._url(record.name) + reference))
+        return json_response(function_document(version.spec, number, self._url(record.name) + reference))
 
     def _known(self) -> dict[FunctionName, FunctionRecord]:
         view = self._view

@@ -28,7 +28,7 @@ from ..async_invocations.webhooks.secrets import WebhookSecrets
 from ..auth.authorize import project_not_found
 from ..auth.request_context import caller_of, set_audit_object
 from ..http.asgi import Message
-from ..http.json_api import json_answer, json_body, now_unix_ms
+from ..http.json_api import json_body, json_response, now_unix_ms
 from ..schemas.invocations import InvocationInfo, ReplayTerms, ScheduleInfo, WebhookSecret
 from ..state.access_records import DEFAULT
 from ..state.invocation_records import ENDED, Progress
@@ -98,7 +98,7 @@ class InvocationsApi:
                 found.append(self._showing.briefly(entry))
             if len(found) >= limit or searched >= SEARCHED:
                 break
-        return json_answer(found)
+        return json_response(found)
 
     async def one(self, request: Request) -> InvocationInfo | None:
         """None if it is none of the kept ones."""
@@ -122,7 +122,7 @@ class InvocationsApi:
         entry = await self._own(request)
         if not entry.progress.ended:
             headers = {"location": f"/api/v1/invocations/{entry.envelope.id}", "retry-after": "1"}
-            return json_answer(self._showing.briefly(entry), status=202, headers=headers)
+            return json_response(self._showing.briefly(entry), status=202, headers=headers)
         return await _collected(self._vault, entry)
 
     async def events(self, request: Request) -> Response:
@@ -148,7 +148,7 @@ class InvocationsApi:
 
         await self._own(request)
         entry = await self._book.change(_id(request), change, tell="cancelling")
-        return json_answer(self._showing.briefly(entry), status=200 if entry.progress.ended else 202)
+        return json_response(self._showing.briefly(entry), status=200 if entry.progress.ended else 202)
 
     async def redrive(self, request: Request) -> Response:
         def change(entry: StoredInvocation) -> Progress:
@@ -162,7 +162,7 @@ class InvocationsApi:
             return lifecycle.redriven(progress, envelope, now_unix_ms())
 
         await self._own(request)
-        return json_answer(self._showing.briefly(await self._book.change(_id(request), change)))
+        return json_response(self._showing.briefly(await self._book.change(_id(request), change)))
 
     async def redeliver(self, request: Request) -> Response:
         def change(entry: StoredInvocation) -> Progress:
@@ -174,7 +174,7 @@ class InvocationsApi:
             return lifecycle.redelivered(entry.progress, now_unix_ms())
 
         await self._own(request)
-        return json_answer(self._showing.briefly(await self._book.change(_id(request), change)))
+        return json_response(self._showing.briefly(await self._book.change(_id(request), change)))
 
     async def replay(self, request: Request) -> Response:
         terms = await json_body(request, ReplayTerms, empty=b"{}")
@@ -196,18 +196,18 @@ class InvocationsApi:
         )
         accepted = await self._acceptance.accept(envelope, body)
         info = self._showing.briefly(await self._book.require(accepted.id))
-        return json_answer(info, status=202, headers={"location": info.url})
+        return json_response(info, status=202, headers={"location": info.url})
 
     # ── webhooks and schedules ─────────────────────────────────────────────────────────────────────
 
     async def secret(self, request: Request) -> Response:
         project = self._project(request)
-        return json_answer(WebhookSecret(project=project, secret=await self._webhook_secrets.get(project)))
+        return json_response(WebhookSecret(project=project, secret=await self._webhook_secrets.get(project)))
 
     async def rotate(self, request: Request) -> Response:
         project = self._project(request)
         set_audit_object(request, project)
-        return json_answer(WebhookSecret(project=project, secret=await self._webhook_secrets.rotate(project)))
+        return json_response(WebhookSecret(project=project, secret=await self._webhook_secrets.rotate(project)))
 
     def _project(self, request: Request) -> str:
         """Errors: NotFound."""
@@ -240,7 +240,7 @@ class InvocationsApi:
                     status=entry.progress.status if entry is not None else None,
                 )
             )
-        return json_answer(shown)
+        return json_response(shown)
 
 
 def _fits(entry: StoredInvocation, function: str, status: str, *, dead: bool) -> bool:

@@ -15,7 +15,7 @@ from fleetstart.runtime.contract.errors import InvalidInput, NotFound
 
 from ..auth.api_key import NewKeyText, new_key_text
 from ..auth.request_context import caller_of, set_audit_object
-from ..http.json_api import json_answer, json_body, now_unix_ms
+from ..http.json_api import json_body, json_response, now_unix_ms
 from ..schemas.access import KeyCreated, KeyInfo, NewKey, Rotation
 from ..state.access_records import FUNCTIONS_MAX, LOCAL, Credential, KeyRecord, check_name
 from ..state.access_table import AccessTable
@@ -45,7 +45,7 @@ class KeysApi:
         used: Any = await self._state.client.hgetall(keys.KEYS_USED)
         now = now_unix_ms()
         records = sorted(self._table.keys.values(), key=lambda record: record.name)
-        return json_answer([info(one, now, int(used.get(one.name.encode(), 0))) for one in records])
+        return json_response([info(one, now, int(used.get(one.name.encode(), 0))) for one in records])
 
     async def create(self, request: Request) -> Response:
         new = await json_body(request, NewKey)
@@ -62,7 +62,7 @@ class KeysApi:
             return record
 
         await self._shelf.change(new.name, first_of_its_name)
-        return json_answer(KeyCreated(key=made.text, info=info(record, now), first=not table.locked), status=201)
+        return json_response(KeyCreated(key=made.text, info=info(record, now), first=not table.locked), status=201)
 
     async def rotate(self, request: Request) -> Response:
         name = request.path_params["name"]
@@ -73,7 +73,7 @@ class KeysApi:
         made = new_key_text()
         record = await self._shelf.change(name, lambda known: _rotated(self._known(known, name), made, terms, now))
         assert record is not None
-        return json_answer(KeyCreated(key=made.text, info=info(record, now)))
+        return json_response(KeyCreated(key=made.text, info=info(record, now)))
 
     async def revoke(self, request: Request) -> Response:
         name = request.path_params["name"]
@@ -88,7 +88,7 @@ class KeysApi:
 
         record = await self._shelf.change(name, revoked)
         assert record is not None
-        return json_answer(info(record, now))
+        return json_response(info(record, now))
 
     def _known(self, record: KeyRecord | None, name: str) -> KeyRecord:
         if record is None:

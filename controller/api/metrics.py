@@ -22,11 +22,11 @@ from ..auth.request_context import caller_of
 from ..billing.archive_format import EntryId
 from ..billing.budgets import DAY_S
 from ..billing.ledger_reader import LedgerReader
-from ..observability.activity import WINDOW_MS, Recent
-from ..observability.call_metrics import Calls
-from ..observability.cluster_metrics import Failures, families
-from ..observability.process_metrics import LoopLag, Self
-from ..observability.prometheus import CONTENT_TYPE, Family, render, visible
+from ..observability.activity import WINDOW_MS, ActivityWindow
+from ..observability.call_metrics import CallMetrics
+from ..observability.cluster_metrics import WorkerFailures, families
+from ..observability.process_metrics import LoopLag, ProcessMetrics
+from ..observability.prometheus import CONTENT_TYPE, MetricFamily, render, visible
 from ..schemas.functions import BudgetInfo
 from ..state.view import View
 
@@ -58,11 +58,11 @@ class ObservabilityApi:
         reader: LedgerReader,
         view: View,
         *,
-        calls: Calls,
+        calls: CallMetrics,
         lag: LoopLag,
-        process: Self,
+        process: ProcessMetrics,
         budgets: Callable[[], list[BudgetInfo]],
-        extra: Callable[[], Iterable[Family]] = lambda: (),
+        extra: Callable[[], Iterable[MetricFamily]] = lambda: (),
     ) -> None:
         self._client = client
         self._reader = reader
@@ -72,8 +72,8 @@ class ObservabilityApi:
         self._process = process
         self._budgets = budgets
         self._extra = extra
-        self._failures = Failures(view)
-        self._recent = Recent()
+        self._failures = WorkerFailures(view)
+        self._recent = ActivityWindow()
         self._last = EntryId(0, 0)
         self._reading = asyncio.Lock()
         self._files = _dashboard()

@@ -15,7 +15,7 @@ from fleetstart.runtime.contract.weights.manifest import MANIFEST_MAX_BYTES, MAN
 
 from ..http.asgi import error_json
 from ..http.byte_range import NotSatisfiable, parse_range
-from ..http.json_api import flag_asked_for, json_answer
+from ..http.json_api import json_response, query_flag
 from ..registry.checkpoints import Checkpoints
 from ..storage.object_store import ObjectStore, Upload, check_checkpoint, check_key, not_found
 
@@ -65,10 +65,10 @@ class ObjectsApi:
             await self._store.put(key, Upload(key, chunks))
         except ClientDisconnect:
             return Response(status_code=499)
-        return json_answer({"key": key}, status=201)
+        return json_response({"key": key}, status=201)
 
     async def list_checkpoints(self, request: Request) -> Response:
-        return json_answer(await self._checkpoints.list(unfinished=flag_asked_for(request, "unfinished")))
+        return json_response(await self._checkpoints.list(unfinished=query_flag(request, "unfinished")))
 
     async def get_manifest(self, request: Request) -> Response:
         data = await self._checkpoints.manifest(check_checkpoint(request.path_params["id"]))
@@ -76,7 +76,7 @@ class ObjectsApi:
 
     async def delete_checkpoint(self, request: Request) -> Response:
         checkpoint = check_checkpoint(request.path_params["id"])
-        return json_answer(await self._checkpoints.remove(checkpoint, time.time_ns() // 1_000_000))
+        return json_response(await self._checkpoints.remove(checkpoint, time.time_ns() // 1_000_000))
 
     async def _found(self, request: Request) -> tuple[str, int]:
         key = check_key(request.path_params["key"])

@@ -13,7 +13,7 @@ from ..async_invocations.webhooks.secrets import WebhookSecrets
 from ..auth.authorize import project_not_found
 from ..auth.lookups import demands_of
 from ..auth.request_context import caller_of
-from ..http.json_api import json_answer, json_body, now_unix_ms
+from ..http.json_api import json_body, json_response, now_unix_ms
 from ..schemas.access import ProjectInfo, ProjectTerms
 from ..state.access_records import DEFAULT, ProjectRecord, Quotas, check_name
 from ..state.cas_hash import CasHash
@@ -38,8 +38,10 @@ class ProjectsApi:
         caller = caller_of(request)
         shown = [project_info(self._view, name) for name in sorted({DEFAULT, *self._view.access.projects})]
         if not caller.limited:
-            return json_answer(shown)
-        return json_answer([one for one in shown if one.name == caller.project or any(map(caller.sees, one.functions))])
+            return json_response(shown)
+        return json_response(
+            [one for one in shown if one.name == caller.project or any(map(caller.sees, one.functions))]
+        )
 
     async def set(self, request: Request) -> Response:
         name = check_name("project", request.path_params["name"])
@@ -57,7 +59,7 @@ class ProjectsApi:
             )
 
         await self._shelf.change(name, changed)
-        return json_answer(project_info(self._view, name))
+        return json_response(project_info(self._view, name))
 
     async def remove(self, request: Request) -> Response:
         name = request.path_params["name"]
@@ -80,7 +82,7 @@ class ProjectsApi:
                 )
         await self._shelf.change(name, lambda known: None)
         await self._webhook_secrets.forget(name)
-        return json_answer(info)
+        return json_response(info)
 
 
 def project_info(view: View, name: str) -> ProjectInfo:

@@ -20,7 +20,7 @@ from ..auth.authorize import Caller, project_not_found
 from ..auth.deploy_policy import SECRETS_MAX_BYTES, functions_using_secret
 from ..auth.request_context import caller_of, set_audit_object
 from ..auth.secret_encryption import SecretCipher
-from ..http.json_api import json_answer, json_body, now_unix_ms
+from ..http.json_api import json_body, json_response, now_unix_ms
 from ..schemas.access import Rekeyed, SecretInfo, SecretValue
 from ..state.access_records import SecretRecord, secret_field
 from ..state.cas_hash import CasHash
@@ -49,7 +49,7 @@ class SecretsApi:
     async def secrets(self, request: Request) -> Response:
         caller = caller_of(request)
         records = sorted(self._view.access.secrets.values(), key=lambda record: (record.project, record.name))
-        return json_answer([self._info(record) for record in records if _may_see(caller, record.project)])
+        return json_response([self._info(record) for record in records if _may_see(caller, record.project)])
 
     async def set(self, request: Request) -> Response:
         project, name = self._place(request)
@@ -79,7 +79,7 @@ class SecretsApi:
 
         record = await self._shelf.change(secret_field(project, name), changed)
         assert record is not None
-        return json_answer(self._info(record))
+        return json_response(self._info(record))
 
     async def remove(self, request: Request) -> Response:
         project, name = self._place(request)
@@ -95,7 +95,7 @@ class SecretsApi:
                 hint="deploy them without it first, or insist: --force",
             )
         await self._shelf.change(record.field, lambda known: None)
-        return json_answer(info)
+        return json_response(info)
 
     async def rekey(self, request: Request) -> Response:
         """Under another master key; those before it are forgotten when nothing needs them any more."""
@@ -108,7 +108,7 @@ class SecretsApi:
         count += await self._webhook_secrets.close_anew()
         if all(record.master == master for record in self._view.access.secrets.values()):
             self._vault.forget_old()
-        return json_answer(Rekeyed(secrets=count, master=master))
+        return json_response(Rekeyed(secrets=count, master=master))
 
     def _closed_anew(self, record: SecretRecord | None) -> SecretRecord | None:
         if record is None:

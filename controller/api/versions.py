@@ -16,7 +16,7 @@ from fleetstart.runtime.contract.ids import FunctionName, Version
 from fleetstart.runtime.contract.node.orders import FINAL
 
 from ..auth.deploy_policy import check_scale
-from ..http.json_api import json_answer, json_body, now_unix_ms
+from ..http.json_api import json_body, json_response, now_unix_ms
 from ..registry.registry import NO_VERSION, Registry
 from ..schemas.functions import Share, Traffic, VersionInfo, VersionRef
 from ..state import traffic as versions
@@ -48,7 +48,7 @@ class VersionsApi:
             for status in self._view.statuses.values()
             if status.function == record.name and status.state not in FINAL
         )
-        return json_answer(
+        return json_response(
             [
                 VersionInfo(
                     version=one.version,
@@ -63,7 +63,7 @@ class VersionsApi:
         )
 
     async def traffic(self, request: Request) -> Response:
-        return json_answer(traffic_of(self._record(request)))
+        return json_response(traffic_of(self._record(request)))
 
     async def set_alias(self, request: Request) -> Response:
         alias, record = request.path_params["alias"], self._record(request)
@@ -101,7 +101,7 @@ class VersionsApi:
     async def _change(
         self, name: FunctionName, change: Callable[[FunctionRecord], FunctionRecord], *, fresh: Version = NO_VERSION
     ) -> Response:
-        return json_answer(traffic_of(await self._registry.change(name, change, fresh=fresh)))
+        return json_response(traffic_of(await self._registry.change(name, change, fresh=fresh)))
 
     async def _version(self, record: FunctionRecord, ref: int | str) -> Version:
         """A number that exists, or what an alias points at. Errors: NotFound."""

@@ -16,8 +16,8 @@ from fleetstart.runtime.contract.function.public_addresses import Network
 from fleetstart.runtime.contract.ids import InvocationId, new_invocation_id
 
 from ..http.asgi import RawHeaders, Receive, Scope, Send, respond_error
-from ..http.headers import sane_request_id
-from ..http.request_body import ClientGone, header, read_body, refuse_unread
+from ..http.headers import valid_request_id
+from ..http.request_body import ClientDisconnected, header, read_body, reject_unread
 from ..schemas.invocations import InvocationInfo
 from ..state.redis_client import REDIS_ERRORS
 from . import request_options as preferences
@@ -72,21 +72,21 @@ class AsyncMiddleware:
             await self._gateway(scope, receive, send)
 
     async def _asking(self, scope: Scope, receive: Receive, send: Send) -> None:
-        request_id = sane_request_id(header(scope, b"x-request-id")) or new_invocation_id()
+        request_id = valid_request_id(header(scope, b"x-request-id")) or new_invocation_id()
         try:
             asked = preferences.read_options(scope["headers"], self._allowed)
             if not asked.nothing:
                 limit_bytes = min(self._max_body_bytes, REQUEST_MAX_BYTES) if asked.respond_async else None
                 async with asyncio.timeout(BODY_S):
                     body = await read_body(scope, receive, limit_bytes or self._max_body_bytes)
-        except ClientGone:
+        except ClientDisconnected:
             return
         except TimeoutError:
             late = TooLarge(f"the request's body did not arrive within {BODY_S:g} s")
-            await refuse_unread(scope, receive, send, late, request_id)
+            await reject_unread(scope, receive, send, late, request_id)
             return
         except FleetError as error:
-            await refuse_unread(scope, receive, send, error, request_id)
+            await reject_unread(scope, receive, send, error, request_id)
             return
         try:
             if asked.nothing:

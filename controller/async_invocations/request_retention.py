@@ -15,7 +15,7 @@ from fleetstart.runtime.contract.ids import FunctionName, InvocationId, new_invo
 from fleetstart.runtime.contract.process.tasks import end_tasks
 
 from ..http.asgi import Message, Receive, Scope, Send
-from ..http.headers import sane_request_id
+from ..http.headers import valid_request_id
 from ..http.invoke_url import PREFIX
 from ..http.request_body import declared_bytes, header
 from ..state.invocation_records import Envelope
@@ -65,7 +65,7 @@ class RequestRetention:
         if declared_bytes(scope) > REQUEST_MAX_BYTES or len(self._writing) >= WRITING_MAX:
             await self._gateway(scope, receive, send)
             return
-        request_id = InvocationId(sane_request_id(header(scope, b"x-request-id")) or new_invocation_id())
+        request_id = InvocationId(valid_request_id(header(scope, b"x-request-id")) or new_invocation_id())
         body = bytearray()
 
         async def listening() -> Message:

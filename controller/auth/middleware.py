@@ -20,9 +20,9 @@ from fleetstart.runtime.contract.errors import FleetError, Forbidden, Unauthoriz
 from ..http.asgi import Message, RawHeaders, Receive, Scope, Send
 from ..http.invoke_url import PREFIX, parse_target
 from ..http.json_api import now_unix_ms
-from ..http.request_body import header, refuse_unread
-from ..http.scope import AUDITED_ACTION, CALLER, CALLER_IDENTITY, KEY, CallerIdentity
-from ..http.websocket import SWITCHED, deny
+from ..http.request_body import header, reject_unread
+from ..http.scope import API_CALLER, API_KEY_NAME, AUDITED_ACTION, CALLER_IDENTITY, CallerIdentity
+from ..http.websocket import SWITCHING_PROTOCOLS, reject_handshake
 from ..schemas.access import AuditEvent
 from ..state.access_records import LOCAL, digest
 from ..state.redis_client import REDIS_ERRORS
@@ -88,10 +88,10 @@ class AuthMiddleware:
             await _refuse(scope, receive, send, error)
             return
         if caller.key is not None:
-            scope[KEY] = caller.name
+            scope[API_KEY_NAME] = caller.name
             scope["headers"] = _without_key(scope["headers"])
             self._audit.used(caller.name, now_unix_ms())
-        scope[CALLER] = caller
+        scope[API_CALLER] = caller
         if need is None or not need.verb:
             await self._app(scope, receive, send)
         else:
@@ -237,7 +237,7 @@ async def _refuse(scope: Scope, receive: Receive, send: Send, error: FleetError)
     challenge = _CHALLENGE if isinstance(error, Unauthorized) else []
     if scope["type"] == "websocket":
         await receive()
-        await deny(send, error, request_id, challenge)
+        await reject_handshake(send, error, request_id, challenge)
         return
 
     async def sending(message: Message) -> None:
@@ -245,7 +245,7 @@ async def _refuse(scope: Scope, receive: Receive, send: Send, error: FleetError)
             message["headers"] = [*message["headers"], *challenge]
         await send(message)
 
-    await refuse_unread(scope, receive, sending, error, request_id)
+    await reject_unread(scope, receive, sending, error, request_id)
 
 
 def _refused(scope: Scope, error: FleetError, by: str) -> RejectedRequest:
@@ -270,7 +270,7 @@ def _method(scope: Scope) -> str:
 def _status_in(message: Message) -> int:
     """With which an answer begins; 0: this is no beginning."""
     if message["type"] == "websocket.accept":
-        return SWITCHED
+        return SWITCHING_PROTOCOLS
     if message["type"] in ("http.response.start", "websocket.http.response.start"):
         return int(message["status"])
     return 0

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from starlette.requests import Request
 
-from ..http.scope import AUDITED_ACTION, CALLER
+from ..http.scope import API_CALLER, AUDITED_ACTION
 from .authorize import Caller, local_caller
 from .middleware import AuditedAction
 
 
 def caller_of(request: Request) -> Caller:
     """Whoever the door let in; local where there is no door, as in a test of one API."""
-    found = request.scope.get(CALLER)
+    found = request.scope.get(API_CALLER)
     return found if isinstance(found, Caller) else local_caller(lambda function: None)
 
 

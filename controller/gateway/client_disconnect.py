@@ -11,7 +11,7 @@ WATCH_AFTER_S = 0.05
 """Calls that take longer are watched; shorter ones end before it would matter."""
 
 
-class ClientWatch:
+class DisconnectWatch:
     """Cancels the call's task when its client leaves. Costs a timer; a task only for calls that take a while."""
 
     def __init__(self, call: Call, receive: Receive) -> None:
@@ -32,7 +32,7 @@ class ClientWatch:
             self.gone = True
             self._task.cancel()
 
-    def absolve(self) -> None:
+    def clear_cancellation(self) -> None:
         """The cancellation was ours and is dealt with."""
         if self._task is not None:
             self._task.uncancel()

@@ -23,13 +23,13 @@ from .app import Gateway
 log = logging.getLogger(__name__)
 
 LEASE_MS = 3_000
-EVERY_S = 1.0
+REPORT_EVERY_S = 1.0
 """Renewal of the lease, and so how late a scheduler learns of calls that never had to wait."""
-BETWEEN_S = 0.02
+MIN_INTERVAL_S = 0.02
 """Two publications are this far apart at least: a burst of calls is one report."""
 
 
-class Reporter:
+class LoadReporter:
     def __init__(self, state: StateSync) -> None:
         self._state = state
         self._wake = asyncio.Event()
@@ -58,14 +58,14 @@ class Reporter:
     async def run(self) -> None:
         while True:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(EVERY_S):
+                async with asyncio.timeout(REPORT_EVERY_S):
                     await self._wake.wait()
             self._wake.clear()
             try:
                 await self.publish()
             except REDIS_ERRORS as error:
                 log.debug("report is not published", extra={"error": str(error)})
-            await asyncio.sleep(BETWEEN_S)
+            await asyncio.sleep(MIN_INTERVAL_S)
 
     async def publish(self) -> None:
         if self.gateway is None:

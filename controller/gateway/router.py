@@ -1,7 +1,7 @@
 """The versions that this gateway has calls for: found by the name in the URL, kept up to date, told to the schedulers.
 
-A route is opened when a version is first called and forgotten when nobody needs it any more. Calls whose worker will
-never come are told so (`prospects`). Who may come in is for `doorkeeper`, what becomes of a call for `invoke`.
+A backend is opened when a version is first called and forgotten when nobody needs it any more. Calls whose worker will
+never come are told so (`feasibility`). Who may come in is for `admission`, what becomes of a call for `invoke`.
 """
 
 from __future__ import annotations
@@ -22,32 +22,34 @@ from ..state.records import FunctionRecord, VersionKey, VersionRecord
 from ..state.redis_client import REDIS_ERRORS
 from ..state.sync import StateSync
 from ..state.traffic import version_for_call
-from .admission.feasibility import Prospects
-from .admission.wait_predictor import Waits
-from .dispatch.backend import Route
+from .admission.feasibility import FeasibilityCheck
+from .admission.wait_predictor import WaitPredictor
+from .dispatch.backend import VersionBackend
 
-LAST_WORDS_S = 1.0
+FINAL_STATUS_TIMEOUT_S = 1.0
 """How long to wait for the node to tell why a worker died."""
 
 
-class RouteTable:
-    def __init__(self, gateway: str, state: StateSync, prospects: Prospects, waits: Waits) -> None:
+class Router:
+    def __init__(
+        self, gateway: str, state: StateSync, feasibility: FeasibilityCheck, wait_predictor: WaitPredictor
+    ) -> None:
         self._gateway = gateway
         self._state = state
         self._view = state.view
-        self._prospects = prospects
-        self._waits = waits
-        self._routes: dict[VersionKey, Route] = {}
-        self._obituaries: dict[WorkerId, list[asyncio.Future[WorkerStatus]]] = {}
-        self._view.on_worker(self._heard)
+        self._feasibility = feasibility
+        self._wait_predictor = wait_predictor
+        self._backends: dict[VersionKey, VersionBackend] = {}
+        self._final_status_waiters: dict[WorkerId, list[asyncio.Future[WorkerStatus]]] = {}
+        self._view.on_worker(self._on_status)
         self._view.on_change(self.check_waiting)
 
-    def __iter__(self) -> Iterator[Route]:
-        return iter(self._routes.values())
+    def __iter__(self) -> Iterator[VersionBackend]:
+        return iter(self._backends.values())
 
     # ── by name ────────────────────────────────────────────────────────────────────────────────────
 
-    async def find(self, target: Target, request_id: str) -> Route:
+    async def find(self, target: Target, request_id: str) -> VersionBackend:
         """Errors: NotFound, with what there is; Unavailable if nobody can tell."""
         record = self._view.functions.get(target.name)
         if record is None:
@@ -58,9 +60,9 @@ class RouteTable:
                 record, target.alias, request_id, lambda version: self._is_broken(target.name, version)
             )
         key = VersionKey(target.name, number)
-        route = self._routes.get(key)
-        if route is not None:
-            return route
+        backend = self._backends.get(key)
+        if backend is not None:
+            return backend
         try:
             version = await self._state.version(key)
         except REDIS_ERRORS as error:
@@ -71,10 +73,10 @@ class RouteTable:
             )
         return self.open(key, version)
 
-    def open(self, key: VersionKey, version: VersionRecord) -> Route:
-        route = self._routes.get(key)
-        if route is None:
-            route = self._routes[key] = Route(
+    def open(self, key: VersionKey, version: VersionRecord) -> VersionBackend:
+        backend = self._backends.get(key)
+        if backend is None:
+            backend = self._backends[key] = VersionBackend(
                 key,
                 version,
                 elsewhere=lambda worker: self._view.running_elsewhere(worker, key, self._gateway),
@@ -82,15 +84,15 @@ class RouteTable:
             )
             for status in list(self._view.statuses.values()):
                 if status.function == key.name and status.version == key.version:
-                    route.heard(status, 0)  # ready before anybody called here: hot
-        return route
+                    backend.on_status(status, 0)  # ready before anybody called here: hot
+        return backend
 
     def _is_broken(self, name: FunctionName, version: Version) -> bool:
         """Whether its starts are given up, and no worker is left from before."""
         key = VersionKey(name, version)
-        route = self._routes.get(key)
+        backend = self._backends.get(key)
         failure = self._view.failures.get(key)
-        return not (route and route.workers) and broken(failure, time.time_ns() // 1_000_000)
+        return not (backend and backend.workers) and broken(failure, time.time_ns() // 1_000_000)
 
     async def _ask(self, name: FunctionName) -> FunctionRecord:
         """A name that the view does not have: deployed a moment ago, or never."""
@@ -107,34 +109,36 @@ class RouteTable:
 
     # ── news ───────────────────────────────────────────────────────────────────────────────────────
 
-    def _heard(self, status: WorkerStatus) -> None:
+    def _on_status(self, status: WorkerStatus) -> None:
         key = VersionKey(status.function, status.version)
         now_ns = time.monotonic_ns()
-        route = self._routes.get(key)
-        if route is not None:
-            route.heard(status, now_ns)
+        backend = self._backends.get(key)
+        if backend is not None:
+            backend.on_status(status, now_ns)
         if status.state in FINAL:
-            for waiting in self._obituaries.pop(status.worker, []):
+            for waiting in self._final_status_waiters.pop(status.worker, []):
                 if not waiting.done():
                     waiting.set_result(status)
 
     def check_waiting(self) -> None:
         """Calls whose worker will not come are told so; routes that nobody needs any more are forgotten."""
         now_ns = time.monotonic_ns()
-        for key, route in list(self._routes.items()):
-            if route.queue:
-                route.pump(now_ns)  # another gateway's call may have ended
-            if route.queue:
+        for key, backend in list(self._backends.items()):
+            if backend.queue:
+                backend.dispatch_waiting(now_ns)  # another gateway's call may have ended
+            if backend.queue:
                 now_unix_ns = time.time_ns()
-                self._waits.look(route, now_ns, now_unix_ns)  # how its weights come in shows from one look to the next
-                ended = self._prospects.hopeless(route, now_ns, now_unix_ns // 1_000_000)
+                self._wait_predictor.look(
+                    backend, now_ns, now_unix_ns
+                )  # how its weights come in shows from one look to the next
+                ended = self._feasibility.unschedulable(backend, now_ns, now_unix_ns // 1_000_000)
                 if ended is not None:
-                    route.fail(*ended)
-            elif route.idle and not route.workers:
+                    backend.fail_waiting(*ended)
+            elif backend.idle and not backend.workers:
                 record = self._view.functions.get(key.name)
                 if record is None or record.live != key.version:
-                    del self._routes[key]
-                    self._waits.forget(key)
+                    del self._backends[key]
+                    self._wait_predictor.forget(key)
 
     async def final_status(self, worker: WorkerId) -> WorkerStatus | None:
         """What its node says of its end, if it says so soon."""
@@ -142,9 +146,9 @@ class RouteTable:
         if known is not None:
             return known
         waiting: asyncio.Future[WorkerStatus] = asyncio.get_running_loop().create_future()
-        self._obituaries.setdefault(worker, []).append(waiting)
+        self._final_status_waiters.setdefault(worker, []).append(waiting)
         try:
-            async with asyncio.timeout(LAST_WORDS_S):
+            async with asyncio.timeout(FINAL_STATUS_TIMEOUT_S):
                 return await waiting
         except TimeoutError:
             return None
@@ -152,14 +156,14 @@ class RouteTable:
     # ── what the schedulers hear ───────────────────────────────────────────────────────────────────
 
     def report(self) -> GatewayReport:
-        """What waits and runs here; also what did since the last published report (see `Route.peak`)."""
+        """What waits and runs here; also what did since the last published report (see `VersionBackend.peak`)."""
         loads = {}
-        for key, route in self._routes.items():
-            load = route.load()
+        for key, backend in self._backends.items():
+            load = backend.load()
             if load.queued or load.running:
                 loads[str(key)] = load
         return GatewayReport(gateway=self._gateway, loads=loads)
 
     def published(self) -> None:
-        for route in self._routes.values():
-            route.peak = 0
+        for backend in self._backends.values():
+            backend.peak = 0

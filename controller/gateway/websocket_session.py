@@ -12,7 +12,7 @@ from fleetstart.runtime.contract.errors import DeadlineExceeded, WorkerLost
 from fleetstart.runtime.contract.worker_headers import SOCKET_LATE
 
 from ..http.asgi import Receive, Scope, Send
-from .dispatch.backend import Call, Route
+from .dispatch.backend import Call, VersionBackend
 
 IDLE_S = 300.0
 CLOSE_S = 2.0
@@ -20,7 +20,7 @@ CLOSE_S = 2.0
 GOING_AWAY, POLICY, TOO_BIG, LOST, RESTART = 1001, 1008, 1009, 1011, 1012
 
 
-class Close(NamedTuple):
+class SocketClose(NamedTuple):
     """How a socket ended."""
 
     code: int
@@ -30,13 +30,13 @@ class Close(NamedTuple):
     """Of the row; empty if it ended as its sides wanted."""
 
 
-class Socket:
+class WebSocketSession:
     """One that is open or about to be."""
 
     def __init__(
-        self, route: Route, call: Call, scope: Scope, receive: Receive, send: Send, max_message_bytes: int
+        self, backend: VersionBackend, call: Call, scope: Scope, receive: Receive, send: Send, max_message_bytes: int
     ) -> None:
-        self.route = route
+        self.backend = backend
         self.call = call
         self.scope = scope
         self.receive = receive
@@ -44,17 +44,17 @@ class Socket:
         self.max_message_bytes = max_message_bytes
         self._spoken_s = 0.0
 
-    async def close(self, close: Close) -> None:
+    async def close(self, close: SocketClose) -> None:
         await self.send({"type": "websocket.close", "code": sendable(close.code), "reason": close.reason})
 
-    async def passed(self, upstream: aiohttp.ClientWebSocketResponse, first: asyncio.Future[Any]) -> Close:
+    async def passed(self, upstream: aiohttp.ClientWebSocketResponse, first: asyncio.Future[Any]) -> SocketClose:
         """Passes messages both ways until it ends, and says how."""
         loop = asyncio.get_running_loop()
-        leaving: asyncio.Future[Close] = loop.create_future()
+        leaving: asyncio.Future[SocketClose] = loop.create_future()
 
         def leave() -> None:
             if not leaving.done():
-                leaving.set_result(Close(RESTART, "its worker is drained: connect again"))
+                leaving.set_result(SocketClose(RESTART, "its worker is drained: connect again"))
 
         self.call.leaving = leave
         self._spoken_s = loop.time()
@@ -66,7 +66,7 @@ class Socket:
                 if left_s <= 0:
                     return self._late()
                 if idle_s <= 0:
-                    return Close(GOING_AWAY, f"silent for {IDLE_S:g} s", error="idle")
+                    return SocketClose(GOING_AWAY, f"silent for {IDLE_S:g} s", error="idle")
                 done, _ = await asyncio.wait(
                     {*ways, leaving}, timeout=min(left_s, idle_s), return_when=asyncio.FIRST_COMPLETED
                 )
@@ -76,9 +76,9 @@ class Socket:
             self.call.leaving = None
             leaving.cancel()
             for way in ways:
-                await settled(way)
+                await cancel_and_wait(way)
 
-    async def _up(self, upstream: aiohttp.ClientWebSocketResponse, first: asyncio.Future[Any]) -> Close:
+    async def _up(self, upstream: aiohttp.ClientWebSocketResponse, first: asyncio.Future[Any]) -> SocketClose:
         message = await first
         while message["type"] == "websocket.receive":
             self._spoken_s = asyncio.get_running_loop().time()
@@ -93,9 +93,9 @@ class Socket:
             except (aiohttp.ClientError, ConnectionError):
                 await asyncio.Event().wait()  # the other way knows how it ended
             message = await self.receive()
-        return Close(int(message.get("code") or GOING_AWAY), message.get("reason") or "", by_client=True)
+        return SocketClose(int(message.get("code") or GOING_AWAY), message.get("reason") or "", by_client=True)
 
-    async def _down(self, upstream: aiohttp.ClientWebSocketResponse) -> Close:
+    async def _down(self, upstream: aiohttp.ClientWebSocketResponse) -> SocketClose:
         while True:
             message = await upstream.receive()
             self._spoken_s = asyncio.get_running_loop().time()
@@ -106,18 +106,18 @@ class Socket:
             elif message.type is aiohttp.WSMsgType.CLOSE and (message.data, message.extra) == SOCKET_LATE:
                 return self._late()
             elif message.type is aiohttp.WSMsgType.CLOSE:
-                return Close(int(message.data or 1000), message.extra or "")
+                return SocketClose(int(message.data or 1000), message.extra or "")
             elif message.type is aiohttp.WSMsgType.ERROR and upstream.close_code == TOO_BIG:
                 return self._too_big()
             else:
-                return Close(LOST, "its worker was lost", error=WorkerLost.code)
+                return SocketClose(LOST, "its worker was lost", error=WorkerLost.code)
 
-    def _late(self) -> Close:
+    def _late(self) -> SocketClose:
         allowed_s = (self.call.deadline_ns - self.call.accepted_ns) / 1e9
-        return Close(POLICY, f"open for the {allowed_s:g} s that it may be", error=DeadlineExceeded.code)
+        return SocketClose(POLICY, f"open for the {allowed_s:g} s that it may be", error=DeadlineExceeded.code)
 
-    def _too_big(self) -> Close:
-        return Close(TOO_BIG, f"a message has more than {self.max_message_bytes} bytes", error="too_large")
+    def _too_big(self) -> SocketClose:
+        return SocketClose(TOO_BIG, f"a message has more than {self.max_message_bytes} bytes", error="too_large")
 
 
 def sendable(code: int) -> int:
@@ -125,7 +125,7 @@ def sendable(code: int) -> int:
     return code if 1000 <= code < 5000 and code not in (1004, 1005, 1006, 1015) else 1000
 
 
-async def settled(task: asyncio.Future[Any]) -> None:
+async def cancel_and_wait(task: asyncio.Future[Any]) -> None:
     """It is over when this returns, and nobody asks for what became of it."""
     if not task.done():
         task.cancel()

@@ -30,25 +30,25 @@ from fleetstart.runtime.contract.worker_headers import (
 
 from ..billing.budget_watch import BudgetWatch
 from ..http.asgi import Receive, Scope, Send
-from ..http.headers import request_headers, sane_request_id
+from ..http.headers import request_headers, valid_request_id
 from ..http.invoke_url import parse_target
 from ..http.request_body import header
-from ..http.websocket import SWITCHED, deny
-from .admission.admission import Doorkeeper
-from .call_recorder import Books
-from .dispatch.backend import BUSY_NS, SUSPECT_NS, Call, Worker
-from .dispatch.call_summary import own_headers
-from .dispatch.slots import DEATHS_ALLOWED, Seating
-from .router import RouteTable
-from .websocket_session import CLOSE_S, LOST, Close, Socket, sendable, settled
+from ..http.websocket import SWITCHING_PROTOCOLS, reject_handshake
+from .admission.admission import AdmissionControl
+from .call_recorder import CallRecorder
+from .dispatch.backend import BUSY_BACKOFF_NS, SUSPECT_BACKOFF_NS, Call, Worker
+from .dispatch.call_summary import platform_headers
+from .dispatch.slots import DEATHS_ALLOWED, SlotAcquirer
+from .router import Router
+from .websocket_session import CLOSE_S, LOST, SocketClose, WebSocketSession, cancel_and_wait, sendable
 
 log = logging.getLogger(__name__)
 HEARTBEAT_S = 20.0
 """Between pings to the worker: a host that went silent is noticed after one and a half of them."""
-CLIENT_GONE = 499
+CLIENT_CLOSED_REQUEST = 499
 
 
-class SocketRefused(FleetError):
+class WebSocketRejected(FleetError):
     code = "socket_refused"
 
     def __init__(self, message: str, status: int) -> None:
@@ -56,35 +56,35 @@ class SocketRefused(FleetError):
         self.status = status  # type: ignore[misc]  # the app's own
 
 
-class Sockets:
-    """One a gateway; shares its routes, books and doorkeeper."""
+class WebSocketProxy:
+    """One a gateway; shares its routes, recorder and admission."""
 
     def __init__(
         self,
-        table: RouteTable,
-        books: Books,
-        doorkeeper: Doorkeeper,
-        seating: Seating,
+        router: Router,
+        recorder: CallRecorder,
+        admission: AdmissionControl,
+        slots: SlotAcquirer,
         session: aiohttp.ClientSession,
         billing: BudgetWatch,
     ) -> None:
-        self._table = table
-        self._books = books
-        self._doorkeeper = doorkeeper
-        self._seating = seating
+        self._router = router
+        self._recorder = recorder
+        self._admission = admission
+        self._slots = slots
         self._session = session
         self._billing = billing
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         accepted_ns, accepted_unix_ns = time.monotonic_ns(), time.time_ns()
-        request_id = sane_request_id(header(scope, b"x-request-id")) or new_invocation_id()
+        request_id = valid_request_id(header(scope, b"x-request-id")) or new_invocation_id()
         await receive()  # websocket.connect
         try:
             target = parse_target(scope["path"], scope.get("raw_path") or b"", scope["query_string"])
-            route = await self._table.find(target, request_id)
-            terms = self._doorkeeper.admit(route, scope)
+            backend = await self._router.find(target, request_id)
+            limits = self._admission.admit(backend, scope)
         except FleetError as refusal:
-            await deny(send, refusal, request_id)
+            await reject_handshake(send, refusal, request_id)
             return
         try:
             call = Call(
@@ -95,40 +95,40 @@ class Sockets:
                 body=b"",
                 accepted_ns=accepted_ns,
                 accepted_unix_ns=accepted_unix_ns,
-                deadline_ns=accepted_ns + round(terms.timeout_s * 1e9),
-                queue_ends_ns=accepted_ns + round(terms.queue_s * 1e9) if terms.queue_s is not None else 0,
+                deadline_ns=accepted_ns + round(limits.timeout_s * 1e9),
+                queue_ends_ns=accepted_ns + round(limits.queue_s * 1e9) if limits.queue_s is not None else 0,
                 price=self._billing.price(accepted_unix_ns // 1_000_000),
                 key=scope.get("fs.key", ""),
             )
-            socket = Socket(route, call, scope, receive, send, terms.max_body_bytes)
+            socket = WebSocketSession(backend, call, scope, receive, send, limits.max_body_bytes)
             await self._serve(socket)
         except FleetError as refusal:
-            await deny(send, refusal, request_id)
+            await reject_handshake(send, refusal, request_id)
         finally:
-            self._doorkeeper.leave(terms, 0)
+            self._admission.leave(limits, 0)
 
-    async def _serve(self, socket: Socket) -> None:
-        route, call = socket.route, socket.call
-        self._books.open(route, call)
+    async def _serve(self, socket: WebSocketSession) -> None:
+        backend, call = socket.backend, socket.call
+        self._recorder.open(backend, call)
         try:
             await self._connect_and_pass(socket)
         except FleetError as error:
-            self._books.end_badly(route, call, error)
-            await deny(socket.send, error, call.id, own_headers(route, call, call.worker)[1:])
+            self._recorder.record_failure(backend, call, error)
+            await reject_handshake(socket.send, error, call.id, platform_headers(backend, call, call.worker)[1:])
         except asyncio.CancelledError:
             call.status, call.error = call.status or 503, Unavailable.code
             raise
         except Exception as error:
             log.exception("a socket failed in the gateway", extra={"invocation": call.id})
-            self._books.end_badly(route, call, FleetError(f"{type(error).__name__} in the gateway"))
+            self._recorder.record_failure(backend, call, FleetError(f"{type(error).__name__} in the gateway"))
             with contextlib.suppress(Exception):
-                await socket.close(Close(LOST, "internal"))
+                await socket.close(SocketClose(LOST, "internal"))
         finally:
-            self._books.close(route, call)
+            self._recorder.close(backend, call)
 
-    async def _connect_and_pass(self, socket: Socket) -> None:
+    async def _connect_and_pass(self, socket: WebSocketSession) -> None:
         """Errors: FleetError if it was not opened."""
-        route, call = socket.route, socket.call
+        backend, call = socket.backend, socket.call
         first = asyncio.ensure_future(socket.receive())
         connecting = asyncio.ensure_future(self._connect(socket))
         try:
@@ -136,26 +136,26 @@ class Sockets:
             await asyncio.wait({first, connecting}, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
             if not connecting.done():
                 if first.done():
-                    call.status, call.error = CLIENT_GONE, "client_gone"
+                    call.status, call.error = CLIENT_CLOSED_REQUEST, "client_gone"
                     return
-                raise DeadlineExceeded(f"function {route.key.name}: no worker took the socket in its time")
+                raise DeadlineExceeded(f"function {backend.key.name}: no worker took the socket in its time")
             upstream = connecting.result()
         finally:
-            await settled(connecting)
+            await cancel_and_wait(connecting)
             if not connecting.done() or connecting.cancelled() or connecting.exception() is not None:
-                await settled(first)
+                await cancel_and_wait(first)
         try:
             await self._pass(socket, upstream, first)
         finally:
-            await settled(first)
+            await cancel_and_wait(first)
             await upstream.close()
 
-    async def _connect(self, socket: Socket) -> aiohttp.ClientWebSocketResponse:
+    async def _connect(self, socket: WebSocketSession) -> aiohttp.ClientWebSocketResponse:
         """Errors: FleetError."""
-        route, call = socket.route, socket.call
+        backend, call = socket.backend, socket.call
         again = False
         while True:
-            worker = await self._seating.seat(route, call, again=again)
+            worker = await self._slots.acquire(backend, call, again=again)
             again = True
             try:
                 return await self._request(socket, worker)
@@ -163,22 +163,22 @@ class Sockets:
                 headers: Mapping[str, str] = error.headers or {}
                 if error.status != 503 or not (BUSY_HEADER in headers or DRAINING_HEADER in headers):
                     status = error.status if error.status >= 400 else 502
-                    text = f"function {route.key.name} refused the WebSocket with HTTP {error.status}"
-                    raise SocketRefused(text, status) from error
-                self._seating.hand_back(route, call, worker, BUSY_NS)
+                    text = f"function {backend.key.name} refused the WebSocket with HTTP {error.status}"
+                    raise WebSocketRejected(text, status) from error
+                self._slots.release_for_retry(backend, call, worker, BUSY_BACKOFF_NS)
             except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError):
-                self._seating.hand_back(route, call, worker, SUSPECT_NS)
+                self._slots.release_for_retry(backend, call, worker, SUSPECT_BACKOFF_NS)
             except (aiohttp.ClientError, ConnectionError) as error:
-                self._seating.hand_back(route, call, worker, SUSPECT_NS)
+                self._slots.release_for_retry(backend, call, worker, SUSPECT_BACKOFF_NS)
                 call.deaths += 1
                 if call.deaths >= DEATHS_ALLOWED:
-                    name = route.key.name
+                    name = backend.key.name
                     raise WorkerLost(
                         f"function {name}: {call.deaths} workers ended under this socket",
                         hint=f"`fs logs {name}` has their last words",
                     ) from error
 
-    async def _request(self, socket: Socket, worker: Worker) -> aiohttp.ClientWebSocketResponse:
+    async def _request(self, socket: WebSocketSession, worker: Worker) -> aiohttp.ClientWebSocketResponse:
         call = socket.call
         left_ms = max(0, call.deadline_ns - time.monotonic_ns()) // 1_000_000
         headers = [
@@ -198,21 +198,21 @@ class Sockets:
         )
 
     async def _pass(
-        self, socket: Socket, upstream: aiohttp.ClientWebSocketResponse, first: asyncio.Future[Any]
+        self, socket: WebSocketSession, upstream: aiohttp.ClientWebSocketResponse, first: asyncio.Future[Any]
     ) -> None:
-        route, call = socket.route, socket.call
+        backend, call = socket.backend, socket.call
         assert call.worker is not None
-        self._seating.close_queue(call, call.worker)
+        self._slots.record_queue_phase(call, call.worker)
         opened_ns = time.monotonic_ns()
         call.timeline.add("execute", call.dispatched_ns, opened_ns)
-        call.begun, call.status = True, SWITCHED
-        headers = own_headers(route, call, call.worker)
+        call.begun, call.status = True, SWITCHING_PROTOCOLS
+        headers = platform_headers(backend, call, call.worker)
         await socket.send({"type": "websocket.accept", "subprotocol": upstream.protocol, "headers": headers})
         close = await socket.passed(upstream, first)
         call.timeline.add("respond", opened_ns, time.monotonic_ns())
         call.error = close.error
-        self._books.leave(route, call, waive=close.error == WorkerLost.code)
-        self._books.book(route, call)
+        self._recorder.detach(backend, call, waive=close.error == WorkerLost.code)
+        self._recorder.record(backend, call)
         if not close.by_client:
             await socket.close(close)
         with contextlib.suppress(TimeoutError, aiohttp.ClientError, ConnectionError):

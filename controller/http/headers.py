@@ -55,7 +55,7 @@ def request_headers(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[str, s
 def response_headers(raw: Iterable[tuple[bytes, bytes]], *, keep_length: bool) -> list[tuple[bytes, bytes]]:
     """What the client gets of the worker's headers."""
     pairs = [(name.lower(), value) for name, value in raw]
-    return confined(
+    return sandboxed(
         [
             (name, value)
             for name, value in pairs
@@ -64,7 +64,7 @@ def response_headers(raw: Iterable[tuple[bytes, bytes]], *, keep_length: bool) -
     )
 
 
-def sane_request_id(value: bytes | None) -> str | None:
+def valid_request_id(value: bytes | None) -> str | None:
     """The client's own id if it can stand in keys, logs and headers."""
     text = value.decode("latin-1") if value else ""
     return text if _REQUEST_ID.fullmatch(text) else None
@@ -101,7 +101,7 @@ _INERT = frozenset((b"application/json", b"application/octet-stream", b"applicat
 _INERT_KINDS = (b"image/", b"audio/", b"video/", b"font/")
 
 
-def confined(headers: RawHeaders) -> RawHeaders:
+def sandboxed(headers: RawHeaders) -> RawHeaders:
     """The headers of an answer, lower-case, as they go out. JSON, which most answers are, passes at once."""
     kinds = [value for name, value in headers if name == b"content-type"]
     if kinds == _JSON:

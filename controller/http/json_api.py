@@ -41,24 +41,24 @@ async def json_body(
         raise error(f"{request.url.path}: the body is not understood: {wrong}") from wrong
 
 
-def json_answer(value: Any, *, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+def json_response(value: Any, *, status: int = 200, headers: dict[str, str] | None = None) -> Response:
     return Response(msgspec.json.encode(value), status_code=status, media_type="application/json", headers=headers)
 
 
-def function_asked_for(request: Request) -> FunctionName | None:
+def query_function(request: Request) -> FunctionName | None:
     """Of `?function=`."""
     name = request.query_params.get("function")
     return FunctionName(name) if name else None
 
 
-def number_asked_for(request: Request, name: str, default: int, most: int) -> int:
+def query_int(request: Request, name: str, default: int, most: int) -> int:
     text = request.query_params.get(name) or str(default)
     if not (text.isascii() and text.isdecimal()) or len(text) > 18:
         raise InvalidInput(f"{name}={text[:40]!r} must be a whole number, 0 or more")
     return min(int(text), most)
 
 
-def flag_asked_for(request: Request, name: str) -> bool:
+def query_flag(request: Request, name: str) -> bool:
     return request.query_params.get(name, "0") not in ("", "0", "false")
 
 

@@ -21,7 +21,7 @@ SMALL_BYTES = 64 * 1024
 """A body that is here with its head, or nearly: a client that is refused often need not connect anew each time."""
 
 
-class ClientGone(Exception):
+class ClientDisconnected(Exception):
     """The client left before its request was complete."""
 
 
@@ -51,7 +51,7 @@ async def read_body(scope: Scope, receive: Receive, limit_bytes: int, *, own: bo
         raise too_large(limit_bytes, own=own)
     message = await receive()
     if message["type"] == "http.disconnect":
-        raise ClientGone
+        raise ClientDisconnected
     first: bytes = message.get("body", b"")
     if not message.get("more_body", False):
         if len(first) > limit_bytes:
@@ -63,7 +63,7 @@ async def read_body(scope: Scope, receive: Receive, limit_bytes: int, *, own: bo
             raise too_large(limit_bytes, own=own)
         message = await receive()
         if message["type"] == "http.disconnect":
-            raise ClientGone
+            raise ClientDisconnected
         body += message.get("body", b"")
         if not message.get("more_body", False):
             break
@@ -72,18 +72,18 @@ async def read_body(scope: Scope, receive: Receive, limit_bytes: int, *, own: bo
     return bytes(body)
 
 
-async def refuse_unread(scope: Scope, receive: Receive, send: Send, error: FleetError, request_id: str) -> None:
+async def reject_unread(scope: Scope, receive: Receive, send: Send, error: FleetError, request_id: str) -> None:
     """Answers a request whose body was not read to its end. Its connection ends, unless what is left of it is small."""
     small = header(scope, b"transfer-encoding") is None and declared_bytes(scope) <= SMALL_BYTES
     await respond_error(send, error, request_id, [] if small else [(b"connection", b"close")], more=True)
     if header(scope, b"expect") is None:  # one who asks first has not begun to send
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LINGER_S):
-                await _throw_away(receive)
+                await _discard(receive)
     await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-async def _throw_away(receive: Receive) -> None:
+async def _discard(receive: Receive) -> None:
     left_bytes = LINGER_BYTES
     while left_bytes > 0:
         message = await receive()

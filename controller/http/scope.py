@@ -17,10 +17,10 @@ class CallerIdentity:
     """Name of the API key."""
 
 
-CALLER = "fs.caller"
+API_CALLER = "fs.caller"
 """In the scope: who it is, if the management API is asked."""
 
-KEY = "fs.key"
+API_KEY_NAME = "fs.key"
 """In the scope: the key's name, for the ledger; absent where there are no keys."""
 
 AUDITED_ACTION = "fs.deed"

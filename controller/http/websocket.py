@@ -7,7 +7,7 @@ from fleetstart.runtime.contract.errors import FleetError
 from .asgi import RawHeaders, Send, error_headers, error_json
 
 
-async def deny(send: Send, error: FleetError, request_id: str, extra: RawHeaders | None = None) -> None:
+async def reject_handshake(send: Send, error: FleetError, request_id: str, extra: RawHeaders | None = None) -> None:
     """Answers the handshake with an error, as a call gets it."""
     body = error_json(error, request_id)
     headers = [*error_headers(error, request_id), (b"content-length", b"%d" % len(body)), *(extra or [])]
@@ -15,4 +15,4 @@ async def deny(send: Send, error: FleetError, request_id: str, extra: RawHeaders
     await send({"type": "websocket.http.response.body", "body": body})
 
 
-SWITCHED = 101
+SWITCHING_PROTOCOLS = 101

@@ -67,7 +67,7 @@ class _Bucket:
     first: Counter[int] = field(default_factory=Counter)
 
 
-class Recent:
+class ActivityWindow:
     """Rows in, sums of the window out. A row counts to the time at which it was booked."""
 
     def __init__(self) -> None:
@@ -125,12 +125,12 @@ def _count(bucket: _Bucket, row: InvocationRow) -> None:
     if row.worker and row.start != "hot":
         bucket.waited += 1
         bucket.cold += row.start == "cold"
-    bucket.total[place(row.total_ms)] += 1
+    bucket.total[bucket_index(row.total_ms)] += 1
     if row.first_byte_ms is not None:
-        bucket.first[place(row.first_byte_ms)] += 1
+        bucket.first[bucket_index(row.first_byte_ms)] += 1
 
 
-def place(duration_ms: int) -> int:
+def bucket_index(duration_ms: int) -> int:
     """On a scale that is exact to 8 ms, then grows by a quarter a step."""
     if duration_ms <= 8:
         return max(0, duration_ms)

@@ -14,7 +14,7 @@ from fleetstart.runtime.contract.billing.ledger import InvocationTrace
 from fleetstart.runtime.contract.ids import FunctionName
 from fleetstart.runtime.contract.timeline import Phase
 
-from .prometheus import Family, Histogram
+from .prometheus import Histogram, MetricFamily
 
 SERIES_MAX = 2000
 CALL_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
@@ -24,7 +24,7 @@ OTHER = "other"
 Key = TypeVar("Key", bound=Hashable)
 
 
-class Calls:
+class CallMetrics:
     """One a gateway. Its counters begin with the process."""
 
     def __init__(self) -> None:
@@ -71,34 +71,40 @@ class Calls:
                 seconds = trace.timeline.total_ms(name) / 1000
                 self._phases.observe((name, row.start, tier), (OTHER, row.start, tier), seconds)
 
-    def families(self, functions: Collection[FunctionName] | None) -> list[Family]:
+    def families(self, functions: Collection[FunctionName] | None) -> list[MetricFamily]:
         """`functions` are those that are deployed; None while nobody knows."""
         if functions is not None:
             self._forget_all_but({*functions, OTHER})
-        ended = Family("fleetstart_invocations_total", "counter", "Invocations that ended at this gateway.")
+        ended = MetricFamily("fleetstart_invocations_total", "counter", "Invocations that ended at this gateway.")
         for (name, version, status, start), count in self._ended.items():
             ended.add(count, function=name, version=version, status=status, start=start)
-        errors = Family("fleetstart_invocation_errors_total", "counter", "Invocations that failed, by error code.")
+        errors = MetricFamily(
+            "fleetstart_invocation_errors_total", "counter", "Invocations that failed, by error code."
+        )
         for (name, code), count in self._errors.items():
             errors.add(count, function=name, code=code)
-        retries = Family("fleetstart_invocation_retries_total", "counter", "Attempts beyond the first.")
+        retries = MetricFamily("fleetstart_invocation_retries_total", "counter", "Attempts beyond the first.")
         for name, count in self._attempts.items():
             retries.add(count, function=name)
-        billed = Family("fleetstart_billed_milliseconds_total", "counter", "Execution time that is billed.")
-        cost = Family("fleetstart_cost_dollars_total", "counter", "What it costs.")
+        billed = MetricFamily("fleetstart_billed_milliseconds_total", "counter", "Execution time that is billed.")
+        cost = MetricFamily("fleetstart_cost_dollars_total", "counter", "What it costs.")
         for name, (billed_ms, cost_nusd) in self._money.items():
             billed.add(billed_ms, function=name)
             cost.add(cost_nusd / 1e9, function=name)
-        lasted = Family("fleetstart_invocation_seconds", "histogram", "From acceptance until the answer was complete.")
+        lasted = MetricFamily(
+            "fleetstart_invocation_seconds", "histogram", "From acceptance until the answer was complete."
+        )
         self._lasted.into(lasted, "function", "start")
-        first = Family("fleetstart_first_byte_seconds", "histogram", "From acceptance until the answer began (TTFT).")
+        first = MetricFamily(
+            "fleetstart_first_byte_seconds", "histogram", "From acceptance until the answer began (TTFT)."
+        )
         self._first_byte.into(first, "function", "start")
-        phases = Family(
+        phases = MetricFamily(
             "fleetstart_cold_start_seconds", "histogram",
             "Phases of calls that waited for a start, by kind of start and by where most of its weights came from.",
         )  # fmt: skip
         self._phases.into(phases, "phase", "start", "tier")
-        refused = Family("fleetstart_refusals_total", "counter", "Error answers that no worker had a part in.")
+        refused = MetricFamily("fleetstart_refusals_total", "counter", "Error answers that no worker had a part in.")
         for code, count in self._refused.items():
             refused.add(count, code=code)
         return [ended, errors, retries, billed, cost, lasted, first, phases, refused]
@@ -124,7 +130,7 @@ class _Histograms(Generic[Key]):
             known = self.seen[key] = Histogram(self._bounds)
         known.observe(value)
 
-    def into(self, family: Family, *names: str) -> None:
+    def into(self, family: MetricFamily, *names: str) -> None:
         for key, seen in self.seen.items():
             family.add_histogram(seen, **dict(zip(names, key, strict=True)))  # type: ignore[call-overload]
 

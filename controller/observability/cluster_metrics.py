@@ -13,10 +13,10 @@ from fleetstart.runtime.contract.node.reports import NodeReport
 
 from ..schemas.functions import BudgetInfo
 from ..state.view import View
-from .prometheus import Family
+from .prometheus import MetricFamily
 
 
-def families(view: View, budgets: Iterable[BudgetInfo], now_unix_ms: int, now_ns: int) -> list[Family]:
+def families(view: View, budgets: Iterable[BudgetInfo], now_unix_ms: int, now_ns: int) -> list[MetricFamily]:
     nodes = [seen.report for seen in view.nodes.values() if not seen.lost(now_ns)]
     return [
         *_loads(view, now_unix_ms),
@@ -30,10 +30,10 @@ def families(view: View, budgets: Iterable[BudgetInfo], now_unix_ms: int, now_ns
     ]
 
 
-def _loads(view: View, now_unix_ms: int) -> list[Family]:
-    queued = Family("fleetstart_queued_calls", "gauge", "Calls that wait for a worker, at all gateways.")
-    running = Family("fleetstart_running_calls", "gauge", "Calls on workers, from all gateways.")
-    oldest = Family("fleetstart_oldest_wait_seconds", "gauge", "How long the call has waited that waits longest.")
+def _loads(view: View, now_unix_ms: int) -> list[MetricFamily]:
+    queued = MetricFamily("fleetstart_queued_calls", "gauge", "Calls that wait for a worker, at all gateways.")
+    running = MetricFamily("fleetstart_running_calls", "gauge", "Calls on workers, from all gateways.")
+    oldest = MetricFamily("fleetstart_oldest_wait_seconds", "gauge", "How long the call has waited that waits longest.")
     for key, load in sorted(view.loads().items()):
         name, _, version = key.rpartition("@")
         queued.add(load.queued, function=name, version=version)
@@ -43,25 +43,25 @@ def _loads(view: View, now_unix_ms: int) -> list[Family]:
     return [queued, running, oldest]
 
 
-def _workers(view: View) -> list[Family]:
-    family = Family("fleetstart_workers", "gauge", "Workers by what they are at.")
+def _workers(view: View) -> list[MetricFamily]:
+    family = MetricFamily("fleetstart_workers", "gauge", "Workers by what they are at.")
     counts = Counter((s.function, s.version, s.state, s.node) for s in view.statuses.values())
     for (name, version, state, node), count in sorted(counts.items()):
         family.add(count, function=name, version=version, state=state, node=node)
     return [family]
 
 
-def _starts(view: View) -> list[Family]:
-    failed = Family("fleetstart_failed_starts", "gauge", "Starts that failed one after the other, the last ones.")
+def _starts(view: View) -> list[MetricFamily]:
+    failed = MetricFamily("fleetstart_failed_starts", "gauge", "Starts that failed one after the other, the last ones.")
     for key, failure in sorted(view.failures.items()):
         failed.add(failure.count, function=key.name, version=key.version, code=failure.error.code)
     return [failed]
 
 
-def _nodes(nodes: list[NodeReport]) -> list[Family]:
-    memory = Family("fleetstart_node_memory_bytes", "gauge", "What workers and segments together may use.")
-    used = Family("fleetstart_node_memory_used_bytes", "gauge", "What they use, or were promised.")
-    cores = Family("fleetstart_node_cores", "gauge", "Cores of the node.")
+def _nodes(nodes: list[NodeReport]) -> list[MetricFamily]:
+    memory = MetricFamily("fleetstart_node_memory_bytes", "gauge", "What workers and segments together may use.")
+    used = MetricFamily("fleetstart_node_memory_used_bytes", "gauge", "What they use, or were promised.")
+    cores = MetricFamily("fleetstart_node_cores", "gauge", "Cores of the node.")
     for node in nodes:
         memory.add(node.memory_bytes, node=node.node)
         used.add(node.memory_used_bytes, node=node.node)
@@ -69,11 +69,13 @@ def _nodes(nodes: list[NodeReport]) -> list[Family]:
     return [memory, used, cores]
 
 
-def _memory(nodes: list[NodeReport]) -> list[Family]:
-    pool = Family("fleetstart_weights_memory_bytes", "gauge", "Memory of a node's segments: used, and free to be used.")
-    segments = Family("fleetstart_segments", "gauge", "Checkpoints in a node's memory.")
-    ready = Family("fleetstart_segment_ready_bytes", "gauge", "What is there of them.")
-    disk = Family("fleetstart_disk_bytes", "gauge", "Checkpoints that a node's disk keeps.")
+def _memory(nodes: list[NodeReport]) -> list[MetricFamily]:
+    pool = MetricFamily(
+        "fleetstart_weights_memory_bytes", "gauge", "Memory of a node's segments: used, and free to be used."
+    )
+    segments = MetricFamily("fleetstart_segments", "gauge", "Checkpoints in a node's memory.")
+    ready = MetricFamily("fleetstart_segment_ready_bytes", "gauge", "What is there of them.")
+    disk = MetricFamily("fleetstart_disk_bytes", "gauge", "Checkpoints that a node's disk keeps.")
     for node in nodes:
         pool.add(node.weights_memory.used_bytes, node=node.node, kind="used")
         pool.add(node.weights_memory.free_bytes, node=node.node, kind="free")
@@ -86,13 +88,15 @@ def _memory(nodes: list[NodeReport]) -> list[Family]:
     return [pool, segments, ready, disk]
 
 
-def _bytes(nodes: list[NodeReport]) -> list[Family]:
-    fetched = Family("fleetstart_fetched_bytes_total", "counter", "Weights that came to a node, by their source.")
-    rates = Family("fleetstart_source_bytes_per_second", "gauge", "How fast a source was when it was last used.")
-    waived = Family("fleetstart_waived_milliseconds_total", "counter", "Workers' time that nobody pays for, by phase.")
-    kept = Family("fleetstart_kept_dollars_total", "counter", "What kept workers' idle time cost.")
-    egress = Family("fleetstart_egress_bytes_total", "counter", "Of workers whose network is a list: in and out.")
-    refused = Family("fleetstart_egress_refused_total", "counter", "Connections that no list allowed.")
+def _bytes(nodes: list[NodeReport]) -> list[MetricFamily]:
+    fetched = MetricFamily("fleetstart_fetched_bytes_total", "counter", "Weights that came to a node, by their source.")
+    rates = MetricFamily("fleetstart_source_bytes_per_second", "gauge", "How fast a source was when it was last used.")
+    waived = MetricFamily(
+        "fleetstart_waived_milliseconds_total", "counter", "Workers' time that nobody pays for, by phase."
+    )
+    kept = MetricFamily("fleetstart_kept_dollars_total", "counter", "What kept workers' idle time cost.")
+    egress = MetricFamily("fleetstart_egress_bytes_total", "counter", "Of workers whose network is a list: in and out.")
+    refused = MetricFamily("fleetstart_egress_refused_total", "counter", "Connections that no list allowed.")
     for node in nodes:
         for source, size_bytes in sorted(node.fetched_bytes.items()):
             fetched.add(size_bytes, node=node.node, source=source)
@@ -107,11 +111,11 @@ def _bytes(nodes: list[NodeReport]) -> list[Family]:
     return [fetched, rates, waived, kept, egress, refused]
 
 
-def _prediction(view: View) -> list[Family]:
-    error = Family(
+def _prediction(view: View) -> list[MetricFamily]:
+    error = MetricFamily(
         "fleetstart_ttft_prediction_error_ratio", "gauge", "|observed - predicted| / observed, a running mean."
     )
-    compared = Family("fleetstart_ttft_predictions_compared", "gauge", "Predictions that the mean has seen.")
+    compared = MetricFamily("fleetstart_ttft_predictions_compared", "gauge", "Predictions that the mean has seen.")
     for key, measures in sorted(view.version_measures.items()):
         if measures.ttft_error.count:
             error.add(measures.ttft_error.value, function=key.name, version=key.version)
@@ -119,14 +123,14 @@ def _prediction(view: View) -> list[Family]:
     return [error, compared]
 
 
-def _budgets(budgets: Iterable[BudgetInfo]) -> list[Family]:
-    spent = Family("fleetstart_budget_spent_ratio", "gauge", "Of a function's budget, in its present period.")
+def _budgets(budgets: Iterable[BudgetInfo]) -> list[MetricFamily]:
+    spent = MetricFamily("fleetstart_budget_spent_ratio", "gauge", "Of a function's budget, in its present period.")
     for budget in budgets:
         spent.add(budget.spent_nusd / max(1, budget.limit_nusd), function=budget.function, per=budget.per)
     return [spent]
 
 
-class Failures:
+class WorkerFailures:
     """Workers that failed, since this process began: a view forgets them."""
 
     def __init__(self, view: View) -> None:
@@ -140,8 +144,8 @@ class Failures:
             began = "serving" if status.worker in self._view.was_ready else "starting"
             self._counts[status.function, began, code] += 1
 
-    def families(self) -> list[Family]:
-        family = Family("fleetstart_worker_failures_total", "counter", "Workers that ended as they should not.")
+    def families(self) -> list[MetricFamily]:
+        family = MetricFamily("fleetstart_worker_failures_total", "counter", "Workers that ended as they should not.")
         for name in {name for name, _, _ in self._counts} - self._view.functions.keys():
             for key in [key for key in self._counts if key[0] == name]:
                 del self._counts[key]

@@ -23,7 +23,7 @@ from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, Trace
 
 from fleetstart.runtime.contract.billing.ledger import InvocationTrace
 
-from .prometheus import Family
+from .prometheus import MetricFamily
 from .spans import Kind, Service, Span, spans_of
 
 log = logging.getLogger(__name__)
@@ -65,8 +65,8 @@ class TraceExport:
         except queue.Full:
             self._counts["dropped"] += 1
 
-    def families(self) -> list[Family]:
-        family = Family("fleetstart_exported_invocations_total", "counter", "Traces by what became of them.")
+    def families(self) -> list[MetricFamily]:
+        family = MetricFamily("fleetstart_exported_invocations_total", "counter", "Traces by what became of them.")
         for outcome in ("sent", "failed", "dropped"):
             family.add(self._counts[outcome], outcome=outcome)
         return [family]

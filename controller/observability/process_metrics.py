@@ -10,7 +10,7 @@ from collections.abc import Callable
 from importlib.metadata import version as installed_version
 from pathlib import Path
 
-from .prometheus import Family, Histogram
+from .prometheus import Histogram, MetricFamily
 
 EVERY_S = 0.1
 LAG_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5)
@@ -29,13 +29,15 @@ class LoopLag:
             await asyncio.sleep(EVERY_S)
             self._seen.observe(max(0.0, time.monotonic() - due_s))
 
-    def family(self) -> Family:
-        family = Family("fleetstart_event_loop_lag_seconds", "histogram", "How late the controller's loop gives turns.")
+    def family(self) -> MetricFamily:
+        family = MetricFamily(
+            "fleetstart_event_loop_lag_seconds", "histogram", "How late the controller's loop gives turns."
+        )
         family.add_histogram(self._seen)
         return family
 
 
-class Self:
+class ProcessMetrics:
     """`unwritten` are ledger rows that wait for Redis, `leads` tells whether this controller schedules."""
 
     def __init__(self, *, unwritten: Callable[[], int], leads: Callable[[], bool], redis: Callable[[], str]) -> None:
@@ -45,9 +47,9 @@ class Self:
         self._begun_s = _begun_s()
         self._version = installed_version("fleetstart")
 
-    def families(self) -> list[Family]:
+    def families(self) -> list[MetricFamily]:
         usage = resource.getrusage(resource.RUSAGE_SELF)
-        build = Family("fleetstart_build_info", "gauge", "Always 1.")
+        build = MetricFamily("fleetstart_build_info", "gauge", "Always 1.")
         build.add(1, version=self._version)
         return [
             build,
@@ -62,8 +64,8 @@ class Self:
         ]
 
 
-def _one(name: str, text: str, value: float, *, counter: bool = False) -> Family:
-    family = Family(name, "counter" if counter else "gauge", text)
+def _one(name: str, text: str, value: float, *, counter: bool = False) -> MetricFamily:
+    family = MetricFamily(name, "counter" if counter else "gauge", text)
     family.add(value)
     return family
 

@@ -24,7 +24,7 @@ class Sample(NamedTuple):
 
 
 @dataclass(slots=True)
-class Family:
+class MetricFamily:
     """All samples of one name. Counters' names end in `_total`."""
 
     name: str
@@ -61,10 +61,10 @@ class Histogram:
         self.total += value
 
 
-def visible(families: Iterable[Family], sees: Callable[[str], bool]) -> list[Family]:
+def visible(families: Iterable[MetricFamily], sees: Callable[[str], bool]) -> list[MetricFamily]:
     """What of them is about functions of which `sees` is true: what is about the whole system has no function."""
     return [
-        Family(
+        MetricFamily(
             family.name,
             family.kind,
             family.help,
@@ -74,7 +74,7 @@ def visible(families: Iterable[Family], sees: Callable[[str], bool]) -> list[Fam
     ]
 
 
-def render(families: Iterable[Family]) -> bytes:
+def render(families: Iterable[MetricFamily]) -> bytes:
     lines: list[str] = []
     for family in families:
         if not family.samples:

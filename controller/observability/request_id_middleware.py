@@ -18,7 +18,7 @@ from fleetstart.runtime.contract.worker_headers import (
 )
 
 from ..http.asgi import Message, Receive, Scope, Send
-from ..http.headers import sane_request_id
+from ..http.headers import valid_request_id
 from ..http.invoke_url import PREFIX
 from ..http.request_context import REQUEST, TRACE, trace_context, traceparent
 
@@ -31,7 +31,7 @@ _ERROR = ERROR_HEADER.encode()
 _OURS = frozenset((_REQUEST, _PARENT, _STATE))
 
 
-class Entrance:
+class RequestIdMiddleware:
     """`refused` is told the code of each error answer to a call that no worker had a part in. `sample`: whether spans
     are sent to anybody."""
 
@@ -70,7 +70,7 @@ class Entrance:
             else:
                 (parents if name == _PARENT else states).append(pair[1])
         chance = token_hex(34)  # once: asking for it is most of the work here
-        request_id = sane_request_id(given) or _prefix(scope) + chance[48:]
+        request_id = valid_request_id(given) or _prefix(scope) + chance[48:]
         parent = parents[0] if len(parents) == 1 else None  # two contradict each other
         context = trace_context(parent, b",".join(states), sample=self._sample, chance=chance)
         headers.append((_REQUEST, request_id.encode()))

@@ -18,7 +18,7 @@ LINES_PER_S = 10
 BURST_LINES = 100
 
 
-class Notable:
+class SlowCallLog:
     def __init__(self) -> None:
         self._left = float(BURST_LINES)
         self._at_s = time.monotonic()

@@ -57,7 +57,7 @@ def spans_of(trace: InvocationTrace, new_id: Callable[[], str]) -> list[Span]:
     phases = trace.timeline.phases
     if not phases or not trace.context.trace_id:
         return []
-    draw = _Drawing(trace, new_id)
+    draw = _SpanBuilder(trace, new_id)
     root = draw.span(f"invoke {trace.row.function}", phases, parent_id=trace.context.parent_id, kind="server",
                      attributes=_call(trace), error=_error(trace))  # fmt: skip
     spans = [root]
@@ -74,7 +74,7 @@ def spans_of(trace: InvocationTrace, new_id: Callable[[], str]) -> list[Span]:
     return spans
 
 
-class _Drawing:
+class _SpanBuilder:
     def __init__(self, trace: InvocationTrace, new_id: Callable[[], str]) -> None:
         self._trace = trace
         self._new_id = new_id

@@ -42,10 +42,10 @@ from ..auth.authorize import Caller
 from ..gateway.websocket_session import CLOSE_S
 from ..gateway.websockets import HEARTBEAT_S
 from ..http.asgi import Receive, Scope, Send
-from ..http.headers import sane_request_id
+from ..http.headers import valid_request_id
 from ..http.request_body import header
-from ..http.scope import CALLER
-from ..http.websocket import deny
+from ..http.scope import API_CALLER
+from ..http.websocket import reject_handshake
 from ..planner.constraints import admits, constraints_of, unmet_constraint
 from ..state.records import VersionKey, VersionRecord
 from ..state.redis_client import REDIS_ERRORS
@@ -94,7 +94,7 @@ class ShellService:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await receive()  # websocket.connect
-        request_id = sane_request_id(header(scope, b"x-request-id")) or new_invocation_id()
+        request_id = valid_request_id(header(scope, b"x-request-id")) or new_invocation_id()
         try:
             idle_s = _idle_s(scope)
             record = await self._version(scope)
@@ -102,10 +102,10 @@ class ShellService:
             async with self._ordered(order), aiohttp.ClientSession() as http:
                 await self._serve(order, http, scope, receive, send, idle_s)
         except FleetError as refusal:
-            await deny(send, refusal, request_id)
+            await reject_handshake(send, refusal, request_id)
         except REDIS_ERRORS as error:
             log.warning("no shell without redis", extra={"error": str(error)})
-            await deny(send, Unavailable("Redis does not answer, so no worker can be ordered"), request_id)
+            await reject_handshake(send, Unavailable("Redis does not answer, so no worker can be ordered"), request_id)
 
     async def _serve(
         self,
@@ -128,7 +128,7 @@ class ShellService:
                 receive=receive,
                 send=send,
                 idle_s=idle_s,
-                unwanted=lambda: self._unwanted(order, scope.get(CALLER)),
+                unwanted=lambda: self._unwanted(order, scope.get(API_CALLER)),
                 fate=lambda: self._fate(order),
             )
             log.info("shell opened", extra={"worker": order.worker, "function": order.spec.name, "node": order.node})

@@ -16,7 +16,7 @@ import msgspec
 
 from fleetstart.runtime.contract.node.shell import FRAME_MAX_BYTES, Start, read_client
 
-from ..gateway.websocket_session import CLOSE_S, GOING_AWAY, LOST, POLICY, TOO_BIG, Close
+from ..gateway.websocket_session import CLOSE_S, GOING_AWAY, LOST, POLICY, TOO_BIG, SocketClose
 from ..http.asgi import Receive, Send
 
 LOOK_S = 0.5
@@ -70,7 +70,7 @@ class ShellSession:
             with contextlib.suppress(Exception):  # it may have gone meanwhile, which uvicorn says in its own way
                 await self._send({"type": "websocket.close", "code": close.code, "reason": _short(close.reason)})
 
-    async def _up(self, first: asyncio.Future[Any]) -> Close:
+    async def _up(self, first: asyncio.Future[Any]) -> SocketClose:
         message = await first
         while message["type"] == "websocket.receive":
             text, data = message.get("text"), message.get("bytes")
@@ -83,25 +83,25 @@ class ShellSession:
             except (aiohttp.ClientError, ConnectionError):
                 await asyncio.Event().wait()  # the other way knows how it ended
             message = await self._receive()
-        return Close(GOING_AWAY, by_client=True)
+        return SocketClose(GOING_AWAY, by_client=True)
 
-    def _refusal(self, text: str | None, data: bytes | None) -> Close | None:
+    def _refusal(self, text: str | None, data: bytes | None) -> SocketClose | None:
         """Of a frame that is none of `contract.terminal`'s, or not in its place."""
         size = len(text.encode("utf-8", "surrogatepass")) if text is not None else len(data or b"")
         if size > FRAME_MAX_BYTES:
-            return Close(TOO_BIG, f"a frame has {size} bytes, {FRAME_MAX_BYTES} at most")
+            return SocketClose(TOO_BIG, f"a frame has {size} bytes, {FRAME_MAX_BYTES} at most")
         if text is None:
-            return None if self._begun else Close(POLICY, "a shell begins with a start, not with input")
+            return None if self._begun else SocketClose(POLICY, "a shell begins with a start, not with input")
         try:
             said = read_client(text)
         except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-            return Close(POLICY, f"not understood: {error}")
+            return SocketClose(POLICY, f"not understood: {error}")
         if isinstance(said, Start) == self._begun:
-            return Close(POLICY, "a shell begins with a start, once")
+            return SocketClose(POLICY, "a shell begins with a start, once")
         self._begun = True
         return None
 
-    async def _down(self) -> Close:
+    async def _down(self) -> SocketClose:
         while True:
             message = await self._upstream.receive()
             self._spoken_s = asyncio.get_running_loop().time()
@@ -110,9 +110,9 @@ class ShellSession:
             elif message.type is aiohttp.WSMsgType.BINARY:
                 await self._send({"type": "websocket.send", "bytes": message.data})
             elif message.type is aiohttp.WSMsgType.CLOSE and message.data == 1000:
-                return Close(1000)
+                return SocketClose(1000)
             else:
-                return Close(LOST, await self._last_words())
+                return SocketClose(LOST, await self._last_words())
 
     async def _last_words(self) -> str:
         ends_s = asyncio.get_running_loop().time() + FATE_S
@@ -123,17 +123,17 @@ class ShellSession:
             await asyncio.sleep(0.05)
         return "its worker was lost"
 
-    async def _watch(self) -> Close:
+    async def _watch(self) -> SocketClose:
         while True:
             now_s = asyncio.get_running_loop().time()
             if why := self._unwanted():
-                return Close(GOING_AWAY, why)
+                return SocketClose(GOING_AWAY, why)
             if now_s - self._spoken_s > self._idle_s:
-                return Close(GOING_AWAY, f"nothing was typed or printed for {self._idle_s:g} s")
+                return SocketClose(GOING_AWAY, f"nothing was typed or printed for {self._idle_s:g} s")
             if now_s - self._opened_s > MOST_S:
-                return Close(GOING_AWAY, f"open for {MOST_S / 3600:g} hours, the most that a shell may be")
+                return SocketClose(GOING_AWAY, f"open for {MOST_S / 3600:g} hours, the most that a shell may be")
             if not self._begun and now_s - self._opened_s > START_S:
-                return Close(POLICY, f"no start came within {START_S:g} s")
+                return SocketClose(POLICY, f"no start came within {START_S:g} s")
             await asyncio.sleep(LOOK_S)
 
 

@@ -20,19 +20,19 @@ from ...http.headers import queue_timeout_s, timeout_s
 from ...http.request_body import declared_bytes, header, too_large
 from ...state.traffic import limits_of, scale_of
 from ...state.view import View
-from ..dispatch.backend import Call, Route
+from ..dispatch.backend import Call, VersionBackend
 from ..dispatch.queue import BODY_BUDGET_FACTOR
 from .feasibility import start_failure
-from .rate_limit import NO_LIMITS, draw, share
-from .rejections import retry_after_s, turned_away, waited_out
-from .wait_predictor import Predicted, Waits
+from .rate_limit import NO_LIMITS, gateway_share, try_acquire
+from .rejections import queue_timeout, rejection, retry_after_s
+from .wait_predictor import WaitPrediction, WaitPredictor
 
-SURE_SHARE = 0.7
+SAFE_WAIT_SHARE = 0.7
 """Of the time that a call may wait, what its predicted wait may take: service times vary, and who is let in and then
 does not make it has had the worst of both."""
 
 
-class Used:
+class LimitUsage:
     """Of one function's limits, at this gateway."""
 
     __slots__ = ("calls", "due_s")
@@ -43,18 +43,18 @@ class Used:
         self.due_s = 0.0
 
 
-class Terms(NamedTuple):
+class AdmissionLimits(NamedTuple):
     """On which a call is let in."""
 
     timeout_s: float
     queue_s: float | None
     """How long it may wait for a worker; None: as long as it has time."""
     max_body_bytes: int
-    used: Used | None = None
+    used: LimitUsage | None = None
     """Where it is counted, of a function with limits."""
 
 
-class Doorkeeper:
+class AdmissionControl:
     """One a gateway."""
 
     def __init__(
@@ -62,7 +62,7 @@ class Doorkeeper:
         gateway: str,
         view: View,
         billing: BudgetWatch,
-        waits: Waits,
+        wait_predictor: WaitPredictor,
         *,
         max_body_bytes: int,
         demand: Callable[[], None],
@@ -70,45 +70,45 @@ class Doorkeeper:
         self._gateway = gateway
         self._view = view
         self._billing = billing
-        self._waits = waits
+        self._wait_predictor = wait_predictor
         self._demand = demand
         self._max_body_bytes = max_body_bytes
         self._body_bytes = 0
         """Of the calls under way."""
-        self._used: dict[FunctionName, Used] = {}
+        self._used: dict[FunctionName, LimitUsage] = {}
 
-    def admit(self, route: Route, scope: Scope) -> Terms:
+    def admit(self, backend: VersionBackend, scope: Scope) -> AdmissionLimits:
         """Errors: FleetError, for one who is turned away."""
-        spec = route.spec
-        terms = Terms(
+        spec = backend.spec
+        granted = AdmissionLimits(
             timeout_s=timeout_s(header(scope, b"fs-timeout-s"), spec.timeout_s),
             queue_s=queue_timeout_s(header(scope, b"fs-queue-timeout-s"), spec.queue_timeout_s),
             max_body_bytes=min(spec.max_body_bytes or self._max_body_bytes, self._max_body_bytes),
         )
         body_bytes = declared_bytes(scope)
-        self.check(route, body_bytes, terms.max_body_bytes)
+        self.check(backend, body_bytes, granted.max_body_bytes)
         now_ns = time.monotonic_ns()
-        if not route.has_room(now_ns):
-            self._check_turn(route, terms, now_ns)
+        if not backend.has_free_slot(now_ns):
+            self._check_wait(backend, granted, now_ns)
         if self._body_bytes + body_bytes > self._max_body_bytes * BODY_BUDGET_FACTOR:
-            predicted = self._predict(route, now_ns)
+            predicted = self._predict(backend, now_ns)
             raise QueueFull(
                 f"this gateway holds {self._body_bytes} bytes of bodies of calls under way and takes no more",
                 retry_after_s=retry_after_s(predicted.wait),
             )
-        limits = self._limits(route)
+        limits = self._limits(backend)
         if limits is not NO_LIMITS:
-            return terms._replace(used=self._enter(route, limits, now_ns))
-        return terms
+            return granted._replace(used=self._enter(backend, limits, now_ns))
+        return granted
 
-    def check(self, route: Route, body_bytes: int, max_body_bytes: int | None = None) -> None:
+    def check(self, backend: VersionBackend, body_bytes: int, max_body_bytes: int | None = None) -> None:
         """What has nothing to do with whose turn it is. Errors: FleetError, for one who is turned away."""
-        own = route.spec.max_body_bytes
+        own = backend.spec.max_body_bytes
         limit_bytes = max_body_bytes or min(own or self._max_body_bytes, self._max_body_bytes)
         if body_bytes > limit_bytes:
             raise too_large(limit_bytes, own=bool(own))
         now_unix_ms = time.time_ns() // 1_000_000
-        error = self._billing.refusal(route.key.name, now_unix_ms) or start_failure(self._view, route, now_unix_ms)
+        error = self._billing.refusal(backend.key.name, now_unix_ms) or start_failure(self._view, backend, now_unix_ms)
         if error is not None:
             raise error
 
@@ -116,66 +116,66 @@ class Doorkeeper:
         """The body of a call that was let in is here."""
         self._body_bytes += body_bytes
 
-    def leave(self, terms: Terms, body_bytes: int) -> None:
+    def leave(self, granted: AdmissionLimits, body_bytes: int) -> None:
         """A call that was let in has ended."""
         self._body_bytes -= body_bytes
-        if terms.used is not None:
-            terms.used.calls -= 1
+        if granted.used is not None:
+            granted.used.calls -= 1
 
     # ── the line ───────────────────────────────────────────────────────────────────────────────────
 
-    def _check_turn(self, route: Route, terms: Terms, now_ns: int) -> None:
-        predicted = self._predict(route, now_ns)
-        time_s = terms.timeout_s - predicted.wait.call_s
-        allowed_s: float | None = time_s if time_s > 0 else terms.timeout_s
-        if terms.queue_s is not None:
-            allowed_s = min(allowed_s or 0.0, terms.queue_s)
-        if route.queue.full:
+    def _check_wait(self, backend: VersionBackend, granted: AdmissionLimits, now_ns: int) -> None:
+        predicted = self._predict(backend, now_ns)
+        time_s = granted.timeout_s - predicted.wait.call_s
+        allowed_s: float | None = time_s if time_s > 0 else granted.timeout_s
+        if granted.queue_s is not None:
+            allowed_s = min(allowed_s or 0.0, granted.queue_s)
+        if backend.queue.full:
             allowed_s = None
         elif allowed_s:
-            share = SURE_SHARE if route.workers else 1.0
-            if not predicted.sure or predicted.wait.seconds <= share * allowed_s:
+            gateway_share = SAFE_WAIT_SHARE if backend.workers else 1.0
+            if not predicted.sure or predicted.wait.seconds <= gateway_share * allowed_s:
                 return
-        route.missed()
-        error = self._turned_away(route, predicted, allowed_s)
-        if not route.queue and not isinstance(error, QueueFull):
+        backend.record_rejected()
+        error = self._rejection(backend, predicted, allowed_s)
+        if not backend.queue and not isinstance(error, QueueFull):
             self._demand()  # those who wait have told already
         raise error
 
-    def turned_away(self, route: Route) -> FleetError:
+    def queue_full(self, backend: VersionBackend) -> FleetError:
         """The queue has become full while the call's body came."""
-        return self._turned_away(route, self._predict(route, time.monotonic_ns()), None)
+        return self._rejection(backend, self._predict(backend, time.monotonic_ns()), None)
 
-    def waited_out(self, route: Route, call: Call) -> FleetError:
+    def queue_timeout(self, backend: VersionBackend, call: Call) -> FleetError:
         now_ns = time.monotonic_ns()
         waited_s = (call.queue_ends_ns - call.accepted_ns) / 1e9
-        return waited_out(route.key.name, self._predict(route, now_ns).wait, waited_s=waited_s)
+        return queue_timeout(backend.key.name, self._predict(backend, now_ns).wait, waited_s=waited_s)
 
-    def _turned_away(self, route: Route, predicted: Predicted, allowed_s: float | None) -> FleetError:
-        most = scale_of(self._view.functions.get(route.key.name), route.spec).max
+    def _rejection(self, backend: VersionBackend, predicted: WaitPrediction, allowed_s: float | None) -> FleetError:
+        most = scale_of(self._view.functions.get(backend.key.name), backend.spec).max
         at_most = predicted.workers >= most
-        return turned_away(route.key.name, predicted.wait, allowed_s=allowed_s, at_most=at_most)
+        return rejection(backend.key.name, predicted.wait, allowed_s=allowed_s, at_most=at_most)
 
-    def _predict(self, route: Route, now_ns: int) -> Predicted:
-        return self._waits.predict(route, now_ns, time.time_ns())
+    def _predict(self, backend: VersionBackend, now_ns: int) -> WaitPrediction:
+        return self._wait_predictor.predict(backend, now_ns, time.time_ns())
 
     # ── the function's own limits ──────────────────────────────────────────────────────────────────
 
-    def _limits(self, route: Route) -> Limits:
+    def _limits(self, backend: VersionBackend) -> Limits:
         """This gateway's share of them."""
-        limits = limits_of(self._view.functions.get(route.key.name), route.spec)
+        limits = limits_of(self._view.functions.get(backend.key.name), backend.spec)
         if limits == NO_LIMITS:
-            self._used.pop(route.key.name, None)
+            self._used.pop(backend.key.name, None)
             return NO_LIMITS
         gateways = sorted({*self._view.gateways, self._gateway})
-        return share(limits, len(gateways), gateways.index(self._gateway))
+        return gateway_share(limits, len(gateways), gateways.index(self._gateway))
 
-    def _enter(self, route: Route, limits: Limits, now_ns: int) -> Used:
+    def _enter(self, backend: VersionBackend, limits: Limits, now_ns: int) -> LimitUsage:
         """Errors: RateLimited."""
-        name = route.key.name
-        used = self._used.setdefault(name, Used())
+        name = backend.key.name
+        used = self._used.setdefault(name, LimitUsage())
         if limits.concurrent and used.calls >= limits.concurrent:
-            after_s = max(0.05, route.service_time.mean_s / limits.concurrent)
+            after_s = max(0.05, backend.service_time.mean_s / limits.concurrent)
             raise RateLimited(
                 f"function {name}: {used.calls} calls are under way, its limit here is {limits.concurrent}; "
                 f"one ends about every {after_s:.3g} s",
@@ -183,7 +183,7 @@ class Doorkeeper:
                 retry_after_s=after_s,
             )
         if limits.rate:
-            used.due_s, wait_s = draw(used.due_s, limits, now_ns / 1e9)
+            used.due_s, wait_s = try_acquire(used.due_s, limits, now_ns / 1e9)
             if wait_s:
                 raise RateLimited(
                     f"function {name}: its limit here is {limits.rate:g} calls a second; the next may come in "

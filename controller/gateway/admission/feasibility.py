@@ -1,8 +1,8 @@
-"""Whether calls that wait will ever get a worker, and the error for those that will not.
+"""Feasibility of waiting calls: whether they will ever get a worker, and the error for those that will not.
 
-Decided from the view, a route and `now`. The planner says whether there is room, alone or as a pipeline; links that are
-promised to others are no lack of it, they will be free. What is kept is, on the route, since when there was none. The
-gateway asks at each change while calls wait.
+A decision from the view, a backend and `now`. The planner says whether there is room, for one worker or a pipeline.
+Links that other fetches use are no lack of room: they will be free. The backend keeps since when there was no room. The
+router checks at each change while calls wait.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from ...planner.constraints import admits
 from ...scheduler.planning import UNPLACED_NS, cluster_of, request_of
 from ...scheduler.worker_pool import broken
 from ...state.view import View
-from ..dispatch.backend import Route
+from ..dispatch.backend import VersionBackend
 
-ROOM_KEPT_NS = 250_000_000
+NODE_STATES_KEPT_NS = 250_000_000
 """How long the nodes' states are good for: changes come in hundreds a second, and each may ask for each function."""
 
 
-def start_failure(view: View, route: Route, now_unix_ms: int) -> FleetError | None:
+def start_failure(view: View, backend: VersionBackend, now_unix_ms: int) -> FleetError | None:
     """The error of its starts, if they are given up and there is no worker from before."""
-    failure = view.failures.get(route.key)
-    if route.workers or failure is None or not broken(failure, now_unix_ms):
+    failure = view.failures.get(backend.key)
+    if backend.workers or failure is None or not broken(failure, now_unix_ms):
         return None
     error = error_from(failure.error)
-    error.hint = error.hint or f"`fs logs {route.key.name}` tells more; it is tried again after a minute, or a deploy"
+    error.hint = error.hint or f"`fs logs {backend.key.name}` tells more; it is tried again after a minute, or a deploy"
     return error
 
 
-class Prospects:
+class FeasibilityCheck:
     """One a gateway."""
 
     def __init__(self, view: View) -> None:
@@ -42,52 +42,52 @@ class Prospects:
         self._states: list[NodeState] = []
         self._made_ns: int | None = None
 
-    def hopeless(self, route: Route, now_ns: int, now_unix_ms: int) -> tuple[FleetError, int] | None:
-        """The error for the calls of the route that were accepted until then, or None: they may wait on."""
-        if self._view.synced and route.key.name not in self._view.functions:
-            return NotFound(f"function {route.key.name} was deleted while the call waited"), now_ns
-        error = start_failure(self._view, route, now_unix_ms)
+    def unschedulable(self, backend: VersionBackend, now_ns: int, now_unix_ms: int) -> tuple[FleetError, int] | None:
+        """The error for the calls of the backend that were accepted until then, or None: they may wait on."""
+        if self._view.synced and backend.key.name not in self._view.functions:
+            return NotFound(f"function {backend.key.name} was deleted while the call waited"), now_ns
+        error = start_failure(self._view, backend, now_unix_ms)
         if error is not None:
             return error, now_ns
-        reason, never = self._unplaced(route, now_ns, now_unix_ms)
+        reason, never = self._unplaced(backend, now_ns, now_unix_ms)
         if reason is None:
-            route.unplaced_since_ns = None
+            backend.unplaced_since_ns = None
             return None
-        if route.unplaced_since_ns is None:
-            route.unplaced_since_ns = now_ns
+        if backend.unplaced_since_ns is None:
+            backend.unplaced_since_ns = now_ns
         if never:
             return error_from(reason), now_ns
-        if now_ns - route.unplaced_since_ns > UNPLACED_NS:
+        if now_ns - backend.unplaced_since_ns > UNPLACED_NS:
             return error_from(reason), now_ns - UNPLACED_NS
         return None
 
-    def _unplaced(self, route: Route, now_ns: int, now_unix_ms: int) -> tuple[ErrorInfo | None, bool]:
+    def _unplaced(self, backend: VersionBackend, now_ns: int, now_unix_ms: int) -> tuple[ErrorInfo | None, bool]:
         """Why no nodes could take its start now, if there is none to come; and whether none ever could."""
         view = self._view
-        if route.workers or view.redis != "ok":
+        if backend.workers or view.redis != "ok":
             return None, False
         for order in view.orders.values():
-            ours = order.version == route.key.version and order.spec.name == route.key.name
+            ours = order.version == backend.key.version and order.spec.name == backend.key.name
             if ours and order.wanted == "run" and not view.worker_lost(order.worker, order.node, order.epoch, now_ns):
                 return None, False
-        request = replace(request_of(view, route.key, route.record, 1), slo=None)
+        request = replace(request_of(view, backend.key, backend.record, 1), slo=None)
         states = self.nodes(now_ns, now_unix_ms)
-        reason = _lack(request, states)
+        reason = _shortage(request, states)
         if reason is None:
             return None, False
         # In a region without nodes, one may be about to come back: it is waited for, as if it were the only one.
         fitting = [_emptied(state) for state in states if admits(request.wanted, state)]
-        return reason, bool(fitting) and _lack(request, fitting) is not None
+        return reason, bool(fitting) and _shortage(request, fitting) is not None
 
     def nodes(self, now_ns: int, now_unix_ms: int) -> list[NodeState]:
         """As the planner sees them, a moment ago at most."""
-        if self._made_ns is None or now_ns - self._made_ns > ROOM_KEPT_NS:
+        if self._made_ns is None or now_ns - self._made_ns > NODE_STATES_KEPT_NS:
             self._made_ns = now_ns
             self._states = list(cluster_of(self._view, self._shapes, now_ns, now_unix_ms * 1_000_000))
         return self._states
 
 
-def _lack(request: PlanRequest, states: list[NodeState]) -> ErrorInfo | None:
+def _shortage(request: PlanRequest, states: list[NodeState]) -> ErrorInfo | None:
     """Why they have no room for it; None if they have."""
     return make_plan(
         request, Cluster(replace(state, link=replace(state.link, fetches=())) for state in states), 0.0

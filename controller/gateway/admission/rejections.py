@@ -27,10 +27,10 @@ def retry_after_s(wait: WaitEstimate) -> float:
     return min(max(wait.seconds, RETRY_LEAST_S), RETRY_MOST_S)
 
 
-def turned_away(name: FunctionName, wait: WaitEstimate, *, allowed_s: float | None, at_most: bool) -> FleetError:
+def rejection(name: FunctionName, wait: WaitEstimate, *, allowed_s: float | None, at_most: bool) -> FleetError:
     """`allowed_s`: how long it would have waited; None if the queue is full. `at_most`: whether the function has all
     the workers that it may have, so that only its owner can change that."""
-    told = _told(wait)
+    told = _explanation(wait)
     if allowed_s is None:
         why = f"{wait.queued} calls wait already, as many as may"
     elif allowed_s == 0:
@@ -43,9 +43,10 @@ def turned_away(name: FunctionName, wait: WaitEstimate, *, allowed_s: float | No
     return kind(f"function {name}: {why}: {told}", hint=hint, retry_after_s=retry_after_s(wait), wait=_finite(wait))
 
 
-def waited_out(name: FunctionName, wait: WaitEstimate, *, waited_s: float) -> QueueTimeout:
+def queue_timeout(name: FunctionName, wait: WaitEstimate, *, waited_s: float) -> QueueTimeout:
     return QueueTimeout(
-        f"function {name}: no worker took the call within the {_seconds(waited_s)} that it was to wait: {_told(wait)}",
+        f"function {name}: no worker took the call within its queue timeout of {_seconds(waited_s)}: "
+        f"{_explanation(wait)}",
         hint="try again after Retry-After seconds, or let it wait longer: `Fs-Queue-Timeout-S`, queue_timeout_s",
         retry_after_s=retry_after_s(wait),
         wait=_finite(wait),
@@ -56,7 +57,7 @@ def _finite(wait: WaitEstimate) -> WaitEstimate | None:
     return wait if math.isfinite(wait.seconds) else None
 
 
-def _told(wait: WaitEstimate) -> str:
+def _explanation(wait: WaitEstimate) -> str:
     parts = []
     if wait.slots:
         place = "place" if wait.slots == 1 else "places"

@@ -26,7 +26,7 @@ LEAST_CALL_S = 0.001
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
+class QueueState:
     """What is ahead of a call that comes now."""
 
     queued: int
@@ -41,7 +41,7 @@ class Line:
     coming: Sequence[PendingStart] = ()
 
 
-def turn_s(line: Line) -> float:
+def predicted_wait_s(line: QueueState) -> float:
     """Until a call that comes now has a slot; UNKNOWN_S if there is nothing that it could wait for.
 
     Slots that are taken come free at a rate of slots / call_s, the first of them as much sooner as the calls on them
@@ -68,14 +68,14 @@ def turn_s(line: Line) -> float:
     return max(at_s, at_s + (need - turns) / rate) if rate else UNKNOWN_S
 
 
-def start_left_s(*, own_s: float, since_s: float, fetch_s: float) -> float:
+def remaining_start_s(*, own_s: float, since_s: float, fetch_s: float) -> float:
     """Until a worker is ready whose order was given `since_s` ago: `own_s` is what all its own steps were predicted to
     take, `fetch_s` what its missing bytes still will."""
     left_s = max(own_s - since_s, fetch_s)
     return left_s if left_s > 0 else LATE_SHARE * max(0.0, since_s)
 
 
-class Arrival:
+class FillRate:
     """At which rate the bytes of one segment come in, by the reports of its node."""
 
     def __init__(self) -> None:
@@ -100,6 +100,6 @@ class Arrival:
         return (last_bytes - first_bytes) * 1e9 / (last_unix_ns - first_unix_ns) or None
 
 
-def missing_s(pending_bytes: int, bytes_per_s: float, since_counted_s: float) -> float:
+def remaining_fetch_s(pending_bytes: int, bytes_per_s: float, since_counted_s: float) -> float:
     """Until bytes are here that were missing `since_counted_s` ago."""
     return max(0.0, pending_bytes / bytes_per_s - max(0.0, since_counted_s))

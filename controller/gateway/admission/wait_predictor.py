@@ -24,15 +24,15 @@ from ...planner.node_state import pending_bytes
 from ...scheduler.planning import layout_in, measures_of, plan_start, request_of
 from ...state.records import VersionKey
 from ...state.view import View
-from ..dispatch.backend import Route
-from .feasibility import Prospects
-from .wait_model import UNKNOWN_S, Arrival, Line, missing_s, start_left_s, turn_s
+from ..dispatch.backend import VersionBackend
+from .feasibility import FeasibilityCheck
+from .wait_model import UNKNOWN_S, FillRate, QueueState, predicted_wait_s, remaining_fetch_s, remaining_start_s
 
-KEPT_NS = 100_000_000
-ARRIVALS_KEPT = 256
+PENDING_STARTS_KEPT_NS = 100_000_000
+FILL_RATES_KEPT = 256
 
 
-class Predicted(NamedTuple):
+class WaitPrediction(NamedTuple):
     wait: WaitEstimate
     sure: bool
     """Whether it rests on what was measured of this version, and not on priors: only then is anybody refused for it."""
@@ -41,7 +41,7 @@ class Predicted(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Starts:
+class _PendingStarts:
     at_ns: int
     coming: tuple[PendingStart, ...]
     ordered: int
@@ -49,43 +49,48 @@ class _Starts:
     sure: bool
 
 
-class Waits:
+class WaitPredictor:
     """One a gateway."""
 
-    def __init__(self, gateway: str, view: View, prospects: Prospects) -> None:
+    def __init__(self, gateway: str, view: View, feasibility: FeasibilityCheck) -> None:
         self._gateway = gateway
         self._view = view
-        self._prospects = prospects
+        self._feasibility = feasibility
         self._shapes: dict[CheckpointId, CheckpointLayout] = {}
-        self._starts: dict[VersionKey, _Starts] = {}
-        self._arrivals: dict[tuple[NodeId, CheckpointId], Arrival] = {}
+        self._starts: dict[VersionKey, _PendingStarts] = {}
+        self._arrivals: dict[tuple[NodeId, CheckpointId], FillRate] = {}
 
-    def predict(self, route: Route, now_ns: int, now_unix_ns: int) -> Predicted:
+    def predict(self, backend: VersionBackend, now_ns: int, now_unix_ns: int) -> WaitPrediction:
         """For a call that comes now and has no free slot."""
-        starts = self.look(route, now_ns, now_unix_ns)
+        starts = self.look(backend, now_ns, now_unix_ns)
         passed_s = (now_ns - starts.at_ns) / 1e9
         coming = [msgspec.structs.replace(one, ready_s=max(0.0, one.ready_s - passed_s)) for one in starts.coming]
-        running, elapsed_s = route.taken(now_ns)
-        measures = measures_of(self._view, route.key, route.record)
-        call_s = route.service_time.mean_s if route.service_time.seen else measures.call_s.value
-        queued = len(route.queue) + self._queued_elsewhere(route.key)
-        running = min(running, route.slots)
-        line = Line(
-            queued=queued, slots=route.slots, running=running, elapsed_s=elapsed_s, call_s=call_s, coming=coming
+        running, elapsed_s = backend.slots_in_use(now_ns)
+        measures = measures_of(self._view, backend.key, backend.record)
+        call_s = backend.service_time.mean_s if backend.service_time.seen else measures.call_s.value
+        queued = len(backend.queue) + self._queued_elsewhere(backend.key)
+        running = min(running, backend.slots)
+        line = QueueState(
+            queued=queued, slots=backend.slots, running=running, elapsed_s=elapsed_s, call_s=call_s, coming=coming
         )
         wait = WaitEstimate(
-            seconds=turn_s(line), queued=queued, slots=line.slots, running=running, call_s=call_s, coming=coming
+            seconds=predicted_wait_s(line),
+            queued=queued,
+            slots=line.slots,
+            running=running,
+            call_s=call_s,
+            coming=coming,
         )
-        measured = bool(route.service_time.seen or measures.call_s.count)
+        measured = bool(backend.service_time.seen or measures.call_s.count)
         waits_for_calls = bool(line.slots) or queued >= sum(one.slots for one in coming)
         sure = (measured or not waits_for_calls) and (starts.sure or bool(line.slots)) and wait.seconds < UNKNOWN_S
-        return Predicted(wait, sure, len(route.workers) + starts.ordered)
+        return WaitPrediction(wait, sure, len(backend.workers) + starts.ordered)
 
-    def look(self, route: Route, now_ns: int, now_unix_ns: int) -> _Starts:
+    def look(self, backend: VersionBackend, now_ns: int, now_unix_ns: int) -> _PendingStarts:
         """At the starts under way, unless that was done just now."""
-        known = self._starts.get(route.key)
-        if known is None or now_ns - known.at_ns > KEPT_NS:
-            known = self._starts[route.key] = self._looked(route, now_ns, now_unix_ns)
+        known = self._starts.get(backend.key)
+        if known is None or now_ns - known.at_ns > PENDING_STARTS_KEPT_NS:
+            known = self._starts[backend.key] = self._looked(backend, now_ns, now_unix_ns)
         return known
 
     def forget(self, key: VersionKey) -> None:
@@ -99,27 +104,29 @@ class Waits:
 
     # ── starts ─────────────────────────────────────────────────────────────────────────────────────
 
-    def _looked(self, route: Route, now_ns: int, now_unix_ns: int) -> _Starts:
-        measures = measures_of(self._view, route.key, route.record)
+    def _looked(self, backend: VersionBackend, now_ns: int, now_unix_ns: int) -> _PendingStarts:
+        measures = measures_of(self._view, backend.key, backend.record)
         learned = bool(measures.library_s.count or measures.ttft_error.count)
-        starts = self._under_way(route, now_ns)
-        states = self._prospects.nodes(now_ns, now_unix_ns // 1_000_000)
+        starts = self._under_way(backend, now_ns)
+        states = self._feasibility.nodes(now_ns, now_unix_ns // 1_000_000)
         if not starts:
-            coming = () if route.workers else self._planned(route, states, now_ns)
-            return _Starts(at_ns=now_ns, coming=coming, ordered=0, sure=learned)
+            coming = () if backend.workers else self._planned(backend, states, now_ns)
+            return _PendingStarts(at_ns=now_ns, coming=coming, ordered=0, sure=learned)
         by_node = {state.node: state for state in states}
-        found = [self._coming(route, stages, by_node, measures, now_unix_ns) for stages in starts]
+        found = [self._coming(backend, stages, by_node, measures, now_unix_ns) for stages in starts]
         coming = tuple(one for one, _ in found)
-        return _Starts(at_ns=now_ns, coming=coming, ordered=len(found), sure=learned or all(seen for _, seen in found))
+        return _PendingStarts(
+            at_ns=now_ns, coming=coming, ordered=len(found), sure=learned or all(seen for _, seen in found)
+        )
 
-    def _under_way(self, route: Route, now_ns: int) -> list[list[OrderState]]:
+    def _under_way(self, backend: VersionBackend, now_ns: int) -> list[list[OrderState]]:
         """The orders of each start: of one worker, or of all stages of a pipeline."""
         view, groups = self._view, defaultdict[str, list[OrderState]](list)
-        shape = layout_in(self._shapes, route.record)
+        shape = layout_in(self._shapes, backend.record)
         for order in view.orders.values():
-            if order.version != route.key.version or order.spec.name != route.key.name or order.wanted != "run":
+            if order.version != backend.key.version or order.spec.name != backend.key.name or order.wanted != "run":
                 continue
-            if order.worker in route.workers or view.worker_lost(order.worker, order.node, order.epoch, now_ns):
+            if order.worker in backend.workers or view.worker_lost(order.worker, order.node, order.epoch, now_ns):
                 continue
             seen = OrderState(order=order, status=view.statuses.get(order.worker), shape=shape)
             if seen.starting:
@@ -128,7 +135,7 @@ class Waits:
 
     def _coming(
         self,
-        route: Route,
+        backend: VersionBackend,
         stages: Sequence[OrderState],
         states: dict[NodeId, NodeState],
         measures: VersionMeasures,
@@ -142,12 +149,12 @@ class Waits:
             pending, rate, fetch_s = pending_bytes(seen, segment) if order.spec.weights else 0, 0.0, 0.0
             observed = self._rate(order, segment)
             if pending:
-                rate = observed or _share(state)
+                rate = observed or _link_share(state)
                 counted_unix_ns = segment.counted_unix_ns if segment is not None else 0
                 since_s = (now_unix_ns - (counted_unix_ns or now_unix_ns)) / 1e9
-                fetch_s = missing_s(pending, rate, since_s)
+                fetch_s = remaining_fetch_s(pending, rate, since_s)
             own_s = (state.start_s if state is not None else 0.0) + measures.library_s.value
-            left_s = start_left_s(
+            left_s = remaining_start_s(
                 own_s=own_s,
                 since_s=(now_unix_ns - (order.decided_unix_ns or order.ordered_unix_ns)) / 1e9,
                 fetch_s=fetch_s,
@@ -157,7 +164,7 @@ class Waits:
                 slowest_seen = bool(pending and observed)
                 slowest = PendingStart(
                     ready_s=left_s,
-                    slots=route.spec.concurrency,
+                    slots=backend.spec.concurrency,
                     fetched_bytes=max(0, size_bytes - pending),
                     weight_bytes=size_bytes,
                     bytes_per_s=rate,
@@ -180,23 +187,23 @@ class Waits:
         key = (order.node, segment.checkpoint)
         arrival = self._arrivals.get(key)
         if arrival is None:
-            while len(self._arrivals) >= ARRIVALS_KEPT:
+            while len(self._arrivals) >= FILL_RATES_KEPT:
                 del self._arrivals[next(iter(self._arrivals))]
-            arrival = self._arrivals[key] = Arrival()
+            arrival = self._arrivals[key] = FillRate()
         arrival.note(segment.counted_unix_ns, segment.ready_bytes)
         return arrival.bytes_per_s
 
-    def _planned(self, route: Route, states: Sequence[NodeState], now_ns: int) -> tuple[PendingStart, ...]:
+    def _planned(self, backend: VersionBackend, states: Sequence[NodeState], now_ns: int) -> tuple[PendingStart, ...]:
         """The start that nobody has ordered yet, as the planner would have it."""
-        request = request_of(self._view, route.key, route.record, 1)
+        request = request_of(self._view, backend.key, backend.record, 1)
         plan = plan_start(request, Cluster(states), now_ns / 1e9)
         if plan.error is not None and not plan.wait_s:
             return ()
         ready_s = plan.ready_s if plan.error is None else plan.wait_s
-        return (PendingStart(ready_s=ready_s + request.measures.rest_s.value, slots=route.spec.concurrency),)
+        return (PendingStart(ready_s=ready_s + request.measures.rest_s.value, slots=backend.spec.concurrency),)
 
 
-def _share(state: NodeState | None) -> float:
+def _link_share(state: NodeState | None) -> float:
     """Of its node's link, before it was seen: what the planner gives each fetch."""
     if state is None:
         return NodeMeasures().store_bytes_per_s.value

@@ -22,12 +22,12 @@ from fleetstart.runtime.contract.timeline import Timeline
 
 from ...billing.apportionment import Meter
 from ...state.records import VersionKey, VersionRecord
-from .queue import Queue, ServiceTime
-from .stream_resume import Marks
+from .queue import CallQueue, ServiceTime
+from .stream_resume import ResumeMarkers
 
-BUSY_NS = 20_000_000
+BUSY_BACKOFF_NS = 20_000_000
 """How long a worker that was full (with another gateway's calls) is passed over, unless a call of ours ends there."""
-SUSPECT_NS = 500_000_000
+SUSPECT_BACKOFF_NS = 500_000_000
 """How long one that broke a connection is passed over: by then its node has told whether it lives."""
 
 
@@ -63,7 +63,7 @@ class Call:
     turn: asyncio.Future[Worker] | None = None
     begun: bool = False
     """Whether the response's head was sent: after that it cannot be tried again, only continued."""
-    marks: Marks | None = None
+    marks: ResumeMarkers | None = None
     """What it needs to be continued, of an event stream whose worker says that it can be."""
     lost_ns: int = 0
     """When its stream last lost its worker."""
@@ -97,7 +97,7 @@ class Worker:
         return self.status.worker
 
 
-class Route:
+class VersionBackend:
     """Everything this gateway knows of one version."""
 
     def __init__(
@@ -111,17 +111,17 @@ class Route:
         self.key = key
         self.record = record
         self.spec = record.spec
-        self.queue: Queue[Call] = Queue()
+        self.queue: CallQueue[Call] = CallQueue()
         self.workers: dict[WorkerId, Worker] = {}
         self.service_time = ServiceTime()
         self.peak = 0
         """Most calls at one time since the last report: short ones between two reports keep their worker warm, too."""
         self.arrived = 0
         """Calls, ever."""
-        self.telling = False
+        self.idle_report_pending = False
         """Whether the end of its last call is about to be reported."""
         self.unplaced_since_ns: int | None = None
-        self._leaving: dict[WorkerId, Worker] = {}
+        self._draining: dict[WorkerId, Worker] = {}
         """Draining or gone, but with calls of ours that have not ended."""
         self._elsewhere = elsewhere
         self._later = later
@@ -130,18 +130,18 @@ class Route:
 
     @property
     def running(self) -> int:
-        return sum(len(worker.calls) for worker in (*self.workers.values(), *self._leaving.values()))
+        return sum(len(worker.calls) for worker in (*self.workers.values(), *self._draining.values()))
 
     @property
     def slots(self) -> int:
         """Of the workers that are ready."""
         return len(self.workers) * self.spec.concurrency
 
-    def has_room(self, now_ns: int) -> bool:
+    def has_free_slot(self, now_ns: int) -> bool:
         """Whether a call that came now would have a slot at once."""
         return not self.queue and self._best(now_ns) is not None
 
-    def taken(self, now_ns: int) -> tuple[int, float]:
+    def slots_in_use(self, now_ns: int) -> tuple[int, float]:
         """Slots that are taken, also by other gateways' calls, and how long these calls have run together, in s."""
         count, elapsed_ns, elsewhere = 0, 0, 0
         for worker in self.workers.values():
@@ -155,33 +155,36 @@ class Route:
     def idle(self) -> bool:
         return not self.queue and not self.running
 
-    def take(self, call: Call, now_ns: int, *, first: bool = False) -> Worker | None:
-        """A slot on the least-loaded worker, at once or not at all. Those who wait go before all but the `first`."""
+    def try_acquire(self, call: Call, now_ns: int, *, first: bool = False) -> Worker | None:
+        """Assigns a free slot on the least-loaded worker; None if there is none, or if calls wait and not `first`."""
         if self.queue and not first:
             return None
-        return self._seat(call, now_ns)
+        best = self._best(now_ns)
+        if best is not None:
+            self._assign(call, best, now_ns)
+        return best
 
-    def wait(self, call: Call) -> asyncio.Future[Worker] | None:
-        """The call's turn, later; None if as many wait as may."""
-        return self._turn(call) if self.queue.offer(call) else None
+    def enqueue(self, call: Call) -> asyncio.Future[Worker] | None:
+        """Queues the call. Returns the future of its slot; None if the queue is full."""
+        return self._wait_for_slot(call) if self.queue.offer(call) else None
 
-    def wait_again(self, call: Call) -> asyncio.Future[Worker]:
-        """As the first in line: for one that was handed back."""
+    def requeue(self, call: Call) -> asyncio.Future[Worker]:
+        """Puts a call that needs another worker at the front of the queue."""
         self.queue.put_back(call)
-        return self._turn(call)
+        return self._wait_for_slot(call)
 
-    def _turn(self, call: Call) -> asyncio.Future[Worker]:
+    def _wait_for_slot(self, call: Call) -> asyncio.Future[Worker]:
         call.turn = asyncio.get_running_loop().create_future()
         self.peak = max(self.peak, self.running + len(self.queue))
         return call.turn
 
-    def missed(self) -> None:
-        """A call was turned away for want of a worker: the schedulers shall hear of it as of one that waits."""
+    def record_rejected(self) -> None:
+        """Counts a call that was rejected for want of a worker as demand, as if it waited."""
         self.peak = max(self.peak, self.running + len(self.queue) + 1)
         self.arrived += 1
 
-    def pump(self, now_ns: int) -> None:
-        """Gives free slots to those who wait."""
+    def dispatch_waiting(self, now_ns: int) -> None:
+        """Assigns free slots to waiting calls, in the order of the queue."""
         while self.queue:
             best = self._best(now_ns)
             call = self.queue.take(now_ns) if best is not None else None
@@ -189,19 +192,19 @@ class Route:
                 return
             if call.turn is None or call.turn.done():
                 continue
-            self._sit(call, best, now_ns)
+            self._assign(call, best, now_ns)
             call.turn.set_result(best)
 
-    def fail(self, error: FleetError, waited_since_ns: int) -> None:
-        """Ends the waiting of all that were accepted before."""
+    def fail_waiting(self, error: FleetError, accepted_until_ns: int) -> None:
+        """Fails the waiting calls that were accepted until then."""
         for call in self.queue:
-            if call.accepted_ns <= waited_since_ns:
+            if call.accepted_ns <= accepted_until_ns:
                 self.queue.remove(call)
                 if call.turn is not None and not call.turn.done():
                     call.turn.set_exception(error)
 
-    def leave(self, call: Call, now_ns: int, *, waive: bool) -> int:
-        """The call's slot is free again; the milliseconds that it is billed for."""
+    def release(self, call: Call, now_ns: int, *, waive: bool) -> int:
+        """Frees the call's slot. Returns the milliseconds that the call is billed for."""
         worker = call.worker
         if worker is None or call not in worker.calls:
             return 0
@@ -212,25 +215,19 @@ class Route:
         else:
             billed_ms = worker.meter.end(call, now_ns)
             self.service_time.observe((now_ns - call.dispatched_ns) / 1e9)
-        if worker.id in self._leaving and not worker.calls:
-            del self._leaving[worker.id]
+        if worker.id in self._draining and not worker.calls:
+            del self._draining[worker.id]
         if worker.avoid_until_ns and not waive:
             worker.avoid_until_ns = 0
         if self.queue:
-            self.pump(now_ns)
+            self.dispatch_waiting(now_ns)
         return billed_ms
 
     def avoid(self, worker: Worker, now_ns: int, for_ns: int) -> None:
         worker.avoid_until_ns = now_ns + for_ns
-        self._later(for_ns / 1e9 + 0.001, lambda: self.pump(time.monotonic_ns()))
+        self._later(for_ns / 1e9 + 0.001, lambda: self.dispatch_waiting(time.monotonic_ns()))
 
-    def _seat(self, call: Call, now_ns: int) -> Worker | None:
-        best = self._best(now_ns)
-        if best is not None:
-            self._sit(call, best, now_ns)
-        return best
-
-    def _sit(self, call: Call, worker: Worker, now_ns: int) -> None:
+    def _assign(self, call: Call, worker: Worker, now_ns: int) -> None:
         call.worker = worker
         call.opened, worker.called = not worker.called, True
         call.dispatched_ns = now_ns
@@ -253,19 +250,19 @@ class Route:
 
     # ── workers ────────────────────────────────────────────────────────────────────────────────────
 
-    def heard(self, status: WorkerStatus, now_ns: int) -> None:
-        """A worker's status: a ready one may be called, any other may not, nor a stage that only helps another."""
+    def on_status(self, status: WorkerStatus, now_ns: int) -> None:
+        """Applies a worker's status. Only a ready worker that has an endpoint gets calls."""
         known = self.workers.get(status.worker)
         if status.state == "ready" and status.endpoint:
             if known is None:
-                known = self._leaving.pop(status.worker, None) or Worker(status, now_ns)
+                known = self._draining.pop(status.worker, None) or Worker(status, now_ns)
                 self.workers[status.worker] = known
             known.status = status
-            self.pump(now_ns)
+            self.dispatch_waiting(now_ns)
         elif known is not None:
             del self.workers[status.worker]
             if known.calls:
-                self._leaving[status.worker] = known
+                self._draining[status.worker] = known
                 for call in known.calls if status.state == "draining" else ():
                     if call.leaving is not None:
                         call.leaving()
@@ -273,7 +270,9 @@ class Route:
     def load(self) -> FunctionLoad:
         """For the report; what was at its peak since the last published one counts as running."""
         per_worker = {
-            worker.id: len(worker.calls) for worker in (*self.workers.values(), *self._leaving.values()) if worker.calls
+            worker.id: len(worker.calls)
+            for worker in (*self.workers.values(), *self._draining.values())
+            if worker.calls
         }
         queued, running = len(self.queue), self.running
         running = max(running, self.peak - queued)

@@ -1,6 +1,6 @@
 """What is told of a call besides its answer: how its worker started, its timeline, its bill, and its error.
 
-Read off the call and its route, when the answer begins and when it ends. Who calls these is `invoke` and the gateway.
+Read off the call and its backend, when the answer begins and when it ends. Who calls these is `invoke` and the gateway.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from fleetstart.runtime.contract.timeline import Timeline
 from ...http.asgi import Bill, RawHeaders, Send, bill_headers, closing_event, error_event, respond_error
 from ...http.request_context import TRACE
 from ...state.records import StartOutcome
-from .backend import Call, Route, Worker
+from .backend import Call, VersionBackend, Worker
 
 
 def start_kind(call: Call, worker: Worker) -> StartKind:
@@ -24,19 +24,19 @@ def start_kind(call: Call, worker: Worker) -> StartKind:
     return worker.status.start if worker.ready_ns > call.accepted_ns else "hot"
 
 
-def first_answer(route: Route, call: Call) -> StartOutcome | None:
+def start_outcome(backend: VersionBackend, call: Call) -> StartOutcome | None:
     """Of a call that waited for its worker's start and was its first, when its answer began. A language model's whole
     answer begins with its last token, and says nothing of the first."""
     worker = call.worker
     if worker is None or not call.opened or call.attempts != 1 or start_kind(call, worker) == "hot":
         return None
     answered_ns = next((phase.ended_ns for phase in call.timeline.phases if phase.name == "execute"), 0)
-    if not answered_ns or call.status >= 400 or (route.spec.llm is not None and not call.events):
+    if not answered_ns or call.status >= 400 or (backend.spec.llm is not None and not call.events):
         return None
     return StartOutcome(
         worker=worker.id,
-        function=route.key.name,
-        version=route.key.version,
+        function=backend.key.name,
+        version=backend.key.version,
         first_byte_unix_ms=(call.accepted_unix_ns + answered_ns - call.accepted_ns) // 1_000_000,
     )
 
@@ -47,7 +47,7 @@ def first_byte_ms(call: Call) -> int | None:
     return (answered_ns - call.accepted_ns) // 1_000_000 if answered_ns else None
 
 
-def join_start(call: Call, status: WorkerStatus, order: WorkerOrder | None, since_ns: int) -> None:
+def add_start_phases(call: Call, status: WorkerStatus, order: WorkerOrder | None, since_ns: int) -> None:
     """Puts the start that the call has waited for since then on its timeline, as far as it fell into that time."""
     decided_unix_ns = order.decided_unix_ns or order.ordered_unix_ns if order is not None else 0
     placed_ns = call.accepted_ns + decided_unix_ns - call.accepted_unix_ns
@@ -60,34 +60,34 @@ def join_start(call: Call, status: WorkerStatus, order: WorkerOrder | None, sinc
             call.timeline.add(phase.name, max(phase.started_ns, since_ns), phase.ended_ns)
 
 
-def own_headers(route: Route, call: Call, worker: Worker | None) -> RawHeaders:
-    headers = [(b"x-request-id", call.id.encode()), (b"fs-version", b"%d" % route.key.version)]
+def platform_headers(backend: VersionBackend, call: Call, worker: Worker | None) -> RawHeaders:
+    headers = [(b"x-request-id", call.id.encode()), (b"fs-version", b"%d" % backend.key.version)]
     if worker is not None:
         headers.append((b"fs-start", start_kind(call, worker).encode()))
     return headers
 
 
-def cost(route: Route, call: Call) -> int:
-    return cost_nusd(call.billed_ms, route.spec.memory_bytes, call.price.execute_nusd_per_gib_s)
+def cost(backend: VersionBackend, call: Call) -> int:
+    return cost_nusd(call.billed_ms, backend.spec.memory_bytes, call.price.execute_nusd_per_gib_s)
 
 
-def bill(route: Route, call: Call, worker: Worker) -> Bill:
+def bill(backend: VersionBackend, call: Call, worker: Worker) -> Bill:
     return Bill(
         request_id=call.id,
         billed_ms=call.billed_ms,
-        cost=dollars(cost(route, call)),
+        cost=dollars(cost(backend, call)),
         start=start_kind(call, worker),
         server_timing=call.timeline.server_timing(),
     )
 
 
-def trace_of(route: Route, call: Call, now_ns: int) -> InvocationTrace:
+def trace_of(backend: VersionBackend, call: Call, now_ns: int) -> InvocationTrace:
     """What the ledger keeps of a call that has ended, and `fs trace` shows."""
     worker = call.worker
     row = InvocationRow(
         id=call.id,
-        function=route.key.name,
-        version=route.key.version,
+        function=backend.key.name,
+        version=backend.key.version,
         worker=worker.id if worker is not None else WorkerId(""),
         status=call.status,
         error=call.error,
@@ -95,13 +95,13 @@ def trace_of(route: Route, call: Call, now_ns: int) -> InvocationTrace:
         accepted_unix_ms=call.accepted_unix_ns // 1_000_000,
         queue_ms=(call.queue_ns if call.attempts else now_ns - call.accepted_ns) // 1_000_000,
         billed_ms=call.billed_ms,
-        memory_bytes=route.spec.memory_bytes,
+        memory_bytes=backend.spec.memory_bytes,
         rate_nusd_per_gib_s=call.price.execute_nusd_per_gib_s,
         price=call.price.version,
         key=call.key,
-        tags=route.spec.tags,
-        project=route.spec.project,
-        cost_nusd=cost(route, call),
+        tags=backend.spec.tags,
+        project=backend.spec.project,
+        cost_nusd=cost(backend, call),
         attempts=call.attempts,
         total_ms=(now_ns - call.accepted_ns) // 1_000_000,
         first_byte_ms=first_byte_ms(call),
@@ -120,12 +120,12 @@ def trace_of(route: Route, call: Call, now_ns: int) -> InvocationTrace:
     )
 
 
-async def answer_error(route: Route, call: Call, error: FleetError, send: Send) -> None:
+async def answer_error(backend: VersionBackend, call: Call, error: FleetError, send: Send) -> None:
     """The error as the call's answer; into the stream if it has begun; any other begun answer is left to be cut."""
     if not call.begun:
-        extra = own_headers(route, call, call.worker)[1:]
-        extra += bill_headers(call.billed_ms, cost(route, call), call.timeline.server_timing())
+        extra = platform_headers(backend, call, call.worker)[1:]
+        extra += bill_headers(call.billed_ms, cost(backend, call), call.timeline.server_timing())
         await respond_error(send, error, call.id, extra)
     elif call.events and call.worker is not None:
-        last = error_event(error, call.id) + closing_event(bill(route, call, call.worker))
+        last = error_event(error, call.id) + closing_event(bill(backend, call, call.worker))
         await send({"type": "http.response.body", "body": b"\n\n" + last, "more_body": False})

@@ -17,10 +17,10 @@ from typing import TypeVar
 
 SILENT_S = 0.4
 """Of a stream's tokens, a few; of a link, many round trips."""
-SELDOM_S = 10.0
+MAX_PROBE_INTERVAL_S = 10.0
 """Longest time between two questions. A worker that does not accept holds 256 connections that nobody waits for."""
-KNOCKS = 3
-KNOCK_EVERY_S = 0.27
+PROBES = 3
+PROBE_EVERY_S = 0.27
 """A packet or two may be lost; a second after a host has gone quiet it is known to be gone."""
 _UNREACHED = frozenset((errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ETIMEDOUT))
 
@@ -31,7 +31,7 @@ class HostSilent(Exception):
     """The worker's host does not answer."""
 
 
-class HostWatch:
+class HostLiveness:
     """Of one call at one worker. Costs a timer; a task only while the worker is silent. Used by one task."""
 
     def __init__(self, endpoint: str) -> None:
@@ -80,12 +80,12 @@ class HostWatch:
             self._asking = self._loop.create_task(self._ask(self._since_s))
 
     async def _ask(self, since_s: float | None) -> None:
-        address = numeric(self._endpoint)
-        answers = address is None or await answers_soon(address)
+        address = numeric_address(self._endpoint)
+        answers = address is None or await responds(address)
         self._asking = None
         if answers or self._since_s != since_s:
             silent_s = self._loop.time() - self._since_s if self._since_s is not None else 0.0
-            self._look_in(min(max(silent_s, SILENT_S), SELDOM_S))
+            self._look_in(min(max(silent_s, SILENT_S), MAX_PROBE_INTERVAL_S))
         elif self._task is not None:
             self._lost = True
             self._task.cancel()
@@ -94,7 +94,7 @@ class HostWatch:
 Address = tuple[socket.AddressFamily, tuple[str, int]]
 
 
-def numeric(endpoint: str) -> Address | None:
+def numeric_address(endpoint: str) -> Address | None:
     """None if its host is a name."""
     host, _, port = endpoint.rpartition(":")
     try:
@@ -105,20 +105,20 @@ def numeric(endpoint: str) -> Address | None:
     return family, (str(where[0]), int(where[1]))
 
 
-async def answers_soon(address: Address) -> bool:
+async def responds(address: Address) -> bool:
     """Whether the host answers one of a few knocks. Takes a moment also if it does: nobody waits for that.
 
     The answers are in the sockets, however late this process comes to look: one that is busy blames nobody else.
     """
     knocks: list[socket.socket] = []
     try:
-        for _ in range(KNOCKS):
+        for _ in range(PROBES):
             try:
-                knocks += _knock(*address)
+                knocks += _probe(*address)
             except OSError:
                 return True  # no descriptors, no ports: that says nothing of the host
-            await asyncio.sleep(KNOCK_EVERY_S)
-            if any(map(_answered, knocks)):
+            await asyncio.sleep(PROBE_EVERY_S)
+            if any(map(_responded, knocks)):
                 return True
         return False
     finally:
@@ -126,7 +126,7 @@ async def answers_soon(address: Address) -> bool:
             knock.close()
 
 
-def _knock(family: socket.AddressFamily, where: tuple[str, int]) -> list[socket.socket]:
+def _probe(family: socket.AddressFamily, where: tuple[str, int]) -> list[socket.socket]:
     """A connection under way; none if there is no way at the moment."""
     knock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
     code = knock.connect_ex(where)
@@ -138,7 +138,7 @@ def _knock(family: socket.AddressFamily, where: tuple[str, int]) -> list[socket.
     raise OSError(code, os.strerror(code))
 
 
-def _answered(knock: socket.socket) -> bool:
+def _responded(knock: socket.socket) -> bool:
     """A refusal is an answer, too."""
     poll = select.poll()
     poll.register(knock, select.POLLOUT)

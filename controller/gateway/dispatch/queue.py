@@ -19,15 +19,15 @@ SERVICE_CALLS = 25
 """That the mean of service times counts: fewer, and a wait that is predicted from it is off by chance alone."""
 
 
-class Waiting(Protocol):
+class HasDeadline(Protocol):
     @property
     def deadline_ns(self) -> int: ...
 
 
-Entry = TypeVar("Entry", bound=Waiting)
+Entry = TypeVar("Entry", bound=HasDeadline)
 
 
-class Queue(Generic[Entry]):
+class CallQueue(Generic[Entry]):
     def __init__(self, limit: int = QUEUE_LIMIT) -> None:
         self._limit = limit
         self._entries: OrderedDict[Entry, None] = OrderedDict()

@@ -15,7 +15,7 @@ HELD_BYTES = 256 << 10
 """Events whose mark has not come. A worker writes them together, so that a stream that has more is not marked."""
 
 
-class Marks:
+class ResumeMarkers:
     def __init__(self) -> None:
         self._held = bytearray()
         self._kept: list[bytes] = []

@@ -22,20 +22,20 @@ LARGE_BODY_BYTES = 1 << 20
 """Bodies beyond are written in pieces, so that other calls get their turn meanwhile."""
 
 
-class Died(Exception):
+class UpstreamDisconnected(Exception):
     """The connection ended without an answer, or amid a stream that can go on elsewhere; the worker had the call."""
 
 
-class Unreached(Exception):
+class UpstreamUnreachable(Exception):
     """No connection could be made: the worker never saw the call."""
 
 
-class HandedBack(Exception):
+class UpstreamBusy(Exception):
     """The worker ran nothing: it is full, or draining."""
 
 
 async def request(session: aiohttp.ClientSession, call: Call, worker: Worker) -> aiohttp.ClientResponse:
-    """Until the head of its answer has come. Errors: Unreached, Died."""
+    """Until the head of its answer has come. Errors: UpstreamUnreachable, UpstreamDisconnected."""
     left_ms = max(0, call.deadline_ns - time.monotonic_ns()) // 1_000_000
     carried = call.marks.carry() if call.marks is not None else b""
     headers = [
@@ -54,14 +54,14 @@ async def request(session: aiohttp.ClientSession, call: Call, worker: Worker) ->
     try:
         return await session.request(call.method, url, headers=headers, data=body, allow_redirects=False)
     except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-        raise Unreached from error
+        raise UpstreamUnreachable from error
     except (aiohttp.ClientError, ConnectionError) as error:
-        raise Died from error
+        raise UpstreamDisconnected from error
 
 
 async def read(response: aiohttp.ClientResponse) -> bytes:
-    """Errors: Died."""
+    """Errors: UpstreamDisconnected."""
     try:
         return await response.read()
     except (aiohttp.ClientError, ConnectionError) as error:
-        raise Died from error
+        raise UpstreamDisconnected from error

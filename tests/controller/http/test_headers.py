@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fleetstart.controller.http.headers import SANDBOX, RawHeaders, confined
+from fleetstart.controller.http.headers import SANDBOX, RawHeaders, sandboxed
 from tests.controller.conftest import ControllerProcess, HandNode
 
 POLICY = b"content-security-policy"
@@ -24,31 +24,31 @@ def of(content_type: bytes) -> RawHeaders:
     ],
 )  # fmt: skip
 def test_what_a_browser_might_run_is_confined(kind: bytes) -> None:
-    assert confined(of(kind)) == [*of(kind), NOSNIFF, (POLICY, SANDBOX)]
+    assert sandboxed(of(kind)) == [*of(kind), NOSNIFF, (POLICY, SANDBOX)]
 
 
 @pytest.mark.parametrize(
     "kind", [b"text/plain", b"image/png", b"audio/wav", b"application/octet-stream", b"application/json; charset=utf-8"]
 )
 def test_what_no_browser_runs_is_only_not_guessed_about(kind: bytes) -> None:
-    assert confined(of(kind)) == [*of(kind), NOSNIFF]
+    assert sandboxed(of(kind)) == [*of(kind), NOSNIFF]
 
 
 def test_json_passes_as_it_is() -> None:
     headers = of(b"application/json")
-    assert confined(headers) is headers
+    assert sandboxed(headers) is headers
 
 
 def test_without_a_type_or_with_two_it_is_confined() -> None:
-    assert confined([]) == [NOSNIFF, (POLICY, SANDBOX)]
-    assert (POLICY, SANDBOX) in confined([(b"content-type", b"text/plain"), (b"content-type", b"text/html")])
+    assert sandboxed([]) == [NOSNIFF, (POLICY, SANDBOX)]
+    assert (POLICY, SANDBOX) in sandboxed([(b"content-type", b"text/plain"), (b"content-type", b"text/html")])
     both = [(b"content-type", b"application/json"), (b"content-type", b"text/html")]
-    assert (POLICY, SANDBOX) in confined(both)
+    assert (POLICY, SANDBOX) in sandboxed(both)
 
 
 def test_the_apps_own_policy_stays_and_cannot_undo_ours() -> None:
     own = [*of(b"text/html"), (POLICY, b"sandbox allow-same-origin"), (b"x-content-type-options", b"guess")]
-    assert confined(own) == [*own[:-1], NOSNIFF, (POLICY, SANDBOX)]
+    assert sandboxed(own) == [*own[:-1], NOSNIFF, (POLICY, SANDBOX)]
 
 
 def test_a_gateway_confines_pages_and_kept_answers(controller: ControllerProcess, node: HandNode) -> None:

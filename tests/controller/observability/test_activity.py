@@ -9,7 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleetstart.controller.billing.archive_format import EntryId, LedgerEntry
-from fleetstart.controller.observability.activity import BUCKET_MS, STEP, WINDOW_MS, Recent, place, quantile
+from fleetstart.controller.observability.activity import (
+    BUCKET_MS,
+    STEP,
+    WINDOW_MS,
+    ActivityWindow,
+    bucket_index,
+    quantile,
+)
 from fleetstart.runtime.contract.billing.ledger import InvocationRow
 from fleetstart.runtime.contract.ids import FunctionName, InvocationId, Version, WorkerId
 
@@ -26,7 +33,7 @@ def entry(unix_ms: int, name: str = "f", *, status: int = 200, worker: str = "w"
 
 @given(durations_ms=st.lists(st.integers(0, 10**6), min_size=1), share=st.sampled_from([0.5, 0.9, 0.99]))
 def test_a_quantile_is_at_most_one_step_too_high(durations_ms: list[int], share: float) -> None:
-    found = quantile(Counter(map(place, durations_ms)), share)
+    found = quantile(Counter(map(bucket_index, durations_ms)), share)
     assert found is not None
     ordered = sorted(durations_ms)
     exact = next(value for rank, value in enumerate(ordered, 1) if rank >= share * len(ordered))
@@ -35,7 +42,7 @@ def test_a_quantile_is_at_most_one_step_too_high(durations_ms: list[int], share:
 
 
 def test_what_is_older_than_the_window_falls_out() -> None:
-    recent = Recent()
+    recent = ActivityWindow()
     recent.add([entry(NOW_MS - WINDOW_MS - BUCKET_MS), entry(NOW_MS - BUCKET_MS), entry(NOW_MS)])
     (seen,) = recent.result(NOW_MS, {}).functions
     assert (seen.calls, seen.by_bucket[-2:], sum(seen.by_bucket)) == (2, [1, 1], 2)
@@ -43,7 +50,7 @@ def test_what_is_older_than_the_window_falls_out() -> None:
 
 
 def test_failures_refusals_and_starts_are_told_apart() -> None:
-    recent = Recent()
+    recent = ActivityWindow()
     recent.add(
         [
             entry(NOW_MS, start="cold", total_ms=100, first_byte_ms=80), entry(NOW_MS, start="warm", total_ms=8),
@@ -59,5 +66,5 @@ def test_failures_refusals_and_starts_are_told_apart() -> None:
 
 
 def test_a_function_that_nobody_called_has_its_cost_of_today() -> None:
-    (seen,) = Recent().result(NOW_MS, {FunctionName("kept"): 7}).functions
+    (seen,) = ActivityWindow().result(NOW_MS, {FunctionName("kept"): 7}).functions
     assert (seen.function, seen.calls, seen.p50_ms, seen.cost_today_nusd) == ("kept", 0, None, 7)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fleetstart.controller.observability.call_metrics import SERIES_MAX, Calls, tier_of
+from fleetstart.controller.observability.call_metrics import SERIES_MAX, CallMetrics, tier_of
 from fleetstart.controller.observability.prometheus import Sample
 from fleetstart.runtime.contract.billing.ledger import InvocationRow, InvocationTrace
 from fleetstart.runtime.contract.ids import FunctionName, InvocationId, Version, WorkerId
@@ -30,7 +30,7 @@ def trace(
     )  # fmt: skip
 
 
-def samples(calls: Calls, name: str, functions: set[str] | None = None) -> list[Sample]:
+def samples(calls: CallMetrics, name: str, functions: set[str] | None = None) -> list[Sample]:
     known = {FunctionName(one) for one in functions} if functions is not None else None
     return next(family.samples for family in calls.families(known) if family.name == f"fleetstart_{name}")
 
@@ -40,7 +40,7 @@ def value(found: list[Sample], suffix: str = "", **labels: str) -> float:
 
 
 def test_calls_failures_and_money_are_counted() -> None:
-    calls = Calls()
+    calls = CallMetrics()
     calls.ended(trace(start="cold", worker=WorkerId("w"), billed_ms=5, cost_nusd=7))
     calls.ended(trace(billed_ms=1, cost_nusd=2))
     calls.ended(trace(status=502, error="worker_lost", attempts=3))
@@ -56,7 +56,7 @@ def test_calls_failures_and_money_are_counted() -> None:
 
 
 def test_times_come_from_the_one_timeline() -> None:
-    calls = Calls()
+    calls = CallMetrics()
     waited: tuple[tuple[PhaseName, int, int], ...] = (
         ("queue", 100, 900), ("fetch", 150, 800), ("load", 200, 890), ("execute", 900, 1000), ("respond", 1000, 1600)
     )  # fmt: skip
@@ -70,7 +70,7 @@ def test_times_come_from_the_one_timeline() -> None:
 
 
 def test_a_hot_call_is_no_cold_start_and_a_failed_one_has_no_first_byte() -> None:
-    calls = Calls()
+    calls = CallMetrics()
     calls.ended(trace("f", ("queue", 0, 1), ("execute", 1, 2)))
     calls.ended(trace("f", ("queue", 0, 5), status=504, start="cold"))
     assert samples(calls, "cold_start_seconds") == []
@@ -78,7 +78,7 @@ def test_a_hot_call_is_no_cold_start_and_a_failed_one_has_no_first_byte() -> Non
 
 
 def test_the_number_of_series_is_bounded() -> None:
-    calls = Calls()
+    calls = CallMetrics()
     for number in range(SERIES_MAX + 50):
         calls.ended(trace(f"f{number}"))
     ended = samples(calls, "invocations_total")
@@ -88,7 +88,7 @@ def test_the_number_of_series_is_bounded() -> None:
 
 
 def test_functions_that_were_removed_are_dropped() -> None:
-    calls = Calls()
+    calls = CallMetrics()
     calls.ended(trace("kept"))
     calls.ended(trace("gone", ("queue", 0, 1)))
     assert {dict(s.labels)["function"] for s in samples(calls, "invocations_total", {"kept"})} == {"kept"}

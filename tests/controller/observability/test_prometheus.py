@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from fleetstart.controller.observability.prometheus import Family, Histogram, render
+from fleetstart.controller.observability.prometheus import Histogram, MetricFamily, render
 
 VALUES = st.floats(allow_nan=False) | st.integers(-(1 << 60), 1 << 60)
 LABELS = st.dictionaries(st.sampled_from(["function", "code", "when"]), st.text(max_size=20), max_size=3)
@@ -16,7 +16,7 @@ LABELS = st.dictionaries(st.sampled_from(["function", "code", "when"]), st.text(
 
 @given(samples=st.lists(st.tuples(LABELS, VALUES), max_size=8), text=st.text(max_size=40))
 def test_samples_are_read_as_they_were_written(samples: list[tuple[dict[str, str], float]], text: str) -> None:
-    family = Family("fs_things", "gauge", text)
+    family = MetricFamily("fs_things", "gauge", text)
     for labels, value in samples:
         family.add(value, **labels)
     found = [
@@ -32,7 +32,7 @@ def test_a_histogram_counts_each_observation_once_and_its_buckets_grow(seen: lis
     histogram = Histogram((0.01, 0.1, 1, 10))
     for value in seen:
         histogram.observe(value)
-    family = Family("fs_seconds", "histogram", "x")
+    family = MetricFamily("fs_seconds", "histogram", "x")
     family.add_histogram(histogram, phase="load")
     (read,) = text_string_to_metric_families(render([family]).decode())
     buckets = {float(s.labels["le"]): s.value for s in read.samples if s.name == "fs_seconds_bucket"}
@@ -43,4 +43,4 @@ def test_a_histogram_counts_each_observation_once_and_its_buckets_grow(seen: lis
 
 
 def test_a_family_without_samples_is_left_out() -> None:
-    assert render([Family("fs_none", "counter", "nothing")]) == b""
+    assert render([MetricFamily("fs_none", "counter", "nothing")]) == b""

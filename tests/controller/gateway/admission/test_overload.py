@@ -1,4 +1,4 @@
-"""More calls than can be served: who waits, who is turned away, and what they are told. Through a real controller."""
+"""Overload: which calls wait, which are rejected, and with what errors. Through a real controller."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_the_queue_deadline_ends_the_wait(controller: ControllerProcess, node: H
     with held(controller, node):
         answer = controller.http.get("/fn/f", headers={"fs-queue-timeout-s": "0.1", "x-request-id": "waited"})
         assert (answer.status_code, error_of(answer)["code"]) == (503, "queue_timeout")
-        assert "within the 0.1 s" in error_of(answer)["message"]
+        assert "within its queue timeout of 0.1 s" in error_of(answer)["message"]
         assert int(answer.headers["retry-after"]) >= 1
         row = wait_until(lambda: controller.rows("f"))[0]
         assert (row["id"], row["status"], row["billed_ms"]) == ("waited", 503, 0)

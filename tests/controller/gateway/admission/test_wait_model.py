@@ -9,15 +9,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetstart.controller.gateway.admission.wait_model import UNKNOWN_S, Arrival, Line, missing_s, start_left_s, turn_s
+from fleetstart.controller.gateway.admission.wait_model import (
+    UNKNOWN_S,
+    FillRate,
+    QueueState,
+    predicted_wait_s,
+    remaining_fetch_s,
+    remaining_start_s,
+)
 from fleetstart.runtime.contract.errors import PendingStart
 
 SECOND = 1_000_000_000
 
 
-def line(queued: int = 0, slots: int = 1, running: int = 1, elapsed_s: float = 0.0, **more: object) -> Line:
+def line(queued: int = 0, slots: int = 1, running: int = 1, elapsed_s: float = 0.0, **more: object) -> QueueState:
     fields = {"call_s": 2.0, **more}
-    return Line(queued=queued, slots=slots, running=running, elapsed_s=elapsed_s, **fields)  # type: ignore[arg-type]
+    return QueueState(queued=queued, slots=slots, running=running, elapsed_s=elapsed_s, **fields)  # type: ignore[arg-type]
 
 
 def walked(queued: int, left_s: list[float], call_s: float, coming: list[PendingStart]) -> float:
@@ -43,8 +50,8 @@ def walked(queued: int, left_s: list[float], call_s: float, coming: list[Pending
         (line(elapsed_s=99.0), 0.0),
     ],
 )
-def test_turns(given: Line, expected_s: float) -> None:
-    assert turn_s(given) == pytest.approx(expected_s)
+def test_turns(given: QueueState, expected_s: float) -> None:
+    assert predicted_wait_s(given) == pytest.approx(expected_s)
 
 
 @given(
@@ -57,7 +64,7 @@ def test_a_turn_comes_within_two_calls_of_when_it_was_told(
     queued: int, left: list[float], call_s: float, coming: list[PendingStart]
 ) -> None:
     """A fluid of calls is never further than a round of the slots from the calls themselves."""
-    told_s = turn_s(
+    told_s = predicted_wait_s(
         line(
             queued,
             slots=len(left),
@@ -78,25 +85,25 @@ def test_a_turn_comes_within_two_calls_of_when_it_was_told(
 def test_more_in_front_is_never_quicker(queued: int, slots: int, ready_s: float, call_s: float) -> None:
     coming = [PendingStart(ready_s=ready_s, slots=3)]
     fields = {"slots": slots, "running": slots, "call_s": call_s, "coming": coming}
-    assert turn_s(line(queued, **fields)) <= turn_s(line(queued + 1, **fields)) + 1e-9  # type: ignore[arg-type]
+    assert predicted_wait_s(line(queued, **fields)) <= predicted_wait_s(line(queued + 1, **fields)) + 1e-9  # type: ignore[arg-type]
 
 
 def test_a_start_is_as_late_as_its_slower_half() -> None:
-    assert start_left_s(own_s=2.0, since_s=0.5, fetch_s=0.3) == 1.5
-    assert start_left_s(own_s=2.0, since_s=0.5, fetch_s=9.0) == 9.0
-    assert start_left_s(own_s=2.0, since_s=5.0, fetch_s=0.0) == pytest.approx(0.5), "late, and likely soon"
+    assert remaining_start_s(own_s=2.0, since_s=0.5, fetch_s=0.3) == 1.5
+    assert remaining_start_s(own_s=2.0, since_s=0.5, fetch_s=9.0) == 9.0
+    assert remaining_start_s(own_s=2.0, since_s=5.0, fetch_s=0.0) == pytest.approx(0.5), "late, and likely soon"
 
 
 def test_bytes_come_at_the_rate_at_which_they_were_seen_to_come() -> None:
-    seen = Arrival()
+    seen = FillRate()
     assert seen.bytes_per_s is None
     seen.note(10 * SECOND, 1000)
     seen.note(10 * SECOND, 1000)
     assert seen.bytes_per_s is None, "one report, told twice"
     seen.note(12 * SECOND, 5000)
     assert seen.bytes_per_s == 2000
-    assert missing_s(6000, 2000, since_counted_s=0.5) == 2.5
-    assert missing_s(6000, 2000, since_counted_s=60) == 0.0
+    assert remaining_fetch_s(6000, 2000, since_counted_s=0.5) == 2.5
+    assert remaining_fetch_s(6000, 2000, since_counted_s=60) == 0.0
     seen.note(13 * SECOND, 10)
     assert seen.bytes_per_s is None, "evicted, and begun anew"
     seen.note(14 * SECOND, 10)
@@ -104,7 +111,7 @@ def test_bytes_come_at_the_rate_at_which_they_were_seen_to_come() -> None:
 
 
 def test_a_store_that_slows_down_is_believed_after_a_few_reports() -> None:
-    seen = Arrival()
+    seen = FillRate()
     for second in range(10):
         seen.note(second * SECOND, second * 1000)
     for second in range(10, 20):

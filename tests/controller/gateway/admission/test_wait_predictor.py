@@ -1,14 +1,14 @@
-"""The wait that is predicted from a gateway's route and view: lines, loads under way, plans."""
+"""The wait that is predicted from a gateway's backend and view: lines, loads under way, plans."""
 
 from __future__ import annotations
 
 import msgspec
 import pytest
 
-from fleetstart.controller.gateway.admission.feasibility import Prospects
-from fleetstart.controller.gateway.admission.rejections import turned_away
-from fleetstart.controller.gateway.admission.wait_predictor import Predicted, Waits
-from fleetstart.controller.gateway.dispatch.backend import Route
+from fleetstart.controller.gateway.admission.feasibility import FeasibilityCheck
+from fleetstart.controller.gateway.admission.rejections import rejection
+from fleetstart.controller.gateway.admission.wait_predictor import WaitPrediction, WaitPredictor
+from fleetstart.controller.gateway.dispatch.backend import VersionBackend
 from fleetstart.controller.planner.estimates import Estimate, VersionMeasures
 from fleetstart.controller.state.view import NodeSeen
 from fleetstart.runtime.contract.errors import Overloaded, QueueFull
@@ -22,12 +22,12 @@ from tests.controller.scheduler.test_reconcile import Cluster
 TEST_MEASURES = VersionMeasures(library_s=Estimate(0.5, 3), rest_s=Estimate(0.1, 3), call_s=Estimate(2.0, 3))
 
 
-def waits_of(cluster: Cluster) -> Waits:
-    return Waits("g", cluster.view, Prospects(cluster.view))
+def waits_of(cluster: Cluster) -> WaitPredictor:
+    return WaitPredictor("g", cluster.view, FeasibilityCheck(cluster.view))
 
 
-def predicted(waits: Waits, cluster: Cluster, route: Route) -> Predicted:
-    return waits.predict(route, cluster.clock.monotonic_ns(), cluster.clock.unix_ns())
+def predicted(wait_predictor: WaitPredictor, cluster: Cluster, backend: VersionBackend) -> WaitPrediction:
+    return wait_predictor.predict(backend, cluster.clock.monotonic_ns(), cluster.clock.unix_ns())
 
 
 def fill(cluster: Cluster, ready_mib: int) -> None:
@@ -39,20 +39,20 @@ def fill(cluster: Cluster, ready_mib: int) -> None:
 
 def test_a_line_is_as_long_as_measured_calls_say() -> None:
     cluster = Cluster()
-    route, waits = deployed(cluster, concurrency=2), waits_of(cluster)
-    route.heard(status("a"), 0)
+    backend, wait_predictor = deployed(cluster, concurrency=2), waits_of(cluster)
+    backend.on_status(status("a"), 0)
     now_ns = cluster.clock.monotonic_ns()
-    route.service_time.observe(3.0)
+    backend.service_time.observe(3.0)
     for name in ("1", "2"):
-        assert route.take(call(name), now_ns)
+        assert backend.try_acquire(call(name), now_ns)
     cluster.clock.advance(1)
     for name in ("3", "4"):
-        route.queue.offer(call(name))
-    found = predicted(waits, cluster, route)
+        backend.queue.offer(call(name))
+    found = predicted(wait_predictor, cluster, backend)
     assert found.sure
     assert (found.wait.queued, found.wait.slots, found.wait.running, found.wait.call_s) == (2, 2, 2, 3.0)
     assert found.wait.seconds == pytest.approx(4.25, abs=0.01)
-    error = turned_away(KEY.name, found.wait, allowed_s=1.0, at_most=False)
+    error = rejection(KEY.name, found.wait, allowed_s=1.0, at_most=False)
     assert isinstance(error, Overloaded)
     assert error.retry_after_s == found.wait.seconds
     assert "2 wait for 2 places, each taken for 3 s a call" in error.message
@@ -60,76 +60,78 @@ def test_a_line_is_as_long_as_measured_calls_say() -> None:
 
 def test_other_gateways_calls_are_in_the_line() -> None:
     cluster = Cluster()
-    route, waits = deployed(cluster), waits_of(cluster)
-    route.heard(status("a"), 0)
-    route.service_time.observe(1.0)
-    assert route.take(call("1"), cluster.clock.monotonic_ns())
-    alone_s = predicted(waits, cluster, route).wait.seconds
+    backend, wait_predictor = deployed(cluster), waits_of(cluster)
+    backend.on_status(status("a"), 0)
+    backend.service_time.observe(1.0)
+    assert backend.try_acquire(call("1"), cluster.clock.monotonic_ns())
+    alone_s = predicted(wait_predictor, cluster, backend).wait.seconds
     for name in ("g", "h"):
         report = GatewayReport(gateway=name, loads={str(KEY): FunctionLoad(4, 0)})
         cluster.view.put_gateway(report, cluster.clock.monotonic_ns())
-    assert predicted(waits, cluster, route).wait.seconds == pytest.approx(alone_s + 4)
+    assert predicted(wait_predictor, cluster, backend).wait.seconds == pytest.approx(alone_s + 4)
 
 
 def test_a_load_under_way_tells_from_its_own_rate_when_it_will_be_there() -> None:
     cluster = Cluster()
-    route, waits = deployed(cluster, layer_mib=100), waits_of(cluster)
+    backend, wait_predictor = deployed(cluster, layer_mib=100), waits_of(cluster)
     cluster.load(1)
     cluster.step()
     fill(cluster, 100)
-    assert not predicted(waits, cluster, route).sure, "one report and priors"
+    assert not predicted(wait_predictor, cluster, backend).sure, "one report and priors"
     for ready_mib in (150, 200, 250):
         cluster.clock.advance(1)
         fill(cluster, ready_mib)
-        found = predicted(waits, cluster, route)
+        found = predicted(wait_predictor, cluster, backend)
     (worker,) = found.wait.coming
     assert worker.weight_bytes == 800 * MIB
     assert worker.fetched_bytes == 250 * MIB
     assert worker.bytes_per_s == pytest.approx(50 * MIB)
     assert found.wait.seconds == pytest.approx(11, rel=0.01)
     cluster.clock.advance(4)
-    assert predicted(waits, cluster, route).wait.seconds == pytest.approx(7, rel=0.02), "without a newer report"
-    error = turned_away(KEY.name, found.wait, allowed_s=2.0, at_most=False)
+    assert predicted(wait_predictor, cluster, backend).wait.seconds == pytest.approx(7, rel=0.02), (
+        "without a newer report"
+    )
+    error = rejection(KEY.name, found.wait, allowed_s=2.0, at_most=False)
     assert "250 of 800 MiB of its weights here and more at 50 MiB/s" in error.message
     assert error.retry_after_s == pytest.approx(11, rel=0.01)
 
 
 def test_calls_that_wait_for_the_same_start_come_first() -> None:
     cluster = Cluster()
-    route, waits = deployed(cluster, layer_mib=100), waits_of(cluster)
+    backend, wait_predictor = deployed(cluster, layer_mib=100), waits_of(cluster)
     cluster.view.version_measures[KEY] = TEST_MEASURES
     cluster.load(1)
     cluster.step()
     for ready_mib in (100, 200):
         cluster.clock.advance(1)
         fill(cluster, ready_mib)
-        ahead_s = predicted(waits, cluster, route).wait.seconds
+        ahead_s = predicted(wait_predictor, cluster, backend).wait.seconds
     for name in ("1", "2", "3"):
-        route.queue.offer(call(name))
+        backend.queue.offer(call(name))
     cluster.clock.advance(0.2)
-    found = predicted(waits, cluster, route)
+    found = predicted(wait_predictor, cluster, backend)
     assert found.sure
     assert found.wait.seconds == pytest.approx(ahead_s - 0.2 + 3 * 2.0 - 1.0, rel=0.02)
 
 
 def test_a_start_that_nobody_has_ordered_yet_is_predicted_by_the_planner() -> None:
     cluster = Cluster()
-    route, waits = deployed(cluster, layer_mib=100), waits_of(cluster)
-    found = predicted(waits, cluster, route)
+    backend, wait_predictor = deployed(cluster, layer_mib=100), waits_of(cluster)
+    found = predicted(wait_predictor, cluster, backend)
     assert not found.sure, "priors only: nobody is refused for them"
     assert found.workers == 0
     assert found.wait.seconds == pytest.approx(800 * MIB / 125e6, rel=0.1)
     cluster.view.version_measures[KEY] = TEST_MEASURES
     cluster.clock.advance(1)
-    assert predicted(waits, cluster, route).sure
+    assert predicted(wait_predictor, cluster, backend).sure
 
 
 def test_without_a_node_nobody_knows() -> None:
     cluster = Cluster(nodes=0)
-    route = deployed(cluster)
-    found = predicted(waits_of(cluster), cluster, route)
+    backend = deployed(cluster)
+    found = predicted(waits_of(cluster), cluster, backend)
     assert not found.sure
-    error = turned_away(KEY.name, found.wait, allowed_s=0.0, at_most=True)
+    error = rejection(KEY.name, found.wait, allowed_s=0.0, at_most=True)
     assert isinstance(error, QueueFull)
     assert error.retry_after_s == 5.0
     assert error.wait is None
@@ -137,13 +139,13 @@ def test_without_a_node_nobody_knows() -> None:
 
 def test_a_worker_that_is_ready_is_no_start_any_more() -> None:
     cluster = Cluster()
-    route, waits = deployed(cluster), waits_of(cluster)
+    backend, wait_predictor = deployed(cluster), waits_of(cluster)
     cluster.load(1)
     cluster.step()
-    assert len(predicted(waits, cluster, route).wait.coming) == 1
+    assert len(predicted(wait_predictor, cluster, backend).wait.coming) == 1
     (order,) = cluster.view.orders.values()
-    route.heard(msgspec.structs.replace(status("a"), worker=order.worker), 0)
+    backend.on_status(msgspec.structs.replace(status("a"), worker=order.worker), 0)
     cluster.obey()
     cluster.clock.advance(1)
-    assert not predicted(waits, cluster, route).wait.coming
-    assert route.take(call("1", deadline_ns=10_000 * MS), 0)
+    assert not predicted(wait_predictor, cluster, backend).wait.coming
+    assert backend.try_acquire(call("1", deadline_ns=10_000 * MS), 0)

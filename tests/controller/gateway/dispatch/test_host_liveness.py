@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from fleetstart.controller.gateway.dispatch.host_liveness import HostSilent, HostWatch, answers_soon, numeric
+from fleetstart.controller.gateway.dispatch.host_liveness import HostLiveness, HostSilent, numeric_address, responds
 
 WAIT_S = 20.0
 
@@ -46,9 +46,9 @@ def endpoint(listener: socket.socket) -> str:
 
 
 async def answers(where: str) -> bool:
-    address = numeric(where)
+    address = numeric_address(where)
     assert address is not None
-    return await answers_soon(address)
+    return await responds(address)
 
 
 def test_a_host_answers_also_if_its_worker_does_not() -> None:
@@ -68,13 +68,13 @@ def test_a_host_that_is_gone_does_not_answer() -> None:
     [("127.0.0.1:80", socket.AF_INET), ("[::1]:80", socket.AF_INET6), ("worker.example:80", None), ("", None)],
 )
 def test_only_numbers_are_asked(where: str, family: int | None) -> None:
-    address = numeric(where)
+    address = numeric_address(where)
     assert (address[0] if address is not None else None) == family
 
 
 def test_a_wait_ends_when_the_host_is_gone() -> None:
     async def main(where: str) -> None:
-        watch = HostWatch(where)
+        watch = HostLiveness(where)
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(WAIT_S):
@@ -96,7 +96,7 @@ def test_a_wait_for_a_silent_worker_goes_on_and_later_ones_are_watched_again() -
     """Asked a few times, less and less often; who speaks and falls silent is asked soon again."""
 
     async def main(listener: socket.socket) -> None:
-        watch = HostWatch(endpoint(listener))
+        watch = HostLiveness(endpoint(listener))
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(WAIT_S):
@@ -124,7 +124,7 @@ async def _asked(listener: socket.socket, times: int, then: asyncio.Future[str])
 
 def test_whoever_else_ends_the_wait_is_heard() -> None:
     async def main(where: str) -> None:
-        watch = HostWatch(where)
+        watch = HostLiveness(where)
         try:
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(0.05):

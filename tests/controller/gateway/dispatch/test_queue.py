@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetstart.controller.gateway.dispatch.queue import Queue, ServiceTime
+from fleetstart.controller.gateway.dispatch.queue import CallQueue, ServiceTime
 
 
 @dataclass(eq=False)
@@ -17,7 +17,7 @@ class Entry:
 
 
 def test_first_come_first_served_and_the_handed_back_before_all() -> None:
-    queue: Queue[Entry] = Queue()
+    queue: CallQueue[Entry] = CallQueue()
     a, b, c = Entry("a"), Entry("b"), Entry("c")
     assert queue.offer(a)
     assert queue.offer(b)
@@ -26,7 +26,7 @@ def test_first_come_first_served_and_the_handed_back_before_all() -> None:
 
 
 def test_a_full_queue_sheds_but_takes_back_its_own() -> None:
-    queue: Queue[Entry] = Queue(limit=1)
+    queue: CallQueue[Entry] = CallQueue(limit=1)
     assert queue.offer(Entry("a"))
     assert not queue.offer(Entry("b"))
     queue.put_back(Entry("c"))
@@ -34,7 +34,7 @@ def test_a_full_queue_sheds_but_takes_back_its_own() -> None:
 
 
 def test_those_past_their_deadline_are_passed_over() -> None:
-    queue: Queue[Entry] = Queue()
+    queue: CallQueue[Entry] = CallQueue()
     late, well = Entry("late", 10), Entry("well", 11)
     queue.offer(late)
     queue.offer(well)

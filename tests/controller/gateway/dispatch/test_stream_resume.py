@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetstart.controller.gateway.dispatch.stream_resume import HELD_BYTES, KEPT_BYTES, Marks
+from fleetstart.controller.gateway.dispatch.stream_resume import HELD_BYTES, KEPT_BYTES, ResumeMarkers
 from fleetstart.runtime.contract.worker_headers import MARK
 
 TEXT = st.text(st.sampled_from("ab: fs-mark\\n{}"), max_size=12).map(str.encode)
@@ -27,7 +27,7 @@ def written(units: list[tuple[bytes, bytes]]) -> bytes:
 def test_a_stream_that_ends_as_it_should_is_passed_on_without_its_marks(
     units: list[tuple[bytes, bytes]], end: bytes, cuts: list[int]
 ) -> None:
-    marks = Marks()
+    marks = ResumeMarkers()
     got = b"".join(marks.feed(piece) for piece in pieces_of(written(units) + end, cuts)) + marks.rest()
     assert got == b"".join(events for events, _ in units) + end
 
@@ -37,7 +37,7 @@ def test_of_a_stream_that_breaks_anywhere_the_client_has_what_the_marks_say(
     units: list[tuple[bytes, bytes]], lost_at: int, cuts: list[int]
 ) -> None:
     stream = written(units)
-    marks = Marks()
+    marks = ResumeMarkers()
     left = lost_at % (len(stream) + 1)
     got = b"".join(marks.feed(piece) for piece in pieces_of(stream[:left], cuts))
     carried = marks.carry()
@@ -52,7 +52,7 @@ def test_of_a_stream_that_breaks_anywhere_the_client_has_what_the_marks_say(
 
 
 def test_what_was_passed_on_without_a_mark_cannot_be_continued() -> None:
-    marks = Marks()
+    marks = ResumeMarkers()
     assert marks.feed(b"data: 1\n\n" + MARK + b"1\n\ndata: 2\n\n") == b"data: 1\n\n"
     assert marks.whole
     long = b"data: " + b"x" * HELD_BYTES
@@ -63,7 +63,7 @@ def test_what_was_passed_on_without_a_mark_cannot_be_continued() -> None:
 
 
 def test_marks_are_kept_up_to_a_bound() -> None:
-    marks = Marks()
+    marks = ResumeMarkers()
     mark = b"x" * (HELD_BYTES // 2)
     for count in range(KEPT_BYTES // len(mark)):
         assert marks.whole, count

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fleetstart.controller.gateway.dispatch.call_summary import join_start
+from fleetstart.controller.gateway.dispatch.call_summary import add_start_phases
 from fleetstart.runtime.contract.ids import NodeId, Version, WorkerId
 from fleetstart.runtime.contract.node.orders import WorkerOrder
 from tests.controller.gateway.dispatch.test_backend import call, status
@@ -24,5 +24,5 @@ def test_placing_ends_when_the_start_was_decided_whenever_its_order_was_written_
         worker=WorkerId("w"), node=NodeId("n"), epoch="e", version=Version(1), spec=spec(),
         ordered_unix_ns=unix_ns + 250 * MS, decided_unix_ns=unix_ns + decided_ms * MS if decided_ms else 0,
     )  # fmt: skip
-    join_start(accepted, status("w"), order, 0)
+    add_start_phases(accepted, status("w"), order, 0)
     assert [phase.duration_ms for phase in accepted.timeline.phases if phase.name == "place"] == placed_ms
