@@ -31,7 +31,7 @@ from .control.redis_state import REDIS_ERRORS, NodeState
 from .control.status_publisher import StatusPublisher
 from .drivers.cgroups import Cgroups, epoch_is_alive, new_epoch, open_cgroups, read_hierarchies
 from .drivers.forkserver import ForkServer
-from .drivers.prefork_policy import is_light
+from .drivers.prefork_policy import is_unsandboxed
 from .drivers.prefork_pool import PreforkPool
 from .drivers.worker_logs import LogBuffer
 from .network.egress_proxy import NodeEgress, egress_limits
@@ -52,7 +52,7 @@ from .workers.worker import Worker
 log = logging.getLogger(__name__)
 
 RATES_S = 1.0
-START_HURRY_S = 10.0
+START_RUSH_S = 10.0
 LAST_WRITES_S = 2.0
 """At the end, for the last statuses, lines and rows."""
 
@@ -66,16 +66,16 @@ class Daemon:
         self._config = config
         self.epoch = new_epoch(os.urandom(4).hex())
         self._state = NodeState(config.redis_url, config.node)
-        self._groups: Cgroups | None = None if config.watch_only else _open_groups(self.epoch)
+        self._cgroups: Cgroups | None = None if config.watch_only else _open_cgroups(self.epoch)
         self._lease = NodeLease(self._state, self._report, lambda: self._orders.resync())
         self._workers: dict[WorkerId, Worker] = {}
-        self._rows = LedgerBuffer()
-        self._speeds = CallLatencies()
-        self._opener = SecretDecryptor()
+        self._ledger = LedgerBuffer()
+        self._latencies = CallLatencies()
+        self._decryptor = SecretDecryptor()
         self._logs = LogBuffer()
-        self._outbox = Outbox(self._state, self._logs, self._rows)
-        self._observed = StatusPublisher(self._outbox)
-        self._servers = _servers(config, self._groups is not None, self._server_changed)
+        self._outbox = Outbox(self._state, self._logs, self._ledger)
+        self._statuses = StatusPublisher(self._outbox)
+        self._fork_servers = _servers(config, self._cgroups is not None, self._on_server_changed)
         self._segments = SegmentStore(
             source=source,
             memory_bytes=config.memory_bytes,
@@ -83,47 +83,47 @@ class Daemon:
             threads=config.fetch_threads,
             keep_bytes=config.keep_bytes,
             keep_idle=config.keep_idle,
-            disk=_disk_tier(config),
+            disk=_open_disk_cache(config),
             changed=self._lease.changed,
         )
-        self._spares = PreforkPool(
-            servers=self._servers,
-            groups=self._groups,
+        self._prefork_pool = PreforkPool(
+            servers=self._fork_servers,
+            cgroups=self._cgroups,
             size=config.pool_size,
             starts_under_way=self._starts_under_way,
         )
         self._relays = open_relays(config.store)
-        self._side = IoThread()
+        self._io_thread = IoThread()
         descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        self._egress = NodeEgress(egress_limits(descriptors), self._side)
-        host = NodeServices(
+        self._egress = NodeEgress(egress_limits(descriptors), self._io_thread)
+        services = NodeServices(
             node=config.node,
             address=config.address,
             cpus=config.cpus,
             bundles=BundleCache(folder=config.state_dir / "bundles", source=source),
             segments=self._segments,
-            spares=self._spares,
+            prefork_pool=self._prefork_pool,
             logs=self._logs,
-            rows=self._rows,
-            speeds=self._speeds,
-            opener=self._opener,
+            ledger=self._ledger,
+            latencies=self._latencies,
+            decryptor=self._decryptor,
             egress=self._egress,
-            doorways=NodeIngress(self._side, descriptors),
+            ingress=NodeIngress(self._io_thread, descriptors),
             relays=self._relays,
             publish=self._publish,
         )
         self._orders = OrderReconciler(
             state=self._state,
             epoch=self.epoch,
-            host=host,
+            services=services,
             workers=self._workers,
-            observed=self._observed,
+            statuses=self._statuses,
             changed=self._lease.changed,
         )
 
     async def run(self, stop: asyncio.Event) -> None:
         """Until `stop` is set; then ends everything in order. NodeTaken if the node's name is in use."""
-        servers = [asyncio.create_task(server.run(), name="server") for server in set(self._servers.values())]
+        servers = [asyncio.create_task(server.run(), name="server") for server in set(self._fork_servers.values())]
         try:
             await self._take_name(stop)
             loops = [
@@ -134,13 +134,13 @@ class Daemon:
                 self._outbox.write_logs(),
                 self._outbox.write_rows(),
                 self._flush_meters(),
-                self._rate_idle_time(),
-                self._spares.run(),
+                self._refresh_rates(),
+                self._prefork_pool.run(),
                 watch(lambda: list(self._workers.values())),
             ]
             tasks = [asyncio.create_task(self._guarded(loop)) for loop in loops]
             try:
-                await _first_of(stop, tasks)
+                await _wait_for_stop(stop, tasks)
                 log.info("ending", extra={"workers": len(self._workers)})
                 await self._end_workers()
                 await self._write_last()
@@ -149,21 +149,21 @@ class Daemon:
         finally:
             if self._relays is not None:
                 await asyncio.to_thread(self._relays.close)
-            await asyncio.to_thread(self._side.close)
-            await self._spares.close()
+            await asyncio.to_thread(self._io_thread.close)
+            await self._prefork_pool.close()
             await self._segments.close()
             for server in servers:
                 server.cancel()  # once: each ends its workers then, which takes a while
             await asyncio.gather(*servers, return_exceptions=True)
-            if self._groups is not None:
-                self._groups.close()
+            if self._cgroups is not None:
+                self._cgroups.close()
             await self._state.close()
 
     # ── what it tells ──────────────────────────────────────────────────────────────────────────────
 
     def _publish(self, status: WorkerStatus) -> None:
-        self._observed.publish(status)
-        self._spares.wake()
+        self._statuses.publish(status)
+        self._prefork_pool.wake()
 
     def _report(self) -> NodeReport:
         return report_of(
@@ -171,25 +171,25 @@ class Daemon:
             self.epoch,
             workers_bytes=self._workers_bytes(),
             segments=self._segments,
-            servers=self._servers,
-            groups=self._groups,
-            speeds=self._speeds,
-            rows=self._rows,
-            public_key=self._opener.public_key,
+            servers=self._fork_servers,
+            cgroups=self._cgroups,
+            latencies=self._latencies,
+            ledger=self._ledger,
+            public_key=self._decryptor.public_key,
             egress=self._egress.traffic,
         )
 
-    def _server_changed(self) -> None:
+    def _on_server_changed(self) -> None:
         self._lease.changed()
-        self._spares.wake()
+        self._prefork_pool.wake()
 
     def _starts_under_way(self) -> int:
-        """Those that want the cores: what takes longer than `START_HURRY_S` waits for bytes, or for nothing."""
-        since_ns = time.monotonic_ns() - int(START_HURRY_S * 1e9)
+        """Those that want the cores: what takes longer than `START_RUSH_S` waits for bytes, or for nothing."""
+        since_ns = time.monotonic_ns() - int(START_RUSH_S * 1e9)
         return sum(worker.state == "starting" and worker.record.seen_ns > since_ns for worker in self._workers.values())
 
     def _workers_bytes(self) -> int:
-        return sum(worker.equipment.reserved_bytes for worker in self._workers.values())
+        return sum(worker.resources.reserved_bytes for worker in self._workers.values())
 
     # ── time ───────────────────────────────────────────────────────────────────────────────────────
 
@@ -199,13 +199,13 @@ class Daemon:
             for worker in self._workers.values():
                 worker.record.flush()
 
-    async def _rate_idle_time(self) -> None:
+    async def _refresh_rates(self) -> None:
         async for _ in retries("reading rates"):
             with contextlib.suppress(*REDIS_ERRORS):
                 while True:
                     sheet, kept = await self._state.read_rates(time.time_ns() // 1_000_000)
                     for worker in self._workers.values():
-                        worker.record.rate(sheet, kept=worker.order.worker in kept)
+                        worker.record.set_rate(sheet, kept=worker.order.worker in kept)
                     await asyncio.sleep(RATES_S)
 
     # ── beginning and end ──────────────────────────────────────────────────────────────────────────
@@ -216,12 +216,12 @@ class Daemon:
             if stop.is_set():
                 return
             with contextlib.suppress(*REDIS_ERRORS):
-                former = await self._state.report_of_predecessor()
+                former = await self._state.read_report()
                 if former is not None and epoch_is_alive(former.epoch):
                     raise NodeNameTaken(
                         f"node {self._config.node} is run by process {former.pid}: end it or set FS_NODE"
                     )
-                await self._state.forget_former_statuses()
+                await self._state.delete_statuses()
                 return
 
     async def _end_workers(self) -> None:
@@ -239,8 +239,8 @@ class Daemon:
     async def _write_last(self) -> None:
         with contextlib.suppress(TimeoutError, *REDIS_ERRORS):
             async with asyncio.timeout(LAST_WRITES_S):
-                await self._outbox.write_last()
-                await self._state.leave(self.epoch)
+                await self._outbox.flush_all()
+                await self._state.release_lease(self.epoch)
 
     async def _guarded(self, loop: Awaitable[None]) -> None:
         """A loop of the daemon that ends by a fault ends the daemon: half a daemon is worse than none."""
@@ -253,7 +253,7 @@ class Daemon:
             raise
 
 
-async def _first_of(stop: asyncio.Event, tasks: list[asyncio.Task[None]]) -> None:
+async def _wait_for_stop(stop: asyncio.Event, tasks: list[asyncio.Task[None]]) -> None:
     """Returns at `stop`; raises what a task raised before it."""
     waiting = asyncio.create_task(stop.wait())
     done, _ = await asyncio.wait({waiting, *tasks}, return_when=asyncio.FIRST_COMPLETED)
@@ -262,7 +262,7 @@ async def _first_of(stop: asyncio.Event, tasks: list[asyncio.Task[None]]) -> Non
         task.result()
 
 
-def _disk_tier(config: Config) -> DiskCache | None:
+def _open_disk_cache(config: Config) -> DiskCache | None:
     if config.disk_cache_bytes == 0:
         return None
     try:
@@ -272,7 +272,7 @@ def _disk_tier(config: Config) -> DiskCache | None:
         return None
 
 
-def _open_groups(epoch: str) -> Cgroups | None:
+def _open_cgroups(epoch: str) -> Cgroups | None:
     try:
         hierarchies = read_hierarchies(Path("/proc/self/mountinfo").read_text(), Path("/proc/self/cgroup").read_text())
         return open_cgroups(epoch, hierarchies)
@@ -293,12 +293,12 @@ def _servers(config: Config, groups: bool, changed: Callable[[], None]) -> dict[
             changed=changed,
         )
 
-    light = [pool for pool in config.profiles if is_light(pool)]
+    light = [pool for pool in config.profiles if is_unsandboxed(pool)]
     servers = {profile: server("forkserver", "--profile", profile) for profile in light}
     # Its memory is no process' own: without control groups nothing would hold a function to what it asked for.
     if groups and len(light) < len(config.profiles):
         sandboxes = server("gvisor", "--state", str(config.state_dir / "gvisor"))
-        servers |= {pool: sandboxes for pool in config.profiles if not is_light(pool)}
+        servers |= {pool: sandboxes for pool in config.profiles if not is_unsandboxed(pool)}
     return servers
 
 

@@ -19,7 +19,7 @@ class IoThread:
         self._thread: threading.Thread | None = None
         self._closed = False
 
-    def call(self, what: Callable[[], object]) -> None:
+    def call(self, callback: Callable[[], object]) -> None:
         """There, soon; after its end, never."""
         if self._closed:
             return
@@ -27,7 +27,7 @@ class IoThread:
             self._loop = asyncio.new_event_loop()
             self._thread = threading.Thread(target=_run, args=(self._loop,), name="carrying", daemon=True)
             self._thread.start()
-        self._loop.call_soon_threadsafe(what)
+        self._loop.call_soon_threadsafe(callback)
 
     def close(self) -> None:
         """Whatever is still under way there ends with it."""

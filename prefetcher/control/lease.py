@@ -14,7 +14,7 @@ from .redis_state import LEASE_MS, REDIS_ERRORS, NodeState
 log = logging.getLogger(__name__)
 
 RENEW_S = LEASE_MS / 3000
-AWAY_S = 0.2
+RETRY_S = 0.2
 """Between renewals that fail."""
 
 
@@ -46,7 +46,7 @@ class NodeLease:
                 if not was_away:
                     log.warning("Redis is away, workers run on", extra={"error": str(error)})
                 was_away = True
-                await asyncio.sleep(AWAY_S)
+                await asyncio.sleep(RETRY_S)
                 continue
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(RENEW_S):

@@ -45,16 +45,16 @@ class OrderReconciler:
         *,
         state: NodeState,
         epoch: str,
-        host: NodeServices,
+        services: NodeServices,
         workers: dict[WorkerId, Worker],
-        observed: StatusPublisher,
+        statuses: StatusPublisher,
         changed: Callable[[], None],
     ) -> None:
         self._state = state
         self._epoch = epoch
-        self._host = host
+        self._services = services
         self._workers = workers
-        self._observed = observed
+        self._statuses = statuses
         self._changed = changed
         self._reread = asyncio.Event()
 
@@ -65,7 +65,7 @@ class OrderReconciler:
                 async for order in self._state.orders():
                     if order is None:
                         self.resync()
-                    elif (action := act_on_order(order, self._observed.own(), self._epoch)) is not None:
+                    elif (action := act_on_order(order, self._statuses.known_workers(), self._epoch)) is not None:
                         self._do(action)
 
     async def read(self) -> None:
@@ -74,7 +74,7 @@ class OrderReconciler:
             began_ns = time.monotonic_ns()
             with contextlib.suppress(*REDIS_ERRORS):
                 orders = await self._state.read_orders()
-                for action in reconcile(orders, self._observed.own(), self._epoch, began_ns):
+                for action in reconcile(orders, self._statuses.known_workers(), self._epoch, began_ns):
                     self._do(action)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(REREAD_S):
@@ -83,7 +83,7 @@ class OrderReconciler:
 
     def resync(self) -> None:
         """After a new subscription or an outage: both sides tell each other everything."""
-        self._observed.publish_again()
+        self._statuses.republish_all()
         self._reread.set()
 
     def _do(self, action: Action) -> None:
@@ -92,10 +92,10 @@ class OrderReconciler:
                 self._start(order)
             case RejectOrder(order, reason):
                 log.info("order refused", extra={"worker": order.worker, "reason": reason})
-                self._observed.publish_end(order)
+                self._statuses.publish_end(order)
             case UpdateWorker(order):
                 if order.worker in self._workers:
-                    self._workers[order.worker].tell(order)
+                    self._workers[order.worker].update(order)
             case DrainWorker(worker):
                 if worker in self._workers:
                     self._workers[worker].drain()
@@ -103,14 +103,14 @@ class OrderReconciler:
                 if worker in self._workers:
                     self._workers[worker].kill()
             case ForgetWorker(worker):
-                self._observed.forget(worker)
+                self._statuses.forget(worker)
 
     def _start(self, order: WorkerOrder) -> None:
         try:
-            worker = Worker(order, self._host)
+            worker = Worker(order, self._services)
         except OSError as error:
-            reason = f"node {self._host.node} cannot open a port for a stage: {error}"
-            self._observed.publish_end(order, Unavailable(reason, retry_after_s=1.0))
+            reason = f"node {self._services.node} cannot open a port for a stage: {error}"
+            self._statuses.publish_end(order, Unavailable(reason, retry_after_s=1.0))
             return
         self._workers[order.worker] = worker
         worker.start().add_done_callback(lambda _: self._ended(order.worker))
@@ -118,5 +118,5 @@ class OrderReconciler:
 
     def _ended(self, worker: WorkerId) -> None:
         self._workers.pop(worker, None)
-        self._host.segments.room.memory.tend()
+        self._services.segments.budget.memory.replenish()
         self._changed()

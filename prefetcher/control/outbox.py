@@ -38,21 +38,21 @@ async def retries(what: str) -> AsyncIterator[int]:
 
 
 class Outbox:
-    def __init__(self, state: NodeState, logs: LogBuffer, rows: LedgerBuffer) -> None:
+    def __init__(self, state: NodeState, logs: LogBuffer, ledger: LedgerBuffer) -> None:
         self._state = state
         self._logs = logs
-        self._rows = rows
-        self._unwritten: dict[WorkerId, WorkerStatus | None] = {}
+        self._ledger = ledger
+        self._pending: dict[WorkerId, WorkerStatus | None] = {}
         self._changed = asyncio.Event()
 
     def put(self, worker: WorkerId, status: WorkerStatus | None) -> None:
         """The worker's status now; None once it is forgotten."""
-        self._unwritten[worker] = status
+        self._pending[worker] = status
         self._changed.set()
 
-    def put_again(self, statuses: dict[WorkerId, WorkerStatus]) -> None:
+    def put_all(self, statuses: dict[WorkerId, WorkerStatus]) -> None:
         """All that hold: a Redis that came back may have lost the last of what it had."""
-        self._unwritten = {**statuses, **self._unwritten}
+        self._pending = {**statuses, **self._pending}
         self._changed.set()
 
     async def write_statuses(self) -> None:
@@ -60,7 +60,7 @@ class Outbox:
             with contextlib.suppress(*REDIS_ERRORS):
                 while True:
                     await self._changed.wait()
-                    await self._write_changes()
+                    await self._flush_statuses()
 
     async def write_logs(self) -> None:
         async for _ in retries("writing logs"):
@@ -68,23 +68,23 @@ class Outbox:
                 while True:
                     await self._logs.arrived.wait()
                     await asyncio.sleep(LOG_BATCH_S)
-                    await self._write_lines()
+                    await self._flush_logs()
 
     async def write_rows(self) -> None:
         async for _ in retries("writing the ledger"):
             with contextlib.suppress(*REDIS_ERRORS):
                 while True:
-                    await self._write_waiting_rows()
+                    await self._flush_rows()
                     await asyncio.sleep(ROWS_S)
 
-    async def write_last(self) -> None:
+    async def flush_all(self) -> None:
         """Everything that waits, once. Errors: those of Unreachable."""
-        await self._write_changes()
-        await self._write_lines()
-        await self._write_waiting_rows(durably=False)  # a daemon that ends does not wait for a disk
+        await self._flush_statuses()
+        await self._flush_logs()
+        await self._flush_rows(durably=False)  # a daemon that ends does not wait for a disk
 
-    async def _write_changes(self) -> None:
-        changes = dict(self._unwritten)
+    async def _flush_statuses(self) -> None:
+        changes = dict(self._pending)
         self._changed.clear()
         try:
             await self._state.write_statuses(changes)
@@ -92,18 +92,18 @@ class Outbox:
             self._changed.set()
             raise
         for worker, written in changes.items():
-            if worker in self._unwritten and self._unwritten[worker] is written:
-                del self._unwritten[worker]
+            if worker in self._pending and self._pending[worker] is written:
+                del self._pending[worker]
 
-    async def _write_lines(self) -> None:
+    async def _flush_logs(self) -> None:
         while batch := self._logs.take():
             try:
                 await self._state.write_logs(batch)
             except BaseException:
-                self._logs.give_back(batch)
+                self._logs.put_back(batch)
                 raise
 
-    async def _write_waiting_rows(self, *, durably: bool = True) -> None:
-        while batch := self._rows.peek():
+    async def _flush_rows(self, *, durably: bool = True) -> None:
+        while batch := self._ledger.peek():
             await self._state.write_rows(batch, durably=durably)
-            self._rows.drop(batch)
+            self._ledger.drop(batch)

@@ -65,29 +65,29 @@ class ForgetWorker:
 Action = StartWorker | RejectOrder | UpdateWorker | DrainWorker | KillWorker | ForgetWorker
 
 
-def act_on_order(order: WorkerOrder, own: Mapping[WorkerId, KnownWorker], epoch: str) -> Action | None:
+def act_on_order(order: WorkerOrder, known: Mapping[WorkerId, KnownWorker], epoch: str) -> Action | None:
     """One order, from a message or out of a full read."""
-    mine = own.get(order.worker)
-    if mine is None:
+    worker_known = known.get(order.worker)
+    if worker_known is None:
         if order.epoch != epoch:
             return RejectOrder(order, "ordered from an earlier start of this node")
         if order.wanted == "drain":
             return RejectOrder(order, "taken back before it was started")
         return StartWorker(order)
-    if order.wanted == "drain" and mine.state in ("starting", "ready"):
+    if order.wanted == "drain" and worker_known.state in ("starting", "ready"):
         return DrainWorker(order.worker)
-    if order.wanted == "run" and order.stage is not None and mine.state not in FINAL:
+    if order.wanted == "run" and order.stage is not None and worker_known.state not in FINAL:
         return UpdateWorker(order)
     return None
 
 
 def reconcile(
-    orders: Mapping[WorkerId, WorkerOrder], own: Mapping[WorkerId, KnownWorker], epoch: str, read_began_ns: int
+    orders: Mapping[WorkerId, WorkerOrder], known: Mapping[WorkerId, KnownWorker], epoch: str, read_began_ns: int
 ) -> list[Action]:
     """Actions after a full read of the orders that began at `read_began_ns`. Once done, none are left to do."""
-    actions = [action for order in orders.values() if (action := act_on_order(order, own, epoch)) is not None]
-    for worker, mine in own.items():
-        if worker in orders or mine.seen_ns >= read_began_ns:
+    actions = [action for order in orders.values() if (action := act_on_order(order, known, epoch)) is not None]
+    for worker, worker_known in known.items():
+        if worker in orders or worker_known.seen_ns >= read_began_ns:
             continue
-        actions.append(ForgetWorker(worker) if mine.state in FINAL else KillWorker(worker))
+        actions.append(ForgetWorker(worker) if worker_known.state in FINAL else KillWorker(worker))
     return actions

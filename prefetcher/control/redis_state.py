@@ -27,8 +27,8 @@ log = logging.getLogger(__name__)
 
 LEASE_MS = 3000
 CONNECT_TIMEOUT_S = 2.0
-ANSWER_TIMEOUT_S = 5.0
-DISK_MS = 2500
+REPLY_TIMEOUT_S = 5.0
+FSYNC_WAIT_MS = 2500
 """Redis syncs its log once a second."""
 LOG_LINES_KEPT = 10_000
 """Of one function, about."""
@@ -45,19 +45,19 @@ class NodeState:
             url,
             retry=Retry(NoBackoff(), 0),
             socket_connect_timeout=CONNECT_TIMEOUT_S,
-            socket_timeout=ANSWER_TIMEOUT_S,
+            socket_timeout=REPLY_TIMEOUT_S,
         )
         self._append = append_script()
         self._orders = msgspec.json.Decoder(WorkerOrder)
 
-    async def report_of_predecessor(self) -> NodeReport | None:
+    async def read_report(self) -> NodeReport | None:
         data = await self._redis.get(keys.node(self._node))
         try:
             return msgspec.json.decode(data, type=NodeReport) if data else None
         except msgspec.DecodeError:
             return None
 
-    async def forget_former_statuses(self) -> None:
+    async def delete_statuses(self) -> None:
         await self._redis.delete(keys.observed(self._node))
 
     async def read_orders(self) -> dict[WorkerId, WorkerOrder]:
@@ -118,7 +118,7 @@ class NodeState:
         async with self._redis.pipeline(transaction=False) as pipe:
             for row in rows:
                 pipe.eval(self._append, len(APPEND_KEYS), *APPEND_KEYS, *append_args(row))
-            pipe.execute_command("WAITAOF", 1 if durably else 0, 0, DISK_MS)
+            pipe.execute_command("WAITAOF", 1 if durably else 0, 0, FSYNC_WAIT_MS)
             *answers, on_disk = await pipe.execute(raise_on_error=False)
         for answer in answers:
             if isinstance(answer, Exception):
@@ -128,7 +128,7 @@ class NodeState:
         if isinstance(on_disk, Exception):
             raise on_disk
         if durably and not on_disk[0]:
-            raise TimeoutError(f"{len(rows)} rows are not on Redis' disk after {DISK_MS} ms")
+            raise TimeoutError(f"{len(rows)} rows are not on Redis' disk after {FSYNC_WAIT_MS} ms")
 
     async def read_rates(self, now_unix_ms: int) -> tuple[PriceSheet, frozenset[WorkerId]]:
         """The price sheet in force, and the workers (of all nodes) whose idle time is billed by it."""
@@ -143,9 +143,9 @@ class NodeState:
             sheets = []
         return in_force(sheets, now_unix_ms), frozenset(WorkerId(name.decode(errors="replace")) for name in kept)
 
-    async def leave(self, epoch: str) -> None:
+    async def release_lease(self, epoch: str) -> None:
         """Gives the lease back, unless a successor has it by now."""
-        report = await self.report_of_predecessor()
+        report = await self.read_report()
         if report is None or report.epoch == epoch:
             await self._redis.delete(keys.node(self._node), keys.observed(self._node))
 

@@ -20,7 +20,7 @@ class StatusPublisher:
         self._statuses: dict[WorkerId, WorkerStatus] = {}
         self._seen_ns: dict[WorkerId, int] = {}
 
-    def own(self) -> dict[WorkerId, KnownWorker]:
+    def known_workers(self) -> dict[WorkerId, KnownWorker]:
         return {
             worker: KnownWorker(state=status.state, seen_ns=self._seen_ns[worker])
             for worker, status in self._statuses.items()
@@ -46,9 +46,9 @@ class StatusPublisher:
             )
         )
 
-    def publish_again(self) -> None:
+    def republish_all(self) -> None:
         """All of them: Redis may have lost what it had."""
-        self._outbox.put_again(self._statuses)
+        self._outbox.put_all(self._statuses)
 
     def forget(self, worker: WorkerId) -> None:
         self._statuses.pop(worker, None)

@@ -18,7 +18,7 @@ from .worker_logs import LogPipe
 
 READS_AT_ONCE = 16
 """Messages of one worker, before the loop gets its turn back: its flood must not delay the others."""
-LAST_READS = 1024
+FINAL_READS = 1024
 """Of one that has ended: more than its socket holds."""
 
 
@@ -104,7 +104,7 @@ class ForkedProcess:
     def ended(self, status: int | None) -> None:
         if not self.exited.is_set():
             if self._channel is not None:
-                self._read(LAST_READS)  # its last words come before its end
+                self._read(FINAL_READS)  # its last words come before its end
             self.exited.set()
             self._emit(ProcessExited(status))
 

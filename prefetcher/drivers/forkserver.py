@@ -54,7 +54,7 @@ class ForkServer:
         self._changed = changed
         self._channel: Channel[ForkServerMessage] | None = None
         self._popen: subprocess.Popen[bytes] | None = None
-        self._alive: dict[WorkerId, ForkedProcess] = {}
+        self._processes: dict[WorkerId, ForkedProcess] = {}
         self._forking: dict[WorkerId, asyncio.Future[None]] = {}
         self._lost = asyncio.Event()
         self._up = asyncio.Event()
@@ -71,13 +71,13 @@ class ForkServer:
                 self._launch()
                 await self._lost.wait()
                 failures = 0 if self.warm is not None else failures + 1
-                status = await self._end()
+                status = await self._stop()
                 pause_s = RESTART_PAUSES_S[min(failures, len(RESTART_PAUSES_S) - 1)]
                 extra = {"program": self._module, "arguments": self._arguments, "status": status, "pause_s": pause_s}
                 log.error("fork server died", extra=extra)
                 await asyncio.sleep(pause_s)
         finally:
-            await self._end()
+            await self._stop()
 
     async def fork(self, worker: WorkerId, group: Cgroup | None, *, pool: str, network: bool) -> ForkedProcess:
         """Waits for a server that starts again. Unavailable if it dies or cannot fork; callers bring the deadline."""
@@ -86,9 +86,9 @@ class ForkServer:
         control, its_control = pair()
         log_read, log_write = os.pipe()
         process = ForkedProcess(fork_id=worker, pool=pool, control=control, log_fd=log_read, group=group)
-        answered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._alive[worker] = process
-        self._forking[worker] = answered
+        reply: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._processes[worker] = process
+        self._forking[worker] = reply
         try:
             procs = group.procs if group is not None else []
             descriptors = (its_control.fileno(), log_write)
@@ -97,7 +97,7 @@ class ForkServer:
             its_control.close()
             os.close(log_write)
             log_write = -1
-            await answered
+            await reply
         except ChannelClosed as error:
             self._abandon(process)
             raise Unavailable(f"the fork server of {pool} is gone: {error}") from error
@@ -115,7 +115,7 @@ class ForkServer:
         self._forking.pop(process.fork_id, None)
         process.kill()
         if not process.pid:
-            self._alive.pop(process.fork_id, None)
+            self._processes.pop(process.fork_id, None)
             process.exited.set()
         process.close()
 
@@ -151,9 +151,9 @@ class ForkServer:
                 return
             for descriptor in descriptors:
                 os.close(descriptor)
-            self._take(message)
+            self._handle(message)
 
-    def _take(self, message: ForkServerMessage) -> None:
+    def _handle(self, message: ForkServerMessage) -> None:
         match message:
             case LauncherReady():
                 self.warm = message
@@ -166,22 +166,22 @@ class ForkServer:
                 log.warning("no workers from here", extra={"program": self._module, "why": reason})
                 self._changed()
             case Forked(worker=worker, pid=pid, isolation=isolation):
-                process, answered = self._alive.get(worker), self._forking.pop(worker, None)
+                process, reply = self._processes.get(worker), self._forking.pop(worker, None)
                 if process is not None:
                     process.forked(pid, isolation)
-                if answered is not None and not answered.done():
-                    answered.set_result(None)
+                if reply is not None and not reply.done():
+                    reply.set_result(None)
             case ForkFailed(worker=worker, reason=reason):
-                self._alive.pop(worker, None)
-                answered = self._forking.pop(worker, None)
-                if answered is not None and not answered.done():
-                    answered.set_exception(Unavailable(f"the node could not fork a worker: {reason}"))
+                self._processes.pop(worker, None)
+                reply = self._forking.pop(worker, None)
+                if reply is not None and not reply.done():
+                    reply.set_exception(Unavailable(f"the node could not fork a worker: {reason}"))
             case Exited(worker=worker, status=status):
-                process = self._alive.pop(worker, None)
+                process = self._processes.pop(worker, None)
                 if process is not None:
                     process.ended(status)
 
-    async def _end(self) -> int | None:
+    async def _stop(self) -> int | None:
         """Ends the server, if it runs, and with it its workers."""
         was_warm, self.warm = self.warm is not None, None
         self._up.clear()
@@ -191,13 +191,13 @@ class ForkServer:
             self._channel.close()
             self._channel = None
         status = await _wait(self._popen) if self._popen is not None else None
-        for worker, process in list(self._alive.items()):
+        for worker, process in list(self._processes.items()):
             process.kill()
             process.ended(None)
-            answered = self._forking.pop(worker, None)
-            if answered is not None and not answered.done():
-                answered.set_exception(Unavailable(f"the fork server of {process.pool} died"))
-        self._alive.clear()
+            reply = self._forking.pop(worker, None)
+            if reply is not None and not reply.done():
+                reply.set_exception(Unavailable(f"the fork server of {process.pool} died"))
+        self._processes.clear()
         self._popen = None
         if was_warm:
             self._changed()
@@ -220,9 +220,9 @@ def _death_signal(parent: int) -> Callable[[], None]:
     """Run in the child between fork and exec: one call into libc, which was loaded here and now."""
     prctl = ctypes.CDLL(None).prctl
 
-    def ask() -> None:
+    def set_death_signal() -> None:
         prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL), 0, 0, 0)
         if os.getppid() != parent:
             os._exit(1)
 
-    return ask
+    return set_death_signal

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-CALM_S = 0.5
+SETTLE_S = 0.5
 """After the last start ended: its first answer has begun by then, and a burst of orders is one start."""
 FAILURE_PAUSES_S = (0.5, 2.0, 10.0, 30.0)
 """After spares that died unasked, one after the other: a machine that cannot fork is not helped by trying harder."""
@@ -28,11 +28,11 @@ class PoolState:
     failed_at_s: float = 0.0
 
 
-def choose_spare(
+def choose_pool(
     pools: Mapping[str, PoolState], *, size: int, starts_under_way: int, last_start_s: float, now_s: float
 ) -> str | None:
     """The pool to fork one spare worker for now, if any: one at a time, the emptiest pool first."""
-    if starts_under_way or now_s - last_start_s < CALM_S or any(pool.forking for pool in pools.values()):
+    if starts_under_way or now_s - last_start_s < SETTLE_S or any(pool.forking for pool in pools.values()):
         return None
     short = [
         (pool.waiting, name)
@@ -42,7 +42,7 @@ def choose_spare(
     return min(short)[1] if short else None
 
 
-def is_light(pool: str) -> bool:
+def is_unsandboxed(pool: str) -> bool:
     """Whether a spare is kept before anybody has asked for one: a fork shares nearly all of its memory, a sandbox that
     nobody needs costs a hundred megabytes."""
     return "+" not in pool

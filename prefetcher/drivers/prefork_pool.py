@@ -18,7 +18,7 @@ from fleetstart.runtime.contract.node.messages import Pooled
 from .cgroups import Cgroup, Cgroups
 from .forked_process import ChannelEnded, ForkedProcess, ProcessEvent, ProcessExited
 from .forkserver import ForkServer
-from .prefork_policy import CALM_S, PoolState, choose_spare, is_light
+from .prefork_policy import SETTLE_S, PoolState, choose_pool, is_unsandboxed
 
 log = logging.getLogger(__name__)
 
@@ -32,18 +32,18 @@ TICK_S = 0.5
 
 class PreforkPool:
     def __init__(
-        self, *, servers: dict[str, ForkServer], groups: Cgroups | None, size: int, starts_under_way: Callable[[], int]
+        self, *, servers: dict[str, ForkServer], cgroups: Cgroups | None, size: int, starts_under_way: Callable[[], int]
     ) -> None:
         self._servers = servers
-        self._groups = groups
+        self._cgroups = cgroups
         self._size = size
         self._starts_under_way = starts_under_way
         self._waiting: dict[str, list[ForkedProcess]] = {pool: [] for pool in servers}
         self._forking: dict[str, int] = dict.fromkeys(servers, 0)
         self._failures: dict[str, tuple[int, float]] = dict.fromkeys(servers, (0, 0.0))
-        self._asked: set[str] = set()
+        self._requested: set[str] = set()
         self._last_start_s = 0.0
-        self._saw_starts = False
+        self._had_starts = False
         self._woken = asyncio.Event()
         self._removing: set[asyncio.Task[None]] = set()
 
@@ -69,7 +69,7 @@ class PreforkPool:
                 f"this node starts no workers of {pool}; it has {', '.join(self._servers) or 'none'}",
                 hint="install there what they need (torch; for gvisor, runsc and control groups)",
             )
-        self._asked.add(pool)
+        self._requested.add(pool)
         worker = new_worker_id()
         group = self._create_group(worker)
         try:
@@ -90,11 +90,11 @@ class PreforkPool:
         """Keeps the pools filled until cancelled."""
         while True:
             starts = self._starts_under_way()
-            if starts or self._saw_starts:
+            if starts or self._had_starts:
                 # Also the first look after them: how long ago they ended it cannot know better.
                 self._last_start_s = time.monotonic()
-            self._saw_starts = starts > 0
-            pool = choose_spare(
+            self._had_starts = starts > 0
+            pool = choose_pool(
                 self._pools(),
                 size=self._size,
                 starts_under_way=starts,
@@ -105,12 +105,12 @@ class PreforkPool:
                 await self._fork_spare(pool)
                 continue
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(CALM_S + 0.01 if starts or self._is_calming() else TICK_S):
+                async with asyncio.timeout(SETTLE_S + 0.01 if starts or self._is_settling() else TICK_S):
                     await self._woken.wait()
             self._woken.clear()
 
-    def _is_calming(self) -> bool:
-        return time.monotonic() - self._last_start_s < CALM_S
+    def _is_settling(self) -> bool:
+        return time.monotonic() - self._last_start_s < SETTLE_S
 
     async def close(self) -> None:
         """Ends the spares while their fork servers still live to reap them."""
@@ -125,7 +125,7 @@ class PreforkPool:
     def _pools(self) -> dict[str, PoolState]:
         return {
             pool: PoolState(
-                warm=server.warm is not None and (is_light(pool) or pool in self._asked),
+                warm=server.warm is not None and (is_unsandboxed(pool) or pool in self._requested),
                 waiting=len(self._waiting[pool]),
                 forking=self._forking[pool],
                 failures=self._failures[pool][0],
@@ -161,14 +161,14 @@ class PreforkPool:
             self._discard(process)
 
     async def _pooled(self, process: ForkedProcess) -> bool:
-        said: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
 
-        def hear(event: ProcessEvent) -> None:
-            if not said.done():
-                said.set_result(isinstance(event, Pooled))
+        def on_event(event: ProcessEvent) -> None:
+            if not answer.done():
+                answer.set_result(isinstance(event, Pooled))
 
-        process.listen(hear)
-        return await said
+        process.listen(on_event)
+        return await answer
 
     def _on_waiting_event(self, process: ForkedProcess, event: ProcessEvent) -> None:
         """A spare that says anything but nothing is of no use any more."""
@@ -184,10 +184,10 @@ class PreforkPool:
         self.remove_group(process.group)
 
     def _create_group(self, worker: WorkerId) -> Cgroup | None:
-        if self._groups is None:
+        if self._cgroups is None:
             return None
         try:
-            return self._groups.create(worker)
+            return self._cgroups.create(worker)
         except OSError as error:
             log.warning("no control group for a worker, its memory is watched", extra={"error": str(error)})
             return None

@@ -23,7 +23,7 @@ LINE_MAX_BYTES = 16 * 1024
 LINES_PER_S = 1000
 """Of one worker, sustained: more than anybody reads, little enough for Redis to shrug at."""
 BURST_LINES = 4000
-WAITING_LINES = 20_000
+MAX_BUFFERED_LINES = 20_000
 """In memory for all workers together, while Redis is away."""
 EARLY_LINES = 200
 """Kept of a pooled worker until it is known whose it is."""
@@ -90,7 +90,7 @@ class LogBuffer:
     """Lines of all workers on their way to Redis."""
 
     def __init__(self) -> None:
-        self._waiting: deque[tuple[FunctionName, LogLine]] = deque(maxlen=WAITING_LINES)
+        self._waiting: deque[tuple[FunctionName, LogLine]] = deque(maxlen=MAX_BUFFERED_LINES)
         self.arrived = asyncio.Event()
 
     def write(
@@ -120,9 +120,9 @@ class LogBuffer:
             self.arrived.clear()
         return batch
 
-    def give_back(self, batch: list[tuple[FunctionName, LogLine]]) -> None:
+    def put_back(self, batch: list[tuple[FunctionName, LogLine]]) -> None:
         """What could not be written, in its old place, as far as there is room."""
-        room = WAITING_LINES - len(self._waiting)
+        room = MAX_BUFFERED_LINES - len(self._waiting)
         self._waiting.extendleft(reversed(batch[-room:] if room else []))
         self.arrived.set()
 
@@ -139,7 +139,7 @@ class LogPipe:
         self._sink: Callable[[str], None] = self._early.append
         asyncio.get_running_loop().add_reader(fd, self._read)
 
-    def to(self, sink: Callable[[str], None]) -> None:
+    def send_to(self, sink: Callable[[str], None]) -> None:
         """From now on, and what came before."""
         self._sink = sink
         while self._early:
@@ -151,7 +151,7 @@ class LogPipe:
             return
         self._read(reads=1024)
         if self._fd >= 0:
-            self._shut()
+            self._close_fd()
 
     def _read(self, reads: int = READS_AT_ONCE) -> None:
         for _ in range(reads):
@@ -162,7 +162,7 @@ class LogPipe:
             except OSError:
                 data = b""
             if not data:
-                self._shut()
+                self._close_fd()
                 return
             for line in self._splitter.feed(data):
                 self._pass(line)
@@ -174,7 +174,7 @@ class LogPipe:
         if allowed:
             self._sink(line)
 
-    def _shut(self) -> None:
+    def _close_fd(self) -> None:
         for line in self._splitter.close():
             self._pass(line)
         if dropped := self._limiter.take_dropped():

@@ -30,7 +30,7 @@ class ChunkSource(Protocol):
         run: Sequence[ChunkRange],
         pieces: Sequence[Piece],
         stopped: Callable[[], bool],
-        pace: BackgroundThrottle | None = None,
+        throttle: BackgroundThrottle | None = None,
     ) -> Iterator[int]:
         """Fills the pieces with the chunks, which lie one behind the other, and gives the checksum of each."""
         ...
@@ -52,11 +52,11 @@ class StoreChunks:
         run: Sequence[ChunkRange],
         pieces: Sequence[Piece],
         stopped: Callable[[], bool],
-        pace: BackgroundThrottle | None = None,
+        throttle: BackgroundThrottle | None = None,
     ) -> Iterator[int]:
         first = run[0]
         key = checkpoint_key(self._checkpoint, first.object)
-        asked = ObjectRange(key, self._object_bytes[first.object], first.object_offset, pieces, pace)
+        asked = ObjectRange(key, self._object_bytes[first.object], first.object_offset, pieces, throttle)
         return self._source.read(asked, stopped)
 
 

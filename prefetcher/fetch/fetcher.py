@@ -49,8 +49,8 @@ class Fetch:
         region: native.Region,
         slab_bytes: int,
         control: native.ControlBlock,
-        lanes: Sequence[FetchSource],
-        pace: BackgroundThrottle,
+        sources: Sequence[FetchSource],
+        throttle: BackgroundThrottle,
         on_filled: Callable[[FleetError | None], None],
         on_grown: Callable[[FleetError | None], None] = lambda error: None,
         on_chunk: Callable[[ChunkRange, str], None] = lambda chunk, source: None,
@@ -59,38 +59,38 @@ class Fetch:
         self._region: native.Region | None = region
         self._slab_bytes = slab_bytes
         self._control = control
-        self._lanes = list(lanes)
-        self._stopwatches = [Stopwatch() for _ in lanes]
+        self._sources = list(sources)
+        self._stopwatches = [Stopwatch() for _ in sources]
         self._on_filled = on_filled
         self._on_grown = on_grown
         self._on_chunk = on_chunk
-        self._pace = pace
+        self._throttle = throttle
         self._stop = threading.Event()
         self._lock = threading.Lock()
-        self.filling = FetchProgress(lanes, control.chunk_count)
+        self.progress = FetchProgress(sources, control.chunk_count)
         self._error: FleetError | None = None
-        self._told_end = False
+        self._error_reported = False
         self._threads: list[threading.Thread] = []
-        self._begun = 0
+        self._threads_started = 0
 
     # ── what others ask of it ──────────────────────────────────────────────────────────────────────
 
     def want(self, chunks: Iterable[int]) -> None:
         """These too, as fast as they come. Returns at once: each thread starts the next, because a busy machine
         takes a while to begin many."""
-        self.filling.want(chunks)
-        self._staff()
+        self.progress.want(chunks)
+        self._start_threads()
 
     def grow(self) -> None:
-        """The rest too, behind everybody's back. What failed before is tried again."""
-        self.filling.grow()
-        self._staff()
+        """The rest too, behind everybody's back. What failed before is tried retry."""
+        self.progress.grow()
+        self._start_threads()
 
     def traffic(self) -> dict[str, tuple[int, float]]:
         """Bytes that each source gave to those who waited, and the seconds that it took."""
         return {
-            lane.source.name: (stopwatch.size_bytes, stopwatch.busy_s)
-            for lane, stopwatch in zip(self._lanes, self._stopwatches, strict=True)
+            source.source.name: (stopwatch.size_bytes, stopwatch.busy_s)
+            for source, stopwatch in zip(self._sources, self._stopwatches, strict=True)
         }
 
     def fail(self, error: FleetError) -> None:
@@ -102,10 +102,10 @@ class Fetch:
             if self._error is None and self._control.state == "filling":
                 self._error = drop_traceback(error)
                 self._control.fail(error.code, error.message)
-            self.filling.stop()
+            self.progress.stop()
             self._stop.set()
             self._region = None  # what a read under way has of it, it has itself
-        self._tell_end()
+        self._report_error()
 
     def close(self, timeout_s: float) -> bool:
         """Abandons what is not there yet and wakes who waits for it; True if every thread ended in time.
@@ -123,36 +123,36 @@ class Fetch:
 
     # ── its threads ────────────────────────────────────────────────────────────────────────────────
 
-    def _staff(self) -> None:
+    def _start_threads(self) -> None:
         """Starts a thread in each lane that has more to do than threads."""
-        for number, lane in enumerate(self._lanes):
+        for index, source in enumerate(self._sources):
             with self._lock:
-                if not self.filling.begin_thread(number):
+                if not self.progress.begin_thread(index):
                     continue
                 thread = threading.Thread(
                     target=self._run,
-                    args=(number,),
-                    name=f"{lane.source.name}-{self._checkpoint[:8]}-{self._begun}",
+                    args=(index,),
+                    name=f"{source.source.name}-{self._checkpoint[:8]}-{self._threads_started}",
                     daemon=True,
                 )
-                self._begun += 1
+                self._threads_started += 1
                 self._threads = [*(other for other in self._threads if other.is_alive()), thread]
             try:
                 thread.start()
             except RuntimeError:  # a limit of the system or of the node's group
-                self.filling.end_thread(number)
+                self.progress.end_thread(index)
                 self.fail(Unavailable(f"checkpoint {self._checkpoint[:12]}: the node can start no more threads"))
 
-    def _run(self, lane: int) -> None:
+    def _run(self, source_index: int) -> None:
         counted = True
         try:
-            self._staff()
-            while run := self.filling.next_run(lane):
+            self._start_threads()
+            while run := self.progress.next_run(source_index):
                 try:
-                    self._take(run)
+                    self._fetch_run(run)
                 finally:
-                    self._took(run)
-                self._staff()
+                    self._finish_run(run)
+                self._start_threads()
             counted = False
         except FleetError as error:
             self.fail(error)
@@ -161,59 +161,61 @@ class Fetch:
             self.fail(StoreFailed(f"checkpoint {self._checkpoint[:12]}: {type(error).__name__}: {error}"))
         finally:
             if counted:
-                self.filling.end_thread(lane)
-            self._tell_end()
+                self.progress.end_thread(source_index)
+            self._report_error()
 
-    def _took(self, run: ChunkRun) -> None:
+    def _finish_run(self, run: ChunkRun) -> None:
         """Nothing of the run holds memory any more."""
-        news = self.filling.took(run)
-        if self.filling.is_whole:
+        event = self.progress.finish_run(run)
+        if self.progress.is_whole:
             self._region = None  # whoever keeps this for its figures keeps no memory
-        if news.filled:
+        if event.filled:
             self._on_filled(None)
-        if news.grown:
+        if event.grown:
             self._on_grown(None)
 
-    def _tell_end(self) -> None:
+    def _report_error(self) -> None:
         """Of an error, once the last thread has ended."""
-        if self.filling.running:
+        if self.progress.running:
             return
         with self._lock:
-            error = None if self._told_end else self._error
-            self._told_end = self._told_end or error is not None
+            error = None if self._error_reported else self._error
+            self._error_reported = self._error_reported or error is not None
         if error is not None:
             self._on_filled(error)
 
     # ── a run ──────────────────────────────────────────────────────────────────────────────────────
 
-    def _take(self, run: ChunkRun) -> None:
+    def _fetch_run(self, run: ChunkRun) -> None:
         """Verified chunk by chunk; what failed of it is put back, or passed to the lane below."""
-        source, stopwatch = self._lanes[run.lane].source, self._stopwatches[run.lane]
+        source, stopwatch = self._sources[run.source_index].source, self._stopwatches[run.source_index]
         missing = list(run.chunks)
         failed: list[Retry] = []
         done_bytes = 0
         if run.wanted:
             stopwatch.begin()
-        pace, stopped = (None, self._stop.is_set) if run.wanted else (self._pace, lambda: self._is_moot(run))
+        throttle, stopped = (
+            (None, self._stop.is_set) if run.wanted else (self._throttle, lambda: self._should_stop(run))
+        )
         try:
             pieces = self._pieces(run.chunks)
-            with self._pace.urgent(run.wanted):
-                for found in source.read(run.chunks, pieces, stopped, pace):
+            with self._throttle.urgent(run.wanted):
+                for found in source.read(run.chunks, pieces, stopped, throttle):
                     chunk = missing.pop(0)
                     if found == chunk.checksum:
                         done_bytes += chunk.size_bytes
                         self._ready(chunk, source.name)
                     else:
-                        failed.append(self._failed(run.lane, chunk, CorruptChunk(found)))
+                        failed.append(self._failed(run.source_index, chunk, CorruptChunk(found)))
         except ReadCancelled:
             pass
         except (SourceError, ObjectMissing, ObjectSizeMismatch) as error:
             if missing:  # a source that stumbles over its own end has given all the same
-                failed.append(self._failed(run.lane, missing.pop(0), error))
+                failed.append(self._failed(run.source_index, missing.pop(0), error))
         finally:
             if run.wanted:
                 stopwatch.end(done_bytes)
-            self._put_back(run.lane, missing, failed)
+            self._put_back(run.source_index, missing, failed)
 
     def _pieces(self, chunks: list[ChunkRange]) -> list[Piece]:
         region = self._region
@@ -228,39 +230,39 @@ class Fetch:
         with self._lock:
             if self._error is not None or not self._control.mark_ready(chunk.index):
                 return
-            self.filling.ready(chunk)
+            self.progress.ready(chunk)
         self._on_chunk(chunk, source)
 
-    def _failed(self, lane: int, chunk: ChunkRange, error: Exception) -> Retry:
-        """Where and when to try again. Errors: what the waiters are told, if there is no such place."""
+    def _failed(self, source_index: int, chunk: ChunkRange, error: Exception) -> Retry:
+        """Where and when to try retry. Errors: what the waiters are told, if there is no such place."""
         delays_s = {CorruptChunk: (0.0,), SourceError: RETRY_DELAYS_S}.get(type(error), ())
-        outcome = self.filling.failed(lane, chunk, delays_s)
+        outcome = self.progress.failed(source_index, chunk, delays_s)
         if isinstance(outcome, Exhausted):
             if outcome.wanted:  # no name for it here: an error that its own frame knows keeps the segment's memory
                 raise fetch_error(self._checkpoint, chunk, error, outcome.tries) from error
             self._end_growth(fetch_error(self._checkpoint, chunk, error, outcome.tries))
-            return Retry(lane, chunk, 0.0)
-        source = self._lanes[lane].source.name
+            return Retry(source_index, chunk, 0.0)
+        source = self._sources[source_index].source.name
         extra = {"chunk": chunk.index, "object": chunk.object, "source": source, "error": str(error)}
-        if outcome.lane == lane:
+        if outcome.source_index == source_index:
             log.warning("a chunk failed, trying again", extra=extra)
         else:
             log.warning("a chunk failed, taking it from elsewhere", extra=extra)
         return outcome
 
     def _end_growth(self, error: FleetError) -> None:
-        if self.filling.stop_growing():
+        if self.progress.stop_growing():
             log.warning("a segment grows no further", extra={"checkpoint": self._checkpoint, "error": error.message})
             self._on_grown(error)
 
-    def _is_moot(self, run: ChunkRun) -> bool:
+    def _should_stop(self, run: ChunkRun) -> bool:
         """Whether what streams in behind everybody's back shall do so no longer, or somebody waits for it now."""
-        return not self.filling.is_growing or self.filling.wants(run.chunks)
+        return not self.progress.is_growing or self.progress.wants(run.chunks)
 
-    def _put_back(self, lane: int, missing: list[ChunkRange], failed: list[Retry]) -> None:
-        self.filling.put_back(lane, missing)
-        self._staff()  # others need not wait as long as what failed
+    def _put_back(self, source_index: int, missing: list[ChunkRange], failed: list[Retry]) -> None:
+        self.progress.put_back(source_index, missing)
+        self._start_threads()  # others need not wait as long as what failed
         if failed:
-            self._stop.wait(max(again.delay_s for again in failed))
-        for again in failed:
-            self.filling.put_back(again.lane, [again.chunk])
+            self._stop.wait(max(retry.delay_s for retry in failed))
+        for retry in failed:
+            self.progress.put_back(retry.source_index, [retry.chunk])

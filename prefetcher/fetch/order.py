@@ -20,7 +20,7 @@ class FetchOrder:
     """The chunks that nobody fetches yet: those that are wanted, and the rest."""
 
     def __init__(self, chunks: Iterable[ChunkRange]) -> None:
-        self._rest = OrderedDict((chunk.index, chunk) for chunk in chunks)
+        self._background = OrderedDict((chunk.index, chunk) for chunk in chunks)
         self._pending: OrderedDict[int, ChunkRange] = OrderedDict()
         self._wanted: set[int] = set()
         """Also of chunks that are under way, or that another source has for now."""
@@ -32,18 +32,18 @@ class FetchOrder:
         return len(self._pending)
 
     @property
-    def rest(self) -> int:
-        return len(self._rest)
+    def background_count(self) -> int:
+        return len(self._background)
 
     def want(self, indices: Iterable[int]) -> None:
         """These too, behind those that are wanted already."""
         for index in indices:
             self._wanted.add(index)
-            if (chunk := self._rest.pop(index, None)) is not None:
+            if (chunk := self._background.pop(index, None)) is not None:
                 self._pending[index] = chunk
                 self.pending_bytes += chunk.size_bytes
 
-    def first(self, indices: Iterable[int]) -> None:
+    def prioritize(self, indices: Iterable[int]) -> None:
         """Of those that are wanted these before all others, in the order given."""
         for index in reversed(list(indices)):
             if index in self._pending:
@@ -53,7 +53,7 @@ class FetchOrder:
         """They are next among their like."""
         for chunk in reversed(list(chunks)):
             wanted = chunk.index in self._wanted
-            order = self._pending if wanted else self._rest
+            order = self._pending if wanted else self._background
             order[chunk.index] = chunk
             order.move_to_end(chunk.index, last=False)
             self.pending_bytes += chunk.size_bytes if wanted else 0
@@ -64,9 +64,9 @@ class FetchOrder:
         self.pending_bytes -= sum(chunk.size_bytes for chunk in run)
         return run
 
-    def next_of_rest(self, most_bytes: int) -> list[ChunkRange]:
+    def next_background_run(self, most_bytes: int) -> list[ChunkRange]:
         """The same of the rest."""
-        return _run(self._rest, most_bytes)
+        return _run(self._background, most_bytes)
 
 
 def _run(order: OrderedDict[int, ChunkRange], most_bytes: int) -> list[ChunkRange]:

@@ -17,10 +17,10 @@ from fleetstart.runtime.contract.weights.manifest import ChunkRange
 from .chunk_sources import FetchSource
 from .order import FetchOrder, ranges_of, run_length
 
-GROWING_THREADS = 1
+BACKGROUND_THREADS = 1
 """A second begins its requests while the first reads: on a link of 200 Mbit/s, a hundredth of all packets of others
 waited 13 ms then, with one 4 ms, and it is no faster."""
-GROWING_RUN_BYTES = 4 * 1024 * 1024
+BACKGROUND_RUN_BYTES = 4 * 1024 * 1024
 """Each begins with a burst, so there should be few; and what somebody wants all at once comes with the run that it is
 part of, so they should be short."""
 
@@ -29,7 +29,7 @@ part of, so they should be short."""
 class ChunkRun:
     """Chunks that lie one behind the other, for one thread of a lane."""
 
-    lane: int
+    source_index: int
     chunks: list[ChunkRange]
     wanted: bool
     """Whether somebody waits for them."""
@@ -39,7 +39,7 @@ class ChunkRun:
 class Retry:
     """Where a chunk that failed is tried next, and after which time."""
 
-    lane: int
+    source_index: int
     chunk: ChunkRange
     delay_s: float
 
@@ -63,17 +63,17 @@ class ProgressEvent:
 class FetchProgress:
     """Of one segment. Lanes go by their number; a chunk that one cannot give, the next tries. Thread-safe."""
 
-    def __init__(self, lanes: Sequence[FetchSource], chunk_count: int) -> None:
+    def __init__(self, sources: Sequence[FetchSource], chunk_count: int) -> None:
         self._lock = threading.Lock()
         self._chunk_count = chunk_count
-        self._lanes = [_SourceWork(lane) for lane in lanes]
+        self._sources = [_SourceWork(source) for source in sources]
         self._wanted: set[int] = set()
         self._missing: set[int] = set()
         """Of what is wanted."""
-        self._there: set[int] = set()
-        self._told_filled = 0
+        self._present: set[int] = set()
+        self._reported_filled = 0
         """How many were wanted when it was told that all of them had come."""
-        self._under_way = 0
+        self._wanted_runs = 0
         """Runs of what is wanted."""
         self._growing = False
         self._stopped = False
@@ -90,16 +90,16 @@ class FetchProgress:
     @property
     def is_whole(self) -> bool:
         with self._lock:
-            return len(self._there) == self._chunk_count
+            return len(self._present) == self._chunk_count
 
     def has(self, chunks: Collection[int]) -> bool:
         with self._lock:
-            return self._there.issuperset(chunks)
+            return self._present.issuperset(chunks)
 
     def unwanted(self, chunks: Iterable[int]) -> list[int]:
         """Those that nobody has asked for, and that are not there by chance."""
         with self._lock:
-            return [chunk for chunk in chunks if chunk not in self._wanted and chunk not in self._there]
+            return [chunk for chunk in chunks if chunk not in self._wanted and chunk not in self._present]
 
     def wants(self, chunks: Iterable[ChunkRange]) -> bool:
         """Whether somebody waits for one of them."""
@@ -109,8 +109,8 @@ class FetchProgress:
     def ranges(self) -> list[tuple[int, int]]:
         """(begin, end) of the chunks that are there."""
         with self._lock:
-            there = sorted(self._there)
-        return ranges_of(there)
+            present = sorted(self._present)
+        return ranges_of(present)
 
     # ── what shall be ──────────────────────────────────────────────────────────────────────────────
 
@@ -119,15 +119,15 @@ class FetchProgress:
         with self._lock:
             new = [chunk for chunk in chunks if chunk not in self._wanted]
             self._wanted.update(new)
-            self._missing.update(chunk for chunk in new if chunk not in self._there)
-            for work in self._lanes:
+            self._missing.update(chunk for chunk in new if chunk not in self._present)
+            for work in self._sources:
                 work.order.want(new)
 
-    def first(self, chunks: Sequence[int]) -> None:
+    def prioritize(self, chunks: Sequence[int]) -> None:
         """These before all others, of those that are wanted and that nobody fetches yet."""
         with self._lock:
-            for work in self._lanes:
-                work.order.first(chunks)
+            for work in self._sources:
+                work.order.prioritize(chunks)
 
     @property
     def is_growing(self) -> bool:
@@ -156,42 +156,42 @@ class FetchProgress:
     def running(self) -> int:
         """Threads, those included that are about to begin."""
         with self._lock:
-            return sum(work.running for work in self._lanes)
+            return sum(work.running for work in self._sources)
 
-    def begin_thread(self, lane: int) -> bool:
+    def begin_thread(self, source_index: int) -> bool:
         """Whether the lane has more to do than threads; then one more counts."""
         with self._lock:
-            work = self._lanes[lane]
+            work = self._sources[source_index]
             if self._stopped or work.running >= self._threads_for(work):
                 return False
             work.running += 1
             return True
 
-    def end_thread(self, lane: int) -> None:
+    def end_thread(self, source_index: int) -> None:
         with self._lock:
-            self._lanes[lane].running -= 1
+            self._sources[source_index].running -= 1
 
-    def next_run(self, lane: int) -> ChunkRun | None:
+    def next_run(self, source_index: int) -> ChunkRun | None:
         """What a thread of the lane takes next. None if there is nothing to do: then the thread no longer counts."""
         with self._lock:
-            work = self._lanes[lane]
+            work = self._sources[source_index]
             if not self._stopped:
                 if pending_bytes := work.order.pending_bytes:
-                    self._under_way += 1
+                    self._wanted_runs += 1
                     most_bytes = run_length(work.run_bytes, pending_bytes, work.threads)
-                    return ChunkRun(lane, work.order.next_run(most_bytes), wanted=True)
-                if work.growing < self._threads_for(work):
-                    work.growing += 1
-                    most_bytes = min(GROWING_RUN_BYTES, work.run_bytes)
-                    return ChunkRun(lane, work.order.next_of_rest(most_bytes), wanted=False)
+                    return ChunkRun(source_index, work.order.next_run(most_bytes), wanted=True)
+                if work.background_threads < self._threads_for(work):
+                    work.background_threads += 1
+                    most_bytes = min(BACKGROUND_RUN_BYTES, work.run_bytes)
+                    return ChunkRun(source_index, work.order.next_background_run(most_bytes), wanted=False)
             work.running -= 1
             return None
 
     def _threads_for(self, work: _SourceWork) -> int:
         if work.order.pending_bytes:
             return work.threads
-        if self._growing and not self._missing and work.order.rest:
-            return min(GROWING_THREADS, work.threads)
+        if self._growing and not self._missing and work.order.background_count:
+            return min(BACKGROUND_THREADS, work.threads)
         return 0
 
     # ── what became of it ──────────────────────────────────────────────────────────────────────────
@@ -199,52 +199,52 @@ class FetchProgress:
     def ready(self, chunk: ChunkRange) -> None:
         with self._lock:
             self.ready_bytes += chunk.size_bytes
-            self._there.add(chunk.index)
+            self._present.add(chunk.index)
             self._missing.discard(chunk.index)
 
-    def failed(self, lane: int, chunk: ChunkRange, delays_s: Sequence[float]) -> Retry | Exhausted:
+    def failed(self, source_index: int, chunk: ChunkRange, delays_s: Sequence[float]) -> Retry | Exhausted:
         """Tried as many times more in this lane as there are delays, then by the one below."""
         with self._lock:
-            failures = self._lanes[lane].failures
+            failures = self._sources[source_index].failures
             failures[chunk.index] += 1
             tries = failures[chunk.index]
             if tries <= len(delays_s):
-                return Retry(lane, chunk, delays_s[tries - 1])
-            if lane + 1 < len(self._lanes):
-                return Retry(lane + 1, chunk, 0.0)
+                return Retry(source_index, chunk, delays_s[tries - 1])
+            if source_index + 1 < len(self._sources):
+                return Retry(source_index + 1, chunk, 0.0)
             wanted = chunk.index in self._wanted
             if not wanted:  # whoever wants it later, tries anew
                 del failures[chunk.index]
             return Exhausted(tries, wanted)
 
-    def put_back(self, lane: int, chunks: Iterable[ChunkRange]) -> None:
+    def put_back(self, source_index: int, chunks: Iterable[ChunkRange]) -> None:
         """Nobody fetches them any more."""
         with self._lock:
-            self._lanes[lane].order.put_back(chunks)
+            self._sources[source_index].order.put_back(chunks)
 
-    def took(self, run: ChunkRun) -> ProgressEvent:
+    def finish_run(self, run: ChunkRun) -> ProgressEvent:
         """Nothing more comes of the run."""
         with self._lock:
             if run.wanted:
-                self._under_way -= 1
+                self._wanted_runs -= 1
             else:
-                self._lanes[run.lane].growing -= 1
-            filled = not self._missing and not self._under_way and self._told_filled < len(self._wanted)
+                self._sources[run.source_index].background_threads -= 1
+            filled = not self._missing and not self._wanted_runs and self._reported_filled < len(self._wanted)
             if filled:
-                self._told_filled = len(self._wanted)
-            whole = len(self._there) == self._chunk_count
-            grown = self._growing and whole and not any(work.growing for work in self._lanes)
+                self._reported_filled = len(self._wanted)
+            whole = len(self._present) == self._chunk_count
+            grown = self._growing and whole and not any(work.background_threads for work in self._sources)
             if grown:
                 self._growing = False
             return ProgressEvent(filled, grown)
 
 
 class _SourceWork:
-    def __init__(self, lane: FetchSource) -> None:
-        self.threads = lane.threads
-        self.run_bytes = lane.source.run_bytes
-        self.order = FetchOrder(lane.chunks)
+    def __init__(self, source: FetchSource) -> None:
+        self.threads = source.threads
+        self.run_bytes = source.source.run_bytes
+        self.order = FetchOrder(source.chunks)
         self.running = 0
-        self.growing = 0
+        self.background_threads = 0
         """Of the running threads those that fetch what nobody wants."""
         self.failures: Counter[int] = Counter()

@@ -15,35 +15,35 @@ PAUSE_S = 0.1
 
 
 class Acceptor:
-    """Of one listening socket, which it owns. `taken` gets each connection, not blocking, and owns it.
+    """Of one listening socket, which it owns. `on_connection` gets each connection, not blocking, and owns it.
 
     All tasks that are begun here end with it, and it with its loop. Not sock_accept: what that accepts in the turn in
     which it is cancelled, nobody closes.
     """
 
-    def __init__(self, listener: socket.socket, taken: Callable[[socket.socket], object]) -> None:
+    def __init__(self, listener: socket.socket, on_connection: Callable[[socket.socket], object]) -> None:
         self._listener = listener
-        self._taken = taken
+        self._on_connection = on_connection
         self._tasks: set[asyncio.Task[object]] = set()
 
     def start(self) -> None:
         self._listener.setblocking(False)
         self._listen()
-        self.begin(asyncio.Event().wait(), self._shut)  # the loop's end is told to tasks
+        self.spawn(asyncio.Event().wait(), self._close_listener)  # the loop's end is told to tasks
 
-    def end(self) -> None:
-        self._shut()
+    def stop(self) -> None:
+        self._close_listener()
         for task in self._tasks:
             task.cancel()
 
-    def begin(self, work: Coroutine[Any, Any, object], *after: Callable[[], object]) -> None:
+    def spawn(self, work: Coroutine[Any, Any, object], *after: Callable[[], object]) -> None:
         """`after` is not done in the task itself: one that is ended before its first step never runs."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         task.add_done_callback(lambda _: [each() for each in after])
 
-    def _shut(self) -> None:
+    def _close_listener(self) -> None:
         if self._listener.fileno() >= 0:
             asyncio.get_running_loop().remove_reader(self._listener)
             self._listener.close()
@@ -60,10 +60,10 @@ class Acceptor:
         except (BlockingIOError, InterruptedError, ConnectionAbortedError):
             return
         except OSError as error:
-            log.warning("a connection cannot be taken", extra={"error": str(error)})
+            log.warning("a connection cannot be on_connection", extra={"error": str(error)})
             loop = asyncio.get_running_loop()
             loop.remove_reader(self._listener)
             loop.call_later(PAUSE_S, self._listen)
             return
         connection.setblocking(False)
-        self._taken(connection)
+        self._on_connection(connection)

@@ -43,7 +43,7 @@ _REASONS = {
     502: "Bad Gateway", 503: "Service Unavailable", 504: "Gateway Timeout",
 }  # fmt: skip
 
-Say = Callable[[str], object]
+LogLine = Callable[[str], object]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +80,7 @@ class EgressTraffic:
 
     sent_bytes: int = 0
     received_bytes: int = 0
-    refused: int = 0
+    rejected: int = 0
     open: int = 0
     """Connections, now."""
 
@@ -92,71 +92,76 @@ class EgressTraffic:
 class NodeEgress:
     """Of one node. Its methods are for the daemon's own loop."""
 
-    def __init__(self, bounds: EgressLimits, side: IoThread) -> None:
+    def __init__(self, limits: EgressLimits, io_thread: IoThread) -> None:
         self.traffic = EgressTraffic()
-        self._bounds = bounds
-        self._side = side
+        self._limits = limits
+        self._io_thread = io_thread
 
-    def open(self, listener: socket.socket, entries: Sequence[str], say: Say) -> Callable[[], None]:
+    def open(self, listener: socket.socket, entries: Sequence[str], log_line: LogLine) -> Callable[[], None]:
         """Owns the socket from now on. `say` gets what belongs in the function's log. What is returned ends the way."""
-        home = asyncio.get_running_loop()
+        loop = asyncio.get_running_loop()
 
-        def tell(text: str) -> None:
+        def log_in_daemon(text: str) -> None:
             with contextlib.suppress(RuntimeError):  # the daemon's loop has ended
-                home.call_soon_threadsafe(say, text)
+                loop.call_soon_threadsafe(log_line, text)
 
-        way = EgressProxy(listener, entries, tell, self._bounds, self.traffic)
-        self._side.call(way.start)
-        return lambda: self._side.call(way.end)
+        proxy = EgressProxy(listener, entries, log_in_daemon, self._limits, self.traffic)
+        self._io_thread.call(proxy.start)
+        return lambda: self._io_thread.call(proxy.stop)
 
 
 class EgressProxy:
     """One worker's. Lives in the thread."""
 
     def __init__(
-        self, listener: socket.socket, entries: Sequence[str], say: Say, bounds: EgressLimits, traffic: EgressTraffic
+        self,
+        listener: socket.socket,
+        entries: Sequence[str],
+        log_line: LogLine,
+        limits: EgressLimits,
+        traffic: EgressTraffic,
     ) -> None:
-        self._acceptor = Acceptor(listener, self._take)
+        self._acceptor = Acceptor(listener, self._on_connection)
         self._open = 0
-        """Connections of this worker, those included that are turned away."""
+        """Connections of this worker, those included that are rejection away."""
         self._rules: tuple[Rule, ...] = parse_rules(entries)
-        self._list = _cut(", ".join(entries))
-        self._say = say
-        self._said: set[str] = set()
-        self._bounds = bounds
+        self._list = _truncate(", ".join(entries))
+        self._log_line = log_line
+        self._logged: set[str] = set()
+        self._limits = limits
         self._traffic = traffic
         self._lookups = asyncio.Semaphore(LOOKUPS)
 
     def start(self) -> None:
         self._acceptor.start()
 
-    def end(self) -> None:
-        self._acceptor.end()
+    def stop(self) -> None:
+        self._acceptor.stop()
 
-    def _take(self, client: socket.socket) -> None:
-        if self._open >= 2 * self._bounds.connections:
+    def _on_connection(self, client: socket.socket) -> None:
+        if self._open >= 2 * self._limits.connections:
             client.close()  # even those who are told that there are too many are too many
             return
         self._open += 1
-        self._acceptor.begin(self._serve(client, self._crowd()), client.close, self._left)
+        self._acceptor.spawn(self._serve(client, self._over_limit()), client.close, self._release)
 
-    def _left(self) -> None:
+    def _release(self) -> None:
         self._open -= 1
 
-    def _crowd(self) -> str:
+    def _over_limit(self) -> str:
         """Why there is no room for one more; empty if there is."""
-        most, most_of_node = self._bounds.connections, self._bounds.connections_of_node
+        most, most_of_node = self._limits.connections, self._limits.connections_of_node
         if self._open > most:
             return f"this worker has {most} connections open, and may have no more"
         if self._traffic.open >= most_of_node:
             return f"this node has {most_of_node} connections open for its workers, and takes no more"
         return ""
 
-    async def _serve(self, client: socket.socket, crowd: str) -> None:
+    async def _serve(self, client: socket.socket, over_limit: str) -> None:
         self._traffic.open += 1
         try:
             client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            await self._answer(client, crowd)
+            await self._proxy(client, over_limit)
         except (OSError, EOFError):
             return  # it left, or nobody said anything for too long
         except Exception:
@@ -164,76 +169,76 @@ class EgressProxy:
         finally:
             self._traffic.open -= 1
 
-    async def _answer(self, client: socket.socket, crowd: str) -> None:
+    async def _proxy(self, client: socket.socket, over_limit: str) -> None:
         try:
-            if crowd:
-                raise ProxyRejection(503, crowd)
-            asked, rest = await self._asked(client)
-            server = await self._reached(asked)
-        except ProxyRejection as turned:
-            await _turn_away(client, turned)
+            if over_limit:
+                raise ProxyRejection(503, over_limit)
+            request, rest = await self._read_request(client)
+            server = await self._connect(request)
+        except ProxyRejection as rejection:
+            await _send_rejection(client, rejection)
             return
         loop = asyncio.get_running_loop()
         with server:
-            first = asked.forward + rest
+            first = request.forward + rest
             self._traffic.count(len(first), 0)
-            async with asyncio.timeout(self._bounds.idle_s):
-                if not asked.forward:
+            async with asyncio.timeout(self._limits.idle_s):
+                if not request.forward:
                     await loop.sock_sendall(client, b"HTTP/1.1 200 Connection established\r\n\r\n")
                 await loop.sock_sendall(server, first)
-            await carry(client, server, idle_s=self._bounds.idle_s, count=self._traffic.count)
+            await carry(client, server, idle_s=self._limits.idle_s, count=self._traffic.count)
 
-    async def _asked(self, client: socket.socket) -> tuple[ProxyRequest, bytes]:
+    async def _read_request(self, client: socket.socket) -> tuple[ProxyRequest, bytes]:
         """And what came behind its head. Errors: Turned, EOFError if it left without one."""
         try:
-            async with asyncio.timeout(self._bounds.head_s):
-                head, rest = await _head(client)
+            async with asyncio.timeout(self._limits.head_s):
+                head, rest = await _read_head(client)
             return parse_request(head), rest
         except TimeoutError as error:
-            raise ProxyRejection(408, f"the request's head did not come within {self._bounds.head_s:g} s") from error
+            raise ProxyRejection(408, f"the request's head did not come within {self._limits.head_s:g} s") from error
         except BadProxyRequest as error:
             raise ProxyRejection(error.status, str(error)) from error
 
-    async def _reached(self, asked: ProxyRequest) -> socket.socket:
+    async def _connect(self, request: ProxyRequest) -> socket.socket:
         """Errors: Turned, if it may not go there or nobody is there."""
-        host, port = asked.host, asked.port
+        host, port = request.host, request.port
         own = literal(host)
         try:
-            async with asyncio.timeout(self._bounds.connect_s):
+            async with asyncio.timeout(self._limits.connect_s):
                 addresses = (own,) if own is not None else ()
                 if must_look_up(host, port, self._rules):
                     # Not ended with the request: until the name servers have answered, its thread is taken.
-                    addresses = await asyncio.shield(self._look_up(host, port))
+                    addresses = await asyncio.shield(self._resolve(host, port))
                 decision = decide(host, port, addresses, self._rules)
                 if not decision.addresses:
-                    raise ProxyRejection(403, self._refusal(decision.why))
-                return await connect(decision.addresses, port, self._bounds.connect_s)
+                    raise ProxyRejection(403, self._reject(decision.why))
+                return await connect(decision.addresses, port, self._limits.connect_s)
         except TimeoutError as error:
-            raise ProxyRejection(504, f"no connection to {host}:{port} within {self._bounds.connect_s:g} s") from error
+            raise ProxyRejection(504, f"no connection to {host}:{port} within {self._limits.connect_s:g} s") from error
         except ConnectFailed as error:
             raise ProxyRejection(502, str(error)) from error
 
-    def _look_up(self, host: str, port: int) -> asyncio.Task[Any]:
+    def _resolve(self, host: str, port: int) -> asyncio.Task[Any]:
         async def one() -> Any:
             async with self._lookups:
                 return await resolve(host, port)
 
         return asyncio.get_running_loop().create_task(one())
 
-    def _refusal(self, why: str) -> str:
+    def _reject(self, why: str) -> str:
         """The words, which stand in the function's log once."""
         text = f"{why}; this function may reach: {self._list}"
-        self._traffic.refused += 1
-        if text not in self._said and len(self._said) <= LOGGED_REJECTIONS_MOST:
-            self._said.add(text)
-            enough = len(self._said) > LOGGED_REJECTIONS_MOST
-            self._say(
+        self._traffic.rejected += 1
+        if text not in self._logged and len(self._logged) <= LOGGED_REJECTIONS_MOST:
+            self._logged.add(text)
+            enough = len(self._logged) > LOGGED_REJECTIONS_MOST
+            self._log_line(
                 f"network: {f'{LOGGED_REJECTIONS_MOST} refusals, and more that are not told' if enough else text}"
             )
         return text
 
 
-async def _head(client: socket.socket) -> tuple[bytes, bytes]:
+async def _read_head(client: socket.socket) -> tuple[bytes, bytes]:
     """What comes until an empty line, and what came behind it. Errors: BadHead if that is too much, EOFError."""
     loop = asyncio.get_running_loop()
     data = bytearray()
@@ -248,12 +253,12 @@ async def _head(client: socket.socket) -> tuple[bytes, bytes]:
     return bytes(data[:end]), bytes(data[end:])
 
 
-async def _turn_away(client: socket.socket, turned: ProxyRejection) -> None:
+async def _send_rejection(client: socket.socket, rejection: ProxyRejection) -> None:
     """The reason stands in the status line too: of an answer to CONNECT, most clients show nothing else."""
     loop = asyncio.get_running_loop()
-    body = f"{turned.text}\n".encode()
-    reason = f"{_REASONS[turned.status]}: {turned.text}".encode("ascii", "replace")[:400]
-    head = b"HTTP/1.1 %d %s\r\ncontent-type: text/plain; charset=utf-8\r\n" % (turned.status, reason)
+    body = f"{rejection.text}\n".encode()
+    reason = f"{_REASONS[rejection.status]}: {rejection.text}".encode("ascii", "replace")[:400]
+    head = b"HTTP/1.1 %d %s\r\ncontent-type: text/plain; charset=utf-8\r\n" % (rejection.status, reason)
     head += b"content-length: %d\r\nconnection: close\r\n\r\n" % len(body)
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(LINGER_S):
@@ -264,5 +269,5 @@ async def _turn_away(client: socket.socket, turned: ProxyRejection) -> None:
                 left -= got
 
 
-def _cut(text: str) -> str:
+def _truncate(text: str) -> str:
     return text if len(text) <= LIST_CHARS else f"{text[:LIST_CHARS]} …"

@@ -1,7 +1,7 @@
 """The way in to workers that cannot listen where their callers would find them: inside gVisor, sockets are its own.
 
 The node listens for such a worker, and for each connection makes a pair of sockets, of which the worker gets one end
-over its control socket. Bytes are carried between the two until both have said their last. A doorway ends with its
+over its control socket. Bytes are carried between the two until both have said their last. A forwarder ends with its
 worker, connections included.
 """
 
@@ -21,40 +21,42 @@ log = logging.getLogger(__name__)
 
 IDLE_S = 7200.0
 """The gateway decides when its connections end; one that said nothing for longer has no gateway any more."""
-EACH_SLOT = 4
-FURTHER = 64
+CONNECTIONS_PER_SLOT = 4
+EXTRA_CONNECTIONS = 64
 """Connections to a worker beside four for each call that it takes at a time: a gateway keeps what it has opened for
 minutes, there are several, and some connections are WebSockets."""
 
-Hand = Callable[[socket.socket], object]
+HandOver = Callable[[socket.socket], object]
 """Gives a worker its end of a connection, on the daemon's own loop. Owns it from then on."""
 
 
 class NodeIngress:
     """Of one node. Its methods are for the daemon's own loop."""
 
-    def __init__(self, side: IoThread, descriptors: int) -> None:
+    def __init__(self, io_thread: IoThread, descriptors: int) -> None:
         """`descriptors`: what the process may have. A fourth of them is for connections, two for each."""
-        self._side = side
-        self._most = max(2, descriptors // 8)
+        self._io_thread = io_thread
+        self._limit = max(2, descriptors // 8)
         self._open = 0
         """Connections of all workers; the thread's."""
 
-    def open(self, listener: socket.socket, slots: int, hand: Hand) -> Callable[[], None]:
+    def open(self, listener: socket.socket, slots: int, hand: HandOver) -> Callable[[], None]:
         """For a worker that takes `slots` calls at a time. Owns the listener from now on. What is returned ends the
         way in."""
-        most = min(EACH_SLOT * slots + FURTHER, self._most // 2)  # nobody but one worker gets all
-        doorway = IngressForwarder(self, asyncio.get_running_loop(), listener, most, hand)
-        self._side.call(doorway.start)
-        return lambda: self._side.call(doorway.end)
+        limit = min(
+            CONNECTIONS_PER_SLOT * slots + EXTRA_CONNECTIONS, self._limit // 2
+        )  # nobody but one worker gets all
+        forwarder = IngressForwarder(self, asyncio.get_running_loop(), listener, limit, hand)
+        self._io_thread.call(forwarder.start)
+        return lambda: self._io_thread.call(forwarder.stop)
 
-    def take_place(self) -> bool:
-        if self._open >= self._most:
+    def acquire_slot(self) -> bool:
+        if self._open >= self._limit:
             return False
         self._open += 1
         return True
 
-    def give_place(self) -> None:
+    def release_slot(self) -> None:
         self._open -= 1
 
 
@@ -62,30 +64,30 @@ class IngressForwarder:
     """One worker's. Lives in the thread, but for `hand`."""
 
     def __init__(
-        self, doorways: NodeIngress, home: asyncio.AbstractEventLoop, listener: socket.socket, most: int, hand: Hand
+        self, ingress: NodeIngress, loop: asyncio.AbstractEventLoop, listener: socket.socket, limit: int, hand: HandOver
     ) -> None:
-        self._acceptor = Acceptor(listener, self._take)
-        self._doorways = doorways
-        self._home = home
+        self._acceptor = Acceptor(listener, self._on_connection)
+        self._ingress = ingress
+        self._daemon_loop = loop
         self._hand = hand
-        self._most = most
+        self._limit = limit
         self._open = 0
-        self._crowded = False
+        self._is_full = False
 
     def start(self) -> None:
         self._acceptor.start()
 
-    def end(self) -> None:
-        self._acceptor.end()
+    def stop(self) -> None:
+        self._acceptor.stop()
 
-    def _take(self, caller: socket.socket) -> None:
-        if self._open >= self._most or not self._doorways.take_place():
+    def _on_connection(self, caller: socket.socket) -> None:
+        if self._open >= self._limit or not self._ingress.acquire_slot():
             caller.close()
-            if not self._crowded:
+            if not self._is_full:
                 log.warning("a worker's callers are turned away: too many", extra={"open": self._open})
-            self._crowded = True  # said once, until there is room again
+            self._is_full = True  # said once, until there is room again
             return
-        self._crowded = False
+        self._is_full = False
         self._open += 1
         try:
             caller.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -93,18 +95,18 @@ class IngressForwarder:
         except OSError as error:
             log.warning("a call's connection cannot be handed on", extra={"error": str(error)})
             caller.close()
-            self._left()
+            self._release()
             return
         ours.setblocking(False)
-        self._acceptor.begin(_carry(caller, ours), caller.close, ours.close, self._left)
+        self._acceptor.spawn(_carry(caller, ours), caller.close, ours.close, self._release)
         try:
-            self._home.call_soon_threadsafe(self._hand, its)
+            self._daemon_loop.call_soon_threadsafe(self._hand, its)
         except RuntimeError:
             its.close()  # the daemon's loop has ended
 
-    def _left(self) -> None:
+    def _release(self) -> None:
         self._open -= 1
-        self._doorways.give_place()
+        self._ingress.release_slot()
 
 
 async def _carry(caller: socket.socket, worker: socket.socket) -> None:

@@ -52,7 +52,7 @@ class DiskImage:
         self._reader = FileReader(self._fd)
         weakref.finalize(self, _close, self._fd, self._reader)
         os.ftruncate(self._fd, manifest.total_bytes)
-        self._there = {chunk.index for chunk in self.present(chunk_ranges(manifest))}
+        self._present = {chunk.index for chunk in self.present(chunk_ranges(manifest))}
         self._ranges: tuple[int, list[tuple[int, int]]] = (0, [])
         """Of so many chunks."""
 
@@ -72,7 +72,7 @@ class DiskImage:
         run: Sequence[ChunkRange],
         pieces: Sequence[Piece],
         stopped: Callable[[], bool],
-        pace: BackgroundThrottle | None = None,
+        throttle: BackgroundThrottle | None = None,
     ) -> Iterator[int]:
         """As fast as it can: nobody's link is in its way."""
         if stopped():
@@ -94,14 +94,14 @@ class DiskImage:
         finally:
             os.close(direct)
 
-    def wrote(self, chunk: ChunkRange) -> None:
-        self._there.add(chunk.index)
+    def mark_written(self, chunk: ChunkRange) -> None:
+        self._present.add(chunk.index)
 
     def ranges(self) -> list[tuple[int, int]]:
         """(begin, end) of the chunks that it has."""
-        if self._ranges[0] != len(self._there):
-            there = self._there.copy()  # the writer adds to it
-            self._ranges = (len(there), ranges_of(sorted(there)))
+        if self._ranges[0] != len(self._present):
+            present = self._present.copy()  # the writer adds to it
+            self._ranges = (len(present), ranges_of(sorted(present)))
         return self._ranges[1]
 
     def touch(self) -> None:
@@ -140,10 +140,10 @@ class DiskCache:
         self._images: dict[CheckpointId, DiskImage] = {}
         self._manifests: dict[CheckpointId, bytes] = {}
         self._queue: queue.SimpleQueue[_PendingWrite | None] = queue.SimpleQueue()
-        self._given_up: set[DiskImage] = set()
+        self._abandoned: set[DiskImage] = set()
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         for path in folder.iterdir():
-            self._find(path)
+            self._load(path)
         self._writer = threading.Thread(target=self._write, name="disk-tier", daemon=True)
         self._writer.start()
 
@@ -194,11 +194,11 @@ class DiskCache:
 
     def close(self) -> None:
         """What was not written by now is not kept."""
-        self._given_up.update(self._images.values())
+        self._abandoned.update(self._images.values())
         self._queue.put(None)
         self._writer.join(CLOSE_S)
 
-    def _find(self, path: Path) -> None:
+    def _load(self, path: Path) -> None:
         """An image of an earlier daemon. Whatever is no image is removed."""
         try:
             data = (path / MANIFEST).read_bytes()
@@ -211,7 +211,7 @@ class DiskCache:
 
     def _make_room(self, needed_bytes: int, in_use: set[CheckpointId]) -> bool:
         free_bytes = min(self._budget_bytes - self.used_bytes, shutil.disk_usage(self._folder).free - RESERVE_BYTES)
-        held = [
+        candidates = [
             EvictionCandidate(
                 checkpoint=checkpoint,
                 size_bytes=image.size_bytes,
@@ -222,7 +222,7 @@ class DiskCache:
             )
             for checkpoint, image in self._images.items()
         ]
-        chosen = choose_evictions(needed_bytes, free_bytes, held, time.time())
+        chosen = choose_evictions(needed_bytes, free_bytes, candidates, time.time())
         if chosen is None:
             log.info("no room on the disk", extra={"needed_bytes": needed_bytes, "free_bytes": free_bytes})
             return False
@@ -233,14 +233,14 @@ class DiskCache:
     def _write(self) -> None:
         while (job := self._queue.get()) is not None:
             region = job.region()
-            if region is None or job.image in self._given_up:
+            if region is None or job.image in self._abandoned:
                 continue
             room_bytes = -(-job.chunk.size_bytes // PAGE_BYTES) * PAGE_BYTES
             try:
                 job.image.write(job.chunk, region.view(job.chunk.segment_offset, room_bytes))
-                job.image.wrote(job.chunk)
+                job.image.mark_written(job.chunk)
             except OSError as error:
-                self._given_up.add(job.image)
+                self._abandoned.add(job.image)
                 extra = {"checkpoint": job.image.folder.name, "error": str(error)}
                 log.warning("the disk does not take a checkpoint, the rest of it is not kept", extra=extra)
             del region

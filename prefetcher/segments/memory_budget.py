@@ -47,14 +47,14 @@ class MemoryBudget:
     def used_bytes(self) -> int:
         return sum(segment.size_bytes for segment in (*self.segments.values(), *self._retired))
 
-    def make(self, needed_bytes: int, purpose: str) -> None:
+    def reserve(self, needed_bytes: int, purpose: str) -> None:
         """Gives up segments until that much is free beside workers and segments. Unavailable, with the figures."""
         workers_bytes = self._workers_bytes()
         free_bytes = self._memory_bytes - workers_bytes - self.used_bytes
-        held = self._held()
-        chosen = choose_evictions(needed_bytes, free_bytes, held, time.monotonic())
+        candidates = self._candidates()
+        chosen = choose_evictions(needed_bytes, free_bytes, candidates, time.monotonic())
         if chosen is None:
-            pinned_bytes = self.used_bytes - sum(entry.size_bytes for entry in held if not entry.pinned)
+            pinned_bytes = self.used_bytes - sum(entry.size_bytes for entry in candidates if not entry.pinned)
             raise Unavailable(
                 f"{purpose} needs {needed_bytes:,} bytes; of the node's {self._memory_bytes:,}, workers have "
                 f"{workers_bytes:,} and segments in use {pinned_bytes:,}",
@@ -65,11 +65,11 @@ class MemoryBudget:
             segment = self.segments.pop(checkpoint)
             self.evictions += 1
             log.info("segment evicted", extra={"checkpoint": checkpoint, "size_bytes": segment.size_bytes})
-            self._let_go(segment)
+            self._evict(segment)
         if chosen:
             self._changed()
 
-    async def take(self, segment: Segment, chunks: Collection[int]) -> None:
+    async def allocate(self, segment: Segment, chunks: Collection[int]) -> None:
         """Memory for these chunks, of the budget and in fact. Errors: Unavailable, CheckpointInvalid."""
         assert segment.manifest is not None
         name = f"checkpoint {segment.checkpoint[:12]}"
@@ -83,10 +83,10 @@ class MemoryBudget:
                 f"{name} needs {size_bytes:,} bytes of memory for weights, the node has {self.memory.capacity_bytes:,}",
                 hint="raise FS_NODE_MEMORY, or use a node with more memory",
             )
-        self.make(size_bytes, name)
+        self.reserve(size_bytes, name)
         segment.size_bytes = size_bytes  # taken from here on, whoever else asks meanwhile
         segment.granted = slabs
-        segment.region = await in_thread(lambda: self.memory.take(total_bytes, slabs), f"memory-{name[11:19]}")
+        segment.region = await in_thread(lambda: self.memory.allocate(total_bytes, slabs), f"memory-{name[11:19]}")
 
     def grant(self, segment: Segment, chunks: Collection[int]) -> None:
         """Memory for more of it. Errors: Unavailable, and nothing has changed."""
@@ -95,7 +95,7 @@ class MemoryBudget:
         if not slabs:
             return
         size_bytes = len(slabs) * self.memory.slab_bytes
-        self.make(size_bytes, f"more of checkpoint {segment.checkpoint[:12]}")
+        self.reserve(size_bytes, f"more of checkpoint {segment.checkpoint[:12]}")
         self.memory.grant(segment.region, slabs)
         segment.size_bytes += size_bytes
         segment.granted |= slabs
@@ -103,9 +103,9 @@ class MemoryBudget:
     def discard(self, segment: Segment) -> None:
         """It never opened, and nobody has it."""
         self.segments.pop(segment.checkpoint, None)
-        self._let_go(segment)
+        self._evict(segment)
 
-    def forget(self, segment: Segment) -> None:
+    def retire(self, segment: Segment) -> None:
         """It failed: the next who asks for its checkpoint gets another. Its memory goes with its last worker."""
         if self.segments.get(segment.checkpoint) is not segment:
             return
@@ -113,16 +113,16 @@ class MemoryBudget:
         if segment.pins:
             self._retired.append(segment)
         else:
-            self._let_go(segment)
+            self._evict(segment)
 
-    def unpinned(self, segment: Segment) -> None:
+    def on_unpinned(self, segment: Segment) -> None:
         """Its last worker has gone: it stays warm, unless it failed, or none shall."""
         if not self._keep_idle and segment in self.segments.values():
             self.discard(segment)
             self._changed()
         if segment in self._retired:
             self._retired.remove(segment)
-            self._let_go(segment)
+            self._evict(segment)
             self._changed()
 
     def close(self) -> None:
@@ -131,16 +131,16 @@ class MemoryBudget:
         self._retired.clear()
         self.memory.close()
 
-    def _let_go(self, segment: Segment) -> None:
+    def _evict(self, segment: Segment) -> None:
         """The memory goes back to the pool with its last reference, which a thread may have for a moment."""
         if segment.fetch is not None:
             segment.fetch.fail(Unavailable(f"checkpoint {segment.checkpoint[:12]} was given up"))
         segment.region = None
         segment.control = None
         segment.fetch = None
-        self.memory.tend()
+        self.memory.replenish()
 
-    def _held(self) -> list[EvictionCandidate]:
+    def _candidates(self) -> list[EvictionCandidate]:
         return [
             EvictionCandidate(
                 checkpoint=segment.checkpoint,

@@ -40,11 +40,11 @@ FetchCallback = Callable[[Segment, FleetError | None], None]
 class SegmentOpener:
     """`threads` read from a store that does not know itself how many keep it busy."""
 
-    def __init__(self, *, source: Source, disk: DiskCache | None, threads: int, pace: BackgroundThrottle) -> None:
+    def __init__(self, *, source: Source, disk: DiskCache | None, threads: int, throttle: BackgroundThrottle) -> None:
         self._source = source
         self._disk = disk
         self._threads = threads
-        self._pace = pace
+        self._throttle = throttle
         self.fetched = FetchedBytes()
         self._generation = 0
 
@@ -58,7 +58,7 @@ class SegmentOpener:
 
         return await in_thread(read, f"open-{checkpoint[:8]}")
 
-    def begin(
+    def start_fetch(
         self,
         segment: Segment,
         data: bytes,
@@ -66,8 +66,8 @@ class SegmentOpener:
         *,
         slab_bytes: int,
         in_use: set[CheckpointId],
-        filled: FetchCallback,
-        grown: FetchCallback,
+        on_filled: FetchCallback,
+        on_grown: FetchCallback,
     ) -> None:
         """Control block and fetch, of these chunks at first, in the memory that the segment has by now. The disk
         keeps what it can, but gives up none that is in use. Errors: OSError."""
@@ -84,11 +84,11 @@ class SegmentOpener:
             region=segment.region,
             slab_bytes=slab_bytes,
             control=segment.control,
-            lanes=self._lanes(checkpoint, manifest, image),
-            on_filled=_on_loop(filled, segment),
-            on_grown=_on_loop(grown, segment),
+            sources=self._sources(checkpoint, manifest, image),
+            on_filled=_on_loop(on_filled, segment),
+            on_grown=_on_loop(on_grown, segment),
             on_chunk=self._write_behind(image, segment.region),
-            pace=self._pace,
+            throttle=self._throttle,
         )
         segment.fetch.want(chunks)
 
@@ -101,28 +101,28 @@ class SegmentOpener:
             self._disk.keep(checkpoint, manifest, data, in_use)
         return self._disk.image(checkpoint)
 
-    def _lanes(self, checkpoint: CheckpointId, manifest: Manifest, image: DiskImage | None) -> list[FetchSource]:
+    def _sources(self, checkpoint: CheckpointId, manifest: Manifest, image: DiskImage | None) -> list[FetchSource]:
         """The disk for what it has, the store for the rest, and for what the disk turns out not to have."""
         chunks = chunk_ranges(manifest)
         there = image.present(chunks) if image is not None else []
         indices = {chunk.index for chunk in there}
         elsewhere = [chunk for chunk in chunks if chunk.index not in indices]
         store = StoreChunks(self._source, checkpoint, manifest)
-        lanes = [FetchSource(store, elsewhere, self._source.threads or self._threads)]
+        sources = [FetchSource(store, elsewhere, self._source.threads or self._threads)]
         if image is not None and there:
-            lanes.insert(0, FetchSource(image, there, DISK_THREADS))
-        return lanes
+            sources.insert(0, FetchSource(image, there, DISK_THREADS))
+        return sources
 
     def _write_behind(self, image: DiskImage | None, region: native.Region) -> Callable[[ChunkRange, str], None]:
         disk, memory, fetched = self._disk, weakref.ref(region), self.fetched
 
-        def keep(chunk: ChunkRange, source: str) -> None:
+        def on_chunk(chunk: ChunkRange, source: str) -> None:
             fetched.note(source, chunk.size_bytes)
             held = memory()
             if disk is not None and image is not None and held is not None and source != image.name:
                 disk.write_behind(image, chunk, held)
 
-        return keep
+        return on_chunk
 
 
 def fetch_manifest(source: Source, checkpoint: CheckpointId) -> bytes:
@@ -139,12 +139,12 @@ def fetch_manifest(source: Source, checkpoint: CheckpointId) -> bytes:
         raise CheckpointInvalid(str(error)) from error
 
 
-def _on_loop(told: FetchCallback, segment: Segment) -> Callable[[FleetError | None], None]:
+def _on_loop(callback: FetchCallback, segment: Segment) -> Callable[[FleetError | None], None]:
     """For the fetch's threads."""
     loop = asyncio.get_running_loop()
 
-    def tell(error: FleetError | None) -> None:
+    def call(error: FleetError | None) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed: the daemon has ended
-            loop.call_soon_threadsafe(told, segment, error)
+            loop.call_soon_threadsafe(callback, segment, error)
 
-    return tell
+    return call

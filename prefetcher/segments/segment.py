@@ -47,9 +47,9 @@ class Segment:
         self.control: native.ControlBlock | None = None
         self.fetch: Fetch | None = None
         self._stages: dict[Layers, Collection[int]] = {}
-        self._noted: dict[str, tuple[int, float]] = {}
+        self._reported_traffic: dict[str, tuple[int, float]] = {}
         self._spent_s = 0.0
-        self._spent_on_bytes = 0
+        self._spent_bytes = 0
 
     @property
     def state(self) -> Literal["filling", "partial", "ready", "failed"]:
@@ -57,7 +57,7 @@ class Segment:
             return "failed"
         if not self.filled.is_set():
             return "filling"
-        return "ready" if self.fetch is not None and self.fetch.filling.is_whole else "partial"
+        return "ready" if self.fetch is not None and self.fetch.progress.is_whole else "partial"
 
     def needed(self, stage: Layers | None) -> Collection[int]:
         """The stage's chunks, in the order of use; all of them for the whole model."""
@@ -84,14 +84,14 @@ class Segment:
         size_bytes = self.region.size_bytes if self.region is not None else 0
         if self.fetch is None:
             return SegmentReport(self.checkpoint, self.state, size_bytes, 0)
-        filling = self.fetch.filling
+        progress = self.fetch.progress
         counted_unix_ns = 0 if self.filled.is_set() else time.time_ns()
-        ready_bytes, ranges = filling.ready_bytes, filling.ranges()
+        ready_bytes, ranges = progress.ready_bytes, progress.ranges()
         return SegmentReport(self.checkpoint, self.state, size_bytes, ready_bytes, ranges, counted_unix_ns)
 
     # ── who waits for more of it ───────────────────────────────────────────────────────────────────
 
-    def living_fetch(self) -> Fetch:
+    def require_fetch(self) -> Fetch:
         """Errors: the segment's own, Unavailable if its memory was given to others."""
         if self.error is not None:
             raise self.error
@@ -111,13 +111,13 @@ class Segment:
 
     # ── its time ───────────────────────────────────────────────────────────────────────────────────
 
-    def fills(self, now_ns: int) -> None:
+    def start_filling(self, now_ns: int) -> None:
         """More is wanted; whoever waits already, waits since it began."""
         if self.filled.is_set():
             self.filled.clear()
             self.fetch_span_ns = (now_ns, 0)
 
-    def rests(self, now_ns: int) -> None:
+    def stop_filling(self, now_ns: int) -> None:
         """What is wanted has come, or will not."""
         begin_ns, end_ns = self.fetch_span_ns
         self.filled.set()
@@ -125,18 +125,18 @@ class Segment:
             return
         self.fetch_span_ns = (begin_ns, now_ns)
         self._spent_s += (now_ns - begin_ns) / 1e9
-        self._spent_on_bytes = self.fetch.filling.ready_bytes
+        self._spent_bytes = self.fetch.progress.ready_bytes
 
     @property
     def fetch_s(self) -> float:
         """What it would take to fetch again what is there, behind nobody's back."""
-        ready_bytes = self.fetch.filling.ready_bytes if self.fetch is not None else 0
-        return self._spent_s * max(1.0, ready_bytes / max(1, self._spent_on_bytes))
+        ready_bytes = self.fetch.progress.ready_bytes if self.fetch is not None else 0
+        return self._spent_s * max(1.0, ready_bytes / max(1, self._spent_bytes))
 
     def new_traffic(self) -> dict[str, tuple[int, float]]:
         """Bytes and seconds by source, of those who waited, since it was asked last."""
         traffic = self.fetch.traffic() if self.fetch is not None else {}
-        before, self._noted = self._noted, traffic
+        before, self._reported_traffic = self._reported_traffic, traffic
         return {
             source: (size_bytes - before.get(source, (0, 0.0))[0], busy_s - before.get(source, (0, 0.0))[1])
             for source, (size_bytes, busy_s) in traffic.items()

@@ -25,21 +25,21 @@ log = logging.getLogger(__name__)
 
 Pages = Literal["hugetlb", "thp", "small"]
 KINDS: tuple[Pages, ...] = ("hugetlb", "thp", "small")
-HUGETLB_LEAST_BYTES = GIB
+HUGETLB_MIN_BYTES = GIB
 """Fewer reserved huge pages than that were not reserved for us."""
-SLABS_MOST = 512
+MAX_SLABS = 512
 """Each is one descriptor here, and one mapping in the workers that attach it: some 4 µs of their start."""
 LOWEST_PRIORITY = 19
-CALM_S = 0.5
+DELAY_S = 0.5
 """From the moment there is something to do: who has just got his weights answers his first call within it, and on busy
 cores priorities count among the threads of one process or group only."""
 CLOSE_S = 2.0
 
 
 def slab_size(budget_bytes: int) -> int:
-    """A power of two that gives at most SLABS_MOST; no smaller than a chunk, which must lie in one slab."""
+    """A power of two that gives at most MAX_SLABS; no smaller than a chunk, which must lie in one slab."""
     size = CHUNK_BYTES
-    while size * SLABS_MOST < budget_bytes:
+    while size * MAX_SLABS < budget_bytes:
         size *= 2
     return size
 
@@ -59,7 +59,7 @@ def open_pool(name: str, budget_bytes: int, kinds: Sequence[Pages] = KINDS) -> t
         capacity = max(1, budget_bytes // slab_bytes)
         if kind == "hugetlb":
             free_bytes = free_hugetlb_bytes(Path("/proc/meminfo").read_text())
-            if free_bytes < HUGETLB_LEAST_BYTES:
+            if free_bytes < HUGETLB_MIN_BYTES:
                 refused[kind] = f"{free_bytes // (1 << 20):,} MiB are reserved and free: sysctl vm.nr_hugepages"
                 continue
             capacity = min(capacity, free_bytes // slab_bytes)
@@ -85,10 +85,10 @@ class SegmentMemory:
         self._budget_bytes = budget_bytes
         self._keep = min(keep_bytes, budget_bytes) // self._pool.slab_bytes
         self._others_bytes = others_bytes
-        self._work = threading.Event()
+        self._wake = threading.Event()
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._tend, name="segment-memory", daemon=True)
-        self._work.set()
+        self._thread = threading.Thread(target=self._run, name="segment-memory", daemon=True)
+        self._wake.set()
         self._thread.start()
         log.info("memory for weights", extra={"pages": self._pool.pages, "refused": self._refused})
 
@@ -109,7 +109,7 @@ class SegmentMemory:
     def slab_bytes(self) -> int:
         return self._pool.slab_bytes
 
-    def take(self, size_bytes: int, slabs: Collection[int] | None = None) -> native.Region:
+    def allocate(self, size_bytes: int, slabs: Collection[int] | None = None) -> native.Region:
         """Zeroed; it comes back by itself with the end of its last use. Unavailable if memory is short. Blocks.
 
         Only `slabs` of it, if they are named: the others take no memory, and are there once they are granted.
@@ -131,12 +131,12 @@ class SegmentMemory:
             ) from error
         self.shrink()
 
-    def tend(self) -> None:
+    def replenish(self) -> None:
         """Something came back, or was used up and filled by now: there may be something to clear or to make.
 
         Not at once when it is used up: who takes memory wants the processor and the memory's bandwidth himself.
         """
-        self._work.set()
+        self._wake.set()
 
     def shrink(self) -> None:
         """Gives free slabs back to the system, as far as others were promised what they take."""
@@ -159,24 +159,24 @@ class SegmentMemory:
     def close(self) -> None:
         """Ends the thread. The memory goes with the pool and its last region."""
         self._stop.set()
-        self._work.set()
+        self._wake.set()
         self._thread.join(CLOSE_S)
 
-    def _tend(self) -> None:
+    def _run(self) -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOWEST_PRIORITY)
-        calm_s = 0.0
+        delay_s = 0.0
         while not self._stop.is_set():
-            self._work.wait()
-            self._stop.wait(calm_s)
-            self._work.clear()
-            calm_s = CALM_S
+            self._wake.wait()
+            self._stop.wait(delay_s)
+            self._wake.clear()
+            delay_s = DELAY_S
             try:
-                while not self._stop.is_set() and self._pool.prepare(self._wanted()):
+                while not self._stop.is_set() and self._pool.prepare(self._clean_target()):
                     pass
             except OSError as error:
                 log.warning("memory cannot be made ahead", extra={"error": str(error)})
 
-    def _wanted(self) -> int:
+    def _clean_target(self) -> int:
         """Clean slabs that there should be: as many as are kept, if the budget has room for them beside workers."""
         pool = self._pool
         resident = pool.used + pool.clean + pool.dirty

@@ -57,7 +57,7 @@ class SegmentStore:
         Without `keep_idle`, a segment goes with its last worker."""
         self._changed = changed
         self._disk = disk
-        self.room = MemoryBudget(
+        self.budget = MemoryBudget(
             memory_bytes=memory_bytes,
             workers_bytes=workers_bytes,
             keep_bytes=keep_bytes,
@@ -65,8 +65,8 @@ class SegmentStore:
             changed=changed,
         )
         self.bandwidths = Bandwidths()
-        self._pace = BackgroundThrottle()
-        self._opener = SegmentOpener(source=source, disk=disk, threads=threads, pace=self._pace)
+        self._throttle = BackgroundThrottle()
+        self._opener = SegmentOpener(source=source, disk=disk, threads=threads, throttle=self._throttle)
         self._opening: set[asyncio.Task[None]] = set()
 
     @property
@@ -80,13 +80,13 @@ class SegmentStore:
 
     def traffic(self, checkpoint: CheckpointId) -> dict[str, int]:
         """Bytes that each source gave so far to those who waited for the checkpoint, as long as it is here."""
-        segment = self.room.segments.get(checkpoint)
+        segment = self.budget.segments.get(checkpoint)
         if segment is None or segment.fetch is None:
             return {}
         return {source: size_bytes for source, (size_bytes, _) in segment.fetch.traffic().items()}
 
     def reports(self) -> list[SegmentReport]:
-        return [segment.report() for segment in self.room.segments.values()]
+        return [segment.report() for segment in self.budget.segments.values()]
 
     def disk_ranges(self) -> dict[CheckpointId, list[tuple[int, int]]]:
         """(begin, end) of the chunks that the disk has of each checkpoint."""
@@ -94,10 +94,10 @@ class SegmentStore:
 
     def is_ready(self, checkpoint: CheckpointId, stage: Layers | None = None) -> bool:
         """Whether whoever acquires it would find all that it needs."""
-        segment = self.room.segments.get(checkpoint)
+        segment = self.budget.segments.get(checkpoint)
         if segment is None or segment.error is not None or segment.fetch is None:
             return False
-        return segment.fetch.filling.has(segment.needed(stage))
+        return segment.fetch.progress.has(segment.needed(stage))
 
     async def acquire(self, checkpoint: CheckpointId, worker: WorkerId, stage: Layers | None = None) -> Segment:
         """The segment, opened and pinned by the worker; perhaps still filling. Callers bring the deadline.
@@ -106,16 +106,16 @@ class SegmentStore:
 
         Errors: WeightsMissing, CheckpointInvalid, StoreFailed, Unavailable (no room, with the figures).
         """
-        segment = self.room.segments.get(checkpoint)
+        segment = self.budget.segments.get(checkpoint)
         if segment is None:
-            segment = self._begin(checkpoint, stage)
+            segment = self._open_segment(checkpoint, stage)
         segment.pins.add(worker)
         segment.uses += 1
         segment.last_used_ns = time.monotonic_ns()
         try:
             await asyncio.shield(segment.opened)
             if segment.error is None:  # else the worker learns it from the control block
-                self._ask(segment, segment.needed(stage))
+                self._want(segment, segment.needed(stage))
         except BaseException:
             self.release(segment, worker)
             raise
@@ -142,12 +142,12 @@ class SegmentStore:
             return
         segment.end_growths(Unavailable(f"nobody uses checkpoint {segment.checkpoint[:12]} here any more"))
         if segment.fetch is not None:
-            segment.fetch.filling.stop_growing()
-        self.room.unpinned(segment)
+            segment.fetch.progress.stop_growing()
+        self.budget.on_unpinned(segment)
 
     # ── more of a segment than was asked for ───────────────────────────────────────────────────────
 
-    def first(self, segment: Segment, first: int, last: int) -> None:
+    def prioritize(self, segment: Segment, first: int, last: int) -> None:
         """Somebody waits for chunks first to last: they come before all others, also those that nobody had asked for.
 
         If there is no memory for them, the segment fails, and whoever waits learns that; what is there stays there.
@@ -156,18 +156,18 @@ class SegmentStore:
             return
         chunks = range(max(0, first), min(last + 1, segment.control.chunk_count))
         try:
-            self._ask(segment, chunks)
+            self._want(segment, chunks)
         except FleetError as error:
             segment.fetch.fail(error)
             return
-        segment.fetch.filling.first(chunks)
+        segment.fetch.progress.prioritize(chunks)
 
     def hurry(self, segment: Segment) -> None:
         """The rest of the checkpoint is wanted now, as fast as it comes: somebody must go on without the others.
 
         Errors: Unavailable if there is no room, with the figures; the segment's own.
         """
-        self._ask(segment, segment.needed(None))
+        self._want(segment, segment.needed(None))
 
     async def grow(self, segment: Segment) -> None:
         """Returns when the whole checkpoint is there. It comes once all is there that anybody waits for, slowly
@@ -176,39 +176,39 @@ class SegmentStore:
         Errors: Unavailable if there is no room, with the figures; StoreFailed and whatever else kept it from coming.
         Those who serve what is there go on, and it may be tried again, unless the segment itself has failed.
         """
-        fetch = segment.living_fetch()
-        self.room.grant(segment, fetch.filling.unwanted(segment.needed(None)))
+        fetch = segment.require_fetch()
+        self.budget.grant(segment, fetch.progress.unwanted(segment.needed(None)))
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         segment.growths.add(done)
         fetch.grow()
         try:
-            if not fetch.filling.is_whole:
+            if not fetch.progress.is_whole:
                 await done
         finally:
             segment.growths.discard(done)
             if not segment.growths:
-                fetch.filling.stop_growing()
+                fetch.progress.stop_growing()
 
-    def _ask(self, segment: Segment, chunks: Collection[int]) -> None:
+    def _want(self, segment: Segment, chunks: Collection[int]) -> None:
         """They are wanted too. Errors: Unavailable if there is no room, the segment's own."""
-        fetch = segment.living_fetch()
-        new = fetch.filling.unwanted(chunks)
+        fetch = segment.require_fetch()
+        new = fetch.progress.unwanted(chunks)
         if not new:
             return
-        self.room.grant(segment, new)
-        segment.fills(time.monotonic_ns())
+        self.budget.grant(segment, new)
+        segment.start_filling(time.monotonic_ns())
         fetch.want(new)
-        if fetch.filling.is_filled:  # some came meanwhile, behind our back
-            self._ended(segment, None)
+        if fetch.progress.is_filled:  # some came meanwhile, behind our back
+            self._on_filled(segment, None)
         self._changed()
 
     # ── opening ────────────────────────────────────────────────────────────────────────────────────
 
-    def _begin(self, checkpoint: CheckpointId, stage: Layers | None) -> Segment:
+    def _open_segment(self, checkpoint: CheckpointId, stage: Layers | None) -> Segment:
         if not _DIGEST.fullmatch(checkpoint):
             raise WeightsMissing(f"{checkpoint!r} is not the id of a checkpoint")
         segment = Segment(checkpoint, asyncio.get_running_loop().create_future())
-        self.room.segments[checkpoint] = segment
+        self.budget.segments[checkpoint] = segment
         task = asyncio.create_task(self._open(segment, stage), name=f"open-{checkpoint[:8]}")
         self._opening.add(task)
         task.add_done_callback(self._opening.discard)
@@ -220,32 +220,32 @@ class SegmentStore:
         try:
             segment.manifest, data = await self._opener.read_manifest(checkpoint)
             chunks = segment.needed(stage)
-            await self.room.take(segment, chunks)
-            self._opener.begin(
+            await self.budget.allocate(segment, chunks)
+            self._opener.start_fetch(
                 segment,
                 data,
                 chunks,
-                slab_bytes=self.room.memory.slab_bytes,
-                in_use=set(self.room.segments),
-                filled=self._ended,
-                grown=self._grown,
+                slab_bytes=self.budget.memory.slab_bytes,
+                in_use=set(self.budget.segments),
+                on_filled=self._on_filled,
+                on_grown=self._on_grown,
             )
             segment.opened.set_result(None)
             self._changed()
         except asyncio.CancelledError:
-            self._failed_to_open(segment, Unavailable("the node is going down", retry_after_s=1.0))
+            self._fail_open(segment, Unavailable("the node is going down", retry_after_s=1.0))
             raise
         except FleetError as error:
-            self._failed_to_open(segment, error)
+            self._fail_open(segment, error)
         except OSError as error:
-            self._failed_to_open(segment, Unavailable(f"checkpoint {checkpoint[:12]}: no memory for it: {error}"))
+            self._fail_open(segment, Unavailable(f"checkpoint {checkpoint[:12]}: no memory for it: {error}"))
         except Exception as error:
             log.exception("a segment failed to open in an unforeseen way")
-            self._failed_to_open(segment, FleetError(f"checkpoint {checkpoint[:12]}: {type(error).__name__}: {error}"))
+            self._fail_open(segment, FleetError(f"checkpoint {checkpoint[:12]}: {type(error).__name__}: {error}"))
 
-    def _failed_to_open(self, segment: Segment, error: FleetError) -> None:
+    def _fail_open(self, segment: Segment, error: FleetError) -> None:
         segment.error = error
-        self.room.discard(segment)
+        self.budget.discard(segment)
         segment.filled.set()
         if not segment.opened.done():
             segment.opened.set_exception(error)
@@ -253,26 +253,26 @@ class SegmentStore:
 
     # ── what becomes of a fetch ────────────────────────────────────────────────────────────────────
 
-    def _ended(self, segment: Segment, error: FleetError | None) -> None:
+    def _on_filled(self, segment: Segment, error: FleetError | None) -> None:
         """All that is wanted is there, or will not come."""
         if segment.fetch is None or segment.error is not None:
             return
-        if error is None and (segment.filled.is_set() or not segment.fetch.filling.is_filled):
+        if error is None and (segment.filled.is_set() or not segment.fetch.progress.is_filled):
             return  # told before, or more was wanted meanwhile
         segment.error = error
-        segment.rests(time.monotonic_ns())
-        self.room.memory.tend()
+        segment.stop_filling(time.monotonic_ns())
+        self.budget.memory.replenish()
         self._note_traffic(segment)
         extra = {"checkpoint": segment.checkpoint, "size_bytes": segment.size_bytes}
         if error is None:
-            log.info("segment ready" if segment.fetch.filling.is_whole else "segment has its stages", extra=extra)
+            log.info("segment ready" if segment.fetch.progress.is_whole else "segment has its stages", extra=extra)
         else:
             log.warning("segment failed", extra={**extra, "error": error.message})
             segment.end_growths(error)
-            self.room.forget(segment)
+            self.budget.retire(segment)
         self._changed()
 
-    def _grown(self, segment: Segment, error: FleetError | None) -> None:
+    def _on_grown(self, segment: Segment, error: FleetError | None) -> None:
         """The whole checkpoint is there, or its growth ended before."""
         if error is None:
             log.info("segment whole", extra={"checkpoint": segment.checkpoint, "size_bytes": segment.size_bytes})
@@ -283,7 +283,7 @@ class SegmentStore:
         for source, (size_bytes, busy_s) in segment.new_traffic().items():
             self.bandwidths.note(source, size_bytes, busy_s)
         if bytes_per_s := self.bandwidths.bytes_per_s().get(StoreChunks.name):
-            self._pace.measured(bytes_per_s)
+            self._throttle.set_measured(bytes_per_s)
 
     # ── the end ────────────────────────────────────────────────────────────────────────────────────
 
@@ -291,11 +291,11 @@ class SegmentStore:
         """Stops every fetch within the deadline and lets all memory go."""
         for task in list(self._opening):
             task.cancel()
-        found = [segment.fetch for segment in self.room.segments.values() if segment.fetch is not None]
-        self.room.segments.clear()
+        found = [segment.fetch for segment in self.budget.segments.values() if segment.fetch is not None]
+        self.budget.segments.clear()
         for fetch in found:
-            if not fetch.filling.is_whole:
+            if not fetch.progress.is_whole:
                 await in_thread(lambda fetch=fetch: fetch.close(CLOSE_TIMEOUT_S), "close-fetch")  # type: ignore[misc]
         if self._disk is not None:
             self._disk.close()
-        self.room.close()
+        self.budget.close()

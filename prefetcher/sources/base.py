@@ -23,7 +23,7 @@ DISK_THREADS = 16
 """Eight read at once or check what they have read: here 16 reach the rate of fio, 8 stay 5% below it."""
 FILE_RUN_BYTES = 4 * 1024 * 1024
 """One direct read: smaller ones cost more, and longer ones would read far ahead of what is used first."""
-PIECES_MOST = 1024
+MAX_PIECES = 1024
 """In one read: IOV_MAX."""
 
 
@@ -74,7 +74,7 @@ class ObjectRange:
     object_bytes: int
     offset: int
     pieces: Sequence[Piece]
-    pace: BackgroundThrottle | None = None
+    throttle: BackgroundThrottle | None = None
     """For reads that nobody waits for."""
 
 
@@ -140,7 +140,7 @@ class FileReader:
         size_bytes = sum(piece.size_bytes for piece in pieces)
         aligned = offset % PAGE_BYTES == 0 and all(len(piece.room) % PAGE_BYTES == 0 for piece in pieces)
         gapless = all(len(piece.room) == piece.size_bytes for piece in pieces[:-1])
-        if self._direct is None or not 1 < len(pieces) <= PIECES_MOST or not (aligned and gapless):
+        if self._direct is None or not 1 < len(pieces) <= MAX_PIECES or not (aligned and gapless):
             return 0
         if self._is_cached(offset, size_bytes):
             return 0
@@ -195,8 +195,8 @@ class FileSource:
             found_bytes = os.fstat(fd).st_size
             if found_bytes != asked.object_bytes:
                 raise ObjectSizeMismatch(asked.key, expected_bytes=asked.object_bytes, found_bytes=found_bytes)
-            if asked.pace is not None:
-                asked.pace.wait(sum(piece.size_bytes for piece in asked.pieces), stopped)
+            if asked.throttle is not None:
+                asked.throttle.wait(sum(piece.size_bytes for piece in asked.pieces), stopped)
             if stopped():
                 raise ReadCancelled(asked.key)
             yield from reader.read_run(asked.offset, asked.pieces)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from urllib.parse import urlsplit
 
 CONNECT_TIMEOUT_S = 3.0
-IDLE_MOST = 32
+MAX_IDLE = 32
 
 
 class ConnectionPool:
@@ -36,7 +36,7 @@ class ConnectionPool:
         target = urlsplit(url)
         with self._lock:
             idle = self._idle.setdefault(f"{target.scheme}://{target.netloc}", [])
-            if len(idle) < IDLE_MOST:
+            if len(idle) < MAX_IDLE:
                 idle.append(connection)
                 return
         connection.close()
@@ -50,13 +50,13 @@ class ConnectionPool:
     def _open(self, url: str) -> http.client.HTTPConnection:
         target = urlsplit(url)
         host, port = target.hostname or "", target.port
-        proxy = proxy_of(url)
+        proxy = proxy_for(url)
         if target.scheme != "https":
             if proxy:
                 host, port = proxy
             return http.client.HTTPConnection(host, port, timeout=CONNECT_TIMEOUT_S)
         if self._tls is None:
-            self._tls = ssl.create_default_context(cafile=authorities(os.environ))
+            self._tls = ssl.create_default_context(cafile=ca_bundle(os.environ))
         if not proxy:
             return http.client.HTTPSConnection(host, port, timeout=CONNECT_TIMEOUT_S, context=self._tls)
         connection = http.client.HTTPSConnection(*proxy, timeout=CONNECT_TIMEOUT_S, context=self._tls)
@@ -64,7 +64,7 @@ class ConnectionPool:
         return connection
 
 
-def proxy_of(url: str) -> tuple[str, int | None] | None:
+def proxy_for(url: str) -> tuple[str, int | None] | None:
     """As http_proxy, https_proxy and no_proxy say."""
     target = urlsplit(url)
     if urllib.request.proxy_bypass(target.hostname or ""):
@@ -80,10 +80,10 @@ def request_path(url: str) -> str:
     """What stands in the request line: a proxy of plain HTTP wants the whole URL."""
     target = urlsplit(url)
     path = f"{target.path or '/'}?{target.query}" if target.query else target.path or "/"
-    whole = target.scheme == "http" and proxy_of(url) is not None
+    whole = target.scheme == "http" and proxy_for(url) is not None
     return f"http://{target.netloc}{path}" if whole else path
 
 
-def authorities(env: Mapping[str, str]) -> str | None:
+def ca_bundle(env: Mapping[str, str]) -> str | None:
     """The certificates to trust, where somebody named them; None for the system's."""
     return env.get("AWS_CA_BUNDLE") or env.get("REQUESTS_CA_BUNDLE") or None

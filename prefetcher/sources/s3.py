@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from .base import ObjectMissing, ObjectRange, ObjectSizeMismatch, ReadCancelled, SourceError, check_key
 from .connection_pool import ConnectionPool, request_path
 from .s3_body import RangeProgress, ResponseBody, check_range
-from .s3_client import READ_TIMEOUT_S, STALE, URL_LIVES_S, open_client
+from .s3_client import READ_TIMEOUT_S, STALE_ERRORS, URL_LIVES_S, open_client
 
 STALL_S = 2.0
 """Without a single byte, while asking again elsewhere may help."""
@@ -26,7 +26,7 @@ LAG_AFTER_S = 1.0
 """Before that a slow range is one that has just begun."""
 LAG_FACTOR = 5
 """Slower than others by that, a range is asked for again. For less, networks have their moods too often."""
-LAGS_MOST = 2
+MAX_LAGS = 2
 """A range that lags a third time is as fast as it gets."""
 SMOOTHING = 0.2
 URL_USED_S = 300.0
@@ -44,9 +44,9 @@ class S3Source:
         self._prefix = f"{prefix}/" if prefix else ""
         self._client = open_client()
         self._connections = ConnectionPool()
-        self._paced = ConnectionPool()
+        self._throttled = ConnectionPool()
         """With small receive buffers, which the kernel would not let grow again."""
-        for connections in (self._connections, self._paced):
+        for connections in (self._connections, self._throttled):
             weakref.finalize(self, connections.close)
         self._lock = threading.Lock()
         self._urls: dict[str, tuple[str, float]] = {}
@@ -72,10 +72,10 @@ class S3Source:
 
     def read(self, asked: ObjectRange, stopped: Callable[[], bool]) -> Iterator[int]:
         progress = RangeProgress(asked)
-        lags = 0 if asked.pace is None else LAGS_MOST  # what is slow on purpose does not lag
+        lags = 0 if asked.throttle is None else MAX_LAGS  # what is slow on purpose does not lag
         while not progress.whole:
             try:
-                yield from self._stream(asked, progress, stopped, patient=lags == LAGS_MOST)
+                yield from self._stream(asked, progress, stopped, patient=lags == MAX_LAGS)
             except _SlowConnection:
                 lags += 1
             except _StaleConnection:  # each is gone then, and the next may be new
@@ -88,13 +88,13 @@ class S3Source:
         if stopped():
             raise ReadCancelled(asked.key)
         url = self._url(asked.key)
-        connections = self._connections if asked.pace is None else self._paced
+        connections = self._connections if asked.throttle is None else self._throttled
         connection, new = connections.take(url)
         answer = None
         whole = False
         try:
             answer = self._ask(connection, url, asked, progress, patient=patient)
-            body = ResponseBody(answer, connection.sock, READ_TIMEOUT_S if patient else STALL_S, asked.pace)
+            body = ResponseBody(answer, connection.sock, READ_TIMEOUT_S if patient else STALL_S, asked.throttle)
             began_s, begin = time.monotonic(), progress.offset
             while not progress.whole:
                 if stopped():
@@ -103,12 +103,12 @@ class S3Source:
                 checksum = progress.fill(body)
                 if checksum is not None:
                     yield checksum
-                if asked.pace is not None:
-                    asked.pace.wait(progress.offset - before, stopped)
+                if asked.throttle is not None:
+                    asked.throttle.wait(progress.offset - before, stopped)
                 if not patient:
-                    self._check_pace(progress.offset - begin, time.monotonic() - began_s)
-            if asked.pace is None:
-                self._note_pace(progress.offset - begin, time.monotonic() - began_s)
+                    self._check_rate(progress.offset - begin, time.monotonic() - began_s)
+            if asked.throttle is None:
+                self._note_rate(progress.offset - begin, time.monotonic() - began_s)
             whole = body.end()
         except EOFError as error:
             raise SourceError(f"{asked.key}: the answer ended after byte {progress.offset}") from error
@@ -116,7 +116,7 @@ class S3Source:
             if not patient:
                 raise _SlowConnection from error
             raise SourceError(f"{asked.key}: no byte after {progress.offset} in {READ_TIMEOUT_S:g} s") from error
-        except STALE as error:
+        except STALE_ERRORS as error:
             if new:
                 raise SourceError(f"{asked.key}: at byte {progress.offset}: {error}") from error
             raise _StaleConnection from error
@@ -143,8 +143,8 @@ class S3Source:
         """The answer, once its headers were checked."""
         wanted = f"bytes={progress.offset}-{progress.end - 1}"
         connection.request("GET", request_path(url), headers={"Range": wanted})
-        if asked.pace is not None:
-            connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, asked.pace.window_bytes)
+        if asked.throttle is not None:
+            connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, asked.throttle.window_bytes)
         connection.sock.settimeout(READ_TIMEOUT_S if patient else STALL_S)
         answer = connection.getresponse()
         try:
@@ -207,11 +207,11 @@ class S3Source:
             self._urls[key] = (url, now_s + URL_USED_S)
         return url
 
-    def _check_pace(self, size_bytes: int, took_s: float) -> None:
+    def _check_rate(self, size_bytes: int, took_s: float) -> None:
         if took_s > LAG_AFTER_S and size_bytes / took_s * LAG_FACTOR < self._typical_bytes_per_s:
             raise _SlowConnection
 
-    def _note_pace(self, size_bytes: int, took_s: float) -> None:
+    def _note_rate(self, size_bytes: int, took_s: float) -> None:
         rate = size_bytes / max(took_s, 1e-6)
         with self._lock:
             known = self._typical_bytes_per_s

@@ -25,22 +25,22 @@ class ResponseBody:
     """
 
     def __init__(
-        self, answer: http.client.HTTPResponse, sock: socket.socket, stall_s: float, pace: BackgroundThrottle | None
+        self, answer: http.client.HTTPResponse, sock: socket.socket, stall_s: float, throttle: BackgroundThrottle | None
     ) -> None:
         self._answer = answer
         self._socket = sock
-        self._pace = pace
+        self._throttle = throttle
         self._encrypted = isinstance(self._socket, ssl.SSLSocket)
         self._left_bytes = answer.length or 0
         self._buffered_bytes = 0
         if not self._encrypted:
             self._buffered_bytes = min(len(answer.peek()), self._left_bytes)
             self._socket.settimeout(None)
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", *_parts(stall_s)))
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", *_timeval(stall_s)))
 
     def read(self, into: memoryview, checksum: native.Checksum, begin: int) -> int:
         """Fills `into` from `begin` on; how far it is filled, if time was up before its end."""
-        most_bytes = READ_BYTES if self._pace is None else self._pace.portion_bytes
+        most_bytes = READ_BYTES if self._throttle is None else self._throttle.portion_bytes
         if self._encrypted:
             room = into[begin : begin + most_bytes]
             count = self._answer.readinto(room)
@@ -52,7 +52,7 @@ class ResponseBody:
             filled = begin + self._answer.readinto(into[begin : begin + self._buffered_bytes])
             self._buffered_bytes -= filled - begin
             checksum.advance(filled)
-        elif self._pace is not None:
+        elif self._throttle is not None:
             filled = begin + self._receive(into[begin : begin + most_bytes])
             checksum.advance(filled)
         else:
@@ -76,7 +76,7 @@ class ResponseBody:
         return reusable
 
 
-def _parts(seconds: float) -> tuple[int, int]:
+def _timeval(seconds: float) -> tuple[int, int]:
     """As the kernel's struct timeval."""
     return int(seconds), int(seconds % 1 * 1e6)
 

@@ -10,7 +10,7 @@ from .connection_pool import CONNECT_TIMEOUT_S
 READ_TIMEOUT_S = 10.0
 """Without a single byte. Longest that an abandoned read can hold its memory."""
 URL_LIVES_S = 3600
-STALE = (http.client.RemoteDisconnected, ConnectionResetError, BrokenPipeError)
+STALE_ERRORS = (http.client.RemoteDisconnected, ConnectionResetError, BrokenPipeError)
 
 
 def open_client() -> Any:

@@ -42,7 +42,7 @@ class BackgroundThrottle:
         self._bytes_per_s = 0.0
         self._next_s = 0.0
 
-    def measured(self, bytes_per_s: float) -> None:
+    def set_measured(self, bytes_per_s: float) -> None:
         """So fast is the source when nobody holds back. Before that is known only portions are small."""
         with self._lock:
             self._bytes_per_s = bytes_per_s * SHARE

@@ -57,7 +57,7 @@ class Relays:
         with self._lock:
             threads, outgoing = list(self._threads), list(self._outgoing)
         for one in outgoing:
-            one.hurry()
+            one.expedite()
         for thread in threads:
             thread.join(max(0.0, ends_s - time.monotonic()))
         if left := sum(thread.is_alive() for thread in threads):

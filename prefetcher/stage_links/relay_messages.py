@@ -43,12 +43,12 @@ class RelayLink:
     def key(self, sequence: int) -> str:
         return f"{self.folder}{sequence:010d}"
 
-    def sealed(self, sequence: int, data: bytes, *, last: bool = False) -> bytes:
+    def sign(self, sequence: int, data: bytes, *, last: bool = False) -> bytes:
         """The object at that place; `last`: the sender has no more to say."""
         kind = LAST if last else MORE
         return b"".join((MAGIC, kind, self._digest(sequence, kind, data), data))
 
-    def opened(self, sequence: int, sealed: bytes) -> tuple[bytes, bool]:
+    def verify(self, sequence: int, sealed: bytes) -> tuple[bytes, bool]:
         """Its bytes, and whether it is the last. Errors: NotOfThisLink."""
         kind, data = sealed[len(MAGIC) : len(MAGIC) + 1], sealed[HEAD_BYTES:]
         if not sealed.startswith(MAGIC) or kind not in (MORE, LAST) or len(sealed) < HEAD_BYTES:

@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 from ..sources.base import SourceError
 from .relay_messages import HEAD_BYTES, OBJECT_BYTES, InvalidRelayObject, RelayLink
-from .relay_sender import GIVE_UP_S, remove
+from .relay_sender import WRITE_TIMEOUT_S, remove
 from .relay_store import RelayStore, StoreRejection
 
 log = logging.getLogger(__name__)
@@ -90,7 +90,7 @@ class RelayReceiver:
             if sealed is None:
                 self._stopped.wait(poll_after_s(usual_s, now_s - came_s))
                 continue
-            data, last = self._link.opened(sequence, sealed)
+            data, last = self._link.verify(sequence, sealed)
             if last:
                 self._read.put(self._link.key(sequence))
                 return
@@ -105,7 +105,7 @@ class RelayReceiver:
             try:
                 return self._objects.get(self._link.key(sequence), HEAD_BYTES + OBJECT_BYTES)
             except SourceError:
-                if time.monotonic() - began_s > GIVE_UP_S or self._stopped.wait(RETRY_S):
+                if time.monotonic() - began_s > WRITE_TIMEOUT_S or self._stopped.wait(RETRY_S):
                     raise
 
     def _deliver(self, data: bytes) -> None:

@@ -27,13 +27,13 @@ GATHER_S = 0.0005
 GATHER_BYTES = 256 * 1024
 WINDOW = 64
 """Objects that may lie in the store and wait for the receiver, which has deleted the older ones."""
-LOOK_S = 1.0
+IDLE_CHECK_S = 1.0
 """Between two looks at whether the receiver reads, while there is room in the window."""
-LOOK_AGAIN_S = 0.05
-TAKEN_S = 3.0
-HURRIED_S = 1.0
+CHECK_INTERVAL_S = 0.05
+ACK_TIMEOUT_S = 3.0
+CLOSING_ACK_S = 1.0
 """For an object to be read, also the first one: the receiver's node hears from the controller that it shall."""
-GIVE_UP_S = 2.0
+WRITE_TIMEOUT_S = 2.0
 """For one object to be written: the receiver hears nothing for as long, and misses the stage soon after."""
 RETRY_S = 0.05
 LATE_S = 1.0
@@ -50,18 +50,18 @@ class RelaySender:
         self._objects = objects
         self._source = source
         self._failed = failed
-        self._turn = threading.Lock()
+        self._read_lock = threading.Lock()
         self._changed = threading.Condition()
         self._next = 0
         """Sequence of the next object."""
         self._under_way: set[int] = set()
         """Being written."""
-        self._taken = 0
+        self._acknowledged = 0
         """The receiver has read all before it."""
         self._ended = False
         """Nothing more is read from the socket."""
         self._why = ""
-        self._hurried = False
+        self._closing = False
         self._repeated = False
         """Some object was written twice, or may yet be."""
 
@@ -81,14 +81,14 @@ class RelaySender:
             self._failed(self._why)
         if self._repeated:
             with self._changed:
-                self._changed.wait_for(lambda: self._hurried, LATE_S)
-        if self._taken < self._next or self._repeated:
+                self._changed.wait_for(lambda: self._closing, LATE_S)
+        if self._acknowledged < self._next or self._repeated:
             remove(self._objects, self._link)
 
-    def hurry(self) -> None:
+    def expedite(self) -> None:
         """The daemon ends: whoever has not read by now has a second to."""
         with self._changed:
-            self._hurried = True
+            self._closing = True
             self._changed.notify_all()
 
     def _guarded(self, body: Callable[[], None]) -> None:
@@ -103,7 +103,7 @@ class RelaySender:
 
     def _write(self) -> None:
         while True:
-            with self._turn:
+            with self._read_lock:
                 if not self._room():
                     return
                 data = self._received()
@@ -113,7 +113,7 @@ class RelaySender:
                     sequence, self._next = self._next, self._next + 1
                     self._under_way.add(sequence)
                     self._ended = not data
-            self._put(sequence, self._link.sealed(sequence, data, last=not data))
+            self._put(sequence, self._link.sign(sequence, data, last=not data))
             with self._changed:
                 self._under_way.discard(sequence)
                 self._changed.notify_all()
@@ -121,7 +121,7 @@ class RelaySender:
     def _room(self) -> bool:
         """Waits for it in the window; False once the link has ended."""
         with self._changed:
-            self._changed.wait_for(lambda: self._ended or self._next - self._taken < WINDOW)
+            self._changed.wait_for(lambda: self._ended or self._next - self._acknowledged < WINDOW)
             return not self._ended
 
     def _received(self) -> bytes:
@@ -149,7 +149,7 @@ class RelaySender:
                 self._fail(str(error))
             except SourceError as error:
                 self._repeated = True
-                if time.monotonic() - began_s > GIVE_UP_S:
+                if time.monotonic() - began_s > WRITE_TIMEOUT_S:
                     self._fail(f"the object store does not take it: {error}")
                 else:
                     time.sleep(RETRY_S)
@@ -169,32 +169,32 @@ class RelaySender:
 
     def _watch(self) -> None:
         """Until all is written and read, or the link has failed."""
-        looked_at, since_s = -1, 0.0
+        checked, since_s = -1, 0.0
         while not self._why:
             with self._changed:
-                self._changed.wait_for(self._worth_a_look, LOOK_S)
-                if self._ended and not self._under_way and self._taken == self._next:
+                self._changed.wait_for(self._should_check, IDLE_CHECK_S)
+                if self._ended and not self._under_way and self._acknowledged == self._next:
                     return
                 written = min(self._under_way, default=self._next)
-            if looked_at < self._taken <= written - 1:
-                looked_at, since_s = written - 1, time.monotonic()
-            if looked_at < self._taken:  # nothing to look at
-                time.sleep(LOOK_AGAIN_S)
+            if checked < self._acknowledged <= written - 1:
+                checked, since_s = written - 1, time.monotonic()
+            if checked < self._acknowledged:  # nothing to look at
+                time.sleep(CHECK_INTERVAL_S)
                 continue
-            if self._is_gone(looked_at):
+            if self._is_deleted(checked):
                 with self._changed:
-                    self._taken = looked_at + 1
+                    self._acknowledged = checked + 1
                     self._changed.notify_all()
-            elif time.monotonic() - since_s > (HURRIED_S if self._hurried else TAKEN_S):
+            elif time.monotonic() - since_s > (CLOSING_ACK_S if self._closing else ACK_TIMEOUT_S):
                 self._fail(f"stage {self._link.receiver} reads nothing of what stage {self._link.sender} sends it")
             else:
-                time.sleep(LOOK_AGAIN_S)
+                time.sleep(CHECK_INTERVAL_S)
 
-    def _worth_a_look(self) -> bool:
-        half = self._next - self._taken >= WINDOW // 2
-        return half or bool(self._why) or ((self._ended or self._hurried) and not self._under_way)
+    def _should_check(self) -> bool:
+        half = self._next - self._acknowledged >= WINDOW // 2
+        return half or bool(self._why) or ((self._ended or self._closing) and not self._under_way)
 
-    def _is_gone(self, sequence: int) -> bool:
+    def _is_deleted(self, sequence: int) -> bool:
         try:
             return not self._objects.exists(self._link.key(sequence))
         except (SourceError, StoreRejection) as error:

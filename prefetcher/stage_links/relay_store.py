@@ -13,7 +13,7 @@ import threading
 
 from ..sources.base import ObjectMissing, SourceError, check_key
 from ..sources.connection_pool import ConnectionPool, request_path
-from ..sources.s3_client import STALE, URL_LIVES_S, open_client
+from ..sources.s3_client import STALE_ERRORS, URL_LIVES_S, open_client
 
 REQUEST_S = 0.5
 """Ten times what a store usually takes."""
@@ -102,7 +102,7 @@ class RelayStore:
             try:
                 answer = self._exchange(connection, method, url, body, timeout_s)
                 data = answer.read(limit_bytes + 1)
-            except STALE as error:
+            except STALE_ERRORS as error:
                 connection.close()
                 if new:
                     raise SourceError(f"{key}: {type(error).__name__}: {error}") from error

@@ -30,12 +30,12 @@ BACKLOG = 16
 CONNECT_S = 0.5
 """Hosts that cannot answer in that time are too far from each other for a pipeline."""
 RETRY_S = 0.1
-TRIES = 2
+ATTEMPTS = 2
 """Of one address: about a second, then another way is looked for."""
 
 
 class StageSockets:
-    """One stage's. `connected` gets each connection with the stage's index, and owns it from then on; `detour` has
+    """One stage's. `connected` gets each connection with the stage's index, and owns it from then on; `open_relay` has
     another connection to a stage that cannot be reached, and why that is so, or None.
     """
 
@@ -44,12 +44,12 @@ class StageSockets:
         stage: Stage,
         address: str,
         connected: Callable[[int, socket.socket], None],
-        detour: Callable[[int, str], socket.socket | None],
+        open_relay: Callable[[int, str], socket.socket | None],
     ) -> None:
         """Errors: OSError if nothing can listen there."""
         self._stage = stage
         self._connected = connected
-        self._detour = detour
+        self._open_relay = open_relay
         self._known: dict[int, str] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
@@ -62,14 +62,14 @@ class StageSockets:
         host, port = self._at
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
-    def tell(self, peers: Sequence[str]) -> None:
+    def connect_peers(self, peers: Sequence[str]) -> None:
         """Where the stages are, by index, as far as it is known."""
         for index, address in enumerate(peers):
             if index == self._stage.index or not address or index in self._known:
                 continue
             self._known[index] = address
             if address == NO_PEER:
-                self._connected(index, _dead())
+                self._connected(index, _closed_connection())
                 continue
             task = asyncio.create_task(self._connect(index, address), name=f"link-{self._stage.pipeline}-{index}")
             self._tasks.add(task)
@@ -77,7 +77,7 @@ class StageSockets:
 
     async def _connect(self, index: int, address: str) -> None:
         why = ""
-        for _ in range(TRIES):
+        for _ in range(ATTEMPTS):
             try:
                 link = await _connection(address)
             except (OSError, ValueError, OverflowError) as error:  # the others: no address at all
@@ -87,9 +87,9 @@ class StageSockets:
                 continue
             self._connected(index, link)
             return
-        self._connected(index, self._detour(index, why) or _dead())
+        self._connected(index, self._open_relay(index, why) or _closed_connection())
 
-    def to_listener(self) -> socket.socket:
+    def connect_to_listener(self) -> socket.socket:
         """A connection as another stage makes it, in any thread. Errors: OSError."""
         link = socket.create_connection(self._at, timeout=CONNECT_S)
         link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -116,7 +116,7 @@ async def _connection(address: str) -> socket.socket:
     return link
 
 
-def _dead() -> socket.socket:
+def _closed_connection() -> socket.socket:
     """A connection to a stage that is lost: whoever sends on it learns that at once, as of any other."""
     link, other = socket.socketpair()
     other.close()
@@ -155,8 +155,8 @@ class PipelineMembership:
         """Whether it needs no other worker."""
         self.sockets: StageSockets | None = None
         if order.stage is not None:
-            self.sockets = StageSockets(order.stage, address, self._connected, self._detour)
-            self.tell(order)
+            self.sockets = StageSockets(order.stage, address, self._connected, self._open_relay)
+            self.update(order)
 
     @property
     def link(self) -> str:
@@ -184,18 +184,20 @@ class PipelineMembership:
         for index, link in early:
             self._connected(index, link)
 
-    def tell(self, order: WorkerOrder) -> None:
+    def update(self, order: WorkerOrder) -> None:
         """Where the other stages are by now, which of them come through the store, and whether it shall become a
         whole worker."""
         self._order = order
         if self.sockets is None:
             return
-        self.sockets.tell(order.peers)
+        self.sockets.connect_peers(order.peers)
         for sender in order.relayed:
             if self._relays is not None and self._is_other(sender) and sender not in self._received:
                 log.info("a stage comes through the object store", extra={"worker": order.worker, "stage": sender})
                 self._received[sender] = self._relays.receive(
-                    self._link(sender, self._stage.index), self.sockets.to_listener, self._relay_failed()
+                    self._link(sender, self._stage.index),
+                    self.sockets.connect_to_listener,
+                    self._relay_failure_callback(),
                 )
 
     def grow(self, segments: SegmentStore, segment: Segment) -> None:
@@ -238,11 +240,11 @@ class PipelineMembership:
         order = self._order
         return RelayLink(pipeline=self._stage.pipeline, sender=sender, receiver=receiver, secret=order.secret)
 
-    def _detour(self, index: int, why: str) -> socket.socket | None:
+    def _open_relay(self, index: int, why: str) -> socket.socket | None:
         if self._relays is None or not self._is_other(index):
             return None
         theirs, ours = socket.socketpair()
-        self._relays.send(self._link(self._stage.index, index), ours, self._relay_failed())
+        self._relays.send(self._link(self._stage.index, index), ours, self._relay_failure_callback())
         worker = self._order.worker
         log.warning("a stage is reached through the object store", extra={"worker": worker, "stage": index, "why": why})
         self._note(f"stage {index} cannot be reached directly ({why}): the object store is the way to it")
@@ -250,17 +252,17 @@ class PipelineMembership:
         self._changed()
         return theirs
 
-    def _relay_failed(self) -> Callable[[str], None]:
+    def _relay_failure_callback(self) -> Callable[[str], None]:
         """For threads of a relay, which may outlive the loop by a moment."""
         loop = asyncio.get_running_loop()
 
         def failed(why: str) -> None:
             with contextlib.suppress(RuntimeError):
-                loop.call_soon_threadsafe(self._lost_relay, why)
+                loop.call_soon_threadsafe(self._on_relay_failed, why)
 
         return failed
 
-    def _lost_relay(self, why: str) -> None:
+    def _on_relay_failed(self, why: str) -> None:
         if self._closed or self.whole:  # its pipeline is over, and the others may have left without a word
             return
         log.warning("a link through the object store broke", extra={"worker": self._order.worker, "why": why})

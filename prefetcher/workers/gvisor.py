@@ -32,15 +32,15 @@ SANDBOX_BYTES = 128 * MIB
 class GVisorSandbox:
     """Of one worker."""
 
-    def __init__(self, host: NodeServices, body: WorkerProcess) -> None:
-        self._host = host
-        self._body = body
+    def __init__(self, services: NodeServices, process: WorkerProcess) -> None:
+        self._services = services
+        self._process = process
         self._bundle = -1
         self._end_doorway: Callable[[], None] = lambda: None
 
     async def prepare(self, bundle: Path, segments: Sequence[Segment]) -> None:
         """Errors: StartFailed, OSError."""
-        if segments and self._host.segments.room.memory.report().pages == "hugetlb":
+        if segments and self._services.segments.budget.memory.report().pages == "hugetlb":
             raise StartFailed(
                 "this node keeps weights in reserved huge pages, which gVisor cannot map",
                 hint="free them there (sysctl vm.nr_hugepages=0) and restart the node, or leave out isolation",
@@ -59,12 +59,12 @@ class GVisorSandbox:
                 opened.callback(os.close, descriptors[-1])
             process.send(assign, tuple(descriptors))
         self._drop_bundle()
-        self._end_doorway = self._host.doorways.open(listener.dup(), assign.spec.concurrency, self._hand)
+        self._end_doorway = self._services.ingress.open(listener.dup(), assign.spec.concurrency, self._hand)
 
     def _hand(self, connection: socket.socket) -> None:
         with connection, contextlib.suppress(ChannelClosed):
-            if self._body.process is not None:
-                self._body.process.send(ClientConnection(), (connection.fileno(),))
+            if self._process.forked is not None:
+                self._process.forked.send(ClientConnection(), (connection.fileno(),))
 
     def close(self) -> None:
         self._end_doorway()

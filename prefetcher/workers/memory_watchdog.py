@@ -20,11 +20,11 @@ async def watch(workers: Callable[[], Sequence[Worker]]) -> None:
     """Those that have no group to hold them, until cancelled."""
     while True:
         for worker in workers():
-            process = worker.body.process
+            process = worker.process.forked
             if process is None or process.group is not None or not process.pid:
                 continue
             if private_bytes(process.pid) > worker.order.spec.memory_bytes:
-                worker.body.killed_for_memory = True
+                worker.process.killed_for_memory = True
                 process.kill()
         await asyncio.sleep(INTERVAL_S)
 

@@ -17,7 +17,7 @@ from fleetstart.runtime.contract.ids import FunctionName, NodeId, Version, Worke
 
 FLUSH_S = 10.0
 """A daemon that is killed loses at most this much of the record."""
-WAITING_ROWS = 100_000
+MAX_BUFFERED_ROWS = 100_000
 """While Redis is away; a day of it for a few busy workers."""
 
 
@@ -67,7 +67,7 @@ class WorkerMeter:
         """Total since ready, as the worker counts it; a message out of order changes nothing."""
         self._busy_ns = max(self._busy_ns, busy_ns)
 
-    def rate(self, sheet: PriceSheet, now_ns: int, *, kept: bool) -> list[PhaseRow]:
+    def set_rate(self, sheet: PriceSheet, now_ns: int, *, kept: bool) -> list[PhaseRow]:
         """From now on its idle time costs what the sheet says, if it is kept because of `min`; rows of the time before.
 
         A second or so after either has changed: what is billed too late is waived.
@@ -120,7 +120,7 @@ class LedgerBuffer:
     """Rows on their way to the ledger; writing one twice is harmless, so a failed batch is simply kept."""
 
     def __init__(self) -> None:
-        self._waiting: deque[PhaseRow] = deque(maxlen=WAITING_ROWS)
+        self._waiting: deque[PhaseRow] = deque(maxlen=MAX_BUFFERED_ROWS)
         self._waived_ms: Counter[str] = Counter()
         self.kept_nusd = 0
         """What the idle time of kept workers cost, ever."""

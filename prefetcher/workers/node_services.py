@@ -27,13 +27,13 @@ class NodeServices:
     cpus: int
     bundles: BundleCache
     segments: SegmentStore
-    spares: PreforkPool
+    prefork_pool: PreforkPool
     logs: LogBuffer
-    rows: LedgerBuffer
-    speeds: CallLatencies
-    opener: SecretDecryptor
+    ledger: LedgerBuffer
+    latencies: CallLatencies
+    decryptor: SecretDecryptor
     egress: NodeEgress
-    doorways: NodeIngress
+    ingress: NodeIngress
     relays: Relays | None
     """None where the store is none that nodes share over a network."""
     publish: Callable[[WorkerStatus], None]

@@ -27,7 +27,7 @@ class SecretDecryptor:
         self._public = self._private.public_key().public_bytes_raw()
         self.public_key = b64encode(self._public).decode()
 
-    def open(self, order: WorkerOrder) -> dict[str, str]:
+    def decrypt(self, order: WorkerOrder) -> dict[str, str]:
         """name → value, of all that its function asks for. Errors: StartFailed, which tells no value."""
         wanted = order.spec.secrets
         if not wanted:
@@ -37,12 +37,12 @@ class SecretDecryptor:
             raise StartFailed(
                 sealed.error if sealed is not None else "the worker's secrets did not come with its order"
             )
-        values = self._opened(sealed, bound_to(order.worker, order.node, order.epoch))
+        values = self._open_box(sealed, bound_to(order.worker, order.node, order.epoch))
         if missing := [name for name in wanted if name not in values]:
             raise StartFailed(f"secret {missing[0]} did not come with the worker's order")
         return {name: values[name] for name in wanted}
 
-    def _opened(self, sealed: Sealed, bound: bytes) -> Mapping[str, str]:
+    def _open_box(self, sealed: Sealed, bound: bytes) -> Mapping[str, str]:
         try:
             theirs = b64decode(sealed.public, validate=True)
             shared = self._private.exchange(X25519PublicKey.from_public_bytes(theirs))

@@ -46,54 +46,54 @@ DRAIN_MARGIN_S = 2.0
 
 
 class Worker:
-    def __init__(self, order: WorkerOrder, host: NodeServices) -> None:
+    def __init__(self, order: WorkerOrder, services: NodeServices) -> None:
         """Errors: OSError if no port can be opened for its stage."""
         self.order = order
         self.state: WorkerState = "starting"
         self.task: asyncio.Task[None] | None = None
-        self.record = WorkerRecord(order, host)
-        self.body = WorkerProcess(order.worker, host.spares, self.record.printed)
-        self._host = host
+        self.record = WorkerRecord(order, services)
+        self.process = WorkerProcess(order.worker, services.prefork_pool, self.record.on_output)
+        self._services = services
         self._spec = order.spec
-        self._role = PipelineMembership(
+        self._membership = PipelineMembership(
             order,
-            host.address,
-            host.relays,
-            note=lambda text: self.record.say("system", text),
+            services.address,
+            services.relays,
+            note=lambda text: self.record.log_line("system", text),
             changed=lambda: self._publish(self.state),
         )
-        self.equipment = WorkerResources(order, host, self._role, self.body)
+        self.resources = WorkerResources(order, services, self._membership, self.process)
         self._drain_until_s: float | None = None
         self._begun = False
         self._ending = False
         self._fetched: dict[str, int] = {}
-        self._end_way_out: Callable[[], None] = lambda: None
+        self._close_egress: Callable[[], None] = lambda: None
 
     # ── what others ask of it ──────────────────────────────────────────────────────────────────────
 
     def start(self) -> asyncio.Task[None]:
         """Publishes at once, so that nobody starts the same order twice."""
         self._publish("starting")
-        self.task = asyncio.create_task(self._live(), name=f"worker-{self.order.worker}")
+        self.task = asyncio.create_task(self._run(), name=f"worker-{self.order.worker}")
         return self.task
 
-    def tell(self, order: WorkerOrder) -> None:
+    def update(self, order: WorkerOrder) -> None:
         """What is new of its pipeline."""
-        self._role.tell(order)
+        self._membership.update(order)
         self._grow()
 
     def drain(self, grace_s: float | None = None) -> None:
         """Calls under way may end; none of them may take longer than the function's own limit."""
         if self.state == "starting":
             self.kill()
-        if self.state != "ready" or self.body.process is None:
+        if self.state != "ready" or self.process.forked is None:
             return
         grace_s = self._spec.timeout_s if grace_s is None else grace_s
         self._drain_until_s = time.monotonic() + grace_s + DRAIN_MARGIN_S
         with contextlib.suppress(ChannelClosed):  # its end is on the way and will be heard
-            self.body.process.send(Drain(grace_s=grace_s))
+            self.process.forked.send(Drain(grace_s=grace_s))
         self._publish("draining")
-        self.body.events.put_nowait(Drained())  # wakes the task, which then minds the new deadline
+        self.process.events.put_nowait(Drained())  # wakes the task, which then minds the new deadline
 
     def kill(self) -> None:
         """At once, and it counts as ended, not as failed."""
@@ -105,7 +105,7 @@ class Worker:
 
     # ── its life ───────────────────────────────────────────────────────────────────────────────────
 
-    async def _live(self) -> None:
+    async def _run(self) -> None:
         error: FleetError | None = None
         self._begun = True
         try:
@@ -127,10 +127,10 @@ class Worker:
         timeout_s = self._spec.start_timeout_s
         try:
             async with asyncio.timeout(timeout_s):
-                self.equipment.secrets = self._host.opener.open(self.order)
-                self.record.redactor = Redactor(self.equipment.secrets.values())
-                bundle_dir = await self.equipment.prepare()
-                await self.equipment.assign(bundle_dir)
+                self.resources.secrets = self._services.decryptor.decrypt(self.order)
+                self.record.redactor = Redactor(self.resources.secrets.values())
+                bundle_dir = await self.resources.prepare()
+                await self.resources.assign(bundle_dir)
                 await self._until_ready()
         except TimeoutError as error:
             raise StartFailed(
@@ -140,15 +140,15 @@ class Worker:
 
     async def _until_ready(self) -> None:
         while True:
-            match await self.body.events.get():
+            match await self.process.events.get():
                 case Pooled(started_ns=started_ns):
-                    self.equipment.forked(started_ns)
+                    self.resources.on_forked(started_ns)
                 case EgressListener():
-                    self._let_out()
+                    self._open_egress()
                 case WantChunks(first=first, last=last):
-                    self.equipment.first(first, last)
+                    self.resources.prioritize(first, last)
                 case Consolidated():
-                    self._role.whole = True
+                    self._membership.whole = True
                 case Ready(timeline=timeline):
                     self._became_ready(timeline)
                     return
@@ -156,24 +156,24 @@ class Worker:
                     self._started(timeline)
                     raise self._root_cause(info)
                 case ChannelEnded():
-                    status = await self.body.exit_status()
-                    raise self._why(status)
+                    status = await self.process.exit_status()
+                    raise self._exit_error(status)
                 case ProcessExited(status=status):
-                    raise self._why(status)
+                    raise self._exit_error(status)
                 case _:
                     pass
 
-    def _let_out(self) -> None:
+    def _open_egress(self) -> None:
         """To what its function's list names."""
-        process = self.body.process
+        process = self.process.forked
         if process is None or not self._spec.egress or (descriptor := process.take_outlet()) is None:
             return  # its function's own doing: what it sent is closed with the process
         listener = socket.socket(fileno=descriptor)
-        self._end_way_out = self._host.egress.open(
-            listener, self._spec.egress, lambda text: self.record.say("system", text)
+        self._close_egress = self._services.egress.open(
+            listener, self._spec.egress, lambda text: self.record.log_line("system", text)
         )
         if "net" not in process.isolation.split(","):
-            self.record.say(
+            self.record.log_line(
                 "system",
                 "network: this node cannot give a worker a network of its own: the list binds "
                 "only what goes through the proxy",
@@ -181,24 +181,24 @@ class Worker:
 
     def _started(self, timeline: Timeline) -> None:
         """Whether it is ready or has failed: its start is over."""
-        self._fetched = self.equipment.fetched
-        self.record.started(self.equipment.assigned_ns, self.equipment.fetched_ns(self.record.seen_ns), timeline)
+        self._fetched = self.resources.fetched
+        self.record.started(self.resources.assigned_ns, self.resources.fetched_ns(self.record.seen_ns), timeline)
 
     def _became_ready(self, timeline: Timeline) -> None:
         self._started(timeline)
         self._publish("ready")
-        self.record.ready(self.equipment.assigned_ns)
+        self.record.ready(self.resources.assigned_ns)
         self._grow()
 
     def _grow(self) -> None:
         if self.state == "ready":
-            self.equipment.grow()
+            self.resources.grow()
 
     def _became_whole(self) -> None:
-        if self._role.whole:
+        if self._membership.whole:
             return  # its function's own doing
-        self._role.whole = True
-        self.record.whole()
+        self._membership.whole = True
+        self.record.became_whole()
         self._publish(self.state)
 
     async def _serve(self) -> None:
@@ -210,19 +210,19 @@ class Worker:
             try:
                 # Not wait_for: in Python 3.11 it can swallow the cancellation by which kill() speaks.
                 async with asyncio.timeout(timeout_s):
-                    event = await self.body.events.get()
+                    event = await self.process.events.get()
             except TimeoutError:
-                self.record.say("system", "worker did not end in its time to drain: killed")
+                self.record.log_line("system", "worker did not end in its time to drain: killed")
                 return
             match event:
                 case Usage() as usage:
-                    self.record.used(usage)
+                    self.record.on_usage(usage)
                 case WantChunks(first=first, last=last):
-                    self.equipment.first(first, last)
+                    self.resources.prioritize(first, last)
                 case Consolidated():
                     self._became_whole()
                 case ChannelEnded():
-                    self._require_draining(await self.body.exit_status())
+                    self._require_draining(await self.process.exit_status())
                     return
                 case ProcessExited(status=status):
                     self._require_draining(status)
@@ -232,18 +232,18 @@ class Worker:
 
     def _require_draining(self, status: int | None) -> None:
         if self._drain_until_s is None and not (self.order.shell and status == exits.DRAINED):
-            raise self._why(status)
+            raise self._exit_error(status)
 
     # ── its end ────────────────────────────────────────────────────────────────────────────────────
 
     async def _end(self, error: FleetError | None) -> None:
         ended_ns = time.monotonic_ns()
-        was_ready, assigned_ns = self.record.was_ready, self.equipment.assigned_ns
-        if error is not None and self.body.process is not None and assigned_ns and not was_ready:
-            await self.body.exit_status()  # its last words belong before ours
+        was_ready, assigned_ns = self.record.was_ready, self.resources.assigned_ns
+        if error is not None and self.process.forked is not None and assigned_ns and not was_ready:
+            await self.process.exit_status()  # its last words belong before ours
         info = self.record.redacted(error.info()) if error is not None else None
         if info is not None:
-            self.record.say("system", f"worker {'ended' if was_ready else 'failed to start'}: {info.message}")
+            self.record.log_line("system", f"worker {'ended' if was_ready else 'failed to start'}: {info.message}")
             log.warning(
                 "worker ended by itself" if was_ready else "worker failed to start",
                 extra={
@@ -255,38 +255,38 @@ class Worker:
             )
         self._publish("failed" if info is not None else "gone", info)
         self.record.ended((assigned_ns or self.record.seen_ns, ended_ns), failed=error is not None)
-        await self.body.bury()
-        self._end_way_out()
-        self._role.close()
-        self.equipment.release()
+        await self.process.terminate()
+        self._close_egress()
+        self._membership.close()
+        self.resources.release()
 
-    def _why(self, status: int | None) -> FleetError:
-        if not self.body.ran_out_of_memory and (error := self.equipment.segment_error) is not None:
+    def _exit_error(self, status: int | None) -> FleetError:
+        if not self.process.ran_out_of_memory and (error := self.resources.segment_error) is not None:
             return error
-        return self.body.why(status, limit_bytes=self._spec.memory_bytes, was_ready=self.record.was_ready)
+        return self.process.exit_error(status, limit_bytes=self._spec.memory_bytes, was_ready=self.record.was_ready)
 
     def _root_cause(self, info: ErrorInfo) -> FleetError:
         """A worker that could not get its weights says so; why, the segment knows best."""
-        return self.equipment.segment_error or error_from(info)
+        return self.resources.segment_error or error_from(info)
 
     def _publish(self, state: WorkerState, error: ErrorInfo | None = None) -> None:
         self.state = state
-        called = state in ("ready", "draining") and self._role.serves
-        self._host.publish(
+        called = state in ("ready", "draining") and self._membership.serves
+        self._services.publish(
             WorkerStatus(
                 worker=self.order.worker,
-                node=self._host.node,
+                node=self._services.node,
                 function=self._spec.name,
                 version=self.order.version,
                 state=state,
-                start="cold" if self.equipment.cold else "warm",
-                pooled=self.equipment.pooled,
-                isolation=self.body.process.isolation if self.body.process is not None else "",
-                endpoint=self.equipment.endpoint if called else "",
-                token=self.equipment.token if called else "",
-                link=self._role.link,
-                whole=self._role.whole,
-                relayed=self._role.relayed,
+                start="cold" if self.resources.cold else "warm",
+                pooled=self.resources.pooled,
+                isolation=self.process.forked.isolation if self.process.forked is not None else "",
+                endpoint=self.resources.endpoint if called else "",
+                token=self.resources.token if called else "",
+                link=self._membership.link,
+                whole=self._membership.whole,
+                relayed=self._membership.relayed,
                 fetched=self._fetched,
                 error=error,
                 timeline=self.record.timeline,

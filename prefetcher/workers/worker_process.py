@@ -15,55 +15,55 @@ from .exit_reasons import describe_status, exit_error
 
 log = logging.getLogger(__name__)
 
-LAST_WORDS_S = 1.0
+EXIT_GRACE_S = 1.0
 """Between the end of a worker's socket, or its error, and the exit that should follow by itself."""
-KILLED_S = 5.0
+KILL_TIMEOUT_S = 5.0
 """Between SIGKILL and the exit: a process in the kernel's hands may take its time."""
 
 
 class WorkerProcess:
-    """Without a process until `adopt`. A spare that turned out dead is buried, and another adopted."""
+    """Without a process until `attach`. A spare that turned out dead is buried, and another adopted."""
 
-    def __init__(self, name: str, spares: PreforkPool, print_line: Callable[[str], None]) -> None:
-        self.process: ForkedProcess | None = None
+    def __init__(self, name: str, prefork_pool: PreforkPool, print_line: Callable[[str], None]) -> None:
+        self.forked: ForkedProcess | None = None
         self.killed_for_memory = False
         """Set by whoever watches its memory and ended it."""
         self.events: asyncio.Queue[ProcessEvent] = asyncio.Queue()
         self._name = name
-        self._spares = spares
+        self._prefork_pool = prefork_pool
         self._print_line = print_line
 
-    def adopt(self, process: ForkedProcess) -> None:
+    def attach(self, process: ForkedProcess) -> None:
         """From now on `events` are this process's; what one before it said no longer counts."""
-        self.process = process
+        self.forked = process
         self.events = asyncio.Queue()
-        process.log.to(self._print_line)
+        process.log.send_to(self._print_line)
         process.listen(self.events.put_nowait)
 
-    async def bury(self) -> None:
+    async def terminate(self) -> None:
         """Dead, its last lines read, its group gone; nothing if there never was a process."""
-        process = self.process
+        process = self.forked
         if process is None:
             return
         process.kill()
         try:
-            async with asyncio.timeout(KILLED_S):
+            async with asyncio.timeout(KILL_TIMEOUT_S):
                 await process.exited.wait()
         except TimeoutError:
             log.error("a killed worker has not ended", extra={"worker": self._name, "pid": process.pid})
         process.close()
-        self._spares.remove_group(process.group)
+        self._prefork_pool.remove_group(process.group)
 
     async def exit_status(self) -> int | None:
         """Waits briefly for an exit that should come by itself, then brings it about."""
-        assert self.process is not None
-        for patience_s in (LAST_WORDS_S, KILLED_S):
+        assert self.forked is not None
+        for timeout_s in (EXIT_GRACE_S, KILL_TIMEOUT_S):
             try:
-                async with asyncio.timeout(patience_s):
-                    await self.process.exited.wait()
+                async with asyncio.timeout(timeout_s):
+                    await self.forked.exited.wait()
                 break
             except TimeoutError:
-                self.process.kill()
+                self.forked.kill()
         while not self.events.empty():
             event = self.events.get_nowait()
             if isinstance(event, ProcessExited):
@@ -72,10 +72,10 @@ class WorkerProcess:
 
     @property
     def ran_out_of_memory(self) -> bool:
-        group = self.process.group if self.process is not None else None
+        group = self.forked.group if self.forked is not None else None
         return self.killed_for_memory or (group is not None and group.oom_kills() > 0)
 
-    def why(self, status: int | None, *, limit_bytes: int, was_ready: bool) -> FleetError:
+    def exit_error(self, status: int | None, *, limit_bytes: int, was_ready: bool) -> FleetError:
         """The error for a process that ended with the status without being asked to."""
         oom = self.ran_out_of_memory
         log.info("worker ended", extra={"worker": self._name, "status": describe_status(status), "oom": oom})

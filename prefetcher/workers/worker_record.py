@@ -26,16 +26,16 @@ log = logging.getLogger(__name__)
 class WorkerRecord:
     """Of one worker, from the moment at which its order was seen."""
 
-    def __init__(self, order: WorkerOrder, host: NodeServices) -> None:
+    def __init__(self, order: WorkerOrder, services: NodeServices) -> None:
         self.seen_ns = time.monotonic_ns()
         self.timeline = Timeline()
         self.redactor = Redactor()
         """Of its secrets, once they are known: nothing of them is written down."""
         self._order = order
-        self._host = host
+        self._services = services
         self._meter = WorkerMeter(
             worker=order.worker,
-            node=host.node,
+            node=services.node,
             function=order.spec.name,
             version=order.version,
             memory_bytes=order.spec.memory_bytes,
@@ -48,16 +48,16 @@ class WorkerRecord:
     def was_ready(self) -> bool:
         return self._meter.is_running
 
-    def say(self, stream: Stream, text: str, invocation: str = "") -> None:
+    def log_line(self, stream: Stream, text: str, invocation: str = "") -> None:
         """Until it is ready, what is said is for the call that it was ordered for, unless it is known to be another."""
         order = self._order
         whose = invocation or ("" if self.was_ready else order.cause)
-        self._host.logs.write(order.spec.name, order.worker, order.version, stream, self.redactor.text(text), whose)
+        self._services.logs.write(order.spec.name, order.worker, order.version, stream, self.redactor.text(text), whose)
 
-    def printed(self, line: str) -> None:
+    def on_output(self, line: str) -> None:
         """By the worker's process."""
         stream, invocation, text = parse_tagged_line(line)
-        self.say(stream, text, invocation)
+        self.log_line(stream, text, invocation)
 
     def redacted(self, info: ErrorInfo) -> ErrorInfo:
         return msgspec.structs.replace(
@@ -76,12 +76,12 @@ class WorkerRecord:
 
     def ready(self, assigned_ns: int) -> None:
         now_ns = time.monotonic_ns()
-        self._book(self._meter.phase("load", assigned_ns, now_ns))
+        self._write_rows(self._meter.phase("load", assigned_ns, now_ns))
         self._meter.ready(now_ns)
         names = dict.fromkeys(phase.name for phase in self.timeline.phases)
         phases = {name: round(self.timeline.total_ms(name), 1) for name in names}
         order = self._order
-        self.say(
+        self.log_line(
             "system",
             f"{'shell' if order.shell else 'worker'} ready after {(now_ns - self.seen_ns) / 1e6:.0f} ms",
             order.cause,
@@ -90,37 +90,37 @@ class WorkerRecord:
         extra = {"worker": order.worker, "function": order.spec.name, "phases_ms": phases, **caused}
         log.info("worker ready", extra=extra)
 
-    def whole(self) -> None:
+    def became_whole(self) -> None:
         took_ms = (time.monotonic_ns() - self.seen_ns) / 1e6
-        self.say("system", f"worker has the whole model {took_ms:.0f} ms after its order")
+        self.log_line("system", f"worker has the whole model {took_ms:.0f} ms after its order")
 
-    def used(self, usage: Usage) -> None:
+    def on_usage(self, usage: Usage) -> None:
         self._meter.busy(usage.busy_ns)
         if usage.speed is not None and not self._order.shell:
             version = f"{self._order.spec.name}@{self._order.version}"
-            self._host.speeds.note(version, self._order.worker, usage.speed)
+            self._services.latencies.note(version, self._order.worker, usage.speed)
 
-    def rate(self, sheet: PriceSheet, *, kept: bool) -> None:
+    def set_rate(self, sheet: PriceSheet, *, kept: bool) -> None:
         """What its idle time costs from now on: nothing, unless it is kept because of `min`."""
-        self._book(*self._meter.rate(sheet, time.monotonic_ns(), kept=kept))
+        self._write_rows(*self._meter.set_rate(sheet, time.monotonic_ns(), kept=kept))
 
     def flush(self) -> None:
         """Its time until now, into the ledger."""
-        self._book(*self._meter.flush(time.monotonic_ns()))
+        self._write_rows(*self._meter.flush(time.monotonic_ns()))
 
     def ended(self, tried_ns: tuple[int, int], *, failed: bool) -> None:
         """The rest of its time; of a failed attempt that never got ready, (begin, end) of the attempt."""
         if self.was_ready:
             self.flush()
         elif failed:
-            self._book(self._meter.phase("failed", *tried_ns))
-        self._host.speeds.forget(self._order.worker)
+            self._write_rows(self._meter.phase("failed", *tried_ns))
+        self._services.latencies.forget(self._order.worker)
 
-    def _book(self, *rows: PhaseRow) -> None:
+    def _write_rows(self, *rows: PhaseRow) -> None:
         """A person's shell is no part of what a function costs."""
         if not self._order.shell:
-            self._host.rows.add(*rows)
+            self._services.ledger.add(*rows)
 
     def _phase(self, name: Literal["start", "fetch"], begun_ns: int, ended_ns: int) -> None:
         self.timeline.add(name, begun_ns, ended_ns)
-        self._book(self._meter.phase(name, begun_ns, ended_ns))
+        self._write_rows(self._meter.phase(name, begun_ns, ended_ns))

@@ -35,12 +35,14 @@ LISTEN_BACKLOG = 256
 class WorkerResources:
     """Of one worker. `token` is what its callers must show at its `endpoint`."""
 
-    def __init__(self, order: WorkerOrder, host: NodeServices, role: PipelineMembership, body: WorkerProcess) -> None:
+    def __init__(
+        self, order: WorkerOrder, services: NodeServices, membership: PipelineMembership, process: WorkerProcess
+    ) -> None:
         self._order = order
         self._spec = order.spec
-        self._host = host
-        self._role = role
-        self._body = body
+        self._services = services
+        self._membership = membership
+        self._process = process
         self.reserved_bytes = 0
         """Of the node's memory, until its process has ended."""
         self.segments: list[Segment] = []
@@ -55,44 +57,48 @@ class WorkerResources:
         self.secrets: dict[str, str] = {}
         """Environment variables that nobody else may see; set before it is assigned."""
         self.assigned_ns = 0
-        self._sandbox = GVisorSandbox(host, body) if order.spec.isolation == "gvisor" else None
+        self._sandbox = GVisorSandbox(services, process) if order.spec.isolation == "gvisor" else None
 
     async def prepare(self) -> str:
         """Bundle, segments and process; returns the bundle's folder. Errors: whatever kept one of them away."""
-        spec, host = self._spec, self._host
-        host.segments.room.make(spec.memory_bytes, f"a worker of {spec.name}")
+        spec, services = self._spec, self._services
+        services.segments.budget.reserve(spec.memory_bytes, f"a worker of {spec.name}")
         self.reserved_bytes = spec.memory_bytes
-        host.segments.room.memory.shrink()
+        services.segments.budget.memory.shrink()
         wanted = () if self._order.shell else (spec.weights, spec.adapter)
         checkpoints = [checkpoint for checkpoint in wanted if checkpoint is not None]
-        stages = [self._role.layers, None]
-        self.cold = not all(map(host.segments.is_ready, checkpoints, stages))
+        stages = [self._membership.layers, None]
+        self.cold = not all(map(services.segments.is_ready, checkpoints, stages))
         self._traffic_before = self._traffic()
         network = spec.network is True
-        fresh = network or not host.spares.has(spec.pool)
-        fork = asyncio.ensure_future(host.spares.fork(spec.pool, network=network)) if fresh else None
-        weights = asyncio.ensure_future(host.segments.acquire_all(checkpoints, self._order.worker, self._role.layers))
+        fresh = network or not services.prefork_pool.has(spec.pool)
+        fork = asyncio.ensure_future(services.prefork_pool.fork(spec.pool, network=network)) if fresh else None
+        weights = asyncio.ensure_future(
+            services.segments.acquire_all(checkpoints, self._order.worker, self._membership.layers)
+        )
         try:
-            bundle = host.bundles.ready(spec.bundle) or await host.bundles.get(spec.bundle)
+            bundle = services.bundles.ready(spec.bundle) or await services.bundles.get(spec.bundle)
             self.segments = await weights
-            if fork is None and (process := host.spares.take(spec.pool)) is not None:
+            if fork is None and (process := services.prefork_pool.take(spec.pool)) is not None:
                 self.pooled = True
             else:
-                process = await (fork or host.spares.fork(spec.pool, network=False))
-            self._body.adopt(process)
+                process = await (fork or services.prefork_pool.fork(spec.pool, network=False))
+            self._process.attach(process)
             if self._sandbox is not None:
                 await self._sandbox.prepare(bundle, self.segments)
         finally:
-            await self._settle(fork, weights)
+            await self._release_unused(fork, weights)
         return str(bundle)
 
-    async def _settle(self, fork: asyncio.Future[ForkedProcess] | None, weights: asyncio.Future[list[Segment]]) -> None:
+    async def _release_unused(
+        self, fork: asyncio.Future[ForkedProcess] | None, weights: asyncio.Future[list[Segment]]
+    ) -> None:
         """What was begun and then not needed: given back, whatever it came to."""
-        if fork is not None and self._body.process is None:
+        if fork is not None and self._process.forked is None:
             fork.cancel()
             outcome = (await asyncio.gather(fork, return_exceptions=True))[0]
             if isinstance(outcome, ForkedProcess):
-                self._body.adopt(outcome)
+                self._process.attach(outcome)
         if not self.segments:
             weights.cancel()
             acquired = (await asyncio.gather(weights, return_exceptions=True))[0]
@@ -104,26 +110,26 @@ class WorkerResources:
         try:
             self._send_assignment(bundle_dir)
         except ChannelClosed as error:
-            if not self.pooled or self._body.process is None:
+            if not self.pooled or self._process.forked is None:
                 raise StartFailed(f"the worker was gone before it had its function: {error}") from error
             log.warning("a spare worker was dead, forking another", extra={"worker": self._order.worker})
-            await self._body.bury()
+            await self._process.terminate()
             self.pooled = False
-            self._body.adopt(await self._host.spares.fork(self._spec.pool, network=False))
+            self._process.attach(await self._services.prefork_pool.fork(self._spec.pool, network=False))
             try:
                 self._send_assignment(bundle_dir)
             except ChannelClosed as again:
                 raise StartFailed(f"the worker was gone before it had its function: {again}") from again
 
     def _send_assignment(self, bundle_dir: str) -> None:
-        process = self._body.process
+        process = self._process.forked
         assert process is not None
         if process.group is not None:
             try:
                 process.group.limit(self._spec.memory_bytes + (SANDBOX_BYTES if self._sandbox is not None else 0))
             except OSError as error:
                 raise out_of_memory(self._spec.memory_bytes) from error
-        with _listening_socket(self._host.address) as listener:
+        with _listening_socket(self._services.address) as listener:
             host, port = listener.getsockname()[:2]
             self.endpoint = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
             of_segments = [segment.descriptors() for segment in self.segments]
@@ -136,7 +142,7 @@ class WorkerResources:
                 secret=self._order.secret,
                 bundle_dir=bundle_dir,
                 token=self.token,
-                threads=threads or self._host.cpus,
+                threads=threads or self._services.cpus,
                 secrets=self.secrets,
                 slabs=[len(descriptors) - 1 for descriptors in of_segments],
                 shell=self._order.shell,
@@ -144,25 +150,25 @@ class WorkerResources:
             if self._sandbox is not None:
                 self._sandbox.send(process, message, listener, chain.from_iterable(of_segments))
             else:
-                descriptors = (listener.fileno(), *self._role.descriptors(), *chain.from_iterable(of_segments))
+                descriptors = (listener.fileno(), *self._membership.descriptors(), *chain.from_iterable(of_segments))
                 process.send(message, descriptors)
         self.assigned_ns = time.monotonic_ns()
-        self._role.assigned(process)
+        self._membership.assigned(process)
 
-    def forked(self, started_ns: int) -> None:
+    def on_forked(self, started_ns: int) -> None:
         """A process that was forked for it counts as assigned once it has begun."""
         if not self.pooled:
             self.assigned_ns = max(self.assigned_ns, started_ns)
 
-    def first(self, first: int, last: int) -> None:
+    def prioritize(self, first: int, last: int) -> None:
         """It waits for these chunks. It may ask for anything; what its weights do not have is not fetched."""
         if self.segments:
-            self._host.segments.first(self.segments[0], first, last)
+            self._services.segments.prioritize(self.segments[0], first, last)
 
     def grow(self) -> None:
         """The rest of the model too, if its order says so."""
         if self.segments:
-            self._role.grow(self._host.segments, self.segments[0])
+            self._membership.grow(self._services.segments, self.segments[0])
 
     def fetched_ns(self, since_ns: int) -> tuple[int, int] | None:
         """(begin, end) of the fetch of its weights, as far as it fell into its own time; None if there was none."""
@@ -182,7 +188,7 @@ class WorkerResources:
         found: Counter[str] = Counter()
         for checkpoint in (self._spec.weights, self._spec.adapter):
             if checkpoint is not None:
-                found.update(self._host.segments.traffic(checkpoint))
+                found.update(self._services.segments.traffic(checkpoint))
         return found
 
     @property
@@ -195,7 +201,7 @@ class WorkerResources:
             self._sandbox.close()
         self.reserved_bytes = 0
         for segment in self.segments:
-            self._host.segments.release(segment, self._order.worker)
+            self._services.segments.release(segment, self._order.worker)
         self.segments = []
 
 

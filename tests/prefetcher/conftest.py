@@ -99,5 +99,5 @@ def relays(s3_server: S3Server, aws: None, monkeypatch: pytest.MonkeyPatch) -> I
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(relay_out, "TAKEN_S", 0.3)
-    monkeypatch.setattr(relay_out, "LOOK_S", 0.1)
+    monkeypatch.setattr(relay_out, "ACK_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(relay_out, "IDLE_CHECK_S", 0.1)

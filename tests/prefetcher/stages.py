@@ -92,7 +92,7 @@ class Gated(FileSource):
             raise SourceError("the store is gone")
         for number, checksum in enumerate(super().read(asked, stopped)):
             self.given.append(chunk + number)
-            if asked.pace is not None:
+            if asked.throttle is not None:
                 self.paced.add(chunk + number)
             yield checksum
 

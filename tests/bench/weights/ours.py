@@ -176,7 +176,7 @@ class _Serving:
             self._wait_clear()
             return {"cpu_s": time.process_time() - used_s}
         if do == "facts":
-            report = self._segments.room.memory.report()
+            report = self._segments.budget.memory.report()
             return {
                 "pages": report.pages,
                 "slab_bytes": report.slab_bytes,
@@ -189,17 +189,17 @@ class _Serving:
         """Once no worker is left: their ends are heard of a moment after them."""
         ends_s = time.monotonic() + TIMEOUT_S
         segments = self._segments
-        while any(held.pinned for held in segments.room._held()):
+        while any(held.pinned for held in segments.budget._candidates()):
             if time.monotonic() > ends_s:
                 raise TimeoutError("a worker still has its segment")
             await asyncio.sleep(POLL_S)
-        if segments.room.used_bytes:
-            segments.room.make(segments.room._memory_bytes - segments.room._workers_bytes(), "the benchmark")
+        if segments.budget.used_bytes:
+            segments.budget.reserve(segments.budget._memory_bytes - segments.budget._workers_bytes(), "the benchmark")
 
     def _wait_clear(self) -> None:
         """Until the pool has made or cleared what it keeps."""
         ends_s = time.monotonic() + TIMEOUT_S
-        pool = self._segments.room.memory._pool
+        pool = self._segments.budget.memory._pool
         while pool.used or pool.clean < self._keep_slabs:
             if time.monotonic() > ends_s:
                 raise TimeoutError(f"the pool keeps {pool.clean} of {self._keep_slabs} slabs")

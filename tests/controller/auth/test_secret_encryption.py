@@ -98,14 +98,14 @@ def test_key_ids_tell_nothing_of_the_key() -> None:
 
 
 def order(
-    opener: SecretDecryptor, values: dict[str, str], *, wanted: list[str] | None = None, epoch: str = "e1"
+    decryptor: SecretDecryptor, values: dict[str, str], *, wanted: list[str] | None = None, epoch: str = "e1"
 ) -> WorkerOrder:
     worker, node = WorkerId("w1"), NodeId("n1")
     spec = FunctionSpec(
         name=FunctionName("chat"), bundle=BundleId("b"), entry="handler:run",
         secrets=list(values) if wanted is None else wanted,
     )  # fmt: skip
-    sealed = seal_values(values, opener.public_key, bound_to(worker, node, epoch))
+    sealed = seal_values(values, decryptor.public_key, bound_to(worker, node, epoch))
     return WorkerOrder(
         worker=worker, node=node, epoch="e1", version=Version(1), spec=spec, ordered_unix_ns=1, sealed=sealed
     )
@@ -114,35 +114,35 @@ def order(
 @settings(max_examples=30)
 @given(st.dictionaries(st.from_regex(r"[A-Z_]{1,10}", fullmatch=True), st.text(max_size=200), max_size=4))
 def test_what_is_sealed_for_a_node_opens_there(values: dict[str, str]) -> None:
-    opener = SecretDecryptor()
-    sent = order(opener, values)
-    assert opener.open(msgspec.json.decode(msgspec.json.encode(sent), type=WorkerOrder)) == values
+    decryptor = SecretDecryptor()
+    sent = order(decryptor, values)
+    assert decryptor.decrypt(msgspec.json.decode(msgspec.json.encode(sent), type=WorkerOrder)) == values
 
 
 def test_what_is_for_another_worker_node_or_epoch_does_not_open() -> None:
-    opener = SecretDecryptor()
-    good = order(opener, {"TOKEN": VALUE})
+    decryptor = SecretDecryptor()
+    good = order(decryptor, {"TOKEN": VALUE})
     assert VALUE.encode() not in msgspec.json.encode(good)
-    assert opener.open(good) == {"TOKEN": VALUE}
+    assert decryptor.decrypt(good) == {"TOKEN": VALUE}
     sealed = good.sealed
     assert sealed is not None
     bad = [
         msgspec.structs.replace(good, worker=WorkerId("w2")),
         msgspec.structs.replace(good, node=NodeId("n2")),
-        order(opener, {"TOKEN": VALUE}, epoch="e2"),
+        order(decryptor, {"TOKEN": VALUE}, epoch="e2"),
         msgspec.structs.replace(good, sealed=None),
         msgspec.structs.replace(good, sealed=Sealed(error="secret TOKEN is not there any more")),
         msgspec.structs.replace(good, sealed=Sealed(public="?", box=sealed.box)),
         msgspec.structs.replace(good, sealed=Sealed(public=sealed.public, box="AAAA")),
         msgspec.structs.replace(good, sealed=Sealed(public=b64encode(bytes(32)).decode(), box=sealed.box)),
-        order(opener, {"TOKEN": VALUE}, wanted=["TOKEN", "OTHER"]),
+        order(decryptor, {"TOKEN": VALUE}, wanted=["TOKEN", "OTHER"]),
     ]
     for one in bad:
         with pytest.raises(StartFailed) as caught:
-            opener.open(one)
+            decryptor.decrypt(one)
         assert VALUE not in str(caught.value)
     with pytest.raises(StartFailed):
-        SecretDecryptor().open(good)
+        SecretDecryptor().decrypt(good)
 
 
 @pytest.mark.parametrize("key", ["", "?", "AAAA", b64encode(bytes(32)).decode()])

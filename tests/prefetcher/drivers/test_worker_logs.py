@@ -48,7 +48,7 @@ def test_what_could_not_be_written_comes_first_again() -> None:
         logs.write(FunctionName("f"), WorkerId("w"), Version(1), "stdout", str(number))
 
     batch = logs.take(3)
-    logs.give_back(batch)
+    logs.put_back(batch)
 
     assert [line.text for _, line in logs.take()] == ["0", "1", "2", "3", "4"]
     assert not logs.arrived.is_set()
@@ -62,7 +62,7 @@ def test_early_lines_are_kept_until_their_owner_is_known() -> None:
         os.write(write, b"before\n" * (EARLY_LINES + 10))
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-        pipe.to(heard.append)
+        pipe.send_to(heard.append)
         os.write(write, b"after\nrest")
         os.close(write)
         pipe.close()
@@ -80,7 +80,7 @@ def test_a_pipe_that_a_grandchild_keeps_open_is_not_waited_for() -> None:
         read, write = os.pipe()
         pipe = LogPipe(read)
         heard: list[str] = []
-        pipe.to(heard.append)
+        pipe.send_to(heard.append)
         os.write(write, b"last words")
         pipe.close()
         os.close(write)

@@ -89,8 +89,8 @@ def fill(checkpoint: CheckpointId, size_bytes: int) -> tuple[list[str], FleetErr
         result.append((segment.error, b"" if segment.error else reading(segment, size_bytes)))
         segments.release(segment, WorkerId("w-1"))
         if segment.error is not None:
-            assert segments.room.used_bytes == 0
-            assert segments.room.memory.used_bytes == 0, "the failed segment's memory came back"
+            assert segments.budget.used_bytes == 0
+            assert segments.budget.memory.used_bytes == 0, "the failed segment's memory came back"
 
     async def main() -> None:
         segments = SegmentStore(

@@ -46,7 +46,7 @@ def test_every_chunk_is_taken_once_in_runs_that_are_one_range_of_one_object(
         span = range(at, at + count)
         if what == "first":
             moved = [index for index in span if index in pending]
-            order.first(span)
+            order.prioritize(span)
             pending = moved + [index for index in pending if index not in moved]
         elif what == "want":
             order.want(span)
@@ -61,7 +61,7 @@ def test_every_chunk_is_taken_once_in_runs_that_are_one_range_of_one_object(
             rest = [chunk.index for chunk in again if chunk.index not in wanted] + rest
         elif what in ("run", "rest"):
             here = pending if what == "run" else rest
-            run = order.next_run(count * SIZE) if what == "run" else order.next_of_rest(count * SIZE)
+            run = order.next_run(count * SIZE) if what == "run" else order.next_background_run(count * SIZE)
             assert [chunk.index for chunk in run] == here[: len(run)]
             assert sum(chunk.size_bytes for chunk in run) <= count * SIZE
             assert bool(run) == bool(here)
@@ -69,7 +69,7 @@ def test_every_chunk_is_taken_once_in_runs_that_are_one_range_of_one_object(
             assert all(b.object_offset == a.object_offset + a.size_bytes for a, b in pairwise(run))
             del here[: len(run)]
             taken += run
-        assert (len(order), order.rest) == (len(pending), len(rest))
+        assert (len(order), order.background_count) == (len(pending), len(rest))
         assert order.pending_bytes == sum(everything[index].size_bytes for index in pending)
     assert sorted(pending + rest + [chunk.index for chunk in taken]) == list(range(len(everything)))
 

@@ -20,7 +20,7 @@ CHUNKS = [ChunkRange(index, "part", index * SIZE, index * SIZE, SIZE, 0) for ind
 
 
 class Unread:
-    """A lane's source that nobody asks here: one chunk is one run."""
+    """A source_index's source that nobody asks here: one chunk is one run."""
 
     run_bytes = SIZE
 
@@ -32,7 +32,7 @@ class Unread:
         run: Sequence[ChunkRange],
         pieces: Sequence[Piece],
         stopped: Callable[[], bool],
-        pace: BackgroundThrottle | None = None,
+        throttle: BackgroundThrottle | None = None,
     ) -> Iterator[int]:
         raise NotImplementedError
 
@@ -44,11 +44,11 @@ def filling(*, on_disk: int = 0, threads: int = 3) -> FetchProgress:
     return FetchProgress(lanes, COUNT)
 
 
-def all_runs(fill: FetchProgress, lane: int = 0) -> list[ChunkRun]:
+def all_runs(fill: FetchProgress, source_index: int = 0) -> list[ChunkRun]:
     """What one thread would take after the other, all of it under way."""
     runs = []
-    while fill.begin_thread(lane):
-        run = fill.next_run(lane)
+    while fill.begin_thread(source_index):
+        run = fill.next_run(source_index)
         if run is not None:
             runs.append(run)
     return runs
@@ -95,21 +95,21 @@ def test_each_chunk_is_one_thread_s_at_a_time_and_nothing_grows_while_somebody_w
             under_way.append(run)
         elif what in ("ready", "lose", "fail") and number < len(under_way):
             run = under_way.pop(number)
-            threads[run.lane] += 1
+            threads[run.source_index] += 1
             (chunk,) = run.chunks
             if what == "ready":
                 fill.ready(chunk)
                 there.add(chunk.index)
             elif what == "lose":
-                fill.put_back(run.lane, run.chunks)
+                fill.put_back(run.source_index, run.chunks)
             else:
-                outcome = fill.failed(run.lane, chunk, (0.0,))
-                lane = outcome.lane if isinstance(outcome, Retry) else run.lane
+                outcome = fill.failed(run.source_index, chunk, (0.0,))
+                source_index = outcome.source_index if isinstance(outcome, Retry) else run.source_index
                 assert isinstance(outcome, Retry) or outcome.wanted == (chunk.index in wanted)
-                fill.put_back(lane, [chunk])
-            news = fill.took(run)
-            assert not news.filled or wanted <= there
-            assert not news.grown or len(there) == COUNT
+                fill.put_back(source_index, [chunk])
+            event = fill.finish_run(run)
+            assert not event.filled or wanted <= there
+            assert not event.grown or len(there) == COUNT
         assert fill.is_filled == (wanted <= there)
         assert fill.has(there)
         assert fill.unwanted(range(COUNT)) == [index for index in range(COUNT) if index not in wanted | there]
@@ -127,12 +127,12 @@ def test_all_threads_fetch_what_is_wanted_and_one_what_grows() -> None:
 
     for run in runs:
         fill.ready(run.chunks[0])
-        assert not fill.took(run).filled
+        assert not fill.finish_run(run).filled
     last = fill.next_run(0)
     assert last is not None
     assert [fill.next_run(0), fill.next_run(0)] == [None, None], "it is not there yet"
     fill.ready(last.chunks[0])
-    assert fill.took(last).filled
+    assert fill.finish_run(last).filled
     grows = fill.next_run(0)
     assert grows is not None
     assert not grows.wanted
@@ -145,7 +145,7 @@ def test_that_all_has_come_is_told_once_and_again_when_more_was_wanted() -> None
         fill.want([chunk.index])
         (run,) = all_runs(fill)
         fill.ready(chunk)
-        assert fill.took(run).filled
+        assert fill.finish_run(run).filled
     fill.want([0])
     assert all_runs(fill) == []
 

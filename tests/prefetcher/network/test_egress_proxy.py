@@ -155,7 +155,7 @@ def test_a_refusal_names_host_port_and_list_and_is_told_once(way: Open) -> None:
         assert answer.endswith("this function may reach: api.example.com, *.example.org:8443\n")
     assert len(out.said) == 1
     assert "evil.example:443" in out.said[0]
-    assert out.egress.traffic.refused == 3
+    assert out.egress.traffic.rejected == 3
 
     with httpx.Client(proxy=out.url) as client, pytest.raises(httpx.ProxyError, match=r"evil\.example:443"):
         client.get("https://evil.example/")

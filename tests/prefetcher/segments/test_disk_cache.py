@@ -252,7 +252,7 @@ def test_a_disk_that_is_full_costs_nobody_his_weights(network: Network, store: S
     for chunk in chunk_ranges(manifest):
         tier.write_behind(image, chunk, region)
 
-    wait_until(lambda: image in tier._given_up, what="the writer to notice")
+    wait_until(lambda: image in tier._abandoned, what="the writer to notice")
     tier.close()
     (mounted / "others").unlink()
     shutil.rmtree(mounted / checkpoint)

@@ -121,7 +121,7 @@ def test_after_a_failure_the_next_start_tries_again(source: Source, store: Store
 
     async def scenario(segments: SegmentStore) -> None:
         await failure_of(segments, checkpoint)
-        assert segments.room.used_bytes == SLAB_BYTES, "who failed to start may still have it mapped"
+        assert segments.budget.used_bytes == SLAB_BYTES, "who failed to start may still have it mapped"
         path.write_bytes(good)
         segment = await segments.acquire(checkpoint, TWO)
         await segment.filled.wait()
@@ -139,7 +139,7 @@ def test_memory_of_a_failed_segment_is_free_once_its_workers_are_gone(store: Sto
         segment = await segments.acquire(checkpoint, ONE)
         await segment.filled.wait()
         segments.release(segment, ONE)
-        assert segments.room.used_bytes == 0
+        assert segments.budget.used_bytes == 0
 
     run(FileSource(store.folder), scenario)
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleetstart.prefetcher.segments.slab_memory import (
-    SLABS_MOST,
+    MAX_SLABS,
     SegmentMemory,
     free_hugetlb_bytes,
     open_pool,
@@ -41,8 +41,8 @@ def test_slabs_hold_a_chunk_and_are_not_too_many(budget_bytes: int) -> None:
     size = slab_size(budget_bytes)
     assert size >= CHUNK_BYTES
     assert size & (size - 1) == 0
-    assert budget_bytes / size <= SLABS_MOST
-    assert size == CHUNK_BYTES or budget_bytes / (size // 2) > SLABS_MOST
+    assert budget_bytes / size <= MAX_SLABS
+    assert size == CHUNK_BYTES or budget_bytes / (size // 2) > MAX_SLABS
 
 
 def test_reserved_huge_pages_are_read_from_meminfo() -> None:
@@ -63,14 +63,14 @@ def test_the_best_pages_that_the_machine_gives_are_taken_and_the_others_refusals
 def test_slabs_are_made_ahead_and_what_comes_back_is_cleared() -> None:
     with memory(slabs=4, keep=2) as (pool, _):
         wait_until(lambda: pool.report().free_bytes == 2 * SLAB, what="two slabs")
-        region = pool.take(SLAB)
+        region = pool.allocate(SLAB)
         region.view(0, 5)[:] = b"weights"[:5]
         assert pool.used_bytes == SLAB
         del region
-        pool.tend()
+        pool.replenish()
         wait_until(lambda: pool._pool.dirty == 0, what="clearing")
         assert pool.used_bytes == 0
-        assert bytes(pool.take(3 * SLAB).view(0, SLAB)) == bytes(SLAB)
+        assert bytes(pool.allocate(3 * SLAB).view(0, SLAB)) == bytes(SLAB)
 
 
 def shrunk(pool: SegmentMemory) -> int:
@@ -83,20 +83,20 @@ def test_workers_come_before_what_is_kept() -> None:
         wait_until(lambda: pool.report().free_bytes == 2 * SLAB, what="what is left")
         others_bytes[0] += SLAB
         wait_until(lambda: shrunk(pool) == SLAB, what="room for the worker")  # the thread may just have made one
-        pool.tend()
-        wait_until(lambda: not pool._work.is_set(), what="the thread to look")
+        pool.replenish()
+        wait_until(lambda: not pool._wake.is_set(), what="the thread to look")
         assert pool.report().free_bytes == SLAB
 
         others_bytes[0] = 0
-        pool.tend()
+        pool.replenish()
         wait_until(lambda: pool.report().free_bytes == 3 * SLAB, what="what is kept")
 
 
 def test_more_than_there_is_is_unavailable_and_changes_nothing() -> None:
     with memory(slabs=2) as (pool, _):
-        held = pool.take(SLAB + 1)
+        held = pool.allocate(SLAB + 1)
         with pytest.raises(Unavailable, match="no memory for"):
-            pool.take(1)
+            pool.allocate(1)
         assert pool.used_bytes == 2 * SLAB
         del held
-        assert pool.take(2 * SLAB).size_bytes == 2 * SLAB
+        assert pool.allocate(2 * SLAB).size_bytes == 2 * SLAB

@@ -116,8 +116,8 @@ def test_who_is_gone_while_it_grows_leaves_memory_that_gives_way(store: Store, m
 
         assert state(segment) == "partial"
         await filled(segments, other, TWO)
-        assert segments.room.evictions == 1
-        assert segments.room.used_bytes == segments.room.memory.used_bytes == SLAB_BYTES
+        assert segments.budget.evictions == 1
+        assert segments.budget.used_bytes == segments.budget.memory.used_bytes == SLAB_BYTES
 
     run(gated, scenario, memory_bytes=SLAB_BYTES)
 

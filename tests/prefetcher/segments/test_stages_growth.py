@@ -47,12 +47,12 @@ def test_what_a_worker_waits_for_comes_at_full_speed_though_nobody_had_asked_for
         segment = await filled(segments, model, ONE, (0, 1))
         wanted = sorted(model.chunks(6, 7))
         gated.gate.clear()
-        segments.first(segment, wanted[0], wanted[-1])
+        segments.prioritize(segment, wanted[0], wanted[-1])
         assert state(segment) == "filling"
         gated.gate.set()
         await segment.filled.wait()
         assert there(segment.report()) == model.chunks(0, 1) | set(wanted)
-        segments.first(segment, -5, 10_000)
+        segments.prioritize(segment, -5, 10_000)
         await segment.filled.wait()
         assert state(segment) == "ready"
 

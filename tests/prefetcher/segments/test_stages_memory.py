@@ -26,8 +26,8 @@ def large(store: Store) -> Model:
 def test_a_stage_takes_memory_for_its_own_chunks_alone(large: Model, store: Store) -> None:
     async def scenario(segments: SegmentStore) -> None:
         segment = await filled(segments, large, ONE, (2, 3))
-        room = segments.room
-        assert room.used_bytes == room.memory.used_bytes == 2 * SLAB_BYTES, "a layer lies across two slabs"
+        budget = segments.budget
+        assert budget.used_bytes == budget.memory.used_bytes == 2 * SLAB_BYTES, "a layer lies across two slabs"
         assert segment.report().size_bytes == len(large.data)
         assert len(segment.descriptors()) == 1 + 4
         assert right(segment, large, large.chunks(2, 3))
@@ -44,14 +44,14 @@ def test_what_cannot_grow_for_lack_of_memory_says_so_and_goes_on_as_it_is(large:
             assert f"{2 * SLAB_BYTES:,} bytes; of the node's {3 * SLAB_BYTES:,}" in caught.value.message
         with pytest.raises(Unavailable):
             segments.hurry(segment)
-        assert segments.room.used_bytes == 2 * SLAB_BYTES
+        assert segments.budget.used_bytes == 2 * SLAB_BYTES
         assert state(segment) == "partial"
         assert segment.pins == {ONE}
 
-        segments.first(segment, 0, 0)
+        segments.prioritize(segment, 0, 0)
         await segment.filled.wait()
         assert there(segment.report()) == large.chunks(2, 3) | {0}
-        segments.first(segment, 0, len(large.everything))
+        segments.prioritize(segment, 0, len(large.everything))
         await until(lambda: segment.state == "failed", "the segment's failure")
         assert isinstance(segment.error, Unavailable), "who waits for it is told"
         assert right(segment, large, large.chunks(2, 3))
@@ -72,8 +72,8 @@ def test_growth_makes_room_and_its_bytes_appear_where_workers_attached(store: St
         await segments.grow(segment)
         control.wait(0, control.chunk_count - 1, 1.0)
         assert bytes(region.view(0, len(large.data))) == large.data
-        assert segments.room.evictions == 1
-        assert segments.room.used_bytes == segments.room.memory.used_bytes == 4 * SLAB_BYTES
+        assert segments.budget.evictions == 1
+        assert segments.budget.used_bytes == segments.budget.memory.used_bytes == 4 * SLAB_BYTES
 
     run(FileSource(store.folder), scenario, memory_bytes=5 * SLAB_BYTES)
 

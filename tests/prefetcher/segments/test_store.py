@@ -96,7 +96,7 @@ def test_what_cannot_fit_is_refused_with_the_figures(store: Store) -> None:
             await segments.acquire(checkpoint, ONE)
         for figure in (2 * SLAB_BYTES, 3 * SLAB_BYTES, SLAB_BYTES + 1):
             assert f"{figure:,}" in caught.value.message
-        assert segments.room.used_bytes == segments.room.memory.used_bytes == 0
+        assert segments.budget.used_bytes == segments.budget.memory.used_bytes == 0
 
     run(FileSource(store.folder), scenario, memory_bytes=3 * SLAB_BYTES, workers_bytes=SLAB_BYTES + 1)
 
@@ -127,8 +127,8 @@ def test_an_unused_segment_gives_way_and_a_used_one_does_not(store: Store) -> No
         other = await segments.acquire(second, TWO)
         await other.filled.wait()
         assert not segments.is_ready(first)
-        assert segments.room.evictions == 1
-        assert segments.room.used_bytes == segments.room.memory.used_bytes == 2 * SLAB_BYTES
+        assert segments.budget.evictions == 1
+        assert segments.budget.used_bytes == segments.budget.memory.used_bytes == 2 * SLAB_BYTES
         assert reading(other, len(data)) == data
         assert reading(other, 2 * SLAB_BYTES - CHUNK_BYTES)[len(data) :].count(0) == SLAB_BYTES - 3 * CHUNK_BYTES
 
@@ -161,7 +161,7 @@ def test_where_idle_weights_are_not_kept_they_go_with_their_last_worker(store: S
         assert segments.is_ready(checkpoint)
         segments.release(first, TWO)
         assert not segments.is_ready(checkpoint)
-        assert segments.room.used_bytes == 0
+        assert segments.budget.used_bytes == 0
         again = await segments.acquire(checkpoint, ONE)
         assert again is not first
         await again.filled.wait()

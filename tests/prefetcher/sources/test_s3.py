@@ -11,7 +11,7 @@ import xxhash
 
 from fleetstart.prefetcher.sources import s3
 from fleetstart.prefetcher.sources.base import ObjectMissing, ObjectRange, ObjectSizeMismatch, Piece, SourceError
-from fleetstart.prefetcher.sources.connection_pool import authorities, proxy_of, request_path
+from fleetstart.prefetcher.sources.connection_pool import ca_bundle, proxy_for, request_path
 from fleetstart.prefetcher.sources.s3 import S3Source
 from fleetstart.prefetcher.sources.s3_body import READ_BYTES
 from tests.prefetcher.faulty_s3 import (
@@ -101,7 +101,7 @@ def test_a_store_that_stalls_for_ever_is_an_error_in_time(faulty: FaultyS3, impa
     with pytest.raises(SourceError, match=r"part: no byte after \d+ in 0\.6 s"):
         read(S3Source(bucket="weights"))
 
-    assert len(faulty.ranges) == s3.LAGS_MOST + 1
+    assert len(faulty.ranges) == s3.MAX_LAGS + 1
 
 
 def test_a_store_that_is_slow_for_all_is_waited_for(faulty: FaultyS3, impatient: None) -> None:
@@ -201,9 +201,9 @@ def test_a_proxy_is_used_as_the_environment_says(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("http_proxy", "http://proxy:3128")
     monkeypatch.setenv("no_proxy", "127.0.0.1,.local")
 
-    assert proxy_of("http://bucket.example/part") == ("proxy", 3128)
+    assert proxy_for("http://bucket.example/part") == ("proxy", 3128)
     assert request_path("http://bucket.example/part?x=1") == "http://bucket.example/part?x=1"
-    assert proxy_of("http://127.0.0.1/part") is None
-    assert proxy_of("http://store.local/part") is None
+    assert proxy_for("http://127.0.0.1/part") is None
+    assert proxy_for("http://store.local/part") is None
     assert request_path("http://127.0.0.1/part?x=1") == "/part?x=1"
-    assert authorities({"AWS_CA_BUNDLE": "a", "REQUESTS_CA_BUNDLE": "b"}) == "a"
+    assert ca_bundle({"AWS_CA_BUNDLE": "a", "REQUESTS_CA_BUNDLE": "b"}) == "a"

@@ -29,7 +29,7 @@ def test_what_is_read_is_never_ahead_of_its_share_by_more_than_the_credit(
     bytes_per_s: float, reads: list[tuple[int, float]]
 ) -> None:
     pace = BackgroundThrottle()
-    pace.measured(bytes_per_s)
+    pace.set_measured(bytes_per_s)
     now_s = 1000.0
     read_bytes = 0
     for size_bytes, idle_s in reads:
@@ -41,7 +41,7 @@ def test_what_is_read_is_never_ahead_of_its_share_by_more_than_the_credit(
 
 def test_who_reads_without_a_break_gets_all_of_its_share() -> None:
     pace = BackgroundThrottle()
-    pace.measured(MBIT_200)
+    pace.set_measured(MBIT_200)
     now_s = 0.0
     for _ in range(1000):
         now_s += pace.delay_s(pace.portion_bytes, now_s)
@@ -51,7 +51,7 @@ def test_who_reads_without_a_break_gets_all_of_its_share() -> None:
 @given(st.floats(0, 1e12))
 def test_portions_and_windows_are_a_moment_of_the_link(bytes_per_s: float) -> None:
     pace = BackgroundThrottle()
-    pace.measured(bytes_per_s)
+    pace.set_measured(bytes_per_s)
     assert PORTION_BYTES[0] <= pace.portion_bytes <= PORTION_BYTES[1]
     assert WINDOW_BYTES[0] <= pace.window_bytes <= WINDOW_BYTES[1]
 
@@ -100,7 +100,7 @@ def test_paced_reads_have_connections_with_small_buffers_of_their_own(
         throttle.BackgroundThrottle, "wait", lambda self, size_bytes, stopped: waited.append(size_bytes)
     )
     source, pace = S3Source(bucket="weights"), BackgroundThrottle()
-    pace.measured(MBIT_200)
+    pace.set_measured(MBIT_200)
 
     def read(pace: BackgroundThrottle | None) -> None:
         into = memoryview(bytearray(len(data)))
@@ -116,7 +116,7 @@ def test_paced_reads_have_connections_with_small_buffers_of_their_own(
         assert sum(waited) == 2 * len(data)
         (slow,), (quick,) = (
             [connection for idle in pool._idle.values() for connection in idle]
-            for pool in (source._paced, source._connections)
+            for pool in (source._throttled, source._connections)
         )
         sizes = [end.sock.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) for end in (slow, quick)]
         assert sizes[0] == 2 * pace.window_bytes

@@ -135,7 +135,7 @@ def test_a_receiver_whose_worker_ends_before_a_word_came_asks_no_more(relays: Re
 
 
 def test_closing_removes_what_nobody_has_read(relays: Relays, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(relay_out, "HURRIED_S", 0.1)
+    monkeypatch.setattr(relay_out, "CLOSING_ACK_S", 0.1)
     ends = Ends(relays)
     ends.send()
     ends.sender.sendall(b"hello")
@@ -164,10 +164,10 @@ def test_closing_does_not_wait_for_what_a_store_may_carry_out_late(
 
 @given(st.integers(0, 10**10 - 1), st.binary(max_size=100), st.booleans())
 def test_an_object_is_opened_where_it_was_sealed_and_nowhere_else(sequence: int, data: bytes, last: bool) -> None:
-    sealed = LINK.sealed(sequence, data, last=last)
-    assert LINK.opened(sequence, sealed) == (data, last)
+    sealed = LINK.sign(sequence, data, last=last)
+    assert LINK.verify(sequence, sealed) == (data, last)
     with pytest.raises(InvalidRelayObject):
-        LINK.opened(sequence + 1, sealed)
+        LINK.verify(sequence + 1, sealed)
 
 
 @given(st.floats(0, 1e6), st.floats(0, 1e6))

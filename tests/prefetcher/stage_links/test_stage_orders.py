@@ -136,7 +136,7 @@ def test_a_peer_that_cannot_be_reached_is_a_connection_that_is_dead(address: str
         stage = Stage(pipeline=PipelineId("p"), index=1, cuts=CUTS)
         sockets = StageSockets(stage, "127.0.0.1", connected.__setitem__, lambda index, why: None)
         try:
-            sockets.tell(("", sockets.link, address))
+            sockets.connect_peers(("", sockets.link, address))
             await asyncio.to_thread(wait_until, lambda: connected, what="a connection")
         finally:
             sockets.close()

@@ -66,7 +66,7 @@ def test_idle_time_is_billed_while_it_is_kept_and_only_then(steps: list[tuple[in
         busy_ns += int(step_ns * share)
         subject.busy(busy_ns)
         after = (kept, msgspec.structs.replace(FIRST, version=sheet + 1, idle_nusd_per_gib_s=1000 * sheet))
-        new = subject.rate(after[1], now_ns, kept=kept) + subject.flush(now_ns)
+        new = subject.set_rate(after[1], now_ns, kept=kept) + subject.flush(now_ns)
         for row in new:
             expected = before[1].idle_nusd_per_gib_s if before[0] and row.phase == "idle" else 0
             assert (row.rate_nusd_per_gib_s, row.price) == (expected, before[1].version)
@@ -81,7 +81,7 @@ def test_idle_time_is_billed_while_it_is_kept_and_only_then(steps: list[tuple[in
 
 def test_what_comes_before_ready_is_waived_also_of_a_kept_worker() -> None:
     subject = meter()
-    assert subject.rate(FIRST, 0, kept=True) == []
+    assert subject.set_rate(FIRST, 0, kept=True) == []
     assert subject.phase("load", 0, 10**9).rate_nusd_per_gib_s == 0
 
 
