@@ -183,8 +183,12 @@ def test_ten_orders_for_one_checkpoint_fetch_each_byte_once(s3_node: Node, store
     workers = [s3_node.order(spec_of(bundle, weights=checkpoint)) for _ in range(10)]
 
     statuses = [s3_node.wait_for(worker, "ready", deadline_s=60) for worker in workers]
-    gets = [line for line in s3_server.log().splitlines() if "GET" in line and "part-00000" in line]
-    assert len(gets) == 12, "one request a chunk"
+
+    def gets() -> list[str]:
+        return [line for line in s3_server.log().splitlines() if "GET" in line and "part-00000" in line]
+
+    wait_until(lambda: len(gets()) >= 12, what="the server's log of every request, which it writes after the answer")
+    assert len(gets()) == 12, "one request a chunk"
     assert statuses[0].start == "cold"
     assert "fetch" in {phase.name for phase in statuses[0].timeline.phases}
     report = s3_node.report()
