@@ -1,4 +1,4 @@
-"""Annotations of a handler as types that msgspec checks: what they hold, and what stands in for what it does not know.
+"""Type annotations of a handler, converted to types that msgspec validates, with hooks for types it does not know.
 
 msgspec reads dataclasses, TypedDict, NamedTuple, enums, Literal and its own Struct by itself. Added here: pydantic
 models and `File` (by hooks; pydantic is never imported, only recognised once the user's code has done so), and
@@ -20,10 +20,10 @@ import msgspec
 from ..sdk.files import File
 
 STREAMS = (Iterator, Generator, Iterable, AsyncIterator, AsyncGenerator, AsyncIterable)
-"""What a handler that streams is annotated to return; the first argument is the type of its items."""
+"""Return annotations of a streaming handler; the first type argument is the type of its items."""
 _CONSTRAINTS = ("ge", "gt", "le", "lt", "multiple_of", "min_length", "max_length", "pattern")
 ELEMENTS_MAX = 1_000_000
-"""Of an array that becomes JSON: a larger one was meant to be sent in another form."""
+"""Largest array that is encoded as JSON: a larger one was meant to be sent in another form."""
 _ARRAY_HINT = 'return bytes: Response(array.tobytes(), content_type="application/octet-stream")'
 _PICTURE_HINT = (
     'save it to bytes: picture.save(buffer, "PNG"), then return Response(buffer.getvalue(), content_type="image/png")'
@@ -31,7 +31,7 @@ _PICTURE_HINT = (
 
 
 class ConversionError(ValueError):
-    """Raised inside a hook; the checker adds the path that leads there."""
+    """A value that a hook could not convert. `path` is relative to that value; `field_error` prefixes the rest."""
 
     def __init__(self, path: str, expected: str, got: str) -> None:
         super().__init__(f"{expected}, got {got}")
@@ -43,20 +43,20 @@ class ConversionError(ValueError):
 # ── annotations ────────────────────────────────────────────────────────────────────────────────────
 
 
-def hints_of(handler: Any) -> dict[str, Any]:
-    """Resolved annotations of what is called. Errors: NameError for one that names nothing."""
+def resolve_hints(handler: Any) -> dict[str, Any]:
+    """Resolved annotations of the callable. Errors: NameError for an annotation with an undefined name."""
     called = handler if inspect.isroutine(handler) else type(handler).__call__
     return typing.get_type_hints(called, include_extras=True)
 
 
-def is_model(kind: Any) -> bool:
-    """Whether it is a class of pydantic's."""
+def is_pydantic_model(kind: Any) -> bool:
+    """Whether the type is a pydantic model."""
     pydantic = sys.modules.get("pydantic")
     return pydantic is not None and isinstance(kind, type) and issubclass(kind, pydantic.BaseModel)
 
 
 def is_struct_like(kind: Any) -> bool:
-    """Whether it stands for a whole JSON object."""
+    """Whether the type describes a whole JSON object."""
     origin = get_origin(kind) or kind
     if not isinstance(origin, type):
         return False
@@ -65,17 +65,17 @@ def is_struct_like(kind: Any) -> bool:
         or origin in (Mapping, typing.Mapping)
         or dataclasses.is_dataclass(origin)
         or typing.is_typeddict(origin)
-        or is_model(origin)
+        or is_pydantic_model(origin)
     )
 
 
-def bare(kind: Any) -> Any:
-    """Without Annotated and without None."""
+def underlying_type(kind: Any) -> Any:
+    """The type without `Annotated` and without `None`."""
     if get_origin(kind) is Annotated:
-        return bare(get_args(kind)[0])
+        return underlying_type(get_args(kind)[0])
     if is_union(kind):
         others = [one for one in get_args(kind) if one is not type(None)]
-        return bare(others[0]) if len(others) == 1 else kind
+        return underlying_type(others[0]) if len(others) == 1 else kind
     return kind
 
 
@@ -84,11 +84,16 @@ def is_union(kind: Any) -> bool:
 
 
 def is_list(kind: Any) -> bool:
-    return get_origin(bare(kind)) in (list, tuple, set, frozenset) or bare(kind) in (list, tuple, set, frozenset)
+    return get_origin(underlying_type(kind)) in (list, tuple, set, frozenset) or underlying_type(kind) in (
+        list,
+        tuple,
+        set,
+        frozenset,
+    )
 
 
-def fields_of(kind: Any) -> dict[str, Any]:
-    """Types of an object's fields by name, as far as they can be told."""
+def object_fields(kind: Any) -> dict[str, Any]:
+    """Field types of an object type by name; empty where they are unknown."""
     origin = get_origin(kind) or kind
     if not isinstance(origin, type) or (issubclass(origin, dict) and not typing.is_typeddict(origin)):
         return {}
@@ -98,14 +103,14 @@ def fields_of(kind: Any) -> dict[str, Any]:
         return {}
 
 
-def checkable(kind: Any) -> Any:
-    """The same type with every constraint in msgspec's words.
+def msgspec_type(kind: Any) -> Any:
+    """The same type with every constraint as `msgspec.Meta`.
 
-    Errors: TypeError for a class that no request can fill.
+    Errors: TypeError for a class that cannot be decoded from a request.
     """
     origin, arguments = get_origin(kind), get_args(kind)
     if origin is typing.Literal or not arguments:
-        _require_known(kind)
+        _require_supported(kind)
         return kind
     if origin is Annotated:
         base, *said = arguments
@@ -113,9 +118,9 @@ def checkable(kind: Any) -> Any:
         found = _constraints(said)
         if found:
             metas.append(msgspec.Meta(**found))
-        base = checkable(base)
+        base = msgspec_type(base)
         return Annotated[(base, *metas)] if metas else base
-    checked = tuple(checkable(one) if _is_type(one) else one for one in arguments)
+    checked = tuple(msgspec_type(one) if _is_type(one) else one for one in arguments)
     if checked == arguments:
         return kind
     if is_union(kind):
@@ -127,19 +132,19 @@ def _is_type(argument: Any) -> bool:
     return argument is not Ellipsis and not isinstance(argument, list)
 
 
-def _require_known(kind: Any) -> None:
-    if not isinstance(kind, type) or kind is File or is_model(kind):
+def _require_supported(kind: Any) -> None:
+    if not isinstance(kind, type) or kind is File or is_pydantic_model(kind):
         return
     try:
         known = not isinstance(msgspec.inspect.type_info(kind), msgspec.inspect.CustomType)
     except (TypeError, NameError):
-        return  # the decoder says it in its own words
+        return  # the decoder reports it
     if not known:
-        raise TypeError(f"{kind.__module__}.{kind.__qualname__} is no type that a request or an answer can have")
+        raise TypeError(f"{kind.__module__}.{kind.__qualname__} is not a type that a request or a response can have")
 
 
 def _constraints(said: list[Any]) -> dict[str, Any]:
-    """Of annotated_types and pydantic's Field: whatever has such attributes means the same by them."""
+    """Constraints of annotated_types and of pydantic's Field: attributes of these names mean the same in both."""
     found: dict[str, Any] = {}
     for one in said:
         if isinstance(one, msgspec.Meta):
@@ -155,43 +160,43 @@ def _constraints(said: list[Any]) -> dict[str, Any]:
 # ── values ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-def made(kind: type, value: Any) -> Any:
-    """msgspec's hook for a type that is not its own. Errors: Unfit."""
+def decode_hook(kind: type, value: Any) -> Any:
+    """Decoding hook for types that msgspec does not know. Errors: ConversionError."""
     if isinstance(value, kind):
         return value
     if kind is File:
-        raise ConversionError("", "a file, sent as multipart/form-data", json_type(value))
+        raise ConversionError("", "a file, sent as multipart/form-data", json_type_name(value))
     validate = getattr(kind, "model_validate", None)
     if validate is None:
-        raise ConversionError("", kind.__name__, json_type(value))
+        raise ConversionError("", kind.__name__, json_type_name(value))
     try:
         return validate(value)
     except ValueError as error:
-        raise _of_model(error, kind) from error
+        raise _model_error(error, kind) from error
 
 
-def _of_model(error: ValueError, kind: type) -> ConversionError:
+def _model_error(error: ValueError, kind: type) -> ConversionError:
     errors = getattr(error, "errors", None)
     if errors is None:
         return ConversionError("", f"{kind.__name__}: {error}", "another value")
     first = errors(include_url=False)[0]
     path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"])
-    got = "nothing" if first["type"] == "missing" else shown(first["input"])
+    got = "nothing" if first["type"] == "missing" else preview(first["input"])
     message = str(first["msg"])
     return ConversionError(path, message[:1].lower() + message[1:], got)
 
 
-def plain(value: Any) -> Any:
-    """msgspec's hook for a value that is not of its types. Errors: TypeError, which says what to do."""
+def encode_hook(value: Any) -> Any:
+    """Encoding hook for values that msgspec does not know. Errors: TypeError with a way out."""
     kind = type(value)
     # numpy and torch arrays and scalars: one rule, and neither has to be imported for it.
     if hasattr(value, "tolist"):
-        count = _elements(value)
+        count = _element_count(value)
         if count > ELEMENTS_MAX:
             what = f"the handler returned a {kind.__name__} of {count:,} elements"
             raise TypeError(f"{what}, {ELEMENTS_MAX:,} at most as JSON: {_ARRAY_HINT}")
         return value.tolist()
-    if is_model(kind):
+    if is_pydantic_model(kind):
         return value.model_dump(mode="json", by_alias=True)
     text = f"the handler returned a {kind.__name__}, which has no JSON form"
     if kind.__module__.partition(".")[0] == "PIL":
@@ -199,26 +204,26 @@ def plain(value: Any) -> Any:
     raise TypeError(text)
 
 
-def _elements(array: Any) -> int:
+def _element_count(array: Any) -> int:
     count = getattr(array, "size", 1)
     if callable(count):  # torch: a shape
         count = array.numel()
     return count if isinstance(count, int) else 1
 
 
-def json_type(value: Any) -> str:
-    """As msgspec names it."""
+def json_type_name(value: Any) -> str:
+    """JSON type of a value, as msgspec names it."""
     names = {dict: "object", list: "array", str: "str", int: "int", float: "float", bool: "bool", type(None): "null"}
     return names.get(type(value), type(value).__name__)
 
 
-SHOWN_MAX = 80
+PREVIEW_MAX = 80
 
 
-def shown(value: Any) -> str:
-    """Some value in a few words."""
+def preview(value: Any) -> str:
+    """A value as JSON, shortened to PREVIEW_MAX characters."""
     try:
         text = msgspec.json.encode(value, enc_hook=str).decode(errors="replace")
     except (TypeError, ValueError, RecursionError):
-        text = json_type(value)
-    return text if len(text) <= SHOWN_MAX else f"{text[: SHOWN_MAX - 3]}..."
+        text = json_type_name(value)
+    return text if len(text) <= PREVIEW_MAX else f"{text[: PREVIEW_MAX - 3]}..."

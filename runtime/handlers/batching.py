@@ -1,8 +1,8 @@
-"""Calls of one worker, gathered and computed together: `@batched(max_size=16, max_wait_ms=5)`.
+"""Dynamic batching: calls of one worker computed together, for `@batched(max_size=16, max_wait_ms=5)`.
 
-The handler takes a list for each of its parameters and gives a list with one answer for each item; each caller sends
-and gets one item. An answer that is an exception is that caller's error. One batch is computed at a time: while it
-runs, the next one gathers. When a batch is closed is decided by `seconds_until_due`; the rest is a thin shell.
+The handler takes a list for each of its parameters and returns a list with one result for each item; each caller sends
+and receives one item. A result that is an exception is that caller's error. One batch is computed at a time; the next
+one fills meanwhile. `seconds_until_due` decides when a batch is full; the rest carries that out.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .thread_calls import as_exception, wait_for_end
 def seconds_until_due(
     batching: Batching, *, waiting: int, oldest_s: float, now_s: float, free_slots: int, computing: bool
 ) -> float | None:
-    """Seconds until the calls that wait should be computed, 0 for at once; None while there is nothing to decide."""
+    """Seconds until the waiting calls should be computed, 0 for at once; None while there is nothing to decide."""
     if computing or not waiting:
         return None
     if waiting >= batching.max_size or free_slots <= 0:
@@ -34,13 +34,15 @@ def seconds_until_due(
 
 @dataclass(slots=True)
 class _PendingCall:
+    """One call of a batch."""
+
     arguments: Arguments
-    came_s: float
-    answer: asyncio.Future[Any]
+    arrived_s: float
+    result: asyncio.Future[Any]
 
 
 class Batcher:
-    """Of one handler, in the loop of its worker."""
+    """Batches the calls of one handler, in the loop of its worker."""
 
     def __init__(self, handler: Callable[..., Any], batching: Batching, inputs: ArgumentDecoder, *, slots: int) -> None:
         """Errors: TypeError for a handler that streams."""
@@ -51,44 +53,44 @@ class Batcher:
         self._batching = batching
         self._names = [parameter.name for parameter in inputs.parameters if not parameter.positional_only]
         self._positional = len(inputs.parameters) - len(self._names)
-        self._whole = inputs.form != "fields"
+        self._whole = inputs.mode != "fields"
         self._slots = slots
         self._pool = None if inspect.iscoroutinefunction(called) else ThreadPoolExecutor(1, "batch")
         self._waiting: list[_PendingCall] = []
-        self._computed: list[_PendingCall] = []
+        self._running: list[_PendingCall] = []
         self._batch: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
-        # A batch belongs to no one call: it runs in the context in which the worker was made.
+        # A batch belongs to no single call: it runs in the context in which the worker was created.
         self._context = contextvars.copy_context()
 
     async def call(self, arguments: Arguments) -> Any:
-        """One caller's answer. Errors: what the handler raised, or gave as this item's answer."""
+        """One caller's result. Errors: what the handler raised, or returned as this item's result."""
         loop = asyncio.get_running_loop()
         item = _PendingCall(arguments, loop.time(), loop.create_future())
         self._waiting.append(item)
-        self._look()
+        self._schedule()
         try:
-            return await item.answer
+            return await item.result
         except asyncio.CancelledError:
-            await self._leave(item)
+            await self._cancel(item)
             raise
 
-    async def _leave(self, item: _PendingCall) -> None:
-        """Who leaves hurts nobody. The last to leave a batch stops it, or keeps its slot until the thread is done."""
+    async def _cancel(self, item: _PendingCall) -> None:
+        """Cancels one call; others are unaffected. The last one of a batch stops it, or waits for its thread to end."""
         if item in self._waiting:
             self._waiting.remove(item)
-            self._look()
+            self._schedule()
             return
         batch = self._batch
-        if batch is None or item not in self._computed or not all(one.answer.done() for one in self._computed):
+        if batch is None or item not in self._running or not all(one.result.done() for one in self._running):
             return
         if self._pool is None:
             batch.cancel()
         ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        batch.add_done_callback(lambda _: _set(ended))
+        batch.add_done_callback(lambda _: _set_result(ended))
         await wait_for_end(ended)
 
-    def _look(self) -> None:
+    def _schedule(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -96,58 +98,58 @@ class Batcher:
         wait_s = seconds_until_due(
             self._batching,
             waiting=len(self._waiting),
-            oldest_s=self._waiting[0].came_s if self._waiting else 0.0,
+            oldest_s=self._waiting[0].arrived_s if self._waiting else 0.0,
             now_s=loop.time(),
             free_slots=self._slots - len(self._waiting),
             computing=self._batch is not None,
         )
         if wait_s == 0.0:
-            self._begin()
+            self._start_batch()
         elif wait_s is not None:
-            self._timer = loop.call_later(wait_s, self._look, context=self._context)
+            self._timer = loop.call_later(wait_s, self._schedule, context=self._context)
 
-    def _begin(self) -> None:
-        self._computed = self._waiting[: self._batching.max_size]
+    def _start_batch(self) -> None:
+        self._running = self._waiting[: self._batching.max_size]
         del self._waiting[: self._batching.max_size]
-        self._batch = asyncio.get_running_loop().create_task(self._run(self._computed), context=self._context)
-        self._batch.add_done_callback(self._ended, context=self._context)
+        self._batch = asyncio.get_running_loop().create_task(self._run(self._running), context=self._context)
+        self._batch.add_done_callback(self._on_batch_end, context=self._context)
 
-    def _ended(self, batch: asyncio.Task[None]) -> None:
-        for item in self._computed:
-            if not item.answer.done():
-                item.answer.set_exception(HandlerFailed("its batch was stopped"))
-        self._batch, self._computed = None, []
-        self._look()
+    def _on_batch_end(self, batch: asyncio.Task[None]) -> None:
+        for item in self._running:
+            if not item.result.done():
+                item.result.set_exception(HandlerFailed("its batch was stopped"))
+        self._batch, self._running = None, []
+        self._schedule()
 
     async def _run(self, items: list[_PendingCall]) -> None:
         try:
-            answers = _listed(await self._call(items), len(items))
+            results = _as_list(await self._call(items), len(items))
         except asyncio.CancelledError:
             raise
         except BaseException as error:
-            answers = [as_exception(error)] * len(items)
-        for item, answer in zip(items, answers, strict=True):
-            if item.answer.done():
+            results = [as_exception(error)] * len(items)
+        for item, result in zip(items, results, strict=True):
+            if item.result.done():
                 continue
-            if isinstance(answer, BaseException):
-                item.answer.set_exception(as_exception(answer))
+            if isinstance(result, BaseException):
+                item.result.set_exception(as_exception(result))
             else:
-                item.answer.set_result(answer)
+                item.result.set_result(result)
 
     async def _call(self, items: list[_PendingCall]) -> Any:
-        positional = [[item.arguments[0][index] for item in items] for index in range(self._columns())]
+        positional = [[item.arguments[0][index] for item in items] for index in range(self._positional_count())]
         named = {} if self._whole else {name: [item.arguments[1][name] for item in items] for name in self._names}
         if self._pool is None:
             return await self._handler(*positional, **named)
         return await asyncio.get_running_loop().run_in_executor(
-            self._pool, lambda: _caught(self._handler, positional, named)
+            self._pool, lambda: _call_handler(self._handler, positional, named)
         )
 
-    def _columns(self) -> int:
+    def _positional_count(self) -> int:
         return 1 if self._whole else self._positional
 
 
-def _caught(handler: Callable[..., Any], positional: list[Any], named: dict[str, Any]) -> Any:
+def _call_handler(handler: Callable[..., Any], positional: list[Any], named: dict[str, Any]) -> Any:
     """SystemExit and StopIteration cannot pass through a future."""
     try:
         return handler(*positional, **named)
@@ -155,20 +157,20 @@ def _caught(handler: Callable[..., Any], positional: list[Any], named: dict[str,
         raise as_exception(error) from error
 
 
-def _listed(answers: Any, count: int) -> list[Any]:
-    """Errors: HandlerFailed for anything but one answer for each item."""
-    if isinstance(answers, str | bytes | dict) or not hasattr(answers, "__len__") or not hasattr(answers, "__iter__"):
-        what = f"a {type(answers).__name__}"
-    elif len(answers) != count:
-        what = f"{len(answers)} answers"
+def _as_list(results: Any, count: int) -> list[Any]:
+    """The handler's results as a list. Errors: HandlerFailed for anything but one result for each item."""
+    if isinstance(results, str | bytes | dict) or not hasattr(results, "__len__") or not hasattr(results, "__iter__"):
+        what = f"a {type(results).__name__}"
+    elif len(results) != count:
+        what = f"{len(results)} results"
     else:
-        return list(answers)
+        return list(results)
     raise HandlerFailed(
         f"the batched handler was given {count} items and returned {what}",
-        hint="return a list with one answer for each item, in their order; an exception is that item's error",
+        hint="return a list with one result for each item, in their order; an exception is that item's error",
     )
 
 
-def _set(future: asyncio.Future[None]) -> None:
+def _set_result(future: asyncio.Future[None]) -> None:
     if not future.done():
         future.set_result(None)

@@ -1,7 +1,7 @@
-"""Request bodies that are no JSON: multipart/form-data, urlencoded forms, and query strings, as names with values.
+"""Form parsing: multipart/form-data, urlencoded bodies and query strings, as values by name.
 
-A part becomes what its handler's parameter asks for: a `File` of its own, bytes, text, or JSON. What the values mean
-together is for `inputs`. python-multipart takes the bytes apart; it is imported when the first form comes.
+A part is converted to the type of its handler's parameter: `File`, bytes, text, or JSON. `request_args` makes arguments
+of the values. python-multipart splits the bytes; it is imported with the first form.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import msgspec
 from ..contract.errors import InvalidInput, TooLarge
 from ..sdk.files import File
 from ..worker_io.asgi import ClientDisconnected, Receive
-from .annotations import bare, is_list, is_struct_like
+from .annotations import is_list, is_struct_like, underlying_type
 
 PARTS_MAX = 1000
 HEADER_MAX_BYTES = 8 * 1024
@@ -27,6 +27,8 @@ URLENCODED = b"application/x-www-form-urlencoded"
 
 @dataclass(slots=True)
 class FormPart:
+    """One part of a multipart body."""
+
     name: str = ""
     filename: str | None = None
     content_type: str = ""
@@ -35,7 +37,7 @@ class FormPart:
 
 @dataclass(slots=True)
 class Form:
-    """Parts in the order in which they came; whoever reads it closes it."""
+    """The parts of a multipart body, in their order. The caller of `read_form` closes it."""
 
     parts: list[FormPart] = field(default_factory=list)
 
@@ -45,7 +47,7 @@ class Form:
 
 
 def media_type(headers: list[tuple[bytes, bytes]]) -> tuple[bytes, bytes]:
-    """The request's content type, without parameters in lower case, and as it was written."""
+    """The request's content type: lower case without parameters, and as it was sent."""
     for name, value in headers:
         if name == b"content-type":
             return value.partition(b";")[0].strip().lower(), value
@@ -56,7 +58,7 @@ def media_type(headers: list[tuple[bytes, bytes]]) -> tuple[bytes, bytes]:
 
 
 async def read_form(receive: Receive, content_type: bytes) -> Form:
-    """Part by part, as it comes. Errors: InvalidInput, TooLarge, Disconnected."""
+    """Reads a multipart body part by part, as it arrives. Errors: InvalidInput, TooLarge, ClientDisconnected."""
     from python_multipart.exceptions import FormParserError
     from python_multipart.multipart import MultipartParser, parse_options_header
 
@@ -91,7 +93,7 @@ async def read_form(receive: Receive, content_type: bytes) -> Form:
 
 
 class _FormBuilder:
-    """What the parser tells, made into parts."""
+    """Builds a `Form` from the parser's callbacks."""
 
     def __init__(self, options: Callable[[bytes], tuple[bytes, dict[bytes, bytes]]]) -> None:
         self.form = Form()
@@ -155,34 +157,34 @@ class _FormBuilder:
 # ── values ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-def form_values(form: Form, kinds: Mapping[str, Any]) -> dict[str, Any]:
-    """By name, each as its kind asks for. Errors: InvalidInput."""
-    pairs = [(part.name, _value(part, kinds.get(part.name, Any))) for part in form.parts]
-    return _gathered(pairs, kinds)
+def form_values(form: Form, types: Mapping[str, Any]) -> dict[str, Any]:
+    """Values of a multipart body by name, each converted to its type. Errors: InvalidInput."""
+    pairs = [(part.name, _value(part, types.get(part.name, Any))) for part in form.parts]
+    return _grouped(pairs, types)
 
 
-def query_values(text: bytes, kinds: Mapping[str, Any]) -> dict[str, Any]:
-    """Of a query string, or of a body that is written like one."""
+def query_values(text: bytes, types: Mapping[str, Any]) -> dict[str, Any]:
+    """Values of a query string or a urlencoded body by name. Errors: InvalidInput."""
     try:
-        return _gathered(parse_qsl(text.decode("latin-1"), keep_blank_values=True), kinds)
+        return _grouped(parse_qsl(text.decode("latin-1"), keep_blank_values=True), types)
     except ValueError as error:
-        raise InvalidInput(f"the form is not understood: {error}", hint=FORM_HINT) from None
+        raise InvalidInput(f"the form cannot be parsed: {error}", hint=FORM_HINT) from None
 
 
-def _gathered(pairs: list[tuple[str, Any]], kinds: Mapping[str, Any]) -> dict[str, Any]:
-    """A name that stands twice, or is a list by its type, gives a list."""
+def _grouped(pairs: list[tuple[str, Any]], types: Mapping[str, Any]) -> dict[str, Any]:
+    """Groups values by name: a list for a name that occurs twice or has a list type."""
     found: dict[str, list[Any]] = {}
     for name, value in pairs:
         found.setdefault(name, []).append(value)
     return {
-        name: values if len(values) > 1 or is_list(kinds.get(name)) else values[0] for name, values in found.items()
+        name: values if len(values) > 1 or is_list(types.get(name)) else values[0] for name, values in found.items()
     }
 
 
 def _value(part: FormPart, kind: Any) -> Any:
-    kind = bare(kind)
+    kind = underlying_type(kind)
     if is_list(kind):
-        kind = bare((*getattr(kind, "__args__", ()), Any)[0])
+        kind = underlying_type((*getattr(kind, "__args__", ()), Any)[0])
     part.body.seek(0)
     if kind is File:
         return part.body

@@ -1,8 +1,8 @@
-"""The ends of a handler's life: `load(weights)` and `warm()` before its first call, `close()` after its last.
+"""Lifecycle hooks of a handler: `load(weights)` and `warm()` before the first call, `close()` after the last.
 
-A class has them as methods, each of them optional, synchronous or not. `warm()` is called when `load()` is done, for a
-first run that the first caller shall not wait for; the worker is ready after it. Functions of the handler's module that
-are marked with `@on_exit` are closed with it.
+A class has them as optional methods, synchronous or asynchronous. `warm()` runs after `load()`, for a first run that no
+caller waits for; the worker is ready after it. Functions of the handler's module that are marked with `@on_exit` run
+with `close()`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ..worker_io import user_errors as blame
 
 
 def run_start_hooks(handler: Any, weights: Any, loop: asyncio.AbstractEventLoop) -> None:
-    """Before the loop runs. Errors: what the hooks raise."""
+    """Runs `load()` and `warm()`, before the loop runs. Errors: what the hooks raise."""
     load = getattr(handler, "load", None)
     if load is not None:
         _finish(load(weights) if inspect.signature(load).parameters else load(), loop)
@@ -37,7 +37,7 @@ async def _awaited(result: Any) -> None:
 
 
 def close_hook(handler: Any, entry: str, loop: asyncio.AbstractEventLoop) -> Callable[[], None] | None:
-    """What closes the handler, to be called in a thread while the loop runs; None if there is nothing to close."""
+    """A function that runs the handler's close hooks, for a thread while the loop runs; None without hooks."""
     hooks: list[Callable[[], Any]] = []
     if callable(getattr(type(handler), "close", None)):
         hooks.append(handler.close)
@@ -51,7 +51,7 @@ def _is_marked(value: Any) -> bool:
 
 
 def _close(hooks: list[Callable[[], Any]], loop: asyncio.AbstractEventLoop) -> None:
-    """All of them, whatever one of them raises: it goes to the log."""
+    """Runs every hook; what one of them raises goes to the log."""
     for hook in hooks:
         try:
             result = hook()

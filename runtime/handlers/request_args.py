@@ -1,4 +1,4 @@
-"""From a request to the arguments of a handler, by the handler's signature.
+"""Decodes a request into the arguments of a handler, by the handler's signature.
 
 One parameter that has no annotation, or one of a struct-like type (dataclass, TypedDict, msgspec.Struct, a pydantic
 model, dict), takes the whole JSON body. Otherwise the parameters are the fields of a JSON object. A single parameter
@@ -19,7 +19,15 @@ import msgspec
 
 from ..contract.errors import InvalidInput
 from ..sdk.files import File
-from .annotations import bare, checkable, fields_of, hints_of, is_list, is_struct_like, made
+from .annotations import (
+    decode_hook,
+    is_list,
+    is_struct_like,
+    msgspec_type,
+    object_fields,
+    resolve_hints,
+    underlying_type,
+)
 from .forms import URLENCODED, Form, form_values, query_values
 from .validation_errors import field_error, type_name
 
@@ -29,6 +37,8 @@ _NOTHING: Arguments = ((), {})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameter:
+    """One parameter of a handler's signature, its type ready for msgspec."""
+
     name: str
     type: Any
     positional_only: bool
@@ -38,24 +48,24 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArgumentDecoder:
-    """How one handler is fed. `fields` is a Struct made from the parameters, None unless `form` is "fields"."""
+    """Decodes requests for one handler. `fields`: a Struct of its parameters, None unless `mode` is "fields"."""
 
-    form: Literal["raw", "whole", "fields"]
+    mode: Literal["raw", "whole", "fields"]
     parameters: tuple[Parameter, ...]
     decoder: msgspec.json.Decoder[Any] | None
     fields: type[msgspec.Struct] | None = None
-    kinds: Mapping[str, Any] = field(default_factory=dict)
-    """Types by name of what a form or a query may hold."""
+    field_types: Mapping[str, Any] = field(default_factory=dict)
+    """Types of form and query fields by name."""
 
     def read(self, body: bytes, query: bytes, media: bytes = b"", content_type: bytes = b"") -> Arguments:
-        """Of a body that is whole; `media` is its content type without parameters.
+        """Arguments from a complete body; `media` is its content type without parameters.
 
         Errors: InvalidInput, which names the field.
         """
-        if self.form == "raw":
+        if self.mode == "raw":
             return self._raw(body, content_type)
         if not body:
-            return self._convert(query_values(query, self.kinds))
+            return self._convert(query_values(query, self.field_types))
         if self.decoder is None:
             raise AssertionError("a raw form has no decoder")
         try:
@@ -63,15 +73,15 @@ class ArgumentDecoder:
         except msgspec.ValidationError as error:
             raise self._refusal(error, _parsed(body)) from None
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            # curl calls JSON a form unless it is told otherwise, so what it is is seen by trying.
+            # curl sends JSON with the content type of a form by default, so JSON is tried first.
             if media == URLENCODED:
-                return self._convert(query_values(body, self.kinds))
+                return self._convert(query_values(body, self.field_types))
             raise InvalidInput(f"the body is not JSON: {error}", hint="send a JSON document as the body") from None
 
     def read_form(self, form: Form) -> Arguments:
-        """Of a multipart body. Errors: InvalidInput."""
-        if self.form != "raw":
-            return self._convert(form_values(form, self.kinds))
+        """Arguments from a multipart body. Errors: InvalidInput."""
+        if self.mode != "raw":
+            return self._convert(form_values(form, self.field_types))
         if len(form.parts) != 1:
             text = f"the handler takes one file, and the form has {len(form.parts)} parts"
             raise InvalidInput(text, hint=self.hint(), expected="one part", got=f"{len(form.parts)} parts")
@@ -98,7 +108,7 @@ class ArgumentDecoder:
                 return _NOTHING
             kind = parameter.type
         try:
-            return self._arrange(msgspec.convert(values, kind, strict=False, dec_hook=made))
+            return self._arrange(msgspec.convert(values, kind, strict=False, dec_hook=decode_hook))
         except msgspec.ValidationError as error:
             raise self._refusal(error, values) from None
 
@@ -113,7 +123,7 @@ class ArgumentDecoder:
         )
 
     def _arrange(self, value: Any) -> Arguments:
-        if self.form == "whole":
+        if self.mode == "whole":
             return self._give(value)
         positional: list[Any] = []
         named: dict[str, Any] = {}
@@ -131,10 +141,10 @@ class ArgumentDecoder:
         return (value,), {}
 
     def hint(self) -> str:
-        """What the handler takes, in one line."""
-        if self.form == "raw":
+        """One line that describes the input the handler takes."""
+        if self.mode == "raw":
             return "the body is the bytes themselves, or a form with one file in it"
-        if self.form == "whole":
+        if self.mode == "whole":
             return f"the body is one JSON value: {type_name(self.parameters[0].type)}"
         if not self.parameters:
             return "the handler takes no input: send no body, or {}"
@@ -144,30 +154,34 @@ class ArgumentDecoder:
 
 
 def argument_decoder(handler: Callable[..., Any], *, batched: bool = False) -> ArgumentDecoder:
-    """Reads the signature once, when the worker starts; of a batched handler, as each caller sees it.
+    """Builds the decoder from the signature, once at worker start; for a batched handler, from the view of one caller.
 
-    Errors: TypeError for a signature that no request can fill; NameError for an annotation that names nothing.
+    Errors: TypeError for a signature that no request can fill; NameError for an annotation with an undefined name.
     """
     parameters = tuple(_parameters(handler))
     if batched:
-        parameters = tuple(_one_of(parameter) for parameter in parameters)
+        parameters = tuple(_item_parameter(parameter) for parameter in parameters)
     if len(parameters) == 1 and parameters[0].type in (bytes, File):
-        return ArgumentDecoder(form="raw", parameters=parameters, decoder=None)
+        return ArgumentDecoder(mode="raw", parameters=parameters, decoder=None)
     if len(parameters) == 1 and (parameters[0].type is Any or is_struct_like(parameters[0].type)):
         (whole,) = parameters
-        kinds = fields_of(whole.type)
-        return ArgumentDecoder(form="whole", parameters=parameters, decoder=_decoder(whole.type), kinds=kinds)
+        field_types = object_fields(whole.type)
+        return ArgumentDecoder(
+            mode="whole", parameters=parameters, decoder=_decoder(whole.type), field_types=field_types
+        )
     specs: list[Any] = [
         (parameter.name, parameter.type) if parameter.required else _optional_field(parameter)
         for parameter in parameters
     ]
     fields = msgspec.defstruct("Input", specs, kw_only=True, forbid_unknown_fields=True)
-    kinds = {parameter.name: parameter.type for parameter in parameters}
-    return ArgumentDecoder(form="fields", parameters=parameters, decoder=_decoder(fields), fields=fields, kinds=kinds)
+    field_types = {parameter.name: parameter.type for parameter in parameters}
+    return ArgumentDecoder(
+        mode="fields", parameters=parameters, decoder=_decoder(fields), fields=fields, field_types=field_types
+    )
 
 
 def _parsed(body: bytes) -> Any:
-    """The value that did not fit; what comes after its first misfit need not be JSON."""
+    """The JSON value that failed validation; None if its rest, after the first error, is not JSON."""
     try:
         return msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -175,7 +189,7 @@ def _parsed(body: bytes) -> Any:
 
 
 def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
-    return msgspec.json.Decoder(kind, dec_hook=made)
+    return msgspec.json.Decoder(kind, dec_hook=decode_hook)
 
 
 def _optional_field(parameter: Parameter) -> tuple[str, Any, Any]:
@@ -184,7 +198,7 @@ def _optional_field(parameter: Parameter) -> tuple[str, Any, Any]:
 
 
 def _parameters(handler: Callable[..., Any]) -> list[Parameter]:
-    hints = hints_of(handler)
+    hints = resolve_hints(handler)
     found = []
     for parameter in inspect.signature(handler).parameters.values():
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
@@ -194,7 +208,7 @@ def _parameters(handler: Callable[..., Any]) -> list[Parameter]:
             )
         required = parameter.default is parameter.empty
         try:
-            kind = checkable(hints.get(parameter.name, Any))
+            kind = msgspec_type(hints.get(parameter.name, Any))
         except TypeError as error:
             text = f"parameter {parameter.name!r}: {error}"
             raise TypeError(f"{text}; take bytes, a File, or what JSON can say") from None
@@ -210,11 +224,11 @@ def _parameters(handler: Callable[..., Any]) -> list[Parameter]:
     return found
 
 
-def _one_of(parameter: Parameter) -> Parameter:
-    """A batched handler's parameter, as one of its callers fills it."""
+def _item_parameter(parameter: Parameter) -> Parameter:
+    """A batched handler's parameter from the view of one caller: one item of its list."""
     if not parameter.required:
         raise TypeError(f"parameter {parameter.name!r} of a batched handler has a default: give each item its own")
-    kind = bare(parameter.type)
+    kind = underlying_type(parameter.type)
     if kind is not Any and not is_list(kind):
         raise TypeError(f"parameter {parameter.name!r} of a batched handler must be a list of what each caller sends")
     item = (*typing.get_args(kind), Any)[0]
@@ -222,5 +236,5 @@ def _one_of(parameter: Parameter) -> Parameter:
 
 
 def _holds_file(kind: Any) -> bool:
-    kind = bare(kind)
+    kind = underlying_type(kind)
     return kind is File or (is_list(kind) and File in typing.get_args(kind))

@@ -1,7 +1,7 @@
-"""From what a handler gives to the bytes of its answer, by the return annotation of its signature.
+"""Encodes a handler's result into response bytes, by the return annotation of its signature.
 
-An annotated answer is converted by its type, so that a dict becomes the declared dataclass with its defaults, an int a
-float, and an answer that is something else an error that names the field. Without an annotation it is sent as it is.
+An annotated result is converted to its type: a dict becomes the declared dataclass with its defaults, an int becomes a
+float, and any other mismatch an error that names the field. A result without an annotation is sent as it is.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ import msgspec
 
 from ..contract.errors import InvalidOutput
 from ..sdk.responses import Response
-from .annotations import STREAMS, checkable, hints_of, is_union, json_type, made, plain
+from .annotations import STREAMS, decode_hook, encode_hook, is_union, json_type_name, msgspec_type, resolve_hints
 from .validation_errors import field_error, type_name
 
 Buffer = bytes | bytearray | memoryview
-_encoder = msgspec.json.Encoder(enc_hook=plain)
+_encoder = msgspec.json.Encoder(enc_hook=encode_hook)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValueEncoder:
-    """One type of answer. `decoder` is None where nothing is checked."""
+    """Encodes and validates values of one type. `decoder` is None where nothing is validated."""
 
     kind: Any
     decoder: msgspec.json.Decoder[Any] | None = None
@@ -33,9 +33,9 @@ class ValueEncoder:
         return self.kind is bytes
 
     def encode(self, value: Any) -> bytes:
-        """JSON. Errors: InvalidOutput; TypeError for what has no JSON form."""
+        """The value as JSON. Errors: InvalidOutput; TypeError for a value without a JSON form."""
         if self.is_bytes or (self.decoder is not None and isinstance(value, Buffer)):
-            raise self._wrong("", type_name(self.kind), "bytes" if isinstance(value, Buffer) else json_type(value))
+            raise self._wrong("", type_name(self.kind), "bytes" if isinstance(value, Buffer) else json_type_name(value))
         data = _encoder.encode(value)
         if self.decoder is None:
             return data
@@ -48,8 +48,8 @@ class ValueEncoder:
     def _wrong(self, field: str, expected: str, got: str) -> InvalidOutput:
         where = f" at `{field}`" if field else ""
         return InvalidOutput(
-            f"the handler's answer is not what its signature says: expected {expected}{where}, got {got}",
-            hint=f"it is declared to return {type_name(self.kind)}: mend the handler or its annotation",
+            f"the handler's result does not match its return annotation: expected {expected}{where}, got {got}",
+            hint=f"it is declared to return {type_name(self.kind)}: fix the handler or its annotation",
             field=field,
             expected=expected,
             got=got,
@@ -61,33 +61,35 @@ UNCHECKED = ValueEncoder(kind=Any)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResultEncoding:
+    """Encoders of one handler's results."""
+
     value: ValueEncoder = UNCHECKED
-    """Of an answer that is one value."""
+    """For a result that is one value."""
     item: ValueEncoder = UNCHECKED
-    """Of each event of a stream."""
+    """For each item of a stream."""
 
 
 def result_encoding_of(handler: Callable[..., Any], *, batched: bool = False) -> ResultEncoding:
-    """Reads the return annotation once; of a batched handler, as each caller sees it.
+    """Builds the encoders from the return annotation; for a batched handler, from the view of one caller.
 
-    Errors: TypeError for a batched handler that is not declared to return a list; NameError as of `inputs_of`.
+    Errors: TypeError for a batched handler that is not declared to return a list; NameError as in `argument_decoder`.
     """
-    kind = hints_of(handler).get("return", Any)
+    kind = resolve_hints(handler).get("return", Any)
     if get_origin(kind) in (Awaitable, Coroutine):
         kind = get_args(kind)[-1]
     if get_origin(kind) in STREAMS:
         item = (*get_args(kind), Any)[0]
-        # What is declared to be iterated over may as well be a list.
+        # A handler that is declared to return an iterable may return a list instead.
         whole = list[item] if item is not Any else Any  # type: ignore[valid-type]
-        return ResultEncoding(value=_shape(whole), item=_shape(item))
+        return ResultEncoding(value=_value_encoder(whole), item=_value_encoder(item))
     if batched and kind is not Any:
         if get_origin(kind) not in (list, tuple) and kind not in (list, tuple):
             raise TypeError(f"a batched handler returns a list, one answer for each item, and not {type_name(kind)}")
         kind = (*get_args(kind), Any)[0]
-    return ResultEncoding(value=_shape(kind))
+    return ResultEncoding(value=_value_encoder(kind))
 
 
-def _shape(kind: Any) -> ValueEncoder:
+def _value_encoder(kind: Any) -> ValueEncoder:
     if is_union(kind):
         others = tuple(one for one in get_args(kind) if one is not Response and not _is_exception(one))
         kind = Union[others] if others else Any  # noqa: UP007
@@ -96,10 +98,10 @@ def _shape(kind: Any) -> ValueEncoder:
     if kind in (bytes, bytearray, memoryview):
         return ValueEncoder(kind=bytes)
     try:
-        kind = checkable(kind)
-        return ValueEncoder(kind=kind, decoder=msgspec.json.Decoder(kind, dec_hook=made))
+        kind = msgspec_type(kind)
+        return ValueEncoder(kind=kind, decoder=msgspec.json.Decoder(kind, dec_hook=decode_hook))
     except TypeError:
-        return UNCHECKED  # an array, a class of the user's own: whatever JSON it has is what is sent
+        return UNCHECKED  # an array or a class of the user's own: encoded by `encode_hook`, without validation
 
 
 def _is_exception(kind: Any) -> bool:

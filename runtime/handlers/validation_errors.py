@@ -1,7 +1,7 @@
-"""What does not fit its type, told so that its sender can mend it: which field, what was expected, what came.
+"""Validation errors with the field, the expected type and the actual value.
 
-msgspec says it in one sentence with a path; this takes the sentence apart, follows the path through the value and
-through the type, and names the values that an enum or a Literal has.
+msgspec reports one sentence with a path; this parses the sentence, follows the path through the value and through the
+type, and lists the values that an enum or a Literal allows.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from msgspec import inspect as shape
 
-from .annotations import ConversionError, bare, fields_of, is_model, is_union, shown
+from .annotations import ConversionError, is_pydantic_model, is_union, object_fields, preview, underlying_type
 
 _SENTENCE = re.compile(r"(?P<what>.*?)(?: - at `(?P<key>key in )?\$(?P<path>.*)`)?", re.DOTALL)
 _EXPECTED = re.compile(r"Expected (?P<expected>.*?)(?:, got (?P<got>.*))?", re.DOTALL)
@@ -21,13 +21,13 @@ _MISSING = re.compile(r"Object missing required field `(?P<name>.*)`", re.DOTALL
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>.*)`", re.DOTALL)
 _STEP = re.compile(r"\.(?P<name>[^.\[]+)|\[(?P<index>\d+|\.\.\.)\]")
 _LOST = object()
-"""Stands for a value to which no path leads."""
+"""Result of a path that leads to no value."""
 CHOICES_MAX = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FieldError:
-    """`field` as in `items[2].price`; empty for the whole value."""
+    """One validation error. `field` is a path like `items[2].price`; empty for the whole value."""
 
     field: str
     expected: str
@@ -39,7 +39,7 @@ class FieldError:
 
 
 def field_error(error: Exception, value: Any, kind: Any) -> FieldError:
-    """Of msgspec's error for the value, which should have been of that kind."""
+    """The field error in msgspec's error for a value that should have been of type `kind`."""
     match = _SENTENCE.fullmatch(str(error))
     what, path = (match["what"], match["path"] or "") if match else (str(error), "")
     cause = error.__cause__
@@ -58,7 +58,7 @@ def field_error(error: Exception, value: Any, kind: Any) -> FieldError:
     if what.startswith("Invalid enum value") and (choices := _choices(_kind_at(kind, path))):
         expected = f"one of {choices}"
     got = found["got"].replace("`", "") if found and found["got"] else "another value"
-    return FieldError(field=_field(path), expected=expected, got=got if came is _LOST else shown(came))
+    return FieldError(field=_field(path), expected=expected, got=got if came is _LOST else preview(came))
 
 
 def _unknown(name: str, path: str, value: Any, kind: Any) -> FieldError:
@@ -69,7 +69,7 @@ def _unknown(name: str, path: str, value: Any, kind: Any) -> FieldError:
     return FieldError(
         field=_field(f"{path}.{name}"),
         expected=f"no such field ({advice})",
-        got=shown(came) if came is not _LOST else "one",
+        got=preview(came) if came is not _LOST else "one",
     )
 
 
@@ -82,7 +82,7 @@ def _lower(text: str) -> str:
 
 
 def _steps(path: str) -> list[str | int | None]:
-    """None stands for any key of an object."""
+    """The steps of a path; None stands for any key of an object."""
     found: list[str | int | None] = []
     for step in _STEP.finditer(path):
         index = step["index"]
@@ -110,7 +110,7 @@ def _info(kind: Any) -> Any:
 
 
 def _kind_at(kind: Any, path: str) -> Any:
-    """msgspec's description of the type to which the path leads; None if it cannot be told."""
+    """msgspec's description of the type at a path; None if it is unknown."""
     info = _info(kind)
     for step in _steps(path):
         info = _within(info, step)
@@ -147,7 +147,7 @@ def _choices(info: Any) -> str:
             values += [member.value for member in one.cls]
         elif isinstance(one, shape.LiteralType):
             values += list(one.values)
-    text = ", ".join(shown(value) for value in values[:CHOICES_MAX])
+    text = ", ".join(preview(value) for value in values[:CHOICES_MAX])
     return text + (", ..." if len(values) > CHOICES_MAX else "")
 
 
@@ -170,11 +170,11 @@ def _named(info: Any) -> str:
 
 
 def type_name(kind: Any) -> str:
-    """A type for people."""
+    """A type's name for error messages."""
     if kind is Any:
         return "anything"
     if is_union(kind) or not isinstance(kind, type) or getattr(kind, "__args__", None):
         return str(kind).replace("typing.", "")
-    if is_model(bare(kind)) or fields_of(kind):
-        return f"{kind.__name__} ({', '.join(fields_of(kind))})"
+    if is_pydantic_model(underlying_type(kind)) or object_fields(kind):
+        return f"{kind.__name__} ({', '.join(object_fields(kind))})"
     return kind.__name__

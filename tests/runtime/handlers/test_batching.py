@@ -174,7 +174,7 @@ def test_what_a_batch_may_not_give(functions: Functions) -> None:
     worker = functions.ready(HANDLERS, "miscounts", concurrency=4)
     status, answer = together(worker, [{"numbers": 1}])[0]
     assert status == 500
-    assert "given 1 items and returned 0 answers" in answer["error"]["message"]  # type: ignore[index]
+    assert "given 1 items and returned 0 results" in answer["error"]["message"]  # type: ignore[index]
     worker = functions.ready(HANDLERS, "wrong_type", concurrency=2)
     answers = together(worker, [{"numbers": 1}, {"numbers": 0}])
     assert answers[0] == (200, "a")

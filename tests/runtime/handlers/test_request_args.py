@@ -55,7 +55,7 @@ def optional_whole(value=("the", "default")): ...  # type: ignore[no-untyped-def
     ],
 )
 def test_the_signature_tells_the_form(handler: Callable[..., Any], form: str) -> None:
-    assert argument_decoder(handler).form == form
+    assert argument_decoder(handler).mode == form
 
 
 def test_defaults_are_the_functions_own() -> None:

@@ -217,8 +217,8 @@ def test_the_form_is_the_one_that_the_worker_will_use(
 ) -> None:
     handler = getattr(imported, name)
     inputs = argument_decoder(handler() if isinstance(handler, type) else handler, batched=name.startswith("batch"))
-    assert interfaces[name].takes == {"raw": "bytes"}.get(inputs.form, inputs.form)
-    if inputs.form == "fields":
+    assert interfaces[name].takes == {"raw": "bytes"}.get(inputs.mode, inputs.mode)
+    if inputs.mode == "fields":
         needed = [parameter.name for parameter in inputs.parameters if parameter.required]
         assert interfaces[name].input["required"] == needed
         assert list(interfaces[name].input["properties"]) == [parameter.name for parameter in inputs.parameters]
