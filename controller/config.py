@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fleetstart.runtime.contract.process.log_format import LogFormat, read_format
+from fleetstart.runtime.contract.sizes import MIB
 
-MIB = 1024 * 1024
 OTLP_PATH = "/v1/traces"
 
 

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fleetstart.runtime.contract.errors import InvalidSpec
-from fleetstart.runtime.contract.function.spec import GIB, check_region, parse_size, pool_name
+from fleetstart.runtime.contract.function.spec import check_region, pool_name
 from fleetstart.runtime.contract.ids import NodeId
 from fleetstart.runtime.contract.process.log_format import LogFormat, read_format
+from fleetstart.runtime.contract.sizes import GIB, parse_size
 
 PROFILES = {"python": None, "torch": "torch"}
 """Profile → module that must be installed for it; looked for, never imported here."""

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from fleetstart.runtime.contract.errors import QuotaExceeded, RateLimited
-from fleetstart.runtime.contract.function.spec import GIB
+from fleetstart.runtime.contract.sizes import GIB
 
 from ..state.access_records import Quotas
 

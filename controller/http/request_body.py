@@ -11,10 +11,10 @@ import asyncio
 import contextlib
 
 from fleetstart.runtime.contract.errors import FleetError, TooLarge
+from fleetstart.runtime.contract.sizes import MIB
 
 from .asgi import Receive, Scope, Send, respond_error
 
-MIB = 1024 * 1024
 LINGER_S = 2.0
 LINGER_BYTES = 64 * MIB
 SMALL_BYTES = 64 * 1024

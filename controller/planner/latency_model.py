@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-GIB = 1024**3
+from fleetstart.runtime.contract.sizes import GIB
 
 
 class StageTimes(NamedTuple):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
+from fleetstart.runtime.contract.sizes import MIB
+
 from .estimates import relative_error
 from .plan import CandidateReport, Plan, StagePlan
-
-MIB = 1024 * 1024
 
 
 class ObservedStart(msgspec.Struct, frozen=True, kw_only=True):

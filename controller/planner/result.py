@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from fleetstart.runtime.contract.errors import Unavailable
-from fleetstart.runtime.contract.function.spec import MIB
+from fleetstart.runtime.contract.sizes import MIB
 
 from .candidates import Candidate, TooFewNodes
 from .cluster import Cluster

@@ -31,11 +31,12 @@ from fleetstart.runtime.contract.errors import (
     WorkerLost,
     error_from,
 )
-from fleetstart.runtime.contract.function.spec import MIB, FunctionSpec
+from fleetstart.runtime.contract.function.spec import FunctionSpec
 from fleetstart.runtime.contract.ids import LIVE, FunctionName, Version, WorkerId, new_invocation_id, new_worker_id
 from fleetstart.runtime.contract.node.orders import FINAL, WorkerOrder, WorkerStatus
 from fleetstart.runtime.contract.node.reports import NodeReport
 from fleetstart.runtime.contract.node.shell import FRAME_MAX_BYTES, IDLE_MOST_S, IDLE_S
+from fleetstart.runtime.contract.sizes import MIB
 from fleetstart.runtime.contract.worker_headers import TOKEN_HEADER
 
 from ..auth.authorize import Caller

@@ -24,8 +24,8 @@ import msgspec
 
 from fleetstart import native
 from fleetstart.runtime.contract.errors import FleetError
-from fleetstart.runtime.contract.function.spec import GIB, MIB
 from fleetstart.runtime.contract.node.throughput import Ceilings, Limit
+from fleetstart.runtime.contract.sizes import GIB, MIB
 from fleetstart.runtime.contract.weights.manifest import CHUNK_BYTES
 
 from ..segments.slab_memory import KINDS, Pages, open_pool

@@ -17,8 +17,8 @@ from typing import Literal
 
 from fleetstart import native
 from fleetstart.runtime.contract.errors import Unavailable
-from fleetstart.runtime.contract.function.spec import GIB
 from fleetstart.runtime.contract.node.reports import MemoryReport
+from fleetstart.runtime.contract.sizes import GIB
 from fleetstart.runtime.contract.weights.manifest import CHUNK_BYTES
 
 log = logging.getLogger(__name__)

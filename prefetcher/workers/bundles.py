@@ -18,8 +18,8 @@ from pathlib import Path, PurePosixPath
 from typing import IO
 
 from fleetstart.runtime.contract.errors import ChecksumMismatch, InvalidSpec, NotFound, TooLarge
-from fleetstart.runtime.contract.function.spec import MIB
 from fleetstart.runtime.contract.ids import BundleId
+from fleetstart.runtime.contract.sizes import MIB
 
 from ..concurrency.blocking import in_thread
 from ..fetch.errors import with_retries

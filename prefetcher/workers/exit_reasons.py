@@ -5,8 +5,7 @@ from __future__ import annotations
 import signal
 
 from fleetstart.runtime.contract.errors import FleetError, OutOfMemory, StartFailed, WorkerLost
-
-MIB = 1024 * 1024
+from fleetstart.runtime.contract.sizes import MIB
 
 
 def format_size(size_bytes: int) -> str:

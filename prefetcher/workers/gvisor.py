@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from fleetstart.runtime.contract.errors import StartFailed
-from fleetstart.runtime.contract.function.spec import MIB
 from fleetstart.runtime.contract.node.channel import ChannelClosed
 from fleetstart.runtime.contract.node.messages import Assign, ClientConnection
+from fleetstart.runtime.contract.sizes import MIB
 
 from ..concurrency.blocking import in_thread
 from ..drivers.forked_process import ForkedProcess

@@ -13,8 +13,8 @@ from statistics import median
 
 import msgspec
 
-from ..contract.function.spec import MIB
 from ..contract.node.throughput import DeviceCeiling
+from ..contract.sizes import MIB
 
 COPY_BYTES = 256 * MIB
 ROUNDS = 7

@@ -30,9 +30,10 @@ from fleetstart.controller.planner import (
 from fleetstart.controller.planner.checkpoint_layout import EVERY_LAYER
 from fleetstart.controller.planner.contention import Link
 from fleetstart.controller.planner.estimates import NodeMeasures, version_prior
-from fleetstart.runtime.contract.function.spec import GIB, SLO
+from fleetstart.runtime.contract.function.spec import SLO
 from fleetstart.runtime.contract.ids import CheckpointId, FunctionName, NodeId, WorkerId
 from fleetstart.runtime.contract.node.reports import NodeReport, SegmentReport
+from fleetstart.runtime.contract.sizes import GIB
 from fleetstart.runtime.contract.weights.stage import LayerLayout
 from tests.bench.harness.samples import Report, fine, median, parse_options, progress, spread
 

@@ -21,11 +21,11 @@ import redis
 
 from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.errors import ErrorInfo
-from fleetstart.runtime.contract.function.spec import MIB
 from fleetstart.runtime.contract.ids import NodeId, WorkerId
 from fleetstart.runtime.contract.node.orders import WorkerOrder, WorkerState, WorkerStatus
 from fleetstart.runtime.contract.node.reports import NodeReport, SegmentReport
 from fleetstart.runtime.contract.node.speed import Speed
+from fleetstart.runtime.contract.sizes import MIB
 from fleetstart.runtime.contract.timeline import Timeline
 from tests.controller.worker_app import WorkerApp
 from tests.servers import AppServer, RedisServer, end, listening_socket, spawn, wait_until

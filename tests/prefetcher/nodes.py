@@ -22,7 +22,7 @@ import xxhash
 
 from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.billing.ledger import LogLine, PhaseRow
-from fleetstart.runtime.contract.function.spec import MIB, FunctionSpec
+from fleetstart.runtime.contract.function.spec import FunctionSpec
 from fleetstart.runtime.contract.ids import (
     BundleId,
     CheckpointId,
@@ -34,6 +34,7 @@ from fleetstart.runtime.contract.ids import (
 )
 from fleetstart.runtime.contract.node.orders import FINAL, WorkerOrder, WorkerStatus
 from fleetstart.runtime.contract.node.reports import NodeReport
+from fleetstart.runtime.contract.sizes import MIB
 from fleetstart.runtime.contract.weights.manifest import Manifest, Part, TensorEntry, checkpoint_id, manifest_bytes
 from fleetstart.runtime.contract.worker_headers import TOKEN_HEADER
 from tests.servers import RedisServer, free_port, spawn, wait_until

@@ -13,11 +13,11 @@ import msgspec
 
 from fleetstart.runtime.contract.errors import StoreFailed
 from fleetstart.runtime.contract.ids import InvocationId
+from fleetstart.runtime.contract.sizes import MIB
 
 from ...state.invocation_records import Answer, Envelope
 from ...storage.object_store import ObjectStore
 
-MIB = 1024 * 1024
 FOLDER = "invocations/"
 REQUEST = "request"
 REQUEST_MAX_BYTES = 16 * MIB

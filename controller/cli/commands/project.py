@@ -10,7 +10,7 @@ import click
 import msgspec
 
 from fleetstart.runtime.contract.errors import InvalidInput, NotFound
-from fleetstart.runtime.contract.function.spec import parse_size
+from fleetstart.runtime.contract.sizes import parse_size
 
 from ...schemas.access import ProjectInfo, ProjectTerms
 from .. import output

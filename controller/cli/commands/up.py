@@ -14,7 +14,8 @@ from typing import NoReturn
 import click
 
 from fleetstart.runtime.contract.errors import FleetError, Forbidden, StartFailed, Unauthorized
-from fleetstart.runtime.contract.function.spec import check_region, parse_size
+from fleetstart.runtime.contract.function.spec import check_region
+from fleetstart.runtime.contract.sizes import parse_size
 
 from ...schemas.functions import SystemStatus
 from .. import output

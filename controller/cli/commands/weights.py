@@ -11,8 +11,8 @@ from typing import Any
 import click
 
 from fleetstart.runtime.contract.errors import CheckpointInvalid
-from fleetstart.runtime.contract.function.spec import parse_size
 from fleetstart.runtime.contract.ids import CheckpointId
+from fleetstart.runtime.contract.sizes import parse_size
 
 from ...schemas.functions import CheckpointInfo
 from .. import output

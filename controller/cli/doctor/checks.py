@@ -18,7 +18,7 @@ from typing import Literal
 
 import msgspec
 
-from fleetstart.runtime.contract.function.spec import GIB
+from fleetstart.runtime.contract.sizes import GIB
 
 from ..home import HomeLayout, is_locked
 from ..local.services import find_redis

@@ -15,9 +15,9 @@ from typing import TypeVar
 import msgspec
 
 from fleetstart.runtime.contract.errors import FleetError
-from fleetstart.runtime.contract.function.spec import GIB, MIB
 from fleetstart.runtime.contract.node.reports import NodeReport
 from fleetstart.runtime.contract.node.throughput import Ceilings, DeviceCeiling, Limit
+from fleetstart.runtime.contract.sizes import GIB, MIB
 
 from ...schemas.functions import SystemStatus
 from ..api_client import ApiClient, find_server

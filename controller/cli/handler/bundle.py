@@ -17,8 +17,8 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 from fleetstart.runtime.contract.errors import HandlerSyntax, InvalidSpec, TooLarge
-from fleetstart.runtime.contract.function.spec import MIB
 from fleetstart.runtime.contract.ids import BundleId
+from fleetstart.runtime.contract.sizes import MIB
 
 from .source.parse import imports_of, parse
 

@@ -15,8 +15,9 @@ import msgspec
 
 from fleetstart.runtime.contract.errors import InvalidSpec
 from fleetstart.runtime.contract.function.interface import Interface
-from fleetstart.runtime.contract.function.spec import GIB, FunctionSpec, LLMSettings, Scale, parse_size
+from fleetstart.runtime.contract.function.spec import FunctionSpec, LLMSettings, Scale
 from fleetstart.runtime.contract.ids import BundleId, CheckpointId, FunctionName
+from fleetstart.runtime.contract.sizes import GIB, parse_size
 
 from .source.declarations import Declaration
 

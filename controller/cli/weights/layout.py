@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from fleetstart.runtime.contract.errors import CheckpointInvalid, InvalidSpec
-from fleetstart.runtime.contract.function.spec import MIB
+from fleetstart.runtime.contract.sizes import MIB
 from fleetstart.runtime.contract.weights.manifest import (
     ALIGNMENT_BYTES,
     CHUNK_BYTES,

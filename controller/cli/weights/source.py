@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from fleetstart.runtime.contract.errors import CheckpointInvalid, WeightsMissing
-from fleetstart.runtime.contract.function.spec import MIB
+from fleetstart.runtime.contract.sizes import MIB
 from fleetstart.runtime.contract.weights import token_table
 from fleetstart.runtime.contract.weights.lora import CONFIG, CONFIG_MAX_BYTES, read_adapter
 

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import xxhash
 
-from fleetstart.runtime.contract.function.spec import MIB
+from fleetstart.runtime.contract.sizes import MIB
 
 from .layout import in_order_of_use
 from .local_files import read_at

@@ -12,8 +12,8 @@ from fleetstart.runtime.contract.errors import (
     QueueTimeout,
     WaitEstimate,
 )
-from fleetstart.runtime.contract.function.spec import MIB
 from fleetstart.runtime.contract.ids import FunctionName
+from fleetstart.runtime.contract.sizes import MIB
 
 RETRY_LEAST_S = 0.05
 RETRY_MOST_S = 3600.0

@@ -14,8 +14,8 @@ from typing import Literal
 import msgspec
 
 from .. import redis_keys as keys
-from ..function.spec import GIB
 from ..ids import FunctionName, InvocationId, NodeId, Version, WorkerId
+from ..sizes import GIB
 from ..timeline import Timeline
 
 StartKind = Literal["hot", "warm", "cold"]

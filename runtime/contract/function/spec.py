@@ -10,14 +10,10 @@ import msgspec
 
 from ..errors import InvalidSpec
 from ..ids import BundleId, CheckpointId, FunctionName
+from ..sizes import GIB, MIB
 from .interface import Interface
 
-MIB = 1024 * 1024
-GIB = 1024 * MIB
-
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
-_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]i?B?|B)?\s*", re.IGNORECASE)
-_UNIT = {"": 1, "b": 1, "k": 1024, "m": MIB, "g": GIB, "t": 1024 * GIB}
 
 _TAG = re.compile(r"[A-Za-z0-9._/-]{1,63}")
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[A-Za-z0-9._~\[\]:-]{1,253}")
@@ -31,16 +27,6 @@ TAGS_MAX = 8
 """They stand in every row."""
 SPEC_MAX_BYTES = 64 * 1024
 """A spec crosses a SEQPACKET socket in one message and lies in Redis; the limit keeps both comfortable."""
-
-
-def parse_size(text: str | int) -> int:
-    """Bytes of "512MiB", "1.5G", 4096. K, M, G, T are binary, with or without "iB"."""
-    if isinstance(text, int) and not isinstance(text, bool):
-        return text
-    match = _SIZE.fullmatch(text) if isinstance(text, str) else None
-    if match is None:
-        raise InvalidSpec(f"size {text!r} is not understood", hint='write a size such as "512MiB" or "2GiB"')
-    return int(float(match[1]) * _UNIT[(match[2] or "")[:1].lower()])
 
 
 class Scale(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -14,7 +14,8 @@ import msgspec
 import torch
 import uvloop
 
-from ...contract.function.spec import MIB, LLMSettings
+from ...contract.function.spec import LLMSettings
+from ...contract.sizes import MIB
 from ...contract.weights.token_table import EMPTY, FILE, HEAD, MAGIC, PIECE, AddedToken, RestOfTokenizer
 from ...worker_io.asgi import Message
 from .app import create_app

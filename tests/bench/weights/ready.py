@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fleetstart.runtime.contract.function.spec import GIB
 from fleetstart.runtime.contract.ids import CheckpointId
+from fleetstart.runtime.contract.sizes import GIB
 from tests.bench.harness import llama
 from tests.bench.harness.range_server import BUCKET, credentials, serving
 from tests.bench.harness.samples import Options, Report, fine, median, progress, spread

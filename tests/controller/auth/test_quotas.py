@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from fleetstart.controller.auth.quotas import ProjectRateLimiter, ResourceDemand, check_quotas
 from fleetstart.controller.state.access_records import Quotas
 from fleetstart.runtime.contract.errors import InvalidInput, QuotaExceeded, RateLimited
-from fleetstart.runtime.contract.function.spec import GIB
+from fleetstart.runtime.contract.sizes import GIB
 
 
 def claim(name: str, workers: int, gib: int = 1) -> ResourceDemand:

@@ -18,7 +18,7 @@ from fleetstart.controller.schemas.functions import Invoice, LedgerLine, Usage
 from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.billing.ledger import cost_nusd
 from fleetstart.runtime.contract.billing.prices import FIRST
-from fleetstart.runtime.contract.function.spec import GIB
+from fleetstart.runtime.contract.sizes import GIB
 from tests.controller.conftest import ControllerProcess, HandNode
 from tests.servers import RedisServer, wait_until
 

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from fleetstart.runtime.contract.function.spec import MIB
+from fleetstart.runtime.contract.sizes import MIB
 from fleetstart.runtime.contract.timeline import Timeline
 from tests.controller.conftest import ControllerProcess, HandNode
 from tests.servers import wait_until

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from fleetstart.controller.planner.latency_model import (
-    GIB,
     StageTimes,
     cost_gib_s,
     ready_overlapped_s,
@@ -14,6 +13,7 @@ from fleetstart.controller.planner.latency_model import (
     ttft_s,
     work,
 )
+from fleetstart.runtime.contract.sizes import GIB
 
 LLAMA_7B_BYTES, NETWORK, PCIE = 12.5e9, 2e9, 12.5e9
 """Llama2-7B on 16 Gbit/s and PCIe (HydraServe, table 2 and section 8.1)."""

@@ -11,10 +11,11 @@ from fleetstart.controller.state.records import FunctionRecord, VersionKey, Vers
 from fleetstart.controller.state.view import NodeSeen, View
 from fleetstart.runtime.contract.clock import ManualClock
 from fleetstart.runtime.contract.errors import ErrorInfo
-from fleetstart.runtime.contract.function.spec import MIB, SLO, FunctionSpec, LLMSettings, Scale
+from fleetstart.runtime.contract.function.spec import SLO, FunctionSpec, LLMSettings, Scale
 from fleetstart.runtime.contract.ids import CheckpointId, FunctionName, NodeId, Version, WorkerId
 from fleetstart.runtime.contract.node.orders import WorkerState, WorkerStatus
 from fleetstart.runtime.contract.node.reports import FunctionLoad, GatewayReport, NodeReport
+from fleetstart.runtime.contract.sizes import MIB
 from fleetstart.runtime.contract.weights.stage import LayerLayout
 from tests.controller.scheduler.test_autoscaler import spec
 

@@ -9,9 +9,9 @@ import pytest
 
 from fleetstart.controller.shell.service import place
 from fleetstart.runtime.contract.errors import Unavailable
-from fleetstart.runtime.contract.function.spec import MIB
 from fleetstart.runtime.contract.ids import NodeId
 from fleetstart.runtime.contract.node.reports import NodeReport
+from fleetstart.runtime.contract.sizes import MIB
 from tests.controller.conftest import BUNDLE_ID, ControllerProcess, HandNode
 from tests.controller.scheduler.test_autoscaler import spec
 from tests.servers import RedisServer, wait_until

@@ -6,9 +6,10 @@ import pytest
 
 from fleetstart.controller.shell.service import place
 from fleetstart.runtime.contract.errors import Unavailable
-from fleetstart.runtime.contract.function.spec import GIB, FunctionSpec
+from fleetstart.runtime.contract.function.spec import FunctionSpec
 from fleetstart.runtime.contract.ids import BundleId, FunctionName, NodeId
 from fleetstart.runtime.contract.node.reports import NodeReport
+from fleetstart.runtime.contract.sizes import GIB
 
 SPEC = FunctionSpec(name=FunctionName("f"), bundle=BundleId("0" * 64), entry="m:f", memory_bytes=2 * GIB)
 

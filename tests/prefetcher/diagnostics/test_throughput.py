@@ -15,8 +15,8 @@ import pytest
 from fleetstart.prefetcher.diagnostics.rounds import Rounds
 from fleetstart.prefetcher.diagnostics.throughput import Scope, measure
 from fleetstart.prefetcher.sources.base import SourceError
-from fleetstart.runtime.contract.function.spec import MIB
 from fleetstart.runtime.contract.node.throughput import Ceilings
+from fleetstart.runtime.contract.sizes import MIB
 from tests.prefetcher.nodes import S3Server, Store
 
 SMALL = Scope(memory_bytes=32 * MIB, disk_bytes=32 * MIB, store_least_bytes=4 * MIB, rounds=2)

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from fleetstart.runtime.contract.function.spec import MIB
+from fleetstart.runtime.contract.sizes import MIB
 from tests.prefetcher.nodes import HELLO, Node, Store, call, spec_of
 from tests.prefetcher.worker_nodes import wait_for_spare, workers_of
 from tests.servers import RedisServer, wait_until

@@ -12,8 +12,8 @@ import msgspec
 import psutil
 
 from fleetstart.runtime.contract import redis_keys as keys
-from fleetstart.runtime.contract.function.spec import MIB
 from fleetstart.runtime.contract.ids import CheckpointId, FunctionName
+from fleetstart.runtime.contract.sizes import MIB
 from tests.prefetcher.nodes import CHUNK_BYTES, HELLO, Node, S3Server, Store, call, groups_of, spec_of
 from tests.prefetcher.worker_nodes import SPARE, wait_for_spare, workers_of
 from tests.servers import wait_until

@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from fleetstart.runtime.contract.function.spec import MIB, LLMSettings
+from fleetstart.runtime.contract.function.spec import LLMSettings
 from fleetstart.runtime.contract.ids import PipelineId
+from fleetstart.runtime.contract.sizes import MIB
 from fleetstart.runtime.contract.weights.stage import Stage
 from fleetstart.runtime.llm.distributed.stages import LLMFirstStage, LLMLaterStage
 from fleetstart.runtime.llm.engine.generation import Request, TokenDelta

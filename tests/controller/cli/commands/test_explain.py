@@ -13,8 +13,9 @@ from fleetstart.controller.planner.plan import Plan
 from fleetstart.controller.schemas.functions import Prediction
 from fleetstart.controller.schemas.planning import InvocationPlan
 from fleetstart.runtime.contract.billing.ledger import InvocationRow, InvocationTrace
-from fleetstart.runtime.contract.function.spec import GIB, SLO
+from fleetstart.runtime.contract.function.spec import SLO
 from fleetstart.runtime.contract.ids import FunctionName, InvocationId, Version, WorkerId
+from fleetstart.runtime.contract.sizes import GIB
 from fleetstart.runtime.contract.timeline import Timeline
 from tests.controller.planner.worlds import measured, node, request
 

@@ -15,10 +15,10 @@ from fleetstart.controller.cli.doctor.checks import Finding, check_access, run_c
 from fleetstart.controller.cli.doctor.throughput import check_throughput, page_finding, speed_findings, store_location
 from fleetstart.controller.cli.home import HomeLayout
 from fleetstart.controller.cli.root import run
-from fleetstart.runtime.contract.function.spec import MIB
 from fleetstart.runtime.contract.ids import NodeId
 from fleetstart.runtime.contract.node.reports import MemoryReport, NodeReport
 from fleetstart.runtime.contract.node.throughput import Ceilings
+from fleetstart.runtime.contract.sizes import MIB
 from tests.controller.cli.checkpoints import encode
 from tests.controller.cli.system import System
 from tests.servers import wait_until

@@ -16,8 +16,9 @@ from fleetstart.controller.cli.handler.spec import build_spec
 from fleetstart.controller.cli.output import FAILED, OK
 from fleetstart.controller.cli.root import run
 from fleetstart.runtime.contract.errors import InvalidSpec
-from fleetstart.runtime.contract.function.spec import GIB, FunctionSpec, Scale
+from fleetstart.runtime.contract.function.spec import FunctionSpec, Scale
 from fleetstart.runtime.contract.ids import BundleId
+from fleetstart.runtime.contract.sizes import GIB
 
 HANDLER = """
 from fleetstart.runtime import Scale, function

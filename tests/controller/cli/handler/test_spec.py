@@ -15,8 +15,9 @@ from fleetstart.controller.cli.handler.spec import (
     weights_of,
 )
 from fleetstart.runtime.contract.errors import InvalidSpec
-from fleetstart.runtime.contract.function.spec import GIB, MIB, SLO, FunctionSpec, Scale
+from fleetstart.runtime.contract.function.spec import SLO, FunctionSpec, Scale
 from fleetstart.runtime.contract.ids import BundleId, CheckpointId
+from fleetstart.runtime.contract.sizes import GIB, MIB
 
 
 def declared(kind: Kind = "function", attribute: str = "f", **settings: Any) -> Declaration:

@@ -12,10 +12,11 @@ from fleetstart.controller.scheduler.planning import UNPLACED_NS
 from fleetstart.controller.state.records import Failure, VersionKey, VersionRecord
 from fleetstart.controller.state.view import NodeSeen
 from fleetstart.runtime.contract.errors import ErrorInfo, NotFound
-from fleetstart.runtime.contract.function.spec import MIB, SLO, LLMSettings
+from fleetstart.runtime.contract.function.spec import SLO, LLMSettings
 from fleetstart.runtime.contract.ids import CheckpointId, FunctionName, NodeId, Version, WorkerId
 from fleetstart.runtime.contract.node.orders import WorkerOrder
 from fleetstart.runtime.contract.node.reports import SegmentReport
+from fleetstart.runtime.contract.sizes import MIB
 from fleetstart.runtime.contract.weights.stage import LayerLayout
 from tests.controller.gateway.dispatch.test_backend import status
 from tests.controller.scheduler.test_reconcile import Cluster, F

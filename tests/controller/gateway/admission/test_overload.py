@@ -11,9 +11,9 @@ from typing import Any
 import httpx
 import pytest
 
-from fleetstart.runtime.contract.function.spec import MIB
 from fleetstart.runtime.contract.node.orders import WorkerOrder
 from fleetstart.runtime.contract.node.reports import SegmentReport
+from fleetstart.runtime.contract.sizes import MIB
 from tests.controller.api.test_app import CHECKPOINT, PART, manifest, put
 from tests.controller.conftest import ControllerProcess, HandNode
 from tests.controller.worker_app import WorkerApp

@@ -12,9 +12,9 @@ from fleetstart.controller.gateway.dispatch.backend import VersionBackend
 from fleetstart.controller.planner.estimates import Estimate, VersionMeasures
 from fleetstart.controller.state.view import NodeSeen
 from fleetstart.runtime.contract.errors import Overloaded, QueueFull
-from fleetstart.runtime.contract.function.spec import MIB
 from fleetstart.runtime.contract.ids import NodeId
 from fleetstart.runtime.contract.node.reports import FunctionLoad, GatewayReport, SegmentReport
+from fleetstart.runtime.contract.sizes import MIB
 from tests.controller.gateway.admission.test_feasibility import CHAT, KEY, deployed
 from tests.controller.gateway.dispatch.test_backend import MS, call, status
 from tests.controller.scheduler.test_reconcile import Cluster

@@ -18,8 +18,8 @@ from fleetstart.runtime.contract.billing.ledger import (
     cost_nusd,
     dollars,
 )
-from fleetstart.runtime.contract.function.spec import GIB
 from fleetstart.runtime.contract.ids import FunctionName, InvocationId, Version
+from fleetstart.runtime.contract.sizes import GIB
 
 
 @given(st.integers(0, 10**9), st.integers(0, 1024 * GIB), st.integers(0, 10**6))

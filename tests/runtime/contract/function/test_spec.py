@@ -10,16 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleetstart.runtime.contract.errors import InvalidSpec
-from fleetstart.runtime.contract.function.spec import (
-    MIB,
-    SLO,
-    FunctionSpec,
-    LLMSettings,
-    Scale,
-    parse_size,
-    spec_bytes,
-    spec_digest,
-)
+from fleetstart.runtime.contract.function.spec import SLO, FunctionSpec, LLMSettings, Scale, spec_bytes, spec_digest
 from fleetstart.runtime.contract.ids import BundleId, FunctionName
 
 
@@ -27,28 +18,6 @@ def spec(**changes: Any) -> FunctionSpec:
     return FunctionSpec(
         **{"name": FunctionName("hello"), "bundle": BundleId("0" * 64), "entry": "handler:hello", **changes}
     )
-
-
-@pytest.mark.parametrize(
-    ("text", "size_bytes"),
-    [
-        ("512MiB", 512 * MIB),
-        ("1GiB", 1024 * MIB),
-        ("1.5G", 1536 * MIB),
-        ("64k", 65536),
-        ("7", 7),
-        (9, 9),
-        ("2 MB", 2 * MIB),
-    ],
-)
-def test_sizes(text: str | int, size_bytes: int) -> None:
-    assert parse_size(text) == size_bytes
-
-
-@pytest.mark.parametrize("text", ["", "lots", "-1GiB", "1XiB", "1e9", True, None, 1.5])
-def test_what_is_no_size_is_refused(text: Any) -> None:
-    with pytest.raises(InvalidSpec, match="not understood"):
-        parse_size(text)
 
 
 @pytest.mark.parametrize(

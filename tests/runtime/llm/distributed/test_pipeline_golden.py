@@ -11,7 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fleetstart.runtime.contract.function.spec import MIB, LLMSettings
+from fleetstart.runtime.contract.function.spec import LLMSettings
+from fleetstart.runtime.contract.sizes import MIB
 from fleetstart.runtime.llm.engine.generation import Request
 from fleetstart.runtime.llm.engine.sampler import SamplingParams
 from tests.runtime.llm.models import Checkpoint, tokens_of

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from fleetstart.runtime.contract.errors import CheckpointInvalid, InvalidSpec
-from fleetstart.runtime.contract.function.spec import MIB, LLMSettings
+from fleetstart.runtime.contract.function.spec import LLMSettings
+from fleetstart.runtime.contract.sizes import MIB
 from fleetstart.runtime.llm.engine.runner import LocalRunner
 from fleetstart.runtime.llm.model.config import read_config
 from fleetstart.runtime.llm.model.layers import gather
