@@ -1,3 +1,3 @@
-"""The daemon of a node: brings weights into segments, starts, meters and ends workers."""
+"""The node daemon: loads weights into shared memory; starts, meters and ends the workers of its node."""
 
 __all__: list[str] = []

@@ -20,8 +20,8 @@ from .daemon import Daemon, NodeNameTaken
 from .sources.factory import open_source
 
 END_LIMIT_S = 9.0
-"""An end in order takes far less. After it the process says where it hangs and goes, before `fs down` loses patience
-after 10 s and kills it without a word; the kernel frees the rest."""
+"""An orderly shutdown takes far less. After this time the process prints where it hangs and exits, before `fs down`
+sends SIGKILL after 10 s; the kernel frees the rest."""
 DESCRIPTORS_MOST = 65_536
 _PR_SET_PDEATHSIG = 1
 
@@ -48,7 +48,7 @@ def main() -> int:
 
 
 def _allow_descriptors() -> None:
-    """Slabs and sockets are more than the 1,024 that a process may have at first; workers inherit the limit."""
+    """Raises the limit of open files: slabs and sockets are more than the usual 1,024. Workers inherit the limit."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, DESCRIPTORS_MOST), most))
 

@@ -1,4 +1,4 @@
-"""What a node is told at its start: built once in `__main__`, passed down, never read again."""
+"""The node daemon's configuration: built once in `__main__` from the environment, passed down by constructor."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from fleetstart.runtime.contract.process.log_format import LogFormat, read_forma
 from fleetstart.runtime.contract.sizes import GIB, parse_size
 
 PROFILES = {"python": None, "torch": "torch"}
-"""Profile → module that must be installed for it; looked for, never imported here."""
+"""Worker profile → module that must be installed for it. The daemon looks for the module and never imports it."""
 RUNSC = "runsc"
-"""gVisor's program."""
+"""Name of gVisor's program."""
 POOLS = (*PROFILES, *(pool_name(profile, "gvisor") for profile in PROFILES))
 MEMORY_SHARE = 0.8
-"""Of the machine's memory: the rest is left to the system, the controller and Redis."""
+"""Default share of the machine's memory that the node uses; the rest is for the system, the controller and Redis."""
 KEEP_BYTES = GIB
 KEEP_SHARE = 8
-"""At most that part of the node's memory, so that a small machine keeps its own."""
+"""Prefaulted memory is at most one part in so many of the node's memory, so that a small machine keeps its own."""
 FETCH_THREADS, FETCH_THREADS_MOST = 8, 32
 DISK_CACHE_BYTES = 50 * GIB
-"""A handful of large models; never the disk's last gigabyte."""
+"""Default budget of the disk cache: a handful of large models. The last gigabyte of the disk stays free."""
 
 WORKER_ENV = (
     *("PATH", "HOME", "LANG", "LC_", "TZ", "TMPDIR", "PYTHON", "VIRTUAL_ENV", "LD_LIBRARY_PATH"),
@@ -44,15 +44,17 @@ WORKER_ENV = (
         "NO_PROXY",
     ),
 )
-"""Beginnings of the variables that workers inherit: what Python, its libraries and a network need, nothing else."""
+"""Prefixes of the environment variables that workers inherit: those of Python, its libraries and the network."""
 
 
 class ConfigError(Exception):
-    """A setting that is missing or wrong; the message names it."""
+    """A setting is missing or invalid; the message names it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
+    """Settings of one node daemon."""
+
     home: Path
     redis_url: str
     store: str
@@ -64,22 +66,22 @@ class Config:
     cpus: int
     parent_death: bool
     watch_only: bool
-    """Limit memory by watching even where control groups could be written (FS_LIMITS=watched)."""
+    """Enforce memory limits by polling, even where control groups could be used (FS_LIMITS=watched)."""
     worker_env: Mapping[str, str]
     """Environment of fork servers, and so of workers: no setting and no secret of the node."""
     keep_bytes: int = 0
-    """Memory for weights that is made ahead, so that the first cold start need not wait for the kernel's zeroes."""
+    """Memory for weights that is prefaulted, so that the first cold start does not wait for the kernel to zero it."""
     keep_idle: bool = True
-    """Whether weights stay in memory when nobody uses them; FS_KEEP_WEIGHTS=0 is for who wants to see cold starts."""
+    """Keep weights in memory when no worker uses them. FS_KEEP_WEIGHTS=0 turns it off, to measure cold starts."""
     disk_cache_bytes: int = 0
-    """Checkpoints kept on this node's disk; none where the store is a folder, which is a disk itself."""
+    """Budget of the disk cache; 0 where the store is a folder, which is on a disk already."""
     fetch_threads: int = FETCH_THREADS
-    """Connections to the object store."""
+    """Concurrent connections to the object store."""
     region: str = ""
-    """Where the node is: functions may ask for it."""
+    """Region of the node, which functions may require."""
     log_format: LogFormat = "text"
     shutdown_grace_s: float = 2.0
-    """For calls under way when the daemon is told to end: `fs down` should feel immediate."""
+    """Time for invocations in progress at shutdown; short, because `fs down` should feel immediate."""
 
     @property
     def state_dir(self) -> Path:
@@ -87,7 +89,7 @@ class Config:
 
 
 def config_from(env: Mapping[str, str]) -> Config:
-    """Errors: ConfigError, naming the variable."""
+    """Reads the configuration from environment variables. Errors: ConfigError, naming the variable."""
     memory_bytes = _memory(env.get("FS_NODE_MEMORY", ""))
     cpus = len(os.sched_getaffinity(0))
     return Config(
@@ -142,11 +144,12 @@ def _redis_url(url: str) -> str:
 
 
 def default_fetch_threads(cpus: int) -> int:
-    """Four a core: some check what came while the others receive, and a store's round trips overlap."""
+    """Four threads a core: some verify checksums while the others receive, and round trips to the store overlap."""
     return min(FETCH_THREADS_MOST, max(FETCH_THREADS, 4 * cpus))
 
 
 def is_remote(store: str) -> bool:
+    """True if the store is reached over a network."""
     return store.startswith("s3://")
 
 
@@ -179,7 +182,7 @@ def _whole(env: Mapping[str, str], name: str, *, default: int, least: int = 0, m
 
 
 def _profiles(text: str) -> tuple[str, ...]:
-    """Those asked for that this installation can serve."""
+    """The requested profiles that this installation can serve."""
     asked = tuple(name.strip() for name in text.split(",") if name.strip())
     if unknown := [name for name in asked if name not in POOLS]:
         raise ConfigError(f"FS_PROFILES names {unknown[0]!r}; known are {', '.join(POOLS)}")

@@ -1,8 +1,8 @@
-"""The node daemon: joins decisions, workers and Redis, and keeps each going while the others fail.
+"""The node daemon: wires the node's parts together, runs their loops, and shuts them down in order.
 
-Redis may go away at any time: workers run on, what is to be written waits, and everything is written
-again once it is back. Only SIGTERM or a fault in the daemon itself end it, and its end is the end of
-every process and every byte of shared memory that it made.
+Redis may be unavailable at any time: workers keep running, writes wait, and all state is written again once Redis is
+back. Only SIGTERM or a fault in the daemon itself ends it; its end frees every process and every byte of shared
+memory that it made.
 """
 
 from __future__ import annotations
@@ -53,15 +53,18 @@ log = logging.getLogger(__name__)
 
 RATES_S = 1.0
 START_RUSH_S = 10.0
+"""A start that takes longer waits for bytes, not for the processor, and no longer holds back preforking."""
 LAST_WRITES_S = 2.0
-"""At the end, for the last statuses, lines and rows."""
+"""Deadline at shutdown for the last statuses, log lines and ledger rows."""
 
 
 class NodeNameTaken(Exception):
-    """Another daemon that is alive holds this node's name."""
+    """Another live daemon runs under this node's name."""
 
 
 class Daemon:
+    """One node daemon. Owns every part of it."""
+
     def __init__(self, config: Config, source: Source) -> None:
         self._config = config
         self.epoch = new_epoch(os.urandom(4).hex())
@@ -122,7 +125,7 @@ class Daemon:
         )
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Until `stop` is set; then ends everything in order. NodeTaken if the node's name is in use."""
+        """Runs until `stop` is set, then shuts down in order. Errors: NodeNameTaken if the node's name is in use."""
         servers = [asyncio.create_task(server.run(), name="server") for server in set(self._fork_servers.values())]
         try:
             await self._take_name(stop)
@@ -141,7 +144,7 @@ class Daemon:
             tasks = [asyncio.create_task(self._guarded(loop)) for loop in loops]
             try:
                 await _wait_for_stop(stop, tasks)
-                log.info("ending", extra={"workers": len(self._workers)})
+                log.info("shutting down", extra={"workers": len(self._workers)})
                 await self._end_workers()
                 await self._write_last()
             finally:
@@ -153,13 +156,13 @@ class Daemon:
             await self._prefork_pool.close()
             await self._segments.close()
             for server in servers:
-                server.cancel()  # once: each ends its workers then, which takes a while
+                server.cancel()  # once: each then ends its workers, which takes a while
             await asyncio.gather(*servers, return_exceptions=True)
             if self._cgroups is not None:
                 self._cgroups.close()
             await self._state.close()
 
-    # ── what it tells ──────────────────────────────────────────────────────────────────────────────
+    # ── reports ────────────────────────────────────────────────────────────────────────────────────
 
     def _publish(self, status: WorkerStatus) -> None:
         self._statuses.publish(status)
@@ -184,14 +187,14 @@ class Daemon:
         self._prefork_pool.wake()
 
     def _starts_under_way(self) -> int:
-        """Those that want the cores: what takes longer than `START_RUSH_S` waits for bytes, or for nothing."""
+        """Number of starts that compete for the processor: those younger than `START_RUSH_S`."""
         since_ns = time.monotonic_ns() - int(START_RUSH_S * 1e9)
         return sum(worker.state == "starting" and worker.record.seen_ns > since_ns for worker in self._workers.values())
 
     def _workers_bytes(self) -> int:
         return sum(worker.resources.reserved_bytes for worker in self._workers.values())
 
-    # ── time ───────────────────────────────────────────────────────────────────────────────────────
+    # ── periodic work ──────────────────────────────────────────────────────────────────────────────
 
     async def _flush_meters(self) -> None:
         while True:
@@ -208,10 +211,11 @@ class Daemon:
                         worker.record.set_rate(sheet, kept=worker.order.worker in kept)
                     await asyncio.sleep(RATES_S)
 
-    # ── beginning and end ──────────────────────────────────────────────────────────────────────────
+    # ── startup and shutdown ───────────────────────────────────────────────────────────────────────
 
     async def _take_name(self, stop: asyncio.Event) -> None:
-        """Waits for Redis as long as it takes. What a dead predecessor observed is no longer so."""
+        """Claims the node's name, waiting for Redis as long as necessary. Deletes the statuses of a dead
+        predecessor."""
         async for _ in retries("taking the node's name"):
             if stop.is_set():
                 return
@@ -225,7 +229,7 @@ class Daemon:
                 return
 
     async def _end_workers(self) -> None:
-        """Calls under way get a moment, then everything ends."""
+        """Drains all workers for the grace period, then kills them."""
         tasks = [worker.task for worker in self._workers.values() if worker.task is not None]
         for worker in list(self._workers.values()):
             worker.drain(self._config.shutdown_grace_s)
@@ -243,7 +247,7 @@ class Daemon:
                 await self._state.release_lease(self.epoch)
 
     async def _guarded(self, loop: Awaitable[None]) -> None:
-        """A loop of the daemon that ends by a fault ends the daemon: half a daemon is worse than none."""
+        """Runs one loop. A fault in it ends the daemon: half a daemon is worse than none."""
         try:
             await loop
         except asyncio.CancelledError:
@@ -254,7 +258,7 @@ class Daemon:
 
 
 async def _wait_for_stop(stop: asyncio.Event, tasks: list[asyncio.Task[None]]) -> None:
-    """Returns at `stop`; raises what a task raised before it."""
+    """Returns when `stop` is set; raises the error of a task that fails before."""
     waiting = asyncio.create_task(stop.wait())
     done, _ = await asyncio.wait({waiting, *tasks}, return_when=asyncio.FIRST_COMPLETED)
     waiting.cancel()
@@ -268,7 +272,7 @@ def _open_disk_cache(config: Config) -> DiskCache | None:
     try:
         return DiskCache(config.state_dir / "checkpoints", config.disk_cache_bytes)
     except OSError as error:
-        log.warning("checkpoints cannot be kept on the disk", extra={"error": str(error)})
+        log.warning("the disk cache cannot be used", extra={"error": str(error)})
         return None
 
 
@@ -277,12 +281,12 @@ def _open_cgroups(epoch: str) -> Cgroups | None:
         hierarchies = read_hierarchies(Path("/proc/self/mountinfo").read_text(), Path("/proc/self/cgroup").read_text())
         return open_cgroups(epoch, hierarchies)
     except (OSError, ValueError) as error:
-        log.warning("control groups cannot be used, memory is watched", extra={"error": str(error)})
+        log.warning("control groups cannot be used: memory limits are enforced by polling", extra={"error": str(error)})
         return None
 
 
 def _servers(config: Config, groups: bool, changed: Callable[[], None]) -> dict[str, ForkServer]:
-    """By the pools that they fill: a warm parent for each profile, one launcher for all sandboxes."""
+    """The fork servers by worker pool: a warm parent for each profile, one launcher for all gVisor sandboxes."""
     hide = [argument for path in _hidden(config) for argument in ("--hide", path)]
 
     def server(module: str, *arguments: str) -> ForkServer:
@@ -295,7 +299,7 @@ def _servers(config: Config, groups: bool, changed: Callable[[], None]) -> dict[
 
     light = [pool for pool in config.profiles if is_unsandboxed(pool)]
     servers = {profile: server("forkserver", "--profile", profile) for profile in light}
-    # Its memory is no process' own: without control groups nothing would hold a function to what it asked for.
+    # A sandbox's memory belongs to no single process: without control groups its limit could not be enforced.
     if groups and len(light) < len(config.profiles):
         sandboxes = server("gvisor", "--state", str(config.state_dir / "gvisor"))
         servers |= {pool: sandboxes for pool in config.profiles if not is_unsandboxed(pool)}
@@ -303,7 +307,7 @@ def _servers(config: Config, groups: bool, changed: Callable[[], None]) -> dict[
 
 
 def _hidden(config: Config) -> tuple[str, ...]:
-    """What no worker may see: the node's state, the store and the folder of Redis' socket."""
+    """Paths that no worker may see: the node's state, the store, and the folder of Redis' socket."""
     hidden = [str(config.home)]
     if not config.store.startswith("s3://"):
         hidden.append(os.path.abspath(config.store.removeprefix("file://")))

@@ -29,7 +29,7 @@ def report_of(
     public_key: str,
     egress: EgressTraffic,
 ) -> NodeReport:
-    """What the scheduler learns of the node."""
+    """Builds the report: capacity, usage, segments, isolation, measured bandwidths and call latencies."""
     warm = {name: server.warm for name, server in servers.items() if server.warm is not None}
     return NodeReport(
         node=config.node,

@@ -1,1 +1,1 @@
-"""Threads and a second event loop."""
+"""Threads beside the daemon's event loop: blocking calls, and a second loop for network traffic."""

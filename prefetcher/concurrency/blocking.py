@@ -1,6 +1,7 @@
-"""Blocking work beside the event loop, in threads that never hold up the end of the daemon.
+"""Blocking calls in daemon threads, awaited from the event loop.
 
-The loop's own executor joins its threads at exit: one read that hangs would make `fs down` hang.
+Unlike the loop's own executor, which joins its threads at exit, these never delay the end of the daemon: one read
+that hangs would make `fs down` hang.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ Result = TypeVar("Result")
 
 
 async def in_thread(call: Callable[[], Result], name: str) -> Result:
-    """What `call` returns or raises. A caller that is cancelled leaves the thread to end by itself."""
+    """Runs `call` in a thread; returns or raises what it does. A cancelled caller leaves the thread to end by
+    itself."""
     loop = asyncio.get_running_loop()
     outcome: asyncio.Future[Result] = loop.create_future()
 

@@ -1,4 +1,5 @@
-"""One thread of the daemon with an event loop of its own, for bytes that are carried: they must not hold up starts."""
+"""A thread with an event loop of its own for proxied traffic, which must not delay worker starts on the daemon's
+loop."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ CLOSE_S = 2.0
 
 
 class IoThread:
-    """Made when the first needs it. Its methods are for the daemon's own loop."""
+    """The thread, started at the first call. Its methods are called from the daemon's loop."""
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -20,17 +21,17 @@ class IoThread:
         self._closed = False
 
     def call(self, callback: Callable[[], object]) -> None:
-        """There, soon; after its end, never."""
+        """Runs `callback` in the thread, soon; does nothing once it is closed."""
         if self._closed:
             return
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
-            self._thread = threading.Thread(target=_run, args=(self._loop,), name="carrying", daemon=True)
+            self._thread = threading.Thread(target=_run, args=(self._loop,), name="proxy-io", daemon=True)
             self._thread.start()
         self._loop.call_soon_threadsafe(callback)
 
     def close(self) -> None:
-        """Whatever is still under way there ends with it."""
+        """Cancels everything in the thread and ends it."""
         self._closed = True
         loop, self._loop = self._loop, None
         if loop is not None and self._thread is not None:

@@ -1,1 +1,1 @@
-"""Orders in, statuses out: the node's side of Redis."""
+"""The node's side of Redis: orders in, statuses, logs, ledger rows and the node's lease out."""

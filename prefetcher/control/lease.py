@@ -1,4 +1,4 @@
-"""The node's lease in Redis, and what it reports of itself with it: each second, and at once when that changed."""
+"""The node's lease in Redis and the report written with it: every second, and at once when the report has changed."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ log = logging.getLogger(__name__)
 
 RENEW_S = LEASE_MS / 3000
 RETRY_S = 0.2
-"""Between renewals that fail."""
+"""Pause after a renewal that failed."""
 
 
 class NodeLease:
-    """`back` is called when Redis is back after it was away."""
+    """Keeps the lease. `back` is called when Redis is available again after an outage."""
 
     def __init__(self, state: NodeState, report: Callable[[], NodeReport], back: Callable[[], None]) -> None:
         self._state = state
@@ -28,24 +28,24 @@ class NodeLease:
         self._changed = asyncio.Event()
 
     def changed(self) -> None:
-        """There is something new to report."""
+        """Renews the lease at once, because there is something new to report."""
         self._changed.set()
 
     async def renew(self) -> None:
-        """Until cancelled."""
-        was_away = False
+        """Renews the lease until cancelled."""
+        was_down = False
         while True:
             self._changed.clear()
             try:
                 await self._state.renew(self._report())
-                if was_away:
-                    log.warning("Redis is back, writing everything again")
+                if was_down:
+                    log.warning("Redis is available again: writing all state again")
                     self._back()
-                was_away = False
+                was_down = False
             except REDIS_ERRORS as error:
-                if not was_away:
-                    log.warning("Redis is away, workers run on", extra={"error": str(error)})
-                was_away = True
+                if not was_down:
+                    log.warning("Redis is unavailable: workers keep running", extra={"error": str(error)})
+                was_down = True
                 await asyncio.sleep(RETRY_S)
                 continue
             with contextlib.suppress(TimeoutError):

@@ -1,6 +1,6 @@
-"""Hears what the controller orders, and does it: workers are started, told, drained, ended and forgotten.
+"""Reconciles this node's workers with the controller's orders: starts, updates, drains, kills and forgets them.
 
-What is to be done decides `reconcile`; how a worker lives is `worker`'s affair.
+`reconcile` decides what to do; `workers.worker` does it for one worker.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ REREAD_S = 1.0
 
 
 class OrderReconciler:
-    """`workers` are those that have not ended; `changed` is called when one comes or goes."""
+    """Reads orders and acts on them. `workers` are those that have not ended; `changed` is called when one starts or
+    ends."""
 
     def __init__(
         self,
@@ -59,7 +60,7 @@ class OrderReconciler:
         self._reread = asyncio.Event()
 
     async def listen(self) -> None:
-        """As they are published, until cancelled."""
+        """Acts on orders as they are published, until cancelled."""
         async for _ in retries("listening for orders"):
             with contextlib.suppress(*REDIS_ERRORS):
                 async for order in self._state.orders():
@@ -69,7 +70,7 @@ class OrderReconciler:
                         self._do(action)
 
     async def read(self) -> None:
-        """A full read a second, and at once after a new subscription, until cancelled."""
+        """Reads all orders once a second, and at once after a new subscription, until cancelled."""
         while True:
             began_ns = time.monotonic_ns()
             with contextlib.suppress(*REDIS_ERRORS):
@@ -82,7 +83,7 @@ class OrderReconciler:
             self._reread.clear()
 
     def resync(self) -> None:
-        """After a new subscription or an outage: both sides tell each other everything."""
+        """Publishes all statuses and reads all orders again: after a new subscription or an outage."""
         self._statuses.republish_all()
         self._reread.set()
 

@@ -1,6 +1,6 @@
-"""What a node has to tell, kept until Redis has it: statuses of workers, lines of logs, rows of the ledger.
+"""Writes of this node that wait until Redis has them: worker statuses, log lines, ledger rows.
 
-Redis may be away for as long as it likes: everything waits here and is written when it is back.
+Redis may be unavailable for any length of time: everything waits here and is written once it is back.
 """
 
 from __future__ import annotations
@@ -23,21 +23,24 @@ log = logging.getLogger(__name__)
 LOG_BATCH_S = 0.05
 ROWS_S = 1.0
 PAUSES_S = (0.05, 0.1, 0.2, 0.5, 1.0)
-"""Between tries while Redis is away: back within a second of its return."""
+"""Backoff between attempts while Redis is unavailable: a node is back within a second of Redis' return."""
 
 
 async def retries(what: str) -> AsyncIterator[int]:
-    """Once, and again with growing pauses. What lasted is a success and starts the pauses anew."""
+    """Yields before each attempt, with growing pauses in between. An attempt that lasted counts as a success and
+    resets the pauses."""
     failures = 0
     while True:
         began_s = time.monotonic()
         yield failures
         failures = 0 if time.monotonic() - began_s > PAUSES_S[-1] * 2 else failures + 1
-        log.info("trying again", extra={"what": what, "failures": failures})
+        log.info("retrying", extra={"what": what, "failures": failures})
         await asyncio.sleep(PAUSES_S[min(failures, len(PAUSES_S) - 1)])
 
 
 class Outbox:
+    """Buffers of one node, and the loops that write them."""
+
     def __init__(self, state: NodeState, logs: LogBuffer, ledger: LedgerBuffer) -> None:
         self._state = state
         self._logs = logs
@@ -46,12 +49,12 @@ class Outbox:
         self._changed = asyncio.Event()
 
     def put(self, worker: WorkerId, status: WorkerStatus | None) -> None:
-        """The worker's status now; None once it is forgotten."""
+        """Queues a worker's current status; None deletes it."""
         self._pending[worker] = status
         self._changed.set()
 
     def put_all(self, statuses: dict[WorkerId, WorkerStatus]) -> None:
-        """All that hold: a Redis that came back may have lost the last of what it had."""
+        """Queues all current statuses: a Redis that was down may have lost its latest writes."""
         self._pending = {**statuses, **self._pending}
         self._changed.set()
 
@@ -78,7 +81,7 @@ class Outbox:
                     await asyncio.sleep(ROWS_S)
 
     async def flush_all(self) -> None:
-        """Everything that waits, once. Errors: those of Unreachable."""
+        """Writes everything that waits, once. Errors: REDIS_ERRORS."""
         await self._flush_statuses()
         await self._flush_logs()
         await self._flush_rows(durably=False)  # a daemon that ends does not wait for a disk

@@ -1,8 +1,8 @@
-"""What to do so that the workers that run are the workers that are wanted: a pure function.
+"""Reconciliation: the actions that turn the running workers into the ordered ones. A pure function.
 
-Orders are facts of another process and may be stale in two ways. An order of another epoch was meant for
-this node's previous life: it is refused, never run. And a full read of the orders may be older than what a
-message has told us since: absence from a read counts only for what was known before the read began.
+Orders are facts of another process and may be stale in two ways. An order of another epoch was meant for an earlier
+start of this node: it is rejected, never run. And a full read of the orders may be older than a message received
+since: absence from a read counts only for workers known before the read began.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fleetstart.runtime.contract.node.orders import FINAL, WorkerOrder, WorkerSt
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownWorker:
-    """What the node has for one order, running or only remembered."""
+    """A worker that the node has for an order, running or only remembered."""
 
     state: WorkerState
     seen_ns: int
@@ -25,12 +25,14 @@ class KnownWorker:
 
 @dataclass(frozen=True, slots=True)
 class StartWorker:
+    """Start a worker for the order."""
+
     order: WorkerOrder
 
 
 @dataclass(frozen=True, slots=True)
 class RejectOrder:
-    """Answered with a `gone` status, and nothing else."""
+    """Answer the order with a `gone` status, and do nothing else."""
 
     order: WorkerOrder
     reason: str
@@ -38,26 +40,28 @@ class RejectOrder:
 
 @dataclass(frozen=True, slots=True)
 class UpdateWorker:
-    """The worker runs; what its order says of its pipeline may be new."""
+    """Pass the order on to its running worker: its pipeline may have changed."""
 
     order: WorkerOrder
 
 
 @dataclass(frozen=True, slots=True)
 class DrainWorker:
+    """Let the worker finish its calls, then end it."""
+
     worker: WorkerId
 
 
 @dataclass(frozen=True, slots=True)
 class KillWorker:
-    """Its order is gone: nobody wants it, nobody waits for it."""
+    """Kill the worker: its order is gone, so no caller waits for it."""
 
     worker: WorkerId
 
 
 @dataclass(frozen=True, slots=True)
 class ForgetWorker:
-    """Its end has been seen by who ordered it: the status may go."""
+    """Delete the status of an ended worker: the controller has seen it."""
 
     worker: WorkerId
 
@@ -66,13 +70,13 @@ Action = StartWorker | RejectOrder | UpdateWorker | DrainWorker | KillWorker | F
 
 
 def act_on_order(order: WorkerOrder, known: Mapping[WorkerId, KnownWorker], epoch: str) -> Action | None:
-    """One order, from a message or out of a full read."""
+    """The action for one order, from a message or a full read."""
     worker_known = known.get(order.worker)
     if worker_known is None:
         if order.epoch != epoch:
             return RejectOrder(order, "ordered from an earlier start of this node")
         if order.wanted == "drain":
-            return RejectOrder(order, "taken back before it was started")
+            return RejectOrder(order, "withdrawn before it was started")
         return StartWorker(order)
     if order.wanted == "drain" and worker_known.state in ("starting", "ready"):
         return DrainWorker(order.worker)
@@ -84,7 +88,8 @@ def act_on_order(order: WorkerOrder, known: Mapping[WorkerId, KnownWorker], epoc
 def reconcile(
     orders: Mapping[WorkerId, WorkerOrder], known: Mapping[WorkerId, KnownWorker], epoch: str, read_began_ns: int
 ) -> list[Action]:
-    """Actions after a full read of the orders that began at `read_began_ns`. Once done, none are left to do."""
+    """The actions after a full read of the orders that began at `read_began_ns`. Idempotent: once they are done,
+    none are left."""
     actions = [action for order in orders.values() if (action := act_on_order(order, known, epoch)) is not None]
     for worker, worker_known in known.items():
         if worker in orders or worker_known.seen_ns >= read_began_ns:

@@ -1,7 +1,7 @@
-"""The node's side of Redis: what it reads and writes there, as bytes and structs; no retrying, no decisions.
+"""The node's Redis operations: reads and writes of structs, without retries and without decisions.
 
-Every call may raise `REDIS_ERRORS`; who calls decides when to try again. Orders that cannot be decoded are
-reported and left out: one broken order must not keep the node from the others.
+Every call may raise one of `REDIS_ERRORS`; the caller decides when to retry. Orders that cannot be decoded are
+logged and skipped: one broken order must not keep the node from the others.
 """
 
 from __future__ import annotations
@@ -29,15 +29,17 @@ LEASE_MS = 3000
 CONNECT_TIMEOUT_S = 2.0
 REPLY_TIMEOUT_S = 5.0
 FSYNC_WAIT_MS = 2500
-"""Redis syncs its log once a second."""
+"""Longest wait for Redis to sync its log to disk, which it does once a second."""
 LOG_LINES_KEPT = 10_000
-"""Of one function, about."""
+"""Approximate number of log lines kept of one function."""
 
 REDIS_ERRORS = (RedisError, OSError)
-"""What a Redis that is down, restarting or loading raises."""
+"""Errors of a Redis that is down, restarting or loading."""
 
 
 class NodeState:
+    """The state of one node in Redis."""
+
     def __init__(self, url: str, node: NodeId) -> None:
         self._node = node
         # Retries are the caller's: hidden ones would hide how long Redis has been away.
@@ -69,7 +71,8 @@ class NodeState:
         return found
 
     async def orders(self) -> AsyncIterator[WorkerOrder | None]:
-        """Orders as they are published. None first, once the subscription stands: time for a full read."""
+        """Yields orders as they are published. Yields None first, once the subscription stands: time for a full
+        read."""
         pubsub = self._redis.pubsub()
         try:
             await pubsub.subscribe(keys.events_desired(self._node))
@@ -85,7 +88,7 @@ class NodeState:
             await pubsub.aclose()
 
     async def write_statuses(self, changes: Mapping[WorkerId, WorkerStatus | None]) -> None:
-        """None forgets. A status and its publication travel together."""
+        """Writes and publishes statuses together; None deletes one."""
         async with self._redis.pipeline(transaction=False) as pipe:
             for worker, status in changes.items():
                 if status is None:
@@ -114,7 +117,8 @@ class NodeState:
             await pipe.execute()
 
     async def write_rows(self, rows: Sequence[PhaseRow], *, durably: bool = True) -> None:
-        """Returns when they are on Redis' disk: a Redis that is killed before may have lost them."""
+        """Appends rows to the ledger. Returns when they are on Redis' disk: a Redis killed before may have lost
+        them."""
         async with self._redis.pipeline(transaction=False) as pipe:
             for row in rows:
                 pipe.eval(self._append, len(APPEND_KEYS), *APPEND_KEYS, *append_args(row))
@@ -139,12 +143,12 @@ class NodeState:
         try:
             sheets = read_sheets(raw)
         except msgspec.DecodeError as error:
-            log.error("a price sheet that is not understood", extra={"error": str(error)})
+            log.error("cannot decode a price sheet", extra={"error": str(error)})
             sheets = []
         return in_force(sheets, now_unix_ms), frozenset(WorkerId(name.decode(errors="replace")) for name in kept)
 
     async def release_lease(self, epoch: str) -> None:
-        """Gives the lease back, unless a successor has it by now."""
+        """Deletes the lease and the statuses, unless a successor has taken the lease."""
         report = await self.read_report()
         if report is None or report.epoch == epoch:
             await self._redis.delete(keys.node(self._node), keys.observed(self._node))
@@ -156,6 +160,6 @@ class NodeState:
         try:
             order = self._orders.decode(data)
         except Exception as error:  # the spec's own checks raise FleetError inside the decoder
-            log.error("an order that is not understood", extra={"error": str(error)})
+            log.error("cannot decode an order", extra={"error": str(error)})
             return None
         return order if order.node == self._node else None

@@ -1,4 +1,4 @@
-"""What the node says of its workers, each from its order until who ordered it has seen its end."""
+"""Publishes the statuses of this node's workers, each from its order until the controller has seen its end."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .reconcile import KnownWorker
 
 
 class StatusPublisher:
-    """Their statuses, which the outbox writes."""
+    """Latest status of each worker; written by the outbox."""
 
     def __init__(self, outbox: Outbox) -> None:
         self._outbox = outbox
@@ -21,6 +21,7 @@ class StatusPublisher:
         self._seen_ns: dict[WorkerId, int] = {}
 
     def known_workers(self) -> dict[WorkerId, KnownWorker]:
+        """Workers of this node as the reconciler sees them."""
         return {
             worker: KnownWorker(state=status.state, seen_ns=self._seen_ns[worker])
             for worker, status in self._statuses.items()
@@ -32,7 +33,7 @@ class StatusPublisher:
         self._outbox.put(status.worker, status)
 
     def publish_end(self, order: WorkerOrder, error: FleetError | None = None) -> None:
-        """Of a worker that never began."""
+        """Publishes the end of a worker that never started."""
         self.publish(
             WorkerStatus(
                 worker=order.worker,
@@ -47,10 +48,11 @@ class StatusPublisher:
         )
 
     def republish_all(self) -> None:
-        """All of them: Redis may have lost what it had."""
+        """Publishes all statuses again: Redis may have lost them."""
         self._outbox.put_all(self._statuses)
 
     def forget(self, worker: WorkerId) -> None:
+        """Deletes the status of a worker."""
         self._statuses.pop(worker, None)
         self._seen_ns.pop(worker, None)
         self._outbox.put(worker, None)

@@ -1,1 +1,1 @@
-"""Processes: fork server, prefork pool, control groups, logs."""
+"""Worker processes: fork server, prefork pool, control groups, log pipes."""

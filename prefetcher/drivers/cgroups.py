@@ -1,9 +1,9 @@
-"""Limits on workers by control groups, version 1 or 2, whichever this machine lets us write.
+"""Resource limits by control groups, version 1 or 2, whichever this machine lets us write.
 
-Each worker has a group of its own below `fleetstart-<epoch>`, made before the worker is forked: attaching
-a process takes milliseconds and must not fall into a cold start. The limits are written when the worker is
-assigned. Groups outlive processes, so an epoch names its daemon's process, and the next daemon to start
-removes the groups of dead ones. Where no group can be written, `watched` limits memory instead.
+Each worker has a group of its own below `fleetstart-<epoch>`, made before the worker is forked: attaching a process
+takes milliseconds and must not fall into a cold start. The limits are written when the worker is assigned. Groups
+outlive processes, so an epoch names its daemon's process, and the next daemon removes the groups of dead ones. Where
+no group can be written, `workers.memory_watchdog` limits memory instead.
 """
 
 from __future__ import annotations
@@ -20,38 +20,40 @@ from typing import Protocol
 log = logging.getLogger(__name__)
 
 PIDS_MAX = 512
-"""Threads count: enough for torch on a large machine, far below a fork bomb."""
+"""Limit of processes and threads: enough for torch on a large machine, far below a fork bomb."""
 PREFIX = "fleetstart-"
 SEARCH_DEPTH = 6
-"""Levels below a mount at which groups of dead daemons are looked for."""
+"""Levels below a mount that are searched for groups of dead daemons."""
 V1_CONTROLLERS = ("memory", "pids", "cpu")
-"""cpu without a quota: groups share the cores evenly, whatever the number of their threads."""
+"""cpu without a quota: groups share the cores evenly, whatever their number of threads."""
 
 
 class Cgroup(Protocol):
-    """One worker's group. Everything blocks for microseconds to milliseconds."""
+    """One worker's control group. Every call blocks for microseconds to milliseconds."""
 
     @property
     def procs(self) -> list[str]:
-        """Files into which a process writes itself."""
+        """Files into which a process writes its id to join."""
         ...
 
     def limit(self, memory_bytes: int) -> None:
-        """OSError if the kernel refuses, for example a limit below what is used already."""
+        """Sets the limits. OSError if the kernel refuses, for example a limit below what is used already."""
         ...
 
     def oom_kills(self) -> int: ...
 
     def memory_bytes(self) -> int:
-        """Charged to the group now; 0 if that cannot be known."""
+        """Memory charged to the group now; 0 if unknown."""
         ...
 
     def remove(self) -> bool:
-        """True once it is gone; False while processes are left in it."""
+        """True once the group is removed; False while processes are left in it."""
         ...
 
 
 class Cgroups(Protocol):
+    """The control groups of one daemon."""
+
     name: str
 
     def create(self, worker: str) -> Cgroup: ...
@@ -60,23 +62,24 @@ class Cgroups(Protocol):
 
 
 def new_epoch(token: str) -> str:
-    """An epoch that names its process, so that others can tell whether it is alive."""
+    """A new epoch, which names its process, so that others can check whether it is alive."""
     return f"{os.getpid()}.{_started_ticks(os.getpid())}.{token}"
 
 
 def epoch_is_alive(epoch: str) -> bool:
+    """True if the daemon of this epoch still runs."""
     pid, _, rest = epoch.partition(".")
     ticks = rest.partition(".")[0]
     return pid.isdecimal() and _started_ticks(int(pid)) == ticks != ""
 
 
 def _started_ticks(pid: int) -> str:
-    """Start time of the process in clock ticks: with the pid it names a process for good. Empty if none runs."""
+    """Start time of a process in clock ticks: with the pid it identifies a process for good. Empty if none runs."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return ""
-    # Nobody may ever wait for an orphan where process 1 does not: its corpse holds nothing any more.
+    # Where process 1 does not reap orphans, a zombie may stay for ever: it counts as dead.
     return "" if fields[0] in "ZX" else fields[19]
 
 
@@ -84,6 +87,8 @@ def _started_ticks(pid: int) -> str:
 
 
 class CgroupV1:
+    """A control group of version 1: one folder a controller."""
+
     def __init__(self, folders: dict[str, Path]) -> None:
         self._folders = folders
         for folder in folders.values():
@@ -113,6 +118,8 @@ class CgroupV1:
 
 
 class CgroupsV1:
+    """Control groups of version 1."""
+
     name = "cgroup v1"
 
     def __init__(self, parents: dict[str, Path]) -> None:
@@ -130,6 +137,8 @@ class CgroupsV1:
 
 
 class CgroupV2:
+    """A control group of version 2."""
+
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         folder.mkdir()
@@ -143,7 +152,7 @@ class CgroupV2:
         swap = self._folder / "memory.swap.max"
         if swap.exists():
             swap.write_text("0")
-        # One process of a worker without the others is no worker: they die together.
+        # All processes of a worker die together: a part of them is useless.
         (self._folder / "memory.oom.group").write_text("1")
         (self._folder / "pids.max").write_text(str(PIDS_MAX))
 
@@ -158,6 +167,8 @@ class CgroupV2:
 
 
 class CgroupsV2:
+    """Control groups of version 2."""
+
     name = "cgroup v2"
 
     def __init__(self, parent: Path) -> None:
@@ -170,7 +181,7 @@ class CgroupsV2:
         remove_tree(self._parent)
 
 
-# ── finding out which ──────────────────────────────────────────────────────────────────────────────
+# ── detection ──────────────────────────────────────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,11 +192,11 @@ class Hierarchy:
     """Empty for version 2."""
     mount: Path
     own: Path
-    """The group of this process, below the mount (or the mount itself, where it cannot be seen)."""
+    """This process' group, below the mount (or the mount itself, where it cannot be seen)."""
 
 
 def read_hierarchies(mountinfo: str, own_cgroup: str) -> list[Hierarchy]:
-    """From the texts of /proc/self/mountinfo and /proc/self/cgroup."""
+    """Parses the texts of /proc/self/mountinfo and /proc/self/cgroup."""
     own_paths: dict[frozenset[str], str] = {}
     for line in own_cgroup.splitlines():
         _, names, path = line.split(":", 2)
@@ -210,7 +221,7 @@ def read_hierarchies(mountinfo: str, own_cgroup: str) -> list[Hierarchy]:
 
 
 def open_cgroups(epoch: str, hierarchies: list[Hierarchy]) -> Cgroups | None:
-    """Groups of this daemon in the first place where they can be made, or None. Removes those of dead daemons."""
+    """Control groups of this daemon in the first writable place, or None. Removes those of dead daemons."""
     for hierarchy in hierarchies:
         for stale in _stale_groups(hierarchy.mount):
             log.info("removing the group of a dead daemon", extra={"group": str(stale)})
@@ -233,7 +244,7 @@ def _open_v1(epoch: str, hierarchies: list[Hierarchy]) -> CgroupsV1 | None:
 
 
 def _open_v2(epoch: str, hierarchies: list[Hierarchy]) -> CgroupsV2 | None:
-    """Wants memory and pids; tries our own group first, then the root, which systemd prepares for its children."""
+    """Needs memory and pids. Tries our own group first, then the root, which systemd prepares for its children."""
     wanted = {"memory", "pids"}
     for hierarchy in (entry for entry in hierarchies if not entry.controllers):
         for place in dict.fromkeys((hierarchy.own, hierarchy.mount)):
@@ -279,7 +290,7 @@ def _stale_groups(mount: Path) -> Iterator[Path]:
 
 
 def remove_tree(folder: Path, timeout_s: float = 1.0) -> bool:
-    """Removes a group and those below it, waiting briefly for processes that are on their way out."""
+    """Removes a group and those below it, waiting briefly for processes that are exiting."""
     deadline = time.monotonic() + timeout_s
     while folder.exists():
         for below, _, _ in os.walk(folder, topdown=False):

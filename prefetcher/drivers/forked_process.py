@@ -1,4 +1,4 @@
-"""One process that a fork server has forked: its socket, its log, its end. What it works for is not known here."""
+"""One forked worker process: control socket, log pipe, exit. Independent of what the process runs."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from .cgroups import Cgroup
 from .worker_logs import LogPipe
 
 READS_AT_ONCE = 16
-"""Messages of one worker, before the loop gets its turn back: its flood must not delay the others."""
+"""Messages read of one worker before the event loop continues: a flood must not delay the others."""
 FINAL_READS = 1024
-"""Of one that has ended: more than its socket holds."""
+"""Messages read of a worker that has ended: more than its socket buffer holds."""
 
 
 class ChannelEnded:
@@ -27,7 +27,7 @@ class ChannelEnded:
 
 
 class ProcessExited:
-    """The process has ended. `status` as of os.waitstatus_to_exitcode, None if nobody could tell."""
+    """The process has exited. `status` as of os.waitstatus_to_exitcode, None if unknown."""
 
     def __init__(self, status: int | None) -> None:
         self.status = status
@@ -37,7 +37,7 @@ ProcessEvent = WorkerMessage | ChannelEnded | ProcessExited
 
 
 class ForkedProcess:
-    """One forked worker. Owns its control socket, log pipe, pidfd and group."""
+    """One forked worker. Owns its control socket, log pipe, pidfd and control group."""
 
     def __init__(self, *, fork_id: WorkerId, pool: str, control: socket.socket, log_fd: int, group: Cgroup | None):
         control.setblocking(False)
@@ -48,10 +48,10 @@ class ForkedProcess:
         self.pid = 0
         self.isolation = ""
         self.pooled_ns = 0
-        """When its own code began to run; 0 until it has said so."""
+        """When its own code began to run; 0 until it has reported."""
         self.exited = asyncio.Event()
         self._outlet: int | None = None
-        """Its descriptor, once it has come; -1 once it was taken."""
+        """Descriptor of its egress listener, once received; -1 once taken."""
         self._on_event: Callable[[ProcessEvent], None] = lambda event: None
         self._early: list[ProcessEvent] = []
         self._listening = False
@@ -60,7 +60,7 @@ class ForkedProcess:
         asyncio.get_running_loop().add_reader(control.fileno(), self._read)
 
     def listen(self, on_event: Callable[[ProcessEvent], None]) -> None:
-        """Events go there from now on; those that nobody heard come first."""
+        """Delivers events to `on_event` from now on, those buffered so far first."""
         self._on_event = on_event
         self._listening = True
         early, self._early = self._early, []
@@ -68,7 +68,7 @@ class ForkedProcess:
             on_event(event)
 
     def send(self, message: DaemonMessage, descriptors: tuple[int, ...] = ()) -> None:
-        """ChannelClosed if the worker is gone."""
+        """Sends a message with descriptors. Errors: ChannelClosed if the worker is gone."""
         if self._channel is None:
             raise ChannelClosed("the worker is gone")
         self._channel.send(message, descriptors)
@@ -79,7 +79,7 @@ class ForkedProcess:
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     def close(self) -> None:
-        """Everything but the group, which may still hold dying processes."""
+        """Closes everything but the control group, which may still hold exiting processes."""
         self._close_channel()
         if (outlet := self.take_outlet()) is not None:
             os.close(outlet)

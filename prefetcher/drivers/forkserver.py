@@ -1,8 +1,8 @@
-"""A launcher of workers: a warm fork server of one profile, or that of sandboxes; and the workers that it has made.
+"""The daemon's client of a fork server: a warm parent of one profile, or the launcher of gVisor sandboxes.
 
-The daemon never forks workers itself: it has threads, sockets and secrets that no worker should inherit.
-A fork server that dies takes its workers with it (the kernel sees to that), is reported, and is started
-again with growing pauses. What a worker is for is not known here.
+The daemon never forks workers itself: it has threads, sockets and secrets that no worker should inherit. A fork
+server that dies takes its workers with it (the kernel sees to that), is logged, and is started again with growing
+pauses. What a worker runs is unknown here.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ _PR_SET_PDEATHSIG = 1
 
 
 class ForkServer:
-    """One launcher, kept alive by `run`: `module` is its program, which gets `arguments`, and `--fd`."""
+    """One fork server, kept alive by `run`. `module` is its program, which gets `arguments` and `--fd`."""
 
     def __init__(
         self, *, module: str, arguments: Sequence[str], env: Mapping[str, str], changed: Callable[[], None]
     ) -> None:
         self.warm: LauncherReady | None = None
         self.refused = ""
-        """Why it can make no workers here; empty as long as it may."""
+        """Why it cannot make workers on this machine; empty if it can."""
         self._module = module
         self._arguments = list(arguments)
         self._env = dict(env)
@@ -64,7 +64,7 @@ class ForkServer:
         return self._popen.pid if self._popen is not None else 0
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Keeps the fork server running until cancelled."""
         failures = 0
         try:
             while True:
@@ -80,7 +80,10 @@ class ForkServer:
             await self._stop()
 
     async def fork(self, worker: WorkerId, group: Cgroup | None, *, pool: str, network: bool) -> ForkedProcess:
-        """Waits for a server that starts again. Unavailable if it dies or cannot fork; callers bring the deadline."""
+        """Forks a worker, waiting for a server that is restarting. Callers set the deadline.
+
+        Errors: Unavailable if the server dies or cannot fork.
+        """
         await self._up.wait()
         assert self._channel is not None
         control, its_control = pair()
@@ -111,7 +114,7 @@ class ForkServer:
         return process
 
     def _abandon(self, process: ForkedProcess) -> None:
-        """Nobody waits for it any more. If it is forked yet, the end of its socket ends it too."""
+        """Drops a process whose fork was cancelled. If it exists already, closing its socket ends it."""
         self._forking.pop(process.fork_id, None)
         process.kill()
         if not process.pid:
@@ -159,11 +162,11 @@ class ForkServer:
                 self.warm = message
                 log.info("fork server warm", extra={"profile": message.profile, "isolation": message.isolation})
                 if message.refused:
-                    log.warning("workers are less isolated than they should be", extra={"why": message.refused})
+                    log.warning("workers are less isolated than configured", extra={"why": message.refused})
                 self._changed()
             case LauncherUnavailable(reason=reason):
                 self.refused = reason
-                log.warning("no workers from here", extra={"program": self._module, "why": reason})
+                log.warning("fork server makes no workers", extra={"program": self._module, "why": reason})
                 self._changed()
             case Forked(worker=worker, pid=pid, isolation=isolation):
                 process, reply = self._processes.get(worker), self._forking.pop(worker, None)
@@ -182,7 +185,7 @@ class ForkServer:
                     process.ended(status)
 
     async def _stop(self) -> int | None:
-        """Ends the server, if it runs, and with it its workers."""
+        """Ends the server, if it runs, and its workers with it."""
         was_warm, self.warm = self.warm is not None, None
         self._up.clear()
         if self._channel is not None:
@@ -205,7 +208,8 @@ class ForkServer:
 
 
 async def _wait(popen: subprocess.Popen[bytes]) -> int | None:
-    """The end of its socket ends the server; what does not listen is killed. None if even that took too long."""
+    """Exit status of the server, which ends when its socket does; SIGKILL if it does not. None if even that took too
+    long."""
     for last_resort in (popen.kill, lambda: None):
         deadline = asyncio.get_running_loop().time() + END_TIMEOUT_S
         while asyncio.get_running_loop().time() < deadline:
@@ -217,7 +221,7 @@ async def _wait(popen: subprocess.Popen[bytes]) -> int | None:
 
 
 def _death_signal(parent: int) -> Callable[[], None]:
-    """Run in the child between fork and exec: one call into libc, which was loaded here and now."""
+    """A preexec function: the child dies with its parent. One call into libc, loaded before the fork."""
     prctl = ctypes.CDLL(None).prctl
 
     def set_death_signal() -> None:

@@ -1,6 +1,7 @@
-"""Carries out what `pool` decides: forks spare workers ahead of orders, hands them out, replaces them.
+"""The prefork pool: forks worker processes ahead of orders, hands them out and replaces them, as `prefork_policy`
+decides.
 
-Also the one place where workers are forked at all, so that each has its group from its first moment.
+All workers are forked here, so that each is in its control group from the start.
 """
 
 from __future__ import annotations
@@ -23,14 +24,16 @@ from .prefork_policy import SETTLE_S, PoolState, choose_pool, is_unsandboxed
 log = logging.getLogger(__name__)
 
 SPARE_TIMEOUT_S = 30.0
-"""From fork to `Pooled`: most of a second, but a sandbox imports torch by itself."""
+"""Limit from fork to `Pooled`: usually under a second, but a sandbox imports torch by itself."""
 REMOVE_TIMEOUT_S = 5.0
-"""For a group to become empty after its worker's end."""
+"""Limit for a control group to become empty after its worker's end."""
 TICK_S = 0.5
-"""Between two looks when nothing happens: pauses after failures end without an event."""
+"""Polling interval without events: pauses after failures end without one."""
 
 
 class PreforkPool:
+    """Waiting processes of each worker pool."""
+
     def __init__(
         self, *, servers: dict[str, ForkServer], cgroups: Cgroups | None, size: int, starts_under_way: Callable[[], int]
     ) -> None:
@@ -51,7 +54,7 @@ class PreforkPool:
         return bool(self._waiting.get(pool))
 
     def wake(self) -> None:
-        """Something changed: a start, its end, a fork server."""
+        """Re-evaluates the pools: a start began or ended, or a fork server changed."""
         self._woken.set()
 
     def waiting(self) -> list[ForkedProcess]:
@@ -62,12 +65,12 @@ class PreforkPool:
         return waiting.pop(0) if waiting else None
 
     async def fork(self, pool: str, *, network: bool) -> ForkedProcess:
-        """A fresh worker. Unavailable, saying why."""
+        """Forks a fresh worker. Errors: Unavailable, with the reason."""
         server = self._servers.get(pool)
         if server is None:
             raise Unavailable(
                 f"this node starts no workers of {pool}; it has {', '.join(self._servers) or 'none'}",
-                hint="install there what they need (torch; for gvisor, runsc and control groups)",
+                hint="install what these workers need on the node (torch; for gvisor, runsc and control groups)",
             )
         self._requested.add(pool)
         worker = new_worker_id()
@@ -79,7 +82,7 @@ class PreforkPool:
             raise
 
     def remove_group(self, group: Cgroup | None) -> None:
-        """Now, or once its last process is gone."""
+        """Removes a control group, now or once its last process is gone."""
         if group is None or group.remove():
             return
         task = asyncio.create_task(_remove(group))
@@ -91,7 +94,7 @@ class PreforkPool:
         while True:
             starts = self._starts_under_way()
             if starts or self._had_starts:
-                # Also the first look after them: how long ago they ended it cannot know better.
+                # Also the first look after they ended, since the exact time is unknown.
                 self._last_start_s = time.monotonic()
             self._had_starts = starts > 0
             pool = choose_pool(
@@ -113,7 +116,7 @@ class PreforkPool:
         return time.monotonic() - self._last_start_s < SETTLE_S
 
     async def close(self) -> None:
-        """Ends the spares while their fork servers still live to reap them."""
+        """Kills the waiting processes while their fork servers still run to reap them."""
         ends = [asyncio.create_task(process.exited.wait()) for process in self.waiting()]
         for process in self.waiting():
             process.kill()
@@ -142,7 +145,7 @@ class PreforkPool:
                 process = await self.fork(pool, network=False)
                 pooled = await self._pooled(process)
         except (TimeoutError, FleetError) as error:
-            log.warning("no spare worker", extra={"pool": pool, "error": str(error)})
+            log.warning("preforking failed", extra={"pool": pool, "error": str(error)})
             pooled = False
         except asyncio.CancelledError:
             if process is not None:
@@ -154,7 +157,7 @@ class PreforkPool:
             self._failures[pool] = (0, 0.0)
             self._waiting[pool].append(process)
             process.listen(lambda event: self._on_waiting_event(process, event))
-            log.info("spare worker waits", extra={"pool": pool, "pid": process.pid})
+            log.info("worker preforked", extra={"pool": pool, "pid": process.pid})
             return
         self._failures[pool] = (self._failures[pool][0] + 1, time.monotonic())
         if process is not None:
@@ -171,7 +174,7 @@ class PreforkPool:
         return await answer
 
     def _on_waiting_event(self, process: ForkedProcess, event: ProcessEvent) -> None:
-        """A spare that says anything but nothing is of no use any more."""
+        """Drops a waiting process that has ended."""
         if isinstance(event, ChannelEnded | ProcessExited) and process in self._waiting[process.pool]:
             self._waiting[process.pool].remove(process)
             failures, _ = self._failures[process.pool]
@@ -189,7 +192,9 @@ class PreforkPool:
         try:
             return self._cgroups.create(worker)
         except OSError as error:
-            log.warning("no control group for a worker, its memory is watched", extra={"error": str(error)})
+            log.warning(
+                "no control group for a worker: its memory limit is enforced by polling", extra={"error": str(error)}
+            )
             return None
 
 
@@ -197,6 +202,6 @@ async def _remove(group: Cgroup) -> None:
     deadline = time.monotonic() + REMOVE_TIMEOUT_S
     while not group.remove():
         if time.monotonic() > deadline:
-            log.warning("a control group stays: processes are left in it", extra={"group": group.procs})
+            log.warning("cannot remove a control group: processes are left in it", extra={"group": group.procs})
             return
         await asyncio.sleep(0.02)

@@ -1,8 +1,8 @@
-"""What workers print, line by line into their function's stream.
+"""Worker logs: lines that workers print, on their way to their function's log stream in Redis.
 
-A worker's pipe is always read, so that a worker never blocks on printing; lines are cut at `LINE_MAX_BYTES`
-and limited in rate, with a line that says how many are missing. Writing to Redis is left to the caller,
-which takes batches; while Redis is away they wait, the oldest giving way.
+A worker's pipe is always read, so that a worker never blocks on printing. Lines are cut at `LINE_MAX_BYTES` and
+limited in rate, with a line that counts the dropped ones. The caller takes batches and writes them; while Redis is
+unavailable they wait, and the oldest are dropped.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from fleetstart.runtime.contract.ids import FunctionName, Version, WorkerId
 
 LINE_MAX_BYTES = 16 * 1024
 LINES_PER_S = 1000
-"""Of one worker, sustained: more than anybody reads, little enough for Redis to shrug at."""
+"""Sustained rate limit of one worker: more than a person reads, little for Redis."""
 BURST_LINES = 4000
 MAX_BUFFERED_LINES = 20_000
-"""In memory for all workers together, while Redis is away."""
+"""Buffer of all workers together, while Redis is unavailable."""
 EARLY_LINES = 200
-"""Kept of a pooled worker until it is known whose it is."""
+"""Lines kept of a preforked worker until it has a function."""
 READ_BYTES = 64 * 1024
 READS_AT_ONCE = 16
-"""Before the loop gets its turn back: one worker's flood must not delay another's start."""
+"""Reads of one worker before the event loop continues: a flood must not delay another worker's start."""
 
 Stream = Literal["stdout", "stderr", "system"]
 
 
 class LineSplitter:
-    """Bytes in, whole lines out. A line beyond the limit is cut there and goes on as the next one."""
+    """Splits bytes into lines. A line beyond the limit is cut there and continues as the next one."""
 
     def __init__(self, limit_bytes: int = LINE_MAX_BYTES) -> None:
         self._limit = limit_bytes
@@ -62,7 +62,7 @@ def _text(line: bytes) -> str:
 
 
 class LineLimiter:
-    """A token bucket. `allow` says how many lines were dropped just before one that may pass."""
+    """A token bucket that counts the lines it drops."""
 
     def __init__(self, now_s: float, *, per_s: float = LINES_PER_S, burst: float = BURST_LINES) -> None:
         self._per_s = per_s
@@ -72,7 +72,7 @@ class LineLimiter:
         self._dropped = 0
 
     def allow(self, now_s: float) -> tuple[bool, int]:
-        """(may pass, lines dropped since the last that passed)."""
+        """(allowed, lines dropped since the last allowed one)."""
         self._tokens = min(self._burst, self._tokens + (now_s - self._at_s) * self._per_s)
         self._at_s = now_s
         if self._tokens < 1:
@@ -102,7 +102,7 @@ class LogBuffer:
         text: str,
         invocation: str = "",
     ) -> None:
-        """`invocation` is whose call printed it, if that is known."""
+        """Adds a line. `invocation` is the call that printed it, if known."""
         line = LogLine(
             unix_ms=time.time_ns() // 1_000_000,
             worker=worker,
@@ -121,7 +121,7 @@ class LogBuffer:
         return batch
 
     def put_back(self, batch: list[tuple[FunctionName, LogLine]]) -> None:
-        """What could not be written, in its old place, as far as there is room."""
+        """Puts a batch that could not be written back in front, as far as there is room."""
         room = MAX_BUFFERED_LINES - len(self._waiting)
         self._waiting.extendleft(reversed(batch[-room:] if room else []))
         self.arrived.set()
@@ -140,13 +140,13 @@ class LogPipe:
         asyncio.get_running_loop().add_reader(fd, self._read)
 
     def send_to(self, sink: Callable[[str], None]) -> None:
-        """From now on, and what came before."""
+        """Passes lines to `sink` from now on, those buffered so far first."""
         self._sink = sink
         while self._early:
             sink(self._early.popleft())
 
     def close(self) -> None:
-        """Reads what is still there; a grandchild that keeps the pipe open is not waited for."""
+        """Reads what is left and closes; does not wait for a grandchild that keeps the pipe open."""
         if self._fd < 0:
             return
         self._read(reads=1024)
@@ -189,14 +189,17 @@ _MARK = re.compile("\x1e([12])([A-Za-z0-9._:-]{0,128})\x1f")
 
 
 class TaggedLine(NamedTuple):
+    """A printed line with its stream and invocation."""
+
     stream: Literal["stdout", "stderr"]
     invocation: str
-    """Empty if it is not known."""
+    """Empty if unknown."""
     text: str
 
 
 def parse_tagged_line(line: str) -> TaggedLine:
-    """The first mark counts; others stand where somebody else's line was cut short, and are taken out."""
+    """Parses the tag of a line (`runtime` writes it). The first tag counts; others come from lines that were cut
+    short, and are removed."""
     found = _MARK.search(line) if "\x1e" in line else None
     if found is None:
         return TaggedLine("stdout", "", line)

@@ -1,1 +1,1 @@
-"""Egress proxy and ingress forwarding of workers."""
+"""Network access of workers: the egress proxy out, and connections in to workers inside gVisor."""

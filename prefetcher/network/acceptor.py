@@ -1,4 +1,4 @@
-"""Takes what connects to a socket, for as long as whoever it is for lives; then nobody who comes is left waiting."""
+"""Accepts connections on a listening socket and ends everything it started with it."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any
 log = logging.getLogger(__name__)
 
 PAUSE_S = 0.1
-"""When the process has no descriptor left."""
+"""Pause when the process has no descriptor left."""
 
 
 class Acceptor:
-    """Of one listening socket, which it owns. `on_connection` gets each connection, not blocking, and owns it.
+    """Owns one listening socket. `on_connection` gets each connection, non-blocking, and owns it.
 
-    All tasks that are begun here end with it, and it with its loop. Not sock_accept: what that accepts in the turn in
-    which it is cancelled, nobody closes.
+    All tasks spawned here end with it, and it ends with its loop. Not sock_accept: a connection that it accepts in
+    the turn in which it is cancelled is never closed.
     """
 
     def __init__(self, listener: socket.socket, on_connection: Callable[[socket.socket], object]) -> None:
@@ -29,7 +29,9 @@ class Acceptor:
     def start(self) -> None:
         self._listener.setblocking(False)
         self._listen()
-        self.spawn(asyncio.Event().wait(), self._close_listener)  # the loop's end is told to tasks
+        self.spawn(
+            asyncio.Event().wait(), self._close_listener
+        )  # at the loop's end all tasks are cancelled, this one too
 
     def stop(self) -> None:
         self._close_listener()
@@ -37,7 +39,8 @@ class Acceptor:
             task.cancel()
 
     def spawn(self, work: Coroutine[Any, Any, object], *after: Callable[[], object]) -> None:
-        """`after` is not done in the task itself: one that is ended before its first step never runs."""
+        """Starts a task. `after` runs once it has ended, outside the task: one that is cancelled before its first
+        step never runs."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -54,13 +57,13 @@ class Acceptor:
 
     def _accept(self) -> None:
         if self._listener.fileno() < 0:
-            return  # ended in this very turn
+            return  # closed in this very turn of the loop
         try:
             connection, _ = self._listener.accept()
         except (BlockingIOError, InterruptedError, ConnectionAbortedError):
             return
         except OSError as error:
-            log.warning("a connection cannot be on_connection", extra={"error": str(error)})
+            log.warning("cannot accept a connection", extra={"error": str(error)})
             loop = asyncio.get_running_loop()
             loop.remove_reader(self._listener)
             loop.call_later(PAUSE_S, self._listen)

@@ -1,4 +1,4 @@
-"""Names to addresses, and a connection to the first of some addresses that answers."""
+"""Name resolution, and connections to the first of several addresses that answers."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from collections.abc import Sequence
 from fleetstart.runtime.contract.function.public_addresses import Address
 
 ADDRESSES_MOST = 4
-"""Of a host's, that are tried; each gets its part of the time."""
+"""Addresses of a host that are tried; each gets its share of the time."""
 
 
 class ConnectFailed(Exception):
-    """Nobody there, or no such name; the message says which."""
+    """The name cannot be resolved or the host does not answer; the message says which."""
 
 
 async def resolve(host: str, port: int) -> tuple[Address, ...]:
-    """In a thread that nobody waits for at the process's end: a resolver may take half a minute. Errors: NotReached."""
+    """Resolves a name in a daemon thread: a resolver may take half a minute. Errors: ConnectFailed."""
     loop = asyncio.get_running_loop()
     answered: asyncio.Future[list[str] | OSError] = loop.create_future()
 
@@ -42,17 +42,18 @@ async def resolve(host: str, port: int) -> tuple[Address, ...]:
 
 
 async def connect(addresses: Sequence[Address], port: int, within_s: float) -> socket.socket:
-    """To the first that answers; non-blocking. Errors: NotReached, saying what the last one did."""
+    """Connects to the first address that answers; non-blocking. Errors: ConnectFailed, with the last address's
+    error."""
     tried = addresses[:ADDRESSES_MOST]
     last: OSError | None = None
     for address in tried:
         try:
             async with asyncio.timeout(within_s / len(tried)):
                 return await _connected(address, port)
-        except OSError as error:  # also of the time that is up
+        except OSError as error:  # including the timeout
             last = error
     why = "no answer" if isinstance(last, TimeoutError) else (last.strerror or str(last)) if last else "no address"
-    raise ConnectFailed(f"{tried[-1] if tried else 'nobody'} port {port}: {why}")
+    raise ConnectFailed(f"{tried[-1] if tried else 'no address'} port {port}: {why}")
 
 
 async def _connected(address: Address, port: int) -> socket.socket:

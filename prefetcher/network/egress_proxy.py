@@ -1,11 +1,12 @@
-"""The ways out of this node for workers whose function has a list of what it may reach: an HTTP proxy for each.
+"""The egress proxy: an HTTP proxy for each worker whose function has a list of allowed destinations.
 
-A worker's network is its own and has a loopback alone; what connects to the socket there that the worker has handed
-over (`runtime.outlet`) is accepted here. Each request is judged by the function's list (`contract.egress`), and what
-is connected to is an address that was judged, not a name that could mean something else a moment later.
+A worker's network namespace has a loopback interface alone. The worker listens there and passes its listening socket to
+the node (`runtime`'s egress socket), which accepts here. Each request is checked against the function's list
+(`contract.function.egress_policy`), and the proxy connects to an address that was checked, not to a name that could
+resolve to something else a moment later.
 
-All of it lives in the side loop. A way out ends with its worker, connections included; a daemon that is killed leaves
-nothing, as sockets are all there is.
+All of it runs in the I/O thread. A proxy ends with its worker, connections included; a daemon that is killed leaves
+nothing behind, as sockets are all there is.
 """
 
 from __future__ import annotations
@@ -30,14 +31,15 @@ from .tunnel import carry
 log = logging.getLogger(__name__)
 
 LOGGED_REJECTIONS_MOST = 100
-"""Different refusals that stand in a function's log; more of them are no news."""
+"""Different rejections written to a function's log."""
 LIST_CHARS = 1000
-"""Of a list, in a refusal."""
+"""Characters of the function's list shown in a rejection."""
 LOOKUPS = 4
-"""At a time, of one worker: each takes a thread for as long as the name servers do."""
+"""Concurrent name lookups of one worker: each takes a thread for as long as the name servers do."""
 LINGER_S = 1.0
 LINGER_BYTES = 1 << 20
-"""Of a request that was refused: read until then, since a socket that is closed before takes the answer with it."""
+"""Bytes of a rejected request that are read before the socket is closed: closing it earlier would discard the
+response."""
 _REASONS = {
     400: "Bad Request", 403: "Forbidden", 408: "Request Timeout", 431: "Request Header Fields Too Large",
     502: "Bad Gateway", 503: "Service Unavailable", 504: "Gateway Timeout",
@@ -48,25 +50,27 @@ LogLine = Callable[[str], object]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EgressLimits:
+    """Limits of the egress proxies of one node."""
+
     connections: int = 128
-    """At a time, of one worker."""
+    """Concurrent connections of one worker."""
     connections_of_node: int = 1024
     head_s: float = 10.0
-    """For a request's head to come."""
+    """Timeout for a request's head."""
     connect_s: float = 10.0
-    """From there until its server has taken the connection, the look-up included."""
+    """Timeout from the head until the server has accepted the connection, name lookup included."""
     idle_s: float = 300.0
-    """Without a byte, either way."""
+    """Timeout without a byte in either direction."""
 
 
 def egress_limits(descriptors: int) -> EgressLimits:
-    """Of a process that may have so many: a fourth of them, two a connection, so that its other work goes on."""
+    """Limits for a process with so many descriptors: a fourth of them, two a connection, so that other work goes on."""
     of_node = min(EgressLimits().connections_of_node, max(1, descriptors // 8))
     return EgressLimits(connections=min(EgressLimits().connections, of_node), connections_of_node=of_node)
 
 
 class ProxyRejection(Exception):
-    """A request that goes nowhere, with the status and the words for whoever sent it."""
+    """A request that the proxy rejects, with its status and message."""
 
     def __init__(self, status: int, text: str) -> None:
         super().__init__(text)
@@ -76,13 +80,13 @@ class ProxyRejection(Exception):
 
 @dataclass(slots=True)
 class EgressTraffic:
-    """Since the daemon began; written by the thread alone."""
+    """Totals since the daemon started; written by the I/O thread alone."""
 
     sent_bytes: int = 0
     received_bytes: int = 0
     rejected: int = 0
     open: int = 0
-    """Connections, now."""
+    """Connections open now."""
 
     def count(self, sent_bytes: int, received_bytes: int) -> None:
         self.sent_bytes += sent_bytes
@@ -90,7 +94,7 @@ class EgressTraffic:
 
 
 class NodeEgress:
-    """Of one node. Its methods are for the daemon's own loop."""
+    """The egress proxies of one node. Its methods are called from the daemon's loop."""
 
     def __init__(self, limits: EgressLimits, io_thread: IoThread) -> None:
         self.traffic = EgressTraffic()
@@ -98,7 +102,8 @@ class NodeEgress:
         self._io_thread = io_thread
 
     def open(self, listener: socket.socket, entries: Sequence[str], log_line: LogLine) -> Callable[[], None]:
-        """Owns the socket from now on. `say` gets what belongs in the function's log. What is returned ends the way."""
+        """Starts a proxy on the listener, which it owns. `log_line` writes to the function's log. Returns a function
+        that closes it."""
         loop = asyncio.get_running_loop()
 
         def log_in_daemon(text: str) -> None:
@@ -111,7 +116,7 @@ class NodeEgress:
 
 
 class EgressProxy:
-    """One worker's. Lives in the thread."""
+    """The egress proxy of one worker. Runs in the I/O thread."""
 
     def __init__(
         self,
@@ -123,7 +128,7 @@ class EgressProxy:
     ) -> None:
         self._acceptor = Acceptor(listener, self._on_connection)
         self._open = 0
-        """Connections of this worker, those included that are rejection away."""
+        """Connections of this worker, including those being rejected."""
         self._rules: tuple[Rule, ...] = parse_rules(entries)
         self._list = _truncate(", ".join(entries))
         self._log_line = log_line
@@ -140,7 +145,7 @@ class EgressProxy:
 
     def _on_connection(self, client: socket.socket) -> None:
         if self._open >= 2 * self._limits.connections:
-            client.close()  # even those who are told that there are too many are too many
+            client.close()  # too many even to send a rejection
             return
         self._open += 1
         self._acceptor.spawn(self._serve(client, self._over_limit()), client.close, self._release)
@@ -149,7 +154,7 @@ class EgressProxy:
         self._open -= 1
 
     def _over_limit(self) -> str:
-        """Why there is no room for one more; empty if there is."""
+        """The reason why one more connection is too many; empty if it is not."""
         most, most_of_node = self._limits.connections, self._limits.connections_of_node
         if self._open > most:
             return f"this worker has {most} connections open, and may have no more"
@@ -163,9 +168,9 @@ class EgressProxy:
             client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             await self._proxy(client, over_limit)
         except (OSError, EOFError):
-            return  # it left, or nobody said anything for too long
+            return  # the client left, or the connection was idle for too long
         except Exception:
-            log.exception("a worker's way out failed")
+            log.exception("unexpected error in an egress proxy")
         finally:
             self._traffic.open -= 1
 
@@ -189,7 +194,7 @@ class EgressProxy:
             await carry(client, server, idle_s=self._limits.idle_s, count=self._traffic.count)
 
     async def _read_request(self, client: socket.socket) -> tuple[ProxyRequest, bytes]:
-        """And what came behind its head. Errors: Turned, EOFError if it left without one."""
+        """The request, and the bytes received after its head. Errors: ProxyRejection, EOFError if the client left."""
         try:
             async with asyncio.timeout(self._limits.head_s):
                 head, rest = await _read_head(client)
@@ -200,14 +205,14 @@ class EgressProxy:
             raise ProxyRejection(error.status, str(error)) from error
 
     async def _connect(self, request: ProxyRequest) -> socket.socket:
-        """Errors: Turned, if it may not go there or nobody is there."""
+        """A connection to the requested server. Errors: ProxyRejection if it is not allowed or does not answer."""
         host, port = request.host, request.port
         own = literal(host)
         try:
             async with asyncio.timeout(self._limits.connect_s):
                 addresses = (own,) if own is not None else ()
                 if must_look_up(host, port, self._rules):
-                    # Not ended with the request: until the name servers have answered, its thread is taken.
+                    # Shielded: until the name servers have answered, the lookup's thread is occupied.
                     addresses = await asyncio.shield(self._resolve(host, port))
                 decision = decide(host, port, addresses, self._rules)
                 if not decision.addresses:
@@ -226,20 +231,18 @@ class EgressProxy:
         return asyncio.get_running_loop().create_task(one())
 
     def _reject(self, why: str) -> str:
-        """The words, which stand in the function's log once."""
+        """The rejection's message, which is logged once."""
         text = f"{why}; this function may reach: {self._list}"
         self._traffic.rejected += 1
         if text not in self._logged and len(self._logged) <= LOGGED_REJECTIONS_MOST:
             self._logged.add(text)
             enough = len(self._logged) > LOGGED_REJECTIONS_MOST
-            self._log_line(
-                f"network: {f'{LOGGED_REJECTIONS_MOST} refusals, and more that are not told' if enough else text}"
-            )
+            self._log_line(f"network: {f'{LOGGED_REJECTIONS_MOST} rejections: no more are logged' if enough else text}")
         return text
 
 
 async def _read_head(client: socket.socket) -> tuple[bytes, bytes]:
-    """What comes until an empty line, and what came behind it. Errors: BadHead if that is too much, EOFError."""
+    """Bytes up to the empty line, and the bytes after it. Errors: BadProxyRequest if there are too many, EOFError."""
     loop = asyncio.get_running_loop()
     data = bytearray()
     while (end := data.find(END)) < 0:
@@ -254,7 +257,7 @@ async def _read_head(client: socket.socket) -> tuple[bytes, bytes]:
 
 
 async def _send_rejection(client: socket.socket, rejection: ProxyRejection) -> None:
-    """The reason stands in the status line too: of an answer to CONNECT, most clients show nothing else."""
+    """Sends the reason, in the status line too: clients show little else of a response to CONNECT."""
     loop = asyncio.get_running_loop()
     body = f"{rejection.text}\n".encode()
     reason = f"{_REASONS[rejection.status]}: {rejection.text}".encode("ascii", "replace")[:400]

@@ -1,8 +1,8 @@
-"""The way in to workers that cannot listen where their callers would find them: inside gVisor, sockets are its own.
+"""The ingress proxy: connections in to workers inside gVisor, whose sockets cannot be reached from outside.
 
-The node listens for such a worker, and for each connection makes a pair of sockets, of which the worker gets one end
-over its control socket. Bytes are carried between the two until both have said their last. A forwarder ends with its
-worker, connections included.
+The node listens for such a worker. For each connection it makes a socket pair, passes one end to the worker over its
+control socket, and copies bytes until both sides have closed. A forwarder ends with its worker, connections
+included.
 """
 
 from __future__ import annotations
@@ -20,32 +20,31 @@ from .tunnel import carry
 log = logging.getLogger(__name__)
 
 IDLE_S = 7200.0
-"""The gateway decides when its connections end; one that said nothing for longer has no gateway any more."""
+"""Idle timeout. The gateway decides when its connections end; one that was silent for longer has no gateway any
+more."""
 CONNECTIONS_PER_SLOT = 4
 EXTRA_CONNECTIONS = 64
-"""Connections to a worker beside four for each call that it takes at a time: a gateway keeps what it has opened for
-minutes, there are several, and some connections are WebSockets."""
+"""Connections to a worker beyond `CONNECTIONS_PER_SLOT` for each concurrent call: a gateway keeps its connections
+for minutes, there are several gateways, and some connections are WebSockets."""
 
 HandOver = Callable[[socket.socket], object]
-"""Gives a worker its end of a connection, on the daemon's own loop. Owns it from then on."""
+"""Passes the worker its end of a connection, on the daemon's own loop; owns it from then on."""
 
 
 class NodeIngress:
-    """Of one node. Its methods are for the daemon's own loop."""
+    """The ingress forwarders of one node. Its methods are called from the daemon's loop."""
 
     def __init__(self, io_thread: IoThread, descriptors: int) -> None:
-        """`descriptors`: what the process may have. A fourth of them is for connections, two for each."""
+        """`descriptors` is the process' limit. A fourth of it is for connections, two for each."""
         self._io_thread = io_thread
         self._limit = max(2, descriptors // 8)
         self._open = 0
-        """Connections of all workers; the thread's."""
+        """Connections of all workers; used in the I/O thread."""
 
     def open(self, listener: socket.socket, slots: int, hand: HandOver) -> Callable[[], None]:
-        """For a worker that takes `slots` calls at a time. Owns the listener from now on. What is returned ends the
-        way in."""
-        limit = min(
-            CONNECTIONS_PER_SLOT * slots + EXTRA_CONNECTIONS, self._limit // 2
-        )  # nobody but one worker gets all
+        """Starts forwarding to a worker of `slots` concurrent calls. Owns the listener. Returns a function that
+        stops it."""
+        limit = min(CONNECTIONS_PER_SLOT * slots + EXTRA_CONNECTIONS, self._limit // 2)  # one worker cannot take all
         forwarder = IngressForwarder(self, asyncio.get_running_loop(), listener, limit, hand)
         self._io_thread.call(forwarder.start)
         return lambda: self._io_thread.call(forwarder.stop)
@@ -61,7 +60,7 @@ class NodeIngress:
 
 
 class IngressForwarder:
-    """One worker's. Lives in the thread, but for `hand`."""
+    """Forwards connections to one worker. Runs in the I/O thread, except for `hand`."""
 
     def __init__(
         self, ingress: NodeIngress, loop: asyncio.AbstractEventLoop, listener: socket.socket, limit: int, hand: HandOver
@@ -84,8 +83,8 @@ class IngressForwarder:
         if self._open >= self._limit or not self._ingress.acquire_slot():
             caller.close()
             if not self._is_full:
-                log.warning("a worker's callers are turned away: too many", extra={"open": self._open})
-            self._is_full = True  # said once, until there is room again
+                log.warning("connections to a worker are rejected: too many", extra={"open": self._open})
+            self._is_full = True  # logged once, until there is room again
             return
         self._is_full = False
         self._open += 1
@@ -93,7 +92,7 @@ class IngressForwarder:
             caller.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             ours, its = socket.socketpair()
         except OSError as error:
-            log.warning("a call's connection cannot be handed on", extra={"error": str(error)})
+            log.warning("cannot forward a connection to its worker", extra={"error": str(error)})
             caller.close()
             self._release()
             return

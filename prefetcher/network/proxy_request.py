@@ -1,7 +1,7 @@
-"""The head of a request to an HTTP proxy: `CONNECT host:port`, or a request for `http://host/...` itself. Pure.
+"""Parser of requests to an HTTP proxy: `CONNECT host:port`, or a request for `http://host/...` itself. Pure.
 
-Whoever writes it is a function's code or what that was talked into: everything about it is checked, and what goes on
-to a server is written anew from the parts.
+The request comes from user code and is untrusted: everything about it is checked, and what is forwarded to the
+server is composed anew from the parts.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from fleetstart.runtime.contract.function.egress_policy import plain_host, read_
 
 END = b"\r\n\r\n"
 HEAD_MAX_BYTES = 32 * 1024
-"""Enough for a URL of 8 KiB and generous cookies."""
+"""Limit of a request's head: enough for a URL of 8 KiB and generous cookies."""
 _LINE = re.compile(rb"([A-Z]{1,32}) ([!-~]{1,16384}) HTTP/1\.[01]")
 _FIELD = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):([^\r\n\0]*)")
 _URL = re.compile(r"http://([^/?#@\s]+)(/[^#\s]*|\?[^#\s]*)?(#\S*)?", re.IGNORECASE)
@@ -22,7 +22,7 @@ _OURS = {b"host", b"connection", b"keep-alive", b"proxy-connection", b"proxy-aut
 
 
 class BadProxyRequest(Exception):
-    """It is no request that a proxy takes; the message says why, and `status` in which class of errors."""
+    """The request is malformed or not for a proxy; `status` is the HTTP status to reject it with."""
 
     def __init__(self, message: str, status: int = 400) -> None:
         super().__init__(message)
@@ -31,15 +31,17 @@ class BadProxyRequest(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProxyRequest:
+    """A parsed request: the server to connect to and what to send it."""
+
     host: str
-    """As of `plain_host`."""
+    """Normalized by `plain_host`."""
     port: int
     forward: bytes = b""
-    """What its server hears first; empty for a tunnel, through which the client speaks for itself."""
+    """Head to send to the server; empty for a tunnel, whose bytes are copied as they are."""
 
 
 def parse_request(head: bytes) -> ProxyRequest:
-    """`head` with the empty line that ends it. Errors: BadHead."""
+    """Parses `head`, which ends with an empty line. Errors: BadProxyRequest."""
     first, *lines = head.removesuffix(END).split(b"\r\n")
     match = _LINE.fullmatch(first)
     if match is None:

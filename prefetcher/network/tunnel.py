@@ -1,4 +1,4 @@
-"""Bytes between two sockets, both ways, until both have said their last or neither says anything. Owns neither."""
+"""Copies bytes between two sockets, both ways, until both sides have closed or the connection is idle. Owns neither."""
 
 from __future__ import annotations
 
@@ -8,20 +8,21 @@ import socket
 from collections.abc import Callable
 
 BUFFER_BYTES = 64 * 1024
-"""Of each direction at most: what is not read by one side is not taken from the other. Nothing while it is quiet."""
+"""Buffer of each direction at most: what one side does not read is not read from the other. Empty while idle."""
 
 
 async def carry(
     client: socket.socket, server: socket.socket, *, idle_s: float, count: Callable[[int, int], None]
 ) -> None:
-    """`count` gets bytes that went (out, in). Errors: TimeoutError when nothing moved for `idle_s`."""
+    """Copies until both sides have closed. `count` gets the bytes (sent, received). Errors: TimeoutError after
+    `idle_s` without a byte."""
     async with asyncio.timeout(idle_s) as idle:
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(_one_way(client, server, idle, idle_s, lambda size: count(size, 0)))
                 group.create_task(_one_way(server, client, idle, idle_s, lambda size: count(0, size)))
         except* OSError:
-            pass  # one of them is gone: the other will see both sockets close
+            pass  # one side is gone: the caller closes both sockets
 
 
 async def _one_way(
@@ -38,5 +39,5 @@ async def _one_way(
         del data
         if not idle.expired():
             idle.reschedule(loop.time() + idle_s)
-    with contextlib.suppress(OSError):  # it may have gone as well
+    with contextlib.suppress(OSError):  # the sink may be gone as well
         sink.shutdown(socket.SHUT_WR)

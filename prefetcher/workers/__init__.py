@@ -1,1 +1,1 @@
-"""The life of one worker on a node."""
+"""The lifecycle of one worker on a node, and the node services that workers use."""

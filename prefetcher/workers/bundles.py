@@ -1,7 +1,8 @@
-"""Users' code on the node: fetched once, checked against its digest, unpacked without trusting it.
+"""The cache of users' code on the node: each bundle is fetched once, checked against its digest and unpacked.
 
-A bundle is a tar, plain or gzipped, of files and folders. Anything else in it (links, devices, paths that
-lead out) is refused and nothing of it stays: a bundle appears under its digest by one rename, or not at all.
+A bundle is untrusted: a tar, plain or gzipped, of files and folders. Anything else in it (links, devices, paths that
+leave the folder) is rejected, and nothing of it is kept: a bundle appears under its digest by one rename, or not at
+all.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from ..fetch.errors import with_retries
 from ..sources.base import ObjectMissing, Source
 
 BUNDLE_MAX_BYTES = 256 * MIB
-"""Code, not weights: those have their own way onto the node."""
+"""Limit of a packed bundle. Code only: weights are loaded from checkpoints."""
 UNPACKED_MAX_BYTES = 1024 * MIB
 MEMBERS_MAX = 20_000
 PATH_MAX_BYTES = 1024
@@ -35,6 +36,8 @@ _TEMPORARY = ".new-"
 
 
 class BundleCache:
+    """Unpacked bundles by digest, in a folder of the node."""
+
     def __init__(self, *, folder: Path, source: Source) -> None:
         self._folder = folder
         self._source = source
@@ -45,7 +48,7 @@ class BundleCache:
             shutil.rmtree(leftover, ignore_errors=True)
 
     def ready(self, bundle: BundleId) -> Path | None:
-        """The unpacked folder if it is there: without awaiting, for the fast path."""
+        """The unpacked folder, or None if the bundle is not cached. Does not await: for the fast path of a start."""
         path = self._folder / bundle
         if bundle in self._unpacked:
             return path
@@ -55,7 +58,10 @@ class BundleCache:
         return None
 
     async def get(self, bundle: BundleId) -> Path:
-        """Errors: InvalidSpec, NotFound, ChecksumMismatch, TooLarge, StoreFailed. Ten callers, one fetch."""
+        """The unpacked folder; concurrent callers share one fetch.
+
+        Errors: InvalidSpec, NotFound, ChecksumMismatch, TooLarge, StoreFailed.
+        """
         if (path := self.ready(bundle)) is not None:
             return path
         if not _DIGEST.fullmatch(bundle):
@@ -82,7 +88,10 @@ class BundleCache:
 
 
 def pack_tar(folder: Path) -> int:
-    """A descriptor of a tar of the folder, in memory, for who cannot see the folder itself. Blocks. Errors: OSError."""
+    """A descriptor of an in-memory tar of the folder, for workers in gVisor, which cannot see the folder itself.
+
+    Blocks. Errors: OSError.
+    """
     descriptor = os.memfd_create("bundle", os.MFD_CLOEXEC)
     try:
         with os.fdopen(os.dup(descriptor), "wb") as file, tarfile.open(fileobj=file, mode="w") as tar:
@@ -94,7 +103,7 @@ def pack_tar(folder: Path) -> int:
 
 
 def unpack(data: bytes, target: Path) -> Path:
-    """Unpacks beside the target, then renames; a target that is there already is left as it is."""
+    """Unpacks beside the target, then renames. A target that exists already is left as it is."""
     temporary = target.parent / f"{_TEMPORARY}{secrets.token_hex(8)}"
     temporary.mkdir(mode=0o755)
     try:

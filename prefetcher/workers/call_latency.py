@@ -1,6 +1,6 @@
-"""How quick the calls of each version are on this node, of all its workers together: told to the scheduler.
+"""Mean call latencies of each version on this node, over all its workers; reported to the scheduler.
 
-A worker tells running means and how many calls they come from; what it tells last is what counts.
+A worker reports running means and the number of calls behind them; the latest report counts.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from fleetstart.runtime.contract.ids import WorkerId
 from fleetstart.runtime.contract.node.speed import Speed
 
 VERSIONS_KEPT = 64
-"""Called last; the scheduler has long learnt what it heard of others."""
+"""Versions reported: those called last. The scheduler has learnt the others' latencies long before."""
 
 
 class CallLatencies:
-    """One owner, no threads."""
+    """Latest means by version. Not thread-safe."""
 
     def __init__(self) -> None:
         self._speeds: OrderedDict[str, Speed] = OrderedDict()
         self._calls: dict[WorkerId, int] = {}
 
     def note(self, version: str, worker: WorkerId, speed: Speed) -> None:
-        """`version` as name@version."""
+        """Records a worker's report. `version` is name@version."""
         new = speed.calls - self._calls.get(worker, 0)
         if new <= 0:
             return
@@ -36,7 +36,7 @@ class CallLatencies:
             self._speeds.popitem(last=False)
 
     def forget(self, worker: WorkerId) -> None:
-        """It has ended."""
+        """Drops the call count of a worker that has ended."""
         self._calls.pop(worker, None)
 
     def report(self) -> dict[str, Speed]:

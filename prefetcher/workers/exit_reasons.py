@@ -1,4 +1,4 @@
-"""Why a worker ended, said so that its user can act on it: from exit status and memory figures alone."""
+"""Errors for workers that ended unexpectedly, derived from exit status and memory figures. Pure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def out_of_memory(limit_bytes: int) -> OutOfMemory:
 
 
 def describe_status(status: int | None) -> str:
-    """For people: "exit code 3", "killed by SIGSEGV"."""
+    """The exit status for people: "exit code 3", "killed by SIGSEGV"."""
     if status is None:
         return "its fork server died"
     if status >= 0:
@@ -36,8 +36,8 @@ def describe_status(status: int | None) -> str:
 def exit_error(
     status: int | None, *, oom: bool, limit_bytes: int, was_ready: bool, stuck_status: int | None = None
 ) -> FleetError:
-    """The error of an end that nobody ordered. `stuck_status` is the exit code by which a worker's own
-    watchdog ends it."""
+    """The error for a worker that ended without being told to. `stuck_status` is the exit code with which a worker's
+    own watchdog ends it."""
     if oom:
         return out_of_memory(limit_bytes)
     words = describe_status(status)

@@ -1,8 +1,8 @@
-"""What a worker inside gVisor gets in another form than others: folders cannot be shown to it once it runs, sockets
-that listen and memory that somebody may write are of no use to it.
+"""What a worker inside gVisor receives in another form than others: bundle, segments and connections.
 
-So its bundle goes as a tar in memory, its segments by descriptors that can only be read, and its node listens for it
-(`doorway`).
+Folders cannot be mounted into a running sandbox, so the bundle is sent as a tar in memory. Writable memory is
+useless to it, so segments are sent as read-only descriptors. Its sockets are its own, so the node listens for it
+(`network.ingress_proxy`).
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from .node_services import NodeServices
 from .worker_process import WorkerProcess
 
 SANDBOX_BYTES = 128 * MIB
-"""Of its kernel and its file server, beside what the function asked for."""
+"""Memory of gVisor's kernel and file server, beside what the function asked for."""
 
 
 class GVisorSandbox:
-    """Of one worker."""
+    """The resources of one worker inside gVisor."""
 
     def __init__(self, services: NodeServices, process: WorkerProcess) -> None:
         self._services = services
         self._process = process
         self._bundle = -1
-        self._end_doorway: Callable[[], None] = lambda: None
+        self._close_ingress: Callable[[], None] = lambda: None
 
     async def prepare(self, bundle: Path, segments: Sequence[Segment]) -> None:
-        """Errors: StartFailed, OSError."""
+        """Packs the bundle. Errors: StartFailed if the node's pages cannot be mapped, OSError."""
         if segments and self._services.segments.budget.memory.report().pages == "hugetlb":
             raise StartFailed(
                 "this node keeps weights in reserved huge pages, which gVisor cannot map",
@@ -48,30 +48,31 @@ class GVisorSandbox:
         self._bundle = await in_thread(lambda: pack_tar(bundle), f"bundle-{bundle.name[:8]}")
 
     def send(self, process: ForkedProcess, assign: Assign, listener: socket.socket, memory: Iterable[int]) -> None:
-        """Errors: ChannelClosed, OSError."""
+        """Sends the assignment with bundle and segments, and starts to accept connections. Errors: ChannelClosed,
+        OSError."""
         os.lseek(self._bundle, 0, os.SEEK_SET)
         with contextlib.ExitStack() as opened:
             descriptors = [self._bundle]
             for descriptor in memory:
-                # Where the sandbox copies out of it (weights written to a socket), it maps it as the descriptor would
-                # allow, which the seals of one that is writable forbid.
+                # gVisor maps with the rights of the descriptor when it copies (weights written to a socket), and the
+                # seals of the memory forbid a writable mapping.
                 descriptors.append(os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC))
                 opened.callback(os.close, descriptors[-1])
             process.send(assign, tuple(descriptors))
         self._drop_bundle()
-        self._end_doorway = self._services.ingress.open(listener.dup(), assign.spec.concurrency, self._hand)
+        self._close_ingress = self._services.ingress.open(listener.dup(), assign.spec.concurrency, self._forward)
 
-    def _hand(self, connection: socket.socket) -> None:
+    def _forward(self, connection: socket.socket) -> None:
         with connection, contextlib.suppress(ChannelClosed):
             if self._process.forked is not None:
                 self._process.forked.send(ClientConnection(), (connection.fileno(),))
 
     def close(self) -> None:
-        self._end_doorway()
+        self._close_ingress()
         self._drop_bundle()
 
     def _drop_bundle(self) -> None:
-        """Whoever has it has it: it may be large, and is in memory."""
+        """Closes our descriptor of the packed bundle, which may be large and is in memory."""
         if self._bundle >= 0:
             os.close(self._bundle)
             self._bundle = -1

@@ -1,8 +1,7 @@
-"""Memory limits without control groups: look a few times a second, end what is above.
+"""Memory limits without control groups: polls each worker's private memory and kills those above their limit.
 
-Weaker than a group: an allocation is noticed up to `INTERVAL_S` late. What counts is memory that the
-worker alone has: neither the segment, which is not anonymous, nor what it shares with the fork server,
-which is not private.
+Weaker than a control group: an allocation is noticed up to `INTERVAL_S` late. Only memory that the worker alone has
+counts: neither its segment, which is not anonymous, nor what it shares with the fork server, which is not private.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ INTERVAL_S = 0.25
 
 
 async def watch(workers: Callable[[], Sequence[Worker]]) -> None:
-    """Those that have no group to hold them, until cancelled."""
+    """Enforces the limits of all workers without a control group, until cancelled."""
     while True:
         for worker in workers():
             process = worker.process.forked
@@ -30,7 +29,7 @@ async def watch(workers: Callable[[], Sequence[Worker]]) -> None:
 
 
 def private_bytes(pid: int, proc: Path = Path("/proc")) -> int:
-    """Memory of the process and its descendants alone; 0 if it is gone."""
+    """Private memory of a process and its descendants; 0 if it is gone."""
     return sum(_of_one(process, proc) for process in _with_descendants(pid, proc))
 
 

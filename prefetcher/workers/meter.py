@@ -1,10 +1,9 @@
-"""A worker's life as ledger rows: every interval once, by phase, in whole milliseconds.
+"""A worker's lifetime as ledger rows: every interval once, by phase, in whole milliseconds.
 
-`start` is from the order until the process has its assignment, `load` from there until it is ready, then
-`execute` and `idle` take turns in rows of up to `FLUSH_S`; an attempt that never got ready ends in `failed`.
-`fetch` stands beside them: it overlaps with start and load, which is what it is for. Only the idle time of workers
-that are kept because of `min` is billed here; calls are, by the gateway. Rows are cut so that rounding never loses or
-doubles a millisecond.
+`start` is from the order until the process has its assignment, `load` from there until it is ready; then `execute`
+and `idle` alternate in rows of up to `FLUSH_S`. An attempt that never got ready ends in `failed`. `fetch` overlaps
+with start and load. Only the idle time of workers kept because of `min` is billed here; calls are billed by the
+gateway. Rows are cut so that rounding never loses or doubles a millisecond.
 """
 
 from __future__ import annotations
@@ -16,13 +15,13 @@ from fleetstart.runtime.contract.billing.prices import FIRST, PriceSheet
 from fleetstart.runtime.contract.ids import FunctionName, NodeId, Version, WorkerId
 
 FLUSH_S = 10.0
-"""A daemon that is killed loses at most this much of the record."""
+"""Interval between flushes: a daemon that is killed loses at most this much."""
 MAX_BUFFERED_ROWS = 100_000
-"""While Redis is away; a day of it for a few busy workers."""
+"""Rows kept while Redis is unavailable: a day of a few busy workers."""
 
 
 class WorkerMeter:
-    """Takes monotonic stamps; `origin_unix_ns` is the unix time of their zero."""
+    """Meter of one worker. Takes monotonic stamps; `origin_unix_ns` is the unix time of their zero."""
 
     def __init__(
         self,
@@ -60,17 +59,18 @@ class WorkerMeter:
 
     @property
     def is_running(self) -> bool:
-        """Whether the worker got ready."""
+        """True once the worker has become ready."""
         return self._ready_ns > 0
 
     def busy(self, busy_ns: int) -> None:
-        """Total since ready, as the worker counts it; a message out of order changes nothing."""
+        """Records the total busy time since ready, as the worker counts it; a message out of order changes nothing."""
         self._busy_ns = max(self._busy_ns, busy_ns)
 
     def set_rate(self, sheet: PriceSheet, now_ns: int, *, kept: bool) -> list[PhaseRow]:
-        """From now on its idle time costs what the sheet says, if it is kept because of `min`; rows of the time before.
+        """Sets the price of idle time from now on, billed only if the worker is `kept` because of `min`. Returns the
+        rows of the time before.
 
-        A second or so after either has changed: what is billed too late is waived.
+        Called a second or so after either has changed: what is billed too late is waived.
         """
         if (kept, sheet) == (self._kept, self._sheet):
             return []
@@ -117,13 +117,13 @@ class WorkerMeter:
 
 
 class LedgerBuffer:
-    """Rows on their way to the ledger; writing one twice is harmless, so a failed batch is simply kept."""
+    """Rows waiting to be written to the ledger. Writing a row twice is harmless, so a failed batch is kept."""
 
     def __init__(self) -> None:
         self._waiting: deque[PhaseRow] = deque(maxlen=MAX_BUFFERED_ROWS)
         self._waived_ms: Counter[str] = Counter()
         self.kept_nusd = 0
-        """What the idle time of kept workers cost, ever."""
+        """Cost of the idle time of kept workers, since the daemon started."""
 
     def add(self, *rows: PhaseRow) -> None:
         self._waiting.extend(rows)
@@ -134,14 +134,14 @@ class LedgerBuffer:
 
     @property
     def waived_ms(self) -> dict[str, int]:
-        """By phase, ever."""
+        """Unbilled time by phase, since the daemon started."""
         return dict(self._waived_ms)
 
     def peek(self, most: int = 500) -> list[PhaseRow]:
         return [self._waiting[index] for index in range(min(most, len(self._waiting)))]
 
     def drop(self, batch: list[PhaseRow]) -> None:
-        """After they were written. A full queue may have dropped some of them already."""
+        """Removes a written batch. A full buffer may have dropped some of its rows already."""
         written = {row.id for row in batch}
         while self._waiting and self._waiting[0].id in written:
             self._waiting.popleft()

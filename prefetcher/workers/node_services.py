@@ -1,4 +1,4 @@
-"""What a node offers its workers."""
+"""The node's services for its workers, bundled."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ from .secrets import SecretDecryptor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeServices:
+    """Everything of the node that a worker uses."""
+
     node: NodeId
     address: str
     cpus: int
@@ -35,5 +37,5 @@ class NodeServices:
     egress: NodeEgress
     ingress: NodeIngress
     relays: Relays | None
-    """None where the store is none that nodes share over a network."""
+    """None if the object store is a local folder: its nodes are on one machine and reach each other."""
     publish: Callable[[WorkerStatus], None]

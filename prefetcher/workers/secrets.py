@@ -1,7 +1,7 @@
-"""A worker's secrets at its node: opened from its order, kept out of whatever is written down.
+"""Decrypts the secrets of workers on their node.
 
-The private half of the node's key lives in this process's memory alone and ends with it, as the orders do that were
-sealed for it. Values reach the worker over its own socket, and are replaced in its lines and errors from then on.
+The private half of the node's key exists only in this process's memory, and ends with it, as do the orders that were
+sealed for it. Values reach a worker over its own socket, and are redacted in its log lines and errors.
 """
 
 from __future__ import annotations
@@ -22,13 +22,15 @@ from fleetstart.runtime.contract.node.sealed_secrets import INFO, NONCE_BYTES, S
 
 
 class SecretDecryptor:
+    """The node's key pair (X25519), new for each start of the daemon."""
+
     def __init__(self) -> None:
         self._private = X25519PrivateKey.generate()
         self._public = self._private.public_key().public_bytes_raw()
         self.public_key = b64encode(self._public).decode()
 
     def decrypt(self, order: WorkerOrder) -> dict[str, str]:
-        """name → value, of all that its function asks for. Errors: StartFailed, which tells no value."""
+        """Secrets by name, all that the function asks for. Errors: StartFailed, whose message holds no value."""
         wanted = order.spec.secrets
         if not wanted:
             return {}

@@ -1,8 +1,8 @@
-"""One ordered worker's life, told straight down: prepare, assign, ready, serve, end.
+"""The lifecycle of one ordered worker: prepare, assign, ready, serve, end.
 
-Each worker is one task. Its process, the reconciler and the clock speak to it through one queue; being
-ordered away cancels it, at whatever point it is. Whatever happens, it ends in one final status, with its
-process dead, its group removed, its segment unpinned and its time in the ledger.
+Each worker is one task. Its process and the reconciler reach it through one queue of events; killing it cancels the
+task, at any point. However it ends, it publishes one final status, its process is dead, its control group removed,
+its segments unpinned and its time in the ledger.
 """
 
 from __future__ import annotations
@@ -42,10 +42,12 @@ from .worker_resources import WorkerResources
 log = logging.getLogger(__name__)
 
 DRAIN_MARGIN_S = 2.0
-"""Beyond a drain's grace, for the worker to say so and go."""
+"""Time beyond a drain's grace period for the worker to report and exit."""
 
 
 class Worker:
+    """One worker. Owns its order; process, resources, record and pipeline membership are its parts."""
+
     def __init__(self, order: WorkerOrder, services: NodeServices) -> None:
         """Errors: OSError if no port can be opened for its stage."""
         self.order = order
@@ -69,41 +71,42 @@ class Worker:
         self._fetched: dict[str, int] = {}
         self._close_egress: Callable[[], None] = lambda: None
 
-    # ── what others ask of it ──────────────────────────────────────────────────────────────────────
+    # ── commands ───────────────────────────────────────────────────────────────────────────────────
 
     def start(self) -> asyncio.Task[None]:
-        """Publishes at once, so that nobody starts the same order twice."""
+        """Starts the task. Publishes a status at once, so that the order is not started twice."""
         self._publish("starting")
         self.task = asyncio.create_task(self._run(), name=f"worker-{self.order.worker}")
         return self.task
 
     def update(self, order: WorkerOrder) -> None:
-        """What is new of its pipeline."""
+        """Applies what changed in the order about its pipeline."""
         self._membership.update(order)
         self._grow()
 
     def drain(self, grace_s: float | None = None) -> None:
-        """Calls under way may end; none of them may take longer than the function's own limit."""
+        """Stops new calls; calls in progress may finish within the grace period, by default the function's own
+        limit."""
         if self.state == "starting":
             self.kill()
         if self.state != "ready" or self.process.forked is None:
             return
         grace_s = self._spec.timeout_s if grace_s is None else grace_s
         self._drain_until_s = time.monotonic() + grace_s + DRAIN_MARGIN_S
-        with contextlib.suppress(ChannelClosed):  # its end is on the way and will be heard
+        with contextlib.suppress(ChannelClosed):  # its exit event is on the way
             self.process.forked.send(Drain(grace_s=grace_s))
         self._publish("draining")
-        self.process.events.put_nowait(Drained())  # wakes the task, which then minds the new deadline
+        self.process.events.put_nowait(Drained())  # wakes the task, which then applies the new deadline
 
     def kill(self) -> None:
-        """At once, and it counts as ended, not as failed."""
+        """Ends the worker at once. Counts as ended, not as failed."""
         if self.task is None or self._ending:
             return
         self._ending = True
         if self._begun:  # a task that is cancelled before its first step never runs, nor ends in order
             self.task.cancel()
 
-    # ── its life ───────────────────────────────────────────────────────────────────────────────────
+    # ── lifecycle ──────────────────────────────────────────────────────────────────────────────────
 
     async def _run(self) -> None:
         error: FleetError | None = None
@@ -113,17 +116,17 @@ class Worker:
                 await self._start()
                 await self._serve()
         except asyncio.CancelledError:
-            pass  # ordered away: kill() is the only one who cancels
+            pass  # only kill() cancels
         except FleetError as failure:
             error = failure
         except Exception as failure:
-            log.exception("a worker ended in an unforeseen way", extra={"worker": self.order.worker})
+            log.exception("unexpected error in a worker's task", extra={"worker": self.order.worker})
             error = FleetError(f"{type(failure).__name__}: {failure}")
         self._ending = True
         await self._end(error)
 
     async def _start(self) -> None:
-        """Errors: whatever kept it from getting ready."""
+        """Prepares, assigns and waits until ready. Errors: FleetError, the reason why it did not become ready."""
         timeout_s = self._spec.start_timeout_s
         try:
             async with asyncio.timeout(timeout_s):
@@ -164,10 +167,10 @@ class Worker:
                     pass
 
     def _open_egress(self) -> None:
-        """To what its function's list names."""
+        """Opens the egress proxy for a function that has a list of allowed destinations."""
         process = self.process.forked
         if process is None or not self._spec.egress or (descriptor := process.take_outlet()) is None:
-            return  # its function's own doing: what it sent is closed with the process
+            return  # sent by user code: closed with the process
         listener = socket.socket(fileno=descriptor)
         self._close_egress = self._services.egress.open(
             listener, self._spec.egress, lambda text: self.record.log_line("system", text)
@@ -180,7 +183,7 @@ class Worker:
             )
 
     def _started(self, timeline: Timeline) -> None:
-        """Whether it is ready or has failed: its start is over."""
+        """Records the phases of the start, whether it succeeded or failed."""
         self._fetched = self.resources.fetched
         self.record.started(self.resources.assigned_ns, self.resources.fetched_ns(self.record.seen_ns), timeline)
 
@@ -196,19 +199,19 @@ class Worker:
 
     def _became_whole(self) -> None:
         if self._membership.whole:
-            return  # its function's own doing
+            return  # sent by user code
         self._membership.whole = True
         self.record.became_whole()
         self._publish(self.state)
 
     async def _serve(self) -> None:
-        """Returns when a drained worker has ended. Errors: why it ended otherwise."""
+        """Handles events until a drained worker has exited. Errors: FleetError if it ends unexpectedly."""
         while True:
             timeout_s = None
             if self._drain_until_s is not None:
                 timeout_s = max(0.0, self._drain_until_s - time.monotonic())
             try:
-                # Not wait_for: in Python 3.11 it can swallow the cancellation by which kill() speaks.
+                # Not wait_for: in Python 3.11 it can swallow the cancellation of kill().
                 async with asyncio.timeout(timeout_s):
                     event = await self.process.events.get()
             except TimeoutError:
@@ -234,13 +237,13 @@ class Worker:
         if self._drain_until_s is None and not (self.order.shell and status == exits.DRAINED):
             raise self._exit_error(status)
 
-    # ── its end ────────────────────────────────────────────────────────────────────────────────────
+    # ── termination ────────────────────────────────────────────────────────────────────────────────
 
     async def _end(self, error: FleetError | None) -> None:
         ended_ns = time.monotonic_ns()
         was_ready, assigned_ns = self.record.was_ready, self.resources.assigned_ns
         if error is not None and self.process.forked is not None and assigned_ns and not was_ready:
-            await self.process.exit_status()  # its last words belong before ours
+            await self.process.exit_status()  # its last log lines belong before ours
         info = self.record.redacted(error.info()) if error is not None else None
         if info is not None:
             self.record.log_line("system", f"worker {'ended' if was_ready else 'failed to start'}: {info.message}")
@@ -266,7 +269,7 @@ class Worker:
         return self.process.exit_error(status, limit_bytes=self._spec.memory_bytes, was_ready=self.record.was_ready)
 
     def _root_cause(self, info: ErrorInfo) -> FleetError:
-        """A worker that could not get its weights says so; why, the segment knows best."""
+        """The segment's error, if it has one: it explains better why the worker could not get its weights."""
         return self.resources.segment_error or error_from(info)
 
     def _publish(self, state: WorkerState, error: ErrorInfo | None = None) -> None:

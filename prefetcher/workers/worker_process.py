@@ -1,4 +1,4 @@
-"""A worker's process as its owner sees it: what it says, how it ended, and how it is laid to rest."""
+"""A worker's process: its events, its exit status, its termination."""
 
 from __future__ import annotations
 
@@ -16,32 +16,34 @@ from .exit_reasons import describe_status, exit_error
 log = logging.getLogger(__name__)
 
 EXIT_GRACE_S = 1.0
-"""Between the end of a worker's socket, or its error, and the exit that should follow by itself."""
+"""Time between the end of a worker's control socket, or its error, and the exit that should follow by itself."""
 KILL_TIMEOUT_S = 5.0
-"""Between SIGKILL and the exit: a process in the kernel's hands may take its time."""
+"""Time between SIGKILL and the exit: a process inside a system call may take its time."""
 
 
 class WorkerProcess:
-    """Without a process until `attach`. A spare that turned out dead is buried, and another adopted."""
+    """The process of one worker; none until `attach`. A prefork process that turns out dead is terminated and
+    another one attached."""
 
     def __init__(self, name: str, prefork_pool: PreforkPool, print_line: Callable[[str], None]) -> None:
         self.forked: ForkedProcess | None = None
         self.killed_for_memory = False
-        """Set by whoever watches its memory and ended it."""
+        """Set by the memory watchdog when it kills the process."""
         self.events: asyncio.Queue[ProcessEvent] = asyncio.Queue()
         self._name = name
         self._prefork_pool = prefork_pool
         self._print_line = print_line
 
     def attach(self, process: ForkedProcess) -> None:
-        """From now on `events` are this process's; what one before it said no longer counts."""
+        """Takes over a forked process. From now on `events` are its events, and those of an earlier process no
+        longer count."""
         self.forked = process
         self.events = asyncio.Queue()
         process.log.send_to(self._print_line)
         process.listen(self.events.put_nowait)
 
     async def terminate(self) -> None:
-        """Dead, its last lines read, its group gone; nothing if there never was a process."""
+        """Kills the process, reads its last log lines and removes its control group. Does nothing without a process."""
         process = self.forked
         if process is None:
             return
@@ -55,7 +57,7 @@ class WorkerProcess:
         self._prefork_pool.remove_group(process.group)
 
     async def exit_status(self) -> int | None:
-        """Waits briefly for an exit that should come by itself, then brings it about."""
+        """Waits briefly for an exit that should follow by itself, then kills the process."""
         assert self.forked is not None
         for timeout_s in (EXIT_GRACE_S, KILL_TIMEOUT_S):
             try:
@@ -76,7 +78,7 @@ class WorkerProcess:
         return self.killed_for_memory or (group is not None and group.oom_kills() > 0)
 
     def exit_error(self, status: int | None, *, limit_bytes: int, was_ready: bool) -> FleetError:
-        """The error for a process that ended with the status without being asked to."""
+        """The error for a process that ended with this status without being told to."""
         oom = self.ran_out_of_memory
         log.info("worker ended", extra={"worker": self._name, "status": describe_status(status), "oom": oom})
         return exit_error(status, oom=oom, limit_bytes=limit_bytes, was_ready=was_ready, stuck_status=exits.OVERRUN)

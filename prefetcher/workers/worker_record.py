@@ -1,4 +1,4 @@
-"""What is kept of a worker's life: the phases of its start, its time in the ledger, and what is said of it."""
+"""The record of a worker: the timeline of its start, its time in the ledger, and its log lines."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ log = logging.getLogger(__name__)
 
 
 class WorkerRecord:
-    """Of one worker, from the moment at which its order was seen."""
+    """The record of one worker, from the moment its order was seen."""
 
     def __init__(self, order: WorkerOrder, services: NodeServices) -> None:
         self.seen_ns = time.monotonic_ns()
         self.timeline = Timeline()
         self.redactor = Redactor()
-        """Of its secrets, once they are known: nothing of them is written down."""
+        """Redacts the worker's secrets, once they are known, in everything that is written."""
         self._order = order
         self._services = services
         self._meter = WorkerMeter(
@@ -49,13 +49,14 @@ class WorkerRecord:
         return self._meter.is_running
 
     def log_line(self, stream: Stream, text: str, invocation: str = "") -> None:
-        """Until it is ready, what is said is for the call that it was ordered for, unless it is known to be another."""
+        """Writes a log line. Until the worker is ready, lines without an invocation id belong to the invocation that
+        caused the start."""
         order = self._order
         whose = invocation or ("" if self.was_ready else order.cause)
         self._services.logs.write(order.spec.name, order.worker, order.version, stream, self.redactor.text(text), whose)
 
     def on_output(self, line: str) -> None:
-        """By the worker's process."""
+        """Writes a line that the worker's process printed."""
         stream, invocation, text = parse_tagged_line(line)
         self.log_line(stream, text, invocation)
 
@@ -65,7 +66,8 @@ class WorkerRecord:
         )
 
     def started(self, assigned_ns: int, fetched_ns: tuple[int, int] | None, own: Timeline) -> None:
-        """The node's phases, then the worker's own; and their rows, except for what comes after the start.
+        """Records the node's phases of the start, then the worker's own; and their ledger rows, except for what follows
+        the start.
 
         `fetched_ns` is (begin, end) of the fetch that the start had to wait for.
         """
@@ -101,15 +103,15 @@ class WorkerRecord:
             self._services.latencies.note(version, self._order.worker, usage.speed)
 
     def set_rate(self, sheet: PriceSheet, *, kept: bool) -> None:
-        """What its idle time costs from now on: nothing, unless it is kept because of `min`."""
+        """Sets the price of idle time from now on: zero, unless the worker is kept because of `min`."""
         self._write_rows(*self._meter.set_rate(sheet, time.monotonic_ns(), kept=kept))
 
     def flush(self) -> None:
-        """Its time until now, into the ledger."""
+        """Writes the time until now to the ledger."""
         self._write_rows(*self._meter.flush(time.monotonic_ns()))
 
     def ended(self, tried_ns: tuple[int, int], *, failed: bool) -> None:
-        """The rest of its time; of a failed attempt that never got ready, (begin, end) of the attempt."""
+        """Writes the rest of its time; for an attempt that never became ready, (begin, end) of the attempt."""
         if self.was_ready:
             self.flush()
         elif failed:
@@ -117,7 +119,7 @@ class WorkerRecord:
         self._services.latencies.forget(self._order.worker)
 
     def _write_rows(self, *rows: PhaseRow) -> None:
-        """A person's shell is no part of what a function costs."""
+        """Adds rows to the ledger, but not for a shell, which is not part of a function's cost."""
         if not self._order.shell:
             self._services.ledger.add(*rows)
 

@@ -1,7 +1,7 @@
-"""What a worker has before it can start: memory, its function's code, weights, a process; and how it is told of them.
+"""The resources of one worker: memory, code, weights, a process; and the assignment that hands them over.
 
-All of it comes at once, as far as it can: bundle and segments are fetched while a process is forked, unless a spare
-one waits. At the worker's end the memory and the segments are given back; the process is `body`'s affair.
+Bundle and segments are fetched while a process is forked, unless a preforked one is waiting. At the worker's end
+memory and segments are released; the process belongs to `worker_process`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ LISTEN_BACKLOG = 256
 
 
 class WorkerResources:
-    """Of one worker. `token` is what its callers must show at its `endpoint`."""
+    """The resources of one worker. `token` is what callers must present at its `endpoint`."""
 
     def __init__(
         self, order: WorkerOrder, services: NodeServices, membership: PipelineMembership, process: WorkerProcess
@@ -44,23 +44,23 @@ class WorkerResources:
         self._membership = membership
         self._process = process
         self.reserved_bytes = 0
-        """Of the node's memory, until its process has ended."""
+        """Reserved part of the node's memory, until the process has ended."""
         self.segments: list[Segment] = []
-        """Of its weights, then of their adapter."""
+        """Segments of its weights, then of their adapter."""
         self.cold = False
-        """Whether something of its weights had to be fetched."""
+        """True if some of its weights had to be fetched."""
         self._traffic_before: Counter[str] = Counter()
         self.pooled = False
-        """Whether its process had waited for it."""
+        """True if its process was preforked."""
         self.endpoint = ""
         self.token = secrets.token_urlsafe(24)
         self.secrets: dict[str, str] = {}
-        """Environment variables that nobody else may see; set before it is assigned."""
+        """Secret environment variables; set before the process is assigned."""
         self.assigned_ns = 0
         self._sandbox = GVisorSandbox(services, process) if order.spec.isolation == "gvisor" else None
 
     async def prepare(self) -> str:
-        """Bundle, segments and process; returns the bundle's folder. Errors: whatever kept one of them away."""
+        """Acquires bundle, segments and process; returns the bundle's folder. Errors: FleetError, OSError."""
         spec, services = self._spec, self._services
         services.segments.budget.reserve(spec.memory_bytes, f"a worker of {spec.name}")
         self.reserved_bytes = spec.memory_bytes
@@ -93,7 +93,7 @@ class WorkerResources:
     async def _release_unused(
         self, fork: asyncio.Future[ForkedProcess] | None, weights: asyncio.Future[list[Segment]]
     ) -> None:
-        """What was begun and then not needed: given back, whatever it came to."""
+        """Takes over what a failed start had begun and no longer needs, so that it is released with the rest."""
         if fork is not None and self._process.forked is None:
             fork.cancel()
             outcome = (await asyncio.gather(fork, return_exceptions=True))[0]
@@ -106,7 +106,8 @@ class WorkerResources:
                 self.segments = acquired
 
     async def assign(self, bundle_dir: str) -> None:
-        """Tells the process what it is to be. A spare that turns out dead is replaced once. Errors: StartFailed."""
+        """Sends the process its assignment. A preforked process that turns out dead is replaced once. Errors:
+        StartFailed."""
         try:
             self._send_assignment(bundle_dir)
         except ChannelClosed as error:
@@ -156,22 +157,23 @@ class WorkerResources:
         self._membership.assigned(process)
 
     def on_forked(self, started_ns: int) -> None:
-        """A process that was forked for it counts as assigned once it has begun."""
+        """A process that was forked for this worker counts as assigned once it has begun to run."""
         if not self.pooled:
             self.assigned_ns = max(self.assigned_ns, started_ns)
 
     def prioritize(self, first: int, last: int) -> None:
-        """It waits for these chunks. It may ask for anything; what its weights do not have is not fetched."""
+        """Fetches these chunks first, because the worker waits for them. Untrusted: chunks that its weights do not
+        have are ignored."""
         if self.segments:
             self._services.segments.prioritize(self.segments[0], first, last)
 
     def grow(self) -> None:
-        """The rest of the model too, if its order says so."""
+        """Fetches the rest of the model in the background, if the order says so."""
         if self.segments:
             self._membership.grow(self._services.segments, self.segments[0])
 
     def fetched_ns(self, since_ns: int) -> tuple[int, int] | None:
-        """(begin, end) of the fetch of its weights, as far as it fell into its own time; None if there was none."""
+        """(begin, end) of the fetch of its weights, clipped to its own lifetime; None if nothing was fetched."""
         if not self.segments or not self.cold:
             return None
         begun_ns = min(segment.fetch_span_ns[0] for segment in self.segments)
@@ -181,7 +183,7 @@ class WorkerResources:
 
     @property
     def fetched(self) -> dict[str, int]:
-        """Bytes of its weights by source, since it asked for them."""
+        """Bytes of its weights by source, since the worker was ordered."""
         return dict(self._traffic() - self._traffic_before) if self.cold else {}
 
     def _traffic(self) -> Counter[str]:
@@ -196,7 +198,7 @@ class WorkerResources:
         return next((segment.error for segment in self.segments if segment.error is not None), None)
 
     def release(self) -> None:
-        """Once its process has ended."""
+        """Releases memory and segments. Called once the process has ended."""
         if self._sandbox is not None:
             self._sandbox.close()
         self.reserved_bytes = 0

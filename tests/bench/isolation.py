@@ -105,7 +105,7 @@ class Side:
         pool = "torch" if function == "chat" else "python"
         pool += "+gvisor" if self.isolation == "gvisor" else ""
         lines = (self.system.home / "logs" / "node.log").read_text(errors="replace").splitlines()
-        return sum("spare worker waits" in line and f'"{pool}"' in line for line in lines)
+        return sum("worker preforked" in line and f'"{pool}"' in line for line in lines)
 
     def pss_mib(self) -> float:
         """Of all processes of the worker that answers now."""

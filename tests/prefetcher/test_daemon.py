@@ -38,7 +38,7 @@ def test_a_daemon_waits_for_a_redis_that_is_not_there_yet(
     node = Node(redis_server, str(store.folder), tmp_path / "home")
     try:
         node.start(wait=False)
-        wait_until(lambda: "trying again" in node.log() or "fork server warm" in node.log(), 30)
+        wait_until(lambda: "retrying" in node.log() or "fork server warm" in node.log(), 30)
         redis_server.start()
         wait_until(node.warm, 30, what="lease")
         node.wait_for(node.order(spec_of(store.put_bundle({"handler.py": HELLO}))), "ready")

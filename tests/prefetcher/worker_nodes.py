@@ -7,7 +7,7 @@ import psutil
 from tests.prefetcher.nodes import Node
 from tests.servers import wait_until
 
-SPARE = "spare worker waits"
+SPARE = "worker preforked"
 
 
 def workers_of(node: Node) -> list[psutil.Process]:

@@ -182,7 +182,7 @@ class Fleet:
 
 def _spare_waits(node: Node) -> bool:
     """Of the daemon that runs now: the one before it has said that it ends."""
-    return "spare worker waits" in node.log().rpartition("prefetcher.daemon: ending")[2]
+    return "worker preforked" in node.log().rpartition("prefetcher.daemon: shutting down")[2]
 
 
 def _event(line: str) -> dict[str, Any]:

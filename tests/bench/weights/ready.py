@@ -89,7 +89,7 @@ class Ready:
                 wait_until(
                     lambda: node.lease().weights_memory.free_bytes >= self.files.size_bytes, READY_S, what="the pool"
                 )
-                wait_until(lambda: "spare worker waits" in node.log(), READY_S, what="a spare worker")
+                wait_until(lambda: "worker preforked" in node.log(), READY_S, what="a spare worker")
                 yield node
             finally:
                 node.close()

@@ -46,7 +46,7 @@ def ask(status: Any, abroad: Peer, what: str) -> str:
 def test_a_worker_reaches_what_its_list_names_and_the_rest_stands_in_its_log(
     node: Node, store: Store, abroad: Peer
 ) -> None:
-    wait_until(lambda: "spare worker waits" in node.log(), 20, what="a spare")
+    wait_until(lambda: "worker preforked" in node.log(), 20, what="a spare")
     spec = spec_of(store.put_bundle({"handler.py": HANDLER}), network=[f"127.0.0.0/8:{abroad.port}"])
 
     status = node.wait_for(node.order(spec), "ready")
