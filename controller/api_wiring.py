@@ -4,18 +4,28 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from starlette.applications import Starlette
 
-from .api.app import ApiServices, ManagementApi
-from .api.audit import AccessApi
+from .api.app import build_app
 from .api.billing import BillingApi
-from .api.history import History
+from .api.endpoints import endpoints, route_rules
+from .api.functions import FunctionsApi
+from .api.keys import KeysApi
 from .api.metrics import ObservabilityApi
+from .api.objects import ObjectsApi
+from .api.openapi.document import document
+from .api.projects import ProjectsApi
+from .api.secrets import SecretsApi
+from .api.system import SystemApi
+from .api.traces import History, TracesApi
+from .api.versions import VersionsApi
 from .async_invocations.webhooks.secrets import WebhookSecrets
 from .async_wiring import AsyncInvocations, build_async_invocations
 from .auth.audit_log import AuditLog
+from .auth.route_rules import RouteRules
 from .auth.secret_encryption import SecretCipher
 from .auth.secret_sealing import SecretSealer
 from .background import BackgroundTask
@@ -42,6 +52,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Management:
     api: Starlette
+    rules: RouteRules
     audit: AuditLog
     calls: CallMetrics
     invocations: AsyncInvocations
@@ -68,25 +79,35 @@ def build_management(
         fence=core.fence,
     )  # fmt: skip
     shells = ShellService(core.state, SecretSealer(core.view, vault))
-    services = ApiServices(
+    functions = FunctionsApi(url=config.url, view=core.view, registry=registry, client=core.client, stopping=stopping)
+    system = SystemApi(
         url=config.url,
         store_url=config.store,
-        open_access=config.open,
         gateway=core.gateway_id,
+        open_access=config.open,
         view=core.view,
-        registry=registry,
-        store=store,
-        checkpoints=checkpoints,
-        history=history,
-        billing=billing,
-        seeing=_seeing(core, reader, calls, lag, billing.shown, traces),
-        invocations=invocations.api,
-        access=AccessApi(core.state, audit, vault, webhook_secrets),
-        shells=shells,
-        stopping=stopping,
+        functions=functions,
+        audit=audit,
+        budgets=billing.shown,
+        document=partial(document, endpoints()),
+    )
+    apis = (
+        system,
+        functions,
+        VersionsApi(core.view, registry),
+        shells,
+        ObjectsApi(store, checkpoints),
+        TracesApi(core.view, history, invocations.api),
+        invocations.api,
+        billing,
+        _seeing(core, reader, calls, lag, billing.shown, traces),
+        KeysApi(core.state),
+        ProjectsApi(core.state, webhook_secrets),
+        SecretsApi(core.state, vault, webhook_secrets),
     )
     return Management(
-        api=ManagementApi(services).app,
+        api=build_app(apis),
+        rules=RouteRules(route_rules()),
         audit=audit,
         calls=calls,
         invocations=invocations,

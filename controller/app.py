@@ -46,7 +46,12 @@ class Controller:
         if self._loopback and not config.open:
             self._first_key = BootstrapKey(core.state, management.audit, config.home / FILE)
         self._door = AuthMiddleware(
-            self._behind_door, core.view, management.audit, loopback=self._loopback, is_open=config.open
+            self._behind_door,
+            core.view,
+            management.audit,
+            management.rules,
+            loopback=self._loopback,
+            is_open=config.open,
         )
         self._functions = Cors(core.view, self._door)  # outside: browsers ask without a key whether they may show one
         entrance = RequestIdMiddleware(self.asgi, refused=management.calls.refused, sample=self._traces is not None)

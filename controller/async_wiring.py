@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import redis.asyncio as redis
 
-from .api.event_stream import EventStream
-from .api.history import History
 from .api.invocations import InvocationsApi
+from .api.traces import History
 from .async_invocations.cron_schedules import CronScheduler
+from .async_invocations.event_stream import EventStream
 from .async_invocations.idempotency.middleware import IdempotentCall
 from .async_invocations.idempotency.store import IdempotencyKeys
 from .async_invocations.middleware import AsyncMiddleware

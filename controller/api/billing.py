@@ -10,7 +10,6 @@ import msgspec
 import redis.asyncio as redis
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
-from starlette.routing import Route
 
 from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.billing.prices import PriceSheet, check_next, read_sheets
@@ -40,16 +39,6 @@ class BillingApi:
         self._reader = reader
         self._watch = watch
         self._view = view
-        self.routes = [
-            Route("/api/v1/usage", self.usage),
-            Route("/api/v1/invoices/{month}", self.invoice),
-            Route("/api/v1/ledger", self.ledger),
-            Route("/api/v1/prices", self.prices),
-            Route("/api/v1/prices", self.add_prices, methods=["POST"]),
-            Route("/api/v1/budgets", self.budgets),
-            Route("/api/v1/budgets/{function}", self.set_budget, methods=["PUT"]),
-            Route("/api/v1/budgets/{function}", self.remove_budget, methods=["DELETE"]),
-        ]
 
     def shown(self) -> list[BudgetInfo]:
         """As last read."""

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
+from typing import Any, cast
 
 import msgspec
+import redis.asyncio as redis
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
-from starlette.routing import Route
 
+from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.errors import InvalidSpec, NotFound, Unavailable
 from fleetstart.runtime.contract.function.spec import SPEC_MAX_BYTES, FunctionSpec
 from fleetstart.runtime.contract.ids import LIVE, FunctionName, Version
@@ -18,6 +20,7 @@ from fleetstart.runtime.contract.node.orders import FINAL
 from fleetstart.runtime.contract.node.reports import FunctionLoad
 
 from ..async_invocations.cron_schedules import check_schedule
+from ..auth.deploy_policy import apply_deploy_policy
 from ..auth.request_context import caller_of, set_audit_object
 from ..http.json_api import json_body, json_response, now_unix_ms, query_flag, query_int
 from ..planner.constraints import constraints_of, unmet_constraint
@@ -30,11 +33,13 @@ from ..state.records import FunctionRecord, VersionKey
 from ..state.redis_client import REDIS_ERRORS
 from ..state.traffic import limits_of, scale_of, version_of_alias
 from ..state.view import View
-from .audit import AccessApi
-from .history import History
 from .openapi.invoke_document import function_document
 
 TAIL_MAX = 10_000
+FOLLOW_BLOCK_MS = 1_000
+"""Below the client's socket timeout, so that an idle follow is not taken for a dead Redis."""
+
+LogEntries = list[tuple[bytes, dict[bytes, bytes]]]
 
 
 class FunctionsApi:
@@ -44,31 +49,18 @@ class FunctionsApi:
         url: str,
         view: View,
         registry: Registry,
-        history: History,
-        access: AccessApi,
+        client: redis.Redis,
         stopping: asyncio.Event,
     ) -> None:
         self._at = url
         self._view = view
         self._registry = registry
-        self._history = history
-        self._access = access
+        self._client = client
         self._stopping = stopping
-        self.routes = [
-            Route("/api/v1/functions", self.deploy, methods=["POST"]),
-            Route("/api/v1/functions", self.functions),
-            Route("/api/v1/forecast", self.forecast, methods=["POST"]),
-            Route("/api/v1/functions/{name}", self.delete, methods=["DELETE"]),
-            Route("/api/v1/functions/{name}", self.function),
-            Route("/api/v1/functions/{name}/logs", self.logs),
-            Route("/api/v1/functions/{name}/openapi.json", self.interface),
-        ]
 
     async def deploy(self, request: Request) -> Response:
-        spec = self._access.deployable(
-            caller_of(request),
-            await json_body(request, FunctionSpec, limit_bytes=2 * SPEC_MAX_BYTES, error=InvalidSpec),
-        )
+        asked = await json_body(request, FunctionSpec, limit_bytes=2 * SPEC_MAX_BYTES, error=InvalidSpec)
+        spec = apply_deploy_policy(self._view, caller_of(request), asked)
         set_audit_object(request, spec.name)
         check_schedule(spec)
         record, created = await self._registry.deploy(
@@ -122,8 +114,26 @@ class FunctionsApi:
         self._record(name)
         tail = query_int(request, "tail", 100, TAIL_MAX)
         follow = query_flag(request, "follow")
-        lines = self._history.logs(name, tail, follow=follow, stopping=self._stopping)
+        lines = self._log_lines(keys.logs(name), tail, follow=follow)
         return StreamingResponse(_ending_quietly(lines), media_type="application/x-ndjson")
+
+    async def _log_lines(self, key: str, tail: int, *, follow: bool) -> AsyncIterator[bytes]:
+        """JSON lines as the node wrote them: the newest `tail`, then with `follow` the new ones until disconnect."""
+        page: LogEntries = []
+        if tail > 0:
+            page = await cast(Awaitable[Any], self._client.xrevrange(key, "+", "-", tail))
+        last = page[0][0] if page else await self._last_log_id(key)
+        yield b"".join(fields[b"line"] + b"\n" for _, fields in reversed(page))
+        while follow and not self._stopping.is_set():
+            answer = await cast(Awaitable[Any], self._client.xread({key: last}, count=500, block=FOLLOW_BLOCK_MS))
+            for _, entries in answer.items() if isinstance(answer, dict) else answer or ():
+                batch: LogEntries = entries[0] if entries and isinstance(entries[0], list) else entries
+                last = batch[-1][0]
+                yield b"".join(fields[b"line"] + b"\n" for _, fields in batch)
+
+    async def _last_log_id(self, key: str) -> bytes:
+        newest: LogEntries = await cast(Awaitable[Any], self._client.xrevrange(key, "+", "-", 1))
+        return newest[0][0] if newest else b"0"
 
     async def interface(self, request: Request) -> Response:
         """Of one version; it wakes nothing."""

@@ -10,13 +10,13 @@ from urllib.parse import quote
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
-from starlette.routing import Route
 
 from fleetstart.runtime.contract.errors import InvalidInput, NotFound
 from fleetstart.runtime.contract.ids import InvocationId, new_invocation_id
 
 from ..async_invocations import request_options as preferences
 from ..async_invocations.cron_schedules import CronScheduler, next_unix_s, schedule_id
+from ..async_invocations.event_stream import EventStream
 from ..async_invocations.middleware import answer_ended
 from ..async_invocations.presenter import InvocationPresenter
 from ..async_invocations.store import lifecycle
@@ -33,7 +33,6 @@ from ..schemas.invocations import InvocationInfo, ReplayTerms, ScheduleInfo, Web
 from ..state.access_records import DEFAULT
 from ..state.invocation_records import ENDED, Progress
 from ..state.view import View
-from .event_stream import EventStream
 
 LIMIT = 50
 LIMIT_MAX = 1_000
@@ -63,20 +62,6 @@ class InvocationsApi:
         self._follower = follower
         self._view = view
         self._stopping = stopping
-        at = "/api/v1/invocations/{id}"
-        self.routes = [
-            Route("/api/v1/async", self.kept),
-            Route(at, self.cancel, methods=["DELETE"]),
-            Route(f"{at}/cancel", self.cancel, methods=["POST"]),
-            Route(f"{at}/result", self.result),
-            Route(f"{at}/events", self.events),
-            Route(f"{at}/redrive", self.redrive, methods=["POST"]),
-            Route(f"{at}/replay", self.replay, methods=["POST"]),
-            Route(f"{at}/redeliver", self.redeliver, methods=["POST"]),
-            Route("/api/v1/webhooks/secret", self.secret),
-            Route("/api/v1/webhooks/secret", self.rotate, methods=["POST"]),
-            Route("/api/v1/schedules", self.schedules),
-        ]
 
     # ── looking ────────────────────────────────────────────────────────────────────────────────────
 

@@ -8,7 +8,6 @@ from typing import Any
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.errors import InvalidInput, NotFound
@@ -30,12 +29,6 @@ class KeysApi:
     def __init__(self, state: StateSync) -> None:
         self._state = state
         self._shelf = CasHash(state, keys.KEYS, KeyRecord)
-        self.routes = [
-            Route("/api/v1/keys", self.keys),
-            Route("/api/v1/keys", self.create, methods=["POST"]),
-            Route("/api/v1/keys/{name}/rotate", self.rotate, methods=["POST"]),
-            Route("/api/v1/keys/{name}", self.revoke, methods=["DELETE"]),
-        ]
 
     @property
     def _table(self) -> AccessTable:

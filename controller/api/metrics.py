@@ -12,7 +12,6 @@ import msgspec
 import redis.asyncio as redis
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
-from starlette.routing import Route
 
 from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.errors import NotFound
@@ -77,13 +76,6 @@ class ObservabilityApi:
         self._last = EntryId(0, 0)
         self._reading = asyncio.Lock()
         self._files = _dashboard()
-        self.routes = [
-            Route("/metrics", self.metrics),
-            Route("/", self.home),
-            Route("/ui", self.home),
-            Route("/ui/{file:path}", self.file),
-            Route("/api/v1/activity", self.activity),
-        ]
 
     async def metrics(self, request: Request) -> Response:
         view = self._view

@@ -8,7 +8,6 @@ from contextlib import aclosing
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
-from starlette.routing import Route
 
 from fleetstart.runtime.contract.errors import InvalidInput, TooLarge
 from fleetstart.runtime.contract.weights.manifest import MANIFEST_MAX_BYTES, MANIFEST_OBJECT
@@ -26,14 +25,6 @@ class ObjectsApi:
     def __init__(self, store: ObjectStore, checkpoints: Checkpoints) -> None:
         self._store = store
         self._checkpoints = checkpoints
-        self.routes = [
-            Route("/api/v1/objects/{key:path}", self.head_object, methods=["HEAD"]),
-            Route("/api/v1/objects/{key:path}", self.get_object, methods=["GET"]),
-            Route("/api/v1/objects/{key:path}", self.put_object, methods=["PUT"]),
-            Route("/api/v1/checkpoints", self.list_checkpoints),
-            Route("/api/v1/checkpoints/{id}", self.get_manifest, methods=["GET"]),
-            Route("/api/v1/checkpoints/{id}", self.delete_checkpoint, methods=["DELETE"]),
-        ]
 
     async def head_object(self, request: Request) -> Response:
         _, size_bytes = await self._found(request)

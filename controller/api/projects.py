@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.errors import InvalidInput
@@ -28,11 +27,6 @@ class ProjectsApi:
         self._view = state.view
         self._webhook_secrets = webhook_secrets
         self._shelf = CasHash(state, keys.PROJECTS, ProjectRecord)
-        self.routes = [
-            Route("/api/v1/projects", self.projects),
-            Route("/api/v1/projects/{name}", self.set, methods=["PUT"]),
-            Route("/api/v1/projects/{name}", self.remove, methods=["DELETE"]),
-        ]
 
     async def projects(self, request: Request) -> Response:
         caller = caller_of(request)

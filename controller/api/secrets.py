@@ -7,7 +7,6 @@ from difflib import get_close_matches
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.errors import Forbidden, InvalidInput, NotFound
@@ -39,12 +38,6 @@ class SecretsApi:
         self._webhook_secrets = webhook_secrets
         self._vault = vault
         self._shelf = CasHash(state, keys.SECRETS, SecretRecord)
-        self.routes = [
-            Route("/api/v1/secrets", self.secrets),
-            Route("/api/v1/secrets/rekey", self.rekey, methods=["POST"]),
-            Route("/api/v1/secrets/{project}/{name}", self.set, methods=["PUT"]),
-            Route("/api/v1/secrets/{project}/{name}", self.remove, methods=["DELETE"]),
-        ]
 
     async def secrets(self, request: Request) -> Response:
         caller = caller_of(request)

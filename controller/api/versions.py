@@ -9,7 +9,6 @@ from typing import Any, TypeVar, cast
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from fleetstart.runtime.contract.errors import InvalidInput, NotFound
 from fleetstart.runtime.contract.ids import FunctionName, Version
@@ -30,16 +29,6 @@ class VersionsApi:
     def __init__(self, view: View, registry: Registry) -> None:
         self._view = view
         self._registry = registry
-        at = "/api/v1/functions/{name}"
-        self.routes = [
-            Route(f"{at}/versions", self.versions),
-            Route(f"{at}/traffic", self.traffic),
-            Route(f"{at}/aliases/{{alias}}", self.set_alias, methods=["PUT"]),
-            Route(f"{at}/aliases/{{alias}}", self.delete_alias, methods=["DELETE"]),
-            Route(f"{at}/split", self.split, methods=["PUT"]),
-            Route(f"{at}/rollback", self.rollback, methods=["POST"]),
-            Route(f"{at}/scale", self.scale, methods=["PUT"]),
-        ]
 
     async def versions(self, request: Request) -> Response:
         record = self._record(request)

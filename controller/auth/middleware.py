@@ -31,14 +31,10 @@ from .audit_log import AuditLog, RejectedRequest
 from .authorize import Caller, authenticate, is_fleetstart_key, key_in_headers, local_caller
 from .lookups import object_snapshot, project_of
 from .quotas import ProjectRateLimiter
-from .route_rules import SOCKET, Kind, RoutePermission, permission_of
+from .route_rules import SOCKET, Kind, RoutePermission, RouteRules
 
 log = logging.getLogger(__name__)
 
-OPEN = frozenset({"/healthz", "/", "/ui", "/ui/"})
-DASHBOARD = "/ui/"
-KNOWS_NOTHING = frozenset({"/api/v1/status", "/openapi.json"})
-"""What is answered before Redis was read once: it tells no more than that."""
 OWN_HEADER = b"fs-key"
 OBJECT_MAX = 200
 """Characters of an object's name in the audit log: more than any that is allowed has."""
@@ -56,22 +52,25 @@ class AuditedAction:
 
 
 class AuthMiddleware:
-    def __init__(self, app: App, view: View, audit: AuditLog, *, loopback: bool, is_open: bool) -> None:
+    def __init__(
+        self, app: App, view: View, audit: AuditLog, rules: RouteRules, *, loopback: bool, is_open: bool
+    ) -> None:
         """`loopback`: whether only this machine reaches the listening socket; `is_open`: whether that is enough as
         long as there are no keys."""
         self._app = app
         self._view = view
         self._audit = audit
+        self._rules = rules
         self._loopback = loopback
         self._open = loopback and is_open
         self._rates = ProjectRateLimiter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan" or scope["path"] in OPEN or scope["path"].startswith(DASHBOARD):
+        invoke = scope["type"] != "lifespan" and scope["path"].startswith(PREFIX)
+        if not invoke and (scope["type"] == "lifespan" or self._rules.is_open(scope["path"])):
             await self._app(scope, receive, send)
             return
         table = self._view.access
-        invoke = scope["path"].startswith(PREFIX)
         unlocked = self._open and self._view.synced and not table.locked
         if invoke and unlocked and not table.rates and self._is_local(scope):
             await self._app(scope, receive, send)
@@ -84,7 +83,7 @@ class AuthMiddleware:
             if invoke:
                 self._call(scope, caller)
         except FleetError as error:
-            self._audit.refused(_refused(scope, error, by))
+            self._audit.refused(self._rejected(scope, error, by))
             await _refuse(scope, receive, send, error)
             return
         if caller.key is not None:
@@ -109,7 +108,7 @@ class AuthMiddleware:
                 key=record,
                 project_of=lambda function: project_of(self._view, function),
             )
-        if not self._view.synced and scope["path"] not in KNOWS_NOTHING:
+        if not self._view.synced and scope["path"] not in self._rules.before_sync:
             raise Unavailable(f"keys are not known yet, Redis was not read: {self._view.redis}", retry_after_s=1)
         if not self._is_local(scope):
             raise Unauthorized(
@@ -141,7 +140,7 @@ class AuthMiddleware:
 
     def _request(self, scope: Scope, caller: Caller) -> RoutePermission:
         """Errors: Forbidden, NotFound."""
-        need = permission_of(_method(scope), scope["path"])
+        need = self._rules.permission_of(_method(scope), scope["path"])
         if need.right is not None:
             caller.require_right(need.right, need.what)
         if need.unlimited:
@@ -149,6 +148,16 @@ class AuthMiddleware:
         if need.function and caller.limited:
             caller.require(need.function, self._view.functions)
         return need
+
+    def _rejected(self, scope: Scope, error: FleetError, by: str) -> RejectedRequest:
+        """The rejection for the audit log."""
+        path = scope["path"]
+        if path.startswith(PREFIX):
+            verb, name = "invoke", f"function {parse_target(path, b'', b'').name}"
+        else:
+            need = self._rules.permission_of(_method(scope), path)
+            verb, name = need.verb or "read", f"{need.kind} {need.name}".strip() or path
+        return RejectedRequest(by, _address(scope), verb, name[:100], error.status, error.code)
 
     # ── the audit log ──────────────────────────────────────────────────────────────────────────────
 
@@ -246,16 +255,6 @@ async def _refuse(scope: Scope, receive: Receive, send: Send, error: FleetError)
         await send(message)
 
     await reject_unread(scope, receive, sending, error, request_id)
-
-
-def _refused(scope: Scope, error: FleetError, by: str) -> RejectedRequest:
-    path = scope["path"]
-    if path.startswith(PREFIX):
-        verb, about = "invoke", f"function {parse_target(path, b'', b'').name}"
-    else:
-        need = permission_of(_method(scope), path)
-        verb, about = need.verb or "read", f"{need.kind} {need.name}".strip() or path
-    return RejectedRequest(by, _address(scope), verb, about[:100], error.status, error.code)
 
 
 def _error_code(message: Message) -> str:

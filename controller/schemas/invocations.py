@@ -1,20 +1,4 @@
-"""An invocation as the API, webhooks and the command line show it.
-
-| call | body | answer |
-| --- | --- | --- |
-| GET /api/v1/async?function=&status=&dead=0&limit=50 | | [InvocationInfo], newest first |
-| GET /api/v1/invocations/{id} | | InvocationInfo of one that is kept, InvocationTrace of any other; waits with `Prefer: wait=N` |
-| DELETE /api/v1/invocations/{id} | | InvocationInfo; cancels it, also while it runs |
-| POST /api/v1/invocations/{id}/cancel | | the same |
-| GET /api/v1/invocations/{id}/result | | the answer as it was given; 202 with InvocationInfo while there is none |
-| GET /api/v1/invocations/{id}/events | | its events (SSE), from `Last-Event-ID` on; 410 if that is too long ago |
-| POST /api/v1/invocations/{id}/redrive | | InvocationInfo; one that failed, expired or was cancelled, once more |
-| POST /api/v1/invocations/{id}/replay | ReplayTerms | 202, InvocationInfo of a new invocation with the same request |
-| POST /api/v1/invocations/{id}/redeliver | | InvocationInfo; its webhook is sent again |
-| GET /api/v1/webhooks/secret?project=default | | WebhookSecret; made when it is first asked for |
-| POST /api/v1/webhooks/secret?project=default | | WebhookSecret; another one from now on |
-| GET /api/v1/schedules | | [ScheduleInfo] |
-"""  # noqa: E501
+"""An invocation as the API, webhooks and the command line show it."""
 
 from __future__ import annotations
 

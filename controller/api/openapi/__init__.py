@@ -1,4 +1,1 @@
-"""The OpenAPI description of the management API, by topic; `document` puts it together.
-
-A topic's module has its `STRUCTS`, which the handlers really use, and its `paths`.
-"""
+"""OpenAPI documents: of the management API (`document`), and of one function's calls (`invoke_document`)."""

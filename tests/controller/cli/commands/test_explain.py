@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fleetstart.controller.api.explain import invocation_plan
+from fleetstart.controller.api.traces import invocation_plan
 from fleetstart.controller.cli.commands.explain import render_plan
 from fleetstart.controller.planner import Cluster, make_plan
 from fleetstart.controller.planner.plan import Plan

@@ -15,11 +15,11 @@ import redis.asyncio as redis
 from fleetstart.runtime.contract.errors import Unavailable
 from fleetstart.runtime.contract.ids import InvocationId
 
-from ..async_invocations.presenter import InvocationPresenter
-from ..async_invocations.store.event_log import START, EventId, EventLog, EventsGone, check_reachable, parse_event_id
-from ..async_invocations.store.invocations import InvocationStore, StoredInvocation
 from ..http.asgi import error_event
 from ..state.redis_client import REDIS_ERRORS
+from .presenter import InvocationPresenter
+from .store.event_log import START, EventId, EventLog, EventsGone, check_reachable, parse_event_id
+from .store.invocations import InvocationStore, StoredInvocation
 
 KEEP_ALIVE_EVERY = 30
 """Empty looks between two comments that keep proxies from closing the connection: about 15 s."""

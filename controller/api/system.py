@@ -1,0 +1,88 @@
+"""The system's health, status, OpenAPI document and audit log."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from importlib.metadata import version as installed_version
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from fleetstart.runtime.contract.errors import InvalidInput
+
+from ..auth.audit_log import AuditLog
+from ..auth.request_context import caller_of
+from ..http.json_api import json_response
+from ..schemas.functions import BudgetInfo, SystemStatus
+from ..state.view import View
+from .functions import FunctionsApi
+
+AUDIT_ROWS = 1_000
+AUDIT_ROWS_MAX = 10_000
+
+
+class SystemApi:
+    def __init__(
+        self,
+        *,
+        url: str,
+        store_url: str,
+        gateway: str,
+        open_access: bool,
+        view: View,
+        functions: FunctionsApi,
+        audit: AuditLog,
+        budgets: Callable[[], list[BudgetInfo]],
+        document: Callable[[str], dict[str, Any]],
+    ) -> None:
+        """`url`: of this controller, as others reach it. `open_access`: whether it was started to serve without keys.
+        `document` makes the OpenAPI document for a URL."""
+        self._url = url
+        self._store_url = store_url
+        self._gateway = gateway
+        self._open_access = open_access
+        self._view = view
+        self._functions = functions
+        self._audit = audit
+        self._budgets = budgets
+        self._document = document
+
+    async def healthz(self, request: Request) -> Response:
+        return json_response({"ok": True})
+
+    async def openapi(self, request: Request) -> Response:
+        return json_response(self._document(self._url))
+
+    async def status(self, request: Request) -> Response:
+        view, caller = self._view, caller_of(request)
+        now_ns = time.monotonic_ns()
+        return json_response(
+            SystemStatus(
+                version=installed_version("fleetstart"),
+                url=self._url,
+                gateway=self._gateway,
+                leader=view.leader,
+                redis=view.redis,
+                store=self._store_url,
+                nodes=[seen.report for seen in view.nodes.values() if not seen.lost(now_ns) and not caller.limited],
+                functions=[self._functions.info(one) for one in view.functions.values() if caller.sees(one.name)],
+                budgets=[info for info in self._budgets() if caller.sees(info.function)],
+                access="open" if self._open_access and not view.access.locked else "keys",
+                limited=caller.limited,
+            )
+        )
+
+    async def audit(self, request: Request) -> Response:
+        query = request.query_params
+        since_unix_ms, limit = _number(query.get("since_unix_ms"), 0), _number(query.get("limit"), AUDIT_ROWS)
+        return json_response(await self._audit.read(since_unix_ms, query.get("by", ""), min(limit, AUDIT_ROWS_MAX)))
+
+
+def _number(text: str | None, default: int) -> int:
+    if not text:
+        return default
+    if not (text.isascii() and text.isdecimal()) or len(text) > 15:
+        raise InvalidInput(f"{text[:40]!r} must be a whole number, 0 or more")
+    return int(text)

@@ -1,0 +1,180 @@
+"""Reads recorded invocations, their traces, and the plans of their workers' starts. Read-only.
+
+`invocation_plan` sets a plan beside what was observed. Stored (async) invocations are in `invocations`, costs in
+`billing`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import aclosing
+
+import msgspec
+import redis.asyncio as redis
+from starlette.requests import Request
+from starlette.responses import Response
+
+from fleetstart.runtime.contract import redis_keys as keys
+from fleetstart.runtime.contract.billing.ledger import InvocationRow, InvocationTrace
+from fleetstart.runtime.contract.errors import NotFound
+from fleetstart.runtime.contract.ids import FunctionName, InvocationId
+from fleetstart.runtime.contract.timeline import PhaseName, Timeline
+
+from ..auth.request_context import caller_of
+from ..billing.ledger_reader import LedgerReader
+from ..http.json_api import json_response, query_function, query_int
+from ..planner import Plan
+from ..planner.latency_model import cost_gib_s
+from ..planner.report import ObservedStart, explain
+from ..schemas.functions import Prediction
+from ..schemas.planning import InvocationPlan
+from ..state.records import VersionKey
+from ..state.view import View
+from .functions import prediction_of
+from .invocations import InvocationsApi
+
+SEARCHED_ROWS = 100_000
+"""How far back a listing looks for a function's calls before it gives up."""
+LIMIT = 20
+LIMIT_MAX = 1_000
+LEAST_EVENTS = 5
+"""Of a stream, for the time between its tokens: fewer are mostly its first and its last."""
+
+
+class History:
+    def __init__(self, client: redis.Redis, reader: LedgerReader) -> None:
+        self._client = client
+        self._reader = reader
+
+    async def invocations(
+        self, function: FunctionName | None, limit: int, sees: Callable[[str], bool]
+    ) -> list[InvocationRow]:
+        """The newest first, of functions that the caller sees."""
+        found: list[InvocationRow] = []
+        searched = 0
+        async with aclosing(self._reader.newest()) as pages:
+            async for page in pages:
+                rows = [entry.row for entry in page]
+                calls = (row for row in rows if isinstance(row, InvocationRow) and function in (None, row.function))
+                found += [row for row in calls if sees(row.function)]
+                searched += len(page)
+                if len(found) >= limit or searched >= SEARCHED_ROWS:
+                    break
+        return found[:limit]
+
+    async def trace(self, invocation: InvocationId) -> InvocationTrace:
+        raw = await self._client.get(keys.trace(invocation))
+        if raw is None:
+            raise no_trace(invocation)
+        return msgspec.json.decode(raw, type=InvocationTrace)
+
+    async def plan(self, trace: InvocationTrace) -> Plan:
+        """By which the worker that had the call was started. Errors: NotFound."""
+        row = trace.row
+        if not row.worker:
+            raise NotFound(
+                f"invocation {row.id} met no worker: HTTP {row.status} {row.error}".rstrip(),
+                hint=f"nothing was started for it; `fs trace {row.id}` shows where it waited",
+            )
+        raw = await self._client.get(keys.plan(row.worker))
+        if raw is None:
+            how = "was ready already when it came" if row.start == "hot" else "was started for it"
+            raise NotFound(
+                f"the plan of worker {row.worker}, which {how}, is not kept any more",
+                hint=f"plans are kept for a day after the start; `fs trace {row.id}` has the call's timeline",
+            )
+        return msgspec.json.decode(raw, type=Plan)
+
+
+class TracesApi:
+    """Serves the newest invocations, one invocation, and the plan of its worker's start."""
+
+    def __init__(self, view: View, history: History, stored: InvocationsApi) -> None:
+        self._view = view
+        self._history = history
+        self._stored = stored
+
+    async def invocations(self, request: Request) -> Response:
+        limit = query_int(request, "limit", LIMIT, LIMIT_MAX)
+        sees = caller_of(request).sees
+        return json_response(await self._history.invocations(query_function(request), limit, sees))
+
+    async def invocation(self, request: Request) -> Response:
+        """A stored invocation, else the trace of a synchronous one."""
+        return json_response(await self._stored.one(request) or await self._trace(request))
+
+    async def plan(self, request: Request) -> Response:
+        trace = await self._trace(request)
+        plan = await self._history.plan(trace)
+        key = VersionKey(trace.row.function, trace.row.version)
+        version = self._view.versions.get(key)
+        is_llm = version is not None and version.spec.llm is not None
+        return json_response(invocation_plan(trace, plan, is_llm=is_llm, prediction=prediction_of(self._view, key)))
+
+    async def _trace(self, request: Request) -> InvocationTrace:
+        """Errors: NotFound, also if the caller may not see the function."""
+        invocation = InvocationId(request.path_params["id"])
+        trace = await self._history.trace(invocation)
+        if not caller_of(request).sees(trace.row.function):
+            raise no_trace(invocation)
+        return trace
+
+
+def no_trace(invocation: InvocationId) -> NotFound:
+    return NotFound(f"invocation {invocation[:130]} has no trace", hint="traces are kept for a day")
+
+
+# ── the plan of a start, beside what was observed ──────────────────────────────────────────────────
+
+
+def invocation_plan(
+    trace: InvocationTrace, plan: Plan, *, is_llm: bool, prediction: Prediction | None
+) -> InvocationPlan:
+    row = trace.row
+    first_s = _first_byte_s(trace.timeline)
+    decided_s = (plan.decided_unix_ms - row.accepted_unix_ms) / 1000
+    outcome = ObservedStart()
+    if row.start != "hot" and first_s is not None and plan.decided_unix_ms:
+        ttft_s = max(0.0, first_s - decided_s)
+        tpot_s = _token_s(trace) if is_llm else None
+        outcome = ObservedStart(ttft_s=ttft_s, tpot_s=tpot_s, cost_gib_s=_cost_gib_s(plan, ttft_s))
+    return InvocationPlan(
+        row=row,
+        explanation=explain(plan, outcome),
+        ttft_s=first_s,
+        decided_s=decided_s,
+        prediction=prediction,
+        relayed=trace.relayed,
+    )
+
+
+def _first_byte_s(timeline: Timeline) -> float | None:
+    """None if it had no answer of a worker's."""
+    accepted_ns, answered_ns = _begin_ns(timeline, "queue"), _end_ns(timeline, "execute")
+    return None if accepted_ns is None or answered_ns is None else (answered_ns - accepted_ns) / 1e9
+
+
+def _token_s(trace: InvocationTrace) -> float | None:
+    """Of a stream of tokens: one an event, and an opening or a closing one besides."""
+    begun_ns, ended_ns = _begin_ns(trace.timeline, "respond"), _end_ns(trace.timeline, "respond")
+    if begun_ns is None or ended_ns is None or trace.events < LEAST_EVENTS:
+        return None
+    return (ended_ns - begun_ns) / 1e9 / (trace.events - 3)
+
+
+def _cost_gib_s(plan: Plan, ttft_s: float) -> float | None:
+    """Memory held until the first token, or until a pipeline was one worker; None while it is not."""
+    reserved_bytes = sum(stage.reserved_bytes for stage in plan.stages)
+    if len(plan.stages) == 1:
+        return cost_gib_s(reserved_bytes, ttft_s, 0.0)
+    if not plan.whole_unix_ms:
+        return None
+    return cost_gib_s(reserved_bytes, ttft_s, max(0.0, (plan.whole_unix_ms - plan.decided_unix_ms) / 1000 - ttft_s))
+
+
+def _begin_ns(timeline: Timeline, name: PhaseName) -> int | None:
+    return min((phase.started_ns for phase in timeline.phases if phase.name == name), default=None)
+
+
+def _end_ns(timeline: Timeline, name: PhaseName) -> int | None:
+    return max((phase.ended_ns for phase in timeline.phases if phase.name == name), default=None)
