@@ -1,6 +1,7 @@
 # Everything is installed into .venv and nowhere else. A stamp a step, so that a second run does only what changed.
 #
 #   make demo     deploy a language model, wake it, call it, see the bill; leaves nothing behind
+#   make check    style, types, import rules, and the tests that start no process: about a minute
 #   make test     all tests          make lint    style, types, import rules
 #   make bench    the measurements   make models  the examples' weights      make clean
 
@@ -20,7 +21,7 @@ CHAT := examples/chat/weights/model.safetensors
 EMBED := examples/embed/weights/model.safetensors
 CLASSIFY := examples/classify/weights/model.safetensors
 
-.PHONY: demo test lint bench models install dev clean
+.PHONY: style types import-rules quick-tests
 
 demo: models
 	@$(BIN)/python examples/demo.py
@@ -28,6 +29,7 @@ demo: models
 # Test beds, whose four hosts have kills and deadlines, get both cores; the rest run three at a time, as most wait for
 # something most of the time; the longest are collected first. PYTEST_ARGS=... picks some.
 test: dev models
+	@$(PYTHON) tests/programs.py
 ifdef PYTEST_ARGS
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
 else
@@ -36,11 +38,29 @@ else
 	@$(BIN)/python -m pytest --quiet -m 'e2e and bed'
 endif
 
-lint: dev
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
-	$(BIN)/mypy .typecheck/fleetstart tests
-	$(BIN)/lint-imports
+# $(call timed,NAME,COMMAND): the command, and after it how long it took.
+timed = @began=$$(date +%s); $(2); code=$$?; printf '%5d s  %s\n' $$(($$(date +%s) - began)) '$(1)'; exit $$code
+
+lint: style import-rules types
+
+style: dev
+	$(call timed,style,$(BIN)/ruff check . && $(BIN)/ruff format --check .)
+
+import-rules: dev
+	$(call timed,import rules,$(BIN)/lint-imports)
+
+types: dev
+	$(call timed,types,$(BIN)/mypy .typecheck/fleetstart tests)
+
+# Which tests are quick is not listed: each is stopped when it is about to start a process (tests/outcomes.py).
+quick-tests: dev
+	$(call timed,quick tests,$(BIN)/python -m pytest --quiet --quick -m 'not e2e' -r fE -n 2)
+
+# Types are checked beside the tests, which wait now and then.
+check: dev
+	@began=$$(date +%s); $(MAKE) --no-print-directory --output-sync=target --jobs=2 types quick-tests style import-rules; \
+	code=$$?; printf '%5d s  all of it\n' $$(($$(date +%s) - began)); exit $$code
+
 
 # Peers live in an environment of their own, as they would on their users' machines. `make bench BENCHES=engine` runs one.
 bench: dev models $(STAMPS)/peers
@@ -55,19 +75,8 @@ dev: $(STAMPS)/dev
 models: $(CHAT) $(EMBED) $(CLASSIFY)
 
 # Says what is missing before pip says it in a hundred lines.
-define needs
-import importlib.util, pathlib, shutil, sys, sysconfig
-missing = []
-if sys.version_info < (3, 11): missing.append(f"Python 3.11 or newer (this is {sys.version.split()[0]}; choose with PYTHON=...)")
-if importlib.util.find_spec("ensurepip") is None: missing.append("venv (Debian: apt install python3-venv)")
-if not pathlib.Path(sysconfig.get_path("include"), "Python.h").exists(): missing.append("the headers of Python (Debian: apt install python3-dev)")
-if shutil.which("c++") is None: missing.append("a C++ compiler (Debian: apt install g++)")
-sys.exit("to build fleetstart this machine lacks " + "; ".join(missing) if missing else 0)
-endef
-
-$(BIN)/python: export NEEDS = $(needs)
 $(BIN)/python:
-	@$(PYTHON) -c "$$NEEDS"
+	@$(PYTHON) tests/programs.py --build
 	$(PYTHON) -m venv $(VENV)
 
 # $(call torch,PYTHON)

@@ -1,16 +1,87 @@
 """Fixtures for every room: a real Redis. The servers themselves are in tests/servers.py.
 
 `redis_server` can be killed and started again with its data; `redis_url` is its URL, for code that only connects.
+
+Hooks: skips fail in CI, and `--quick` leaves out tests that start a process or run a real model (tests/outcomes.py);
+tests with the marker `bed` are skipped where there can be no test bed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
 
+from tests import outcomes
 from tests.servers import RedisServer
+
+GUARD = pytest.StashKey[outcomes.QuickGuard]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--quick", action="store_true", help="leave out tests that start a process or read weights of examples"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--quick"):
+        guard = config.stash[GUARD] = outcomes.QuickGuard()
+        guard.install()
+        # A test that ends half-way leaves open what it was about to hand to a process.
+        config.addinivalue_line("filterwarnings", "ignore::ResourceWarning")
+        config.addinivalue_line("filterwarnings", "ignore::pytest.PytestUnraisableExceptionWarning")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    guard = item.config.stash.get(GUARD, None)
+    if guard is None:
+        return (yield)
+    guard.arm()
+    try:
+        return (yield)
+    finally:
+        guard.disarm()
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("bed") is not None:
+        from tests.testbed import why_not
+
+        if reason := why_not():
+            pytest.skip(f"no test bed: {reason}")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    guard = item.config.stash.get(GUARD, None)
+    if guard is not None and guard.refused and (report.when == "call" or report.outcome == "failed"):
+        outcomes.leave_out(report)
+    elif guard is not None and call.excinfo is not None and call.excinfo.errisinstance(outcomes.NotQuick):
+        outcomes.leave_out(report)  # by a fixture of several tests, which failed for the first of them
+    elif os.environ.get("CI"):
+        outcomes.fail_skip(report)
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    report = yield
+    if os.environ.get("CI"):
+        outcomes.fail_skip(report)
+    return report
+
+
+def pytest_report_teststatus(report: pytest.TestReport | pytest.CollectReport) -> tuple[str, str, str] | None:
+    return ("left out", "", "LEFT OUT") if outcomes.is_left_out(report) else None
 
 
 @pytest.fixture

@@ -17,14 +17,12 @@ from pathlib import Path
 import pytest
 
 from tests.servers import wait_until
-from tests.testbed import Testbed, guard, why_not
+from tests.testbed import Testbed, guard
 from tests.testbed.network import QUEUE_S, bucket
 
-WHY_NOT = why_not()
 pytestmark = [
     pytest.mark.e2e,
     pytest.mark.bed,
-    pytest.mark.skipif(bool(WHY_NOT), reason=f"no test bed: {WHY_NOT}"),
 ]
 
 ROOT = Path(__file__).parents[1]

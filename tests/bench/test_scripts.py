@@ -1,4 +1,4 @@
-"""Each benchmark still runs, and says what it found; what it found is not judged here."""
+"""Smoke tests of the benchmarks: each runs and writes its tables. The figures are not judged here."""
 
 from __future__ import annotations
 

@@ -15,14 +15,12 @@ from fleetstart.runtime.contract.node.orders import WorkerOrder
 from fleetstart.runtime.contract.worker_headers import CONTINUE_HEADER
 from tests.e2e.pipelines import PROMPT, Call, Fleet, Function
 from tests.servers import wait_until
-from tests.testbed import Testbed, why_not
+from tests.testbed import Testbed
 
-WHY_NOT = why_not()
 pytestmark = [
     pytest.mark.e2e,
     pytest.mark.bed,
     pytest.mark.timeout(120),
-    pytest.mark.skipif(bool(WHY_NOT), reason=f"no test bed: {WHY_NOT}"),
 ]
 
 MBIT = 40

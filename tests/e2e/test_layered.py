@@ -14,14 +14,12 @@ import torch
 from safetensors.torch import save_file
 
 from tests.e2e.pipelines import Fleet, Function
-from tests.testbed import Testbed, why_not
+from tests.testbed import Testbed
 
-WHY_NOT = why_not()
 pytestmark = [
     pytest.mark.e2e,
     pytest.mark.bed,
     pytest.mark.timeout(120),
-    pytest.mark.skipif(bool(WHY_NOT), reason=f"no test bed: {WHY_NOT}"),
 ]
 
 MBIT = 40

@@ -14,14 +14,12 @@ import pytest
 
 from tests.e2e.pipelines import SETTLED_S, Fleet, Function
 from tests.servers import wait_until
-from tests.testbed import Testbed, why_not
+from tests.testbed import Testbed
 
-WHY_NOT = why_not()
 pytestmark = [
     pytest.mark.e2e,
     pytest.mark.bed,
     pytest.mark.timeout(120),
-    pytest.mark.skipif(bool(WHY_NOT), reason=f"no test bed: {WHY_NOT}"),
 ]
 
 NODES = 4

@@ -114,9 +114,8 @@ def huge_kib(address: int) -> int:
     return found
 
 
+@pytest.mark.parametrize("pages", ["thp", "hugetlb"], indirect=True)
 def test_huge_pages_are_huge_in_the_owner_and_in_readers(pages: Pages) -> None:
-    if pages == "small":
-        pytest.skip("small pages are small")
     owner = taken(pages, SLAB)
     owner.view(0, SLAB)[:] = b"x" * SLAB
     reader = attached(owner)
@@ -177,9 +176,10 @@ def huge_mounts() -> list[str]:
         return [line for line in mounts if "huge=" in line]
 
 
-def test_a_pool_that_is_killed_leaves_nothing_behind(pages: Pages, start: Start) -> None:
-    if pages != "thp":
-        pytest.skip("the only kind with a file system")
+@pytest.mark.parametrize("pages", ["thp"], indirect=True)
+@pytest.mark.usefixtures("pages")
+def test_a_pool_that_is_killed_leaves_nothing_behind(start: Start) -> None:
+    """Huge pages on demand are the only kind with a file system."""
     mounts = huge_mounts()
     child = start(FILL)
     assert hear(child) == "full"

@@ -107,7 +107,8 @@ print([other.view(SLAB - 1, 1)[0] for other in others])
 """
 
 
-def test_memory_that_others_still_hold_is_no_sigbus_for_the_owner(pages: Pages, start: Start) -> None:
-    if pages != "thp":
-        pytest.skip("only a file system has a size of its own")
+@pytest.mark.parametrize("pages", ["thp"], indirect=True)
+@pytest.mark.usefixtures("pages")
+def test_memory_that_others_still_hold_is_no_sigbus_for_the_owner(start: Start) -> None:
+    """Huge pages on demand have a file system, which has a size of its own."""
     assert hear(start(OTHERS_HOLD_ON)) == "[1, 2, 3, 4, 5, 6]"

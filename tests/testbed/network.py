@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import os
 import shutil
 import socket
@@ -46,6 +47,7 @@ class NotDone(Exception):
     """`ip` or `tc` refused; the message has what was asked and what it said."""
 
 
+@functools.cache
 def why_not() -> str:
     """Why there can be no test bed here; empty if there can."""
     if missing := [tool for tool in TOOLS if shutil.which(tool) is None]:
