@@ -4,6 +4,7 @@
 #   make check    style, types, import rules, and the tests that start no process: about a minute
 #   make test     all tests          make lint    style, types, import rules
 #   make bench    the measurements   make models  the examples' weights      make clean
+#   make burn-in  SUITE="tests/..." ROUNDS=10: a suite again and again, beside programs that burn both cores
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -21,6 +22,7 @@ CHAT := examples/chat/weights/model.safetensors
 EMBED := examples/embed/weights/model.safetensors
 CLASSIFY := examples/classify/weights/model.safetensors
 
+.PHONY: demo check test lint bench burn-in models install dev clean
 .PHONY: style types import-rules quick-tests
 
 demo: models
@@ -61,6 +63,8 @@ check: dev
 	@began=$$(date +%s); $(MAKE) --no-print-directory --output-sync=target --jobs=2 types quick-tests style import-rules; \
 	code=$$?; printf '%5d s  all of it\n' $$(($$(date +%s) - began)); exit $$code
 
+burn-in: dev models
+	@$(BIN)/python -m tests.burn_in --rounds $(or $(ROUNDS),10) $(SUITE)
 
 # Peers live in an environment of their own, as they would on their users' machines. `make bench BENCHES=engine` runs one.
 bench: dev models $(STAMPS)/peers
