@@ -16,7 +16,7 @@ class WorkerEnvironment(Protocol):
     def clock_shift_ns(self) -> int:
         """What its monotonic clock lacks to the node's."""
 
-    def shut_in(self, assign: Assign, first: int) -> tuple[str, socket | None]:
+    def confine(self, assign: Assign, first: int) -> tuple[str, socket | None]:
         """`first`: the first descriptor of the assignment, which is taken over.
 
         Returns where the bundle lies from now on, and the socket to listen at; None if connections come one by one.
@@ -32,7 +32,7 @@ class NodeEnvironment:
     steps: tuple[isolation.MountStep, ...] = ()
     clock_shift_ns: int = 0
 
-    def shut_in(self, assign: Assign, first: int) -> tuple[str, socket | None]:
+    def confine(self, assign: Assign, first: int) -> tuple[str, socket | None]:
         bundle_dir = assign.bundle_dir
         if self.confined:
             writable_bytes = assign.spec.memory_bytes // 2

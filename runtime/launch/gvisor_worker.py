@@ -29,7 +29,7 @@ class GVisorEnvironment:
 
     clock_shift_ns: int
 
-    def shut_in(self, assign: Assign, first: int) -> tuple[str, socket | None]:
+    def confine(self, assign: Assign, first: int) -> tuple[str, socket | None]:
         import tarfile  # late: waiting workers need none
 
         with os.fdopen(first, "rb") as file, tarfile.open(fileobj=file, mode="r:") as bundle:

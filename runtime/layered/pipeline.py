@@ -81,7 +81,7 @@ class LayeredPipeline(PeerStages):
             case LayerCallFailed(number=number, error=info):
                 self._answer(number, lambda future: future.set_exception(error_from(info)))
             case _:
-                self.heard(stage, message)
+                self.handle(stage, message)
 
     def _answer(self, number: int, answer: Callable[[Future[Any]], None]) -> None:
         """Once; a call that nobody waits for any more has no use for it."""

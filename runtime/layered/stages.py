@@ -74,20 +74,24 @@ class _NotReady:
 class LayeredFirstStage:
     """Loads its layers; ready when all stages are, or, if one is lost on the way, when it has the whole model."""
 
-    def __init__(self, parts: LayeredModel, of: StageContext) -> None:
+    def __init__(self, parts: LayeredModel, context: StageContext) -> None:
         """Returns when its own layers are there. Errors: what the model raises."""
         self._parts = parts
-        self._stage = of.stage
-        self._lead = FirstStageLifecycle(of)
-        self._pipeline = LayeredPipeline(of.stage.count, self._lead.on_broken, answer_s=parts.spec.timeout_s)
+        self._stage = context.stage
+        self._lifecycle = FirstStageLifecycle(context)
+        self._pipeline = LayeredPipeline(context.stage.count, self._lifecycle.on_broken, answer_s=parts.spec.timeout_s)
         self.links = StageLinks(
-            of.stage, of.secret, of.membership.listener, self._pipeline.on_frame, self._pipeline.on_lost
+            context.stage,
+            context.secret,
+            context.node_messages.listener,
+            self._pipeline.on_frame,
+            self._pipeline.on_lost,
         )
-        of.membership.adopt(self)
-        self.app = parts.app(self._pipeline, of.stage.count)
-        self._row = parts.row(of.stage.first, of.stage.end)
+        context.node_messages.adopt(self)
+        self.app = parts.app(self._pipeline, context.stage.count)
+        self._row = parts.row(context.stage.first, context.stage.end)
         self._pipeline.begin(self.links, self._row)
-        self._lead.loaded(self._pipeline, self._begin_growth)
+        self._lifecycle.loaded(self._pipeline, self._start_consolidation)
         self.speed: Callable[[], Speed | None] = self.app.speed
 
     def connect(self, index: int, link: socket.socket) -> None:
@@ -95,18 +99,18 @@ class LayeredFirstStage:
 
     def wait_until_ready(self) -> None:
         """Errors: StartFailed, and what kept it from growing."""
-        self._lead.wait_until_ready()
+        self._lifecycle.wait_until_ready()
 
-    def grow(self) -> None:
-        self._lead.grow()
+    def consolidate(self) -> None:
+        self._lifecycle.consolidate()
 
     def close(self) -> None:
         self.links.close()
 
-    def _begin_growth(self, on_end: Callable[[FleetError | None], None]) -> None:
-        threading.Thread(target=self._grow, args=(on_end,), name="layered-growth", daemon=True).start()
+    def _start_consolidation(self, on_end: Callable[[FleetError | None], None]) -> None:
+        threading.Thread(target=self._consolidate, args=(on_end,), name="layered-growth", daemon=True).start()
 
-    def _grow(self, on_end: Callable[[FleetError | None], None]) -> None:
+    def _consolidate(self, on_end: Callable[[FleetError | None], None]) -> None:
         parts = self._parts
         try:
             rest = build(parts.model, parts.weights, self._stage.end, parts.layers)
@@ -122,18 +126,18 @@ class LayeredFirstStage:
 
 
 class LayeredLaterStage(LaterStageLifecycle[LayeredApp]):
-    def __init__(self, parts: LayeredModel, of: StageContext) -> None:
+    def __init__(self, parts: LayeredModel, context: StageContext) -> None:
         """Returns when its layers are there. Errors: what the model raises."""
         self._parts = parts
         self._worker = LayeredStageWorker(self.on_end, bundle_dir=parts.bundle_dir)
-        super().__init__(of, self._worker)
-        self._row = parts.row(of.stage.first, of.stage.end)
+        super().__init__(context, self._worker)
+        self._row = parts.row(context.stage.first, context.stage.end)
 
     def _run(self) -> None:
         self._worker.run(self.links, self._row)
 
     def _load(self) -> LayeredApp:
-        parts, stage = self._parts, self._of.stage
+        parts, stage = self._parts, self._context.stage
         app = parts.app(_NotReady())
         before = build(parts.model, parts.weights, 0, stage.first)
         after = build(parts.model, parts.weights, stage.end, parts.layers)

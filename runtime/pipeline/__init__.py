@@ -1,1 +1,1 @@
-"""Links between the workers of one pipeline: frames over sockets that their nodes connected."""
+"""Pipeline protocol: links, frames and stage lifecycles, independent of the model."""

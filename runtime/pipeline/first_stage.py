@@ -1,7 +1,7 @@
-"""The life of a first stage, whatever its model is: ready when all stages are, and whole when it must be or may be.
+"""Lifecycle of a pipeline's first stage: readiness of all stages, then consolidation into a whole worker.
 
-It grows once its node says that the rest of the model is there, or at once when a stage is lost: then its callers
-wait for the rest. How it grows is its model's affair.
+It consolidates when its node announces the rest of the model, or at once when a stage is lost: then its callers wait
+for the rest. The model's own code does the consolidation.
 """
 
 from __future__ import annotations
@@ -19,64 +19,64 @@ log = logging.getLogger(__name__)
 
 
 class FirstStageLifecycle:
-    """`on_broken` is what its crew must call."""
+    """Waits for the other stages and starts consolidation. `PeerStages` must call `on_broken`."""
 
-    def __init__(self, of: StageContext) -> None:
-        self._of = of
+    def __init__(self, context: StageContext) -> None:
+        self._context = context
         self._lock = threading.Lock()
         self._begin: Callable[[Callable[[FleetError | None], None]], object] | None = None
-        self._crew: PeerStages | None = None
-        self._growing = False
+        self._peers: PeerStages | None = None
+        self._consolidating = False
         self._ended = threading.Event()
         self._failure: FleetError | None = None
 
-    def loaded(self, crew: PeerStages, begin: Callable[[Callable[[FleetError | None], None]], object]) -> None:
-        """Its own layers are there. `begin` begins to grow, and its argument is called once with how that ended."""
-        self._crew, self._begin = crew, begin
+    def loaded(self, peers: PeerStages, begin: Callable[[Callable[[FleetError | None], None]], object]) -> None:
+        """Marks this stage's own layers as loaded. `begin` starts consolidation and reports its error or None, once."""
+        self._peers, self._begin = peers, begin
 
     def wait_until_ready(self) -> None:
-        """Errors: StartFailed, and what kept it from growing."""
-        crew = self._crew
-        assert crew is not None
-        if crew.wait_until_loaded(self._left_s()):
+        """Blocks until the pipeline or the whole model can serve. Errors: StartFailed, those of consolidation."""
+        peers = self._peers
+        assert peers is not None
+        if peers.wait_until_loaded(self._left_s()):
             return
-        if not crew.broken:
-            stages = ", ".join(map(str, crew.missing()))
-            raise StartFailed(f"stages {stages} of its pipeline did not get ready in time")
-        self.grow()
+        if not peers.broken:
+            stages = ", ".join(map(str, peers.missing()))
+            raise StartFailed(f"stages {stages} of the pipeline were not ready in time")
+        self.consolidate()
         if not self._ended.wait(self._left_s()):
-            raise StartFailed(f"its pipeline broke ({crew.broken}), and the rest of the model did not come in time")
+            raise StartFailed(f"the pipeline broke ({peers.broken}), and the rest of the model did not arrive in time")
         if self._failure is not None:
             raise self._failure
 
-    def grow(self) -> None:
-        """Once; again only after it failed. Before its own layers are there, there is nothing that could grow."""
+    def consolidate(self) -> None:
+        """Starts the consolidation, unless one runs or has succeeded. Does nothing before `loaded`."""
         with self._lock:
-            if self._growing or self._begin is None:
+            if self._consolidating or self._begin is None:
                 return
-            self._growing = True
+            self._consolidating = True
             self._ended.clear()
             self._failure = None
             self._begin(self._on_end)
 
     def on_broken(self, why: str) -> None:
-        """In a thread of the links; perhaps before its own layers are there, and then `wait_until_ready` sees it."""
-        log.warning("a stage is lost, the first goes on alone", extra={"why": why})
-        self._of.hurry()
-        self.grow()
+        """Handles the loss of a stage, in a thread of the links. Before `loaded`, `wait_until_ready` notices it."""
+        log.warning("a stage is lost, the first stage consolidates", extra={"why": why})
+        self._context.prioritise_weights()
+        self.consolidate()
 
     def _on_end(self, error: FleetError | None) -> None:
         self._failure = error
         if error is None:
-            self._of.whole()
+            self._context.on_consolidated()
         else:
-            log.error("the stage could not grow", extra={"error": error.message})
+            log.error("consolidation failed", extra={"error": error.message})
             with self._lock:
-                self._growing = False
-            broken = self._crew.broken if self._crew is not None else ""
+                self._consolidating = False
+            broken = self._peers.broken if self._peers is not None else ""
             if broken:
-                self._of.end(f"its pipeline broke ({broken}) and it cannot go on alone: {error.message}")
+                self._context.on_end(f"the pipeline broke ({broken}) and consolidation failed: {error.message}")
         self._ended.set()
 
     def _left_s(self) -> float:
-        return max(0.0, (self._of.deadline_ns - time.monotonic_ns()) / 1e9)
+        return max(0.0, (self._context.deadline_ns - time.monotonic_ns()) / 1e9)

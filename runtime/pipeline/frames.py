@@ -1,7 +1,8 @@
-"""What stages say to each other: a small message, and numbers behind it as they lie in memory.
+"""Wire format between pipeline stages: frames of one small message and a binary payload.
 
-A frame is twelve bytes of head (magic, version, sizes), the message in MessagePack, then the payload. Whoever sends
-something else, or more than a stage can ever need, is no stage.
+A frame is twelve bytes of header (magic, version, sizes), the message in MessagePack, then the payload. A link that
+sends anything else, or more than a stage can ever need, is closed. Tags are names on the wire: they outlive the names
+of classes.
 """
 
 from __future__ import annotations
@@ -24,21 +25,21 @@ PAYLOAD_MAX_BYTES = 256 << 20
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
-    """First on each link: who sends on it, and the proof that it may."""
+    """First message of each link: the sending stage and the pipeline's secret."""
 
     pipeline: PipelineId
     stage: int
     secret: str
     relayed: bool = False
-    """What follows comes through the object store, and later than over a connection."""
+    """Whether the link goes through the object store, with a higher latency than a connection."""
 
 
 class StageLoaded(msgspec.Struct, frozen=True, tag="loaded"):
-    """The sender's layers are there."""
+    """The sender has loaded its layers."""
 
 
 class StageStep(msgspec.Struct, frozen=True, tag="step"):
-    """Rows for the next stage's layers, as in a `Batch`. Payload: hidden states [rows, hidden_size]."""
+    """One engine step for the next stage, with the fields of a `Batch`. Payload: hidden states [rows, hidden_size]."""
 
     number: int
     positions: list[int]
@@ -48,13 +49,13 @@ class StageStep(msgspec.Struct, frozen=True, tag="step"):
 
 
 class StepResult(msgspec.Struct, frozen=True, tag="result"):
-    """From the last stage to the first. Payload: hidden states of the rows whose logits are wanted."""
+    """Result of a step, from the last stage to the first. Payload: hidden states of `logits_rows`."""
 
     number: int
 
 
 class KvRequest(msgspec.Struct, frozen=True, tag="kv_wanted"):
-    """Keys and values of tokens `[begin, end)` of a sequence whose blocks these are, of all layers of the stage."""
+    """Request for the keys and values of tokens `[begin, end)` in the blocks of `table`, of all layers of the stage."""
 
     number: int
     table: list[int]
@@ -63,29 +64,29 @@ class KvRequest(msgspec.Struct, frozen=True, tag="kv_wanted"):
 
 
 class KvData(msgspec.Struct, frozen=True, tag="kv"):
-    """Payload: as of a decoder's `read_kv`."""
+    """Answer to a `KvRequest`. Payload: as returned by a decoder's `read_kv`."""
 
     number: int
 
 
 class StageBroken(msgspec.Struct, frozen=True, tag="broken"):
-    """The sender cannot go on as a stage, or lost the link to another one."""
+    """The sender failed, or lost its link to another stage."""
 
     why: str
 
 
 class Dismiss(msgspec.Struct, frozen=True, tag="farewell"):
-    """The first stage needs the others no longer: the end of its links is no loss."""
+    """Dismissal of the other stages by the first: the end of its links is not a failure."""
 
 
 class Promoted(msgspec.Struct, frozen=True, tag="grown"):
-    """The sender has the whole model, and room for requests that run elsewhere beside those of its own."""
+    """The sender has the whole model and can take over requests; `running` are its own."""
 
     running: int
 
 
 class MigrationOffer(msgspec.Struct, frozen=True, tag="lend"):
-    """A request that shall go on at the receiver: it computes these tokens while the sender goes on with it."""
+    """Offer of a running request: the receiver computes these tokens while the sender continues it."""
 
     number: int
     tokens: list[int]
@@ -95,35 +96,37 @@ class MigrationOffer(msgspec.Struct, frozen=True, tag="lend"):
 
 
 class MigrationCaughtUp(msgspec.Struct, frozen=True, tag="caught_up"):
+    """The receiver has computed all offered tokens."""
+
     number: int
 
 
 class MigrationHandover(msgspec.Struct, frozen=True, tag="begin"):
-    """All its tokens by now. The sender has stopped: the next token is the receiver's."""
+    """Handover of a request with all its tokens. The sender has stopped: the receiver computes the next token."""
 
     number: int
     tokens: list[int]
 
 
 class MigratedToken(msgspec.Struct, frozen=True, tag="token"):
-    """The next one of a request that was lent."""
+    """Next token of a migrated request."""
 
     number: int
     token: int
 
 
 class MigrationAborted(msgspec.Struct, frozen=True, tag="give_back"):
-    """It is no longer wanted, or, from the receiver, cannot go on there."""
+    """End of a migration: cancelled by the sender, or refused by the receiver."""
 
     number: int
 
 
 class Ping(msgspec.Struct, frozen=True, tag="ping"):
-    """Still there."""
+    """Keep-alive."""
 
 
 class ArrayForm(msgspec.Struct, frozen=True):
-    """One array: dtype by its safetensors name, and whose it is."""
+    """Name, dtype (by its safetensors name), shape and library of one array."""
 
     name: str
     dtype: str
@@ -132,17 +135,17 @@ class ArrayForm(msgspec.Struct, frozen=True):
 
 
 class Activations(msgspec.Struct, frozen=True, tag="activations"):
-    """Of one call of a model in layers: for the next stage, or, from the last to the first, what the layers gave.
-    Payload: the arrays, each from a multiple of ALIGNMENT_BYTES on."""
+    """Activations of one call of a layered model, for the next stage or, as its result, for the first.
+    Payload: the arrays, each aligned to ALIGNMENT_BYTES."""
 
     number: int
     arrays: list[ArrayForm]
     single: bool
-    """One array, and not a dict of one."""
+    """Whether the activations are one array instead of a dict."""
 
 
 class LayerCallFailed(msgspec.Struct, frozen=True, tag="call_failed"):
-    """To the first stage: a layer of the sender refused that call's activations."""
+    """Error of one call, raised by a layer of the sender; for the first stage."""
 
     number: int
     error: ErrorInfo
@@ -169,11 +172,11 @@ _decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
 
 
 class LinkBroken(Exception):
-    """The other end is gone, or talks nonsense."""
+    """A link whose other end is gone or violates the protocol."""
 
 
 def send_frame(link: socket.socket, message: Message, payload: Buffer = b"") -> None:
-    """Errors: LinkBroken. For one thread at a time."""
+    """Sends one frame; not thread-safe. Errors: LinkBroken, ValueError for a frame above the limits."""
     body = msgspec.msgpack.encode(message)
     size_bytes = memoryview(payload).nbytes
     if len(body) > MESSAGE_MAX_BYTES or size_bytes > PAYLOAD_MAX_BYTES:
@@ -187,14 +190,14 @@ def send_frame(link: socket.socket, message: Message, payload: Buffer = b"") -> 
 
 
 def receive_frame(link: socket.socket) -> tuple[Message, bytearray]:
-    """The next frame. Errors: LinkBroken; also after the socket's timeout without a byte."""
+    """Receives the next frame. Errors: LinkBroken; also after the socket's timeout without a byte."""
     magic, version, body_bytes, payload_bytes = HEAD.unpack(_exactly(link, HEAD.size))
     if magic != MAGIC or version != FORMAT or body_bytes > MESSAGE_MAX_BYTES or payload_bytes > PAYLOAD_MAX_BYTES:
         raise LinkBroken("not a frame of this format")
     try:
         message = _decoder.decode(_exactly(link, body_bytes))
     except msgspec.DecodeError as error:
-        raise LinkBroken(f"a message that is not understood: {error}") from error
+        raise LinkBroken(f"invalid message: {error}") from error
     return message, _exactly(link, payload_bytes)
 
 

@@ -1,7 +1,7 @@
-"""The life of a stage that is not the first, whatever its model is: it computes for its pipeline, and may grow.
+"""Lifecycle of a later pipeline stage: it computes for its pipeline, and may consolidate into a whole worker.
 
-It serves callers once it has grown: then it is a whole worker (scale up, HydraServe section 6.1). How its model is
-loaded whole, and what of its pipeline's requests it takes over, is its model's affair.
+It serves callers once it has consolidated (scale up, HydraServe section 6.1). Subclasses load the whole model and take
+over requests of the pipeline.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 class WholeModelApp(Protocol):
-    """The app of a worker with the whole model."""
+    """An ASGI app over a whole model."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None: ...
 
@@ -35,79 +35,83 @@ App = TypeVar("App", bound=WholeModelApp)
 
 
 class LaterStageLifecycle(ABC, Generic[App]):
-    """Told of connections and of growth by the shell."""
+    """One later stage. `NodeMessages` calls `connect` and `consolidate`."""
 
-    def __init__(self, of: StageContext, helper: StageProtocol) -> None:
-        """`helper` must call `on_end` of this object."""
-        self._of = of
-        self._helper = helper
+    def __init__(self, context: StageContext, protocol: StageProtocol) -> None:
+        """`protocol` must call `on_end` of this object."""
+        self._context = context
+        self._protocol = protocol
         self._lock = threading.Lock()
-        self._growing = False
-        self._whole: App | None = None
-        self.links = StageLinks(of.stage, of.secret, of.membership.listener, helper.on_frame, helper.on_lost)
-        of.membership.adopt(self)
+        self._consolidating = False
+        self.whole_app: App | None = None
+        self.links = StageLinks(
+            context.stage, context.secret, context.node_messages.listener, protocol.on_frame, protocol.on_lost
+        )
+        context.node_messages.adopt(self)
 
     @abstractmethod
     def _run(self) -> None:
-        """Its links stand: it may begin to compute."""
+        """Starts to compute; called when all links are open."""
 
     @abstractmethod
     def _load(self) -> App:
-        """The whole model, beside what it computes meanwhile. Errors: whatever."""
+        """Loads the whole model while the stage computes. Errors: any."""
 
-    def _grown(self, app: App) -> None:
-        """After its node was told: what else there is to do. In a thread of its own."""
+    def _on_consolidated(self, app: App) -> None:
+        """Runs after the node was told, in the consolidation's thread."""
 
     def connect(self, index: int, link: socket.socket) -> None:
         self.links.connect(index, link)
 
     def wait_until_ready(self) -> None:
-        """Errors: StartFailed if its links do not stand in time."""
-        left_s = (self._of.deadline_ns - time.monotonic_ns()) / 1e9
+        """Blocks until all links are open, then starts to compute. Errors: StartFailed at the deadline."""
+        left_s = (self._context.deadline_ns - time.monotonic_ns()) / 1e9
         if not self.links.wait(max(0.0, left_s)):
-            raise StartFailed(f"stage {self._of.stage.index}: no links to the other stages of its pipeline in time")
+            raise StartFailed(
+                f"stage {self._context.stage.index}: no links to the other stages of its pipeline in time"
+            )
         self._run()
 
-    def grow(self) -> None:
-        """Takes the whole model in beside what it does for its pipeline. Once; again only after it failed."""
+    def consolidate(self) -> None:
+        """Loads the whole model in a thread, unless that runs or has succeeded."""
         with self._lock:
-            if self._growing:
+            if self._consolidating:
                 return
-            self._growing = True
-        threading.Thread(target=self._grow, name="stage-growth", daemon=True).start()
+            self._consolidating = True
+        threading.Thread(target=self._consolidate, name="stage-growth", daemon=True).start()
 
     def speed(self) -> Speed | None:
-        """Once it has grown."""
-        return self._whole.speed() if self._whole is not None else None
+        """Speed of the whole model's calls; None before consolidation."""
+        return self.whole_app.speed() if self.whole_app is not None else None
 
     def close(self) -> None:
-        self._helper.close()
+        self._protocol.close()
         self.links.close()
 
     async def app(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if self._whole is not None:
-            await self._whole(scope, receive, send)
+        if self.whole_app is not None:
+            await self.whole_app(scope, receive, send)
         else:
-            error = Unavailable("this worker has a stage and takes no calls", retry_after_s=0)
+            error = Unavailable("this worker runs a pipeline stage and accepts no calls", retry_after_s=0)
             await respond_error(send, error, "")
 
     def on_end(self, why: str) -> None:
-        """Its pipeline is no more. Who grows meanwhile goes on without it."""
-        if self._growing:
-            log.info("the pipeline ended, the stage grows on", extra={"why": why})
+        """Handles the end of the pipeline: ends the stage, unless it is consolidating."""
+        if self._consolidating:
+            log.info("the pipeline ended, consolidation continues", extra={"why": why})
         else:
-            self._of.end(why)
+            self._context.on_end(why)
 
-    def _grow(self) -> None:
+    def _consolidate(self) -> None:
         try:
             app = self._load()
         except Exception as error:
-            log.exception("the stage could not grow")
+            log.exception("consolidation failed")
             with self._lock:
-                self._growing = False
-            if self._helper.ended:
-                self._of.end(f"it could not grow: {error}")
+                self._consolidating = False
+            if self._protocol.ended:
+                self._context.on_end(f"consolidation failed: {error}")
             return
-        self._whole = app
-        self._of.whole()
-        self._grown(app)
+        self.whole_app = app
+        self._context.on_consolidated()
+        self._on_consolidated(app)

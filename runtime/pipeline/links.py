@@ -1,9 +1,8 @@
-"""One stage's links to all others of its pipeline: one connection each way, and the news that a stage is gone.
+"""Links of one stage to all others of its pipeline: one connection each way, with failure detection.
 
-The node connected the sockets and opened the listener; here each is proved, read by a thread of its own, and kept
-from falling silent. A process that dies closes its sockets, and the others know at once; a host or a cable that dies
-says nothing, and is noticed by its silence. What goes through the object store (the node's affair) takes its time:
-on such a link the words come less often, and silence is waited for longer.
+The node connects the sockets and opens the listener; here each link is authenticated, read by its own thread, and kept
+alive by pings. A process that dies closes its sockets, so the others notice at once; a host or a cable that dies is
+noticed by its silence. Links that the node relays through the object store are slower: they have longer intervals.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ log = logging.getLogger(__name__)
 
 PING_EVERY_S = 0.2
 SILENCE_S = 1.0
-"""Without a frame, a stage counts as lost: five pings, so that a busy machine loses nobody."""
+"""Silence after which a stage counts as lost: five pings, so that a busy machine loses none."""
 RELAYED_FACTOR = 2.5
-"""Of both, on a link through the object store: nodes try a request that fails or is late again for two seconds."""
+"""Factor of both for a link through the object store, where nodes retry a failed or late request for two seconds."""
 HELLO_S = 2.0
 SEND_S = 5.0
-"""For one frame to a stage that is alive but does not read."""
+"""Send timeout of one frame, for a stage that is alive but does not read."""
 CLOSE_S = 1.0
 
 OnFrame = Callable[[int, Message, bytearray], None]
@@ -37,13 +36,14 @@ OnLost = Callable[[int, str], None]
 
 
 class StageLinks:
-    """Thread-safe. `on_frame` and `on_lost` are called with the stage's index, from threads of this object; a stage
-    is lost once, and not after `close`."""
+    """All links of one stage. Thread-safe. `on_frame` and `on_lost` are called with the other stage's index, in threads
+    of this object; `on_lost` at most once a stage, and never after `close`."""
 
     def __init__(self, stage: Stage, secret: str, listener: socket.socket, on_frame: OnFrame, on_lost: OnLost) -> None:
         self.stage = stage
         self._secret = secret
         self._listener = listener
+        listener.settimeout(None)
         self._on_frame = on_frame
         self._on_lost = on_lost
         self._others = [index for index in range(stage.count) if index != stage.index]
@@ -57,21 +57,21 @@ class StageLinks:
         self._start(self._ping, "ping")
 
     def connect(self, index: int, link: socket.socket) -> None:
-        """A connection to that stage, to send on. A second one to the same stage is not used."""
+        """Uses a connection to a stage for sending. A second one to the same stage is closed."""
         with self._changed:
             if self._closed or index in self._out or index not in self._others:
                 link.close()
                 return
-            outlet = self._out[index] = _OutgoingLink(link)
+            outgoing = self._out[index] = _OutgoingLink(link)
         try:
-            outlet.send(Hello(self.stage.pipeline, self.stage.index, self._secret, relayed=outlet.relayed))
+            outgoing.send(Hello(self.stage.pipeline, self.stage.index, self._secret, relayed=outgoing.relayed))
         except LinkBroken as error:
             self._lose(index, f"link to it: {error}")
         with self._changed:
             self._changed.notify_all()
 
     def wait(self, timeout_s: float) -> bool:
-        """Whether all links stand, or one is lost, within that time."""
+        """Whether, within the timeout, all links are open or one is lost."""
         with self._changed:
             return self._changed.wait_for(lambda: self._standing or bool(self._lost) or self._closed, timeout_s)
 
@@ -80,22 +80,22 @@ class StageLinks:
         return all(index in self._out and index in self._in for index in self._others)
 
     def send(self, index: int, message: Message, payload: Buffer = b"") -> None:
-        """Errors: LinkBroken, after `on_lost`."""
+        """Sends a frame to a stage. Errors: LinkBroken, after `on_lost`."""
         with self._changed:
-            outlet = self._out.get(index)
-            if outlet is None or index in self._lost:
+            outgoing = self._out.get(index)
+            if outgoing is None or index in self._lost:
                 raise LinkBroken(f"stage {index} is lost: {self._lost.get(index, 'never connected')}")
         try:
-            outlet.send(message, payload)
+            outgoing.send(message, payload)
         except LinkBroken as error:
             self._lose(index, f"link to it: {error}")
             raise
 
     def close(self) -> None:
-        """Its threads have ended when this returns, but for the one that calls it."""
+        """Closes all links; returns when their threads have ended, except the calling one."""
         with self._changed:
             self._closed = True
-            sockets = [outlet.link for outlet in self._out.values()] + list(self._in.values())
+            sockets = [outgoing.link for outgoing in self._out.values()] + list(self._in.values())
             self._changed.notify_all()
         for link in (self._listener, *sockets):
             with contextlib.suppress(OSError):
@@ -111,7 +111,6 @@ class StageLinks:
         thread.start()
 
     def _accept(self) -> None:
-        self._listener.settimeout(None)
         while not self._closed:
             try:
                 link, _ = self._listener.accept()
@@ -120,7 +119,7 @@ class StageLinks:
             self._start(functools.partial(self._read, link), "in")
 
     def _read(self, link: socket.socket) -> None:
-        hello = self._greeted(link)
+        hello = self._receive_hello(link)
         if hello is None:
             link.close()
             return
@@ -138,8 +137,8 @@ class StageLinks:
             why = f"{type(error).__name__}: {error}"
         self._lose(index, f"link from it: {why}")
 
-    def _greeted(self, link: socket.socket) -> Hello | None:
-        """Its first word; None if it is none, or one that has a link already."""
+    def _receive_hello(self, link: socket.socket) -> Hello | None:
+        """The greeting of an incoming link; None if it is invalid or that stage is connected already."""
         try:
             link.settimeout(HELLO_S)
             link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -149,7 +148,7 @@ class StageLinks:
         if not isinstance(hello, Hello) or hello.pipeline != self.stage.pipeline or hello.stage not in self._others:
             return None
         if not hmac.compare_digest(hello.secret.encode(), self._secret.encode()):
-            log.warning("a link with a wrong secret was refused", extra={"stage": hello.stage})
+            log.warning("rejected a link with a wrong secret", extra={"stage": hello.stage})
             return None
         with self._changed:
             if self._closed or hello.stage in self._in:
@@ -171,24 +170,26 @@ class StageLinks:
             with self._changed:
                 if self._changed.wait_for(lambda: self._closed, PING_EVERY_S):
                     return
-                quiet = [(index, outlet) for index, outlet in self._out.items() if index not in self._lost]
-            for index, outlet in quiet:
+                quiet = [(index, outgoing) for index, outgoing in self._out.items() if index not in self._lost]
+            for index, outgoing in quiet:
                 try:
-                    outlet.ping(time.monotonic())
+                    outgoing.ping(time.monotonic())
                 except LinkBroken as error:
                     self._lose(index, f"link to it: {error}")
 
 
 class _OutgoingLink:
+    """One sending connection, with its pings."""
+
     def __init__(self, link: socket.socket) -> None:
         link.settimeout(SEND_S)
-        with contextlib.suppress(OSError):  # not of a socket of this machine alone
+        with contextlib.suppress(OSError):  # a Unix socket has no TCP options
             link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            # Pings that no host acknowledges: so a host is missed also before its stage has ever said a word.
+            # Detects an unreachable host by unacknowledged pings, also before its stage has sent anything.
             link.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(SILENCE_S * 1000))
         self.link = link
         self.relayed = link.family == socket.AF_UNIX
-        """Its other end is the node, which carries what is said to the object store."""
+        """Whether the other end is the node, which relays frames through the object store."""
         self._ping_every_s = PING_EVERY_S * (RELAYED_FACTOR if self.relayed else 1)
         self._lock = threading.Lock()
         self._sent_s = time.monotonic()
@@ -199,7 +200,7 @@ class _OutgoingLink:
             self._sent_s = time.monotonic()
 
     def ping(self, now_s: float) -> None:
-        """Unless it has just sent something, or is about to: then the other end hears of it anyway."""
+        """Sends a ping unless another frame was just sent or is being sent."""
         if now_s - self._sent_s >= self._ping_every_s and self._lock.acquire(blocking=False):
             try:
                 send_frame(self.link, Ping())

@@ -1,7 +1,7 @@
-"""A worker's part in a pipeline, as the worker sees it: messages of its node, on their way to its stage.
+"""Messages of the node to a pipeline stage: connections to other stages, and the order to consolidate.
 
-Connections to other stages, and the word that the rest of the model is coming, may arrive while the stage is still
-being loaded: they wait here. A thread hears them, since the loop does not run yet then.
+They may arrive while the stage is still being loaded and are kept until then. A thread receives them, because the event
+loop does not run yet.
 """
 
 from __future__ import annotations
@@ -17,36 +17,38 @@ from ..contract.node.messages import Consolidate, DaemonMessage, Peers
 
 
 class LoadedStage(Protocol):
-    """A stage that was loaded."""
+    """Receiver of the node's messages: a stage."""
 
     def connect(self, index: int, link: socket.socket) -> None: ...
 
-    def grow(self) -> None: ...
+    def consolidate(self) -> None: ...
 
 
 class NodeMessages:
+    """Receives the node's messages and forwards them to the stage, or keeps them until there is one."""
+
     def __init__(self, listener: socket.socket) -> None:
         self.listener = listener
-        """For the other stages' links; the stage's own once it is adopted."""
+        """Listening socket for the links of other stages; the stage owns it after `adopt`."""
         self._lock = threading.Lock()
         self._stage: LoadedStage | None = None
         self._early: list[tuple[int, socket.socket]] = []
-        self._grows = False
+        self._consolidation_requested = False
 
     def adopt(self, stage: LoadedStage) -> None:
-        """It gets what came before, and all that comes. Called before its layers are there."""
+        """Forwards kept and future messages to the stage. Called before its layers are loaded."""
         with self._lock:
             self._stage = stage
             early, self._early = self._early, []
         for index, link in early:
             stage.connect(index, link)
-        if self._grows:
-            stage.grow()
+        if self._consolidation_requested:
+            stage.consolidate()
 
     def hear(
         self, channel: Channel[DaemonMessage], other: Callable[[DaemonMessage], object], gone: Callable[[], object]
     ) -> None:
-        """Passes messages on, in a thread, until the channel ends; `other` and `gone` are called there."""
+        """Receives messages in a thread until the channel ends; `other` and `gone` are called in that thread."""
         threading.Thread(target=self._hear, args=(channel, other, gone), name="control", daemon=True).start()
 
     def _hear(
@@ -71,7 +73,7 @@ class NodeMessages:
             for link in links:
                 link.close()
             if isinstance(message, Consolidate):
-                self._grow()
+                self._consolidate()
             else:
                 other(message)
 
@@ -82,9 +84,9 @@ class NodeMessages:
                 return
         self._stage.connect(index, link)
 
-    def _grow(self) -> None:
+    def _consolidate(self) -> None:
         with self._lock:
-            self._grows = True
+            self._consolidation_requested = True
             stage = self._stage
         if stage is not None:
-            stage.grow()
+            stage.consolidate()

@@ -1,4 +1,4 @@
-"""What a worker that has a stage knows of its part, and whom it tells."""
+"""Context of a pipeline stage: its position, its secret, its callbacks."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from .node_messages import NodeMessages
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageContext:
-    """What a stage needs to know, and whom to tell. The callbacks come from any thread."""
+    """Inputs and callbacks of one stage. The stage calls the callbacks from any thread."""
 
     stage: Stage
     secret: str
-    membership: NodeMessages
+    node_messages: NodeMessages
     deadline_ns: int
-    """Monotonic: until then it must be ready."""
-    hurry: Callable[[], object]
-    """Somebody waits for the rest of the checkpoint."""
-    whole: Callable[[], object]
-    """It has grown."""
-    end: Callable[[str], object]
-    """It cannot go on, and why; or, without a reason, it is needed no longer."""
+    """Monotonic time by which the stage must be ready."""
+    prioritise_weights: Callable[[], object]
+    """Asks the node to fetch the rest of the checkpoint now."""
+    on_consolidated: Callable[[], object]
+    """Reports that the worker has the whole model."""
+    on_end: Callable[[str], object]
+    """Reports the end of the stage; the reason is empty if it was dismissed."""

@@ -1,4 +1,4 @@
-"""What every stage behind the first does, whatever it computes: says that it is ready, hears that it is over."""
+"""Protocol of a later stage: it reports that it is loaded, that a peer is lost, and ends when it is dismissed."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ log = logging.getLogger(__name__)
 
 
 class StageProtocol(ABC):
-    """`links` must call `on_frame` and `on_lost` of this object. `on_end` is called once, when the pipeline needs this
-    stage no longer (no reason given) or cannot go on with it."""
+    """Base of a later stage's message handling. `StageLinks` must call `on_frame` and `on_lost`. `on_end` is called
+    once: without a reason when the stage is dismissed, with one when the pipeline cannot continue."""
 
     def __init__(self, on_end: Callable[[str], object]) -> None:
         self._on_end = on_end
         self._links: StageLinks | None = None
         self._early = ""
-        """What was lost before it was at work."""
+        """Loss that happened before `begin`."""
         self._ended = threading.Event()
 
     @abstractmethod
     def on_frame(self, index: int, message: Message, payload: bytearray) -> None:
-        """In a thread of the links. Errors: ValueError for a frame that cannot be; its link is given up then."""
+        """Handles a frame, in a thread of the links. Errors: ValueError for an invalid frame; its link is closed."""
 
     @abstractmethod
     def close(self) -> None:
-        """Computes nothing more. May be called again."""
+        """Stops computing. Idempotent."""
 
     def begin(self, links: StageLinks) -> None:
-        """Its layers and its links are there: it tells the first stage."""
+        """Reports to the first stage that layers and links are ready."""
         self._links = links
         self.send(0, StageBroken(self._early) if self._early else StageLoaded())
 
     def on_lost(self, index: int, why: str) -> None:
-        """Without the first there is no pipeline. Any other loss is the first's to deal with, if it knows."""
+        """Handles a lost link: to the first stage, it ends the pipeline; to another, it is reported to the first."""
         if index == 0:
             self.end(f"the first stage is lost: {why}")
         else:
@@ -50,16 +50,16 @@ class StageProtocol(ABC):
         return self._ended.is_set()
 
     def end(self, why: str) -> None:
-        """Its pipeline needs it no longer, or, for that reason, cannot have it."""
+        """Ends the stage, once; `why` is empty if it was dismissed."""
         if not self._ended.is_set():
             self._ended.set()
             self.close()
             self._on_end(why)
 
     def send(self, index: int, message: Message, payload: Buffer = b"") -> None:
-        """What cannot be sent is logged: the links tell of the loss themselves."""
+        """Sends a frame. A failure is only logged: the links report the loss themselves."""
         if self._links is None:
-            return  # not at work yet: its first word to the first stage will be this
+            return  # before `begin`, which reports it
         try:
             self._links.send(index, message, payload)
         except LinkBroken as error:

@@ -36,13 +36,13 @@ class CudaDevice:
         self.device = device
         self.region = region
         self.chunk_bytes = chunk_bytes
-        self.lanes = max(1, min(COPY_STREAMS, len(os.sched_getaffinity(0)), transfer.slot_count))
+        self.stream_count = max(1, min(COPY_STREAMS, len(os.sched_getaffinity(0)), transfer.slot_count))
         self._transfer = transfer
         self.memory = torch.empty(transfer.slot_count * chunk_bytes, dtype=torch.uint8, device=device)
         # The allocator may hand out what this stream has yet to finish reading.
         self.allocated = torch.cuda.current_stream(device).record_event()
 
-    def lane(self) -> CudaCopyStream:
+    def stream(self) -> CudaCopyStream:
         return CudaCopyStream(self)
 
     def after(self, copies: Iterable[torch.cuda.Event]) -> None:

@@ -43,10 +43,10 @@ class WeightDevice(Protocol):
     def name(self) -> str: ...
 
     @property
-    def lanes(self) -> int:
+    def stream_count(self) -> int:
         """How many threads move pieces."""
 
-    def lane(self) -> CopyStream: ...
+    def stream(self) -> CopyStream: ...
 
     def after(self, copies: Iterable[Any]) -> None:
         """What the calling thread does on the device from now on comes after these copies."""
@@ -59,13 +59,13 @@ class HostDevice:
     """The CPU. One thread is enough: pages are mapped several times as fast as any source brings their bytes."""
 
     name = "cpu"
-    lanes = 1
+    stream_count = 1
 
     def __init__(self, region: Region, chunk_bytes: int) -> None:
         self._region = region
         self._chunk_bytes = chunk_bytes
 
-    def lane(self) -> HostDevice:
+    def stream(self) -> HostDevice:
         return self
 
     def move(self, piece: CopyPiece) -> None:
@@ -84,18 +84,20 @@ class HostDevice:
 class DeviceLoad:
     """Chunks of one segment on their way to one device. It ends with its last chunk, or with the first error."""
 
-    def __init__(self, transfer: TransferPlan, arrival: ChunkWaiter, device: WeightDevice, chunk_bytes: int) -> None:
+    def __init__(
+        self, transfer: TransferPlan, chunk_waiter: ChunkWaiter, device: WeightDevice, chunk_bytes: int
+    ) -> None:
         self.device = device
         self._transfer = transfer
-        self._arrival = arrival
+        self._chunk_waiter = chunk_waiter
         self._changed = threading.Condition()
         self._copies: dict[int, Any] = {}
         self._piece_chunks = max(1, PIECE_BYTES // chunk_bytes)
-        self._open_lanes = device.lanes
+        self._open_streams = device.stream_count
         self._error: BaseException | None = None
 
     def begin(self) -> DeviceLoad:
-        for _ in range(self.device.lanes):
+        for _ in range(self.device.stream_count):
             threading.Thread(target=self._move, name=f"load-{self.device.name}", daemon=True).start()
         return self
 
@@ -118,23 +120,23 @@ class DeviceLoad:
     def wait_for_all(self) -> None:
         """Returns when every copy is complete."""
         with self._changed:
-            self._changed.wait_for(lambda: self._error is not None or not self._open_lanes)
+            self._changed.wait_for(lambda: self._error is not None or not self._open_streams)
             if self._error is not None:
                 raise self._error
 
     def _move(self) -> None:
         try:
-            lane = self.device.lane()
+            stream = self.device.stream()
             try:
                 while (piece := self._next()) is not None:
-                    copy = lane.move(piece)
+                    copy = stream.move(piece)
                     with self._changed:
                         self._transfer.moved(piece)
                         if copy is not None:
                             self._copies.update(dict.fromkeys(piece.chunks, copy))
                         self._changed.notify_all()
             finally:
-                lane.close()
+                stream.close()
         except BaseException as error:
             self._end(error)
         else:
@@ -143,8 +145,8 @@ class DeviceLoad:
     def _end(self, error: BaseException | None) -> None:
         with self._changed:
             self._error = self._error or error
-            self._open_lanes -= 1
-            if not self._open_lanes and self._error is None:
+            self._open_streams -= 1
+            if not self._open_streams and self._error is None:
                 self._copies.clear()  # complete: nobody need wait for them again
             self._changed.notify_all()
 
@@ -152,18 +154,18 @@ class DeviceLoad:
         """None when there is nothing left to do. Errors: why the next chunk will not come."""
         while True:
             with self._changed:
-                piece = None if self._error else self._transfer.take(self._arrival.is_ready, self._piece_chunks)
+                piece = None if self._error else self._transfer.take(self._chunk_waiter.is_ready, self._piece_chunks)
                 front = None if self._error else self._transfer.front
             if piece is not None or front is None:
                 return piece
-            self._arrival.wait_shortly(f"loading to {self.device.name}", front, PATIENCE_S)
+            self._chunk_waiter.wait_shortly(f"loading to {self.device.name}", front, PATIENCE_S)
 
 
 class WeightSource(Protocol):
     """What `DeviceWeights` needs of the weights in host memory that it moves (`weights.Weights`)."""
 
     manifest: Manifest
-    arrival: ChunkWaiter
+    chunk_waiter: ChunkWaiter
 
     def entry(self, name: str) -> TensorEntry: ...
 
@@ -198,7 +200,7 @@ class DeviceWeights(IndexedTensors):
         chunks = chunks_of(self.source.manifest, offset, size_of(dtype, shape))
         # Its own error, at once: the threads that move chunks may be waiting for others.
         self._loading.demand(chunks)
-        self.source.arrival.wait(name, chunks)
+        self.source.chunk_waiter.wait(name, chunks)
         self._loading.wait(chunks)
         return self._loading.device.view(dtype, offset, shape)
 

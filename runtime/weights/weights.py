@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 class Weights(IndexedTensors):
     """Tensors by name. They are views: a write to one changes this worker's copy of the page alone."""
 
-    def __init__(self, manifest: Manifest, region: Region, arrival: ChunkWaiter) -> None:
+    def __init__(self, manifest: Manifest, region: Region, chunk_waiter: ChunkWaiter) -> None:
         super().__init__(_in_order(manifest))
         self.manifest = manifest
         self.region = region
-        self.arrival = arrival
+        self.chunk_waiter = chunk_waiter
         self._loadings: WeakValueDictionary[tuple[str, tuple[str, ...] | None], DeviceLoad] = WeakValueDictionary()
         self._mapped: DeviceLoad | None = None
 
@@ -78,7 +78,7 @@ class Weights(IndexedTensors):
         return view(self.region, entry.dtype, offset, shape)
 
     def __repr__(self) -> str:
-        ready, chunks = self.arrival.ready_count, self.arrival.chunk_count
+        ready, chunks = self.chunk_waiter.ready_count, self.chunk_waiter.chunk_count
         return f"Weights({len(self)} tensors, {self.manifest.weight_bytes:,} bytes, {ready} of {chunks} chunks ready)"
 
     @property
@@ -120,18 +120,18 @@ class Weights(IndexedTensors):
         One call a chunk takes a third of the time that its thousand faults take, and takes it beside the start. The
         thread ends with the last chunk, or with the segment's failure, which those tell who read.
         """
-        self._mapped = self._begin(None, TransferPlan(range(self.arrival.chunk_count)))
+        self._mapped = self._begin(None, TransferPlan(range(self.chunk_waiter.chunk_count)))
         self._loadings["cpu", None] = self._mapped
 
     def _begin(self, cuda: torch.device | None, transfer: TransferPlan) -> DeviceLoad:
         """To the host's memory if to no other, which needs no torch."""
         chunk_bytes = self.manifest.chunk_bytes
         if cuda is None or cuda.type == "cpu":
-            return DeviceLoad(transfer, self.arrival, HostDevice(self.region, chunk_bytes), chunk_bytes).begin()
+            return DeviceLoad(transfer, self.chunk_waiter, HostDevice(self.region, chunk_bytes), chunk_bytes).begin()
         from .cuda import CudaDevice
 
         return DeviceLoad(
-            transfer, self.arrival, CudaDevice(cuda, self.region, transfer, chunk_bytes), chunk_bytes
+            transfer, self.chunk_waiter, CudaDevice(cuda, self.region, transfer, chunk_bytes), chunk_bytes
         ).begin()
 
     def _chunks(self, names: Iterable[str]) -> list[int]:
@@ -143,8 +143,8 @@ class Weights(IndexedTensors):
         self._wait("the whole checkpoint", 0, self.manifest.total_bytes)
 
     def _wait(self, name: str, offset: int, size_bytes: int) -> None:
-        if not self.arrival.complete:
-            self.arrival.wait(name, chunks_of(self.manifest, offset, size_bytes))
+        if not self.chunk_waiter.complete:
+            self.chunk_waiter.wait(name, chunks_of(self.manifest, offset, size_bytes))
 
 
 def _in_order(manifest: Manifest) -> dict[str, TensorEntry]:

@@ -54,9 +54,9 @@ CLOSE_S = 2.0
 """What closing gets at least, after the calls have ended: an engine ends its thread. The process ends anyway."""
 
 
-def run(control: socket, place: WorkerEnvironment) -> NoReturn:
+def run(control: socket, environment: WorkerEnvironment) -> NoReturn:
     """Lives; ends the process with one of `contract.exits`."""
-    started_ns = time.monotonic_ns() + place.clock_shift_ns
+    started_ns = time.monotonic_ns() + environment.clock_shift_ns
     loop = uvloop.new_event_loop()
     asyncio.set_event_loop(loop)
     channel: Channel[DaemonMessage] = Channel(control, DaemonMessage)
@@ -68,7 +68,7 @@ def run(control: socket, place: WorkerEnvironment) -> NoReturn:
         watchdog.end_process(exits.ORPHANED)
     if not isinstance(message, Assign):
         watchdog.end_process(exits.DRAINED)
-    AssignedWorker(channel, message, loop).live(place, descriptors)
+    AssignedWorker(channel, message, loop).run(environment, descriptors)
 
 
 def _warm_up_while_idle(control: socket) -> None:
@@ -91,13 +91,13 @@ class AssignedWorker:
         self._timeline = Timeline()
         self._leave = asyncio.Event()
         self._grace_ends_s = 0.0
-        self._membership: NodeMessages | None = None
+        self._node_messages: NodeMessages | None = None
         self._reporter = UsageReporter(loop, self._meter, self._send)
         self._listener: WorkerServer | None = None
 
-    def live(self, place: WorkerEnvironment, descriptors: list[int]) -> NoReturn:
+    def run(self, environment: WorkerEnvironment, descriptors: list[int]) -> NoReturn:
         try:
-            bundle_dir, listening = self._shut_in(place, descriptors.pop(0))
+            bundle_dir, listening = self._confine(environment, descriptors.pop(0))
             watchdog.watch(self._channel.fileno(), self._meter)
             if self._assign.shell:
                 from .shell import ShellApp  # late: calls need none of it
@@ -105,16 +105,16 @@ class AssignedWorker:
                 terminal = StartedApp(ShellApp(self._leave.set, self._loop), True, None)
                 self._loop.run_until_complete(self._serve(terminal, listening, bundle_dir))
                 watchdog.end_process(exits.DRAINED)
-            self._membership = self._join(descriptors)
+            self._node_messages = self._join(descriptors)
             starting = StartContext(
                 assign=self._assign,
                 bundle_dir=bundle_dir,
                 segment_fds=tuple(descriptors),
                 loop=self._loop,
                 want=lambda chunks: self._send(WantChunks(chunks[0], chunks[-1])),
-                membership=self._membership,
-                whole=lambda: self._send(Consolidated()),
-                end=lambda why: self._loop.call_soon_threadsafe(self._stage_ended, why),
+                node_messages=self._node_messages,
+                on_consolidated=lambda: self._send(Consolidated()),
+                on_end=lambda why: self._loop.call_soon_threadsafe(self._stage_ended, why),
             )
             started = start(starting, self._timeline)
             self._loop.run_until_complete(self._serve(started, listening, bundle_dir))
@@ -129,14 +129,14 @@ class AssignedWorker:
         """A stage hears its node from now on; takes the listener for its links out of the descriptors."""
         if self._assign.stage is None:
             return None
-        membership = NodeMessages(socket(fileno=descriptors.pop(0)))
+        node_messages = NodeMessages(socket(fileno=descriptors.pop(0)))
         self._channel.socket.setblocking(False)
-        membership.hear(
+        node_messages.hear(
             self._channel,
             lambda message: self._loop.call_soon_threadsafe(self._obey, message),
             lambda: watchdog.end_process(exits.ORPHANED),
         )
-        return membership
+        return node_messages
 
     def _stage_ended(self, why: str) -> None:
         """Its pipeline needs it no longer, and it will be drained; or it cannot go on."""
@@ -144,12 +144,12 @@ class AssignedWorker:
             print(f"the stage ends: {why}", file=sys.stderr, flush=True)
             watchdog.end_process(exits.ORPHANED)
 
-    def _shut_in(self, place: WorkerEnvironment, first: int) -> tuple[str, socket | None]:
+    def _confine(self, environment: WorkerEnvironment, first: int) -> tuple[str, socket | None]:
         """Before any of the user's code. Returns where the bundle lies afterwards, and where to listen."""
         spec = self._assign.spec
         with self._timeline.span("start"):
             try:
-                bundle_dir, listening = place.shut_in(self._assign, first)
+                bundle_dir, listening = environment.confine(self._assign, first)
                 if spec.egress:
                     os.environ.update(open_egress_socket(self._channel.send))
             except OSError as error:
@@ -179,7 +179,7 @@ class AssignedWorker:
             raise StartFailed(str(error)) from error
         self._reporter.speed = started.speed
         self._channel.send(Ready(self._timeline))
-        if self._membership is None:
+        if self._node_messages is None:
             self._channel.socket.setblocking(False)
             self._loop.add_reader(self._channel.fileno(), self._listen)
         await self._leave.wait()

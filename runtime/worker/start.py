@@ -73,10 +73,10 @@ class StartContext:
     segment_fds: tuple[int, ...]
     loop: asyncio.AbstractEventLoop
     want: Callable[[range], object] = lambda chunks: None
-    membership: NodeMessages | None = None
+    node_messages: NodeMessages | None = None
     """Of a stage; whom to tell of its life follows."""
-    whole: Callable[[], object] = lambda: None
-    end: Callable[[str], object] = lambda why: None
+    on_consolidated: Callable[[], object] = lambda: None
+    on_end: Callable[[str], object] = lambda why: None
 
 
 def start(starting: StartContext, timeline: Timeline) -> StartedApp:
@@ -127,37 +127,37 @@ def _start_llm(starting: StartContext, device: DeviceInit, attached: list[Weight
 
     device.wait()
     if starting.assign.stage is not None:
-        return _start_stage(starting, _stage_of(starting, starting.assign.stage, attached[0]), spec.llm, weights)
+        return _start_stage(starting, _stage_context(starting, starting.assign.stage, attached[0]), spec.llm, weights)
     app = create_app(weights, spec.llm, name=spec.name, threads=threads)
     return StartedApp(app, False, app.close, app.speed)
 
 
-def _stage_of(starting: StartContext, stage: Stage, weights: Weights) -> StageContext:
+def _stage_context(starting: StartContext, stage: Stage, weights: Weights) -> StageContext:
     from ..pipeline.stage_context import StageContext
 
-    membership = starting.membership
-    assert membership is not None
+    node_messages = starting.node_messages
+    assert node_messages is not None
     return StageContext(
         stage=stage,
         secret=starting.assign.secret,
-        membership=membership,
+        node_messages=node_messages,
         deadline_ns=time.monotonic_ns() + round(starting.assign.spec.start_timeout_s * 1e9),
-        hurry=lambda: starting.want(range(weights.arrival.chunk_count)),
-        whole=starting.whole,
-        end=starting.end,
+        prioritise_weights=lambda: starting.want(range(weights.chunk_waiter.chunk_count)),
+        on_consolidated=starting.on_consolidated,
+        on_end=starting.on_end,
     )
 
 
-def _start_stage(starting: StartContext, of: StageContext, settings: LLMSettings, weights: Any) -> StartedApp:
+def _start_stage(starting: StartContext, context: StageContext, settings: LLMSettings, weights: Any) -> StartedApp:
     """Ready when its whole pipeline is, or, of a later stage, when its links stand."""
     from ..llm.distributed.stages import LLMFirstStage, LLMLaterStage
 
     spec, threads = starting.assign.spec, starting.assign.threads
     loaded: LLMFirstStage | LLMLaterStage
-    if of.stage.index == 0:
-        loaded = LLMFirstStage(weights, settings, of, name=spec.name, threads=threads)
+    if context.stage.index == 0:
+        loaded = LLMFirstStage(weights, settings, context, name=spec.name, threads=threads)
     else:
-        loaded = LLMLaterStage(weights, settings, of, name=spec.name, threads=threads)
+        loaded = LLMLaterStage(weights, settings, context, name=spec.name, threads=threads)
     loaded.wait_until_ready()
     return StartedApp(loaded.app, False, loaded.close, loaded.speed)
 
@@ -181,9 +181,9 @@ def _start_layered(starting: StartContext, device: DeviceInit, target: Any, atta
     if starting.assign.stage is None:
         app = whole_app(parts)
         return StartedApp(_in_context(app, starting), False, None, app.speed)
-    of = _stage_of(starting, starting.assign.stage, attached[0])
+    context = _stage_context(starting, starting.assign.stage, attached[0])
     loaded: LayeredFirstStage | LayeredLaterStage = (
-        LayeredFirstStage(parts, of) if of.stage.index == 0 else LayeredLaterStage(parts, of)
+        LayeredFirstStage(parts, context) if context.stage.index == 0 else LayeredLaterStage(parts, context)
     )
     loaded.wait_until_ready()
     return StartedApp(_in_context(loaded.app, starting), False, loaded.close, loaded.speed)

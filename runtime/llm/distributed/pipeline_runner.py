@@ -66,7 +66,7 @@ class PipelineRunner(PeerStages):
         self._results: queue.SimpleQueue[tuple[int, bytearray] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._kv: dict[int, Callable[[bytearray], None]] = {}
-        self.on_lending: Callable[[int, MigrationMessage | None], None] = lambda stage, message: None
+        self.on_migration: Callable[[int, MigrationMessage | None], None] = lambda stage, message: None
         """Gets what stages say of requests that were lent to them, and None when one is lost."""
 
     # ── as a runner ────────────────────────────────────────────────────────────────────────────────
@@ -144,10 +144,10 @@ class PipelineRunner(PeerStages):
                 if take is not None:
                     take(payload)
             case Promoted() | MigrationCaughtUp() | MigratedToken() | MigrationAborted():
-                self.on_lending(stage, message)
+                self.on_migration(stage, message)
             case _:
-                self.heard(stage, message)
+                self.handle(stage, message)
 
     def on_lost(self, stage: int, why: str) -> None:
-        self.on_lending(stage, None)
+        self.on_migration(stage, None)
         self.break_up(f"stage {stage} is lost: {why}")

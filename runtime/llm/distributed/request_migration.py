@@ -64,7 +64,7 @@ class MigrationSource:
         self._service = service
         self._send = send
         self._numbers = itertools.count()
-        self._loans: dict[int, _Migration] = {}
+        self._migrations: dict[int, _Migration] = {}
         self._whole: set[int] = set()
 
     def on_frame(self, stage: int, message: MigrationMessage | None) -> None:
@@ -75,7 +75,7 @@ class MigrationSource:
         match message:
             case None:
                 self._whole.discard(stage)
-                for number in [number for number, loan in self._loans.items() if loan.stage == stage]:
+                for number in [number for number, migration in self._migrations.items() if migration.stage == stage]:
                     self._end(engine, number)
             case Promoted(running=running):
                 self._whole.add(stage)
@@ -87,58 +87,60 @@ class MigrationSource:
             case MigrationAborted(number=number):
                 self._end(engine, number)
             case _:
-                log.warning("a frame that no borrower sends", extra={"frame": type(message).__name__})
+                log.warning("a frame that no target sends", extra={"frame": type(message).__name__})
         return []
 
     def _offer(self, engine: Engine, stage: int, own: int) -> None:
         """`own` requests came to it by themselves."""
-        lent = {whole: sum(loan.stage == whole for loan in self._loans.values()) for whole in self._whole}
+        lent = {
+            whole: sum(migration.stage == whole for migration in self._migrations.values()) for whole in self._whole
+        }
         lent[stage] += own
-        for id in choose_migrations(engine.running(), lent, stage):
-            found = engine.tokens_of(id)
+        for id in choose_migrations(engine.migration_candidates(), lent, stage):
+            found = engine.migration_snapshot(id)
             if found is None:
                 continue
             tokens, prompt_count, max_new_tokens, sampling = found
             number = next(self._numbers)
-            self._loans[number] = _Migration(stage, id)
+            self._migrations[number] = _Migration(stage, id)
             self._say(engine, number, MigrationOffer(number, tokens, prompt_count, max_new_tokens, asdict(sampling)))
 
     def _hand_over(self, engine: Engine, number: int) -> list[TokenDelta]:
-        loan = self._loans.get(number)
-        if loan is None:
+        migration = self._migrations.get(number)
+        if migration is None:
             return []
         deltas = engine.settle()
-        tokens = engine.lend(loan.id, lambda: self._drop(number))
+        tokens = engine.start_remote(migration.id, lambda: self._drop(number))
         if tokens is None:  # it has ended meanwhile
             self._drop(number)
             return deltas
-        loan.begun = True
+        migration.begun = True
         self._say(engine, number, MigrationHandover(number, tokens))
         return deltas
 
     def _accept(self, engine: Engine, stage: int, number: int, token: int) -> list[TokenDelta]:
-        loan = self._loans.get(number)
-        if loan is None or not loan.begun or loan.stage != stage:
-            return []  # a token that was on its way when the loan ended
-        return engine.accept(loan.id, token)
+        migration = self._migrations.get(number)
+        if migration is None or not migration.begun or migration.stage != stage:
+            return []  # a token that was on its way when the migration ended
+        return engine.accept_remote(migration.id, token)
 
     def _end(self, engine: Engine, number: int) -> None:
         """The request goes on here."""
-        loan = self._loans.pop(number, None)
-        if loan is not None and loan.begun:
-            engine.take_back(loan.id)
+        migration = self._migrations.pop(number, None)
+        if migration is not None and migration.begun:
+            engine.resume_locally(migration.id)
 
     def _drop(self, number: int) -> None:
-        loan = self._loans.pop(number, None)
-        if loan is not None:
+        migration = self._migrations.pop(number, None)
+        if migration is not None:
             try:
-                self._send(loan.stage, MigrationAborted(number))
+                self._send(migration.stage, MigrationAborted(number))
             except LinkBroken:
                 return  # gone with all that it had
 
     def _say(self, engine: Engine, number: int, message: Message) -> None:
         try:
-            self._send(self._loans[number].stage, message)
+            self._send(self._migrations[number].stage, message)
         except LinkBroken:
             self._end(engine, number)
 
@@ -163,11 +165,11 @@ class MigrationTarget:
             case MigrationOffer():
                 self._borrow(engine, message)
             case MigrationHandover(number=number, tokens=tokens):
-                engine.begin(_id(number), tokens)
+                engine.continue_migrated(_id(number), tokens)
             case MigrationAborted(number=number):
                 self._give_back(engine, number)
             case _:
-                log.warning("a frame that no lender sends", extra={"frame": type(message).__name__})
+                log.warning("a frame that no source sends", extra={"frame": type(message).__name__})
         return []
 
     def _borrow(self, engine: Engine, lend: MigrationOffer) -> None:
@@ -181,11 +183,11 @@ class MigrationTarget:
         sampling: dict[str, Any] = dict(lend.sampling)
         self._numbers.add(number)
         try:
-            engine.borrow(
+            engine.add_migrated(
                 sequence,
                 SamplingParams(**sampling),
                 caught_up=lambda: self._say(MigrationCaughtUp(number)),
-                tell=lambda token: self._say(MigratedToken(number, token)),
+                on_token=lambda token: self._say(MigratedToken(number, token)),
             )
         except (FleetError, TypeError) as error:
             log.warning("a request cannot go on here", extra={"error": str(error)})
@@ -194,7 +196,7 @@ class MigrationTarget:
 
     def _give_back(self, engine: Engine, number: int) -> None:
         self._numbers.discard(number)
-        engine.give_back(_id(number))
+        engine.remove_migrated(_id(number))
 
     def _say(self, message: Message) -> None:
         try:
@@ -204,5 +206,5 @@ class MigrationTarget:
 
 
 def _id(number: int) -> int:
-    """Of a borrowed sequence: the worker's own requests count from 0 up."""
+    """Of a migrated sequence: the worker's own requests count from 0 up."""
     return -1 - number

@@ -49,7 +49,7 @@ class LLMStageWorker(StageProtocol):
 
     def __init__(self, on_end: Callable[[str], object]) -> None:
         super().__init__(on_end)
-        self.on_lending: Callable[[MigrationMessage | None], object] = lambda message: None
+        self.on_migration: Callable[[MigrationMessage | None], object] = lambda message: None
         """Gets what the first stage says of requests that it lends, and None when it is lost."""
         self._decoder: StageDecoder | None = None
         self._hidden_size = 0
@@ -72,13 +72,13 @@ class LLMStageWorker(StageProtocol):
             case Dismiss():
                 self.end("")
             case MigrationOffer() | MigrationHandover() | MigrationAborted():
-                self.on_lending(message)
+                self.on_migration(message)
             case _:
                 log.warning("a frame that no stage sends to this one", extra={"frame": type(message).__name__})
 
     def on_lost(self, index: int, why: str) -> None:
         if index == 0:
-            self.on_lending(None)
+            self.on_migration(None)
         super().on_lost(index, why)
 
     def close(self) -> None:

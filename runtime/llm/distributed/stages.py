@@ -36,29 +36,33 @@ class LLMFirstStage:
     """Loads its layers; ready when all stages are, or, if one is lost on the way, when it has the whole model."""
 
     def __init__(
-        self, weights: ModelWeights, settings: LLMSettings, of: StageContext, *, name: str, threads: int
+        self, weights: ModelWeights, settings: LLMSettings, context: StageContext, *, name: str, threads: int
     ) -> None:
         """Returns when its own layers are there. Errors: as of `load_model`."""
-        self._stage = of.stage
-        self._lead = FirstStageLifecycle(of)
-        self._pipeline = PipelineRunner(of.stage.count, self._lead.on_broken)
+        self._stage = context.stage
+        self._lifecycle = FirstStageLifecycle(context)
+        self._pipeline = PipelineRunner(context.stage.count, self._lifecycle.on_broken)
         self.links = StageLinks(
-            of.stage, of.secret, of.membership.listener, self._pipeline.on_frame, self._pipeline.on_lost
+            context.stage,
+            context.secret,
+            context.node_messages.listener,
+            self._pipeline.on_frame,
+            self._pipeline.on_lost,
         )
-        of.membership.adopt(self)
+        context.node_messages.adopt(self)
         built: list[DecoderBuilder] = []
         model = load_model(weights, settings, threads=threads, runner=lambda one: self._runner(built, one))
         self.app = LLMApp(model, name=name)
-        self._pipeline.on_lending = MigrationSource(self.app.service, self._pipeline.send).on_frame
+        self._pipeline.on_migration = MigrationSource(self.app.service, self._pipeline.send).on_frame
         parts = ConsolidationPlan(
             service=self.app.service,
             pipeline=self._pipeline,
             load=built[0].whole,
-            cuts=of.stage.cuts,
+            cuts=context.stage.cuts,
             kv_bytes=built[0].kv_bytes,
             block_tokens=BLOCK_TOKENS,
         )
-        self._lead.loaded(self._pipeline, lambda on_end: Consolidation(parts, on_end).start())
+        self._lifecycle.loaded(self._pipeline, lambda on_end: Consolidation(parts, on_end).start())
 
     def _runner(self, built: list[DecoderBuilder], one: DecoderBuilder) -> Runner:
         built.append(one)
@@ -71,11 +75,11 @@ class LLMFirstStage:
 
     def wait_until_ready(self) -> None:
         """Errors: StartFailed, and what kept it from growing."""
-        self._lead.wait_until_ready()
+        self._lifecycle.wait_until_ready()
 
-    def grow(self) -> None:
+    def consolidate(self) -> None:
         """Takes the whole model in and the requests over."""
-        self._lead.grow()
+        self._lifecycle.consolidate()
 
     def speed(self) -> Speed | None:
         return self.app.speed()
@@ -87,15 +91,15 @@ class LLMFirstStage:
 
 class LLMLaterStage(LaterStageLifecycle[LLMApp]):
     def __init__(
-        self, weights: ModelWeights, settings: LLMSettings, of: StageContext, *, name: str, threads: int
+        self, weights: ModelWeights, settings: LLMSettings, context: StageContext, *, name: str, threads: int
     ) -> None:
         """Returns when its layers are there. Errors: as of `load_model`."""
-        self._whole_app: Callable[[], LLMApp] = partial(_app, weights, settings, threads, name)
+        self._load_app: Callable[[], LLMApp] = partial(_app, weights, settings, threads, name)
         self._closed = threading.Event()
         self._worker = LLMStageWorker(self.on_end)
-        super().__init__(of, self._worker)
+        super().__init__(context, self._worker)
         self._built = decoder_builder(weights, settings, threads=threads, whole=False)
-        self._decoder = self._built.decoder(of.stage.first, of.stage.end)
+        self._decoder = self._built.decoder(context.stage.first, context.stage.end)
 
     def _run(self) -> None:
         self._worker.run(self.links, self._decoder, self._built.config.hidden_size)
@@ -103,16 +107,16 @@ class LLMLaterStage(LaterStageLifecycle[LLMApp]):
     def close(self) -> None:
         self._closed.set()
         super().close()
-        if self._whole is not None:
-            self._whole.close()
+        if self.whole_app is not None:
+            self.whole_app.close()
 
     def _load(self) -> LLMApp:
-        app = self._whole_app()
-        borrower = MigrationTarget(app.service, lambda message: self.links.send(0, message))
-        self._worker.on_lending = borrower.on_frame
+        app = self._load_app()
+        target = MigrationTarget(app.service, lambda message: self.links.send(0, message))
+        self._worker.on_migration = target.on_frame
         return app
 
-    def _grown(self, app: LLMApp) -> None:
+    def _on_consolidated(self, app: LLMApp) -> None:
         self._closed.wait(FIRST_CALLS_S)
         with contextlib.suppress(LinkBroken):  # then there is nobody whose requests it could take
             self.links.send(0, Promoted(app.service.active_count))

@@ -41,17 +41,29 @@ class _StepInFlight:
     sampling: list[PlannedChunk]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineLoad:
+    """Requests and KV blocks of an engine at one moment."""
+
+    active: int
+    """Requests that have not ended, wherever their tokens are computed."""
+    migrated_in: int
+    """Requests of another worker that are computed here."""
+    free_blocks: int
+    block_count: int
+
+
 class Engine:
-    """Not thread-safe, except `check` and `past`, which read what never changes."""
+    """Runs requests step by step. Not thread-safe, except `check` and `past`, which read constants, and `load`."""
 
     def __init__(self, runner: Runner, scheduler: Scheduler, tokenizer: Vocabulary, eos_ids: frozenset[int]) -> None:
         self._runner = runner
-        self._flights: deque[_StepInFlight] = deque()
+        self._in_flight: deque[_StepInFlight] = deque()
         self.scheduler = scheduler
         self._tokenizer = tokenizer
         self._eos_ids = eos_ids
         self._active: dict[int, Generation] = {}
-        self._borrowed: dict[int, MigratedRequest] = {}
+        self._migrated_in: dict[int, MigratedRequest] = {}
         self._ids = itertools.count()
 
     def check(self, request: Request) -> None:
@@ -75,14 +87,14 @@ class Engine:
         active = self._active.pop(id, None)
         if active is None:
             return
-        if active.lent is not None:
-            active.lent()
+        if active.on_remote_cancel is not None:
+            active.on_remote_cancel()
         else:
             self.scheduler.remove(active.sequence)
 
     # ── sequences that another worker computes, and those of another worker ────────────────────────
 
-    def running(self) -> list[tuple[int, int]]:
+    def migration_candidates(self) -> list[tuple[int, int]]:
         """Requests that are computed here and have begun to answer: (id, most tokens to come)."""
         return [
             (sequence.id, sequence.max_new_tokens - sequence.output_count)
@@ -90,43 +102,43 @@ class Engine:
             if sequence.id in self._active and sequence.output_count
         ]
 
-    def tokens_of(self, id: int) -> tuple[list[int], int, int, SamplingParams] | None:
+    def migration_snapshot(self, id: int) -> tuple[list[int], int, int, SamplingParams] | None:
         """Tokens so far, how many of them are prompt, most new ones, how they are drawn; None if it has ended."""
         active = self._active.get(id)
-        if active is None or active.lent is not None:
+        if active is None or active.on_remote_cancel is not None:
             return None
         sequence = active.sequence
         return list(sequence.tokens), sequence.prompt_count, sequence.max_new_tokens, active.request.sampling
 
-    def lend(self, id: int, drop: Callable[[], object]) -> list[int] | None:
+    def start_remote(self, id: int, drop: Callable[[], object]) -> list[int] | None:
         """Its tokens so far: from now on they come with `accept`. Nothing may be under way. None if it has ended."""
         active = self._active.get(id)
-        if active is None or active.lent is not None:
+        if active is None or active.on_remote_cancel is not None:
             return None
         self.scheduler.remove(active.sequence)
-        active.lent = drop
+        active.on_remote_cancel = drop
         return list(active.sequence.tokens)
 
-    def accept(self, id: int, token: int) -> list[TokenDelta]:
+    def accept_remote(self, id: int, token: int) -> list[TokenDelta]:
         """The next token of one that is lent."""
         active = self._active.get(id)
-        return [] if active is None or active.lent is None else [self._accept(active, token)]
+        return [] if active is None or active.on_remote_cancel is None else [self._accept(active, token)]
 
-    def take_back(self, id: int) -> None:
+    def resume_locally(self, id: int) -> None:
         """One that was lent goes on here, from the tokens that it has."""
         active = self._active.get(id)
-        if active is None or active.lent is None:
+        if active is None or active.on_remote_cancel is None:
             return
-        active.lent = None
+        active.on_remote_cancel = None
         active.sampler = resumed_sampler(active.sequence, active.request.sampling)
         self.scheduler.put_first(active.sequence)
 
-    def borrow(
+    def add_migrated(
         self,
         sequence: Sequence,
         sampling: SamplingParams,
         caught_up: Callable[[], object],
-        tell: Callable[[int], object],
+        on_token: Callable[[int], object],
     ) -> None:
         """Computes the tokens that are known, and says so; `begin` brings those that came meanwhile.
 
@@ -134,27 +146,40 @@ class Engine:
         """
         sequence.held = True
         self.scheduler.add(sequence)
-        self._borrowed[sequence.id] = MigratedRequest(sequence, resumed_sampler(sequence, sampling), caught_up, tell)
+        self._migrated_in[sequence.id] = MigratedRequest(
+            sequence, resumed_sampler(sequence, sampling), caught_up, on_token
+        )
 
-    def begin(self, id: int, tokens: list[int]) -> None:
+    def continue_migrated(self, id: int, tokens: list[int]) -> None:
         """All tokens so far, of which the last is not computed yet: from now on it is continued here."""
-        borrowed = self._borrowed.get(id)
-        if borrowed is None:
+        migrated = self._migrated_in.get(id)
+        if migrated is None:
             return
-        sequence = borrowed.sequence
+        sequence = migrated.sequence
         sequence.tokens[:] = tokens
         sequence.held = False
-        borrowed.sampler = resumed_sampler(sequence, borrowed.sampler.params)
+        migrated.sampler = resumed_sampler(sequence, migrated.sampler.params)
 
-    def give_back(self, id: int) -> None:
+    def remove_migrated(self, id: int) -> None:
         """Its owner needs it no longer here."""
-        borrowed = self._borrowed.pop(id, None)
-        if borrowed is not None:
-            self.scheduler.remove(borrowed.sequence)
+        migrated = self._migrated_in.pop(id, None)
+        if migrated is not None:
+            self.scheduler.remove(migrated.sequence)
+
+    @property
+    def load(self) -> EngineLoad:
+        """Present load; from any thread, where it may be one step old."""
+        pool = self.scheduler.pool
+        return EngineLoad(
+            active=len(self._active),
+            migrated_in=len(self._migrated_in),
+            free_blocks=pool.free_count,
+            block_count=pool.block_count,
+        )
 
     @property
     def idle(self) -> bool:
-        return not self._active and not self._borrowed and not self._flights
+        return not self._active and not self._migrated_in and not self._in_flight
 
     @property
     def stages(self) -> int:
@@ -164,46 +189,46 @@ class Engine:
     @property
     def stalled(self) -> bool:
         """Whether nothing can be computed for now: the runner takes nothing, or all that runs is computed elsewhere."""
-        return not self._flights and (self._runner.stalled or not self.scheduler.pending)
+        return not self._in_flight and (self._runner.stalled or not self.scheduler.pending)
 
     def step(self, now_ns: int = 0) -> list[TokenDelta]:
         """Sets steps going until the runner is busy, and ends the oldest; the deltas that it brought."""
         deltas = self._expire(now_ns)
         try:
-            self._launch()
-            return deltas + self._land()
+            self._submit_steps()
+            return deltas + self._complete_oldest()
         except RunnerLost as error:
             self._restart(error)
             return deltas
         except Exception as error:
             # Nothing of the steps under way is known to be right. Their sequences end; those that wait go on.
-            logger.exception("step failed", extra={"steps": len(self._flights)})
-            self._flights.clear()
+            logger.exception("step failed", extra={"steps": len(self._in_flight)})
+            self._in_flight.clear()
             reason = error if isinstance(error, FleetError) else HandlerFailed(f"the model failed: {error!r}")
             failed = list(self.scheduler.running)
             for sequence in failed:
                 self.cancel(sequence.id)
-                self.give_back(sequence.id)
+                self.remove_migrated(sequence.id)
             return deltas + [TokenDelta(id=sequence.id, error=reason) for sequence in failed]
 
     def settle(self) -> list[TokenDelta]:
         """Ends all steps under way and begins none; what they brought."""
         deltas: list[TokenDelta] = []
         try:
-            while self._flights:
-                deltas += self._land()
+            while self._in_flight:
+                deltas += self._complete_oldest()
         except RunnerLost as error:
             self._restart(error)
         return deltas
 
     def _restart(self, error: RunnerLost) -> None:
         logger.warning("the pipeline is broken, requests begin anew", extra={"error": str(error)})
-        self._flights.clear()
+        self._in_flight.clear()
         self.scheduler.restart()
 
     def take_over(self, runner: Runner) -> None:
         """From now on steps go there. Nothing may be under way; it has the keys and values of all that runs."""
-        assert not self._flights
+        assert not self._in_flight
         self._runner = runner
 
     def fail_all(self, error: FleetError) -> list[TokenDelta]:
@@ -227,57 +252,57 @@ class Engine:
             deltas.append(TokenDelta(id=id, error=error))
         return deltas
 
-    def _launch(self) -> None:
+    def _submit_steps(self) -> None:
         if self._runner.stalled:
             return
-        while len(self._flights) < self._runner.depth:
+        while len(self._in_flight) < self._runner.depth:
             chunks = self.scheduler.plan(self._runner.depth)
             if not chunks:
                 return
             batch, sampling = _batch(chunks)
-            self._flights.append(_StepInFlight(chunks, sampling))
+            self._in_flight.append(_StepInFlight(chunks, sampling))
             self._runner.submit(batch)
 
-    def _land(self) -> list[TokenDelta]:
+    def _complete_oldest(self) -> list[TokenDelta]:
         """The oldest step under way: its tokens are computed, and those that end a sequence sampled."""
-        if not self._flights:
+        if not self._in_flight:
             return []
         logits = self._runner.collect()
-        flight = self._flights.popleft()
-        for chunk in flight.chunks:
+        step = self._in_flight.popleft()
+        for chunk in step.chunks:
             if self._runs(chunk):
                 self.scheduler.advance(chunk)
                 self._note_caught_up(chunk.sequence)
-        rows = [row for row, chunk in enumerate(flight.sampling) if self._runs(chunk)]
+        rows = [row for row, chunk in enumerate(step.sampling) if self._runs(chunk)]
         if not rows:
             return []
-        if len(rows) < len(flight.sampling):
+        if len(rows) < len(step.sampling):
             logits = logits[rows]
-        sampled = [flight.sampling[row].sequence.id for row in rows]
-        tokens = sample(logits, [(self._active.get(id) or self._borrowed[id]).sampler for id in sampled])
+        sampled = [step.sampling[row].sequence.id for row in rows]
+        tokens = sample(logits, [(self._active.get(id) or self._migrated_in[id]).sampler for id in sampled])
         deltas = []
         for id, token in zip(sampled, tokens, strict=True):
             if id in self._active:
                 deltas.append(self._accept(self._active[id], token))
             else:
-                self._pass_on(self._borrowed[id], token)
+                self._forward_token(self._migrated_in[id], token)
         return deltas
 
     def _note_caught_up(self, sequence: Sequence) -> None:
-        borrowed = self._borrowed.get(sequence.id)
-        if borrowed is not None and sequence.held and sequence.computed == len(sequence.tokens):
-            borrowed.caught_up()
+        migrated = self._migrated_in.get(sequence.id)
+        if migrated is not None and sequence.held and sequence.computed == len(sequence.tokens):
+            migrated.caught_up()
 
-    def _pass_on(self, borrowed: MigratedRequest, token: int) -> None:
-        sequence = borrowed.sequence
+    def _forward_token(self, migrated: MigratedRequest, token: int) -> None:
+        sequence = migrated.sequence
         sequence.tokens.append(token)
-        borrowed.tell(token)
+        migrated.on_token(token)
         if sequence.output_count >= sequence.max_new_tokens:
-            self.give_back(sequence.id)
+            self.remove_migrated(sequence.id)
 
     def _runs(self, chunk: PlannedChunk) -> bool:
         """Not if it was cancelled meanwhile."""
-        return chunk.sequence.id in self._active or chunk.sequence.id in self._borrowed
+        return chunk.sequence.id in self._active or chunk.sequence.id in self._migrated_in
 
     def _accept(self, answer: Generation, token: int) -> TokenDelta:
         delta = answer.accept(token)

@@ -67,7 +67,7 @@ class Generation:
     detokenizer: Detokenizer
     stops: StopMatcher
     eos_ids: frozenset[int]
-    lent: Callable[[], object] | None = None
+    on_remote_cancel: Callable[[], object] | None = None
     """Its tokens come from another worker, which is told so if it is to stop."""
 
     def accept(self, token: int) -> TokenDelta:
@@ -95,7 +95,7 @@ class MigratedRequest:
     sequence: Tokens
     sampler: SamplerState
     caught_up: Callable[[], object]
-    tell: Callable[[int], object]
+    on_token: Callable[[int], object]
 
 
 def resumed_sampler(sequence: Tokens, sampling: SamplingParams) -> SamplerState:

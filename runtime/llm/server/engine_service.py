@@ -18,7 +18,7 @@ from types import TracebackType
 
 from ...contract.errors import FleetError, HandlerFailed, Unavailable
 from ...contract.node.speed import Speed
-from ..engine.engine import Engine
+from ..engine.engine import Engine, EngineLoad
 from ..engine.generation import Request, TokenDelta
 from ..engine.latency_stats import LatencyStats
 
@@ -111,6 +111,11 @@ class EngineService:
     def active_count(self) -> int:
         """Requests that have not had their last delta."""
         return len(self._streams)
+
+    @property
+    def load(self) -> EngineLoad:
+        """Requests and KV blocks of the engine; from any thread."""
+        return self._engine.load
 
     def speed(self) -> Speed | None:
         """Of the last requests; None until one has ended. From any thread."""

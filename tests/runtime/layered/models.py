@@ -113,10 +113,10 @@ class Stages:
     whole: set[int] = field(default_factory=set)
     ended: dict[int, str] = field(default_factory=dict)
 
-    def grow(self, index: int = 0) -> None:
+    def consolidate(self, index: int = 0) -> None:
         """The rest of a stage's weights comes, and it grows."""
         self.weights[index].rest.set()
-        (self.first if index == 0 else self.later[index - 1]).grow()
+        (self.first if index == 0 else self.later[index - 1]).consolidate()
 
     def kill(self, index: int) -> None:
         """As the end of its process: its sockets close."""
@@ -145,7 +145,7 @@ def pipeline(
     arriving = [Arriving(weights_of(seed), first, end) for first, end in cuts]
     hurried, whole, ended = threading.Event(), set[int](), dict[int, str]()
 
-    def hurry() -> None:
+    def prioritise_weights() -> None:
         hurried.set()
         arriving[0].rest.set()
 
@@ -153,11 +153,11 @@ def pipeline(
         return StageContext(
             stage=Stage(pipeline=PipelineId("p-1"), index=index, cuts=tuple(cuts)),
             secret="word",
-            membership=NodeMessages(listeners[index]),
+            node_messages=NodeMessages(listeners[index]),
             deadline_ns=time.monotonic_ns() + int(START_S * 1e9),
-            hurry=hurry,
-            whole=lambda: whole.add(index),
-            end=lambda why: ended.__setitem__(index, why),
+            prioritise_weights=prioritise_weights,
+            on_consolidated=lambda: whole.add(index),
+            on_end=lambda why: ended.__setitem__(index, why),
         )
 
     def parts(index: int) -> LayeredModel:

@@ -86,7 +86,7 @@ def test_consolidation_changes_no_answer(cuts: list[tuple[int, int]], count: int
     gate, model = held_up(held)
     with pipeline(cuts, model=model) as stages:
         calls = Calls(stages.first.app, rows(count))
-        stages.grow()
+        stages.consolidate()
         gate.set()
         assert calls.join() == alone(rows(count))
         wait_until(lambda: set(stages.ended) == set(range(1, len(cuts))), 5, what="farewells")
@@ -100,7 +100,7 @@ def test_the_other_stages_are_kept_until_the_last_call_of_theirs_has_ended() -> 
     with pipeline(THREE, model=lambda index: model(index) if index else Tower()) as stages:
         calls = Calls(stages.first.app, rows(1))
         wait_until(lambda: stages.first._pipeline._under_way, 5, what="the call")
-        stages.grow()
+        stages.consolidate()
         wait_until(lambda: stages.first.app._stages == 1, 5, what="the whole model")
         assert call(stages.first.app, rows(3, 2)) == alone(rows(3, 2)), "calls that come need no stage"
         assert not stages.ended
@@ -113,13 +113,13 @@ def test_the_other_stages_are_kept_until_the_last_call_of_theirs_has_ended() -> 
 def test_helpers_become_whole_workers_beside_their_pipeline() -> None:
     with pipeline(THREE) as stages:
         calls = Calls(stages.first.app, rows(8))
-        stages.grow(1)
-        stages.grow(2)
+        stages.consolidate(1)
+        stages.consolidate(2)
         wait_until(lambda: stages.whole == {1, 2}, 5, what="two whole workers")
         assert calls.join() == alone(rows(8))
         assert call(stages.later[0].app, rows(3)) == alone(rows(3))
         assert call(stages.first.app, rows(3)) == alone(rows(3)), "its pipeline is still served"
-        stages.grow()
+        stages.consolidate()
         wait_until(lambda: stages.whole == {0, 1, 2}, 5, what="three whole workers")
         assert call(stages.later[1].app, rows(3)) == alone(rows(3))
         assert not stages.ended, "who has grown is not ended by a farewell"
@@ -133,7 +133,7 @@ def test_a_stage_that_serves_nobody_says_so() -> None:
 
         status, body = asyncio.run(answer(stages.later[0].app, b"{}"))
         assert status == 503
-        assert "has a stage" in body["error"]["message"]
+        assert "runs a pipeline stage" in body["error"]["message"]
 
 
 @pytest.mark.parametrize("lost", [1, 2])
@@ -238,7 +238,7 @@ def test_layers_of_one_worker_are_called_by_one_thread_at_a_time() -> None:
 
     with pipeline([(0, 4), (4, LAYERS)], model=lambda index: Tower() if index else Counting()) as stages:
         calls = Calls(stages.first.app, rows(8))
-        stages.grow()
+        stages.consolidate()
         assert calls.join() == alone(rows(8))
     assert most == 1
 

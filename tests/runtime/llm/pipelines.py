@@ -57,14 +57,14 @@ class Stages:
     grown: set[int] = field(default_factory=set)
     ended: dict[int, str] = field(default_factory=dict)
 
-    def grow(self) -> None:
+    def consolidate(self) -> None:
         """The rest of the first stage's weights comes, and it takes over."""
         self.weights[0].rest.set()
-        self.first.grow()
+        self.first.consolidate()
 
-    def grow_later(self, index: int) -> None:
+    def consolidate_later(self, index: int) -> None:
         self.weights[index].rest.set()
-        self.later[index - 1].grow()
+        self.later[index - 1].consolidate()
 
     def kill(self, index: int) -> None:
         """As the end of its process: its sockets close."""
@@ -87,7 +87,7 @@ def pipeline(
     hurried, whole, ended = threading.Event(), threading.Event(), dict[int, str]()
     grown: set[int] = set()
 
-    def hurry() -> None:
+    def prioritise_weights() -> None:
         hurried.set()
         arriving[0].rest.set()
 
@@ -100,11 +100,11 @@ def pipeline(
         return StageContext(
             stage=Stage(pipeline=PipelineId("p-1"), index=index, cuts=tuple(cuts)),
             secret="word",
-            membership=NodeMessages(listeners[index]),
+            node_messages=NodeMessages(listeners[index]),
             deadline_ns=time.monotonic_ns() + int(START_S * 1e9),
-            hurry=hurry,
-            whole=lambda: became_whole(index),
-            end=lambda why: ended.__setitem__(index, why),
+            prioritise_weights=prioritise_weights,
+            on_consolidated=lambda: became_whole(index),
+            on_end=lambda why: ended.__setitem__(index, why),
         )
 
     made: dict[int, LLMLaterStage] = {}

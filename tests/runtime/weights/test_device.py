@@ -206,7 +206,7 @@ class Recorded(HostDevice):
 
     def __init__(self, weights: Weights, lanes: int = 1) -> None:
         super().__init__(weights.region, CHUNK)
-        self.lanes = lanes
+        self.stream_count = lanes
         self.pieces: list[CopyPiece] = []
         self.gate = threading.Event()
 
@@ -220,7 +220,7 @@ def test_what_is_waited_for_moves_next(segment: Segment) -> None:
     weights = filled(segment).attach()
     device = Recorded(weights)
     transfer = TransferPlan(segment.chunks, first=chunks_of(segment, "t3"))
-    loading = DeviceLoad(transfer, weights.arrival, device, chunk_bytes=16 << 20)  # a chunk a piece
+    loading = DeviceLoad(transfer, weights.chunk_waiter, device, chunk_bytes=16 << 20)  # a chunk a piece
     loading.begin()
     until(lambda: device.pieces, "the first piece")
     reader = threading.Thread(target=lambda: loading.wait(chunks_of(segment, "t5")))
@@ -238,7 +238,7 @@ def test_several_threads_move_every_chunk_once_in_whatever_order_they_come(segme
     weights = segment.attach(timeout_s=60)
     device = Recorded(weights, lanes=3)
     device.gate.set()
-    loading = DeviceLoad(TransferPlan(segment.chunks), weights.arrival, device, CHUNK).begin()
+    loading = DeviceLoad(TransferPlan(segment.chunks), weights.chunk_waiter, device, CHUNK).begin()
     order = list(segment.chunks)
     random.Random(4).shuffle(order)
     for chunk in order:
@@ -255,7 +255,7 @@ def test_a_device_that_fails_tells_every_reader_why(segment: Segment) -> None:
 
     weights = filled(segment).attach()
     broken: Any = Broken(weights.region, CHUNK)
-    loading = DeviceLoad(TransferPlan(segment.chunks), weights.arrival, broken, CHUNK).begin()
+    loading = DeviceLoad(TransferPlan(segment.chunks), weights.chunk_waiter, broken, CHUNK).begin()
     for wait in (loading.wait_for_all, lambda: loading.wait(range(1))):
         with pytest.raises(OSError, match="no memory for the pages"):
             wait()

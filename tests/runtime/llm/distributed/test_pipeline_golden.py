@@ -42,6 +42,6 @@ def test_tokens_are_golden(chat_model: Checkpoint, stages: int, data: st.DataObj
         for case in chosen
     ]
     with pipeline(chat_model, data.draw(cuts(stages)), settings=SETTINGS) as running:
-        found = after(running, requests, grows_after, running.grow)
+        found = after(running, requests, grows_after, running.consolidate)
         assert running.whole.wait(60)
     assert [tokens_of(deltas) for deltas in found] == [CASES[case]["output_ids"] for case in chosen]

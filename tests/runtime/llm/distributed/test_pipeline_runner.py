@@ -56,7 +56,7 @@ def test_every_cut_gives_the_tokens_of_the_whole(cuts: list[tuple[int, int]], le
 def test_consolidation_changes_no_token(cuts: list[tuple[int, int]], count: int, when: int) -> None:
     requests = [request(10 + 40 * seed, 30, seed) for seed in range(count)]
     with pipeline(WEIGHTS, cuts) as stages:
-        found = after(stages, requests, min(when, count * 25), stages.grow)
+        found = after(stages, requests, min(when, count * 25), stages.consolidate)
         assert stages.whole.wait(20)
         again = asyncio.run(generate(stages, requests[:1]))
         wait_until(lambda: set(stages.ended) == set(range(1, len(cuts))), 5, what="farewells")
@@ -81,7 +81,7 @@ def test_a_stage_that_is_lost_while_the_first_takes_over_costs_no_token() -> Non
     with pipeline(WEIGHTS, cuts_of([2])) as stages:
 
         def grow_and_lose() -> None:
-            stages.grow()
+            stages.consolidate()
             stages.kill(1)
 
         found = after(stages, requests, 40, grow_and_lose)
@@ -109,24 +109,24 @@ def test_every_stage_may_grow_into_a_whole_worker() -> None:
     requests = [request(10 + 30 * seed, 30, seed) for seed in range(4)]
     with pipeline(WEIGHTS, cuts_of([1, 3])) as stages:
 
-        def grow() -> None:
-            stages.grow_later(1)
-            stages.grow_later(2)
-            stages.grow()
+        def consolidate() -> None:
+            stages.consolidate_later(1)
+            stages.consolidate_later(2)
+            stages.consolidate()
 
-        found = after(stages, requests, 30, grow)
+        found = after(stages, requests, 30, consolidate)
         wait_until(lambda: stages.grown == {0, 1, 2}, 20, what="whole workers")
         assert not stages.ended, "who has grown stays"
         for later in stages.later:
-            assert later._whole is not None
-            again = asyncio.run(generate(stages, requests, later._whole.service))
+            assert later.whole_app is not None
+            again = asyncio.run(generate(stages, requests, later.whole_app.service))
             assert [tokens_of(deltas) for deltas in again] == alone(requests)
     assert [tokens_of(deltas) for deltas in found] == alone(requests)
 
 
 def test_a_stage_that_grows_outlives_its_pipeline() -> None:
     with pipeline(WEIGHTS, cuts_of([2])) as stages:
-        stages.later[0].grow()
+        stages.later[0].consolidate()
         stages.first.links.close()
         wait_until(lambda: stages.later[0]._worker.ended, 5, what="the end of the pipeline")
         stages.weights[1].rest.set()

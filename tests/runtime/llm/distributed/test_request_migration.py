@@ -26,24 +26,19 @@ def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(llm_stages, "FIRST_CALLS_S", 0.0)
 
 
-def borrowed(stages: Stages, index: int) -> int:
-    app = stages.later[index - 1]._whole
-    return len(engine_of(app)._borrowed) if app is not None else 0
-
-
-def engine_of(app: Any) -> Engine:
-    engine = app.service._engine
-    assert isinstance(engine, Engine)
-    return engine
+def migrated(stages: Stages, index: int) -> int:
+    """Requests of the first stage that a later one computes."""
+    app = stages.later[index - 1].whole_app
+    return app.service.load.migrated_in if app is not None else 0
 
 
 def settled(stages: Stages) -> None:
     """Every block of every whole worker is free again."""
-    apps = [stages.first.app, *(later._whole for later in stages.later if later._whole is not None)]
+    apps = [stages.first.app, *(later.whole_app for later in stages.later if later.whole_app is not None)]
 
     def free() -> bool:
-        pools = [engine_of(app).scheduler.pool for app in apps]
-        return all(pool.free_count == pool.block_count for pool in pools)
+        loads = [app.service.load for app in apps]
+        return all(load.free_blocks == load.block_count for load in loads)
 
     wait_until(free, 10, what="free blocks")
 
@@ -55,14 +50,14 @@ def test_requests_that_move_keep_their_tokens(first_grows: bool) -> None:
     requests += [request(20, 150, 6 + seed, sampling=sampled) for seed in range(2)]
     with pipeline(WEIGHTS, cuts_of([2])) as stages:
 
-        def grow() -> None:
-            stages.grow_later(1)
+        def consolidate() -> None:
+            stages.consolidate_later(1)
             if first_grows:
-                stages.grow()
+                stages.consolidate()
 
         def watch() -> None:
-            grow()
-            wait_until(lambda: borrowed(stages, 1) == 4, 20, what="four to have moved")
+            consolidate()
+            wait_until(lambda: migrated(stages, 1) == 4, 20, what="four to have moved")
 
         found = after(stages, requests, 20, watch)
         settled(stages)
@@ -75,9 +70,9 @@ def test_a_worker_that_dies_with_a_request_costs_no_token() -> None:
     with pipeline(WEIGHTS, cuts_of([2])) as stages:
 
         def lend_and_kill() -> None:
-            stages.grow()
-            stages.grow_later(1)
-            wait_until(lambda: borrowed(stages, 1) == 2, 20, what="two to have moved")
+            stages.consolidate()
+            stages.consolidate_later(1)
+            wait_until(lambda: migrated(stages, 1) == 2, 20, what="two to have moved")
             stages.kill(1)
 
         found = after(stages, requests, 20, lend_and_kill)
@@ -97,7 +92,7 @@ def test_a_stage_lost_between_two_steps_costs_no_token(monkeypatch: pytest.Monke
             return deltas + take_over(self, engine, whole)
 
         monkeypatch.setattr(Consolidation, "_take_over", late)
-        found = after(stages, requests, 20, stages.grow)
+        found = after(stages, requests, 20, stages.consolidate)
     assert [tokens_of(deltas) for deltas in found] == alone(requests)
 
 
@@ -108,13 +103,13 @@ def test_a_client_that_leaves_frees_the_other_workers_blocks() -> None:
         async def leave() -> None:
             async with stages.first.app.service.open(requests) as stream:
                 async for _ in stream:
-                    stages.grow_later(1)
-                    await asyncio.to_thread(wait_until, lambda: borrowed(stages, 1) == 2, 20, what="two to have moved")
+                    stages.consolidate_later(1)
+                    await asyncio.to_thread(wait_until, lambda: migrated(stages, 1) == 2, 20, what="two to have moved")
                     return
 
         asyncio.run(leave())
         settled(stages)
-        assert not borrowed(stages, 1)
+        assert not migrated(stages, 1)
 
 
 def test_a_stop_and_an_end_are_the_owners_to_see() -> None:
@@ -124,11 +119,11 @@ def test_a_stop_and_an_end_are_the_owners_to_see() -> None:
     with pipeline(WEIGHTS, cuts_of([LAYERS - 1])) as stages:
         others = [request(10, 150, seed) for seed in range(3)]
 
-        def lend() -> None:
-            stages.grow_later(1)
-            wait_until(lambda: borrowed(stages, 1) == 2, 20, what="two to have moved")
+        def start_remote() -> None:
+            stages.consolidate_later(1)
+            wait_until(lambda: migrated(stages, 1) == 2, 20, what="two to have moved")
 
-        found = after(stages, [plain, *others], 8, lend)
+        found = after(stages, [plain, *others], 8, start_remote)
         settled(stages)
     assert "".join(delta.text for delta in found[0]) == text[: text.index(stop)]
     assert found[0][-1].finish == "stop"
