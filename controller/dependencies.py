@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
+
+from fleetstart.runtime.contract.errors import InvalidInput
+from fleetstart.runtime.contract.store_url import S3Url, parse_store
 
 from .auth.secret_encryption import SecretCipher, SecretCipherError
 from .config import Config, ConfigError
@@ -13,15 +15,19 @@ if TYPE_CHECKING:
     from .observability.otlp import TraceExport
 
 
-def open_store(where: str) -> ObjectStore:
-    if where.startswith("s3://"):
+def open_store(url: str) -> ObjectStore:
+    """Opens the object store. Errors: ConfigError if the URL names none."""
+    try:
+        where = parse_store(url)
+    except InvalidInput as error:
+        raise ConfigError(f"FS_STORE: {error.message}; {error.hint}") from error
+    if isinstance(where, S3Url):
         from .storage.s3_store import S3Store
 
-        bucket, _, prefix = where.removeprefix("s3://").partition("/")
-        return S3Store(bucket, prefix)
+        return S3Store(where.bucket, where.prefix)
     from .storage.folder_store import FolderStore
 
-    return FolderStore(Path(where))
+    return FolderStore(where)
 
 
 def open_vault(config: Config) -> SecretCipher:

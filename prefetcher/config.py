@@ -15,6 +15,7 @@ from fleetstart.runtime.contract.function.spec import check_region, pool_name
 from fleetstart.runtime.contract.ids import NodeId
 from fleetstart.runtime.contract.process.log_format import LogFormat, read_format
 from fleetstart.runtime.contract.sizes import GIB, parse_size
+from fleetstart.runtime.contract.store_url import is_s3
 
 PROFILES = {"python": None, "torch": "torch"}
 """Worker profile → module that must be installed for it. The daemon looks for the module and never imports it."""
@@ -101,7 +102,7 @@ def config_from(env: Mapping[str, str]) -> Config:
         memory_bytes=memory_bytes,
         keep_bytes=_size(env, "FS_POOL_MEMORY", default=min(KEEP_BYTES, memory_bytes // KEEP_SHARE)),
         keep_idle=env.get("FS_KEEP_WEIGHTS", "") != "0",
-        disk_cache_bytes=_size(env, "FS_DISK_CACHE", default=DISK_CACHE_BYTES) if is_remote(env["FS_STORE"]) else 0,
+        disk_cache_bytes=_size(env, "FS_DISK_CACHE", default=DISK_CACHE_BYTES) if is_s3(env["FS_STORE"]) else 0,
         pool_size=_whole(env, "FS_POOL_SIZE", default=1, most=64),
         profiles=_profiles(env.get("FS_PROFILES") or ",".join(POOLS)),
         cpus=cpus,
@@ -146,11 +147,6 @@ def _redis_url(url: str) -> str:
 def default_fetch_threads(cpus: int) -> int:
     """Four threads a core: some verify checksums while the others receive, and round trips to the store overlap."""
     return min(FETCH_THREADS_MOST, max(FETCH_THREADS, 4 * cpus))
-
-
-def is_remote(store: str) -> bool:
-    """True if the store is reached over a network."""
-    return store.startswith("s3://")
 
 
 def _size(env: Mapping[str, str], name: str, *, default: int) -> int:

@@ -21,6 +21,7 @@ from fleetstart.runtime.contract.ids import WorkerId
 from fleetstart.runtime.contract.node.orders import WorkerStatus
 from fleetstart.runtime.contract.node.reports import NodeReport
 from fleetstart.runtime.contract.process.tasks import end_tasks
+from fleetstart.runtime.contract.store_url import parse_store
 
 from .concurrency.io_thread import IoThread
 from .config import Config
@@ -309,8 +310,8 @@ def _servers(config: Config, groups: bool, changed: Callable[[], None]) -> dict[
 def _hidden(config: Config) -> tuple[str, ...]:
     """Paths that no worker may see: the node's state, the store, and the folder of Redis' socket."""
     hidden = [str(config.home)]
-    if not config.store.startswith("s3://"):
-        hidden.append(os.path.abspath(config.store.removeprefix("file://")))
+    if isinstance(store := parse_store(config.store), Path):
+        hidden.append(os.path.abspath(store))
     url = urlsplit(config.redis_url)
     if url.scheme == "unix" and len(Path(url.path).parent.parts) > 2:
         hidden.append(str(Path(url.path).parent))

@@ -16,18 +16,18 @@ import msgspec
 
 from fleetstart.runtime.contract.errors import CheckpointInvalid, FleetError, NotFound, Refused
 from fleetstart.runtime.contract.ids import CheckpointId
+from fleetstart.runtime.contract.object_keys import CHECKPOINTS, checkpoint_key, is_digest
 from fleetstart.runtime.contract.weights.lora import is_adapter
 from fleetstart.runtime.contract.weights.manifest import (
     MANIFEST_MAX_BYTES,
     MANIFEST_OBJECT,
     Manifest,
     checkpoint_id,
-    checkpoint_key,
     read_manifest,
 )
 
 from ..schemas.functions import CheckpointInfo
-from ..storage.object_store import CHECKPOINTS, ObjectStore, StoredObject, is_checkpoint
+from ..storage.object_store import ObjectStore, StoredObject
 from .registry import Registry
 
 log = logging.getLogger(__name__)
@@ -168,7 +168,7 @@ def group_by_checkpoint(objects: Iterable[StoredObject]) -> dict[CheckpointId, l
     groups: dict[CheckpointId, list[StoredObject]] = {}
     for stored in objects:
         checkpoint, _, name = stored.key.removeprefix(CHECKPOINTS).partition("/")
-        if is_checkpoint(checkpoint) and name:
+        if is_digest(checkpoint) and name:
             groups.setdefault(CheckpointId(checkpoint), []).append(stored)
     return groups
 

@@ -9,7 +9,6 @@ whole is decided here, too; which checkpoints there are is `checkpoints`' affair
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass
 from typing import Protocol
@@ -23,19 +22,8 @@ from fleetstart.runtime.contract.errors import (
     WeightsMissing,
 )
 from fleetstart.runtime.contract.ids import BundleId, CheckpointId, FunctionName
-from fleetstart.runtime.contract.weights.manifest import (
-    MANIFEST_MAX_BYTES,
-    MANIFEST_OBJECT,
-    Manifest,
-    checkpoint_key,
-    read_manifest,
-)
-
-_BUNDLE = re.compile(r"bundles/([0-9a-f]{64})")
-_CHECKPOINT = re.compile(r"checkpoints/([0-9a-f]{64})/([A-Za-z0-9][A-Za-z0-9._-]{0,127})")
-_ID = re.compile(r"[0-9a-f]{64}")
-CHECKPOINTS = "checkpoints/"
-"""Under which all of them lie, a folder each."""
+from fleetstart.runtime.contract.object_keys import CheckpointKey, bundle_key, checkpoint_key, is_digest, parse_key
+from fleetstart.runtime.contract.weights.manifest import MANIFEST_MAX_BYTES, MANIFEST_OBJECT, Manifest, read_manifest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,19 +109,17 @@ class Upload:
 
 
 def check_key(key: str) -> str:
-    if not _BUNDLE.fullmatch(key) and not _CHECKPOINT.fullmatch(key):
+    """Checks a key that a caller of the API has named. Errors: InvalidInput."""
+    if parse_key(key) is None:
         raise InvalidInput(
             f"object key {key[:200]!r} is not allowed", hint="bundles/SHA256 and checkpoints/ID/OBJECT are"
         )
     return key
 
 
-def is_checkpoint(text: str) -> bool:
-    return _ID.fullmatch(text) is not None
-
-
 def check_checkpoint(text: str) -> CheckpointId:
-    if not is_checkpoint(text):
+    """Checks a checkpoint's id. Errors: InvalidInput."""
+    if not is_digest(text):
         raise InvalidInput(
             f"{text[:80]!r} is not a checkpoint's id", hint="64 hex digits; `fs weights ls --json` lists them in full"
         )
@@ -142,15 +128,15 @@ def check_checkpoint(text: str) -> CheckpointId:
 
 def expected_digest(key: str) -> str | None:
     """The sha256 that the key promises; None for parts, whose chunks the manifest checks."""
-    if match := _BUNDLE.fullmatch(key):
-        return match[1]
-    match = _CHECKPOINT.fullmatch(key)
-    return match[1] if match and match[2] == MANIFEST_OBJECT else None
+    named = parse_key(key)
+    if isinstance(named, CheckpointKey):
+        return named.checkpoint if named.object == MANIFEST_OBJECT else None
+    return named
 
 
 async def require_bundle(store: ObjectStore, name: FunctionName, bundle: BundleId) -> None:
-    key = f"bundles/{bundle}"
-    if not _BUNDLE.fullmatch(key):
+    key = bundle_key(bundle)
+    if not is_digest(bundle):
         raise InvalidSpec(f"function {name}: bundle {bundle[:80]!r} is not a sha256 in hex")
     if await store.size(key) is None:
         raise InvalidSpec(
@@ -162,7 +148,7 @@ async def require_bundle(store: ObjectStore, name: FunctionName, bundle: BundleI
 async def require_checkpoint(store: ObjectStore, name: FunctionName, checkpoint: CheckpointId) -> Manifest:
     """The manifest, if all of the checkpoint is there; names the first thing that is not."""
     key = checkpoint_key(checkpoint, MANIFEST_OBJECT)
-    if not _CHECKPOINT.fullmatch(key):
+    if not is_digest(checkpoint):
         raise InvalidSpec(f"function {name}: weights {checkpoint[:80]!r} are not a checkpoint's id")
     hint = f"`fs deploy` uploads the weights of {name}: run it again"
     data = await store.read(key, MANIFEST_MAX_BYTES)

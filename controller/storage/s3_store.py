@@ -9,14 +9,13 @@ from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 from fleetstart.runtime.contract.errors import StoreFailed, TooLarge
+from fleetstart.runtime.contract.object_keys import RELAY
 
 from .object_store import StoredObject, Upload, not_found
 
 PART_BYTES = 16 << 20
 """10,000 parts are allowed: 160 GB an object; S3 asks for 5 MiB at least."""
 READ_BYTES = 1 << 20
-RELAY = "relay/"
-"""As in `prefetcher.relay_objects`."""
 
 
 class S3Store:

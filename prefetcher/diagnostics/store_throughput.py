@@ -6,6 +6,7 @@ from collections.abc import Callable
 from statistics import median
 
 from fleetstart import native
+from fleetstart.runtime.contract.store_url import S3Url
 
 from ..sources.base import ObjectMissing, ObjectRange, ObjectSizeMismatch, Piece, ReadCancelled, SourceError
 from ..sources.s3 import S3Source
@@ -29,19 +30,19 @@ class NothingToRead(Exception):
 
 
 def measure_store(
-    bucket: str, prefix: str, region: native.Region, *, rounds: int, round_s: float, least_bytes: int
+    url: S3Url, region: native.Region, *, rounds: int, round_s: float, least_bytes: int
 ) -> tuple[float, str]:
     """Bytes a second, and by how many connections. Errors: NotMeasured, NothingToRead."""
     from botocore.exceptions import BotoCoreError, ClientError
 
-    url = f"s3://{bucket}/{prefix}".rstrip("/")
     try:
-        key, size_bytes = _largest_part(bucket, prefix)
+        key, size_bytes = _largest_part(url.bucket, url.prefix)
         if size_bytes < least_bytes:
             found = "no checkpoint" if not key else f"only {size_bytes:,} bytes in one part"
             raise NothingToRead(f"{url} has {found} to read: deploy one, and measure again")
         part = Rounds(
-            -(-size_bytes // RANGE_BYTES), _reader(S3Source(bucket=bucket, prefix=prefix), key, size_bytes, region)
+            -(-size_bytes // RANGE_BYTES),
+            _reader(S3Source(bucket=url.bucket, prefix=url.prefix), key, size_bytes, region),
         )
         rates = {count: median(part.run(count, round_s) for _ in range(rounds)) for count in CONNECTIONS}
     except (BotoCoreError, ClientError, SourceError, ObjectMissing, ObjectSizeMismatch) as error:

@@ -26,6 +26,7 @@ from fleetstart import native
 from fleetstart.runtime.contract.errors import FleetError
 from fleetstart.runtime.contract.node.throughput import Ceilings, Limit
 from fleetstart.runtime.contract.sizes import GIB, MIB
+from fleetstart.runtime.contract.store_url import S3Url, parse_store
 from fleetstart.runtime.contract.weights.manifest import CHUNK_BYTES
 
 from ..segments.slab_memory import KINDS, Pages, open_pool
@@ -212,24 +213,19 @@ def _read_rates(fd: int, direct: int | None, size_bytes: int, region: native.Reg
 
 
 def _store(store: str, home: Path, region: native.Region, scope: Scope, found: _Measurement) -> tuple[float, str]:
-    if store.startswith("s3://"):
+    where = parse_store(store)
+    if isinstance(where, S3Url):
         from .store_throughput import NothingToRead, NotMeasured, measure_store
 
-        bucket, _, prefix = store.removeprefix("s3://").partition("/")
         try:
             return measure_store(
-                bucket,
-                prefix.strip("/"),
-                region,
-                rounds=scope.rounds,
-                round_s=scope.round_s,
-                least_bytes=scope.store_least_bytes,
+                where, region, rounds=scope.rounds, round_s=scope.round_s, least_bytes=scope.store_least_bytes
             )
         except NothingToRead as error:
             raise _LeftOut(str(error)) from error
         except NotMeasured as error:
             raise _Failed(str(error)) from error
-    folder = Path(store.removeprefix("file://")).absolute()
+    folder = where.absolute()
     if _existing(folder).stat().st_dev != _existing(home).stat().st_dev:
         return _disk("store", folder, region, scope, found)
     if "disk" not in found.bytes_per_s:

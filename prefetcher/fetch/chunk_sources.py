@@ -13,7 +13,8 @@ from typing import Protocol
 
 from fleetstart import native
 from fleetstart.runtime.contract.ids import CheckpointId
-from fleetstart.runtime.contract.weights.manifest import ChunkRange, Manifest, checkpoint_key
+from fleetstart.runtime.contract.object_keys import checkpoint_key
+from fleetstart.runtime.contract.weights.manifest import ChunkRange, Manifest
 
 from ..sources.base import PAGE_BYTES, ObjectRange, Piece, Source
 from ..sources.throttle import BackgroundThrottle

@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import time
 from collections.abc import Callable, Collection, Sequence
 
 from fleetstart.runtime.contract.errors import FleetError, Unavailable, WeightsMissing
 from fleetstart.runtime.contract.ids import CheckpointId, WorkerId
 from fleetstart.runtime.contract.node.reports import SegmentReport
+from fleetstart.runtime.contract.object_keys import is_digest
 
 from ..concurrency.blocking import in_thread
 from ..fetch.bandwidth import Bandwidths
@@ -37,7 +37,6 @@ __all__ = ["Layers", "Segment", "SegmentStore"]
 log = logging.getLogger(__name__)
 
 CLOSE_TIMEOUT_S = 2.0
-_DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 class SegmentStore:
@@ -205,7 +204,7 @@ class SegmentStore:
     # ── opening ────────────────────────────────────────────────────────────────────────────────────
 
     def _open_segment(self, checkpoint: CheckpointId, stage: Layers | None) -> Segment:
-        if not _DIGEST.fullmatch(checkpoint):
+        if not is_digest(checkpoint):
             raise WeightsMissing(f"{checkpoint!r} is not the id of a checkpoint")
         segment = Segment(checkpoint, asyncio.get_running_loop().create_future())
         self.budget.segments[checkpoint] = segment

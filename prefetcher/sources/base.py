@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 from fleetstart import native
+from fleetstart.runtime.contract.object_keys import is_key
 
 from .throttle import BackgroundThrottle
 
@@ -160,8 +161,8 @@ class FileReader:
 
 
 def check_key(key: str) -> str:
-    """Keys hold ids that came from outside: none may lead out of the store. ObjectMissing."""
-    if not key or key.startswith("/") or "\0" in key or any(part in ("", ".", "..") for part in key.split("/")):
+    """Refuses a key that would lead out of the store: ids in it come from outside. Errors: ObjectMissing."""
+    if not is_key(key):
         raise ObjectMissing(key)
     return key
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from fleetstart.runtime.contract.store_url import S3Url, parse_store
 
 from .base import FileSource, Source
 from .s3 import S3Source
 
 
 def open_source(url: str) -> Source:
-    """A source over a folder, or over `s3://bucket/prefix`."""
-    if url.startswith("s3://"):
-        bucket, _, prefix = url.removeprefix("s3://").partition("/")
-        return S3Source(bucket=bucket, prefix=prefix.strip("/"))
-    return FileSource(Path(url.removeprefix("file://")))
+    """A source over a folder, or over `s3://bucket/prefix`. Errors: InvalidInput."""
+    store = parse_store(url)
+    return S3Source(bucket=store.bucket, prefix=store.prefix) if isinstance(store, S3Url) else FileSource(store)

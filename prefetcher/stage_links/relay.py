@@ -14,6 +14,8 @@ import threading
 import time
 from collections.abc import Callable
 
+from fleetstart.runtime.contract.store_url import S3Url, parse_store
+
 from .relay_messages import RelayLink
 from .relay_receiver import RelayReceiver
 from .relay_sender import RelaySender
@@ -102,7 +104,5 @@ class Relays:
 
 def open_relays(store: str) -> Relays | None:
     """None where the store is a folder: whoever shares it is on one machine, and can connect."""
-    if not store.startswith("s3://"):
-        return None
-    bucket, _, prefix = store.removeprefix("s3://").partition("/")
-    return Relays(bucket, prefix.strip("/"))
+    url = parse_store(store)
+    return Relays(url.bucket, url.prefix) if isinstance(url, S3Url) else None

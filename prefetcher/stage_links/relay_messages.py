@@ -12,9 +12,8 @@ import hmac
 from dataclasses import dataclass
 
 from fleetstart.runtime.contract.ids import PipelineId
+from fleetstart.runtime.contract.object_keys import RELAY
 
-RELAY = "relay/"
-"""Under which all links lie, a folder each."""
 MAGIC = b"fsr1"
 DIGEST_BYTES = 32
 MORE, LAST = b"+", b"."

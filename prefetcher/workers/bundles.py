@@ -11,7 +11,6 @@ import asyncio
 import hashlib
 import io
 import os
-import re
 import secrets
 import shutil
 import tarfile
@@ -20,6 +19,7 @@ from typing import IO
 
 from fleetstart.runtime.contract.errors import ChecksumMismatch, InvalidSpec, NotFound, TooLarge
 from fleetstart.runtime.contract.ids import BundleId
+from fleetstart.runtime.contract.object_keys import bundle_key, is_digest
 from fleetstart.runtime.contract.sizes import MIB
 
 from ..concurrency.blocking import in_thread
@@ -31,7 +31,6 @@ BUNDLE_MAX_BYTES = 256 * MIB
 UNPACKED_MAX_BYTES = 1024 * MIB
 MEMBERS_MAX = 20_000
 PATH_MAX_BYTES = 1024
-_DIGEST = re.compile(r"[0-9a-f]{64}")
 _TEMPORARY = ".new-"
 
 
@@ -52,7 +51,7 @@ class BundleCache:
         path = self._folder / bundle
         if bundle in self._unpacked:
             return path
-        if _DIGEST.fullmatch(bundle) and path.is_dir():
+        if is_digest(bundle) and path.is_dir():
             self._unpacked.add(bundle)
             return path
         return None
@@ -64,7 +63,7 @@ class BundleCache:
         """
         if (path := self.ready(bundle)) is not None:
             return path
-        if not _DIGEST.fullmatch(bundle):
+        if not is_digest(bundle):
             raise InvalidSpec(f"{bundle!r} is not the id of a bundle")
         task = self._under_way.get(bundle)
         if task is None:
@@ -74,7 +73,7 @@ class BundleCache:
         return await asyncio.shield(task)
 
     def _fetch(self, bundle: BundleId) -> Path:
-        key = f"bundles/{bundle}"
+        key = bundle_key(bundle)
         try:
             data = with_retries(lambda: self._source.read_object(key, BUNDLE_MAX_BYTES), f"bundle {bundle[:12]}")
         except ObjectMissing as error:

@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from fleetstart.prefetcher.stage_links.relay import Relays
-from fleetstart.prefetcher.stage_links.relay_messages import RELAY, RelayLink
+from fleetstart.prefetcher.stage_links.relay_messages import RelayLink
 from fleetstart.runtime.contract.ids import PipelineId
+from fleetstart.runtime.contract.object_keys import RELAY
 from tests.prefetcher.nodes import S3Server, Store
 from tests.servers import wait_until
 

@@ -13,6 +13,7 @@ import click
 from fleetstart.runtime.contract.errors import InvalidSpec
 from fleetstart.runtime.contract.function.spec import FunctionSpec
 from fleetstart.runtime.contract.ids import LIVE
+from fleetstart.runtime.contract.store_url import is_s3
 
 from ...schemas.functions import Deployed
 from .. import output
@@ -35,7 +36,6 @@ from ..weights.upload import UploadTarget
 if TYPE_CHECKING:
     from ..handler.dry_run import DryRun
 
-S3 = "s3://"
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
 
@@ -164,7 +164,7 @@ def bundle_of(path: Path, declarations: Sequence[Declaration]) -> Bundle:
     folder = path.parent
     include = sorted({pattern for declaration in declarations for pattern in include_of(declaration)})
     texts = [text for declaration in declarations for text in (weights_of(declaration), adapter_of(declaration))]
-    weights = [folder / text for text in texts if text and not text.startswith(S3)]
+    weights = [folder / text for text in texts if text and not is_s3(text)]
     return make_bundle(folder, include=include, skip=[item for item in weights if item.resolve() != folder.resolve()])
 
 
@@ -265,7 +265,7 @@ def _rehearse(foreseen: Sequence[DryRun], as_json: bool) -> int:
 
 
 def _source(folder: Path, text: str) -> Source:
-    if text.startswith(S3):
+    if is_s3(text):
         from ..weights.s3_files import read_s3  # late: boto3 takes a third of a second
 
         return read_s3(text)

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from fleetstart.runtime.contract.store_url import is_s3
+
 from .. import output
 from ..doctor import throughput as ceilings
 from ..doctor.checks import run_checks
@@ -28,7 +30,7 @@ def command(home: Path, *, port: int, store: str, measure: bool, measure_bytes: 
     findings = run_checks(home, port)
     if measure:
         output.message("measuring disk, memory and store for a few seconds; without: --no-measure")
-        if store and not store.startswith("s3://"):
+        if store and not is_s3(store):
             store = str(Path(store).expanduser().absolute())
         findings += ceilings.check_throughput(home, store or ceilings.store_location(home), measure_bytes)
     if as_json:

@@ -16,6 +16,7 @@ import click
 from fleetstart.runtime.contract.errors import FleetError, Forbidden, StartFailed, Unauthorized
 from fleetstart.runtime.contract.function.spec import check_region
 from fleetstart.runtime.contract.sizes import parse_size
+from fleetstart.runtime.contract.store_url import is_s3
 
 from ...schemas.functions import SystemStatus
 from .. import output
@@ -83,7 +84,7 @@ def command(
         parse_size(node_memory)
     if region:
         check_region(region)
-    if store and not store.startswith("s3://"):
+    if store and not is_s3(store):
         store = str(Path(store).expanduser().absolute())
     if not redis and find_redis() is None:
         raise StartFailed(

@@ -13,6 +13,7 @@ import click
 from fleetstart.runtime.contract.errors import CheckpointInvalid
 from fleetstart.runtime.contract.ids import CheckpointId
 from fleetstart.runtime.contract.sizes import parse_size
+from fleetstart.runtime.contract.store_url import is_s3
 
 from ...schemas.functions import CheckpointInfo
 from .. import output
@@ -70,7 +71,7 @@ def push(home: Path, *, sources: tuple[str, ...], url: str | None, as_json: bool
 
 
 def _source(sources: Sequence[str]) -> Source:
-    remote = [source for source in sources if source.startswith("s3://")]
+    remote = [source for source in sources if is_s3(source)]
     if remote and len(sources) > 1:
         raise click.UsageError(f"{remote[0]} is pushed alone: one bucket and prefix, or files of this machine")
     if remote:

@@ -18,6 +18,7 @@ from fleetstart.runtime.contract.errors import FleetError
 from fleetstart.runtime.contract.node.reports import NodeReport
 from fleetstart.runtime.contract.node.throughput import Ceilings, DeviceCeiling, Limit
 from fleetstart.runtime.contract.sizes import GIB, MIB
+from fleetstart.runtime.contract.store_url import is_s3
 
 from ...schemas.functions import SystemStatus
 from ..api_client import ApiClient, find_server
@@ -66,7 +67,7 @@ def check_throughput(home: Path, store: str, size_bytes: int = 0) -> list[Findin
     if problem:
         found.append(Finding(check="loads", verdict="warn", found=problem))
     elif node is not None:
-        found.extend(load_findings(ceilings, node, remote_store=store.startswith("s3://")))
+        found.extend(load_findings(ceilings, node, remote_store=is_s3(store)))
     return found
 
 

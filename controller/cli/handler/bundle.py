@@ -18,6 +18,7 @@ from pathlib import Path
 
 from fleetstart.runtime.contract.errors import HandlerSyntax, InvalidSpec, TooLarge
 from fleetstart.runtime.contract.ids import BundleId
+from fleetstart.runtime.contract.object_keys import bundle_key
 from fleetstart.runtime.contract.sizes import MIB
 
 from .source.parse import imports_of, parse
@@ -39,7 +40,7 @@ class Bundle:
 
     @property
     def key(self) -> str:
-        return f"bundles/{self.id}"
+        return bundle_key(self.id)
 
 
 def make_bundle(folder: Path, *, include: Collection[str] = (), skip: Collection[Path] = ()) -> Bundle:

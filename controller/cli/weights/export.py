@@ -20,9 +20,10 @@ from threading import Lock
 
 from fleetstart.runtime.contract.errors import ChecksumMismatch, FleetError, InvalidInput
 from fleetstart.runtime.contract.ids import CheckpointId
+from fleetstart.runtime.contract.object_keys import checkpoint_key
 from fleetstart.runtime.contract.weights import token_table
 from fleetstart.runtime.contract.weights.lora import is_adapter
-from fleetstart.runtime.contract.weights.manifest import Manifest, Part, TensorEntry, checkpoint_key
+from fleetstart.runtime.contract.weights.manifest import Manifest, Part, TensorEntry
 
 from ..api_client import ApiClient
 from .source import ADAPTER, INDEX

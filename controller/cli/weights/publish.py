@@ -21,13 +21,8 @@ import xxhash
 
 from fleetstart.runtime.contract.errors import CheckpointInvalid
 from fleetstart.runtime.contract.ids import CheckpointId
-from fleetstart.runtime.contract.weights.manifest import (
-    MANIFEST_OBJECT,
-    checkpoint_id,
-    checkpoint_key,
-    manifest_bytes,
-    read_manifest,
-)
+from fleetstart.runtime.contract.object_keys import checkpoint_key
+from fleetstart.runtime.contract.weights.manifest import MANIFEST_OBJECT, checkpoint_id, manifest_bytes, read_manifest
 from fleetstart.runtime.contract.weights.stage import LayerLayout, layout_of
 
 from .layout import PART_MAX_BYTES, CheckpointPlan, PartPlan, plan_checkpoint

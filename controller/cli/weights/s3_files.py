@@ -14,6 +14,7 @@ from threading import Lock
 from typing import Any
 
 from fleetstart.runtime.contract.errors import CheckpointInvalid, FleetError, InvalidInput, StoreFailed, WeightsMissing
+from fleetstart.runtime.contract.store_url import S3Url, parse_s3
 
 from .local_files import BLOCK_BYTES, SourceFile
 from .source import Source, read_folder, read_single
@@ -28,13 +29,11 @@ OBJECTS_MAX = 10_000
 
 def read_s3(url: str) -> Source:
     """Errors: InvalidInput, WeightsMissing, StoreFailed, and those of any source."""
-    bucket, _, key = url.removeprefix("s3://").partition("/")
-    if not bucket:
-        raise InvalidInput(f"{url!r} names no bucket", hint="write s3://bucket/prefix")
-    bucket_of = Bucket(bucket)
-    if key.endswith(".safetensors"):
-        return read_single(bucket_of.object(key))
-    return read_folder(S3Folder(bucket_of, key.strip("/")))
+    named = parse_s3(url)
+    bucket = Bucket(named.bucket)
+    if named.path.endswith(".safetensors"):
+        return read_single(bucket.object(named.path))
+    return read_folder(S3Folder(bucket, named.prefix))
 
 
 class Bucket:
@@ -79,22 +78,23 @@ class Bucket:
             hint = "credentials come from AWS_* variables, a profile or the machine's role"
             raise StoreFailed(f"{what}: {error}", hint=hint) from error
 
+    def _url(self, path: str) -> str:
+        return str(S3Url(self.name, path))
+
     def object(self, key: str) -> S3Object:
-        with self.answering(f"s3://{self.name}/{key}"):
+        with self.answering(self._url(key)):
             answer = self.client.head_object(Bucket=self.name, Key=key)
         return S3Object(self, key, int(answer["ContentLength"]), str(answer["ETag"]))
 
     def objects(self, prefix: str) -> list[S3Object]:
         """Those right below the prefix, which ends with a slash or is empty."""
         found: list[S3Object] = []
-        with self.answering(f"s3://{self.name}/{prefix}"):
+        with self.answering(self._url(prefix)):
             paginator = self.client.get_paginator("list_objects_v2")
             for page in paginator.paginate(Bucket=self.name, Prefix=prefix, Delimiter="/"):
                 found.extend(S3Object(self, row["Key"], row["Size"], row["ETag"]) for row in page.get("Contents", ()))
                 if len(found) > OBJECTS_MAX:
-                    raise InvalidInput(
-                        f"s3://{self.name}/{prefix} has more than {OBJECTS_MAX:,} objects, which is no model"
-                    )
+                    raise InvalidInput(f"{self._url(prefix)} has more than {OBJECTS_MAX:,} objects, which is no model")
         return found
 
 
@@ -104,7 +104,7 @@ class S3Folder:
     prefix: str
 
     def __str__(self) -> str:
-        return f"s3://{self.bucket.name}/{self.prefix}"
+        return str(S3Url(self.bucket.name, self.prefix))
 
     def origins(self) -> dict[str, SourceFile]:
         objects = self.bucket.objects(f"{self.prefix}/" if self.prefix else "")
@@ -124,7 +124,7 @@ class S3Object:
     _lock: Lock = field(default_factory=Lock)
 
     def __str__(self) -> str:
-        return f"s3://{self.bucket.name}/{self.key}"
+        return str(S3Url(self.bucket.name, self.key))
 
     @property
     def name(self) -> str:

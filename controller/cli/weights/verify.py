@@ -12,13 +12,13 @@ import xxhash
 
 from fleetstart.runtime.contract.errors import CheckpointInvalid, NotFound
 from fleetstart.runtime.contract.ids import CheckpointId
+from fleetstart.runtime.contract.object_keys import checkpoint_key
 from fleetstart.runtime.contract.weights.manifest import (
     MANIFEST_MAX_BYTES,
     MANIFEST_OBJECT,
     ChunkRange,
     Manifest,
     Part,
-    checkpoint_key,
     chunk_ranges,
     read_manifest,
 )

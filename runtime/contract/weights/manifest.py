@@ -22,6 +22,7 @@ import msgspec
 
 from ..errors import CheckpointInvalid
 from ..ids import CheckpointId
+from ..object_keys import is_object_name
 
 FORMAT = "fleetstart-checkpoint/2"
 CHECKSUM = "xxh3-64"
@@ -45,7 +46,6 @@ DTYPE_BYTES = {
 
 LAYER_NAME = re.compile(r"(?:^|\.)(?:layers?|h|blocks?|block_list)\.(\d+)(?:\.|$)")
 """Names of tensors that belong to a numbered layer; group 1 is its number."""
-_OBJECT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 
 
@@ -142,11 +142,6 @@ def checkpoint_id(data: bytes) -> CheckpointId:
     return CheckpointId(hashlib.sha256(data).hexdigest())
 
 
-def checkpoint_key(checkpoint: CheckpointId, name: str) -> str:
-    """Key of one of the checkpoint's objects in the object store."""
-    return f"checkpoints/{checkpoint}/{name}"
-
-
 MANIFEST_OBJECT = "manifest.json"
 
 
@@ -205,7 +200,7 @@ def _check_parts(manifest: Manifest) -> list[tuple[int, int]]:
     names: set[str] = set()
     ranges: list[tuple[int, int]] = []
     for part in manifest.parts:
-        if not _OBJECT.fullmatch(part.object) or part.object == MANIFEST_OBJECT or part.object in names:
+        if not is_object_name(part.object) or part.object == MANIFEST_OBJECT or part.object in names:
             raise CheckpointInvalid(f"part name {part.object!r} is not allowed or stands twice")
         names.add(part.object)
         if part.data_bytes <= 0 or part.header_bytes < 8 or part.header_bytes > 1 << 30:

@@ -19,7 +19,7 @@ import msgspec
 
 from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.node.orders import FINAL, WorkerOrder, WorkerStatus
-from fleetstart.runtime.contract.weights.manifest import checkpoint_key
+from fleetstart.runtime.contract.object_keys import checkpoint_key
 from tests.bench.coldstart.models import Model
 from tests.bench.harness.samples import ROOT
 from tests.e2e.systems import FS

@@ -34,7 +34,8 @@ from fleetstart.prefetcher.segments.slab_memory import slab_size
 from fleetstart.prefetcher.segments.store import Segment, SegmentStore
 from fleetstart.prefetcher.sources.factory import open_source
 from fleetstart.runtime.contract.ids import CheckpointId, WorkerId
-from fleetstart.runtime.contract.weights.manifest import Manifest, checkpoint_key, chunk_ranges
+from fleetstart.runtime.contract.object_keys import checkpoint_key
+from fleetstart.runtime.contract.weights.manifest import Manifest, chunk_ranges
 from tests.bench.harness.compiled import compiled
 from tests.bench.peers.process import Talk
 from tests.bench.weights.descriptors import FILES_MAX, MESSAGE_MAX

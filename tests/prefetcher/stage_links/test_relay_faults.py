@@ -8,8 +8,9 @@ import pytest
 
 from fleetstart.prefetcher.stage_links import relay_sender as relay_out
 from fleetstart.prefetcher.stage_links.relay import Relays
-from fleetstart.prefetcher.stage_links.relay_messages import OBJECT_BYTES, RELAY, RelayLink
+from fleetstart.prefetcher.stage_links.relay_messages import OBJECT_BYTES, RelayLink
 from fleetstart.runtime.contract.ids import PipelineId
+from fleetstart.runtime.contract.object_keys import RELAY
 from tests.prefetcher.nodes import S3Server, Store
 from tests.prefetcher.relays import LINK, Ends, at_work, carry_late, joined, left, repeats, wait_empty
 from tests.servers import wait_until
