@@ -21,6 +21,7 @@ from .dependencies import open_traces, open_vault
 from .gateway.cors import Cors
 from .http.asgi import Receive, Scope, Send
 from .http.invoke_url import PREFIX
+from .http.request_body import header
 from .http_server import listener_of, server_of
 from .observability.request_id_middleware import RequestIdMiddleware
 from .observability.slow_call_log import SlowCallLog
@@ -53,13 +54,13 @@ class Controller:
             loopback=self._loopback,
             is_open=config.open,
         )
-        self._functions = Cors(core.view, self._door)  # outside: browsers ask without a key whether they may show one
+        self._cors = Cors(core.view, self._door)  # outside: browsers ask without a key whether they may show one
         entrance = RequestIdMiddleware(self.asgi, refused=management.calls.refused, sample=self._traces is not None)
         self._server = server_of(config, entrance)
 
     async def asgi(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] in ("http", "websocket") and scope["path"].startswith(PREFIX):
-            await self._functions(scope, receive, send)
+        if scope["type"] == "http" and scope["path"].startswith(PREFIX) and header(scope, b"origin") is not None:
+            await self._cors(scope, receive, send)
         else:
             await self._door(scope, receive, send)
 

@@ -1,7 +1,8 @@
-"""The door for invocations: `ANY /fn/{name}[@{version}][/path...]`, as a bare ASGI app.
+"""The data plane's ASGI app: `ANY /fn/{name}[@{version}][/path...]`.
 
-Reads the request once the admission lets it in, keeps its deadline, notices a client that leaves, and answers for what
-went wrong. Which worker, and how often, is for `routes` and `invoke`. The hot path makes no task and touches no Redis.
+Reads a request once admission control has let it in, keeps its deadline, notices a client that disconnects, and answers
+with an error what went wrong. Which worker a call runs on, and how often it is tried, is for `dispatch`. The hot path
+creates no task and touches no Redis.
 """
 
 from __future__ import annotations
@@ -28,19 +29,18 @@ from ..state.sync import StateSync
 from .admission.admission import AdmissionControl
 from .admission.feasibility import FeasibilityCheck
 from .admission.wait_predictor import WaitPredictor
-from .call_recorder import CallRecorder
-from .client_disconnect import DisconnectWatch
-from .dispatch.backend import Call, VersionBackend
-from .dispatch.call_summary import answer_error
-from .dispatch.dispatcher import Dispatcher
-from .dispatch.response_relay import ResponseRelay, ResponseTruncated
-from .dispatch.slots import SlotAcquirer
+from .dispatch.backend import Call
+from .dispatch.call_record import CallRecord, CallRecorder
+from .dispatch.dispatcher import Dispatcher, SlotAcquirer
+from .dispatch.errors import ResponseTruncated
 from .router import Router
 from .websockets import WebSocketProxy
 
 log = logging.getLogger(__name__)
 
 CLIENT_CLOSED_REQUEST = 499
+WATCH_AFTER_S = 0.05
+"""Calls that take longer are watched for a disconnect; shorter ones end before it would matter."""
 
 
 class Gateway:
@@ -68,13 +68,9 @@ class Gateway:
         )
         self._session = open_session()
         slots = SlotAcquirer(
-            demand=demand,
-            queue_full=self._admission.queue_full,
-            queue_timeout=self._admission.queue_timeout,
-            order_of=self._view.orders.get,
+            demand=demand, queue_full=self._admission.queue_full, queue_timeout=self._admission.queue_timeout
         )
-        relay = ResponseRelay(slots, record=self._recorder.record, final_status=self._router.final_status)
-        self._invoker = Dispatcher(self._session, slots, relay, final_status=self._router.final_status)
+        self._dispatcher = Dispatcher(self._session, slots, final_status=self._router.final_status)
         self._websockets = WebSocketProxy(self._router, self._recorder, self._admission, slots, self._session, billing)
 
     async def close(self) -> None:
@@ -128,8 +124,9 @@ class Gateway:
                 price=price,
                 key=scope.get("fs.key", ""),
             )
-            # While the body came, a backend that nobody seemed to need may have been forgotten.
-            await self._serve(self._router.open(backend.key, backend.record), call, receive, send)
+            # While the body came, a backend without calls may have been forgotten.
+            backend = self._router.open(backend.key, backend.record)
+            await self._serve(self._recorder.open(backend, call), receive, send)
         except ClientDisconnected:
             return
         except TimeoutError:
@@ -140,47 +137,79 @@ class Gateway:
         finally:
             self._admission.leave(limits, len(body))
 
-    async def _serve(self, backend: VersionBackend, call: Call, receive: Receive, send: Send) -> None:
-        self._recorder.open(backend, call)
-        watch = DisconnectWatch(call, receive)
-        limit = asyncio.timeout(max(0.0, (call.deadline_ns - time.monotonic_ns()) / 1e9))
+    async def _serve(self, record: CallRecord, receive: Receive, send: Send) -> None:
+        disconnect = DisconnectWatch(record, receive)
+        left_s = (record.call.deadline_ns - time.monotonic_ns()) / 1e9
         try:
-            async with limit:
-                await self._invoker.run(backend, call, send)
+            async with asyncio.timeout(max(0.0, left_s)):
+                await self._dispatcher.run(record, send)
         except TimeoutError:
-            await self._fail(backend, call, self._late(backend, call), send)
-        except ResponseTruncated as cut:
-            self._recorder.detach(backend, call, waive=True)
-            await self._fail(backend, call, cut.error, send)
+            await self._fail(record, self._deadline_exceeded(record), send)
+        except ResponseTruncated as truncated:
+            record.release(waive=True)
+            await self._fail(record, truncated.error, send)
         except FleetError as error:
-            await self._fail(backend, call, error, send)
+            await self._fail(record, error, send)
         except asyncio.CancelledError:
-            call.status, call.error = CLIENT_CLOSED_REQUEST, "client_gone"
-            self._recorder.detach(backend, call, waive=False)
-            if not watch.gone:
-                call.status, call.error = 503, Unavailable.code
+            record.set_outcome(CLIENT_CLOSED_REQUEST, "client_gone")
+            record.release(waive=False)
+            if not disconnect.seen:
+                record.set_outcome(503, Unavailable.code)
                 raise
-            watch.clear_cancellation()
+            disconnect.clear_cancellation()
         except Exception as error:
-            log.exception("a call failed in the gateway", extra={"invocation": call.id})
-            await self._fail(backend, call, FleetError(f"{type(error).__name__} in the gateway"), send)
+            log.exception("a call failed in the gateway", extra={"invocation": record.call.id})
+            await self._fail(record, FleetError(f"{type(error).__name__} in the gateway"), send)
         finally:
-            watch.stop()
-            self._recorder.close(backend, call)
+            disconnect.stop()
+            record.close()
 
-    async def _fail(self, backend: VersionBackend, call: Call, error: FleetError, send: Send) -> None:
-        self._recorder.record_failure(backend, call, error)
-        await answer_error(backend, call, error, send)
+    async def _fail(self, record: CallRecord, error: FleetError, send: Send) -> None:
+        record.fail(error)
+        await record.send_error(error, send)
 
-    def _late(self, backend: VersionBackend, call: Call) -> DeadlineExceeded:
+    def _deadline_exceeded(self, record: CallRecord) -> DeadlineExceeded:
+        call, key = record.call, record.backend.key
         allowed_s = (call.deadline_ns - call.accepted_ns) / 1e9
-        if call.worker is not None and call in call.worker.calls:
-            where = f"it ran {(time.monotonic_ns() - call.dispatched_ns) / 1e9:.3g} s on its worker"
+        if record.attempt is not None and record.attempt.active:
+            where = f"it ran {(time.monotonic_ns() - record.attempt.started_ns) / 1e9:.3g} s on its worker"
             hint = "raise `timeout`, or make the handler quicker"
         else:
-            failure = self._view.failures.get(backend.key)
+            failure = self._view.failures.get(key)
             where = "it waited for a worker" + (
                 f", whose last start failed: {failure.error.message}" if failure else ""
             )
-            hint = f"`fs status` and `fs logs {backend.key.name}` tell why none came"
-        return DeadlineExceeded(f"function {backend.key.name}: no answer within {allowed_s:g} s: {where}", hint=hint)
+            hint = f"`fs status` and `fs logs {key.name}` show why none was ready"
+        return DeadlineExceeded(f"function {key.name}: no answer within {allowed_s:g} s: {where}", hint=hint)
+
+
+class DisconnectWatch:
+    """Cancels a call's task when its client disconnects. Costs a timer; a task only for calls that take a while."""
+
+    def __init__(self, record: CallRecord, receive: Receive) -> None:
+        self.seen = False
+        self._record = record
+        self._receive = receive
+        self._task = asyncio.current_task()
+        self._watcher: asyncio.Task[None] | None = None
+        self._timer = asyncio.get_running_loop().call_later(WATCH_AFTER_S, self._begin)
+
+    def _begin(self) -> None:
+        self._watcher = asyncio.get_running_loop().create_task(self._watch())
+
+    async def _watch(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        if not self._record.finished and self._task is not None:
+            self.seen = True
+            self._task.cancel()
+
+    def clear_cancellation(self) -> None:
+        """Undoes the cancellation, which was ours and is dealt with."""
+        if self._task is not None:
+            self._task.uncancel()
+
+    def stop(self) -> None:
+        self._timer.cancel()
+        if self._watcher is not None:
+            self._watcher.cancel()

@@ -1,7 +1,7 @@
-"""Browsers' calls from other pages' origins, for functions that allow them: the outermost layer of the door.
+"""CORS: calls of functions from web pages of other origins, outside of authentication.
 
-A preflight is answered here and wakes nobody; answers get the headers that let the page read them and ours. A function
-without `cors` is passed by as it is: what an app of its own says of origins is its affair. Cookies are never allowed:
+A preflight is answered here and starts no worker; responses get the headers that let the page read them and ours. Calls
+of a function without `cors` pass unchanged: an ASGI app may have CORS headers of its own. Cookies are never allowed:
 keys travel in a header.
 """
 
@@ -19,7 +19,7 @@ from ..state.traffic import version_of_alias
 from ..state.view import View
 
 MAX_AGE_S = 600
-"""How long a browser keeps the answer to a preflight."""
+"""How long a browser caches the answer to a preflight."""
 EXPOSED = (
     b"x-request-id, fs-version, fs-start, fs-billed-ms, fs-cost, fs-error, server-timing, location, retry-after, "
     b"retry-after-ms, *"
@@ -28,7 +28,7 @@ EXPOSED = (
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
-class OriginRefused(Refused):
+class OriginRejected(Refused):
     code = "origin_refused"
     status = 403
 
@@ -39,8 +39,9 @@ class Cors:
         self._inner = inner
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """For HTTP calls of functions; those without an Origin header need not come here."""
         origin = header(scope, b"origin")
-        origins = self._origins(scope) if origin is not None and scope["type"] == "http" else ()
+        origins = self._origins(scope) if origin is not None else ()
         if origin is None or not origins:
             await self._inner(scope, receive, send)
             return
@@ -49,7 +50,7 @@ class Cors:
         if scope["method"] == "OPTIONS" and asked is not None:
             await _answer_preflight(scope, send, allowed, asked)
         elif allowed is None:
-            await self._inner(scope, receive, send)  # whose page it is, its browser will not let it read the answer
+            await self._inner(scope, receive, send)  # without CORS headers the browser keeps the response from the page
         else:
             await self._inner(scope, receive, _sharing(send, allowed))
 
@@ -67,7 +68,7 @@ class Cors:
 
 
 def allowed_origin(origins: Sequence[str], origin: bytes) -> bytes | None:
-    """What Access-Control-Allow-Origin says; None if that origin may not."""
+    """The value of Access-Control-Allow-Origin; None if that origin is not allowed."""
     if "*" in origins:
         return b"*"
     return origin if origin.decode("latin-1").lower() in {known.lower() for known in origins} else None
@@ -83,7 +84,9 @@ async def _answer_preflight(scope: Scope, send: Send, allowed: bytes | None, met
         origin = (header(scope, b"origin") or b"").decode("latin-1")[:100]
         await respond_error(
             send,
-            OriginRefused(f"pages of {origin!r} may not call this function", hint="its setting `cors` names who may"),
+            OriginRejected(
+                f"pages of {origin!r} may not call this function", hint="its setting `cors` lists the origins that may"
+            ),
             "",
             [(b"vary", b"origin")],
         )

@@ -12,7 +12,8 @@ from fleetstart.runtime.contract.errors import DeadlineExceeded, WorkerLost
 from fleetstart.runtime.contract.worker_headers import SOCKET_LATE
 
 from ..http.asgi import Receive, Scope, Send
-from .dispatch.backend import Call, VersionBackend
+from .dispatch.backend import Attempt
+from .dispatch.call_record import CallRecord
 
 IDLE_S = 300.0
 CLOSE_S = 2.0
@@ -33,11 +34,8 @@ class SocketClose(NamedTuple):
 class WebSocketSession:
     """One that is open or about to be."""
 
-    def __init__(
-        self, backend: VersionBackend, call: Call, scope: Scope, receive: Receive, send: Send, max_message_bytes: int
-    ) -> None:
-        self.backend = backend
-        self.call = call
+    def __init__(self, record: CallRecord, scope: Scope, receive: Receive, send: Send, max_message_bytes: int) -> None:
+        self.record = record
         self.scope = scope
         self.receive = receive
         self.send = send
@@ -47,8 +45,10 @@ class WebSocketSession:
     async def close(self, close: SocketClose) -> None:
         await self.send({"type": "websocket.close", "code": sendable(close.code), "reason": close.reason})
 
-    async def passed(self, upstream: aiohttp.ClientWebSocketResponse, first: asyncio.Future[Any]) -> SocketClose:
-        """Passes messages both ways until it ends, and says how."""
+    async def relay(
+        self, attempt: Attempt, upstream: aiohttp.ClientWebSocketResponse, first: asyncio.Future[Any]
+    ) -> SocketClose:
+        """Relays messages both ways until the WebSocket ends. Returns how it ended."""
         loop = asyncio.get_running_loop()
         leaving: asyncio.Future[SocketClose] = loop.create_future()
 
@@ -56,12 +56,12 @@ class WebSocketSession:
             if not leaving.done():
                 leaving.set_result(SocketClose(RESTART, "its worker is drained: connect again"))
 
-        self.call.leaving = leave
+        self.record.backend.on_drain(attempt, leave)
         self._spoken_s = loop.time()
         ways = {asyncio.ensure_future(self._up(upstream, first)), asyncio.ensure_future(self._down(upstream))}
         try:
             while True:
-                left_s = (self.call.deadline_ns - time.monotonic_ns()) / 1e9
+                left_s = (self.record.call.deadline_ns - time.monotonic_ns()) / 1e9
                 idle_s = self._spoken_s + IDLE_S - loop.time()
                 if left_s <= 0:
                     return self._late()
@@ -73,7 +73,6 @@ class WebSocketSession:
                 for ended in done:
                     return ended.result()
         finally:
-            self.call.leaving = None
             leaving.cancel()
             for way in ways:
                 await cancel_and_wait(way)
@@ -113,7 +112,7 @@ class WebSocketSession:
                 return SocketClose(LOST, "its worker was lost", error=WorkerLost.code)
 
     def _late(self) -> SocketClose:
-        allowed_s = (self.call.deadline_ns - self.call.accepted_ns) / 1e9
+        allowed_s = (self.record.call.deadline_ns - self.record.call.accepted_ns) / 1e9
         return SocketClose(POLICY, f"open for the {allowed_s:g} s that it may be", error=DeadlineExceeded.code)
 
     def _too_big(self) -> SocketClose:

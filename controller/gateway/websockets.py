@@ -35,10 +35,9 @@ from ..http.invoke_url import parse_target
 from ..http.request_body import header
 from ..http.websocket import SWITCHING_PROTOCOLS, reject_handshake
 from .admission.admission import AdmissionControl
-from .call_recorder import CallRecorder
-from .dispatch.backend import BUSY_BACKOFF_NS, SUSPECT_BACKOFF_NS, Call, Worker
-from .dispatch.call_summary import platform_headers
-from .dispatch.slots import DEATHS_ALLOWED, SlotAcquirer
+from .dispatch.backend import BUSY_BACKOFF_NS, SUSPECT_BACKOFF_NS, Attempt, Call, Worker
+from .dispatch.call_record import CallRecorder
+from .dispatch.dispatcher import DEATHS_ALLOWED, SlotAcquirer
 from .router import Router
 from .websocket_session import CLOSE_S, LOST, SocketClose, WebSocketSession, cancel_and_wait, sendable
 
@@ -100,86 +99,85 @@ class WebSocketProxy:
                 price=self._billing.price(accepted_unix_ns // 1_000_000),
                 key=scope.get("fs.key", ""),
             )
-            socket = WebSocketSession(backend, call, scope, receive, send, limits.max_body_bytes)
-            await self._serve(socket)
+            record = self._recorder.open(backend, call)
+            await self._serve(WebSocketSession(record, scope, receive, send, limits.max_body_bytes))
         except FleetError as refusal:
             await reject_handshake(send, refusal, request_id)
         finally:
             self._admission.leave(limits, 0)
 
-    async def _serve(self, socket: WebSocketSession) -> None:
-        backend, call = socket.backend, socket.call
-        self._recorder.open(backend, call)
+    async def _serve(self, session: WebSocketSession) -> None:
+        record = session.record
         try:
-            await self._connect_and_pass(socket)
+            await self._connect_and_relay(session)
         except FleetError as error:
-            self._recorder.record_failure(backend, call, error)
-            await reject_handshake(socket.send, error, call.id, platform_headers(backend, call, call.worker)[1:])
+            record.fail(error)
+            await reject_handshake(session.send, error, record.call.id, record.platform_headers()[1:])
         except asyncio.CancelledError:
-            call.status, call.error = call.status or 503, Unavailable.code
+            record.set_outcome(record.status or 503, Unavailable.code)
             raise
         except Exception as error:
-            log.exception("a socket failed in the gateway", extra={"invocation": call.id})
-            self._recorder.record_failure(backend, call, FleetError(f"{type(error).__name__} in the gateway"))
+            log.exception("a WebSocket failed in the gateway", extra={"invocation": record.call.id})
+            record.fail(FleetError(f"{type(error).__name__} in the gateway"))
             with contextlib.suppress(Exception):
-                await socket.close(SocketClose(LOST, "internal"))
+                await session.close(SocketClose(LOST, "internal"))
         finally:
-            self._recorder.close(backend, call)
+            record.close()
 
-    async def _connect_and_pass(self, socket: WebSocketSession) -> None:
+    async def _connect_and_relay(self, session: WebSocketSession) -> None:
         """Errors: FleetError if it was not opened."""
-        backend, call = socket.backend, socket.call
-        first = asyncio.ensure_future(socket.receive())
-        connecting = asyncio.ensure_future(self._connect(socket))
+        record = session.record
+        first = asyncio.ensure_future(session.receive())
+        connecting = asyncio.ensure_future(self._connect(session))
         try:
-            left_s = max(0.0, (call.deadline_ns - time.monotonic_ns()) / 1e9)
+            left_s = max(0.0, (record.call.deadline_ns - time.monotonic_ns()) / 1e9)
             await asyncio.wait({first, connecting}, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
             if not connecting.done():
                 if first.done():
-                    call.status, call.error = CLIENT_CLOSED_REQUEST, "client_gone"
+                    record.set_outcome(CLIENT_CLOSED_REQUEST, "client_gone")
                     return
-                raise DeadlineExceeded(f"function {backend.key.name}: no worker took the socket in its time")
-            upstream = connecting.result()
+                name = record.backend.key.name
+                raise DeadlineExceeded(f"function {name}: no worker took the WebSocket before its deadline")
+            attempt, upstream = connecting.result()
         finally:
             await cancel_and_wait(connecting)
             if not connecting.done() or connecting.cancelled() or connecting.exception() is not None:
                 await cancel_and_wait(first)
         try:
-            await self._pass(socket, upstream, first)
+            await self._relay(session, attempt, upstream, first)
         finally:
             await cancel_and_wait(first)
             await upstream.close()
 
-    async def _connect(self, socket: WebSocketSession) -> aiohttp.ClientWebSocketResponse:
+    async def _connect(self, session: WebSocketSession) -> tuple[Attempt, aiohttp.ClientWebSocketResponse]:
         """Errors: FleetError."""
-        backend, call = socket.backend, socket.call
-        again = False
+        record = session.record
+        name = record.backend.key.name
+        deaths = 0
         while True:
-            worker = await self._slots.acquire(backend, call, again=again)
-            again = True
+            attempt = await self._slots.acquire(record, again=record.attempts > 0)
             try:
-                return await self._request(socket, worker)
+                return attempt, await self._request(session, attempt.worker)
             except aiohttp.WSServerHandshakeError as error:
                 headers: Mapping[str, str] = error.headers or {}
                 if error.status != 503 or not (BUSY_HEADER in headers or DRAINING_HEADER in headers):
                     status = error.status if error.status >= 400 else 502
-                    text = f"function {backend.key.name} refused the WebSocket with HTTP {error.status}"
+                    text = f"function {name} rejected the WebSocket with HTTP {error.status}"
                     raise WebSocketRejected(text, status) from error
-                self._slots.release_for_retry(backend, call, worker, BUSY_BACKOFF_NS)
+                record.release_for_retry(attempt, BUSY_BACKOFF_NS)
             except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError):
-                self._slots.release_for_retry(backend, call, worker, SUSPECT_BACKOFF_NS)
+                record.release_for_retry(attempt, SUSPECT_BACKOFF_NS)
             except (aiohttp.ClientError, ConnectionError) as error:
-                self._slots.release_for_retry(backend, call, worker, SUSPECT_BACKOFF_NS)
-                call.deaths += 1
-                if call.deaths >= DEATHS_ALLOWED:
-                    name = backend.key.name
+                record.release_for_retry(attempt, SUSPECT_BACKOFF_NS)
+                deaths += 1
+                if deaths >= DEATHS_ALLOWED:
                     raise WorkerLost(
-                        f"function {name}: {call.deaths} workers ended under this socket",
-                        hint=f"`fs logs {name}` has their last words",
+                        f"function {name}: {deaths} workers ended under this WebSocket",
+                        hint=f"`fs logs {name}` shows their last lines",
                     ) from error
 
-    async def _request(self, socket: WebSocketSession, worker: Worker) -> aiohttp.ClientWebSocketResponse:
-        call = socket.call
+    async def _request(self, session: WebSocketSession, worker: Worker) -> aiohttp.ClientWebSocketResponse:
+        call = session.record.call
         left_ms = max(0, call.deadline_ns - time.monotonic_ns()) // 1_000_000
         headers = [
             *call.headers,
@@ -190,31 +188,33 @@ class WebSocketProxy:
         return await self._session.ws_connect(
             URL(f"http://{worker.status.endpoint}{call.target}", encoded=True),
             headers=headers,
-            protocols=socket.scope.get("subprotocols") or (),
-            max_msg_size=socket.max_message_bytes,
+            protocols=session.scope.get("subprotocols") or (),
+            max_msg_size=session.max_message_bytes,
             heartbeat=HEARTBEAT_S,
             timeout=aiohttp.ClientWSTimeout(ws_close=CLOSE_S),
             autoclose=False,
         )
 
-    async def _pass(
-        self, socket: WebSocketSession, upstream: aiohttp.ClientWebSocketResponse, first: asyncio.Future[Any]
+    async def _relay(
+        self,
+        session: WebSocketSession,
+        attempt: Attempt,
+        upstream: aiohttp.ClientWebSocketResponse,
+        first: asyncio.Future[Any],
     ) -> None:
-        backend, call = socket.backend, socket.call
-        assert call.worker is not None
-        self._slots.record_queue_phase(call, call.worker)
+        record = session.record
         opened_ns = time.monotonic_ns()
-        call.timeline.add("execute", call.dispatched_ns, opened_ns)
-        call.begun, call.status = True, SWITCHING_PROTOCOLS
-        headers = platform_headers(backend, call, call.worker)
-        await socket.send({"type": "websocket.accept", "subprotocol": upstream.protocol, "headers": headers})
-        close = await socket.passed(upstream, first)
-        call.timeline.add("respond", opened_ns, time.monotonic_ns())
-        call.error = close.error
-        self._recorder.detach(backend, call, waive=close.error == WorkerLost.code)
-        self._recorder.record(backend, call)
+        record.answered(attempt, SWITCHING_PROTOCOLS, "", opened_ns)
+        record.response_started()
+        headers = record.platform_headers()
+        await session.send({"type": "websocket.accept", "subprotocol": upstream.protocol, "headers": headers})
+        close = await session.relay(attempt, upstream, first)
+        record.responded(opened_ns, time.monotonic_ns())
+        record.set_outcome(SWITCHING_PROTOCOLS, close.error)
+        record.release(waive=close.error == WorkerLost.code)
+        record.finish()
         if not close.by_client:
-            await socket.close(close)
+            await session.close(close)
         with contextlib.suppress(TimeoutError, aiohttp.ClientError, ConnectionError):
             async with asyncio.timeout(CLOSE_S):
                 await upstream.close(code=sendable(close.code), message=close.reason.encode())

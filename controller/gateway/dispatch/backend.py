@@ -1,96 +1,93 @@
-"""A gateway's own memory of each version: its workers, the calls on them, and the calls that wait.
+"""One version as this gateway sees it: its ready workers, the calls on them, and the calls that wait for a slot.
 
-A call takes a free slot on the spot, without a task or a future; only if there is none does it wait in the queue,
-and the scheduler hears of it. Slots come free when calls end, and appear when a worker's status says ready.
-Nothing here waits or talks to anybody: `invoke` does.
+A call takes a free slot at once, without a task or a future. Only if there is none does it wait in the queue, and the
+schedulers learn of it. Slots come free when calls end, and appear when a worker's status says ready. Does no I/O:
+`dispatcher` sends the calls.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from fleetstart.runtime.contract.billing.ledger import StartKind
 from fleetstart.runtime.contract.billing.prices import FIRST, PriceSheet
 from fleetstart.runtime.contract.errors import FleetError
 from fleetstart.runtime.contract.ids import InvocationId, WorkerId
 from fleetstart.runtime.contract.node.orders import WorkerStatus
 from fleetstart.runtime.contract.node.reports import FunctionLoad
-from fleetstart.runtime.contract.timeline import Timeline
 
 from ...billing.apportionment import Meter
 from ...state.records import VersionKey, VersionRecord
 from .queue import CallQueue, ServiceTime
-from .stream_resume import ResumeMarkers
 
 BUSY_BACKOFF_NS = 20_000_000
-"""How long a worker that was full (with another gateway's calls) is passed over, unless a call of ours ends there."""
+"""How long a worker that was full (with another gateway's calls) gets no calls, unless one of ours ends there."""
 SUSPECT_BACKOFF_NS = 500_000_000
-"""How long one that broke a connection is passed over: by then its node has told whether it lives."""
+"""How long a worker that broke a connection gets no calls: by then its node has reported whether it lives."""
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Call:
-    """One accepted invocation, from the door to its row."""
+    """An invocation as it was accepted. What becomes of it is its `CallRecord`."""
 
     id: InvocationId
     method: str
     target: str
     """Path and query as the worker shall see them."""
-    headers: list[tuple[str, str]]
+    headers: Sequence[tuple[str, str]]
     body: bytes
     accepted_ns: int
     accepted_unix_ns: int
     deadline_ns: int
     queue_ends_ns: int = 0
-    """Until when it waits for a worker; 0: as long as it has time at all."""
+    """When its wait for a worker ends; 0: at its deadline."""
     price: PriceSheet = FIRST
     """In force when it was accepted."""
     key: str = ""
     """Name of the API key that its caller showed."""
-    timeline: Timeline = field(default_factory=Timeline)
-    worker: Worker | None = None
-    """Where it runs, or ran last."""
-    dispatched_ns: int = 0
-    queue_ns: int = 0
-    attempts: int = 0
-    deaths: int = 0
-    """Workers that died under it."""
-    opened: bool = False
-    """Whether it was the first that this gateway gave to its worker."""
-    turn: asyncio.Future[Worker] | None = None
-    begun: bool = False
-    """Whether the response's head was sent: after that it cannot be tried again, only continued."""
-    marks: ResumeMarkers | None = None
-    """What it needs to be continued, of an event stream whose worker says that it can be."""
-    lost_ns: int = 0
-    """When its stream last lost its worker."""
-    moves: int = 0
-    """How often it did, and was to go on elsewhere."""
-    start: StartKind | None = None
-    """What it was for the worker that began to answer."""
-    events: bool = False
-    """Whether the response is an event stream, which can tell its own end."""
-    event_count: int = 0
-    leaving: Callable[[], None] | None = None
-    """Of a socket, which has no end of its own: told when its worker is drained."""
-    finished: bool = False
-    """Whether its end is certain: its row is written, and all that is left is to hand the last bytes over."""
-    status: int = 0
-    error: str = ""
-    billed_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Attempt:
+    """A call on a worker's slot. Made and ended by the `VersionBackend` alone."""
+
+    call: Call
+    worker: Worker
+    started_ns: int
+    first_on_worker: bool
+    """Whether it is the first that this gateway gave to the worker."""
+
+    @property
+    def active(self) -> bool:
+        return self in self.worker.attempts
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class QueuedCall:
+    """A call that waits for a slot."""
+
+    call: Call
+    slot: asyncio.Future[Attempt]
+
+    @property
+    def deadline_ns(self) -> int:
+        return self.call.deadline_ns
 
 
 @dataclass(slots=True, eq=False)
 class Worker:
+    """A worker of the version that is ready, or has calls of this gateway. Written by the `VersionBackend` alone."""
+
     status: WorkerStatus
     ready_ns: int
-    calls: set[Call] = field(default_factory=set)
+    attempts: set[Attempt] = field(default_factory=set)
     meter: Meter = field(default_factory=Meter)
     avoid_until_ns: int = 0
     called: bool = False
+    drain_callbacks: dict[Attempt, Callable[[], None]] = field(default_factory=dict)
+    """Of WebSockets, which have no end of their own: called when the worker is drained."""
 
     @property
     def id(self) -> WorkerId:
@@ -98,7 +95,7 @@ class Worker:
 
 
 class VersionBackend:
-    """Everything this gateway knows of one version."""
+    """The workers, slots and queue of one version at this gateway."""
 
     def __init__(
         self,
@@ -111,7 +108,7 @@ class VersionBackend:
         self.key = key
         self.record = record
         self.spec = record.spec
-        self.queue: CallQueue[Call] = CallQueue()
+        self.queue: CallQueue[QueuedCall] = CallQueue()
         self.workers: dict[WorkerId, Worker] = {}
         self.service_time = ServiceTime()
         self.peak = 0
@@ -130,7 +127,7 @@ class VersionBackend:
 
     @property
     def running(self) -> int:
-        return sum(len(worker.calls) for worker in (*self.workers.values(), *self._draining.values()))
+        return sum(len(worker.attempts) for worker in (*self.workers.values(), *self._draining.values()))
 
     @property
     def slots(self) -> int:
@@ -145,8 +142,8 @@ class VersionBackend:
         """Slots that are taken, also by other gateways' calls, and how long these calls have run together, in s."""
         count, elapsed_ns, elsewhere = 0, 0, 0
         for worker in self.workers.values():
-            count += len(worker.calls)
-            elapsed_ns += sum(now_ns - call.dispatched_ns for call in worker.calls)
+            count += len(worker.attempts)
+            elapsed_ns += sum(now_ns - attempt.started_ns for attempt in worker.attempts)
             elsewhere += self._elsewhere(worker.id)
         # How long the others' have run is not known: half of it.
         return count + elsewhere, elapsed_ns / 1e9 + elsewhere * self.service_time.mean_s / 2
@@ -155,28 +152,34 @@ class VersionBackend:
     def idle(self) -> bool:
         return not self.queue and not self.running
 
-    def try_acquire(self, call: Call, now_ns: int, *, first: bool = False) -> Worker | None:
+    def try_acquire(self, call: Call, now_ns: int, *, first: bool = False) -> Attempt | None:
         """Assigns a free slot on the least-loaded worker; None if there is none, or if calls wait and not `first`."""
         if self.queue and not first:
             return None
         best = self._best(now_ns)
-        if best is not None:
-            self._assign(call, best, now_ns)
-        return best
+        return self._assign(call, best, now_ns) if best is not None else None
 
-    def enqueue(self, call: Call) -> asyncio.Future[Worker] | None:
-        """Queues the call. Returns the future of its slot; None if the queue is full."""
-        return self._wait_for_slot(call) if self.queue.offer(call) else None
+    def enqueue(self, call: Call) -> QueuedCall | None:
+        """Queues the call; None if the queue is full."""
+        queued = QueuedCall(call, asyncio.get_running_loop().create_future())
+        if not self.queue.offer(queued):
+            return None
+        self._note_peak()
+        return queued
 
-    def requeue(self, call: Call) -> asyncio.Future[Worker]:
+    def requeue(self, call: Call) -> QueuedCall:
         """Puts a call that needs another worker at the front of the queue."""
-        self.queue.put_back(call)
-        return self._wait_for_slot(call)
+        queued = QueuedCall(call, asyncio.get_running_loop().create_future())
+        self.queue.put_back(queued)
+        self._note_peak()
+        return queued
 
-    def _wait_for_slot(self, call: Call) -> asyncio.Future[Worker]:
-        call.turn = asyncio.get_running_loop().create_future()
-        self.peak = max(self.peak, self.running + len(self.queue))
-        return call.turn
+    def withdraw(self, queued: QueuedCall, now_ns: int) -> None:
+        """Ends the wait of a call. A slot that it was given in that moment is free again, and not billed."""
+        self.queue.remove(queued)
+        slot = queued.slot
+        if slot.done() and not slot.cancelled() and slot.exception() is None:
+            self.release(slot.result(), now_ns, waive=True)
 
     def record_rejected(self) -> None:
         """Counts a call that was rejected for want of a worker as demand, as if it waited."""
@@ -187,35 +190,34 @@ class VersionBackend:
         """Assigns free slots to waiting calls, in the order of the queue."""
         while self.queue:
             best = self._best(now_ns)
-            call = self.queue.take(now_ns) if best is not None else None
-            if best is None or call is None:
+            queued = self.queue.take(now_ns) if best is not None else None
+            if best is None or queued is None:
                 return
-            if call.turn is None or call.turn.done():
-                continue
-            self._assign(call, best, now_ns)
-            call.turn.set_result(best)
+            if not queued.slot.done():
+                queued.slot.set_result(self._assign(queued.call, best, now_ns))
 
     def fail_waiting(self, error: FleetError, accepted_until_ns: int) -> None:
         """Fails the waiting calls that were accepted until then."""
-        for call in self.queue:
-            if call.accepted_ns <= accepted_until_ns:
-                self.queue.remove(call)
-                if call.turn is not None and not call.turn.done():
-                    call.turn.set_exception(error)
+        for queued in self.queue:
+            if queued.call.accepted_ns <= accepted_until_ns:
+                self.queue.remove(queued)
+                if not queued.slot.done():
+                    queued.slot.set_exception(error)
 
-    def release(self, call: Call, now_ns: int, *, waive: bool) -> int:
-        """Frees the call's slot. Returns the milliseconds that the call is billed for."""
-        worker = call.worker
-        if worker is None or call not in worker.calls:
+    def release(self, attempt: Attempt, now_ns: int, *, waive: bool) -> int:
+        """Frees the attempt's slot. Returns the milliseconds that the call is billed for."""
+        worker = attempt.worker
+        if attempt not in worker.attempts:
             return 0
-        worker.calls.discard(call)
+        worker.attempts.discard(attempt)
+        worker.drain_callbacks.pop(attempt, None)
         if waive:
-            worker.meter.waive(call, now_ns)
+            worker.meter.waive(attempt, now_ns)
             billed_ms = 0
         else:
-            billed_ms = worker.meter.end(call, now_ns)
-            self.service_time.observe((now_ns - call.dispatched_ns) / 1e9)
-        if worker.id in self._draining and not worker.calls:
+            billed_ms = worker.meter.end(attempt, now_ns)
+            self.service_time.observe((now_ns - attempt.started_ns) / 1e9)
+        if worker.id in self._draining and not worker.attempts:
             del self._draining[worker.id]
         if worker.avoid_until_ns and not waive:
             worker.avoid_until_ns = 0
@@ -227,23 +229,28 @@ class VersionBackend:
         worker.avoid_until_ns = now_ns + for_ns
         self._later(for_ns / 1e9 + 0.001, lambda: self.dispatch_waiting(time.monotonic_ns()))
 
-    def _assign(self, call: Call, worker: Worker, now_ns: int) -> None:
-        call.worker = worker
-        call.opened, worker.called = not worker.called, True
-        call.dispatched_ns = now_ns
-        worker.calls.add(call)
-        worker.meter.begin(call, now_ns)
-        running = self.running + len(self.queue)
-        if running > self.peak:
-            self.peak = running
+    def on_drain(self, attempt: Attempt, callback: Callable[[], None]) -> None:
+        """Calls back when the attempt's worker is drained, unless the attempt has ended."""
+        attempt.worker.drain_callbacks[attempt] = callback
+
+    def _assign(self, call: Call, worker: Worker, now_ns: int) -> Attempt:
+        attempt = Attempt(call, worker, now_ns, not worker.called)
+        worker.called = True
+        worker.attempts.add(attempt)
+        worker.meter.begin(attempt, now_ns)
+        self._note_peak()
+        return attempt
+
+    def _note_peak(self) -> None:
+        self.peak = max(self.peak, self.running + len(self.queue))
 
     def _best(self, now_ns: int) -> Worker | None:
         best: Worker | None = None
         least = self.spec.concurrency
         for worker in self.workers.values():
-            if worker.avoid_until_ns > now_ns or len(worker.calls) >= least:
+            if worker.avoid_until_ns > now_ns or len(worker.attempts) >= least:
                 continue
-            load = len(worker.calls) + self._elsewhere(worker.id)
+            load = len(worker.attempts) + self._elsewhere(worker.id)
             if load < least:
                 best, least = worker, load
         return best
@@ -261,22 +268,21 @@ class VersionBackend:
             self.dispatch_waiting(now_ns)
         elif known is not None:
             del self.workers[status.worker]
-            if known.calls:
+            if known.attempts:
                 self._draining[status.worker] = known
-                for call in known.calls if status.state == "draining" else ():
-                    if call.leaving is not None:
-                        call.leaving()
+                for drained in list(known.drain_callbacks.values()) if status.state == "draining" else ():
+                    drained()
 
     def load(self) -> FunctionLoad:
         """For the report; what was at its peak since the last published one counts as running."""
         per_worker = {
-            worker.id: len(worker.calls)
+            worker.id: len(worker.attempts)
             for worker in (*self.workers.values(), *self._draining.values())
-            if worker.calls
+            if worker.attempts
         }
         queued, running = len(self.queue), self.running
         running = max(running, self.peak - queued)
-        oldest = min(self.queue, key=lambda call: call.accepted_unix_ns, default=None)
+        oldest = min((queued.call for queued in self.queue), key=lambda call: call.accepted_unix_ns, default=None)
         return FunctionLoad(
             queued,
             running,

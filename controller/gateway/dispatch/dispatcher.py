@@ -1,84 +1,211 @@
-"""One call, from its slot on a worker to the last byte of its answer.
+"""Sends a call to a worker and its response to the client; tries again on another worker what did not begin to answer.
 
-Tries again on another worker what did not begin to answer: a worker that was full or draining ran nothing; one
-that died under the call may have, and a third death of that kind is the call's own doing. How it gets its slot is for
-`slots`, what becomes of an answer for `answers`.
+A worker that was full or draining ran nothing. One that disconnected under the call may have run it, and a third
+disconnect is the call's own doing. Small responses are buffered, so that the bill stands in their headers and a
+worker's death can be retried; others are streamed (`stream_relay`).
 """
 
 from __future__ import annotations
 
+import asyncio
+import io
+import time
 from collections.abc import Awaitable, Callable
 from typing import NoReturn
 
 import aiohttp
+from yarl import URL
 
-from fleetstart.runtime.contract.errors import OutOfMemory, WorkerLost
+from fleetstart.runtime.contract.errors import FleetError, OutOfMemory, WorkerLost
 from fleetstart.runtime.contract.ids import WorkerId
 from fleetstart.runtime.contract.node.orders import WorkerStatus
+from fleetstart.runtime.contract.worker_headers import (
+    ATTEMPT_HEADER,
+    BUSY_HEADER,
+    CONTINUE_HEADER,
+    DEADLINE_HEADER,
+    DRAINING_HEADER,
+    ERROR_HEADER,
+    REQUEST_HEADER,
+    TOKEN_HEADER,
+)
 
 from ...http.asgi import Send
-from .backend import BUSY_BACKOFF_NS, SUSPECT_BACKOFF_NS, Call, VersionBackend, Worker
-from .host_liveness import HostLiveness, HostSilent
-from .response_relay import ResponseRelay
-from .slots import DEATHS_ALLOWED, SlotAcquirer
-from .upstream import UpstreamBusy, UpstreamDisconnected, UpstreamUnreachable, request
+from ...http.headers import response_headers
+from .backend import BUSY_BACKOFF_NS, SUSPECT_BACKOFF_NS, Attempt, Call, VersionBackend
+from .call_record import CallRecord
+from .errors import HostSilent, UpstreamBusy, UpstreamDisconnected, UpstreamUnreachable
+from .host_liveness import HostLiveness
+from .stream_relay import StreamRelay
 
 SILENT_BACKOFF_NS = 2_000_000_000
-"""How long a worker whose host is silent is passed over: by then another one may be ready, or the host back."""
+"""How long a worker whose host is silent gets no calls: by then another one may be ready, or the host back."""
+DEATHS_ALLOWED = 3
+"""A call that ended three workers would end the fourth: it must not eat workers for ever."""
+LARGE_BODY_BYTES = 1 << 20
+"""Bodies beyond are written in pieces, so that other calls get their turn meanwhile."""
+BUFFERED_BYTES = 1 << 20
+"""Responses up to this are read before they are sent: the bill is exact, and a worker's death can be retried."""
+
+FinalStatus = Callable[[WorkerId], Awaitable[WorkerStatus | None]]
+
+
+class SlotAcquirer:
+    """Acquires a worker slot for a call, queueing if none is free."""
+
+    def __init__(
+        self,
+        *,
+        demand: Callable[[], None],
+        queue_full: Callable[[VersionBackend], FleetError],
+        queue_timeout: Callable[[VersionBackend, Call], FleetError],
+    ) -> None:
+        self._demand = demand
+        self._queue_full = queue_full
+        self._queue_timeout = queue_timeout
+
+    async def acquire(self, record: CallRecord, *, again: bool) -> Attempt:
+        """Starts an attempt, at once or from the queue; `again` for a retry, which goes first.
+
+        Errors: QueueFull, Overloaded, QueueTimeout.
+        """
+        backend, call = record.backend, record.call
+        attempt = backend.try_acquire(call, time.monotonic_ns(), first=again)
+        if attempt is None:
+            attempt = await self._wait(backend, call, again=again)
+        record.start_attempt(attempt)
+        return attempt
+
+    async def _wait(self, backend: VersionBackend, call: Call, *, again: bool) -> Attempt:
+        queued = backend.requeue(call) if again else backend.enqueue(call)
+        if queued is None:
+            raise self._queue_full(backend)
+        self._demand()
+        wait_s = (call.queue_ends_ns - time.monotonic_ns()) / 1e9 if call.queue_ends_ns and not again else None
+        try:
+            async with asyncio.timeout(wait_s):
+                return await queued.slot
+        except TimeoutError:
+            backend.withdraw(queued, time.monotonic_ns())
+            raise self._queue_timeout(backend, call) from None
+        except BaseException:
+            backend.withdraw(queued, time.monotonic_ns())
+            raise
 
 
 class Dispatcher:
-    def __init__(
-        self,
-        session: aiohttp.ClientSession,
-        slots: SlotAcquirer,
-        relay: ResponseRelay,
-        *,
-        final_status: Callable[[WorkerId], Awaitable[WorkerStatus | None]],
-    ) -> None:
+    """One a gateway."""
+
+    def __init__(self, session: aiohttp.ClientSession, slots: SlotAcquirer, *, final_status: FinalStatus) -> None:
         self._session = session
         self._slots = slots
-        self._relay = relay
         self._final_status = final_status
 
-    async def run(self, backend: VersionBackend, call: Call, send: Send) -> None:
+    async def run(self, record: CallRecord, send: Send) -> None:
         """Answers the call. Errors: FleetError if nothing was sent yet, ResponseTruncated if something was."""
+        stream = StreamRelay(record, send, final_status=self._final_status)
+        deaths = 0
         again = False
         while True:
-            worker = await self._slots.acquire(backend, call, again=again)
+            attempt = await self._slots.acquire(record, again=again)
             try:
-                await self._attempt(backend, call, worker, send)
+                await self._attempt(record, attempt, stream, send)
                 return
             except UpstreamBusy:
-                self._slots.release_for_retry(backend, call, worker, BUSY_BACKOFF_NS)
+                record.release_for_retry(attempt, BUSY_BACKOFF_NS)
             except UpstreamUnreachable:
-                self._slots.release_for_retry(backend, call, worker, SUSPECT_BACKOFF_NS)
+                record.release_for_retry(attempt, SUSPECT_BACKOFF_NS)
             except HostSilent:
-                self._slots.release_for_retry(backend, call, worker, SILENT_BACKOFF_NS)
+                record.release_for_retry(attempt, SILENT_BACKOFF_NS)
             except UpstreamDisconnected:
-                self._slots.release_for_retry(backend, call, worker, SUSPECT_BACKOFF_NS)
-                call.deaths += 1
-                if call.deaths >= DEATHS_ALLOWED:
-                    await self._give_up(backend, call, worker)
+                record.release_for_retry(attempt, SUSPECT_BACKOFF_NS)
+                deaths += 1
+                if deaths >= DEATHS_ALLOWED:
+                    await self._give_up(record, attempt, deaths)
             again = True
 
-    async def _attempt(self, backend: VersionBackend, call: Call, worker: Worker, send: Send) -> None:
-        watch = HostLiveness(worker.status.endpoint)
+    async def _attempt(self, record: CallRecord, attempt: Attempt, stream: StreamRelay, send: Send) -> None:
+        """Errors: UpstreamError if a retry is allowed, else ResponseTruncated."""
+        liveness = HostLiveness(attempt.worker.status.endpoint)
         try:
-            response = await watch.wait(request(self._session, call, worker))
+            response = await liveness.wait(self._request(record, attempt, stream.resume_state()))
             try:
-                await self._relay.forward(backend, call, worker, response, watch, send)
+                headers = response.headers
+                if response.status == 503 and (BUSY_HEADER in headers or DRAINING_HEADER in headers):
+                    await liveness.wait(_read(response))
+                    raise UpstreamBusy
+                if not record.begun and _fits_buffer(record.call, response):
+                    await self._send_buffered(record, attempt, response, await liveness.wait(_read(response)), send)
+                else:
+                    await stream.forward(attempt, response, liveness)
             finally:
                 response.release()
         finally:
-            watch.close()
+            liveness.close()
 
-    async def _give_up(self, backend: VersionBackend, call: Call, worker: Worker) -> NoReturn:
-        status = await self._final_status(worker.id)
+    async def _request(self, record: CallRecord, attempt: Attempt, resume_state: bytes) -> aiohttp.ClientResponse:
+        """Sends the request; returns when the response's head has come.
+
+        Errors: UpstreamUnreachable, UpstreamDisconnected.
+        """
+        call, status = record.call, attempt.worker.status
+        left_ms = max(0, call.deadline_ns - time.monotonic_ns()) // 1_000_000
+        headers = [
+            *call.headers,
+            (TOKEN_HEADER, status.token),
+            (REQUEST_HEADER, call.id),
+            (DEADLINE_HEADER, str(left_ms)),
+            (ATTEMPT_HEADER, str(record.attempts)),
+            (CONTINUE_HEADER, str(len(resume_state))),
+        ]
+        content = call.body + resume_state
+        body: bytes | io.BytesIO | None = content or None
+        if len(content) > LARGE_BODY_BYTES:
+            body = io.BytesIO(content)
+        url = URL(f"http://{status.endpoint}{call.target}", encoded=True)
+        try:
+            return await self._session.request(call.method, url, headers=headers, data=body, allow_redirects=False)
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+            raise UpstreamUnreachable from error
+        except (aiohttp.ClientError, ConnectionError) as error:
+            raise UpstreamDisconnected from error
+
+    async def _send_buffered(
+        self, record: CallRecord, attempt: Attempt, response: aiohttp.ClientResponse, body: bytes, send: Send
+    ) -> None:
+        record.answered(attempt, response.status, response.headers.get(ERROR_HEADER, ""), time.monotonic_ns())
+        record.release(waive=False)
+        headers = response_headers(response.raw_headers, keep_length=True)
+        headers += record.platform_headers()
+        headers += record.bill_headers()
+        record.response_started()
+        record.finish()
+        await send({"type": "http.response.start", "status": response.status, "headers": headers})
+        await send({"type": "http.response.body", "body": body, "more_body": False})
+
+    async def _give_up(self, record: CallRecord, attempt: Attempt, deaths: int) -> NoReturn:
+        """Errors: OutOfMemory, WorkerLost."""
+        status = await self._final_status(attempt.worker.id)
         cause = status.error if status is not None else None
-        deaths = f"{call.deaths} workers ended under this call"
-        hint = f"`fs logs {backend.key.name}` has their last words"
+        name = record.backend.key.name
+        text = f"function {name}: {deaths} workers ended under this call"
+        hint = f"`fs logs {name}` shows their last lines"
         if cause is not None and cause.code == OutOfMemory.code:
-            raise OutOfMemory(f"function {backend.key.name}: {deaths}: {cause.message}", hint=cause.hint or hint)
-        why = cause.message if cause is not None else "they closed the connection without an answer"
-        raise WorkerLost(f"function {backend.key.name}: {deaths}: {why}", hint=hint)
+            raise OutOfMemory(f"{text}: {cause.message}", hint=cause.hint or hint)
+        why = cause.message if cause is not None else "they closed the connection without a response"
+        raise WorkerLost(f"{text}: {why}", hint=hint)
+
+
+def _fits_buffer(call: Call, response: aiohttp.ClientResponse) -> bool:
+    if call.method == "HEAD" or response.status in (204, 304):
+        return True
+    length = response.headers.get("Content-Length", "")
+    return length.isdecimal() and int(length) <= BUFFERED_BYTES
+
+
+async def _read(response: aiohttp.ClientResponse) -> bytes:
+    """Errors: UpstreamDisconnected."""
+    try:
+        return await response.read()
+    except (aiohttp.ClientError, ConnectionError) as error:
+        raise UpstreamDisconnected from error

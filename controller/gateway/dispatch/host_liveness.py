@@ -15,6 +15,8 @@ import socket
 from collections.abc import Awaitable
 from typing import TypeVar
 
+from .errors import HostSilent
+
 SILENT_S = 0.4
 """Of a stream's tokens, a few; of a link, many round trips."""
 MAX_PROBE_INTERVAL_S = 10.0
@@ -25,10 +27,6 @@ PROBE_EVERY_S = 0.27
 _UNREACHED = frozenset((errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ETIMEDOUT))
 
 Value = TypeVar("Value")
-
-
-class HostSilent(Exception):
-    """The worker's host does not answer."""
 
 
 class HostLiveness:

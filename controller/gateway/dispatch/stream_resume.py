@@ -34,10 +34,10 @@ class ResumeMarkers:
             self._keep(bytes(held[begin + len(MARK) : end]))
             del held[: end + 2]
         if len(held) > HELD_BYTES:
-            ready += self.rest()
+            ready += self.flush()
         return bytes(ready)
 
-    def rest(self) -> bytes:
+    def flush(self) -> bytes:
         """What came after the last mark: to be passed on if the stream has ended as it should."""
         rest = bytes(self._held)
         self._held.clear()
@@ -45,7 +45,7 @@ class ResumeMarkers:
             self._give_up()
         return rest
 
-    def carry(self) -> bytes:
+    def encode(self) -> bytes:
         """All marks, for the next worker. What came after the last of them is forgotten: that worker says it anew."""
         self._held.clear()
         return b"\n".join(self._kept)

@@ -16,7 +16,7 @@ from fleetstart.runtime.contract.ids import NodeId
 from fleetstart.runtime.contract.node.reports import FunctionLoad, GatewayReport, SegmentReport
 from fleetstart.runtime.contract.sizes import MIB
 from tests.controller.gateway.admission.test_feasibility import CHAT, KEY, deployed
-from tests.controller.gateway.dispatch.test_backend import MS, call, status
+from tests.controller.gateway.dispatch.test_backend import call, queued, status
 from tests.controller.scheduler.test_reconcile import Cluster
 
 TEST_MEASURES = VersionMeasures(library_s=Estimate(0.5, 3), rest_s=Estimate(0.1, 3), call_s=Estimate(2.0, 3))
@@ -47,7 +47,7 @@ def test_a_line_is_as_long_as_measured_calls_say() -> None:
         assert backend.try_acquire(call(name), now_ns)
     cluster.clock.advance(1)
     for name in ("3", "4"):
-        backend.queue.offer(call(name))
+        backend.queue.offer(queued(name))
     found = predicted(wait_predictor, cluster, backend)
     assert found.sure
     assert (found.wait.queued, found.wait.slots, found.wait.running, found.wait.call_s) == (2, 2, 2, 3.0)
@@ -107,7 +107,7 @@ def test_calls_that_wait_for_the_same_start_come_first() -> None:
         fill(cluster, ready_mib)
         ahead_s = predicted(wait_predictor, cluster, backend).wait.seconds
     for name in ("1", "2", "3"):
-        backend.queue.offer(call(name))
+        backend.queue.offer(queued(name))
     cluster.clock.advance(0.2)
     found = predicted(wait_predictor, cluster, backend)
     assert found.sure
@@ -148,4 +148,4 @@ def test_a_worker_that_is_ready_is_no_start_any_more() -> None:
     cluster.obey()
     cluster.clock.advance(1)
     assert not predicted(wait_predictor, cluster, backend).wait.coming
-    assert backend.try_acquire(call("1", deadline_ns=10_000 * MS), 0)
+    assert backend.try_acquire(call("1"), 0)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
 
-from fleetstart.controller.gateway.dispatch.backend import Call, VersionBackend
+from fleetstart.controller.gateway.dispatch.backend import Attempt, Call, QueuedCall, VersionBackend
 from fleetstart.controller.gateway.dispatch.queue import CallQueue
 from fleetstart.controller.state.records import VersionKey, VersionRecord
 from fleetstart.runtime.contract.errors import Unavailable
@@ -21,11 +21,16 @@ KEY = VersionKey(FunctionName("f"), Version(1))
 MS = 1_000_000
 
 
-def call(name: str, deadline_ns: int = 1000 * MS) -> Call:
+def call(name: str, *, accepted_ns: int = 0, accepted_unix_ns: int = 0) -> Call:
     return Call(
-        id=InvocationId(name), method="GET", target="/", headers=[], body=b"", accepted_ns=0, accepted_unix_ns=0,
-        deadline_ns=deadline_ns,
+        id=InvocationId(name), method="GET", target="/", headers=[], body=b"", accepted_ns=accepted_ns,
+        accepted_unix_ns=accepted_unix_ns, deadline_ns=1000 * MS,
     )  # fmt: skip
+
+
+def queued(name: str) -> QueuedCall:
+    """A queued call outside of an event loop: no slot is assigned to it."""
+    return QueuedCall(call(name), cast("asyncio.Future[Attempt]", None))
 
 
 def backend(concurrency: int = 1, elsewhere: Callable[[WorkerId], int] = lambda _: 0) -> VersionBackend:
@@ -58,7 +63,7 @@ def test_the_least_loaded_worker_gets_the_call() -> None:
     version.on_status(status("a"), 0)
     version.on_status(status("b"), 0)
     seats = [version.try_acquire(call(str(i)), 0) for i in range(4)]
-    assert [worker.id if worker else None for worker in seats] == ["b", "a", "b", None]
+    assert [attempt.worker.id if attempt else None for attempt in seats] == ["b", "a", "b", None]
 
 
 def test_a_slot_goes_to_the_one_who_waits_longest() -> None:
@@ -66,13 +71,14 @@ def test_a_slot_goes_to_the_one_who_waits_longest() -> None:
         version = backend()
         version.on_status(status("a"), 0)
         first, second, third = call("1"), call("2"), call("3")
-        assert version.try_acquire(first, 0)
+        attempt = version.try_acquire(first, 0)
         turns: list[Any] = [version.enqueue(second), version.enqueue(third)]
+        assert attempt is not None
         assert version.try_acquire(call("4"), 0) is None, "nobody passes the queue"
-        assert version.release(first, 5 * MS, waive=False) == 5
-        assert [turn.done() for turn in turns] == [True, False]
+        assert version.release(attempt, 5 * MS, waive=False) == 5
+        assert [turn.slot.done() for turn in turns] == [True, False]
         version.on_status(status("b"), 5 * MS)
-        assert turns[1].done()
+        assert turns[1].slot.done()
 
     in_loop(test)
 
@@ -80,8 +86,8 @@ def test_a_slot_goes_to_the_one_who_waits_longest() -> None:
 def test_a_worker_that_drains_keeps_its_calls_and_gets_no_more() -> None:
     version = backend(concurrency=2)
     version.on_status(status("a"), 0)
-    first = call("1")
-    assert version.try_acquire(first, 0)
+    first = version.try_acquire(call("1"), 0)
+    assert first is not None
     version.on_status(status("a", "draining"), 0)
     assert version.try_acquire(call("2"), 0) is None
     assert version.running == 1
@@ -93,12 +99,14 @@ def test_a_worker_that_drains_keeps_its_calls_and_gets_no_more() -> None:
 def test_one_that_is_avoided_comes_back() -> None:
     version = backend()
     version.on_status(status("a"), 0)
-    worker = version.try_acquire(call("1"), 0)
-    assert worker is not None
-    version.avoid(worker, 0, 10 * MS)
-    version.release(next(iter(worker.calls)), 0, waive=True)
+    attempt = version.try_acquire(call("1"), 0)
+    assert attempt is not None
+    version.avoid(attempt.worker, 0, 10 * MS)
+    version.release(attempt, 0, waive=True)
     assert version.try_acquire(call("2"), 5 * MS) is None
-    assert version.try_acquire(call("2"), 10 * MS) is worker
+    again = version.try_acquire(call("2"), 10 * MS)
+    assert again is not None
+    assert again.worker is attempt.worker
 
 
 def test_a_full_queue_takes_no_more() -> None:
@@ -128,6 +136,20 @@ def test_slots_that_are_taken_are_counted_with_the_others_calls() -> None:
     assert elapsed_s == pytest.approx(0.2 + 0.1 + 0.25)
 
 
+def test_a_slot_that_comes_as_the_wait_ends_is_free_again_and_not_billed() -> None:
+    def test() -> None:
+        version = backend()
+        waiting = version.enqueue(call("1"))
+        assert waiting is not None
+        version.on_status(status("a"), 0)
+        assert waiting.slot.done()
+        version.withdraw(waiting, 5 * MS)
+        assert version.idle
+        assert version.has_free_slot(5 * MS)
+
+    in_loop(test)
+
+
 def test_who_was_turned_away_counts_as_demand_until_it_is_told() -> None:
     version = backend()
     version.record_rejected()
@@ -137,12 +159,11 @@ def test_who_was_turned_away_counts_as_demand_until_it_is_told() -> None:
 def test_failing_ends_the_waiting_of_the_older_only() -> None:
     def test() -> None:
         version = backend()
-        old, young = call("old"), call("young")
-        young.accepted_ns = 10
+        old, young = call("old"), call("young", accepted_ns=10)
         turns: list[Any] = [version.enqueue(old), version.enqueue(young)]
         version.fail_waiting(Unavailable("no room"), 5)
-        assert isinstance(turns[0].exception(), Unavailable)
-        assert not turns[1].done()
+        assert isinstance(turns[0].slot.exception(), Unavailable)
+        assert not turns[1].slot.done()
         assert len(version.queue) == 1
 
     in_loop(test)
@@ -151,10 +172,9 @@ def test_failing_ends_the_waiting_of_the_older_only() -> None:
 def test_a_short_peak_is_not_forgotten_between_reports() -> None:
     version = backend(concurrency=4)
     version.on_status(status("a"), 0)
-    calls = [call(str(i)) for i in range(3)]
-    for one in calls:
-        version.try_acquire(one, 0)
-    for one in calls:
+    attempts = [version.try_acquire(call(str(i)), 0) for i in range(3)]
+    for one in attempts:
+        assert one is not None
         version.release(one, 1, waive=False)
     assert (version.load().running, version.running) == (3, 0)
     version.peak = 0

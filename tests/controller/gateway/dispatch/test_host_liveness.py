@@ -9,7 +9,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from fleetstart.controller.gateway.dispatch.host_liveness import HostLiveness, HostSilent, numeric_address, responds
+from fleetstart.controller.gateway.dispatch.errors import HostSilent
+from fleetstart.controller.gateway.dispatch.host_liveness import HostLiveness, numeric_address, responds
 
 WAIT_S = 20.0
 

@@ -28,7 +28,7 @@ def test_a_stream_that_ends_as_it_should_is_passed_on_without_its_marks(
     units: list[tuple[bytes, bytes]], end: bytes, cuts: list[int]
 ) -> None:
     marks = ResumeMarkers()
-    got = b"".join(marks.feed(piece) for piece in pieces_of(written(units) + end, cuts)) + marks.rest()
+    got = b"".join(marks.feed(piece) for piece in pieces_of(written(units) + end, cuts)) + marks.flush()
     assert got == b"".join(events for events, _ in units) + end
 
 
@@ -40,15 +40,15 @@ def test_of_a_stream_that_breaks_anywhere_the_client_has_what_the_marks_say(
     marks = ResumeMarkers()
     left = lost_at % (len(stream) + 1)
     got = b"".join(marks.feed(piece) for piece in pieces_of(stream[:left], cuts))
-    carried = marks.carry()
+    carried = marks.encode()
     count = max(count for count in range(len(units) + 1) if len(written(units[:count])) <= left)
     assert marks.whole
     assert carried == b"\n".join(mark for _, mark in units[:count])
     assert got == b"".join(events for events, _ in units[:count])
     # The next worker goes on behind that mark, and there is no seam.
-    got += b"".join(marks.feed(piece) for piece in pieces_of(written(units[count:]), cuts)) + marks.rest()
+    got += b"".join(marks.feed(piece) for piece in pieces_of(written(units[count:]), cuts)) + marks.flush()
     assert got == b"".join(events for events, _ in units)
-    assert marks.carry() == b"\n".join(mark for _, mark in units)
+    assert marks.encode() == b"\n".join(mark for _, mark in units)
 
 
 def test_what_was_passed_on_without_a_mark_cannot_be_continued() -> None:
@@ -58,7 +58,7 @@ def test_what_was_passed_on_without_a_mark_cannot_be_continued() -> None:
     long = b"data: " + b"x" * HELD_BYTES
     assert marks.feed(long) == b"data: 2\n\n" + long
     assert not marks.whole
-    assert marks.carry() == b""
+    assert marks.encode() == b""
     assert marks.feed(b"\n\n" + MARK + b"2\n\n") == b"\n\n"
 
 
@@ -70,4 +70,4 @@ def test_marks_are_kept_up_to_a_bound() -> None:
         assert marks.feed(b"data: 1\n\n" + MARK + mark + b"\n\n") == b"data: 1\n\n"
     marks.feed(MARK + mark + b"\n\n")
     assert not marks.whole
-    assert marks.carry() == b""
+    assert marks.encode() == b""

@@ -1,0 +1,309 @@
+"""Records an invocation: opened in the ledger on acceptance, closed with exactly one row.
+
+A `CallRecord` is what became of one call: its attempts, its timeline, its outcome, its bill. Others read it; only its
+own methods write it. The `CallRecorder` also reports to the schedulers when a version has become idle.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from fleetstart.runtime.contract.billing.ledger import (
+    InvocationRow,
+    InvocationTrace,
+    OpenInvocation,
+    StartKind,
+    cost_nusd,
+    dollars,
+)
+from fleetstart.runtime.contract.errors import DeadlineExceeded, FleetError
+from fleetstart.runtime.contract.ids import WorkerId
+from fleetstart.runtime.contract.node.orders import WorkerOrder, WorkerStatus
+from fleetstart.runtime.contract.timeline import Timeline
+
+from ...billing.ledger_writer import LedgerWriter
+from ...http.asgi import Bill, RawHeaders, Send, bill_headers, closing_event, error_event, respond_error
+from ...http.request_context import TRACE
+from ...state.records import StartOutcome
+from ...state.view import View
+from .backend import Attempt, Call, VersionBackend
+
+IDLE_REPORT_DELAY_S = 0.1
+"""Between a version's last call and the report that it is idle: another call may be about to come."""
+
+
+class CallRecorder:
+    """One a gateway."""
+
+    def __init__(self, gateway: str, view: View, ledger: LedgerWriter, *, freed: Callable[[], None]) -> None:
+        """`freed` is called when the schedulers should know soon that calls have ended."""
+        self.view = view
+        self.ledger = ledger
+        self._gateway = gateway
+        self._freed = freed
+
+    def open(self, backend: VersionBackend, call: Call) -> CallRecord:
+        backend.arrived += 1
+        self.ledger.opened(
+            OpenInvocation(
+                id=call.id,
+                gateway=self._gateway,
+                function=backend.key.name,
+                version=backend.key.version,
+                accepted_unix_ms=call.accepted_unix_ns // 1_000_000,
+                key=call.key,
+                project=backend.spec.project,
+            )
+        )
+        return CallRecord(self, backend, call)
+
+    def closed(self, backend: VersionBackend) -> None:
+        """A call of the version has ended."""
+        if len(self.view.gateways) > 1:
+            self._freed()
+        if backend.idle and not backend.idle_report_pending:
+            self._report_idle_soon(backend)
+
+    def _report_idle_soon(self, backend: VersionBackend) -> None:
+        backend.idle_report_pending = True
+        asyncio.get_running_loop().call_later(IDLE_REPORT_DELAY_S, self._report_idle, backend)
+
+    def _report_idle(self, backend: VersionBackend) -> None:
+        """The keep-alive counts from the last call, so the scheduler should know soon that there is none."""
+        backend.idle_report_pending = False
+        if not backend.idle:
+            return
+        if backend.peak:  # this report still counts the calls that there were, the next that they have ended
+            self._report_idle_soon(backend)
+        self._freed()
+
+
+class CallRecord:
+    """What became of one call. Written by its own methods alone."""
+
+    __slots__ = ("_recorder", "attempt", "attempts", "backend", "begun", "billed_ms", "call", "error", "events",
+                 "finished", "queue_ns", "start", "status", "timeline")  # fmt: skip
+
+    def __init__(self, recorder: CallRecorder, backend: VersionBackend, call: Call) -> None:
+        self._recorder = recorder
+        self.backend = backend
+        self.call = call
+        self.timeline = Timeline()
+        self.attempt: Attempt | None = None
+        """Under way, or the last one."""
+        self.attempts = 0
+        self.queue_ns = 0
+        self.start: StartKind | None = None
+        """Hot, unless its worker got ready after the call came. A stream that moves stays what it began as."""
+        self.begun = False
+        """Whether the response's head was sent: after that the call cannot be tried again, only continued."""
+        self.events: int | None = None
+        """Events of the response that were sent; None if it is no event stream, which alone can tell its own end."""
+        self.finished = False
+        """Whether its row is written, and all that is left is to send the last bytes."""
+        self.status = 0
+        self.error = ""
+        self.billed_ms = 0
+
+    # ── attempts ───────────────────────────────────────────────────────────────────────────────────
+
+    def start_attempt(self, attempt: Attempt) -> None:
+        self.attempt = attempt
+        self.attempts += 1
+        if not self.begun:
+            self.queue_ns = attempt.started_ns - self.call.accepted_ns
+
+    def release_for_retry(self, attempt: Attempt, backoff_ns: int) -> None:
+        """Frees the slot of an attempt that failed; its worker gets no calls for a while."""
+        now_ns = time.monotonic_ns()
+        self.backend.avoid(attempt.worker, now_ns, backoff_ns)
+        self.backend.release(attempt, now_ns, waive=True)
+
+    def release(self, *, waive: bool) -> None:
+        """Frees the slot of the attempt under way, if there is one. Its time is billed unless waived."""
+        if self.attempt is not None and self.attempt.active:
+            self.billed_ms = self.backend.release(self.attempt, time.monotonic_ns(), waive=waive)
+
+    # ── the response ───────────────────────────────────────────────────────────────────────────────
+
+    def answered(self, attempt: Attempt, status: int, error: str, now_ns: int) -> None:
+        """A worker has begun to answer: the wait for it goes on the timeline."""
+        self.status, self.error = status, error
+        self.start = self._start_kind(attempt)
+        self.timeline.add("queue", self.call.accepted_ns, attempt.started_ns)
+        if self.start != "hot":
+            self._add_start_phases(attempt, self.call.accepted_ns)
+        self.timeline.add("execute", attempt.started_ns, now_ns)
+
+    def continued(self, attempt: Attempt, lost_ns: int, now_ns: int) -> None:
+        """Another worker continues a stream that lost its worker then."""
+        if attempt.worker.ready_ns > lost_ns:
+            self._add_start_phases(attempt, lost_ns)
+        self.timeline.add("move", lost_ns, now_ns)
+
+    def response_started(self, *, events: bool = False) -> None:
+        """The response's head goes out now."""
+        self.begun = True
+        self.events = 0 if events else None
+
+    def count_events(self, count: int) -> None:
+        if self.events is not None:
+            self.events += count
+
+    def responded(self, head_ns: int, now_ns: int) -> None:
+        """The response, or what there was of it before its worker was lost, has passed through."""
+        self.timeline.add("respond", head_ns, now_ns)
+
+    # ── the outcome ────────────────────────────────────────────────────────────────────────────────
+
+    def set_outcome(self, status: int, error: str) -> None:
+        self.status, self.error = status, error
+
+    def fail(self, error: FleetError) -> None:
+        """Ends the call with an error. A call that exceeded its deadline is billed for its time; others are not."""
+        self.release(waive=not isinstance(error, DeadlineExceeded))
+        if not any(phase.name == "queue" for phase in self.timeline.phases):
+            started_ns = self.attempt.started_ns if self.attempt is not None else time.monotonic_ns()
+            self.timeline.add("queue", self.call.accepted_ns, started_ns)
+        if not self.finished:
+            self.error = error.code
+            self.status = self.status if self.begun else error.status
+            self.finish()
+
+    def finish(self) -> None:
+        """Writes the call's row, once, before its last byte goes out: no client has a response without a row."""
+        if not self.finished:
+            self.finished = True
+            self._recorder.ledger.ended(self.trace(time.monotonic_ns()), self.start_outcome())
+
+    def close(self) -> None:
+        """The last that is done for a call, however it ended."""
+        self.release(waive=True)
+        self.finish()
+        self._recorder.closed(self.backend)
+
+    # ── what is reported of it ─────────────────────────────────────────────────────────────────────
+
+    @property
+    def cost_nusd(self) -> int:
+        return cost_nusd(self.billed_ms, self.backend.spec.memory_bytes, self.call.price.execute_nusd_per_gib_s)
+
+    def platform_headers(self) -> RawHeaders:
+        """Headers that the platform adds to the worker's."""
+        headers = [(b"x-request-id", self.call.id.encode()), (b"fs-version", b"%d" % self.backend.key.version)]
+        if self.attempt is not None:
+            headers.append((b"fs-start", self._start_kind(self.attempt).encode()))
+        return headers
+
+    def bill_headers(self) -> RawHeaders:
+        return bill_headers(self.billed_ms, self.cost_nusd, self.timeline.server_timing())
+
+    def closing_event(self) -> bytes:
+        """The bill of an event stream, as its last event."""
+        assert self.attempt is not None
+        return closing_event(
+            Bill(
+                request_id=self.call.id,
+                billed_ms=self.billed_ms,
+                cost=dollars(self.cost_nusd),
+                start=self._start_kind(self.attempt),
+                server_timing=self.timeline.server_timing(),
+            )
+        )
+
+    async def send_error(self, error: FleetError, send: Send) -> None:
+        """Sends the error as the response, or into an event stream that has begun; other responses stay truncated."""
+        if not self.begun:
+            await respond_error(send, error, self.call.id, self.platform_headers()[1:] + self.bill_headers())
+        elif self.events is not None and self.attempt is not None:
+            last = error_event(error, self.call.id) + self.closing_event()
+            await send({"type": "http.response.body", "body": b"\n\n" + last, "more_body": False})
+
+    def start_outcome(self) -> StartOutcome | None:
+        """Time of the first byte, for the call that waited for this worker's start and was its first.
+
+        None for a language model's unstreamed response, whose first byte comes with its last token.
+        """
+        attempt = self.attempt
+        if attempt is None or not attempt.first_on_worker or self.attempts != 1 or self._start_kind(attempt) == "hot":
+            return None
+        answered_ns = self._answered_ns()
+        if not answered_ns or self.status >= 400 or (self.backend.spec.llm is not None and self.events is None):
+            return None
+        return StartOutcome(
+            worker=attempt.worker.id,
+            function=self.backend.key.name,
+            version=self.backend.key.version,
+            first_byte_unix_ms=(self.call.accepted_unix_ns + answered_ns - self.call.accepted_ns) // 1_000_000,
+        )
+
+    def trace(self, now_ns: int) -> InvocationTrace:
+        """What the ledger keeps of a call that has ended, and `fs trace` shows."""
+        call, spec = self.call, self.backend.spec
+        worker = self.attempt.worker if self.attempt is not None else None
+        start: StartKind = self._start_kind(self.attempt) if self.attempt is not None else "cold"
+        answered_ns = self._answered_ns()
+        row = InvocationRow(
+            id=call.id,
+            function=self.backend.key.name,
+            version=self.backend.key.version,
+            worker=worker.id if worker is not None else WorkerId(""),
+            status=self.status,
+            error=self.error,
+            start=start,
+            accepted_unix_ms=call.accepted_unix_ns // 1_000_000,
+            queue_ms=(self.queue_ns if self.attempts else now_ns - call.accepted_ns) // 1_000_000,
+            billed_ms=self.billed_ms,
+            memory_bytes=spec.memory_bytes,
+            rate_nusd_per_gib_s=call.price.execute_nusd_per_gib_s,
+            price=call.price.version,
+            key=call.key,
+            tags=spec.tags,
+            project=spec.project,
+            cost_nusd=self.cost_nusd,
+            attempts=self.attempts,
+            total_ms=(now_ns - call.accepted_ns) // 1_000_000,
+            first_byte_ms=(answered_ns - call.accepted_ns) // 1_000_000 if answered_ns else None,
+        )
+        status = worker.status if worker is not None else None
+        return InvocationTrace(
+            row=row,
+            timeline=self.timeline,
+            isolation=status.isolation if status is not None else "",
+            pooled=status.pooled if status is not None else False,
+            events=self.events or 0,
+            relayed=status.relayed if status is not None and start != "hot" else (),
+            node=status.node if status is not None else "",
+            fetched=status.fetched if status is not None and start != "hot" else {},
+            context=TRACE.get(),
+        )
+
+    def _start_kind(self, attempt: Attempt) -> StartKind:
+        if self.start is not None:
+            return self.start
+        return attempt.worker.status.start if attempt.worker.ready_ns > self.call.accepted_ns else "hot"
+
+    def _answered_ns(self) -> int:
+        """When a worker began to answer; 0 if none did."""
+        return next((phase.ended_ns for phase in self.timeline.phases if phase.name == "execute"), 0)
+
+    def _add_start_phases(self, attempt: Attempt, since_ns: int) -> None:
+        status = attempt.worker.status
+        add_start_phases(self.timeline, self.call, status, self._recorder.view.orders.get(status.worker), since_ns)
+
+
+def add_start_phases(
+    timeline: Timeline, call: Call, status: WorkerStatus, order: WorkerOrder | None, since_ns: int
+) -> None:
+    """Adds the phases of the start that the call has waited for since then to the timeline."""
+    decided_unix_ns = order.decided_unix_ns or order.ordered_unix_ns if order is not None else 0
+    placed_ns = call.accepted_ns + decided_unix_ns - call.accepted_unix_ns
+    if placed_ns > since_ns:
+        timeline.add("place", since_ns, placed_ns)
+    joined = Timeline(origin_unix_ns=timeline.origin_unix_ns)
+    joined.join(status.timeline)
+    for phase in joined.phases:
+        if phase.ended_ns > since_ns:
+            timeline.add(phase.name, max(phase.started_ns, since_ns), phase.ended_ns)
