@@ -1,6 +1,6 @@
-"""Rounds of a measurement: threads that take numbered pieces of work from one counter, for as long as a round may take.
+"""Rounds of a measurement: threads that take numbered pieces of work from one counter, within a time limit.
 
-So loads work too: no thread waits for another's share, and a slow device ends a round by the clock.
+Fetches work the same way: no thread waits for another's share, and a slow device ends a round by the clock.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 Take = Callable[[int, Callable[[], bool]], int]
-"""Does the piece of work with this number, unless told to stop; how many bytes it did."""
+"""Does the piece of work with this number, unless stopped; returns its bytes."""
 
 
 class Rounds:
-    """`pieces` numbers exist; a round takes each of them once at most, beginning where the last one ended."""
+    """Rounds over `pieces` numbers; each takes a number once at most, beginning where the last one ended."""
 
     def __init__(self, pieces: int, take: Take) -> None:
         self._pieces = pieces
@@ -22,7 +22,7 @@ class Rounds:
         self._begin = 0
 
     def run(self, threads: int, limit_s: float) -> float:
-        """Bytes a second of one round; 0 if nothing came in time. Errors: as of `take`."""
+        """Bytes a second of one round; 0 if no piece was done in time. Errors: as of `take`."""
         numbers = iter(range(self._begin, self._begin + self._pieces))
         stop_s = time.monotonic() + limit_s
 

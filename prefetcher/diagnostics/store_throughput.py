@@ -1,4 +1,4 @@
-"""How fast an S3 bucket gives what it has: ranges of its largest part of a checkpoint, read as loads read them."""
+"""Throughput of an S3 bucket: reads ranges of the largest part of a checkpoint, as fetches do."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from .rounds import Rounds
 
 RANGE_BYTES = S3Source.run_bytes
 PIECE_BYTES = 1024 * 1024
-"""Counted one by one, so that a slow store gives a figure within a round too."""
+"""Pieces are counted one by one, so that a slow store gives a figure within a round too."""
 CONNECTIONS = (4, 16)
-"""What loads use unless told otherwise (FS_FETCH_THREADS), and what shows whether each connection has a limit."""
+"""The default of fetches (FS_FETCH_THREADS), and a higher number, which shows whether each connection has a limit."""
 LISTED_MOST = 10_000
 
 
 class NotMeasured(Exception):
-    """The store is there, and did not give it; why, in a sentence."""
+    """The store could not be measured; the message says why."""
 
 
 class NothingToRead(Exception):
-    """The store has nothing large enough."""
+    """The store has no object large enough."""
 
 
 def measure_store(
     url: S3Url, region: native.Region, *, rounds: int, round_s: float, least_bytes: int
 ) -> tuple[float, str]:
-    """Bytes a second, and by how many connections. Errors: NotMeasured, NothingToRead."""
+    """Bytes a second, and a description. Errors: NotMeasured, NothingToRead."""
     from botocore.exceptions import BotoCoreError, ClientError
 
     try:
@@ -46,7 +46,7 @@ def measure_store(
         )
         rates = {count: median(part.run(count, round_s) for _ in range(rounds)) for count in CONNECTIONS}
     except (BotoCoreError, ClientError, SourceError, ObjectMissing, ObjectSizeMismatch) as error:
-        raise NotMeasured(f"{url} does not give it: {error}") from error
+        raise NotMeasured(f"{url} cannot be read: {error}") from error
     best = max(rates, key=lambda count: rates[count])
     if rates[best] == 0:
         raise NotMeasured(f"{url} gave nothing in {round_s:g} s")
@@ -55,7 +55,7 @@ def measure_store(
 
 
 def _largest_part(bucket: str, prefix: str) -> tuple[str, int]:
-    """Its key, as a source knows it, and its size; nothing and 0 if there is none."""
+    """Key and size of the largest part of any checkpoint; empty and 0 if there is none."""
     client = open_client()
     try:
         root = f"{prefix}/" if prefix else ""
@@ -75,7 +75,7 @@ def _largest_part(bucket: str, prefix: str) -> tuple[str, int]:
 def _reader(
     source: S3Source, key: str, size_bytes: int, region: native.Region
 ) -> Callable[[int, Callable[[], bool]], int]:
-    """Reads one range of the part. Threads may share room: nobody looks at what came."""
+    """Reads one range of the part. Threads may share buffers: the bytes are discarded."""
     rooms = max(1, region.size_bytes // PIECE_BYTES)
 
     def take(number: int, stopped: Callable[[], bool]) -> int:

@@ -1,10 +1,10 @@
-"""`python -m fleetstart.prefetcher.diagnostics.throughput`: measures, within seconds,
-how fast this machine can bring weights; prints JSON.
+"""`python -m fleetstart.prefetcher.diagnostics.throughput`: measures, within seconds, how fast this machine can load
+weights; prints JSON.
 
-What is measured is what loads do, by the code with which they do it: memory of the pages that a node would get,
-direct reads of chunks from the disk under FS_HOME, ranges of the store; each by several threads. A limit that cannot
-be measured is left out with a sentence. What it means is `fs doctor`'s affair, for which this runs beside it: the
-command line has no native code. The file that is read has no name, so nothing can stay of it.
+Measures what fetches do, with their code: memory of the node's kind of pages, direct reads of chunks from the disk
+under FS_HOME, ranges of the store; each by several threads. A limit that cannot be measured is left out, with the
+reason. `fs doctor` runs this as a process, since the command line has no native code, and interprets the figures.
+The file that is read has no name, so nothing can be left of it.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from ..sources.base import DISK_THREADS
 from .rounds import Rounds
 
 RESERVE_BYTES = GIB
-"""Left free on the disk."""
+"""Free space left on the disk."""
 DISK_LEAST_BYTES = 4 * CHUNK_BYTES
 WRITE_BYTES = 64 * MIB
-"""Between two looks at the clock; on the disk by then, so that a slow one cannot promise more than it holds."""
+"""Bytes between two checks of the clock; synced by then, so that a slow disk cannot promise more than it holds."""
 MEMORY_SHARE = 4
-"""At most that part of what is available: others live here."""
+"""Uses at most one part in so many of the available memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +50,7 @@ class Scope:
     """More than caches hold."""
     disk_bytes: int = 512 * MIB
     store_least_bytes: int = 16 * MIB
-    """A smaller part tells of round trips only."""
+    """A smaller part measures round trips only."""
     rounds: int = 3
     round_s: float = 0.5
     prefault_s: float = 1.0
@@ -59,15 +59,15 @@ class Scope:
 
 
 class _LeftOut(Exception):
-    """There is nothing to measure; why, in a sentence."""
+    """There is nothing to measure; the message says why."""
 
 
 class _Failed(Exception):
-    """There is something, and it cannot be measured; why, in a sentence."""
+    """The measurement failed; the message says why."""
 
 
 class _Measurement:
-    """What was found so far."""
+    """Results so far."""
 
     def __init__(self) -> None:
         self.bytes_per_s: dict[Limit, float] = {}
@@ -97,7 +97,7 @@ def measure(home: Path, store: str, scope: Scope) -> Ceilings:
     found.note("prefault", lambda: _prefault(pool, cores, scope))
     region = pool.take(max(1, pool.clean) * pool.slab_bytes)
     for offset in range(0, region.size_bytes, pool.slab_bytes):
-        region.populate(offset, pool.slab_bytes)  # most are; where memory is short, it is an error and not a signal
+        region.populate(offset, pool.slab_bytes)  # mostly done; where memory is short, this raises instead of a signal
     found.note("checksum", lambda: _checksum(region, cores, scope))
     found.note("disk", lambda: _disk("disk", home, region, scope, found))
     found.note("store", lambda: _store(store, home, region, scope, found))
@@ -113,9 +113,10 @@ def measure(home: Path, store: str, scope: Scope) -> Ceilings:
 
 
 def _prefault(pool: native.SlabPool, cores: int, scope: Scope) -> tuple[float, str]:
-    """One round: after it the memory is no longer new, which is what may cost the host something.
+    """Memory throughput, in one round: afterwards the memory is no longer new, which is what may cost the host
+    something.
 
-    What it makes in time is what the rest is measured with.
+    The other measurements use the slabs made here.
     """
     slabs = pool.capacity - pool.clean
     if slabs == 0:
@@ -146,7 +147,7 @@ def _disk(limit: Limit, path: Path, region: native.Region, scope: Scope, found: 
         size_bytes = _write(file.fileno(), size_bytes, scope.write_s)
         direct = _open_direct(file.fileno(), region)
         try:
-            # Whatever else happens on a disk only slows it: the best round is its ceiling.
+            # Other load on a disk only slows it: the best round is its limit.
             rate = max(_read_rates(file.fileno(), direct, size_bytes, region, scope))
         finally:
             if direct is not None:
@@ -161,7 +162,7 @@ def _existing(path: Path) -> Path:
 
 
 def _write(fd: int, size_bytes: int, limit_s: float) -> int:
-    """Bytes that no disk can compress, as many as it takes in that time; how many."""
+    """Writes incompressible bytes, as many as the disk takes in that time; returns how many."""
     noise = memoryview(os.urandom(CHUNK_BYTES + size_bytes // CHUNK_BYTES))
     stop_s = time.monotonic() + limit_s
     done = 0
@@ -177,7 +178,7 @@ def _write(fd: int, size_bytes: int, limit_s: float) -> int:
 
 
 def _open_direct(fd: int, region: native.Region) -> int | None:
-    """The file past the page cache, if its file system can."""
+    """A descriptor for direct I/O, if the file system supports it."""
     try:
         direct = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECT)
     except OSError:

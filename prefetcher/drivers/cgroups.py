@@ -42,10 +42,6 @@ class Cgroup(Protocol):
 
     def oom_kills(self) -> int: ...
 
-    def memory_bytes(self) -> int:
-        """Memory charged to the group now; 0 if unknown."""
-        ...
-
     def remove(self) -> bool:
         """True once the group is removed; False while processes are left in it."""
         ...
@@ -110,9 +106,6 @@ class CgroupV1:
     def oom_kills(self) -> int:
         return _field(self._folders["memory"] / "memory.oom_control", "oom_kill")
 
-    def memory_bytes(self) -> int:
-        return _number(self._folders["memory"] / "memory.usage_in_bytes")
-
     def remove(self) -> bool:
         return all([_remove(folder) for folder in self._folders.values()])
 
@@ -158,9 +151,6 @@ class CgroupV2:
 
     def oom_kills(self) -> int:
         return _field(self._folder / "memory.events", "oom_kill")
-
-    def memory_bytes(self) -> int:
-        return _number(self._folder / "memory.current")
 
     def remove(self) -> bool:
         return _remove(self._folder)
@@ -328,10 +318,3 @@ def _field(path: Path, name: str) -> int:
     except (OSError, ValueError):
         pass
     return 0
-
-
-def _number(path: Path) -> int:
-    try:
-        return int(path.read_text())
-    except (OSError, ValueError):
-        return 0

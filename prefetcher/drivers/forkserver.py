@@ -59,10 +59,6 @@ class ForkServer:
         self._lost = asyncio.Event()
         self._up = asyncio.Event()
 
-    @property
-    def pid(self) -> int:
-        return self._popen.pid if self._popen is not None else 0
-
     async def run(self) -> None:
         """Keeps the fork server running until cancelled."""
         failures = 0

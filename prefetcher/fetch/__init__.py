@@ -1,1 +1,1 @@
-"""Bringing chunks: order, progress, retries, bandwidth."""
+"""Fetching chunks into segments: order, progress, sources, retries, bandwidth."""

@@ -1,7 +1,7 @@
-"""How fast each source was when it was last used: measured, smoothed, and told to the scheduler.
+"""Measured bandwidth of each source, smoothed; reported to the scheduler.
 
-Time counts while at least one read is under way, so that several threads are one stream, and waiting for
-nothing is not slowness.
+Time counts while at least one read is in progress, so that several threads count as one stream and idle time is not
+slowness.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import time
 from collections import Counter
 
 SMOOTHING = 0.3
-"""Of a new measurement; a handful of fetches outweigh what was before."""
+"""Weight of a new measurement; a handful of fetches outweigh what was before."""
 LEAST_BYTES = 16 * 1024 * 1024
-"""Less is a measurement of round trips."""
+"""Smaller transfers measure round trips."""
 
 
 class Stopwatch:
-    """Bytes, and the time in which any were on their way. Thread-safe."""
+    """Bytes transferred, and the time in which any transfer was in progress. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -41,7 +41,7 @@ class Stopwatch:
 
 
 class FetchedBytes:
-    """Bytes by source, ever. Thread-safe."""
+    """Bytes by source since the daemon started. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -57,7 +57,7 @@ class FetchedBytes:
 
 
 class Bandwidths:
-    """Bytes a second by source. One owner, no threads."""
+    """Bytes a second by source. Not thread-safe."""
 
     def __init__(self) -> None:
         self._rates: dict[str, float] = {}

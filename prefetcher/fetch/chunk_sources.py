@@ -1,7 +1,7 @@
-"""Where the chunks of a fetch come from, and where in memory they go.
+"""Chunk sources of a fetch, and the buffers in memory that chunks are read into.
 
-A lane is a source of chunks with threads of its own: the node's disk has some of a checkpoint's, the store has all.
-Whose turn it is, and what becomes of one that fails, `fetch` decides.
+The node's disk has some chunks of a checkpoint, the store has all. `progress` decides which source reads which
+chunk.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..sources.throttle import BackgroundThrottle
 
 
 class ChunkSource(Protocol):
-    """Chunks of one checkpoint. Thread-safe. Errors: as of `Source.read`."""
+    """A source of one checkpoint's chunks. Thread-safe. Errors: as of `Source.read`."""
 
     name: str
     run_bytes: int
@@ -33,12 +33,12 @@ class ChunkSource(Protocol):
         stopped: Callable[[], bool],
         throttle: BackgroundThrottle | None = None,
     ) -> Iterator[int]:
-        """Fills the pieces with the chunks, which lie one behind the other, and gives the checksum of each."""
+        """Fills the pieces with consecutive chunks and yields the checksum of each."""
         ...
 
 
 class StoreChunks:
-    """Every chunk, from where the checkpoint is published."""
+    """All chunks, from the object store."""
 
     name = "store"
 
@@ -63,7 +63,7 @@ class StoreChunks:
 
 @dataclass(frozen=True, slots=True)
 class FetchSource:
-    """A source, what is to come from it, and how many threads ask it."""
+    """A chunk source, the chunks to fetch from it, and its number of threads."""
 
     source: ChunkSource
     chunks: Sequence[ChunkRange]
@@ -71,10 +71,9 @@ class FetchSource:
 
 
 def pieces_in(region: native.Region, slab_bytes: int, chunks: Sequence[ChunkRange]) -> list[Piece]:
-    """Where chunks go that lie one behind the other. Their pages are made now, so that lack of memory is an error
-    and not a signal: OSError.
+    """Buffers for consecutive chunks. Populates their pages now, so that lack of memory is an OSError and not a signal.
 
-    What lies in one slab is one view, because each costs as much as some of the bytes of a small chunk.
+    Chunks in one slab share one view, because a view costs as much as some of the bytes of a small chunk.
     """
     pieces: list[Piece] = []
     for _, group in groupby(chunks, lambda chunk: chunk.segment_offset // slab_bytes):
@@ -90,5 +89,5 @@ def pieces_in(region: native.Region, slab_bytes: int, chunks: Sequence[ChunkRang
 
 
 def _pages(size_bytes: int) -> int:
-    """Rounded up to whole ones."""
+    """Rounded up to whole pages."""
     return -(-size_bytes // PAGE_BYTES) * PAGE_BYTES

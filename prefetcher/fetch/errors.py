@@ -1,4 +1,4 @@
-"""What kept bytes from coming, in words for those who waited for them."""
+"""Errors of fetches, in words for the user; and retries of small reads."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ UPLOAD_AGAIN = "upload the weights again: fs deploy"
 
 
 class CorruptChunk(Exception):
-    """The bytes that came are not the ones that were published."""
+    """A chunk's checksum differs from the manifest's."""
 
     def __init__(self, found: int) -> None:
         super().__init__(f"checksum {found:016x}")
@@ -24,7 +24,8 @@ class CorruptChunk(Exception):
 
 
 def fetch_error(checkpoint: CheckpointId, chunk: ChunkRange, error: Exception, tries: int) -> FleetError:
-    """Errors: the error itself, if it is none of those that sources have."""
+    """The FleetError for a chunk that could not be fetched. Raises the error itself if sources do not raise such
+    ones."""
     what = f"chunk {chunk.index} of {checkpoint[:12]} ({chunk.object})"
     match error:
         case CorruptChunk(found=found):
@@ -55,7 +56,7 @@ def store_failed(what: str, error: SourceError, tries: int) -> StoreFailed:
 
 
 def drop_traceback(error: FleetError) -> FleetError:
-    """Its frames hold views, and so the segment's memory, for as long as somebody keeps the error."""
+    """Removes tracebacks: their frames hold views, and so the segment's memory, as long as the error is referenced."""
     link: BaseException | None = error
     while link is not None:
         link.__traceback__ = None
@@ -66,16 +67,16 @@ def drop_traceback(error: FleetError) -> FleetError:
 log = logging.getLogger(__name__)
 
 RETRY_DELAYS_S = (0.1, 0.3, 1.0)
-"""Between tries of one read: a store that is restarted is back within them, a dead one holds nobody for long."""
+"""Delays between attempts of one read: a store that restarts is back within them, a dead one delays a start little."""
 
 
 def with_retries(read: Callable[[], bytes], what: str) -> bytes:
-    """Errors: StoreFailed after the last try, and whatever is no SourceError at once. Blocks."""
+    """Reads, retrying after SourceError. Blocks. Errors: StoreFailed after the last attempt, other errors at once."""
     for delay_s in RETRY_DELAYS_S:
         try:
             return read()
         except SourceError as error:
-            log.warning("store did not answer, trying again", extra={"what": what, "error": str(error)})
+            log.warning("a read from the store failed, retrying", extra={"what": what, "error": str(error)})
             time.sleep(delay_s)
     try:
         return read()

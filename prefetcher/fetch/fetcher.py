@@ -1,15 +1,14 @@
-"""Brings one checkpoint's chunks into its segment, each verified before anybody sees it.
+"""Fetches one checkpoint's chunks into its segment, each verified before workers see it.
 
-Sources are lanes: the disk has some chunks, the store has all. Each lane's threads take runs of chunks from its
-order, so that no thread waits for another's share; they end when there is nothing to take, and others begin when
-more is wanted. A chunk that does not check is read once more; after that, and after a few failures, a lane's chunk
-goes to the lane below, and the last lane's ends the fetch. However it ends, the control block says so, and whoever
-waits on it wakes.
+Sources are ordered: the disk has some chunks, the store has all. Each source has threads that take runs of chunks from
+its order, so that no thread waits for another's share; they end when there is nothing to take, and new ones start when
+more is wanted. A corrupt chunk is read once more; after that, and after a few failures, it passes to the next source; a
+failure in the last one ends the fetch. However it ends, the control block says so, and the workers that wait on it
+wake.
 
-Chunks that nobody wants are left alone, until the segment shall grow: then one thread a lane fetches them, once all
-that is wanted is there, and in the store's lane at a pace that others on the link do not feel. What they cannot get
-ends the growth and nothing else: nobody waits for it. What comes next decides `filling`, which chunks exist the
-manifest, which are wanted and what becomes of the segment `segments`.
+Unwanted chunks are left alone until the segment shall grow: then one thread a source fetches them in the background,
+once all wanted ones are present, and from the store at a throttled rate. A failure of these ends the growth and
+nothing else. `progress` decides what to do next, `segments` which chunks are wanted.
 """
 
 from __future__ import annotations
@@ -35,11 +34,11 @@ log = logging.getLogger(__name__)
 
 
 class Fetch:
-    """The filling of one segment, of what is wanted of it at first, and of more later.
+    """The fetch of one segment.
 
-    `on_filled` is called from some thread whenever all that is wanted has come, and once with the error if that
-    failed: then nothing comes any more. `on_grown` is called when a growth has ended. `on_chunk` is told of each
-    chunk that is ready, and of which source it came.
+    `on_filled` is called from some thread whenever all wanted chunks are present, and once with the error if that
+    failed: after it no chunk comes. `on_grown` is called when a growth has ended. `on_chunk` gets each chunk that is
+    ready, with its source.
     """
 
     def __init__(
@@ -73,46 +72,44 @@ class Fetch:
         self._threads: list[threading.Thread] = []
         self._threads_started = 0
 
-    # ── what others ask of it ──────────────────────────────────────────────────────────────────────
+    # ── commands ───────────────────────────────────────────────────────────────────────────────────
 
     def want(self, chunks: Iterable[int]) -> None:
-        """These too, as fast as they come. Returns at once: each thread starts the next, because a busy machine
-        takes a while to begin many."""
+        """Requests these chunks too. Returns at once: each thread starts the next, because a busy machine takes a
+        while to start many."""
         self.progress.want(chunks)
         self._start_threads()
 
     def grow(self) -> None:
-        """The rest too, behind everybody's back. What failed before is tried retry."""
+        """Fetches the remaining chunks in the background. Those that failed before are tried again."""
         self.progress.grow()
         self._start_threads()
 
     def traffic(self) -> dict[str, tuple[int, float]]:
-        """Bytes that each source gave to those who waited, and the seconds that it took."""
+        """Bytes and seconds by source, without background reads."""
         return {
             source.source.name: (stopwatch.size_bytes, stopwatch.busy_s)
             for source, stopwatch in zip(self._sources, self._stopwatches, strict=True)
         }
 
     def fail(self, error: FleetError) -> None:
-        """What is wanted cannot come. The first error counts.
-
-        Nothing becomes ready after it, so a failed segment stays failed.
-        """
+        """Ends the fetch with an error; the first error counts. No chunk becomes ready after it, so a failed segment
+        stays failed."""
         with self._lock:
             if self._error is None and self._control.state == "filling":
                 self._error = drop_traceback(error)
                 self._control.fail(error.code, error.message)
             self.progress.stop()
             self._stop.set()
-            self._region = None  # what a read under way has of it, it has itself
+            self._region = None  # reads in progress hold their own references
         self._report_error()
 
     def close(self, timeout_s: float) -> bool:
-        """Abandons what is not there yet and wakes who waits for it; True if every thread ended in time.
+        """Cancels the fetch and wakes its waiters; True if every thread ended in time.
 
         A thread stuck in a read ends at the source's own timeout and keeps the memory alive until then.
         """
-        self.fail(Unavailable(f"the fetch of checkpoint {self._checkpoint[:12]} was abandoned by its node"))
+        self.fail(Unavailable(f"the fetch of checkpoint {self._checkpoint[:12]} was cancelled by its node"))
         deadline = time.monotonic() + timeout_s
         with self._lock:
             threads = list(self._threads)
@@ -121,10 +118,10 @@ class Fetch:
                 thread.join(max(0.0, deadline - time.monotonic()))
         return not any(thread.is_alive() for thread in threads)
 
-    # ── its threads ────────────────────────────────────────────────────────────────────────────────
+    # ── threads ────────────────────────────────────────────────────────────────────────────────────
 
     def _start_threads(self) -> None:
-        """Starts a thread in each lane that has more to do than threads."""
+        """Starts a thread for each source that has more work than threads."""
         for index, source in enumerate(self._sources):
             with self._lock:
                 if not self.progress.begin_thread(index):
@@ -139,7 +136,7 @@ class Fetch:
                 self._threads = [*(other for other in self._threads if other.is_alive()), thread]
             try:
                 thread.start()
-            except RuntimeError:  # a limit of the system or of the node's group
+            except RuntimeError:  # a limit of the system or of the node's control group
                 self.progress.end_thread(index)
                 self.fail(Unavailable(f"checkpoint {self._checkpoint[:12]}: the node can start no more threads"))
 
@@ -157,7 +154,7 @@ class Fetch:
         except FleetError as error:
             self.fail(error)
         except Exception as error:
-            log.exception("fetch failed in an unforeseen way")
+            log.exception("unexpected error in a fetch")
             self.fail(StoreFailed(f"checkpoint {self._checkpoint[:12]}: {type(error).__name__}: {error}"))
         finally:
             if counted:
@@ -165,17 +162,17 @@ class Fetch:
             self._report_error()
 
     def _finish_run(self, run: ChunkRun) -> None:
-        """Nothing of the run holds memory any more."""
+        """Accounts for a run, once no reference to its memory is left."""
         event = self.progress.finish_run(run)
         if self.progress.is_whole:
-            self._region = None  # whoever keeps this for its figures keeps no memory
+            self._region = None  # a reference to this object keeps no memory
         if event.filled:
             self._on_filled(None)
         if event.grown:
             self._on_grown(None)
 
     def _report_error(self) -> None:
-        """Of an error, once the last thread has ended."""
+        """Reports the error, once the last thread has ended."""
         if self.progress.running:
             return
         with self._lock:
@@ -184,10 +181,10 @@ class Fetch:
         if error is not None:
             self._on_filled(error)
 
-    # ── a run ──────────────────────────────────────────────────────────────────────────────────────
+    # ── one run ────────────────────────────────────────────────────────────────────────────────────
 
     def _fetch_run(self, run: ChunkRun) -> None:
-        """Verified chunk by chunk; what failed of it is put back, or passed to the lane below."""
+        """Reads and verifies a run chunk by chunk; failed chunks are put back or passed to the next source."""
         source, stopwatch = self._sources[run.source_index].source, self._stopwatches[run.source_index]
         missing = list(run.chunks)
         failed: list[Retry] = []
@@ -210,7 +207,7 @@ class Fetch:
         except ReadCancelled:
             pass
         except (SourceError, ObjectMissing, ObjectSizeMismatch) as error:
-            if missing:  # a source that stumbles over its own end has given all the same
+            if missing:  # an error after the last chunk changes nothing
                 failed.append(self._failed(run.source_index, missing.pop(0), error))
         finally:
             if run.wanted:
@@ -234,34 +231,36 @@ class Fetch:
         self._on_chunk(chunk, source)
 
     def _failed(self, source_index: int, chunk: ChunkRange, error: Exception) -> Retry:
-        """Where and when to try retry. Errors: what the waiters are told, if there is no such place."""
+        """Where and when to retry a chunk. Errors: FleetError if a wanted chunk has no source left."""
         delays_s = {CorruptChunk: (0.0,), SourceError: RETRY_DELAYS_S}.get(type(error), ())
         outcome = self.progress.failed(source_index, chunk, delays_s)
         if isinstance(outcome, Exhausted):
-            if outcome.wanted:  # no name for it here: an error that its own frame knows keeps the segment's memory
+            if outcome.wanted:  # not bound to a name: a frame that references its own error keeps the segment's memory
                 raise fetch_error(self._checkpoint, chunk, error, outcome.tries) from error
             self._end_growth(fetch_error(self._checkpoint, chunk, error, outcome.tries))
             return Retry(source_index, chunk, 0.0)
         source = self._sources[source_index].source.name
         extra = {"chunk": chunk.index, "object": chunk.object, "source": source, "error": str(error)}
         if outcome.source_index == source_index:
-            log.warning("a chunk failed, trying again", extra=extra)
+            log.warning("a chunk failed, retrying", extra=extra)
         else:
-            log.warning("a chunk failed, taking it from elsewhere", extra=extra)
+            log.warning("a chunk failed, using the next source", extra=extra)
         return outcome
 
     def _end_growth(self, error: FleetError) -> None:
         if self.progress.stop_growing():
-            log.warning("a segment grows no further", extra={"checkpoint": self._checkpoint, "error": error.message})
+            log.warning(
+                "the growth of a segment failed", extra={"checkpoint": self._checkpoint, "error": error.message}
+            )
             self._on_grown(error)
 
     def _should_stop(self, run: ChunkRun) -> bool:
-        """Whether what streams in behind everybody's back shall do so no longer, or somebody waits for it now."""
+        """Whether this background run should stop: growth was cancelled, or one of its chunks is wanted now."""
         return not self.progress.is_growing or self.progress.wants(run.chunks)
 
     def _put_back(self, source_index: int, missing: list[ChunkRange], failed: list[Retry]) -> None:
         self.progress.put_back(source_index, missing)
-        self._start_threads()  # others need not wait as long as what failed
+        self._start_threads()  # other chunks need not wait for the retry delay
         if failed:
             self._stop.wait(max(retry.delay_s for retry in failed))
         for retry in failed:

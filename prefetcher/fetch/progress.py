@@ -1,8 +1,8 @@
-"""What a fetch has still to do, and which lane does what of it next.
+"""Progress of a fetch: which chunks are wanted, present or failed, and which source reads what next.
 
-No bytes and no clock: `fetch` has those, and its threads ask here. A lane's chunks come in the order of `order`. What
-is wanted comes with all the threads of a lane; the rest only when the segment shall grow, once nothing that is wanted
-is missing, and with one.
+No bytes and no clock: the threads of `fetcher` ask here. A source's chunks come in the order of `order`. Wanted
+chunks use all threads of a source; background chunks use one, only while the segment grows and no wanted chunk is
+missing.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from .chunk_sources import FetchSource
 from .order import FetchOrder, ranges_of, run_length
 
 BACKGROUND_THREADS = 1
-"""A second begins its requests while the first reads: on a link of 200 Mbit/s, a hundredth of all packets of others
-waited 13 ms then, with one 4 ms, and it is no faster."""
+"""With two, the second begins its requests while the first reads: on a link of 200 Mbit/s, one in a hundred packets
+of other connections waited 13 ms then, with one thread 4 ms, and it is no faster."""
 BACKGROUND_RUN_BYTES = 4 * 1024 * 1024
-"""Each begins with a burst, so there should be few; and what somebody wants all at once comes with the run that it is
-part of, so they should be short."""
+"""Each run begins with a burst, so there should be few; and a chunk that becomes wanted comes with its run, so they
+should be short."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkRun:
-    """Chunks that lie one behind the other, for one thread of a lane."""
+    """Consecutive chunks for one thread of a source."""
 
     source_index: int
     chunks: list[ChunkRange]
     wanted: bool
-    """Whether somebody waits for them."""
+    """False for background reads."""
 
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """Where a chunk that failed is tried next, and after which time."""
+    """The source that retries a failed chunk, and the delay before it."""
 
     source_index: int
     chunk: ChunkRange
@@ -46,7 +46,7 @@ class Retry:
 
 @dataclass(frozen=True, slots=True)
 class Exhausted:
-    """No lane gives the chunk, after so many tries of the last; and whether somebody waits for it."""
+    """No source can deliver the chunk; `tries` counts those of the last."""
 
     tries: int
     wanted: bool
@@ -54,14 +54,17 @@ class Exhausted:
 
 @dataclass(frozen=True, slots=True)
 class ProgressEvent:
+    """Milestones reached at the end of a run."""
+
     filled: bool
-    """All that is wanted is there, and was not before."""
+    """All wanted chunks are present, and were not before."""
     grown: bool
-    """A growth has all that it was to bring."""
+    """The growth is complete."""
 
 
 class FetchProgress:
-    """Of one segment. Lanes go by their number; a chunk that one cannot give, the next tries. Thread-safe."""
+    """State of one segment's fetch. Sources go by their index; a chunk that one cannot deliver, the next tries.
+    Thread-safe."""
 
     def __init__(self, sources: Sequence[FetchSource], chunk_count: int) -> None:
         self._lock = threading.Lock()
@@ -69,21 +72,21 @@ class FetchProgress:
         self._sources = [_SourceWork(source) for source in sources]
         self._wanted: set[int] = set()
         self._missing: set[int] = set()
-        """Of what is wanted."""
+        """Wanted chunks that are not present."""
         self._present: set[int] = set()
         self._reported_filled = 0
-        """How many were wanted when it was told that all of them had come."""
+        """Number of wanted chunks when `filled` was last reported."""
         self._wanted_runs = 0
-        """Runs of what is wanted."""
+        """Runs of wanted chunks in progress."""
         self._growing = False
         self._stopped = False
         self.ready_bytes = 0
 
-    # ── what there is ──────────────────────────────────────────────────────────────────────────────
+    # ── queries ────────────────────────────────────────────────────────────────────────────────────
 
     @property
     def is_filled(self) -> bool:
-        """Whether all is there that is wanted."""
+        """True if all wanted chunks are present."""
         with self._lock:
             return not self._missing
 
@@ -97,25 +100,25 @@ class FetchProgress:
             return self._present.issuperset(chunks)
 
     def unwanted(self, chunks: Iterable[int]) -> list[int]:
-        """Those that nobody has asked for, and that are not there by chance."""
+        """Those of the chunks that are neither wanted nor present."""
         with self._lock:
             return [chunk for chunk in chunks if chunk not in self._wanted and chunk not in self._present]
 
     def wants(self, chunks: Iterable[ChunkRange]) -> bool:
-        """Whether somebody waits for one of them."""
+        """True if one of the chunks is wanted and missing."""
         with self._lock:
             return any(chunk.index in self._missing for chunk in chunks)
 
     def ranges(self) -> list[tuple[int, int]]:
-        """(begin, end) of the chunks that are there."""
+        """(begin, end) of the chunks present."""
         with self._lock:
             present = sorted(self._present)
         return ranges_of(present)
 
-    # ── what shall be ──────────────────────────────────────────────────────────────────────────────
+    # ── requests ───────────────────────────────────────────────────────────────────────────────────
 
     def want(self, chunks: Iterable[int]) -> None:
-        """These too."""
+        """Marks chunks as wanted."""
         with self._lock:
             new = [chunk for chunk in chunks if chunk not in self._wanted]
             self._wanted.update(new)
@@ -124,7 +127,7 @@ class FetchProgress:
                 work.order.want(new)
 
     def prioritize(self, chunks: Sequence[int]) -> None:
-        """These before all others, of those that are wanted and that nobody fetches yet."""
+        """Moves wanted chunks that no thread is fetching to the front."""
         with self._lock:
             for work in self._sources:
                 work.order.prioritize(chunks)
@@ -134,32 +137,32 @@ class FetchProgress:
         return self._growing
 
     def grow(self) -> None:
-        """The rest too."""
+        """Allows background reads of all remaining chunks."""
         with self._lock:
             self._growing = not self._stopped
 
     def stop_growing(self) -> bool:
-        """Whether it grew."""
+        """Stops background reads; True if there were any."""
         with self._lock:
             was_growing, self._growing = self._growing, False
             return was_growing
 
     def stop(self) -> None:
-        """There is nothing to do any more."""
+        """Ends the fetch: no thread gets a run any more."""
         with self._lock:
             self._growing = False
             self._stopped = True
 
-    # ── who does what ──────────────────────────────────────────────────────────────────────────────
+    # ── threads and runs ───────────────────────────────────────────────────────────────────────────
 
     @property
     def running(self) -> int:
-        """Threads, those included that are about to begin."""
+        """Number of threads, including those about to start."""
         with self._lock:
             return sum(work.running for work in self._sources)
 
     def begin_thread(self, source_index: int) -> bool:
-        """Whether the lane has more to do than threads; then one more counts."""
+        """Counts one more thread and returns True, if the source has more work than threads."""
         with self._lock:
             work = self._sources[source_index]
             if self._stopped or work.running >= self._threads_for(work):
@@ -172,7 +175,7 @@ class FetchProgress:
             self._sources[source_index].running -= 1
 
     def next_run(self, source_index: int) -> ChunkRun | None:
-        """What a thread of the lane takes next. None if there is nothing to do: then the thread no longer counts."""
+        """The next run for a thread of the source. None if there is none: the thread no longer counts."""
         with self._lock:
             work = self._sources[source_index]
             if not self._stopped:
@@ -194,7 +197,7 @@ class FetchProgress:
             return min(BACKGROUND_THREADS, work.threads)
         return 0
 
-    # ── what became of it ──────────────────────────────────────────────────────────────────────────
+    # ── results ────────────────────────────────────────────────────────────────────────────────────
 
     def ready(self, chunk: ChunkRange) -> None:
         with self._lock:
@@ -203,7 +206,7 @@ class FetchProgress:
             self._missing.discard(chunk.index)
 
     def failed(self, source_index: int, chunk: ChunkRange, delays_s: Sequence[float]) -> Retry | Exhausted:
-        """Tried as many times more in this lane as there are delays, then by the one below."""
+        """Decides about a failed chunk: as many retries in this source as there are delays, then the next source."""
         with self._lock:
             failures = self._sources[source_index].failures
             failures[chunk.index] += 1
@@ -213,17 +216,17 @@ class FetchProgress:
             if source_index + 1 < len(self._sources):
                 return Retry(source_index + 1, chunk, 0.0)
             wanted = chunk.index in self._wanted
-            if not wanted:  # whoever wants it later, tries anew
+            if not wanted:  # a later request starts from zero
                 del failures[chunk.index]
             return Exhausted(tries, wanted)
 
     def put_back(self, source_index: int, chunks: Iterable[ChunkRange]) -> None:
-        """Nobody fetches them any more."""
+        """Returns chunks to the source's order: no thread is fetching them."""
         with self._lock:
             self._sources[source_index].order.put_back(chunks)
 
     def finish_run(self, run: ChunkRun) -> ProgressEvent:
-        """Nothing more comes of the run."""
+        """Accounts for the end of a run."""
         with self._lock:
             if run.wanted:
                 self._wanted_runs -= 1
@@ -240,11 +243,13 @@ class FetchProgress:
 
 
 class _SourceWork:
+    """Work of one source."""
+
     def __init__(self, source: FetchSource) -> None:
         self.threads = source.threads
         self.run_bytes = source.source.run_bytes
         self.order = FetchOrder(source.chunks)
         self.running = 0
         self.background_threads = 0
-        """Of the running threads those that fetch what nobody wants."""
+        """Threads that fetch background chunks."""
         self.failures: Counter[int] = Counter()

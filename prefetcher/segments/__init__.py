@@ -1,1 +1,1 @@
-"""Shared-memory segments: open, fill, evict, disk cache."""
+"""Segments: checkpoints in shared memory. Memory budget, eviction, disk cache."""

@@ -1,8 +1,8 @@
-"""The disk tier: checkpoints that came over the network, kept on the node's own disk within a budget.
+"""The disk cache: checkpoints fetched over the network, kept on the node's own disk within a budget.
 
-A checkpoint is a folder: its manifest, and an image of its segment, written behind the fetch as chunks arrive.
-Nothing is recorded of which chunks the image has: the file system knows its holes, and each chunk is checked
-against the manifest when it is read, so an image that a crash left half-written is as good as what is in it.
+A checkpoint is a folder: its manifest, and an image of its segment, written behind the fetch as chunks arrive. No
+list of present chunks is kept: the file system knows the holes, and each chunk is verified against the manifest when
+it is read, so an image that a crash left half-written is as good as what is in it.
 """
 
 from __future__ import annotations
@@ -34,12 +34,13 @@ log = logging.getLogger(__name__)
 MANIFEST = "manifest.json"
 IMAGE = "segment"
 CLOSE_S = 2.0
+"""Longest wait for the writer thread at shutdown."""
 RESERVE_BYTES = 1 << 30
-"""Left free on the disk, whatever the budget says: logs and Redis write there too."""
+"""Free space left on the disk whatever the budget: logs and Redis write there too."""
 
 
 class DiskImage:
-    """One checkpoint on the disk, as a source of chunks. Thread-safe; read while it is written."""
+    """One checkpoint on the disk, as a chunk source. Thread-safe; may be read while it is written."""
 
     name = "disk"
     run_bytes = FILE_RUN_BYTES
@@ -54,10 +55,10 @@ class DiskImage:
         os.ftruncate(self._fd, manifest.total_bytes)
         self._present = {chunk.index for chunk in self.present(chunk_ranges(manifest))}
         self._ranges: tuple[int, list[tuple[int, int]]] = (0, [])
-        """Of so many chunks."""
+        """(number of chunks, their ranges): cached until a chunk is added."""
 
     def present(self, chunks: Sequence[ChunkRange]) -> list[ChunkRange]:
-        """Those without a hole; whether they are right shows when they are read."""
+        """The chunks without a hole; they are verified when they are read."""
         found = []
         begin = end = 0
         for chunk in chunks:  # in the order of their offsets
@@ -74,7 +75,7 @@ class DiskImage:
         stopped: Callable[[], bool],
         throttle: BackgroundThrottle | None = None,
     ) -> Iterator[int]:
-        """As fast as it can: nobody's link is in its way."""
+        """Reads at full speed: the throttle is for the network."""
         if stopped():
             raise ReadCancelled(IMAGE)
         try:
@@ -83,7 +84,7 @@ class DiskImage:
             raise SourceError(f"{self.folder.name[:12]} on the disk: {error}") from error
 
     def write(self, chunk: ChunkRange, room: memoryview) -> None:
-        """OSError. Past the page cache where that is possible: the bytes are in memory already."""
+        """Writes a chunk, past the page cache where possible: the bytes are in memory already. Errors: OSError."""
         try:
             direct = os.open(f"/proc/self/fd/{self._fd}", os.O_WRONLY | os.O_CLOEXEC | os.O_DIRECT)
         except OSError:
@@ -98,14 +99,14 @@ class DiskImage:
         self._present.add(chunk.index)
 
     def ranges(self) -> list[tuple[int, int]]:
-        """(begin, end) of the chunks that it has."""
+        """(begin, end) of the chunks present."""
         if self._ranges[0] != len(self._present):
             present = self._present.copy()  # the writer adds to it
             self._ranges = (len(present), ranges_of(sorted(present)))
         return self._ranges[1]
 
     def touch(self) -> None:
-        """Its manifest's time of change is when it was used last."""
+        """Marks the image as used now, by its manifest's modification time."""
         with contextlib.suppress(OSError):
             os.utime(self.folder / MANIFEST)
 
@@ -116,7 +117,7 @@ class DiskImage:
         return 0.0
 
     def _extent(self, offset: int) -> tuple[int, int]:
-        """The next stretch of data from the offset on."""
+        """(begin, end) of the next extent of data from the offset on."""
         try:
             begin = os.lseek(self._fd, offset, os.SEEK_DATA)
             return begin, os.lseek(self._fd, begin, os.SEEK_HOLE)
@@ -126,13 +127,15 @@ class DiskImage:
 
 @dataclass(frozen=True, slots=True)
 class _PendingWrite:
+    """A chunk to write, unless its segment has been evicted by then."""
+
     image: DiskImage
     chunk: ChunkRange
     region: weakref.ref[native.Region]
 
 
 class DiskCache:
-    """Called from one thread, but for `write_behind`; a thread of its own writes."""
+    """The disk cache of a node. Called from one thread, except `write_behind`; a thread of its own writes."""
 
     def __init__(self, folder: Path, budget_bytes: int) -> None:
         self._folder = folder
@@ -152,14 +155,14 @@ class DiskCache:
         return sum(image.size_bytes for image in self._images.values())
 
     def ranges(self) -> dict[CheckpointId, list[tuple[int, int]]]:
-        """(begin, end) of the chunks that it has of each checkpoint."""
+        """(begin, end) of the chunks present, by checkpoint."""
         return {checkpoint: image.ranges() for checkpoint, image in self._images.items()}
 
     def manifest(self, checkpoint: CheckpointId) -> bytes | None:
         return self._manifests.get(checkpoint)
 
     def image(self, checkpoint: CheckpointId) -> DiskImage | None:
-        """What the disk has of it."""
+        """The image of a checkpoint, marked as used; None if there is none."""
         image = self._images.get(checkpoint)
         if image is not None:
             image.uses += 1
@@ -167,7 +170,8 @@ class DiskCache:
         return image
 
     def keep(self, checkpoint: CheckpointId, manifest: Manifest, data: bytes, in_use: set[CheckpointId]) -> None:
-        """Makes a place for it, if the budget has one; a disk that refuses only costs the next start its speed."""
+        """Creates an image of the checkpoint, if the budget allows. A disk that fails only costs the next start its
+        speed."""
         try:
             if not self._make_room(manifest.total_bytes, in_use):
                 return
@@ -178,12 +182,13 @@ class DiskCache:
             temporary.write_bytes(data)
             temporary.replace(folder / MANIFEST)
         except OSError as error:
-            log.warning("the disk cannot keep a checkpoint", extra={"checkpoint": checkpoint, "error": str(error)})
+            log.warning("cannot cache a checkpoint on the disk", extra={"checkpoint": checkpoint, "error": str(error)})
             return
         self._images[checkpoint], self._manifests[checkpoint] = image, data
 
     def write_behind(self, image: DiskImage, chunk: ChunkRange, region: native.Region) -> None:
-        """Thread-safe. Does not keep the memory: what is evicted before it is written is not kept on the disk."""
+        """Queues a chunk for writing. Thread-safe. Does not keep the memory: a segment evicted before is not
+        written."""
         self._queue.put(_PendingWrite(image, chunk, weakref.ref(region)))
 
     def drop(self, checkpoint: CheckpointId) -> None:
@@ -193,20 +198,22 @@ class DiskCache:
             shutil.rmtree(image.folder, ignore_errors=True)
 
     def close(self) -> None:
-        """What was not written by now is not kept."""
+        """Stops writing: chunks not written by now are dropped."""
         self._abandoned.update(self._images.values())
         self._queue.put(None)
         self._writer.join(CLOSE_S)
 
     def _load(self, path: Path) -> None:
-        """An image of an earlier daemon. Whatever is no image is removed."""
+        """Loads the image of an earlier daemon; removes anything that is not an image."""
         try:
             data = (path / MANIFEST).read_bytes()
             checkpoint = CheckpointId(path.name)
             self._images[checkpoint] = DiskImage(path, read_manifest(data, checkpoint))
             self._manifests[checkpoint] = data
         except (OSError, CheckpointInvalid) as error:
-            log.warning("removing what is no checkpoint", extra={"path": str(path), "error": str(error)})
+            log.warning(
+                "removing an invalid checkpoint from the disk cache", extra={"path": str(path), "error": str(error)}
+            )
             shutil.rmtree(path, ignore_errors=True)
 
     def _make_room(self, needed_bytes: int, in_use: set[CheckpointId]) -> bool:
@@ -224,7 +231,7 @@ class DiskCache:
         ]
         chosen = choose_evictions(needed_bytes, free_bytes, candidates, time.time())
         if chosen is None:
-            log.info("no room on the disk", extra={"needed_bytes": needed_bytes, "free_bytes": free_bytes})
+            log.info("no room in the disk cache", extra={"needed_bytes": needed_bytes, "free_bytes": free_bytes})
             return False
         for checkpoint in chosen:
             self.drop(checkpoint)
@@ -242,7 +249,7 @@ class DiskCache:
             except OSError as error:
                 self._abandoned.add(job.image)
                 extra = {"checkpoint": job.image.folder.name, "error": str(error)}
-                log.warning("the disk does not take a checkpoint, the rest of it is not kept", extra=extra)
+                log.warning("cannot write a checkpoint to the disk: the rest of it is not cached", extra=extra)
             del region
 
 

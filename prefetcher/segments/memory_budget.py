@@ -1,7 +1,7 @@
-"""The memory of a node's segments: which of them it holds, what they take, and which give way to others.
+"""The memory budget of a node's segments: which are held, what they take, and eviction for new ones.
 
-Workers are promised memory of the same budget. What is in use never gives way; of the rest `cache` says which. How
-a segment fills, and who waits for it, is `segments`' affair.
+Workers reserve memory of the same budget. Segments in use are never evicted; `eviction` chooses among the others.
+`store` fills segments and wakes their waiters.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 class MemoryBudget:
-    """`changed` is called when segments have given way."""
+    """The budget and the segments in it. `changed` is called after evictions."""
 
     def __init__(
         self,
@@ -41,14 +41,15 @@ class MemoryBudget:
         self.segments: dict[CheckpointId, Segment] = {}
         self.evictions = 0
         self._retired: list[Segment] = []
-        """Failed, but still attached by workers that have not ended: their memory counts."""
+        """Failed segments that workers still have attached: their memory counts."""
 
     @property
     def used_bytes(self) -> int:
         return sum(segment.size_bytes for segment in (*self.segments.values(), *self._retired))
 
     def reserve(self, needed_bytes: int, purpose: str) -> None:
-        """Gives up segments until that much is free beside workers and segments. Unavailable, with the figures."""
+        """Evicts segments until so many bytes are free beside workers and segments. Errors: Unavailable, with the
+        figures."""
         workers_bytes = self._workers_bytes()
         free_bytes = self._memory_bytes - workers_bytes - self.used_bytes
         candidates = self._candidates()
@@ -70,7 +71,7 @@ class MemoryBudget:
             self._changed()
 
     async def allocate(self, segment: Segment, chunks: Collection[int]) -> None:
-        """Memory for these chunks, of the budget and in fact. Errors: Unavailable, CheckpointInvalid."""
+        """Reserves and allocates memory for these chunks. Errors: Unavailable, CheckpointInvalid."""
         assert segment.manifest is not None
         name = f"checkpoint {segment.checkpoint[:12]}"
         total_bytes = segment.manifest.total_bytes
@@ -84,12 +85,12 @@ class MemoryBudget:
                 hint="raise FS_NODE_MEMORY, or use a node with more memory",
             )
         self.reserve(size_bytes, name)
-        segment.size_bytes = size_bytes  # taken from here on, whoever else asks meanwhile
+        segment.size_bytes = size_bytes  # counts from here on, before the memory exists
         segment.granted = slabs
         segment.region = await in_thread(lambda: self.memory.allocate(total_bytes, slabs), f"memory-{name[11:19]}")
 
     def grant(self, segment: Segment, chunks: Collection[int]) -> None:
-        """Memory for more of it. Errors: Unavailable, and nothing has changed."""
+        """Allocates memory for more chunks of a segment. Errors: Unavailable; then nothing has changed."""
         assert segment.region is not None
         slabs = segment.slabs_of(chunks, self.memory.slab_bytes) - segment.granted
         if not slabs:
@@ -101,12 +102,13 @@ class MemoryBudget:
         segment.granted |= slabs
 
     def discard(self, segment: Segment) -> None:
-        """It never opened, and nobody has it."""
+        """Drops a segment that never opened or that no worker has."""
         self.segments.pop(segment.checkpoint, None)
         self._evict(segment)
 
     def retire(self, segment: Segment) -> None:
-        """It failed: the next who asks for its checkpoint gets another. Its memory goes with its last worker."""
+        """Drops a failed segment: the next request for its checkpoint opens another. Its memory is freed with its
+        last worker."""
         if self.segments.get(segment.checkpoint) is not segment:
             return
         del self.segments[segment.checkpoint]
@@ -116,7 +118,7 @@ class MemoryBudget:
             self._evict(segment)
 
     def on_unpinned(self, segment: Segment) -> None:
-        """Its last worker has gone: it stays warm, unless it failed, or none shall."""
+        """Frees a segment without workers, if it has failed or idle segments are not kept; otherwise it stays warm."""
         if not self._keep_idle and segment in self.segments.values():
             self.discard(segment)
             self._changed()
@@ -126,15 +128,15 @@ class MemoryBudget:
             self._changed()
 
     def close(self) -> None:
-        """All memory goes, with the last who has it."""
+        """Drops all segments; the memory is freed with its last user."""
         self.segments.clear()
         self._retired.clear()
         self.memory.close()
 
     def _evict(self, segment: Segment) -> None:
-        """The memory goes back to the pool with its last reference, which a thread may have for a moment."""
+        """Releases a segment's memory to the pool; a thread may hold the last reference for a moment."""
         if segment.fetch is not None:
-            segment.fetch.fail(Unavailable(f"checkpoint {segment.checkpoint[:12]} was given up"))
+            segment.fetch.fail(Unavailable(f"checkpoint {segment.checkpoint[:12]} was evicted"))
         segment.region = None
         segment.control = None
         segment.fetch = None

@@ -1,6 +1,6 @@
-"""How a segment begins to fill: its manifest, its control block, and a fetch from the disk and the store.
+"""Opens a segment: reads its manifest, creates its control block, and starts its fetch from disk cache and store.
 
-Who asked for it, what it may take of the node's memory and what becomes of it, `segments` decides.
+`store` decides when to open, with which memory, and handles the result.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from .disk_cache import DiskCache, DiskImage
 from .segment import Segment
 
 FetchCallback = Callable[[Segment, FleetError | None], None]
-"""Called on the event loop when a fetch has what it was asked for, or the error that kept it from that."""
+"""Called on the event loop when a fetch has all requested chunks, or with the error that prevented it."""
 
 
 class SegmentOpener:
-    """`threads` read from a store that does not know itself how many keep it busy."""
+    """Opens segments of one source. `threads` read from a store that does not know its best number itself."""
 
     def __init__(self, *, source: Source, disk: DiskCache | None, threads: int, throttle: BackgroundThrottle) -> None:
         self._source = source
@@ -49,7 +49,7 @@ class SegmentOpener:
         self._generation = 0
 
     async def read_manifest(self, checkpoint: CheckpointId) -> tuple[Manifest, bytes]:
-        """Also as it is stored. Errors: WeightsMissing, CheckpointInvalid, StoreFailed."""
+        """The manifest, parsed and as stored. Errors: WeightsMissing, CheckpointInvalid, StoreFailed."""
         kept = self._disk.manifest(checkpoint) if self._disk is not None else None
 
         def read() -> tuple[Manifest, bytes]:  # in a thread: a large one takes a while to check
@@ -69,8 +69,8 @@ class SegmentOpener:
         on_filled: FetchCallback,
         on_grown: FetchCallback,
     ) -> None:
-        """Control block and fetch, of these chunks at first, in the memory that the segment has by now. The disk
-        keeps what it can, but gives up none that is in use. Errors: OSError."""
+        """Creates the control block and starts fetching these chunks into the segment's memory. The disk cache keeps
+        the checkpoint if it can, without evicting one in use. Errors: OSError."""
         assert segment.region is not None
         assert segment.manifest is not None
         checkpoint, manifest = segment.checkpoint, segment.manifest
@@ -102,7 +102,8 @@ class SegmentOpener:
         return self._disk.image(checkpoint)
 
     def _sources(self, checkpoint: CheckpointId, manifest: Manifest, image: DiskImage | None) -> list[FetchSource]:
-        """The disk for what it has, the store for the rest, and for what the disk turns out not to have."""
+        """The disk for the chunks it has, the store for the rest and for chunks that turn out to be corrupt on the
+        disk."""
         chunks = chunk_ranges(manifest)
         there = image.present(chunks) if image is not None else []
         indices = {chunk.index for chunk in there}
@@ -126,7 +127,7 @@ class SegmentOpener:
 
 
 def fetch_manifest(source: Source, checkpoint: CheckpointId) -> bytes:
-    """Errors: WeightsMissing, CheckpointInvalid, StoreFailed. Blocks."""
+    """Reads a manifest from the source. Blocks. Errors: WeightsMissing, CheckpointInvalid, StoreFailed."""
     key = checkpoint_key(checkpoint, MANIFEST_OBJECT)
     try:
         return with_retries(lambda: source.read_object(key, MANIFEST_MAX_BYTES), f"manifest of {checkpoint[:12]}")
@@ -140,7 +141,7 @@ def fetch_manifest(source: Source, checkpoint: CheckpointId) -> bytes:
 
 
 def _on_loop(callback: FetchCallback, segment: Segment) -> Callable[[FleetError | None], None]:
-    """For the fetch's threads."""
+    """A callback for the fetch's threads that runs on the event loop."""
     loop = asyncio.get_running_loop()
 
     def call(error: FleetError | None) -> None:

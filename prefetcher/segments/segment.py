@@ -1,6 +1,6 @@
-"""One checkpoint in a node's memory, whole or in part: who uses it, what is there, and what that is called.
+"""A segment: one checkpoint in a node's memory, whole or in part. Its users, its chunks, its descriptors.
 
-`segments` opens, fills and evicts; this only keeps what belongs together.
+`store` opens, fills and evicts; this class only holds the state.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ from fleetstart.runtime.contract.weights.stage import stage_chunks
 from ..fetch.fetcher import Fetch
 
 Layers = tuple[int, int]
-"""(first, end) of a stage."""
+"""(first, end) layers of a pipeline stage."""
 
 
 class Segment:
-    """`fetch_span_ns` is (begin, end) of the fetch of what was asked for last; end is 0 while it fills."""
+    """One segment. `fetch_span_ns` is (begin, end) of the latest fetch; end is 0 while it is filling."""
 
     def __init__(self, checkpoint: CheckpointId, opened: asyncio.Future[None]) -> None:
         self.checkpoint = checkpoint
         self.opened = opened
         self.filled = asyncio.Event()
-        """All that is wanted is there, or it failed."""
+        """Set when all requested chunks are present, or the segment has failed."""
         self.pins: set[WorkerId] = set()
         self.uses = 0
         self.last_used_ns = time.monotonic_ns()
         self.fetch_span_ns = (time.monotonic_ns(), 0)
         self.error: FleetError | None = None
         self.size_bytes = 0
-        """What it takes of the node's memory, from the moment at which room was made."""
+        """Reserved part of the node's memory."""
         self.granted: set[int] = set()
         """Slabs of its region that it may fill."""
         self.growths: set[asyncio.Future[None]] = set()
-        """Of those who wait for the rest of it."""
+        """Futures of those who wait for the whole checkpoint."""
         self.manifest: Manifest | None = None
         self.region: native.Region | None = None
         self.control: native.ControlBlock | None = None
@@ -60,7 +60,7 @@ class Segment:
         return "ready" if self.fetch is not None and self.fetch.progress.is_whole else "partial"
 
     def needed(self, stage: Layers | None) -> Collection[int]:
-        """The stage's chunks, in the order of use; all of them for the whole model."""
+        """The stage's chunks, in the order of use; all chunks for the whole model."""
         assert self.manifest is not None
         if stage is None:
             return range(len(self.manifest.chunks))
@@ -69,13 +69,13 @@ class Segment:
         return self._stages[stage]
 
     def slabs_of(self, chunks: Iterable[int], slab_bytes: int) -> set[int]:
-        """Each chunk lies in one, because both sizes are powers of two."""
+        """Slabs that hold these chunks. A chunk lies in one slab, because both sizes are powers of two."""
         assert self.manifest is not None
         chunk_bytes = self.manifest.chunk_bytes
         return {chunk * chunk_bytes // slab_bytes for chunk in chunks}
 
     def descriptors(self) -> list[int]:
-        """Control block, slabs: still ours; passing them on duplicates them."""
+        """Descriptors of control block and slabs. They stay ours; sending them duplicates them."""
         assert self.region is not None
         assert self.control is not None
         return [self.control.fd, *self.region.fds]
@@ -89,18 +89,18 @@ class Segment:
         ready_bytes, ranges = progress.ready_bytes, progress.ranges()
         return SegmentReport(self.checkpoint, self.state, size_bytes, ready_bytes, ranges, counted_unix_ns)
 
-    # ── who waits for more of it ───────────────────────────────────────────────────────────────────
+    # ── growth ─────────────────────────────────────────────────────────────────────────────────────
 
     def require_fetch(self) -> Fetch:
-        """Errors: the segment's own, Unavailable if its memory was given to others."""
+        """The fetch. Errors: the segment's own error; Unavailable if it was evicted."""
         if self.error is not None:
             raise self.error
         if self.fetch is None:
-            raise Unavailable(f"checkpoint {self.checkpoint[:12]} was given up", retry_after_s=1.0)
+            raise Unavailable(f"checkpoint {self.checkpoint[:12]} was evicted", retry_after_s=1.0)
         return self.fetch
 
     def end_growths(self, error: FleetError | None) -> None:
-        """Whoever waits for the rest has it, or will not have it."""
+        """Wakes those who wait for the whole checkpoint."""
         for growth in self.growths:
             if growth.done():
                 continue
@@ -109,16 +109,16 @@ class Segment:
             else:
                 growth.set_exception(error)
 
-    # ── its time ───────────────────────────────────────────────────────────────────────────────────
+    # ── fetch times ────────────────────────────────────────────────────────────────────────────────
 
     def start_filling(self, now_ns: int) -> None:
-        """More is wanted; whoever waits already, waits since it began."""
+        """More chunks are requested. A fetch in progress keeps its begin."""
         if self.filled.is_set():
             self.filled.clear()
             self.fetch_span_ns = (now_ns, 0)
 
     def stop_filling(self, now_ns: int) -> None:
-        """What is wanted has come, or will not."""
+        """All requested chunks are present, or will not come."""
         begin_ns, end_ns = self.fetch_span_ns
         self.filled.set()
         if end_ns or self.fetch is None:
@@ -129,12 +129,12 @@ class Segment:
 
     @property
     def fetch_s(self) -> float:
-        """What it would take to fetch again what is there, behind nobody's back."""
+        """Estimated time to fetch what is present again, at full speed."""
         ready_bytes = self.fetch.progress.ready_bytes if self.fetch is not None else 0
         return self._spent_s * max(1.0, ready_bytes / max(1, self._spent_bytes))
 
     def new_traffic(self) -> dict[str, tuple[int, float]]:
-        """Bytes and seconds by source, of those who waited, since it was asked last."""
+        """Bytes and seconds by source since the last call, without background reads."""
         traffic = self.fetch.traffic() if self.fetch is not None else {}
         before, self._reported_traffic = self._reported_traffic, traffic
         return {

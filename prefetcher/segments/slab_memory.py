@@ -1,9 +1,8 @@
-"""The memory of the node's segments: of which pages it is, how much of it is kept ready, what is given back.
+"""Slab memory of a node's segments: kind of pages, slabs kept ready, memory given back to the system.
 
-Slabs of one size are used again and again, because making memory costs as much as filling it, and huge pages
-set the speed of direct reads (README, "Weights"). A thread clears what was given back and makes new slabs up to
-`keep_bytes` ahead, at the lowest priority. Of slabs in use and slabs kept together there are never more than the
-node's budget leaves beside its workers.
+Slabs of one size are reused, because making memory costs as much as filling it, and huge pages set the speed of
+direct reads (README, "Weights"). A thread clears returned slabs and makes new ones up to `keep_bytes` ahead, at the
+lowest priority. Slabs in use and slabs kept never exceed what the node's budget leaves beside its workers.
 """
 
 from __future__ import annotations
@@ -26,18 +25,18 @@ log = logging.getLogger(__name__)
 Pages = Literal["hugetlb", "thp", "small"]
 KINDS: tuple[Pages, ...] = ("hugetlb", "thp", "small")
 HUGETLB_MIN_BYTES = GIB
-"""Fewer reserved huge pages than that were not reserved for us."""
+"""Fewer reserved huge pages than that were not reserved for this node."""
 MAX_SLABS = 512
-"""Each is one descriptor here, and one mapping in the workers that attach it: some 4 µs of their start."""
+"""Each slab is one descriptor here, and one mapping in the workers that attach it: some 4 µs of their start."""
 LOWEST_PRIORITY = 19
 DELAY_S = 0.5
-"""From the moment there is something to do: who has just got his weights answers his first call within it, and on busy
-cores priorities count among the threads of one process or group only."""
+"""Pause before slabs are cleared or made: a worker that has just got its weights serves its first call in that time,
+and on busy cores priorities count only among the threads of one process or group."""
 CLOSE_S = 2.0
 
 
 def slab_size(budget_bytes: int) -> int:
-    """A power of two that gives at most MAX_SLABS; no smaller than a chunk, which must lie in one slab."""
+    """A power of two that gives at most MAX_SLABS slabs; no smaller than a chunk, which must lie in one slab."""
     size = CHUNK_BYTES
     while size * MAX_SLABS < budget_bytes:
         size *= 2
@@ -45,14 +44,14 @@ def slab_size(budget_bytes: int) -> int:
 
 
 def free_hugetlb_bytes(meminfo: str) -> int:
-    """What /proc/meminfo says of reserved huge pages that nobody uses."""
+    """Free reserved huge pages, from the text of /proc/meminfo."""
     fields = dict(line.split(":", 1) for line in meminfo.splitlines() if ":" in line)
     count, size_kib = (int(fields.get(name, "0").split()[0]) for name in ("HugePages_Free", "Hugepagesize"))
     return count * size_kib * 1024
 
 
 def open_pool(name: str, budget_bytes: int, kinds: Sequence[Pages] = KINDS) -> tuple[native.SlabPool, dict[str, str]]:
-    """A pool of the first kind of pages that the machine gives, and why it does not give those before it."""
+    """A pool of the first kind of pages that the machine supports, and why the kinds before it failed."""
     slab_bytes = slab_size(budget_bytes)
     refused: dict[str, str] = {}
     for kind in kinds:
@@ -71,7 +70,7 @@ def open_pool(name: str, budget_bytes: int, kinds: Sequence[Pages] = KINDS) -> t
 
 
 class SegmentMemory:
-    """Thread-safe. `others_bytes` tells what of the budget is promised to others: the node's workers."""
+    """The slab pool of a node. Thread-safe. `others_bytes` returns the part of the budget reserved for workers."""
 
     def __init__(
         self,
@@ -92,11 +91,6 @@ class SegmentMemory:
         self._thread.start()
         log.info("memory for weights", extra={"pages": self._pool.pages, "refused": self._refused})
 
-    def rounded(self, size_bytes: int) -> int:
-        """What a region of that size takes."""
-        slab_bytes = self._pool.slab_bytes
-        return -(-size_bytes // slab_bytes) * slab_bytes
-
     @property
     def capacity_bytes(self) -> int:
         return self._pool.capacity * self._pool.slab_bytes
@@ -110,9 +104,10 @@ class SegmentMemory:
         return self._pool.slab_bytes
 
     def allocate(self, size_bytes: int, slabs: Collection[int] | None = None) -> native.Region:
-        """Zeroed; it comes back by itself with the end of its last use. Unavailable if memory is short. Blocks.
+        """A zeroed region, returned to the pool with its last reference. Blocks. Errors: Unavailable if memory is
+        short.
 
-        Only `slabs` of it, if they are named: the others take no memory, and are there once they are granted.
+        With `slabs`, only these take memory; the others exist once they are granted.
         """
         try:
             if slabs is None:
@@ -122,7 +117,7 @@ class SegmentMemory:
             raise Unavailable(f"no memory for {size_bytes:,} bytes of weights: {error}", retry_after_s=1.0) from error
 
     def grant(self, region: native.Region, slabs: Collection[int]) -> None:
-        """These slabs of it too, all or none. Their pages come when they are filled. Unavailable as of `take`."""
+        """Adds slabs to a region, all or none; pages come when they are filled. Errors: Unavailable."""
         try:
             self._pool.grant(region, sorted(slabs))
         except OSError as error:
@@ -132,14 +127,12 @@ class SegmentMemory:
         self.shrink()
 
     def replenish(self) -> None:
-        """Something came back, or was used up and filled by now: there may be something to clear or to make.
-
-        Not at once when it is used up: who takes memory wants the processor and the memory's bandwidth himself.
-        """
+        """Wakes the thread to clear and make slabs, after a pause: an allocator needs processor and bandwidth
+        itself."""
         self._wake.set()
 
     def shrink(self) -> None:
-        """Gives free slabs back to the system, as far as others were promised what they take."""
+        """Gives free slabs back to the system, as far as workers have reserved their memory."""
         pool = self._pool
         resident_bytes = (pool.used + pool.clean + pool.dirty) * pool.slab_bytes
         excess_bytes = resident_bytes + self._others_bytes() - self._budget_bytes
@@ -157,7 +150,7 @@ class SegmentMemory:
         )
 
     def close(self) -> None:
-        """Ends the thread. The memory goes with the pool and its last region."""
+        """Ends the thread. The memory is freed with the pool and its last region."""
         self._stop.set()
         self._wake.set()
         self._thread.join(CLOSE_S)
@@ -174,10 +167,10 @@ class SegmentMemory:
                 while not self._stop.is_set() and self._pool.prepare(self._clean_target()):
                     pass
             except OSError as error:
-                log.warning("memory cannot be made ahead", extra={"error": str(error)})
+                log.warning("cannot prefault memory for weights", extra={"error": str(error)})
 
     def _clean_target(self) -> int:
-        """Clean slabs that there should be: as many as are kept, if the budget has room for them beside workers."""
+        """Number of clean slabs to have: as many as are kept, if the budget has room for them beside workers."""
         pool = self._pool
         resident = pool.used + pool.clean + pool.dirty
         room = (self._budget_bytes - self._others_bytes()) // pool.slab_bytes - resident

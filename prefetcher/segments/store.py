@@ -1,13 +1,13 @@
-"""The node's segments: one a checkpoint, shared by every worker that uses it, warm until room is needed.
+"""The segment store of a node: one segment a checkpoint, shared by all its workers, warm until memory is needed.
 
-A segment opens when an order needs it: its manifest is read, `room` is made, memory taken and the fetch begun as
-`opening` does it; workers attach while it fills. Workers pin it. Without pins it stays until it must give way. One
-that failed is forgotten at once, so that the next start tries again; its waiters have learnt why from the control
-block. Everything here runs on the event loop, except the fetch's own threads.
+A segment opens when an order needs it: its manifest is read, memory allocated and the fetch started; workers attach
+while it fills. Workers pin it; without pins it stays until it is evicted. A segment that failed is dropped at once, so
+that the next start tries again; its workers learn the reason from the control block. Everything here runs on the event
+loop, except the fetch's own threads.
 
-A stage of a pipeline has its own chunks fetched and no others, and memory for them and no more (HydraServe section
-4.1). Stages of one checkpoint share its segment, which then holds what any of them needs. Later a segment may grow
-into the whole checkpoint: behind the back of its workers, who serve meanwhile, or at once, when somebody waits.
+A pipeline stage has only its own chunks fetched, and memory for these alone (HydraServe section 4.1). Stages of one
+checkpoint share its segment, which then holds the chunks of all of them. Later a segment may grow into the whole
+checkpoint, in the background while its workers serve.
 """
 
 from __future__ import annotations
@@ -40,6 +40,8 @@ CLOSE_TIMEOUT_S = 2.0
 
 
 class SegmentStore:
+    """The segments of one node."""
+
     def __init__(
         self,
         *,
@@ -52,8 +54,8 @@ class SegmentStore:
         disk: DiskCache | None = None,
         changed: Callable[[], None] = lambda: None,
     ) -> None:
-        """`workers_bytes` tells what workers have been promised of `memory_bytes`; `changed` is called at events.
-        Without `keep_idle`, a segment goes with its last worker."""
+        """`workers_bytes` returns the part of `memory_bytes` reserved for workers; `changed` is called at events.
+        Without `keep_idle`, a segment is freed with its last worker."""
         self._changed = changed
         self._disk = disk
         self.budget = MemoryBudget(
@@ -74,11 +76,11 @@ class SegmentStore:
 
     @property
     def fetched_bytes(self) -> dict[str, int]:
-        """By source, since the daemon began."""
+        """Bytes by source, since the daemon started."""
         return self._opener.fetched.sums()
 
     def traffic(self, checkpoint: CheckpointId) -> dict[str, int]:
-        """Bytes that each source gave so far to those who waited for the checkpoint, as long as it is here."""
+        """Bytes by source for a checkpoint in memory, without background reads."""
         segment = self.budget.segments.get(checkpoint)
         if segment is None or segment.fetch is None:
             return {}
@@ -88,22 +90,22 @@ class SegmentStore:
         return [segment.report() for segment in self.budget.segments.values()]
 
     def disk_ranges(self) -> dict[CheckpointId, list[tuple[int, int]]]:
-        """(begin, end) of the chunks that the disk has of each checkpoint."""
+        """(begin, end) of the chunks in the disk cache, by checkpoint."""
         return self._disk.ranges() if self._disk is not None else {}
 
     def is_ready(self, checkpoint: CheckpointId, stage: Layers | None = None) -> bool:
-        """Whether whoever acquires it would find all that it needs."""
+        """True if all chunks of the stage (None: of the checkpoint) are present."""
         segment = self.budget.segments.get(checkpoint)
         if segment is None or segment.error is not None or segment.fetch is None:
             return False
         return segment.fetch.progress.has(segment.needed(stage))
 
     async def acquire(self, checkpoint: CheckpointId, worker: WorkerId, stage: Layers | None = None) -> Segment:
-        """The segment, opened and pinned by the worker; perhaps still filling. Callers bring the deadline.
+        """The segment, opened and pinned by the worker; possibly still filling. Callers set the deadline.
 
-        Of a stage, what others want of it is not its concern; None wants the whole checkpoint.
+        `stage` limits what is fetched; None wants the whole checkpoint.
 
-        Errors: WeightsMissing, CheckpointInvalid, StoreFailed, Unavailable (no room, with the figures).
+        Errors: WeightsMissing, CheckpointInvalid, StoreFailed, Unavailable (no memory, with the figures).
         """
         segment = self.budget.segments.get(checkpoint)
         if segment is None:
@@ -113,7 +115,7 @@ class SegmentStore:
         segment.last_used_ns = time.monotonic_ns()
         try:
             await asyncio.shield(segment.opened)
-            if segment.error is None:  # else the worker learns it from the control block
+            if segment.error is None:  # otherwise the worker reads it from the control block
                 self._want(segment, segment.needed(stage))
         except BaseException:
             self.release(segment, worker)
@@ -123,7 +125,7 @@ class SegmentStore:
     async def acquire_all(
         self, checkpoints: Sequence[CheckpointId], worker: WorkerId, stage: Layers | None = None
     ) -> list[Segment]:
-        """All of them or none; the stage is one of the first, the others are whole. Errors: as of `acquire`."""
+        """Acquires all checkpoints or none; the stage applies to the first. Errors: as of `acquire`."""
         acquired: list[Segment] = []
         try:
             for number, checkpoint in enumerate(checkpoints):
@@ -139,17 +141,17 @@ class SegmentStore:
         segment.last_used_ns = time.monotonic_ns()
         if segment.pins:
             return
-        segment.end_growths(Unavailable(f"nobody uses checkpoint {segment.checkpoint[:12]} here any more"))
+        segment.end_growths(Unavailable(f"checkpoint {segment.checkpoint[:12]} is no longer in use here"))
         if segment.fetch is not None:
             segment.fetch.progress.stop_growing()
         self.budget.on_unpinned(segment)
 
-    # ── more of a segment than was asked for ───────────────────────────────────────────────────────
+    # ── more chunks ────────────────────────────────────────────────────────────────────────────────
 
     def prioritize(self, segment: Segment, first: int, last: int) -> None:
-        """Somebody waits for chunks first to last: they come before all others, also those that nobody had asked for.
+        """Fetches chunks first to last before all others, because a worker waits for them.
 
-        If there is no memory for them, the segment fails, and whoever waits learns that; what is there stays there.
+        If there is no memory for them, the segment fails and its workers learn it; chunks already present stay.
         """
         if segment.fetch is None or segment.control is None or segment.error is not None:
             return
@@ -161,19 +163,12 @@ class SegmentStore:
             return
         segment.fetch.progress.prioritize(chunks)
 
-    def hurry(self, segment: Segment) -> None:
-        """The rest of the checkpoint is wanted now, as fast as it comes: somebody must go on without the others.
-
-        Errors: Unavailable if there is no room, with the figures; the segment's own.
-        """
-        self._want(segment, segment.needed(None))
-
     async def grow(self, segment: Segment) -> None:
-        """Returns when the whole checkpoint is there. It comes once all is there that anybody waits for, slowly
-        enough not to be felt on the link; it stops when nobody awaits this any more.
+        """Fetches the whole checkpoint in the background and returns when it is present. Throttled, once all requested
+        chunks are present; stops when the last caller stops waiting.
 
-        Errors: Unavailable if there is no room, with the figures; StoreFailed and whatever else kept it from coming.
-        Those who serve what is there go on, and it may be tried again, unless the segment itself has failed.
+        Errors: Unavailable if there is no memory, with the figures; StoreFailed and other errors of the fetch.
+        Workers that serve keep serving, and it may be tried again, unless the segment itself has failed.
         """
         fetch = segment.require_fetch()
         self.budget.grant(segment, fetch.progress.unwanted(segment.needed(None)))
@@ -189,7 +184,7 @@ class SegmentStore:
                 fetch.progress.stop_growing()
 
     def _want(self, segment: Segment, chunks: Collection[int]) -> None:
-        """They are wanted too. Errors: Unavailable if there is no room, the segment's own."""
+        """Requests chunks. Errors: Unavailable if there is no memory; the segment's own."""
         fetch = segment.require_fetch()
         new = fetch.progress.unwanted(chunks)
         if not new:
@@ -197,7 +192,7 @@ class SegmentStore:
         self.budget.grant(segment, new)
         segment.start_filling(time.monotonic_ns())
         fetch.want(new)
-        if fetch.progress.is_filled:  # some came meanwhile, behind our back
+        if fetch.progress.is_filled:  # the background reads had fetched the rest
             self._on_filled(segment, None)
         self._changed()
 
@@ -214,7 +209,7 @@ class SegmentStore:
         return segment
 
     async def _open(self, segment: Segment, stage: Layers | None) -> None:
-        """For the first who asks; the others ask once it is open."""
+        """Opens the segment for its first user; the others request their chunks once it is open."""
         checkpoint = segment.checkpoint
         try:
             segment.manifest, data = await self._opener.read_manifest(checkpoint)
@@ -232,14 +227,14 @@ class SegmentStore:
             segment.opened.set_result(None)
             self._changed()
         except asyncio.CancelledError:
-            self._fail_open(segment, Unavailable("the node is going down", retry_after_s=1.0))
+            self._fail_open(segment, Unavailable("the node is shutting down", retry_after_s=1.0))
             raise
         except FleetError as error:
             self._fail_open(segment, error)
         except OSError as error:
             self._fail_open(segment, Unavailable(f"checkpoint {checkpoint[:12]}: no memory for it: {error}"))
         except Exception as error:
-            log.exception("a segment failed to open in an unforeseen way")
+            log.exception("unexpected error while opening a segment")
             self._fail_open(segment, FleetError(f"checkpoint {checkpoint[:12]}: {type(error).__name__}: {error}"))
 
     def _fail_open(self, segment: Segment, error: FleetError) -> None:
@@ -248,23 +243,26 @@ class SegmentStore:
         segment.filled.set()
         if not segment.opened.done():
             segment.opened.set_exception(error)
-            segment.opened.exception()  # whoever waited sees it; nobody having waited is no fault
+            segment.opened.exception()  # marks it as retrieved, for there may be no waiter
 
-    # ── what becomes of a fetch ────────────────────────────────────────────────────────────────────
+    # ── fetch results ──────────────────────────────────────────────────────────────────────────────
 
     def _on_filled(self, segment: Segment, error: FleetError | None) -> None:
-        """All that is wanted is there, or will not come."""
+        """All requested chunks are present, or will not come."""
         if segment.fetch is None or segment.error is not None:
             return
         if error is None and (segment.filled.is_set() or not segment.fetch.progress.is_filled):
-            return  # told before, or more was wanted meanwhile
+            return  # reported before, or more was requested meanwhile
         segment.error = error
         segment.stop_filling(time.monotonic_ns())
         self.budget.memory.replenish()
         self._note_traffic(segment)
         extra = {"checkpoint": segment.checkpoint, "size_bytes": segment.size_bytes}
         if error is None:
-            log.info("segment ready" if segment.fetch.progress.is_whole else "segment has its stages", extra=extra)
+            log.info(
+                "segment ready" if segment.fetch.progress.is_whole else "segment has the chunks of its stages",
+                extra=extra,
+            )
         else:
             log.warning("segment failed", extra={**extra, "error": error.message})
             segment.end_growths(error)
@@ -272,7 +270,7 @@ class SegmentStore:
         self._changed()
 
     def _on_grown(self, segment: Segment, error: FleetError | None) -> None:
-        """The whole checkpoint is there, or its growth ended before."""
+        """The whole checkpoint is present, or its growth ended early."""
         if error is None:
             log.info("segment whole", extra={"checkpoint": segment.checkpoint, "size_bytes": segment.size_bytes})
         segment.end_growths(error)
@@ -284,10 +282,10 @@ class SegmentStore:
         if bytes_per_s := self.bandwidths.bytes_per_s().get(StoreChunks.name):
             self._throttle.set_measured(bytes_per_s)
 
-    # ── the end ────────────────────────────────────────────────────────────────────────────────────
+    # ── shutdown ───────────────────────────────────────────────────────────────────────────────────
 
     async def close(self) -> None:
-        """Stops every fetch within the deadline and lets all memory go."""
+        """Stops every fetch within the deadline and releases all memory."""
         for task in list(self._opening):
             task.cancel()
         found = [segment.fetch for segment in self.budget.segments.values() if segment.fetch is not None]

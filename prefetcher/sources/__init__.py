@@ -1,1 +1,1 @@
-"""Where bytes come from: folder, S3."""
+"""Byte sources: folder, S3 bucket, and the throttle of background reads."""

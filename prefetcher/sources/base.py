@@ -1,7 +1,7 @@
-"""Where bytes come from: one short protocol, and the local folder behind it (S3 is in `s3`).
+"""The source protocol, its errors, and the local folder as a source (S3 is in `s3`).
 
-A source reads and says plainly what went wrong; it does not retry and knows nothing of checkpoints.
-Its reads block and release the GIL: they belong in threads. Peers will be one more source.
+A source reads and reports errors; it does not retry and knows nothing of checkpoints. Its reads block and release
+the GIL: they belong in threads. Peers will be one more source.
 """
 
 from __future__ import annotations
@@ -19,21 +19,22 @@ from fleetstart.runtime.contract.object_keys import is_key
 from .throttle import BackgroundThrottle
 
 PAGE_BYTES = 4096
-"""What direct reads are aligned to: offset, address and length."""
+"""Alignment of direct reads: offset, address and length."""
 DISK_THREADS = 16
-"""Eight read at once or check what they have read: here 16 reach the rate of fio, 8 stay 5% below it."""
+"""Eight read at once or verify what they have read: on the machine measured 16 reach the rate of fio, 8 stay 5%
+below it."""
 FILE_RUN_BYTES = 4 * 1024 * 1024
-"""One direct read: smaller ones cost more, and longer ones would read far ahead of what is used first."""
+"""Size of one direct read: smaller ones cost more, and longer ones would read far ahead of what is used first."""
 MAX_PIECES = 1024
-"""In one read: IOV_MAX."""
+"""Buffers of one read: IOV_MAX."""
 
 
 class SourceError(Exception):
-    """The store did not answer as it must; trying again may help."""
+    """The store failed or answered wrongly; a retry may help."""
 
 
 class ObjectMissing(Exception):
-    """The store answered: there is no such object."""
+    """The store has no such object."""
 
     def __init__(self, key: str) -> None:
         super().__init__(f"{key} is not in the store")
@@ -41,7 +42,7 @@ class ObjectMissing(Exception):
 
 
 class ObjectSizeMismatch(Exception):
-    """The object is not as long as its manifest says: it was cut, or is another one by now."""
+    """The object's size differs from its manifest: it was truncated or replaced."""
 
     def __init__(self, key: str, *, expected_bytes: int, found_bytes: int) -> None:
         super().__init__(f"{key} has {found_bytes} bytes, {expected_bytes} expected")
@@ -51,13 +52,13 @@ class ObjectSizeMismatch(Exception):
 
 
 class ReadCancelled(Exception):
-    """The reader was told to stop; nobody waits for these bytes any more."""
+    """The reader was told to stop."""
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Where the next `size_bytes` of an object go: `room`, of a multiple of PAGE_BYTES if it can be, of which what
-    lies past them is left zero."""
+    """The buffer for the next `size_bytes` of an object: `room`, a multiple of PAGE_BYTES if possible, whose rest
+    stays zero."""
 
     size_bytes: int
     room: memoryview
@@ -69,63 +70,63 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class ObjectRange:
-    """Part of an object that is `object_bytes` long, from `offset` on, in pieces that lie one behind the other."""
+    """A range of an object of `object_bytes`, from `offset` on, read into consecutive pieces."""
 
     key: str
     object_bytes: int
     offset: int
     pieces: Sequence[Piece]
     throttle: BackgroundThrottle | None = None
-    """For reads that nobody waits for."""
+    """Set for background reads."""
 
 
 class Source(Protocol):
-    """Thread-safe. Keys are relative, `/`-separated.
+    """A store of objects. Thread-safe. Keys are relative, `/`-separated.
 
-    Errors of both reads: ObjectMissing, SourceError; of a range also ObjectSize and Abandoned.
+    Errors of both reads: ObjectMissing, SourceError; of a range also ObjectSizeMismatch and ReadCancelled.
     """
 
     run_bytes: int
-    """Most that is worth asking for at once."""
+    """Largest range worth requesting at once."""
     threads: int
-    """That keep it busy; 0 if that depends on where it is, and the node's setting tells."""
+    """Threads that saturate it; 0 if that depends on the network, and the node's setting decides."""
 
     def read_object(self, key: str, limit_bytes: int) -> bytes:
         """A small object, whole. ValueError if it is larger than the limit, before it is read."""
         ...
 
     def read(self, asked: ObjectRange, stopped: Callable[[], bool]) -> Iterator[int]:
-        """Fills the pieces in order and gives the xxh3 of each once it is whole."""
+        """Fills the pieces in order and yields the xxh3 of each once it is complete."""
         ...
 
 
 class FileReader:
-    """Reads pieces of one file: straight from the disk where that is possible, and the page cache lacks them.
+    """Reads pieces of one file: by direct I/O where possible, unless the page cache has them.
 
-    Thread-safe; the descriptor is its caller's. Errors of reads: OSError, EOFError.
+    Thread-safe; the descriptor belongs to the caller. Errors of reads: OSError, EOFError.
     """
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
         try:
             self._direct: int | None = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECT)
-        except OSError:  # a file system that does not have it
+        except OSError:  # a file system without direct I/O
             self._direct = None
 
     def read(self, offset: int, piece: Piece) -> int:
-        """Fills the piece; its xxh3."""
+        """Fills the piece; returns its xxh3."""
         aligned = offset % PAGE_BYTES == 0 and len(piece.room) % PAGE_BYTES == 0
         if not aligned or self._direct is None or self._is_cached(offset, piece.size_bytes):
             return native.read_checksum(self._fd, offset, piece.into)
         try:
             return native.read_direct(self._direct, offset, piece.room, piece.size_bytes)
         except OSError as error:
-            if error.errno != errno.EINVAL:  # larger blocks than pages, or memory that it cannot reach
+            if error.errno != errno.EINVAL:  # blocks larger than pages, or memory that the device cannot reach
                 raise
             return native.read_checksum(self._fd, offset, piece.into)
 
     def read_run(self, offset: int, pieces: Sequence[Piece]) -> Iterator[int]:
-        """Pieces that lie one behind the other, by one read if that is possible; the xxh3 of each."""
+        """Fills consecutive pieces, by one read if possible; yields the xxh3 of each."""
         there_bytes = self._read_together(offset, pieces)
         for piece in pieces:
             if there_bytes >= piece.size_bytes:
@@ -137,7 +138,7 @@ class FileReader:
             there_bytes -= piece.size_bytes
 
     def _read_together(self, offset: int, pieces: Sequence[Piece]) -> int:
-        """How many bytes it gave: none where it cannot be, fewer than asked for at the end of a file."""
+        """Bytes read by one direct read: 0 where it is not possible, fewer than requested at the end of a file."""
         size_bytes = sum(piece.size_bytes for piece in pieces)
         aligned = offset % PAGE_BYTES == 0 and all(len(piece.room) % PAGE_BYTES == 0 for piece in pieces)
         gapless = all(len(piece.room) == piece.size_bytes for piece in pieces[:-1])
@@ -161,7 +162,7 @@ class FileReader:
 
 
 def check_key(key: str) -> str:
-    """Refuses a key that would lead out of the store: ids in it come from outside. Errors: ObjectMissing."""
+    """Rejects keys that would leave the store: they hold ids from outside. Errors: ObjectMissing."""
     if not is_key(key):
         raise ObjectMissing(key)
     return key

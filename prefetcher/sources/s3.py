@@ -1,9 +1,8 @@
 """An S3 bucket as a source: ranges, read by plain HTTP straight into the segment, with one copy, the kernel's.
 
-boto3 knows where the bucket is and who we are, and signs one URL an object; the bytes go past it, because its
-layers take more than twice the processor time of the sockets below. A range that stalls, or is far slower than
-others, is asked for again on another connection, from the byte at which it stopped. Trying a store again that
-fails is left to `fetch`, which knows what a retry is worth.
+boto3 finds bucket and credentials and signs one URL an object; the bytes bypass it, because its layers take more
+than twice the processor time of the sockets below. A range that stalls, or is far slower than others, is requested
+again on another connection, from the byte at which it stopped. Retries of a store that fails are left to `fetch`.
 """
 
 from __future__ import annotations
@@ -21,22 +20,24 @@ from .s3_body import RangeProgress, ResponseBody, check_range
 from .s3_client import READ_TIMEOUT_S, STALE_ERRORS, URL_LIVES_S, open_client
 
 STALL_S = 2.0
-"""Without a single byte, while asking again elsewhere may help."""
+"""Timeout without a byte, while another connection may do better."""
 LAG_AFTER_S = 1.0
-"""Before that a slow range is one that has just begun."""
+"""Minimum age of a range before it counts as slow."""
 LAG_FACTOR = 5
-"""Slower than others by that, a range is asked for again. For less, networks have their moods too often."""
+"""A range slower than others by this factor is requested again. Smaller differences are normal in networks."""
 MAX_LAGS = 2
-"""A range that lags a third time is as fast as it gets."""
+"""Further connections for a slow range; after them it is as fast as it gets."""
 SMOOTHING = 0.2
 URL_USED_S = 300.0
-"""A signature is good for an hour, if the credentials behind it are."""
+"""Reuse of a signed URL. A signature is valid for an hour, if the credentials behind it are."""
 MISSING = frozenset({"NoSuchKey", "404", "NotFound"})
 
 
 class S3Source:
+    """A bucket, or a prefix in it."""
+
     run_bytes = 16 * 1024 * 1024
-    """A request's round trip and its headers are then a hundredth of it."""
+    """Large enough that a request's round trip and headers are a hundredth of it."""
     threads = 0
 
     def __init__(self, *, bucket: str, prefix: str = "") -> None:
@@ -45,13 +46,13 @@ class S3Source:
         self._client = open_client()
         self._connections = ConnectionPool()
         self._throttled = ConnectionPool()
-        """With small receive buffers, which the kernel would not let grow again."""
+        """Connections with small receive buffers, which the kernel would not enlarge again."""
         for connections in (self._connections, self._throttled):
             weakref.finalize(self, connections.close)
         self._lock = threading.Lock()
         self._urls: dict[str, tuple[str, float]] = {}
         self._typical_bytes_per_s = 0.0
-        """Of one connection."""
+        """Mean rate of one connection."""
 
     def read_object(self, key: str, limit_bytes: int) -> bytes:
         from botocore.exceptions import BotoCoreError, ClientError
@@ -72,19 +73,20 @@ class S3Source:
 
     def read(self, asked: ObjectRange, stopped: Callable[[], bool]) -> Iterator[int]:
         progress = RangeProgress(asked)
-        lags = 0 if asked.throttle is None else MAX_LAGS  # what is slow on purpose does not lag
+        lags = 0 if asked.throttle is None else MAX_LAGS  # throttled reads are slow on purpose
         while not progress.whole:
             try:
                 yield from self._stream(asked, progress, stopped, patient=lags == MAX_LAGS)
             except _SlowConnection:
                 lags += 1
-            except _StaleConnection:  # each is gone then, and the next may be new
+            except _StaleConnection:  # discarded; the next one may be new
                 continue
 
     def _stream(
         self, asked: ObjectRange, progress: RangeProgress, stopped: Callable[[], bool], *, patient: bool
     ) -> Iterator[int]:
-        """One request for what is missing. _Lagging if another connection should go on, unless `patient`."""
+        """One request for the missing bytes. Raises _SlowConnection if another connection should continue, unless
+        `patient`."""
         if stopped():
             raise ReadCancelled(asked.key)
         url = self._url(asked.key)
@@ -140,7 +142,7 @@ class S3Source:
         *,
         patient: bool,
     ) -> http.client.HTTPResponse:
-        """The answer, once its headers were checked."""
+        """Sends the request; the response, once its headers are checked."""
         wanted = f"bytes={progress.offset}-{progress.end - 1}"
         connection.request("GET", request_path(url), headers={"Range": wanted})
         if asked.throttle is not None:
@@ -150,12 +152,12 @@ class S3Source:
         try:
             self._check(answer, asked, progress)
         except BaseException:
-            answer.close()  # it may be all that still holds the socket
+            answer.close()  # it may hold the last reference to the socket
             raise
         return answer
 
     def _check(self, answer: http.client.HTTPResponse, asked: ObjectRange, progress: RangeProgress) -> None:
-        """Errors: ObjectMissing, ObjectSize, SourceError: all answers but the one that was asked for."""
+        """Checks status and headers. Errors: ObjectMissing, ObjectSizeMismatch, SourceError."""
         if answer.status == 206:
             check_range(asked, progress, answer)
             return
@@ -166,13 +168,13 @@ class S3Source:
                 asked.key, expected_bytes=asked.object_bytes, found_bytes=self._size(asked.key, answer)
             )
         with self._lock:
-            self._urls.pop(asked.key, None)  # perhaps the signature is no longer good
+            self._urls.pop(asked.key, None)  # the signature may have expired
         raise SourceError(
             f"{asked.key}: the store answered a range request with status {answer.status} {answer.reason}, not 206"
         )
 
     def _size(self, key: str, answer: http.client.HTTPResponse) -> int:
-        """Of an object that has no such range: most stores say so with their refusal, the others are asked."""
+        """Size of an object that lacks the range: most stores report it with their 416, others are asked."""
         from botocore.exceptions import BotoCoreError, ClientError
 
         total = answer.headers.get("Content-Range", "").rpartition("/")[2]
@@ -219,8 +221,8 @@ class S3Source:
 
 
 class _StaleConnection(Exception):
-    """A connection that was kept, and that the store has closed meanwhile: as good as none."""
+    """A kept connection that the store has closed meanwhile."""
 
 
 class _SlowConnection(Exception):
-    """This connection; another one may do better."""
+    """A connection much slower than others; another one may do better."""

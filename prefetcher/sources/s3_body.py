@@ -1,4 +1,4 @@
-"""The answer to one request for a range, from the socket into the segment, hashed on the way."""
+"""The body of a range response, from the socket into the segment, hashed on the way."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from .base import ObjectRange, ObjectSizeMismatch, SourceError
 from .throttle import BackgroundThrottle
 
 SLICE_S = 0.25
-"""Between two looks at the clock and at `stopped`."""
+"""Interval at which a read checks the clock and `stopped`."""
 READ_BYTES = 256 * 1024
-"""The same over TLS, where bytes pass through Python; hashed while they are in the second-level cache."""
+"""Size of a read over TLS, where bytes pass through Python; hashed while they are in the second-level cache."""
 
 
 class ResponseBody:
-    """The bytes of an answer: those that came with its headers, then, past Python's buffers, those of the socket.
+    """The body of a response: first the bytes that came with its headers, then, bypassing Python's buffers, the
+    socket's.
 
-    Over TLS all of them pass through Python's: the kernel cannot decrypt them.
+    Over TLS all bytes pass through Python: the kernel cannot decrypt them.
     """
 
     def __init__(
@@ -39,7 +40,7 @@ class ResponseBody:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", *_timeval(stall_s)))
 
     def read(self, into: memoryview, checksum: native.Checksum, begin: int) -> int:
-        """Fills `into` from `begin` on; how far it is filled, if time was up before its end."""
+        """Fills `into` from `begin` on; returns how far it is filled, which may be short of the end."""
         most_bytes = READ_BYTES if self._throttle is None else self._throttle.portion_bytes
         if self._encrypted:
             room = into[begin : begin + most_bytes]
@@ -70,19 +71,19 @@ class ResponseBody:
         return count
 
     def end(self) -> bool:
-        """Whether the connection is good for another request."""
+        """True if the connection can be reused."""
         reusable = self._left_bytes == 0 and not self._answer.will_close
         self._answer.close()
         return reusable
 
 
 def _timeval(seconds: float) -> tuple[int, int]:
-    """As the kernel's struct timeval."""
+    """The kernel's struct timeval."""
     return int(seconds), int(seconds % 1 * 1e6)
 
 
 class RangeProgress:
-    """How far a range has come. `offset` is the next byte of the object."""
+    """Progress of one range. `offset` is the next byte of the object."""
 
     def __init__(self, asked: ObjectRange) -> None:
         self._pieces = iter(asked.pieces)
@@ -97,7 +98,7 @@ class RangeProgress:
         return self.offset == self.end
 
     def fill(self, body: ResponseBody) -> int | None:
-        """Some more bytes. The piece's xxh3, if they were its last. Errors: EOFError, TimeoutError, OSError."""
+        """Reads some more bytes. The piece's xxh3, if it is complete. Errors: EOFError, TimeoutError, OSError."""
         filled = body.read(self._into, self._checksum, self._filled)
         self.offset += filled - self._filled
         self._filled = filled
@@ -115,7 +116,8 @@ class RangeProgress:
 
 
 def check_range(asked: ObjectRange, progress: RangeProgress, answer: http.client.HTTPResponse) -> None:
-    """Errors: ObjectSize if the object is not as long as it should be, SourceError if these are other bytes."""
+    """Checks that the response has the requested bytes. Errors: ObjectSizeMismatch if the object has another size,
+    SourceError."""
     span, _, total = answer.headers.get("Content-Range", "").partition("/")
     if total.isdecimal() and int(total) != asked.object_bytes:
         raise ObjectSizeMismatch(asked.key, expected_bytes=asked.object_bytes, found_bytes=int(total))

@@ -1,12 +1,12 @@
-"""Reads that must not be felt: what streams in behind a pipeline's back shares its link with the activations.
+"""Throttles background reads, which share the link with the pipeline's activations and must not delay them.
 
-Whatever lies in the queue before the link, every packet behind it waits for. So the store may never have more under
-way than a short burst: the receive buffer is small, which bounds what a new request may send at once, and reads
-come in small portions, evenly, somewhat slower than the link: the buffer stays full on this side, the store sends
-one portion whenever one was read, and the queue holds no more than that. A sleep between large reads would not do:
-each read would let a whole window loose (HydraServe section 6.2 gives the background a low priority on the device;
-this is the same for the network, which knows none). While somebody waits for bytes of any segment, they hold still
-but for a trickle, which keeps their connections.
+Every packet waits behind what is queued before the link. So the store may never have more in flight than a short
+burst: the receive buffer is small, which bounds what a new request may send at once, and reads come in small
+portions, evenly, somewhat slower than the link: the buffer stays full on this side, the store sends one portion
+whenever one was read, and the queue holds no more than that. A sleep between large reads would not do: each read
+would release a whole window (HydraServe section 6.2 gives the background a low priority on the device; this is the
+same for the network, which has no priorities). While wanted chunks of any segment are being read, background reads
+pause but for a trickle, which keeps their connections.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 SHARE = 0.8
-"""Of what the source was measured to give: the rest is for those who wait."""
+"""Rate of background reads, as a share of the measured bandwidth."""
 PORTION_S = 0.001
-"""Of the link's time, and so what a packet may find before it."""
+"""Size of a portion in link time, and so the delay that a packet may find before it."""
 PORTION_BYTES = (16 * 1024, 256 * 1024)
 WINDOW_S = 0.004
-"""Of the link's time: what a new request may send at once. As long as that may a round trip take at full pace."""
+"""Receive window in link time: what a new request may send at once. At full rate, a round trip may take as long."""
 WINDOW_BYTES = (64 * 1024, 4 * 1024 * 1024)
 CREDIT_S = 0.005
-"""Of time that was lost, by a sleep that took longer or between two requests, so much is made up for."""
+"""Lost time that is made up for: after a sleep that took longer, or between two requests."""
 TRICKLE_S = 1.0
-"""Between two portions while others wait for theirs: a store ends connections on which nothing is taken."""
+"""Interval of portions during a pause: a store closes connections that are not read."""
 LOOK_S = 0.02
-"""How soon a read that holds still notices that it is stopped."""
+"""Interval at which a paused read checks whether it is stopped."""
 
 
 class BackgroundThrottle:
-    """One a node: reads of several segments together keep to it. Thread-safe."""
+    """The throttle of a node: background reads of all segments together keep to it. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -43,24 +43,24 @@ class BackgroundThrottle:
         self._next_s = 0.0
 
     def set_measured(self, bytes_per_s: float) -> None:
-        """So fast is the source when nobody holds back. Before that is known only portions are small."""
+        """Sets the bandwidth measured without throttling. Before the first measurement only portions are small."""
         with self._lock:
             self._bytes_per_s = bytes_per_s * SHARE
 
     @property
     def portion_bytes(self) -> int:
-        """To read at once."""
+        """Bytes to read at once."""
         least, most = PORTION_BYTES
         return min(most, max(least, int(self._bytes_per_s * PORTION_S)))
 
     @property
     def window_bytes(self) -> int:
-        """For the receive buffer of a connection."""
+        """Size of a connection's receive buffer."""
         least, most = WINDOW_BYTES
         return min(most, max(least, int(self._bytes_per_s * WINDOW_S)))
 
     def delay_s(self, size_bytes: int, now_s: float) -> float:
-        """How long to wait before or after so many bytes are read; they are counted."""
+        """Counts so many bytes and returns how long to wait before or after reading them."""
         with self._lock:
             if not self._bytes_per_s:
                 return 0.0
@@ -70,7 +70,7 @@ class BackgroundThrottle:
 
     @contextmanager
     def urgent(self, awaited: bool = True) -> Iterator[None]:
-        """While somebody waits for what is read inside, paced reads hold still."""
+        """Pauses background reads while the block runs, if `awaited`."""
         with self._lock:
             self._urgent += awaited
         try:
@@ -82,7 +82,7 @@ class BackgroundThrottle:
                     self._free.notify_all()
 
     def wait(self, size_bytes: int, stopped: Callable[[], bool]) -> None:
-        """After so many bytes were read, until more may be, or none shall be."""
+        """Waits after so many bytes were read, until more may be read or the read is stopped."""
         until_s = time.monotonic() + TRICKLE_S
         with self._free:
             while self._urgent and not stopped() and (left_s := until_s - time.monotonic()) > 0:

@@ -1,1 +1,1 @@
-"""Connections between pipeline stages, direct or relayed."""
+"""Connections between pipeline stages: direct, or relayed through the object store."""

@@ -1,9 +1,9 @@
-"""Links between stages whose nodes cannot reach each other: through the object store, which both of them reach.
+"""Links between stages whose nodes cannot reach each other: relayed through the object store, which both reach.
 
-HydraServe (section 8.5) ran where functions may not connect to each other, and let its workers talk by a shared object
-in remote storage. Here the workers know nothing of it: each node gives its own a socket, and carries the bytes. One
-direction of a pair of stages is one link; `relay_out` and `relay_in` are its ends, each in threads of its own, which
-end by themselves when their worker does.
+HydraServe (section 8.5) ran where functions may not connect to each other, and let its workers communicate by a
+shared object in remote storage. Here workers are unaware of it: each node gives its own worker a socket, and carries
+the bytes. One direction of a pair of stages is one link; `relay_sender` and `relay_receiver` are its ends, each in
+threads of its own, which end with their worker.
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ from .relay_store import RelayStore
 log = logging.getLogger(__name__)
 
 CLOSE_S = 2.0
-"""At the daemon's end, for the last objects to be read or removed."""
+"""Longest wait at shutdown for the last objects to be read or removed."""
 
 Failed = Callable[[str], object]
+"""Called with the reason when a link breaks, in another thread."""
 
 
 class Relays:
-    """Of one node. Thread-safe."""
+    """The relayed links of one node. Thread-safe."""
 
     def __init__(self, bucket: str, prefix: str = "") -> None:
         self._bucket = bucket
@@ -42,19 +43,19 @@ class Relays:
         self._outgoing: set[RelaySender] = set()
 
     def send(self, link: RelayLink, source: socket.socket, failed: Failed) -> None:
-        """What can be read from the socket goes to the receiver. The socket is the relay's from now on; it is closed
-        when the link cannot go on, and then `failed` gets the reason, in another thread."""
+        """Relays what can be read from the socket. Owns the socket; closes it when the link breaks, and then calls
+        `failed`."""
         self._start(lambda: self._send(link, source, failed), f"relay-out-{link.receiver}")
 
     def receive(self, link: RelayLink, connect: Callable[[], socket.socket], failed: Failed) -> Callable[[], None]:
-        """What the sender sends comes on a connection that `connect` makes, in another thread, once it is needed.
-        What is returned ends that."""
+        """Relays a sender's bytes to a connection that `connect` makes, in another thread, at the first bytes.
+        Returns a function that stops it."""
         stopped = threading.Event()
         self._start(lambda: self._receive(link, connect, failed, stopped), f"relay-in-{link.sender}")
         return stopped.set
 
     def close(self) -> None:
-        """Once the workers have ended: waits until their links have too."""
+        """Waits until the links have ended. Called once the workers have ended."""
         ends_s = time.monotonic() + CLOSE_S
         with self._lock:
             threads, outgoing = list(self._threads), list(self._outgoing)
@@ -95,7 +96,7 @@ class Relays:
         RelayReceiver(link, self._store(), connect, failed, stopped).run()
 
     def _store(self) -> RelayStore:
-        """Made late: it takes a third of a second, and most nodes never need it."""
+        """The store's client, made late: it takes a third of a second, and most nodes never need it."""
         with self._made:
             if self._objects is None:
                 self._objects = RelayStore(self._bucket, self._prefix)
@@ -103,6 +104,6 @@ class Relays:
 
 
 def open_relays(store: str) -> Relays | None:
-    """None where the store is a folder: whoever shares it is on one machine, and can connect."""
+    """None where the store is a folder: all nodes that share it are on one machine, and can connect."""
     url = parse_store(store)
     return Relays(url.bucket, url.prefix) if isinstance(url, S3Url) else None

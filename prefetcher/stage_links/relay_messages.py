@@ -1,8 +1,7 @@
-"""What a link between two stages is in the object store: objects that follow each other, each with its place for key.
+"""Objects of a relayed link: consecutive, keyed by sequence number, each authenticated by the pipeline's secret.
 
-Only who knows the pipeline's secret can make one: each carries a keyed digest of its place and its bytes, so that an
-object of another link, of another place or of nobody is told from the next one. Against who reads the bucket it does
-not protect: the stages' own words are in it as they are.
+Each object carries a keyed digest of its key and its bytes, so an object of another link, of another position or of
+another writer is detected. The digest does not hide the content from readers of the bucket.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ DIGEST_BYTES = 32
 MORE, LAST = b"+", b"."
 HEAD_BYTES = len(MAGIC) + 1 + DIGEST_BYTES
 OBJECT_BYTES = 1 << 20
-"""Of a stage's bytes, in one object: at 100 MB/s as long on its way as the request itself."""
+"""Payload of one object: at 100 MB/s it takes as long as the request itself."""
 
 
 class InvalidRelayObject(Exception):
-    """An object that the link's sender did not write there."""
+    """An object that the link's sender did not write."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,12 +42,12 @@ class RelayLink:
         return f"{self.folder}{sequence:010d}"
 
     def sign(self, sequence: int, data: bytes, *, last: bool = False) -> bytes:
-        """The object at that place; `last`: the sender has no more to say."""
+        """The object with this sequence number. `last` ends the link."""
         kind = LAST if last else MORE
         return b"".join((MAGIC, kind, self._digest(sequence, kind, data), data))
 
     def verify(self, sequence: int, sealed: bytes) -> tuple[bytes, bool]:
-        """Its bytes, and whether it is the last. Errors: NotOfThisLink."""
+        """Its payload, and whether it is the last. Errors: InvalidRelayObject."""
         kind, data = sealed[len(MAGIC) : len(MAGIC) + 1], sealed[HEAD_BYTES:]
         if not sealed.startswith(MAGIC) or kind not in (MORE, LAST) or len(sealed) < HEAD_BYTES:
             raise InvalidRelayObject(f"{self.key(sequence)}: {len(sealed)} bytes that are no object of a link")

@@ -1,8 +1,8 @@
-"""The receiver's end of a link through the object store: objects in their order, as bytes of a connection.
+"""The receiver of a relayed link: reads objects in order and writes their bytes to a connection to the worker.
 
-It asks for the next object until it is there, the oftener the sooner one is due, and deletes it once the worker has
-it. To its worker it is one more stage that connects to the listener. It ends with the sender's last object, with the
-worker, or when the store or an object is not what it should be; what is left of the link then goes.
+It polls for the next object, the more often the sooner one is due, and deletes it once the worker has it. To its
+worker it is one more stage that connects to the listener. It ends with the sender's last object, with the worker, or
+when the store or an object is invalid; it then removes the rest of the link.
 """
 
 from __future__ import annotations
@@ -25,22 +25,21 @@ log = logging.getLogger(__name__)
 LEAST_S, MOST_S = 0.002, 0.1
 """Between two requests for the same object."""
 SHARE = 1 / 16
-"""Of the pause between two objects that was usual lately: that late, on average, the next one may be seen, and so many
-requests it may cost."""
+"""Poll interval as a share of the recent mean time between objects: the mean delay, against the number of requests."""
 SMOOTHING = 0.3
 RETRY_S = 0.05
 DELIVER_S = 5.0
-"""For a worker that does not read: as long as a stage waits for one that it is connected to."""
+"""Timeout for a worker that does not read: as long as a stage waits for a connected stage."""
 
 
 def poll_after_s(usual_s: float, since_s: float) -> float:
-    """When to ask again, given the usual pause between objects and the one under way."""
+    """The next poll interval, from the mean time between objects and the time since the last one."""
     return min(MOST_S, max(LEAST_S, SHARE * max(usual_s, since_s)))
 
 
 class RelayReceiver:
-    """`connect` gives a connection to the worker, or OSError. `failed` is called once, in a thread, with the reason,
-    unless sender or worker ended the link."""
+    """Receiver of one link. `connect` returns a connection to the worker, or raises OSError. `failed` is called
+    once, in a thread, with the reason, unless sender or worker ended the link."""
 
     def __init__(
         self,
@@ -58,10 +57,10 @@ class RelayReceiver:
         self._stopped = stopped
         self._worker: socket.socket | None = None
         self._read: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-        """Keys of objects that the worker has got."""
+        """Keys of objects that the worker has received."""
 
     def run(self) -> None:
-        """Until the link has ended, and nothing of it is left that this end can remove."""
+        """Runs until the link has ended and this end has removed its objects."""
         remover = threading.Thread(target=self._delete, name="relay-delete", daemon=True)
         remover.start()
         try:
@@ -69,9 +68,9 @@ class RelayReceiver:
         except (StoreRejection, InvalidRelayObject) as error:
             self._failed(str(error))
         except SourceError as error:
-            self._failed(f"the object store does not give what stage {self._link.sender} sends: {error}")
+            self._failed(f"cannot read from the object store what stage {self._link.sender} sends: {error}")
         except TimeoutError:
-            self._failed(f"its worker reads nothing of what stage {self._link.sender} sends")
+            self._failed(f"its worker does not read what stage {self._link.sender} sends")
         except OSError as error:
             log.debug("the worker ended the link", extra={"error": str(error)})
         finally:
@@ -82,7 +81,8 @@ class RelayReceiver:
             remove(self._objects, self._link)
 
     def _follow(self) -> None:
-        """Errors: those of the store, NotOfThisLink, OSError when the worker is gone."""
+        """Reads and delivers objects until the last. Errors: those of the store, InvalidRelayObject, OSError if the
+        worker is gone."""
         sequence, usual_s, came_s = 0, MOST_S, time.monotonic()
         while not self._stopped.is_set() and not self._is_closed():
             sealed = self._next(sequence)
@@ -109,18 +109,19 @@ class RelayReceiver:
                     raise
 
     def _deliver(self, data: bytes) -> None:
-        if self._worker is None:  # not before there is a first word: the worker waits for it, and not for long
+        if self._worker is None:  # at the first bytes: the worker waits only briefly for them once connected
             self._worker = self._connect()
             self._worker.settimeout(DELIVER_S)
         self._worker.sendall(data)
 
     def _is_closed(self) -> bool:
-        """A stage says nothing on a link that comes to it: what can be read there is its end."""
+        """True if the worker closed its connection: a stage writes nothing on an incoming link, so readable means
+        closed."""
         return self._worker is not None and bool(select.select([self._worker], [], [], 0)[0])
 
     def _delete(self) -> None:
         while (key := self._read.get()) is not None:
             try:
                 self._objects.delete(key)
-            except (SourceError, StoreRejection) as error:  # it goes with the rest in the end
+            except (SourceError, StoreRejection) as error:  # removed with the rest at the end
                 log.debug("an object could not be deleted", extra={"key": key, "error": str(error)})

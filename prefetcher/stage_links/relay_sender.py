@@ -1,9 +1,9 @@
-"""The sender's end of a link through the object store: what its worker writes becomes objects, one behind the other.
+"""The sender of a relayed link: turns what its worker writes into consecutive objects.
 
-Some threads take turns at the worker's socket and put what they have got each for itself, so that a store's slowness
-is paid once and not for each object. The receiver's end deletes what it has read: an object that stays for too long
-means that nobody reads, and the worker learns of it as of any link that breaks. The end of the worker's socket is an
-object of its own, after which nothing is left in the bucket, whoever has to see to it.
+Several threads take turns reading the worker's socket and write their object concurrently, so that a store's latency
+is paid once and not for each object. The receiver deletes what it has read: an object that stays for too long means
+that it does not read, and the worker's connection is closed. The end of the worker's socket is an object of its own;
+after it nothing is left in the bucket.
 """
 
 from __future__ import annotations
@@ -21,27 +21,28 @@ from .relay_store import RelayStore, StoreRejection
 log = logging.getLogger(__name__)
 
 WRITERS = 3
-"""Requests under way at once, of one link."""
+"""Concurrent writes of one link."""
 GATHER_S = 0.0005
-"""A frame is written in two parts: one object for both is one request less for the receiver to wait for."""
+"""A frame is written in two parts: one object for both saves the receiver a request."""
 GATHER_BYTES = 256 * 1024
 WINDOW = 64
-"""Objects that may lie in the store and wait for the receiver, which has deleted the older ones."""
+"""Objects written and not yet deleted by the receiver."""
 IDLE_CHECK_S = 1.0
-"""Between two looks at whether the receiver reads, while there is room in the window."""
+"""Interval of checks whether the receiver reads, while there is room in the window."""
 CHECK_INTERVAL_S = 0.05
 ACK_TIMEOUT_S = 3.0
 CLOSING_ACK_S = 1.0
-"""For an object to be read, also the first one: the receiver's node hears from the controller that it shall."""
+"""Timeout for an object to be read, also the first one: the controller first has to tell the receiver's node."""
 WRITE_TIMEOUT_S = 2.0
-"""For one object to be written: the receiver hears nothing for as long, and misses the stage soon after."""
+"""Timeout for one object to be written: the receiver is without data for as long, and gives up soon after."""
 RETRY_S = 0.05
 LATE_S = 1.0
-"""A store that did not answer in time may still carry out what was asked, after its repetition was read and deleted."""
+"""A store that did not answer in time may still carry out a write, after its repetition was read and deleted."""
 
 
 class RelaySender:
-    """Owns the socket. `failed` is called once, in a thread, with the reason, unless the worker ended the link."""
+    """Sender of one link. Owns the socket. `failed` is called once, in a thread, with the reason, unless the worker
+    ended the link."""
 
     def __init__(
         self, link: RelayLink, objects: RelayStore, source: socket.socket, failed: Callable[[str], object]
@@ -53,20 +54,20 @@ class RelaySender:
         self._read_lock = threading.Lock()
         self._changed = threading.Condition()
         self._next = 0
-        """Sequence of the next object."""
+        """Sequence number of the next object."""
         self._under_way: set[int] = set()
-        """Being written."""
+        """Sequence numbers being written."""
         self._acknowledged = 0
-        """The receiver has read all before it."""
+        """The receiver has read all objects before this one."""
         self._ended = False
-        """Nothing more is read from the socket."""
+        """No more is read from the socket."""
         self._why = ""
         self._closing = False
         self._repeated = False
         """Some object was written twice, or may yet be."""
 
     def run(self) -> None:
-        """Until the link has ended and nothing of it is left, or nothing that this end can remove."""
+        """Runs until the link has ended and this end has removed its objects."""
         writers = [
             threading.Thread(target=self._guarded, args=(self._write,), name="relay-put", daemon=True)
             for _ in range(WRITERS)
@@ -86,17 +87,17 @@ class RelaySender:
             remove(self._objects, self._link)
 
     def expedite(self) -> None:
-        """The daemon ends: whoever has not read by now has a second to."""
+        """Shortens the timeout for the receiver to read: the daemon is shutting down."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
 
     def _guarded(self, body: Callable[[], None]) -> None:
-        """A fault of one of its threads is the end of the link, not of a thread that the others wait for."""
+        """Runs one thread's work; an unexpected error ends the link, so that other threads do not wait for ever."""
         try:
             body()
         except Exception as error:
-            log.exception("a relay failed")
+            log.exception("unexpected error in a relay")
             self._fail(f"{type(error).__name__}: {error}")
 
     # ── the worker's bytes ─────────────────────────────────────────────────────────────────────────
@@ -119,13 +120,13 @@ class RelaySender:
                 self._changed.notify_all()
 
     def _room(self) -> bool:
-        """Waits for it in the window; False once the link has ended."""
+        """Waits for room in the window; False once the link has ended."""
         with self._changed:
             self._changed.wait_for(lambda: self._ended or self._next - self._acknowledged < WINDOW)
             return not self._ended
 
     def _received(self) -> bytes:
-        """What came together; nothing at the end."""
+        """Bytes available together; empty at the end of the socket."""
         data = bytearray()
         try:
             data += self._source.recv(GATHER_BYTES)
@@ -135,7 +136,7 @@ class RelaySender:
                 if not more:  # the next turn will see the end again
                     break
                 data += more
-        except OSError:  # nothing more for now, or a reset: the same as the end
+        except OSError:  # no more bytes for now; a reset counts as the end
             pass
         return bytes(data)
 
@@ -150,7 +151,7 @@ class RelaySender:
             except SourceError as error:
                 self._repeated = True
                 if time.monotonic() - began_s > WRITE_TIMEOUT_S:
-                    self._fail(f"the object store does not take it: {error}")
+                    self._fail(f"cannot write to the object store: {error}")
                 else:
                     time.sleep(RETRY_S)
 
@@ -161,14 +162,14 @@ class RelaySender:
             self._ended = True
             self._changed.notify_all()
         try:
-            self._source.shutdown(socket.SHUT_RDWR)  # who waits at it sees the end, and so does the worker
+            self._source.shutdown(socket.SHUT_RDWR)  # wakes the reading thread, and the worker sees the end
         except OSError:
             log.debug("the worker had ended the link before")
 
-    # ── the receiver ───────────────────────────────────────────────────────────────────────────────
+    # ── the receiver's progress ────────────────────────────────────────────────────────────────────
 
     def _watch(self) -> None:
-        """Until all is written and read, or the link has failed."""
+        """Watches the receiver's progress until all is written and read, or the link has failed."""
         checked, since_s = -1, 0.0
         while not self._why:
             with self._changed:
@@ -178,7 +179,7 @@ class RelaySender:
                 written = min(self._under_way, default=self._next)
             if checked < self._acknowledged <= written - 1:
                 checked, since_s = written - 1, time.monotonic()
-            if checked < self._acknowledged:  # nothing to look at
+            if checked < self._acknowledged:  # no object to check
                 time.sleep(CHECK_INTERVAL_S)
                 continue
             if self._is_deleted(checked):
@@ -186,7 +187,7 @@ class RelaySender:
                     self._acknowledged = checked + 1
                     self._changed.notify_all()
             elif time.monotonic() - since_s > (CLOSING_ACK_S if self._closing else ACK_TIMEOUT_S):
-                self._fail(f"stage {self._link.receiver} reads nothing of what stage {self._link.sender} sends it")
+                self._fail(f"stage {self._link.receiver} does not read what stage {self._link.sender} sends")
             else:
                 time.sleep(CHECK_INTERVAL_S)
 
@@ -203,7 +204,7 @@ class RelaySender:
 
 
 def remove(objects: RelayStore, link: RelayLink) -> None:
-    """Whatever is left of the link. What a store keeps nevertheless, the controller sweeps once it is old."""
+    """Removes the link's objects. What a store keeps nevertheless is swept by the controller once it is old."""
     try:
         for key in objects.keys(link.folder):
             objects.delete(key)

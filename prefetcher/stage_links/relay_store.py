@@ -1,7 +1,7 @@
 """Small objects of an S3 bucket, written, read and deleted with as little delay as a store allows.
 
-Plain HTTP on connections that are kept open, as in `s3`, and each request with a deadline of its own: a store answers
-one in a thousand late, and asking again is quicker than waiting.
+Plain HTTP on connections that are kept open, as in `sources.s3`, and each request with a deadline of its own: a
+store answers one in a thousand late, and a retry is quicker than waiting.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from ..sources.connection_pool import ConnectionPool, request_path
 from ..sources.s3_client import STALE_ERRORS, URL_LIVES_S, open_client
 
 REQUEST_S = 0.5
-"""Ten times what a store usually takes."""
+"""Timeout of a request: ten times the usual latency of a store."""
 SLOWEST_BYTES_PER_S = 1e6
-"""Time that bytes are given beyond that: a link of 8 Mbit/s, or a share of a better one."""
+"""Minimum bandwidth, for the time added for a body: a link of 8 Mbit/s, or a share of a better one."""
 FAILED_FROM = 500
 PASSING = frozenset({408, 425, 429})
-"""Refusals that are none: try again."""
+"""Client errors that a retry may cure."""
 REASON_MOST = 200
 
 
 class StoreRejection(Exception):
-    """The store answered, and does not do it."""
+    """The store rejected the request; a retry does not help."""
 
 
 class RelayStore:
-    """Thread-safe. Keys are relative, `/`-separated.
+    """Objects of a bucket. Thread-safe. Keys are relative, `/`-separated.
 
-    Errors: SourceError, after which trying again may help; Refused.
+    Errors: SourceError, after which a retry may help; StoreRejection.
     """
 
     def __init__(self, bucket: str, prefix: str) -> None:
@@ -42,7 +42,7 @@ class RelayStore:
         self._connections = ConnectionPool()
         self._lock = threading.Lock()
         self._urls: dict[tuple[str, str], str] = {}
-        """Of what was not there yet, and will be asked for again."""
+        """Signed URLs of objects that did not exist yet, and will be requested again."""
 
     def put(self, key: str, data: bytes) -> None:
         status, answer = self._ask("PUT", "put_object", key, data)
@@ -50,7 +50,7 @@ class RelayStore:
             raise _error(f"{key} could not be written", status, answer)
 
     def get(self, key: str, limit_bytes: int) -> bytes | None:
-        """None if it is not there. Refused also if it has more bytes."""
+        """None if the object does not exist. StoreRejection also if it is larger than the limit."""
         status, answer = self._ask("GET", "get_object", key, limit_bytes=limit_bytes)
         if status == 404:
             return None
@@ -67,13 +67,13 @@ class RelayStore:
         return status == 200
 
     def delete(self, key: str) -> None:
-        """One that is not there is as good as deleted."""
+        """Deletes an object; a missing one is no error."""
         status, answer = self._ask("DELETE", "delete_object", key)
         if status not in (200, 204, 404):
             raise _error(f"{key} could not be deleted", status, answer)
 
     def keys(self, folder: str) -> list[str]:
-        """Of all objects below a prefix that ends with a slash."""
+        """Keys of all objects below a prefix that ends with a slash."""
         from botocore.exceptions import BotoCoreError, ClientError
 
         try:
@@ -94,7 +94,7 @@ class RelayStore:
     def _ask(
         self, method: str, operation: str, key: str, body: bytes | None = None, *, limit_bytes: int = REASON_MOST
     ) -> tuple[int, bytes]:
-        """Status and body, of which no more than a byte beyond the limit is read."""
+        """Status and body of a response; reads at most one byte beyond the limit."""
         url = self._url(operation, key)
         timeout_s = REQUEST_S + (len(body) if body else limit_bytes) / SLOWEST_BYTES_PER_S
         while True:
@@ -106,7 +106,7 @@ class RelayStore:
                 connection.close()
                 if new:
                     raise SourceError(f"{key}: {type(error).__name__}: {error}") from error
-                continue  # it was kept, and the store has closed it meanwhile
+                continue  # a kept connection that the store has closed
             except (OSError, http.client.HTTPException) as error:
                 connection.close()
                 late = f"no answer in {timeout_s:.1f} s" if isinstance(error, TimeoutError) else str(error)

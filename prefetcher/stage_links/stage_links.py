@@ -1,8 +1,8 @@
-"""The node's part in a pipeline's links: a listener for its stage, and connections to the other stages.
+"""Sockets between pipeline stages: a listener for this node's stage, and connections to the other stages.
 
-Workers have no network: their node opens the sockets, in its own, and hands them on. Which stage is where comes with
-the order, and again when that changes; what was connected stays so. A stage that cannot be reached is reached through
-the object store (`relay`), if there is one: its node hears of that from the controller, and listens there.
+Workers have no network: their node opens the sockets, in its own, and passes them on. The order says which stage is
+where, and again when that changes; existing connections stay. A stage that cannot be reached directly is reached
+through the object store (`relay`), if there is one: the controller tells its node, which then receives there.
 """
 
 from __future__ import annotations
@@ -28,16 +28,15 @@ log = logging.getLogger(__name__)
 
 BACKLOG = 16
 CONNECT_S = 0.5
-"""Hosts that cannot answer in that time are too far from each other for a pipeline."""
+"""Timeout of a connection: hosts that take longer are too far from each other for a pipeline."""
 RETRY_S = 0.1
 ATTEMPTS = 2
-"""Of one address: about a second, then another way is looked for."""
+"""Attempts for one address: about a second, then the relay is used."""
 
 
 class StageSockets:
-    """One stage's. `connected` gets each connection with the stage's index, and owns it from then on; `open_relay` has
-    another connection to a stage that cannot be reached, and why that is so, or None.
-    """
+    """The sockets of one stage. `connected` gets each connection with its stage's index, and owns it. `open_relay`
+    returns a relayed connection to a stage that cannot be reached for the given reason, or None."""
 
     def __init__(
         self,
@@ -46,7 +45,7 @@ class StageSockets:
         connected: Callable[[int, socket.socket], None],
         open_relay: Callable[[int, str], socket.socket | None],
     ) -> None:
-        """Errors: OSError if nothing can listen there."""
+        """Errors: OSError if the address cannot be listened on."""
         self._stage = stage
         self._connected = connected
         self._open_relay = open_relay
@@ -58,12 +57,12 @@ class StageSockets:
 
     @property
     def link(self) -> str:
-        """host:port at which the other stages are to connect."""
+        """host:port for the other stages to connect to."""
         host, port = self._at
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
     def connect_peers(self, peers: Sequence[str]) -> None:
-        """Where the stages are, by index, as far as it is known."""
+        """Connects to the stages at these addresses, by index; empty addresses are not known yet."""
         for index, address in enumerate(peers):
             if index == self._stage.index or not address or index in self._known:
                 continue
@@ -80,7 +79,7 @@ class StageSockets:
         for _ in range(ATTEMPTS):
             try:
                 link = await _connection(address)
-            except (OSError, ValueError, OverflowError) as error:  # the others: no address at all
+            except (OSError, ValueError, OverflowError) as error:  # the latter two: a malformed address
                 why = f"{address}: {str(error) or f'no answer in {CONNECT_S:g} s'}"
                 log.warning("a stage could not be reached", extra={"stage": index, "why": why})
                 await asyncio.sleep(RETRY_S)
@@ -90,7 +89,7 @@ class StageSockets:
         self._connected(index, self._open_relay(index, why) or _closed_connection())
 
     def connect_to_listener(self) -> socket.socket:
-        """A connection as another stage makes it, in any thread. Errors: OSError."""
+        """A connection like another stage's, from any thread. Errors: OSError."""
         link = socket.create_connection(self._at, timeout=CONNECT_S)
         link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return link
@@ -102,7 +101,8 @@ class StageSockets:
 
 
 async def _connection(address: str) -> socket.socket:
-    """Errors: OSError, also for a TimeoutError; ValueError and OverflowError for what is no address."""
+    """Connects to a stage. Errors: OSError, which includes TimeoutError; ValueError and OverflowError for a
+    malformed address."""
     host, _, port = address.rpartition(":")
     link = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     try:
@@ -117,14 +117,14 @@ async def _connection(address: str) -> socket.socket:
 
 
 def _closed_connection() -> socket.socket:
-    """A connection to a stage that is lost: whoever sends on it learns that at once, as of any other."""
+    """A connection to a lost stage: writing to it fails at once, as with any closed connection."""
     link, other = socket.socketpair()
     other.close()
     return link
 
 
 class PipelineMembership:
-    """A worker's part in its pipeline; one with the whole model from the beginning has none."""
+    """A worker's part in its pipeline; empty for a worker with the whole model."""
 
     def __init__(
         self,
@@ -134,9 +134,9 @@ class PipelineMembership:
         note: Callable[[str], object],
         changed: Callable[[], object],
     ) -> None:
-        """`note` gets what whoever reads the worker's log should know; `changed` is called after `relayed` has.
+        """`note` writes to the worker's log; `changed` is called after `relayed` has changed.
 
-        Errors: OSError if nothing can listen at the address.
+        Errors: OSError if the address cannot be listened on.
         """
         self._order = order
         self._relays = relays
@@ -144,15 +144,15 @@ class PipelineMembership:
         self._changed = changed
         self._closed = False
         self._received: dict[int, Callable[[], None]] = {}
-        """Ends what comes from these stages through the store."""
+        """By sending stage, the function that stops its relayed link."""
         self.relayed: tuple[int, ...] = ()
         """Stages that are reached through the object store."""
         self._process: ForkedProcess | None = None
         self._early: list[tuple[int, socket.socket]] = []
-        """Connected before the worker had its assignment."""
+        """Connections made before the worker had its assignment."""
         self._growing: asyncio.Task[None] | None = None
         self.whole = order.stage is None
-        """Whether it needs no other worker."""
+        """True if it needs no other worker."""
         self.sockets: StageSockets | None = None
         if order.stage is not None:
             self.sockets = StageSockets(order.stage, address, self._connected, self._open_relay)
@@ -164,36 +164,37 @@ class PipelineMembership:
 
     @property
     def layers(self) -> tuple[int, int] | None:
-        """What of the checkpoint it needs; None for all."""
+        """Layers of the checkpoint that it needs; None for all."""
         stage = self._order.stage
         return None if stage is None else (stage.first, stage.end)
 
     @property
     def serves(self) -> bool:
-        """Whether calls may come to it: to a stage that is not the first, only once it has grown."""
+        """True if it takes calls: the first stage does, another one only once it has the whole model."""
         return self.whole or (self._order.stage is not None and self._order.stage.index == 0)
 
     def descriptors(self) -> list[int]:
-        """What goes with the worker's assignment."""
+        """Descriptors that go with the worker's assignment."""
         return [self.sockets.listener.fileno()] if self.sockets is not None else []
 
     def assigned(self, process: ForkedProcess) -> None:
-        """From now on it can be told."""
+        """Passes connections to the process from now on, those made before first."""
         self._process = process
         early, self._early = self._early, []
         for index, link in early:
             self._connected(index, link)
 
     def update(self, order: WorkerOrder) -> None:
-        """Where the other stages are by now, which of them come through the store, and whether it shall become a
-        whole worker."""
+        """Applies an order's addresses of other stages, relayed stages, and permission to grow."""
         self._order = order
         if self.sockets is None:
             return
         self.sockets.connect_peers(order.peers)
         for sender in order.relayed:
             if self._relays is not None and self._is_other(sender) and sender not in self._received:
-                log.info("a stage comes through the object store", extra={"worker": order.worker, "stage": sender})
+                log.info(
+                    "a stage is received through the object store", extra={"worker": order.worker, "stage": sender}
+                )
                 self._received[sender] = self._relays.receive(
                     self._link(sender, self._stage.index),
                     self.sockets.connect_to_listener,
@@ -201,7 +202,8 @@ class PipelineMembership:
                 )
 
     def grow(self, segments: SegmentStore, segment: Segment) -> None:
-        """If its order says so. Called once it serves: until then the link is for what its pipeline waits for."""
+        """Fetches the whole model in the background, if the order says so. Called once the worker serves: until then
+        the link is for the pipeline's own chunks."""
         if self._order.grow and self._growing is None and not self.whole:
             self._growing = asyncio.create_task(self._grow(segments, segment), name=f"grow-{self._order.worker}")
 
@@ -226,7 +228,7 @@ class PipelineMembership:
             link.close()
         self._early.clear()
 
-    # ── through the store ──────────────────────────────────────────────────────────────────────────
+    # ── relayed links ──────────────────────────────────────────────────────────────────────────────
 
     @property
     def _stage(self) -> Stage:
@@ -253,7 +255,7 @@ class PipelineMembership:
         return theirs
 
     def _relay_failure_callback(self) -> Callable[[str], None]:
-        """For threads of a relay, which may outlive the loop by a moment."""
+        """A callback for a relay's threads, which may outlive the event loop by a moment."""
         loop = asyncio.get_running_loop()
 
         def failed(why: str) -> None:
@@ -263,12 +265,12 @@ class PipelineMembership:
         return failed
 
     def _on_relay_failed(self, why: str) -> None:
-        if self._closed or self.whole:  # its pipeline is over, and the others may have left without a word
+        if self._closed or self.whole:  # its pipeline has ended, and the other stages with it
             return
         log.warning("a link through the object store broke", extra={"worker": self._order.worker, "why": why})
         self._note(f"a link through the object store broke: {why}")
 
-    # ── its worker ─────────────────────────────────────────────────────────────────────────────────
+    # ── messages to the worker ─────────────────────────────────────────────────────────────────────
 
     def _connected(self, index: int, link: socket.socket) -> None:
         if self._process is None:
@@ -279,5 +281,5 @@ class PipelineMembership:
 
     def _send(self, message: Peers | Consolidate, *descriptors: int) -> None:
         if self._process is not None:
-            with contextlib.suppress(ChannelClosed):  # its end is on the way and will be heard
+            with contextlib.suppress(ChannelClosed):  # its exit event is on the way
                 self._process.send(message, descriptors)

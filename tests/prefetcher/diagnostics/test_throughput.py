@@ -86,9 +86,9 @@ def test_a_store_that_does_not_answer_or_does_not_let_us_in_has_failed(
     s3: S3Server, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store.put_checkpoint(os.urandom(9 * MIB))
-    assert "does not give it" in measure(tmp_path, "s3://elsewhere", SMALL).failed["store"]
+    assert "cannot be read" in measure(tmp_path, "s3://elsewhere", SMALL).failed["store"]
     s3.kill()
-    assert "does not give it" in measure(tmp_path, BUCKET, SMALL).failed["store"]
+    assert "cannot be read" in measure(tmp_path, BUCKET, SMALL).failed["store"]
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")

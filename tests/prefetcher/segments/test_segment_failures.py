@@ -200,6 +200,6 @@ def test_closing_stops_the_threads_and_wakes_the_waiters(store: Store) -> None:
 
     control = held[0].control
     assert control is not None
-    with pytest.raises(native.SegmentFailed, match="abandoned"):
+    with pytest.raises(native.SegmentFailed, match="cancelled"):
         control.wait(0, 0, 5.0)
     wait_until(lambda: not any(thread.name.startswith("store-") for thread in threading.enumerate()))

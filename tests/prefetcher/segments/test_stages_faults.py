@@ -52,7 +52,7 @@ def test_what_somebody_waits_for_and_cannot_have_fails_the_segment_and_the_growt
         segment = await filled(segments, model, ONE, (2, 4))
         growth = await growing(segments, segment, gated)
         gated.broken = True
-        segments.hurry(segment)
+        segments.prioritize(segment, 0, len(model.everything))
         gated.gate.set()
 
         with pytest.raises(StoreFailed):
@@ -109,7 +109,7 @@ def test_who_is_gone_while_it_grows_leaves_memory_that_gives_way(store: Store, m
         segment = await filled(segments, model, ONE, (0, 1))
         growth = await growing(segments, segment, gated)
         segments.release(segment, ONE)
-        with pytest.raises(Unavailable, match="nobody uses"):
+        with pytest.raises(Unavailable, match="no longer in use"):
             await growth
         gated.gate.set()
         await until(lambda: not reading(), "the threads' end")
@@ -127,7 +127,7 @@ def test_closing_ends_a_growth(model: Model, gated: Gated) -> None:
         segment = await filled(segments, model, ONE, (0, 1))
         growth = await growing(segments, segment, gated)
         await segments.close()
-        with pytest.raises(Unavailable, match="abandoned"):
+        with pytest.raises(Unavailable, match="cancelled"):
             await growth
 
     run(gated, scenario)

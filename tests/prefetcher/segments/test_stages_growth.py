@@ -60,11 +60,13 @@ def test_what_a_worker_waits_for_comes_at_full_speed_though_nobody_had_asked_for
     assert not gated.paced
 
 
-def test_in_a_hurry_the_whole_rest_comes_at_full_speed_also_what_was_growing(model: Model, gated: Gated) -> None:
+def test_when_everything_is_wanted_the_rest_comes_at_full_speed_also_what_was_growing(
+    model: Model, gated: Gated
+) -> None:
     async def scenario(segments: SegmentStore) -> None:
         segment = await filled(segments, model, ONE, (0, 1))
         growth = await growing(segments, segment, gated)
-        segments.hurry(segment)
+        segments.prioritize(segment, 0, len(model.everything))
         assert state(segment) == "filling"
         await until(lambda: gated.waiting == 4, "all threads")
         gated.gate.set()

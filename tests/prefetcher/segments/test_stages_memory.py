@@ -42,8 +42,6 @@ def test_what_cannot_grow_for_lack_of_memory_says_so_and_goes_on_as_it_is(large:
             with pytest.raises(Unavailable) as caught:
                 await attempt
             assert f"{2 * SLAB_BYTES:,} bytes; of the node's {3 * SLAB_BYTES:,}" in caught.value.message
-        with pytest.raises(Unavailable):
-            segments.hurry(segment)
         assert segments.budget.used_bytes == 2 * SLAB_BYTES
         assert state(segment) == "partial"
         assert segment.pins == {ONE}

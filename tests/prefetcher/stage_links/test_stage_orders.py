@@ -174,7 +174,7 @@ def test_orders_of_stages_that_cannot_be_are_not_run_and_others_are(node: Node, 
         raw = msgspec.to_builtins(node.ordered(worker)) | {"stage": stage, "worker": f"w-{number}"}
         node.client.hset(keys.desired(node.id), f"w-{number}", msgspec.json.encode(raw))
     node.wait_for(worker, "ready")
-    wait_until(lambda: node.log().count("an order that is not understood") >= len(WRONG), what="complaints of all")
+    wait_until(lambda: node.log().count("cannot decode an order") >= len(WRONG), what="complaints of all")
     assert not any(node.status(WorkerId(f"w-{number}")) for number in range(len(WRONG)))
 
 
