@@ -1,7 +1,13 @@
-"""What lives inside a worker, and what a handler imports: `from fleetstart.runtime import function, LLM, Layered, ...`.
+"""Handler API: the names that a handler's file imports from `fleetstart.runtime`.
 
-Importing this loads next to nothing: user code, the command line and the contract all pass here. What a handler needs
-is imported when it is asked for.
+    from fleetstart.runtime import Response, context, function
+
+    @function(memory="256MiB", timeout_s=10)
+    def greet(name: str = "you") -> str:
+        return f"hello {name}"
+
+The package also holds everything that runs inside a worker. Importing it loads next to nothing, since user code, the
+command line and the contract all import it: each name is loaded on first use.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -30,7 +36,7 @@ __all__ = [
     "on_exit",
 ]
 
-_LATE = {
+_LAZY = {
     "LLM": "sdk.declarations",
     "SLO": "contract.function.spec",
     "File": "sdk.files",
@@ -47,8 +53,8 @@ _LATE = {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _LATE:
+    if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(f"{__name__}.{_LATE[name]}"), name)
+    return getattr(import_module(f"{__name__}.{_LAZY[name]}"), name)

@@ -48,7 +48,7 @@ class ResponseWriter:
         self._apart = told == "apart"
         self.complete = False
         if told != "no":
-            call.tell = self._note
+            call.on_progress = self._note
 
     # ── the answer ─────────────────────────────────────────────────────────────────────────────────
 
@@ -104,7 +104,7 @@ class ResponseWriter:
         await self._tell_rest()
         if self._begun and not self._apart:
             raise TypeError("a call that has told its progress cannot give its body in pieces: return it whole")
-        self._call.tell = None
+        self._call.on_progress = None
         begun = False
         kind = response.content_type.encode("latin-1") or BYTES.encode()
         headers = [(b"content-type", kind), *response.raw_headers()]
@@ -136,7 +136,7 @@ class ResponseWriter:
 
     def close(self) -> None:
         """Nothing more will be sent."""
-        self._call.tell = None
+        self._call.on_progress = None
         if self._teller is not None:
             self._teller.cancel()
 

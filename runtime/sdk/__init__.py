@@ -1,1 +1,1 @@
-"""What a handler's author imports."""
+"""Handler API, exported by `fleetstart.runtime`."""

@@ -1,7 +1,7 @@
-"""The call that a handler is in: `from fleetstart.runtime import context`.
+"""Context of the current call: `from fleetstart.runtime import context`.
 
-Each call of a worker has one `CallState`, which a ContextVar carries to wherever the handler's code runs: its task, its
-thread, whatever it starts from there. Nothing is worked out before somebody asks for it.
+Each call has one `CallState`, carried by a ContextVar to its task, its thread, and whatever is started from there.
+Values are computed on first access.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _OURS = frozenset(
     name.encode() for name in (TOKEN_HEADER, DEADLINE_HEADER, CONTINUE_HEADER, ATTEMPT_HEADER, PROGRESS_HEADER)
 )
 LOGGED_EVERY_S = 1.0
-"""Progress goes to whoever listens as it comes, and to the log once a second."""
+"""Interval of progress lines in the log; a listening caller gets every report."""
 
 
 class Headers(Mapping[str, str]):
-    """Of a request; names in any case. A header that stands twice is joined by commas, as HTTP reads it."""
+    """Request headers, case-insensitive. Repeated headers are joined by commas, as HTTP defines."""
 
     def __init__(self, raw: list[tuple[bytes, bytes]]) -> None:
         self._values: dict[str, str] = {}
@@ -54,7 +54,7 @@ class Headers(Mapping[str, str]):
 
 
 class CallState:
-    """One call under way in this worker."""
+    """State of one running call."""
 
     def __init__(self, scope: Scope, function: str, version: int) -> None:
         self.function = function
@@ -67,8 +67,8 @@ class CallState:
         self._watcher: asyncio.Task[None] | None = None
         self._logged_s = -math.inf
         self.gone = False
-        self.tell: Callable[[float, str], None] | None = None
-        """Where progress goes; for any thread."""
+        self.on_progress: Callable[[float, str], None] | None = None
+        """Receiver of progress reports, called from any thread; None if the caller does not listen."""
 
     @property
     def id(self) -> str:
@@ -95,7 +95,7 @@ class CallState:
 
     @property
     def cancelled(self) -> bool:
-        """From any thread. Who asks for the first time makes the call look out for its client."""
+        """Whether the client has gone or the deadline passed; from any thread. First use starts watching the client."""
         if self._watcher is None and self._receive is not None:
             self._loop.call_soon_threadsafe(self.watch)
         return self.gone or self.remaining_s == 0.0
@@ -103,8 +103,8 @@ class CallState:
     def progress(self, fraction: float, message: str) -> None:
         if not 0.0 <= fraction <= 1.0:
             raise ValueError(f"progress({fraction!r}): the fraction is 0 to 1")
-        if self.tell is not None:
-            self.tell(fraction, message)
+        if self.on_progress is not None:
+            self.on_progress(fraction, message)
         now_s = time.monotonic()
         if now_s - self._logged_s >= LOGGED_EVERY_S or fraction == 1.0:
             self._logged_s = now_s
@@ -112,11 +112,11 @@ class CallState:
             sys.stdout.flush()
 
     def body_was_read(self, receive: Receive) -> None:
-        """What comes from now on can only be the client's leaving."""
+        """Marks the body as read: the only message still to come is the client's disconnect."""
         self._receive = receive
 
     def watch(self) -> asyncio.Task[None]:
-        """On the loop. The task ends when the client has gone."""
+        """Task that ends when the client disconnects; call it on the loop."""
         if self._watcher is None:
             self._watcher = self._loop.create_task(self._until_gone())
         return self._watcher
@@ -143,68 +143,84 @@ current: ContextVar[CallState | None] = ContextVar("call", default=None)
 
 
 class Context:
-    """The call under way, for the code that serves it, in tasks and threads alike.
+    """The current call, for code that serves it, in tasks and threads alike: `context.remaining_s`.
 
-    Errors: RuntimeError outside a call: in `load`, in a test, and in a batched handler, which serves many at once.
+        @function
+        def render(frames: int) -> str:
+            for number in range(frames):
+                if context.cancelled:
+                    break
+                context.progress(number / frames, f"frame {number}")
+
+    Raises:
+        RuntimeError: Outside a call: in `load`, in a test, and in a batched handler, which serves many calls at once.
     """
 
     @property
     def id(self) -> str:
-        """Of the invocation: the X-Request-Id of its answer."""
+        """Invocation id: the `X-Request-Id` of the response."""
         return _call().id
 
     @property
     def function(self) -> str:
+        """Name of the function."""
         return _call().function
 
     @property
     def version(self) -> int:
+        """Version number of the function."""
         return _call().version
 
     @property
     def attempt(self) -> int:
-        """1, or more if workers were lost under this call before."""
+        """Number of this attempt, from 1; higher if earlier attempts lost their worker."""
         return _call().attempt
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """Of the request, names in any case."""
+        """Request headers; names are case-insensitive."""
         return _call().headers
 
     @property
     def remaining_s(self) -> float | None:
-        """Seconds until nobody waits for the answer any more; None without a deadline."""
+        """Seconds until the deadline, at least 0; None without a deadline."""
         return _call().remaining_s
 
     @property
     def cancelled(self) -> bool:
-        """Whether nobody waits any more: the client has gone, or the deadline has passed.
+        """Whether the client has disconnected or the deadline has passed.
 
-        A thread should look now and then and return; asynchronous code is cancelled anyway. In an ASGI app the client's
-        leaving is for the app to receive, and this tells of the deadline alone.
+        A handler in a thread should check it now and then, and return; asynchronous code is cancelled anyway. An ASGI
+        app receives the disconnect itself, and sees only the deadline here.
         """
         return _call().cancelled
 
     def progress(self, fraction: float, message: str = "") -> None:
-        """How far the call is, 0 to 1: for a caller that accepts text/event-stream, and for the log.
+        """Reports progress to a caller that accepts `text/event-stream`, and once a second to the log.
 
-        Errors: ValueError for a fraction that is none.
+        Args:
+            fraction: Progress from 0 to 1.
+            message: Text for people.
+
+        Raises:
+            ValueError: For a fraction below 0 or above 1.
         """
         _call().progress(fraction, message)
 
 
 context = Context()
+"""The current call, see `Context`."""
 
 
 def _call() -> CallState:
     call = current.get()
     if call is None:
-        raise RuntimeError("there is no one call here: context is for code that serves a call, and for one at a time")
+        raise RuntimeError("no current call: context works inside one call, not in load(), tests or batched handlers")
     return call
 
 
 def with_context(app: App, function: str, version: int) -> App:
-    """The app, with `context` for whatever it runs."""
+    """Wraps an ASGI app so that `context` works in it."""
 
     async def with_call(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -222,5 +238,5 @@ def with_context(app: App, function: str, version: int) -> App:
 
 
 def current_call(scope: Scope) -> CallState:
-    """The call under way, or one for whoever runs an app without `with_context`."""
+    """The current call, or a new one for an app that runs without `with_context`."""
     return current.get() or CallState(scope, "", 0)

@@ -1,8 +1,7 @@
-"""How a handler says what it is: `@function(...)`, `app = function(...)(asgi_app)`, `chat = LLM(...)`.
+"""Declarations of functions: `@function(...)`, `app = function(...)(asgi_app)`, `chat = LLM(...)`.
 
-A declaration only keeps its settings. The deploy reads the same literals from the source without running
-it, and the worker runs what the entry names; so a declared function, class or app stays exactly what it
-was, and a test can call it as if nothing had been declared.
+A declaration only stores its settings. The deploy reads the same literals from the source without running it, and the
+worker runs the entry; so a declared function, class or app stays unchanged, and a test can call it directly.
 """
 
 from __future__ import annotations
@@ -21,17 +20,17 @@ GENERAL = (
     "slo", "limits", "max_body", "cors", "network", "isolation", "region", "env", "tags", "include", "probe",
     "schedule", "timezone", "keep_requests", "project", "secrets",
 )  # fmt: skip
-"""Settings that every declaration takes."""
+"""Settings of every declaration."""
 OF_LAYERED = ("layers",)
-"""Settings that only a `Layered` class takes."""
+"""Settings of a `Layered` class only."""
 OF_LLM = ("dtype", "max_batch", "max_context", "kv_memory", "threads")
-"""Settings that only an LLM takes."""
+"""Settings of an `LLM` only."""
 ATTRIBUTE = "__fleetstart__"
 
 
 @dataclass(frozen=True, slots=True)
 class Declaration:
-    """The settings as they were written; what is not there was not said."""
+    """Settings as written; a missing one has its default."""
 
     settings: Mapping[str, Any]
 
@@ -71,9 +70,52 @@ def function(
 
 
 def function(target: Any = None, /, **settings: Any) -> Any:
-    """Declares a function, a class with `__call__` (and `load(self, weights)`, once a worker), or an ASGI app.
+    """Declares a function, a class or an ASGI app as a deployable function. It stays callable as it is.
 
-    Errors: TypeError for a setting that does not exist, and for a target that cannot be called.
+        @function
+        def greet(name: str = "you") -> str: ...
+
+        @function(weights="./weights", memory="2GiB", concurrency=4)
+        class Embed:
+            def load(self, weights): ...          # once a worker, before its first call
+            def __call__(self, text: str) -> list[float]: ...
+
+        app = function(timeout_s=10)(Starlette(routes=...))
+
+    A class may also have `warm()`, called after `load`, and `close()`, called before the worker ends. Parameters are
+    the fields of a JSON body, a form or the query; annotations are validated. A generator streams its items as
+    server-sent events. Every setting must be a literal, since the deploy reads it without running the file.
+
+    Args:
+        name: Name of the function, 1 to 63 of `a-z`, `0-9` and `-`. Default: the declared name.
+        weights: Folder or URL of a checkpoint (safetensors), passed to `load`.
+        adapter: Folder or URL of a LoRA adapter that is applied to the weights.
+        memory: Limit on a worker's own memory, for example `"512MiB"`, the default. Weights are not counted.
+        scale: Number of workers and how long an idle one is kept, see `Scale`.
+        slo: Target times that starts are planned for, see `SLO`.
+        concurrency: Calls that one worker serves at a time, 1 to 1000. Default 1.
+        timeout_s: Longest time of one call in seconds, waiting included. Default 300.
+        queue_timeout_s: Longest time that a call waits for a worker, in seconds. Default: `timeout_s`.
+        start_timeout_s: Longest time that a worker takes to start, in seconds. Default 120.
+        limits: Rate and concurrency limits of all callers together, see `Limits`.
+        max_body: Largest request body, for example `"1MiB"`. Default: the gateway's limit.
+        cors: Origins that may call from a browser, or `"*"`. Default: none.
+        network: False for no network, the default; True for the node's; or a list of hosts that may be reached.
+        isolation: `"namespaces"`, the default, or `"gvisor"`.
+        region: Regions in which workers may run. Default: any.
+        env: Environment variables of the workers.
+        secrets: Names of the project's secrets, set as environment variables.
+        tags: Labels on the ledger's rows, for example `{"team": "search"}`.
+        include: Further files for the bundle, as glob patterns.
+        layers: Name pattern of a `Layered` model's layers, for example `"blocks.{}"`.
+        probe: Path that must answer 2xx before a new version receives calls, for example `"/healthz"`.
+        schedule: Cron expression of five fields at which the live version is invoked.
+        timezone: Time zone of the schedule, for example `"Europe/Berlin"`. Default: UTC.
+        keep_requests: Whether requests of synchronous calls are stored for a day, for `fs replay`.
+        project: Project of the function. Default: its present one, or `default`.
+
+    Raises:
+        TypeError: For an unknown setting, and for a target that cannot be called.
     """
     check_names("function", settings, (*GENERAL, *OF_LAYERED))
     if target is None:
@@ -85,54 +127,73 @@ def _declare(target: Any, settings: Mapping[str, Any]) -> Any:
     if not callable(target):
         raise TypeError(f"function() declares something that can be called, got {type(target).__name__} {target!r}")
     if "layers" in settings and not (isinstance(target, type) and issubclass(target, Layered)):
-        raise TypeError(f"layers={settings['layers']!r} is of a class that is Layered, and {target!r} is none")
-    # What has no room for an attribute (an app with __slots__) is served all the same: the entry names it.
+        raise TypeError(f"layers={settings['layers']!r} needs a Layered class, got {target!r}")
+    # An object without attributes of its own (an app with __slots__) is served all the same: the entry names it.
     if hasattr(target, "__dict__"):
         setattr(target, ATTRIBUTE, Declaration(dict(settings)))
     return target
 
 
 class Layered:
-    """A model that is a row of layers, so that several servers can start it as a pipeline.
+    """Base class of a model made of consecutive layers, which several workers can start and run as a pipeline.
 
         @function(weights="./weights", layers="features.{}", memory="1GiB")
         class Classify(Layered):
-            def load(self, weights): ...             # what before() and after() need
-            def layer(self, weights, index): ...     # the index-th layer: something that is called with activations
-            def before(self, image: bytes): ...      # a request's input -> activations
-            def after(self, activations): ...        # activations -> its answer
+            def load(self, weights): ...             # tensors of before() and after()
+            def layer(self, weights, index): ...     # the index-th layer: a callable of activations
+            def before(self, image: bytes): ...      # request input -> activations
+            def after(self, activations): ...        # activations -> result
 
-    Layers are numbered by their tensors' names (`blocks.3.conv.weight`); where these are unusual, `layers` says how
-    they begin, with `{}` for a number. Activations are one numpy array or torch tensor, or a dict of such; between two
-    servers they travel, and arrive contiguous and in the host's memory.
+    Layers are numbered by their tensors' names (`blocks.3.conv.weight`); the setting `layers` gives an unusual prefix,
+    with `{}` for the number. Activations are one numpy array or torch tensor, or a dict of them; sent between two
+    workers they arrive contiguous and in host memory.
 
-    A worker with the whole model calls all of it. In a pipeline the first stage has load(), before(), after() and its
-    share of the layers; each other stage has layers alone, and never calls load(). Layers of one worker are called by
-    one thread at a time, `before` and `after` by as many as the function's `concurrency`. A call whose stage was lost
-    begins anew with `before`, on the whole model.
+    A worker with the whole model calls all methods. In a pipeline the first stage calls `load`, `before`, `after` and
+    its share of the layers; the other stages only layers, and never `load`. The layers of one worker are called by one
+    thread at a time, `before` and `after` by up to `concurrency` threads. A call whose stage was lost is retried from
+    `before`, on the whole model. All methods are synchronous.
     """
 
     def load(self, weights: Any) -> None:
-        """Once, wherever calls come to. `weights` as of a handler class: name -> tensor, streamed, zero-copy."""
+        """Loads the tensors that `before` and `after` need, once, on the worker that receives calls.
+
+        Args:
+            weights: Mapping of names to tensors, as for a handler class: zero-copy, each available once it arrived.
+        """
 
     def layer(self, weights: Any, index: int) -> Callable[[Any], Any]:
+        """Returns layer `index` (from 0) as a callable of activations, for example a torch module. Required."""
         raise NotImplementedError(f"{type(self).__name__} has no layer(self, weights, index)")
 
     def after(self, activations: Any) -> Any:
-        """The answer; as of a handler's `__call__`. Without one of your own, the activations are."""
+        """Returns the result of a call, as a handler's `__call__` does. Default: the activations."""
         return activations
 
     if TYPE_CHECKING:
         before: Callable[..., Any]
+        """Returns the activations for a request; its parameters are the input, as of a handler. Required."""
 
 
 class LLM:
-    """A model that the platform's own engine runs: `chat = LLM(weights="./weights", memory="1GiB")`.
+    """A language model that is served by the platform's engine with OpenAI-compatible routes.
 
-    Errors: TypeError for a setting that does not exist, and without weights.
+        chat = LLM(weights="./weights", memory="1GiB", max_batch=16, max_context=4096)
+
+    Routes: `/v1/chat/completions`, `/v1/completions`, `/v1/models`, and `POST /` with a `prompt` or `messages`.
     """
 
     def __init__(self, **settings: Any) -> None:
+        """Declares the model. Every setting must be a literal; those of `function` are taken, too.
+
+        Args:
+            **settings: `weights` (required): folder or URL of a Llama-family checkpoint with its tokenizer.
+                `dtype`: arithmetic, `"fp32"` (default), `"bf16"` or `"fp16"`. `max_batch`: sequences a step, 1 to 256,
+                default 8. `max_context`: tokens of prompt and answer, default 2048. `kv_memory`: memory of the KV
+                cache, default `"256MiB"`. `threads`: CPU threads, default all of the worker's cores.
+
+        Raises:
+            TypeError: For an unknown setting, and without weights.
+        """
         check_names("LLM", settings, (*GENERAL, *OF_LLM))
         if "weights" not in settings:
             raise TypeError('LLM() needs weights, for example LLM(weights="./weights")')
@@ -140,6 +201,7 @@ class LLM:
 
     @property
     def settings(self) -> Mapping[str, Any]:
+        """Settings as written."""
         return self.__fleetstart__.settings
 
     def __repr__(self) -> str:
@@ -147,7 +209,7 @@ class LLM:
 
 
 def check_names(what: str, settings: Iterable[str], known: Iterable[str]) -> None:
-    """TypeError for the first name that is not known, with the nearest one that is."""
+    """Checks setting names. Errors: TypeError for the first unknown one, with the nearest known one."""
     for name in settings:
         if name not in known:
             near = difflib.get_close_matches(name, list(known), n=1)

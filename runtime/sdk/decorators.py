@@ -1,6 +1,6 @@
-"""Marks that a handler's file puts on its own functions: `@batched(...)` and `@on_exit`.
+"""Decorators for functions of a handler's file: `@batched(...)` and `@on_exit`.
 
-They only say what is wanted, as `declare` does: a marked function stays what it was.
+They only store settings, as `declarations` does: a decorated function stays unchanged.
 """
 
 from __future__ import annotations
@@ -19,20 +19,30 @@ WAIT_MAX_MS = 60_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batching:
+    """Settings of `@batched`."""
+
     max_size: int
     max_wait_s: float
 
 
 def batched(*, max_size: int, max_wait_ms: float = 10) -> Callable[[Target], Target]:
-    """Declares that a function, or a class's `__call__`, takes lists: up to `max_size` calls are computed as one.
+    """Dynamic batching: up to `max_size` calls are computed as one, by a handler that takes and returns lists.
 
         @function
         @batched(max_size=16, max_wait_ms=5)
         def embed(texts: list[str]) -> list[list[float]]: ...
 
-    A batch is computed when it is full, when no other call can come to it, or `max_wait_ms` after its first call came.
-    The worker takes `concurrency` calls at a time (2 × max_size, if the function does not say).
-    Errors: TypeError, ValueError for sizes that are none.
+    Each caller sends and receives one item. An exception in the returned list is the error of that caller. A batch is
+    computed when it is full, when no slot is free for another call, or `max_wait_ms` after its first call. The worker
+    serves `concurrency` calls at a time, by default 2 x `max_size`. In a class, decorate `__call__`.
+
+    Args:
+        max_size: Largest batch, 1 to 1000.
+        max_wait_ms: Longest wait for further calls in milliseconds, 0 to 60000.
+
+    Raises:
+        ValueError: For a size or a wait out of range.
+        TypeError: If the target is not a function or method.
     """
     if isinstance(max_size, bool) or not isinstance(max_size, int) or not 1 <= max_size <= SIZE_MAX:
         raise ValueError(f"batched(max_size={max_size!r}): must be 1 to {SIZE_MAX}")
@@ -49,15 +59,22 @@ def batched(*, max_size: int, max_wait_ms: float = 10) -> Callable[[Target], Tar
 
 
 def batching_of(handler: Any) -> Batching | None:
+    """Settings of `@batched` on a handler; None without."""
     called = handler if inspect.isroutine(handler) else type(handler).__call__
     found = getattr(called, BATCHED, None)
     return found if isinstance(found, Batching) else None
 
 
 def on_exit(target: Target) -> Target:
-    """Declares a function of the handler's module that is called once, without arguments, before its worker ends.
+    """Registers a function of the handler's module that runs once, without arguments, before its worker ends.
 
-    A class has `close(self)` for that. Errors: TypeError for what is no function.
+        @on_exit
+        def close_connections() -> None: ...
+
+    It may be asynchronous. A class has `close(self)` for that.
+
+    Raises:
+        TypeError: If the target is not a function.
     """
     if not inspect.isfunction(target):
         raise TypeError(f"on_exit declares a function, got {target!r}")

@@ -1,4 +1,4 @@
-"""What a handler gets of a file that was sent to it: its name, its type, and its bytes as an open file."""
+"""Uploaded files of a request: name, content type and content as an open binary file."""
 
 from __future__ import annotations
 
@@ -9,15 +9,19 @@ from pathlib import Path
 from typing import IO
 
 MEMORY_BYTES = 1024 * 1024
-"""Of one file; what is larger lies in the worker's temporary folder, out of the way of Python's heap."""
+"""Largest content that is kept in memory; more goes to the worker's temporary folder."""
 NAME_MAX = 255
 
 
 class File:
-    """A file of a request: `def read(page: File): ...`. Gone when the call has ended.
+    """An uploaded file: a parameter annotated with it takes a part of a multipart form, or the raw body.
 
-    It is an open binary file for whatever takes one (`PIL.Image.open(file)`), with the name and the content type that
-    its sender gave it. The name has no folders in it, but is the sender's choice all the same.
+        @function
+        def describe(picture: File) -> str:
+            return f"{picture.name}: {PIL.Image.open(picture).size}"
+
+    It is an open binary file at position 0, and is closed when the call has ended. The client chooses `name`, which has
+    no folders in it, and `content_type`; trust neither. `size_bytes` is the size of the content.
     """
 
     def __init__(self, name: str = "", content_type: str = "application/octet-stream") -> None:
@@ -27,17 +31,20 @@ class File:
         self._bytes: IO[bytes] = tempfile.SpooledTemporaryFile(MEMORY_BYTES)  # noqa: SIM115
 
     def write(self, data: bytes) -> int:
-        """Appends; for whoever makes one. Errors: OSError if the worker's temporary folder is full."""
+        """Writes at the current position; returns the size. Errors: OSError if the temporary folder is full."""
         self.size_bytes += len(data)
         return self._bytes.write(data)
 
     def read(self, size: int = -1) -> bytes:
+        """Reads up to `size` bytes from the current position; -1 reads to the end."""
         return self._bytes.read(size)
 
     def seek(self, offset: int, whence: int = 0) -> int:
+        """Changes the position, as of a binary file; returns it."""
         return self._bytes.seek(offset, whence)
 
     def tell(self) -> int:
+        """Current position in bytes."""
         return self._bytes.tell()
 
     def readable(self) -> bool:
@@ -50,11 +57,12 @@ class File:
         return iter(self._bytes)
 
     def content(self) -> bytes:
-        """All of it, wherever it was read to."""
+        """Whole content, independent of the current position; the position is at the end afterwards."""
         self._bytes.seek(0)
         return self._bytes.read()
 
     def save(self, path: str | Path) -> None:
+        """Copies the whole content to a local file. Errors: OSError."""
         self._bytes.seek(0)
         with open(path, "wb") as target:
             shutil.copyfileobj(self._bytes, target)

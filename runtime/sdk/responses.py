@@ -1,4 +1,4 @@
-"""An answer that is more than a value: bytes with a content type, headers, a status of its own."""
+"""HTTP response of a handler: a body with content type, headers and status."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ TEXT = "text/plain; charset=utf-8"
 
 
 class Response:
-    """What a handler may return: `return Response(png, content_type="image/png", headers={"x-seed": "7"})`.
+    """A result with its own content type, headers and status.
 
-    `body` is bytes, text, anything that has a JSON form, or an iterator of bytes, which is sent piece by piece.
-    Errors: ValueError for a status, a header or a content type that HTTP does not allow.
+    return Response(png, content_type="image/png", headers={"x-seed": "7"})
     """
 
     __slots__ = ("body", "content_type", "headers", "status")
@@ -29,6 +28,17 @@ class Response:
         headers: Mapping[str, str] | None = None,
         status: int = 200,
     ) -> None:
+        """Creates a response.
+
+        Args:
+            body: Bytes, text, a value with a JSON form, or an iterator of bytes, which is sent piece by piece.
+            content_type: Default: `application/octet-stream` for bytes, UTF-8 text for str, else JSON.
+            headers: Further headers; not content-type, content-length, connection and transfer-encoding.
+            status: HTTP status, 200 to 599.
+
+        Raises:
+            ValueError: For a status, a header or a content type that HTTP does not allow.
+        """
         if isinstance(status, bool) or not isinstance(status, int) or not 200 <= status <= 599:
             raise ValueError(f"Response(status={status!r}): must be 200 to 599")
         if not _VALUE.fullmatch(content_type):
@@ -45,6 +55,7 @@ class Response:
         self.status = status
 
     def raw_headers(self) -> list[tuple[bytes, bytes]]:
+        """Headers as ASGI has them: lower-case names, bytes."""
         return [(name.lower().encode(), value.encode("latin-1")) for name, value in self.headers.items()]
 
     def __repr__(self) -> str:

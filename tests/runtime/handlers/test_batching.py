@@ -180,7 +180,7 @@ def test_what_a_batch_may_not_give(functions: Functions) -> None:
     assert answers[0] == (200, "a")
     assert answers[1][1]["error"]["code"] == "invalid_output"  # type: ignore[index]
     worker = functions.ready(HANDLERS, "in_no_call", concurrency=2)
-    assert "no one call here" in worker.post({"numbers": 1}).json()["error"]["message"]
+    assert "no current call" in worker.post({"numbers": 1}).json()["error"]["message"]
 
 
 @pytest.mark.parametrize(

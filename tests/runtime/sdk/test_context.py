@@ -178,7 +178,7 @@ def test_an_asgi_app_has_it_too(functions: Functions) -> None:
 
 
 def test_there_is_none_outside_a_call() -> None:
-    with pytest.raises(RuntimeError, match="no one call here"):
+    with pytest.raises(RuntimeError, match="no current call"):
         _ = context.id
 
 

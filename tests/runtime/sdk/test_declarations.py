@@ -64,7 +64,7 @@ def test_a_layered_class_says_how_its_layers_are_named() -> None:
 
 @pytest.mark.parametrize("target", [len, LLM, int])
 def test_what_is_not_layered_takes_no_layers(target: Any) -> None:
-    with pytest.raises(TypeError, match="is of a class that is Layered"):
+    with pytest.raises(TypeError, match="needs a Layered class"):
         function(layers="features.{}")(target)
 
 
