@@ -5,6 +5,7 @@
 #   make test     all tests          make lint    style, types, import rules
 #   make bench    the measurements   make models  the examples' weights      make clean
 #   make burn-in  SUITE="tests/..." ROUNDS=10: a suite again and again, beside programs that burn both cores
+#   make docs     the documentation as a site, in site/
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -22,7 +23,7 @@ CHAT := examples/chat/weights/model.safetensors
 EMBED := examples/embed/weights/model.safetensors
 CLASSIFY := examples/classify/weights/model.safetensors
 
-.PHONY: demo check test lint bench burn-in models install dev clean
+.PHONY: demo check test lint docs bench burn-in models install dev clean
 .PHONY: style types import-rules quick-tests
 
 demo: models
@@ -65,6 +66,10 @@ check: dev
 
 burn-in: dev models
 	@$(BIN)/python -m tests.burn_in --rounds $(or $(ROUNDS),10) $(SUITE)
+
+# Warnings are errors: a link or an anchor without a target fails.
+docs: $(STAMPS)/docs
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet && echo 'the documentation is at site/index.html; its search needs a server: python3 -m http.server -d site'
 
 # Peers live in an environment of their own, as they would on their users' machines. `make bench BENCHES=engine` runs one.
 bench: dev models $(STAMPS)/peers
@@ -119,6 +124,12 @@ $(STAMPS)/dev: $(STAMPS)/install
 	@$(PIP) install -r $(STAMPS)/dev.txt
 	@touch $@
 
+$(STAMPS)/docs: pyproject.toml | $(STAMPS)/install
+	@$(BIN)/python -c 'import tomllib; p = tomllib.load(open("pyproject.toml", "rb")); print("\n".join(p["project"]["optional-dependencies"]["docs"]))' > $(STAMPS)/docs.txt
+	@echo 'installing what builds the documentation'
+	@$(PIP) install -r $(STAMPS)/docs.txt
+	@touch $@
+
 $(STAMPS)/charts: $(STAMPS)/dev
 	@$(BIN)/python -c 'import tomllib; p = tomllib.load(open("pyproject.toml", "rb")); print("\n".join(p["project"]["optional-dependencies"]["bench"]))' > $(STAMPS)/charts.txt
 	@echo 'installing what draws charts'
@@ -145,6 +156,6 @@ $(CLASSIFY): examples/classify/convert.py | $(STAMPS)/install $(STAMPS)/pictures
 	@$(BIN)/python examples/classify/convert.py && touch $@
 
 clean:
-	rm -rf $(VENV) $(PEERS) build dist .fleetstart examples/*/weights
+	rm -rf $(VENV) $(PEERS) build dist site .fleetstart examples/*/weights
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

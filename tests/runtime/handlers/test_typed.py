@@ -5,9 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import io
-import re
 from collections.abc import AsyncIterator, Callable, Iterator
-from pathlib import Path
 from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 import msgspec
@@ -16,12 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetstart.runtime import function
 from fleetstart.runtime.contract.errors import InvalidInput, InvalidOutput
 from fleetstart.runtime.handlers.request_args import argument_decoder
 from fleetstart.runtime.handlers.result_encoding import result_encoding_of
-from fleetstart.runtime.sdk.declarations import ATTRIBUTE
-from fleetstart.runtime.sdk.decorators import batching_of
 from fleetstart.runtime.sdk.files import File
 from fleetstart.runtime.sdk.responses import Response
 
@@ -233,23 +228,6 @@ class Array:
 def test_what_has_no_json_form_is_told_with_what_to_do(value: Any, advice: str) -> None:
     with pytest.raises(TypeError, match=advice):
         result_encoding_of(gives_anything).value.encode(value)
-
-
-# ── the documentation ──────────────────────────────────────────────────────────────────────────────
-
-BLOCKS = re.findall(r"```python\n(.*?)```", (Path(__file__).parents[3] / "docs" / "handlers.md").read_text(), re.DOTALL)
-
-
-@pytest.mark.parametrize("block", BLOCKS)
-def test_what_the_documentation_shows_can_be_served(block: str) -> None:
-    module: dict[str, Any] = {"function": function}
-    exec(compile(block, "handlers.md", "exec", dont_inherit=True), module)
-    found = [value for value in module.values() if hasattr(value, "__dict__") and ATTRIBUTE in vars(value)]
-    assert found
-    for handler in found:
-        target = handler() if isinstance(handler, type) else handler
-        argument_decoder(target, batched=batching_of(target) is not None)
-        result_encoding_of(target, batched=batching_of(target) is not None)
 
 
 # ── files and responses ────────────────────────────────────────────────────────────────────────────

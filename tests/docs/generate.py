@@ -1,0 +1,58 @@
+"""Generated parts of the documentation. `python -m tests.docs.generate` writes them; a test holds them current.
+
+A part stands between `<!-- generated: NAME -->` and `<!-- end -->`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from importlib import import_module
+
+import click
+
+from fleetstart.controller.api.endpoints import markdown_table
+from fleetstart.controller.cli.root import VERBS
+from tests.docs.pages import ROOT
+
+WIDTH = 100
+_PART = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def verbs() -> str:
+    """The help of each verb and of each verb's own commands."""
+    root = click.Context(click.Group("fs"), info_name="fs", terminal_width=WIDTH, max_content_width=WIDTH)
+    parts = []
+    for verb in VERBS:
+        command: click.Command = import_module(f"fleetstart.controller.cli.commands.{verb}").command
+        texts = "\n\n".join(_helps(command, verb, root))
+        parts.append(f"### fs {verb}\n\n```text\n{texts}\n```\n")
+    return "\n" + "\n".join(parts) + "\n"
+
+
+def _helps(command: click.Command, name: str, parent: click.Context) -> Iterator[str]:
+    context = click.Context(command, info_name=name, parent=parent)
+    lines = command.get_help(context).splitlines()
+    yield "\n".join(line.rstrip() for line in lines)
+    if isinstance(command, click.Group):
+        for below in command.list_commands(context):
+            found = command.get_command(context, below)
+            assert found is not None
+            yield from _helps(found, below, context)
+
+
+def endpoints() -> str:
+    return f"\n{markdown_table()}\n"
+
+
+PARTS: dict[str, Callable[[], str]] = {"verbs": verbs, "endpoints": endpoints}
+PAGES = (ROOT / "docs" / "cli.md", ROOT / "docs" / "http.md")
+
+
+def generated(text: str) -> str:
+    return _PART.sub(lambda match: match[1] + PARTS[match[2]]() + match[3], text)
+
+
+if __name__ == "__main__":
+    for page in PAGES:
+        page.write_text(generated(page.read_text()))
