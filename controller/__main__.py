@@ -11,9 +11,10 @@ import sys
 
 import uvloop
 
+from fleetstart.runtime.contract.process.environment import ConfigError
 from fleetstart.runtime.contract.process.log_format import configure
 
-from .config import Config, ConfigError, read_config
+from .config import Config, read_config
 from .http.request_context import log_fields
 
 PR_SET_PDEATHSIG = 1

@@ -8,6 +8,7 @@ import logging
 import secrets
 import signal
 
+from fleetstart.runtime.contract.process.environment import ConfigError
 from fleetstart.runtime.contract.process.tasks import end_tasks
 
 from .api_wiring import build_management
@@ -15,7 +16,7 @@ from .auth.bootstrap_key import BootstrapKey
 from .auth.middleware import AuthMiddleware, is_loopback
 from .auth.owner_key import FILE
 from .background import run_with_restarts
-from .config import Config, ConfigError
+from .config import Config
 from .core_wiring import build_core
 from .dependencies import open_traces, open_vault
 from .gateway.cors import Cors

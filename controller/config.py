@@ -7,14 +7,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from fleetstart.runtime.contract.process.log_format import LogFormat, read_format
+from fleetstart.runtime.contract.process.environment import (
+    ConfigError,
+    read_flag,
+    read_int,
+    read_log_format,
+    read_store,
+)
+from fleetstart.runtime.contract.process.log_format import LogFormat
 from fleetstart.runtime.contract.sizes import MIB
 
 OTLP_PATH = "/v1/traces"
-
-
-class ConfigError(ValueError):
-    """A variable that cannot be used; the message names it and says what it may be."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,33 +52,26 @@ class Config:
 def read_config(env: Mapping[str, str]) -> Config:
     home = Path(env.get("FS_HOME") or "~/.fleetstart").expanduser().absolute()
     host = env.get("FS_HOST") or "127.0.0.1"
-    port = _whole(env, "FS_PORT", 7433, 0, 65535)
-    listen_fd = _whole(env, "FS_LISTEN_FD", 0, 0, 1 << 20) if env.get("FS_LISTEN_FD") else None
+    port = read_int(env, "FS_PORT", 7433, most=65535)
+    listen_fd = read_int(env, "FS_LISTEN_FD", 0, most=1 << 20) if env.get("FS_LISTEN_FD") else None
     return Config(
         home=home,
         redis_url=env.get("FS_REDIS_URL") or f"unix://{home}/redis.sock",
-        store=env.get("FS_STORE") or str(home / "store"),
+        store=read_store(env, "FS_STORE", str(home / "store")),
         url=(env.get("FS_URL") or f"http://{f'[{host}]' if ':' in host else host}:{port}").rstrip("/"),
         host=host,
         port=port,
         listen_fd=listen_fd,
-        max_body_bytes=_whole(env, "FS_MAX_BODY", 64 * MIB, 1, 1 << 40),
-        parent_death=env.get("FS_PARENT_DEATH") == "1",
-        segment_rows=_whole(env, "FS_SEGMENT_ROWS", 10_000, 10, 100_000),
-        log_format=_log_format(env.get("FS_LOG_FORMAT", "")),
+        max_body_bytes=read_int(env, "FS_MAX_BODY", 64 * MIB, least=1, most=1 << 40),
+        parent_death=read_flag(env, "FS_PARENT_DEATH"),
+        segment_rows=read_int(env, "FS_SEGMENT_ROWS", 10_000, least=10, most=100_000),
+        log_format=read_log_format(env),
         otlp_endpoint=_otlp_endpoint(env),
         webhook_allow=_networks(env, "FS_WEBHOOK_ALLOW"),
-        drain_s=float(_whole(env, "FS_DRAIN_S", 10, 0, 3600)),
-        open=env.get("FS_OPEN") == "1",
+        drain_s=float(read_int(env, "FS_DRAIN_S", 10, most=3600)),
+        open=read_flag(env, "FS_OPEN"),
         master_key=env.get("FS_MASTER_KEY") or "",
     )
-
-
-def _log_format(text: str) -> LogFormat:
-    try:
-        return read_format(text)
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
 
 
 def _otlp_endpoint(env: Mapping[str, str]) -> str:
@@ -87,13 +83,6 @@ def _otlp_endpoint(env: Mapping[str, str]) -> str:
     if url and not url.startswith(("http://", "https://")):
         raise ConfigError(f"the OTLP endpoint {url[:80]!r} must begin with http:// or https://")
     return url
-
-
-def _whole(env: Mapping[str, str], name: str, default: int, least: int, most: int) -> int:
-    text = env.get(name) or str(default)
-    if not text.isdecimal() or not least <= int(text) <= most:
-        raise ConfigError(f"{name}={text!r} must be a whole number from {least} to {most}")
-    return int(text)
 
 
 def _networks(env: Mapping[str, str], name: str) -> tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...]:

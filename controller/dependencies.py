@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fleetstart.runtime.contract.errors import InvalidInput
+from fleetstart.runtime.contract.process.environment import ConfigError
 from fleetstart.runtime.contract.store_url import S3Url, parse_store
 
 from .auth.secret_encryption import SecretCipher, SecretCipherError
-from .config import Config, ConfigError
+from .config import Config
 from .storage.object_store import ObjectStore
 
 if TYPE_CHECKING:
@@ -16,11 +16,8 @@ if TYPE_CHECKING:
 
 
 def open_store(url: str) -> ObjectStore:
-    """Opens the object store. Errors: ConfigError if the URL names none."""
-    try:
-        where = parse_store(url)
-    except InvalidInput as error:
-        raise ConfigError(f"FS_STORE: {error.message}; {error.hint}") from error
+    """Opens the object store."""
+    where = parse_store(url)
     if isinstance(where, S3Url):
         from .storage.s3_store import S3Store
 

@@ -13,9 +13,10 @@ import resource
 import signal
 import sys
 
+from fleetstart.runtime.contract.process.environment import ConfigError
 from fleetstart.runtime.contract.process.log_format import configure
 
-from .config import Config, ConfigError, config_from
+from .config import Config, config_from
 from .daemon import Daemon, NodeNameTaken
 from .sources.factory import open_source
 

@@ -13,8 +13,17 @@ from pathlib import Path
 from fleetstart.runtime.contract.errors import InvalidSpec
 from fleetstart.runtime.contract.function.spec import check_region, pool_name
 from fleetstart.runtime.contract.ids import NodeId
-from fleetstart.runtime.contract.process.log_format import LogFormat, read_format
-from fleetstart.runtime.contract.sizes import GIB, parse_size
+from fleetstart.runtime.contract.process.environment import (
+    ConfigError,
+    read_flag,
+    read_int,
+    read_log_format,
+    read_required,
+    read_size,
+    read_store,
+)
+from fleetstart.runtime.contract.process.log_format import LogFormat
+from fleetstart.runtime.contract.sizes import GIB
 from fleetstart.runtime.contract.store_url import is_s3
 
 PROFILES = {"python": None, "torch": "torch"}
@@ -46,10 +55,6 @@ WORKER_ENV = (
     ),
 )
 """Prefixes of the environment variables that workers inherit: those of Python, its libraries and the network."""
-
-
-class ConfigError(Exception):
-    """A setting is missing or invalid; the message names it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,35 +96,28 @@ class Config:
 
 def config_from(env: Mapping[str, str]) -> Config:
     """Reads the configuration from environment variables. Errors: ConfigError, naming the variable."""
-    memory_bytes = _memory(env.get("FS_NODE_MEMORY", ""))
+    memory_bytes = read_size(env, "FS_NODE_MEMORY", _memory_share_bytes())
     cpus = len(os.sched_getaffinity(0))
     return Config(
-        home=Path(_required(env, "FS_HOME")).absolute(),
-        redis_url=_redis_url(_required(env, "FS_REDIS_URL")),
-        store=_required(env, "FS_STORE"),
+        home=Path(read_required(env, "FS_HOME")).absolute(),
+        redis_url=_redis_url(read_required(env, "FS_REDIS_URL")),
+        store=read_store(env, "FS_STORE"),
         node=NodeId(env.get("FS_NODE") or socket.gethostname()),
         address=env.get("FS_NODE_ADDRESS") or "127.0.0.1",
         memory_bytes=memory_bytes,
-        keep_bytes=_size(env, "FS_POOL_MEMORY", default=min(KEEP_BYTES, memory_bytes // KEEP_SHARE)),
+        keep_bytes=read_size(env, "FS_POOL_MEMORY", min(KEEP_BYTES, memory_bytes // KEEP_SHARE)),
         keep_idle=env.get("FS_KEEP_WEIGHTS", "") != "0",
-        disk_cache_bytes=_size(env, "FS_DISK_CACHE", default=DISK_CACHE_BYTES) if is_s3(env["FS_STORE"]) else 0,
-        pool_size=_whole(env, "FS_POOL_SIZE", default=1, most=64),
+        disk_cache_bytes=read_size(env, "FS_DISK_CACHE", DISK_CACHE_BYTES) if is_s3(env["FS_STORE"]) else 0,
+        pool_size=read_int(env, "FS_POOL_SIZE", 1, most=64),
         profiles=_profiles(env.get("FS_PROFILES") or ",".join(POOLS)),
         cpus=cpus,
         worker_env={name: value for name, value in env.items() if name.startswith(WORKER_ENV)},
         watch_only=env.get("FS_LIMITS", "") == "watched",
-        parent_death=env.get("FS_PARENT_DEATH", "") == "1",
+        parent_death=read_flag(env, "FS_PARENT_DEATH"),
         region=_region(env.get("FS_REGION", "")),
-        log_format=_log_format(env.get("FS_LOG_FORMAT", "")),
-        fetch_threads=_whole(env, "FS_FETCH_THREADS", default=default_fetch_threads(cpus), least=1, most=64),
+        log_format=read_log_format(env),
+        fetch_threads=read_int(env, "FS_FETCH_THREADS", default_fetch_threads(cpus), least=1, most=64),
     )
-
-
-def _log_format(text: str) -> LogFormat:
-    try:
-        return read_format(text)
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
 
 
 def _region(text: str) -> str:
@@ -131,50 +129,19 @@ def _region(text: str) -> str:
     return text
 
 
-def _required(env: Mapping[str, str], name: str) -> str:
-    value = env.get(name, "")
-    if not value:
-        raise ConfigError(f"{name} is not set")
-    return value
-
-
 def _redis_url(url: str) -> str:
     if not url.startswith(("redis://", "rediss://", "unix://")):
         raise ConfigError(f"FS_REDIS_URL is {url!r}: it must begin with redis://, rediss:// or unix://")
     return url
 
 
+def _memory_share_bytes() -> int:
+    return int(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * MEMORY_SHARE)
+
+
 def default_fetch_threads(cpus: int) -> int:
     """Four threads a core: some verify checksums while the others receive, and round trips to the store overlap."""
     return min(FETCH_THREADS_MOST, max(FETCH_THREADS, 4 * cpus))
-
-
-def _size(env: Mapping[str, str], name: str, *, default: int) -> int:
-    text = env.get(name, "")
-    if not text:
-        return default
-    try:
-        return parse_size(text)
-    except InvalidSpec as error:
-        raise ConfigError(f"{name}: {error}") from error
-
-
-def _memory(text: str) -> int:
-    if not text:
-        return int(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * MEMORY_SHARE)
-    try:
-        return parse_size(text)
-    except InvalidSpec as error:
-        raise ConfigError(f"FS_NODE_MEMORY: {error}") from error
-
-
-def _whole(env: Mapping[str, str], name: str, *, default: int, least: int = 0, most: int) -> int:
-    text = env.get(name, "")
-    if not text:
-        return default
-    if not text.isdecimal() or not least <= int(text) <= most:
-        raise ConfigError(f"{name} is {text!r}: it must be a whole number from {least} to {most}")
-    return int(text)
 
 
 def _profiles(text: str) -> tuple[str, ...]:

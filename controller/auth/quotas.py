@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from fleetstart.runtime.contract.errors import QuotaExceeded, RateLimited
+from fleetstart.runtime.contract.process.token_bucket import take_token
 from fleetstart.runtime.contract.sizes import GIB
 
 from ..state.access_records import Quotas
@@ -67,18 +68,15 @@ class ProjectRateLimiter:
     """Calls per second of each project, as one gateway lets them pass."""
 
     def __init__(self) -> None:
-        self._buckets: dict[str, tuple[float, int]] = {}
-        """→ (calls left, when that was so)."""
+        self._due_s: dict[str, float] = {}
+        """When each project's next call is due (`take_token`)."""
 
     def take(self, project: str, calls_per_s: float, gateways: int, now_ns: int) -> None:
         """Errors: RateLimited, with how long until the next one passes."""
         rate = calls_per_s / max(1, gateways)
-        most = max(1.0, rate)
-        left, since_ns = self._buckets.get(project, (most, now_ns))
-        left = min(most, left + (now_ns - since_ns) / 1e9 * rate)
-        if left < 1:
-            self._buckets[project] = (left, now_ns)
-            retry_after_s = (1 - left) / rate if rate > 0 else 60.0
+        due_s = self._due_s.get(project, 0.0)
+        self._due_s[project], retry_after_s = take_token(due_s, per_s=rate, burst=rate, now_s=now_ns / 1e9)
+        if retry_after_s:
             raise RateLimited(
                 f"project {project} may make {calls_per_s:g} calls a second"
                 + (f", {rate:g} of them through this gateway" if gateways > 1 else ""),
@@ -86,4 +84,3 @@ class ProjectRateLimiter:
                 f"fs project quota {project} --calls-per-s {max(1, round(2 * calls_per_s))}",
                 retry_after_s=retry_after_s,
             )
-        self._buckets[project] = (left - 1, now_ns)

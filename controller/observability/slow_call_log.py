@@ -10,6 +10,7 @@ import logging
 import time
 
 from fleetstart.runtime.contract.billing.ledger import InvocationTrace
+from fleetstart.runtime.contract.process.token_bucket import TokenBucket
 
 log = logging.getLogger(__name__)
 
@@ -20,20 +21,18 @@ BURST_LINES = 100
 
 class SlowCallLog:
     def __init__(self) -> None:
-        self._left = float(BURST_LINES)
-        self._at_s = time.monotonic()
-        self._skipped = 0
+        self._lines = TokenBucket(per_s=LINES_PER_S, burst=BURST_LINES)
 
     def ended(self, trace: InvocationTrace) -> None:
         row = trace.row
         failed = row.status >= 500
         if not failed and (row.start == "hot" or not row.worker):
             return
-        if not self._may_say():
+        if not self._lines.try_take(time.monotonic()):
             return
         phases = {phase.name: round(trace.timeline.total_ms(phase.name), 1) for phase in trace.timeline.phases}
-        skipped = {"lines_skipped": self._skipped} if self._skipped else {}
-        self._skipped = 0
+        dropped = self._lines.pop_refused()
+        skipped = {"lines_skipped": dropped} if dropped else {}
         log.log(
             logging.WARNING if failed else logging.INFO,
             "an invocation failed" if failed else "an invocation waited for a start",
@@ -48,13 +47,3 @@ class SlowCallLog:
                 **skipped,
             },
         )
-
-    def _may_say(self) -> bool:
-        now_s = time.monotonic()
-        self._left = min(BURST_LINES, self._left + (now_s - self._at_s) * LINES_PER_S)
-        self._at_s = now_s
-        if self._left < 1:
-            self._skipped += 1
-            return False
-        self._left -= 1
-        return True

@@ -15,59 +15,47 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
+from fleetstart.runtime.contract.process.moving_average import MovingAverage
 from fleetstart.runtime.contract.timeline import Timeline
 
 from .error_margins import PRIOR_MARGINS, Kind, Margins, pooled_margins, with_ratio
 
-SMOOTHING = 0.2
-"""Of a new sample once there are some: ten starts outweigh what was before, one outlier moves nothing far."""
 LEAST_FETCH_BYTES = 16 * 1024 * 1024
 """Less measures round trips, not bandwidth."""
 REST_SHARE_MAX = 0.25
 """Of a TTFT, what `rest_s` may learn from it: a stalled store is not a habit of the version's."""
 
 
-class Estimate(msgspec.Struct, frozen=True):
-    """A running mean. `count` 0 is a prior, which the first sample replaces."""
-
-    value: float
-    count: int = 0
-
-    def fold(self, sample: float) -> Estimate:
-        share = max(SMOOTHING, 1 / (self.count + 1))
-        return Estimate(self.value + share * (sample - self.value), self.count + 1)
-
-
 class NodeMeasures(msgspec.Struct, frozen=True, kw_only=True):
     """Of one node. The priors are a modest server's: a start planned on them is rather too wide than too slow."""
 
-    start_s: Estimate = Estimate(0.05)
+    start_s: MovingAverage = MovingAverage(0.05)
     """t_cc: order seen until our code runs in the worker's process."""
-    device_s: Estimate = Estimate(0.2)
+    device_s: MovingAverage = MovingAverage(0.2)
     """t_cu: the device's context; next to nothing where the CPU is the device."""
-    store_bytes_per_s: Estimate = Estimate(125e6)
+    store_bytes_per_s: MovingAverage = MovingAverage(125e6)
     """b, all fetches of the node together: 1 Gbit/s."""
-    disk_bytes_per_s: Estimate = Estimate(1e9)
-    device_bytes_per_s: Estimate = Estimate(10e9)
+    disk_bytes_per_s: MovingAverage = MovingAverage(1e9)
+    device_bytes_per_s: MovingAverage = MovingAverage(10e9)
     """p: host memory to device, PCIe's share of it."""
 
 
 class VersionMeasures(msgspec.Struct, frozen=True, kw_only=True):
     """Of one version, whole and on a device of its own."""
 
-    library_s: Estimate = Estimate(0.3)
+    library_s: MovingAverage = MovingAverage(0.3)
     """t_l: imports, and building the model around its weights."""
-    prefill_s: Estimate = Estimate(0.2)
+    prefill_s: MovingAverage = MovingAverage(0.2)
     """t_p: from request to first token, of the prompts that it gets."""
-    decode_s: Estimate = Estimate(0.03)
+    decode_s: MovingAverage = MovingAverage(0.03)
     """t_d: each token after it."""
-    hop_s: Estimate = Estimate(0.002)
+    hop_s: MovingAverage = MovingAverage(0.002)
     """t_n: hidden states from one stage to the next."""
-    rest_s: Estimate = Estimate(0.01)
+    rest_s: MovingAverage = MovingAverage(0.01)
     """What no formula names: orders and news on their way, the last chunk's binding, the gateway."""
-    call_s: Estimate = Estimate(1.0)
+    call_s: MovingAverage = MovingAverage(1.0)
     """How long a call keeps its place on a worker."""
-    ttft_error: Estimate = Estimate(0.0)
+    ttft_error: MovingAverage = MovingAverage(0.0)
     """Of predictions: |observed - predicted| / observed."""
     ttft_ratios: dict[Kind, list[float]] = {}
     """Of its last starts: observed TTFT over predicted, for the margin."""
@@ -76,15 +64,15 @@ class VersionMeasures(msgspec.Struct, frozen=True, kw_only=True):
 def version_prior(weight_bytes: int) -> VersionMeasures:
     """Before its first call. A token reads every weight once; 50 GB/s lies between a CPU's memory and a GPU's."""
     decode_s = max(0.002, weight_bytes / 50e9)
-    return VersionMeasures(decode_s=Estimate(decode_s), prefill_s=Estimate(0.05 + 5 * decode_s))
+    return VersionMeasures(decode_s=MovingAverage(decode_s), prefill_s=MovingAverage(0.05 + 5 * decode_s))
 
 
 class FleetMeasures(NamedTuple):
     """What all versions together show, for those that have shown little: it is the cluster's more than theirs."""
 
     margins: Margins = PRIOR_MARGINS
-    hop_s: Estimate | None = None
-    rest_s: Estimate | None = None
+    hop_s: MovingAverage | None = None
+    rest_s: MovingAverage | None = None
 
 
 def fleet_measures(versions: Collection[VersionMeasures]) -> FleetMeasures:
@@ -92,8 +80,8 @@ def fleet_measures(versions: Collection[VersionMeasures]) -> FleetMeasures:
     rests_s = sorted(known.rest_s.value for known in versions if known.rest_s.count)
     return FleetMeasures(
         margins=pooled_margins(known.ttft_ratios for known in versions),
-        hop_s=Estimate(hops_s[len(hops_s) // 2]) if hops_s else None,
-        rest_s=Estimate(rests_s[len(rests_s) // 2]) if rests_s else None,
+        hop_s=MovingAverage(hops_s[len(hops_s) // 2]) if hops_s else None,
+        rest_s=MovingAverage(rests_s[len(rests_s) // 2]) if rests_s else None,
     )
 
 
@@ -106,11 +94,11 @@ def with_fleet_measures(version: VersionMeasures, others: FleetMeasures) -> Vers
 
 def node_prior(known: list[NodeMeasures]) -> NodeMeasures:
     """For a node that has started nothing yet: the middle of what its neighbours showed, by measure."""
-    fields: dict[str, Estimate] = {}
+    fields: dict[str, MovingAverage] = {}
     for name in NodeMeasures.__struct_fields__:
         values = sorted(getattr(one, name).value for one in known if getattr(one, name).count)
         if values:
-            fields[name] = Estimate(values[len(values) // 2])
+            fields[name] = MovingAverage(values[len(values) // 2])
     return NodeMeasures(**fields)
 
 
@@ -199,7 +187,7 @@ def observe_generation(
         return known
     if not known.decode_s.count:
         model_s = decode_s - stages * known.hop_s.value
-        return msgspec.structs.replace(known, decode_s=Estimate(max(known.decode_s.value, model_s / work)))
+        return msgspec.structs.replace(known, decode_s=MovingAverage(max(known.decode_s.value, model_s / work)))
     hop_s = max(0.0, (decode_s - known.decode_s.value * work) / stages)
     return msgspec.structs.replace(known, hop_s=known.hop_s.fold(hop_s))
 
@@ -236,5 +224,5 @@ def relative_error(predicted: float, observed: float) -> float:
     return abs(observed - predicted) / max(observed, 1e-9)
 
 
-def _folded(estimate: Estimate, sample: float | None) -> Estimate:
+def _folded(estimate: MovingAverage, sample: float | None) -> MovingAverage:
     return estimate if sample is None else estimate.fold(sample)

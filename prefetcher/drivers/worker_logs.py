@@ -18,6 +18,7 @@ from typing import Literal, NamedTuple
 
 from fleetstart.runtime.contract.billing.ledger import LogLine
 from fleetstart.runtime.contract.ids import FunctionName, Version, WorkerId
+from fleetstart.runtime.contract.process.token_bucket import TokenBucket
 
 LINE_MAX_BYTES = 16 * 1024
 LINES_PER_S = 1000
@@ -59,31 +60,6 @@ class LineSplitter:
 
 def _text(line: bytes) -> str:
     return line.removesuffix(b"\r").decode("utf-8", "replace")
-
-
-class LineLimiter:
-    """A token bucket that counts the lines it drops."""
-
-    def __init__(self, now_s: float, *, per_s: float = LINES_PER_S, burst: float = BURST_LINES) -> None:
-        self._per_s = per_s
-        self._burst = burst
-        self._tokens = burst
-        self._at_s = now_s
-        self._dropped = 0
-
-    def allow(self, now_s: float) -> tuple[bool, int]:
-        """(allowed, lines dropped since the last allowed one)."""
-        self._tokens = min(self._burst, self._tokens + (now_s - self._at_s) * self._per_s)
-        self._at_s = now_s
-        if self._tokens < 1:
-            self._dropped += 1
-            return False, 0
-        self._tokens -= 1
-        return True, self.take_dropped()
-
-    def take_dropped(self) -> int:
-        dropped, self._dropped = self._dropped, 0
-        return dropped
 
 
 class LogBuffer:
@@ -134,7 +110,7 @@ class LogPipe:
         os.set_blocking(fd, False)
         self._fd = fd
         self._splitter = LineSplitter()
-        self._limiter = LineLimiter(time.monotonic())
+        self._lines = TokenBucket(per_s=LINES_PER_S, burst=BURST_LINES)
         self._early: deque[str] = deque(maxlen=EARLY_LINES)
         self._sink: Callable[[str], None] = self._early.append
         asyncio.get_running_loop().add_reader(fd, self._read)
@@ -168,8 +144,8 @@ class LogPipe:
                 self._pass(line)
 
     def _pass(self, line: str) -> None:
-        allowed, dropped = self._limiter.allow(time.monotonic())
-        if dropped:
+        allowed = self._lines.try_take(time.monotonic())
+        if allowed and (dropped := self._lines.pop_refused()):
             self._sink(f"… {dropped} lines dropped: more than {LINES_PER_S} a second")
         if allowed:
             self._sink(line)
@@ -177,7 +153,7 @@ class LogPipe:
     def _close_fd(self) -> None:
         for line in self._splitter.close():
             self._pass(line)
-        if dropped := self._limiter.take_dropped():
+        if dropped := self._lines.pop_refused():
             self._sink(f"… {dropped} lines dropped: more than {LINES_PER_S} a second")
         with contextlib.suppress(ValueError, OSError):
             asyncio.get_running_loop().remove_reader(self._fd)

@@ -10,7 +10,9 @@ import threading
 import time
 from collections import Counter
 
-SMOOTHING = 0.3
+from fleetstart.runtime.contract.process.moving_average import MovingAverage
+
+WEIGHT = 0.3
 """Weight of a new measurement; a handful of fetches outweigh what was before."""
 LEAST_BYTES = 16 * 1024 * 1024
 """Smaller transfers measure round trips."""
@@ -60,14 +62,12 @@ class Bandwidths:
     """Bytes a second by source. Not thread-safe."""
 
     def __init__(self) -> None:
-        self._rates: dict[str, float] = {}
+        self._rates: dict[str, MovingAverage] = {}
 
     def note(self, source: str, size_bytes: int, busy_s: float) -> None:
         if size_bytes < LEAST_BYTES or busy_s <= 0:
             return
-        rate = size_bytes / busy_s
-        known = self._rates.get(source)
-        self._rates[source] = rate if known is None else known + SMOOTHING * (rate - known)
+        self._rates[source] = self._rates.get(source, MovingAverage()).fold(size_bytes / busy_s, WEIGHT)
 
     def bytes_per_s(self) -> dict[str, float]:
-        return dict(self._rates)
+        return {source: rate.value for source, rate in self._rates.items()}

@@ -14,6 +14,8 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 
+from fleetstart.runtime.contract.process.moving_average import MovingAverage
+
 from .base import ObjectMissing, ObjectRange, ObjectSizeMismatch, ReadCancelled, SourceError, check_key
 from .connection_pool import ConnectionPool, request_path
 from .s3_body import RangeProgress, ResponseBody, check_range
@@ -27,7 +29,6 @@ LAG_FACTOR = 5
 """A range slower than others by this factor is requested again. Smaller differences are normal in networks."""
 MAX_LAGS = 2
 """Further connections for a slow range; after them it is as fast as it gets."""
-SMOOTHING = 0.2
 URL_USED_S = 300.0
 """Reuse of a signed URL. A signature is valid for an hour, if the credentials behind it are."""
 MISSING = frozenset({"NoSuchKey", "404", "NotFound"})
@@ -51,7 +52,7 @@ class S3Source:
             weakref.finalize(self, connections.close)
         self._lock = threading.Lock()
         self._urls: dict[str, tuple[str, float]] = {}
-        self._typical_bytes_per_s = 0.0
+        self._typical_bytes_per_s = MovingAverage()
         """Mean rate of one connection."""
 
     def read_object(self, key: str, limit_bytes: int) -> bytes:
@@ -210,14 +211,13 @@ class S3Source:
         return url
 
     def _check_rate(self, size_bytes: int, took_s: float) -> None:
-        if took_s > LAG_AFTER_S and size_bytes / took_s * LAG_FACTOR < self._typical_bytes_per_s:
+        if took_s > LAG_AFTER_S and size_bytes / took_s * LAG_FACTOR < self._typical_bytes_per_s.value:
             raise _SlowConnection
 
     def _note_rate(self, size_bytes: int, took_s: float) -> None:
         rate = size_bytes / max(took_s, 1e-6)
         with self._lock:
-            known = self._typical_bytes_per_s
-            self._typical_bytes_per_s = known + SMOOTHING * (rate - known) if known else rate
+            self._typical_bytes_per_s = self._typical_bytes_per_s.fold(rate)
 
 
 class _StaleConnection(Exception):

@@ -15,6 +15,8 @@ import threading
 import time
 from collections.abc import Callable
 
+from fleetstart.runtime.contract.process.moving_average import MovingAverage
+
 from ..sources.base import SourceError
 from .relay_messages import HEAD_BYTES, OBJECT_BYTES, InvalidRelayObject, RelayLink
 from .relay_sender import WRITE_TIMEOUT_S, remove
@@ -26,7 +28,7 @@ LEAST_S, MOST_S = 0.002, 0.1
 """Between two requests for the same object."""
 SHARE = 1 / 16
 """Poll interval as a share of the recent mean time between objects: the mean delay, against the number of requests."""
-SMOOTHING = 0.3
+WEIGHT = 0.3
 RETRY_S = 0.05
 DELIVER_S = 5.0
 """Timeout for a worker that does not read: as long as a stage waits for a connected stage."""
@@ -83,12 +85,12 @@ class RelayReceiver:
     def _follow(self) -> None:
         """Reads and delivers objects until the last. Errors: those of the store, InvalidRelayObject, OSError if the
         worker is gone."""
-        sequence, usual_s, came_s = 0, MOST_S, time.monotonic()
+        sequence, usual_s, came_s = 0, MovingAverage(MOST_S, count=10), time.monotonic()
         while not self._stopped.is_set() and not self._is_closed():
             sealed = self._next(sequence)
             now_s = time.monotonic()
             if sealed is None:
-                self._stopped.wait(poll_after_s(usual_s, now_s - came_s))
+                self._stopped.wait(poll_after_s(usual_s.value, now_s - came_s))
                 continue
             data, last = self._link.verify(sequence, sealed)
             if last:
@@ -96,7 +98,7 @@ class RelayReceiver:
                 return
             self._deliver(data)
             self._read.put(self._link.key(sequence))
-            usual_s += SMOOTHING * (now_s - came_s - usual_s)
+            usual_s = usual_s.fold(now_s - came_s, WEIGHT)
             sequence, came_s = sequence + 1, now_s
 
     def _next(self, sequence: int) -> bytes | None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from fleetstart.controller.config import ConfigError, read_config
+from fleetstart.controller.config import read_config
+from fleetstart.runtime.contract.process.environment import ConfigError
 
 
 def test_defaults() -> None:

@@ -19,9 +19,10 @@ import msgspec
 from safetensors.torch import save_file
 
 from fleetstart.controller.planner import Plan
-from fleetstart.controller.planner.estimates import Estimate, NodeMeasures
+from fleetstart.controller.planner.estimates import NodeMeasures
 from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.node.orders import WorkerOrder, WorkerStatus
+from fleetstart.runtime.contract.process.moving_average import MovingAverage
 from fleetstart.runtime.llm.engine.generation import Request
 from fleetstart.runtime.llm.engine.sampler import SamplingParams
 from fleetstart.runtime.llm.text.tokenizer import Tokenizer
@@ -168,7 +169,7 @@ class Fleet:
     def seed(self) -> None:
         """Gives the planner its links' rate, as if it had seen them: at first it takes them for quick ones, and what a
         busy machine shows of them may be any."""
-        rate = Estimate(self.bed.mbit * 1e6 / 8 * LINK_SHARE, count=100)
+        rate = MovingAverage(self.bed.mbit * 1e6 / 8 * LINK_SHARE, count=100)
         measures = msgspec.json.encode(NodeMeasures(store_bytes_per_s=rate))
         self.bed.controller.stop()
         with self.bed.redis() as client:

@@ -6,7 +6,8 @@ import socket
 
 import pytest
 
-from fleetstart.prefetcher.config import ConfigError, config_from
+from fleetstart.prefetcher.config import config_from
+from fleetstart.runtime.contract.process.environment import ConfigError
 
 LEAST = {"FS_HOME": "/h", "FS_REDIS_URL": "unix:///r.sock", "FS_STORE": "/s"}
 

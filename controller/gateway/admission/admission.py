@@ -13,6 +13,7 @@ from typing import NamedTuple
 from fleetstart.runtime.contract.errors import FleetError, QueueFull, RateLimited
 from fleetstart.runtime.contract.function.spec import Limits
 from fleetstart.runtime.contract.ids import FunctionName
+from fleetstart.runtime.contract.process.token_bucket import take_token
 
 from ...billing.budget_watch import BudgetWatch
 from ...http.asgi import Scope
@@ -23,7 +24,7 @@ from ...state.view import View
 from ..dispatch.backend import Call, VersionBackend
 from ..dispatch.queue import BODY_BUDGET_FACTOR
 from .feasibility import start_failure
-from .rate_limit import NO_LIMITS, gateway_share, try_acquire
+from .rate_limit import NO_LIMITS, burst_of, gateway_share
 from .rejections import queue_timeout, rejection, retry_after_s
 from .wait_predictor import WaitPrediction, WaitPredictor
 
@@ -183,7 +184,7 @@ class AdmissionControl:
                 retry_after_s=after_s,
             )
         if limits.rate:
-            used.due_s, wait_s = try_acquire(used.due_s, limits, now_ns / 1e9)
+            used.due_s, wait_s = take_token(used.due_s, per_s=limits.rate, burst=burst_of(limits), now_s=now_ns / 1e9)
             if wait_s:
                 raise RateLimited(
                     f"function {name}: its limit here is {limits.rate:g} calls a second; the next may come in "

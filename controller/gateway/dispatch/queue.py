@@ -11,6 +11,8 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Generic, Protocol, TypeVar
 
+from fleetstart.runtime.contract.process.moving_average import MovingAverage
+
 QUEUE_LIMIT = 1000
 """Calls that wait for one version. Far more than any worker clears within a usual timeout."""
 BODY_BUDGET_FACTOR = 8
@@ -70,9 +72,15 @@ class ServiceTime:
     """How long calls of a version keep their slot: a moving average in which the last SERVICE_CALLS or so count."""
 
     def __init__(self) -> None:
-        self.mean_s = 0.0
-        self.seen = 0
+        self._mean = MovingAverage()
 
     def observe(self, took_s: float) -> None:
-        self.seen += 1
-        self.mean_s += (took_s - self.mean_s) / min(self.seen, SERVICE_CALLS)
+        self._mean = self._mean.fold(took_s, 1 / SERVICE_CALLS)
+
+    @property
+    def mean_s(self) -> float:
+        return self._mean.value
+
+    @property
+    def seen(self) -> int:
+        return self._mean.count

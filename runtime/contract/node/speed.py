@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-SMOOTHING = 0.2
-"""Weight of a new call in the running means once there are some: a change shows within ten calls."""
+from ..process.moving_average import fold
 
 
 class Speed(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,18 +27,13 @@ class Speed(msgspec.Struct, frozen=True, kw_only=True):
             return self
         if mean.stages != self.stages:
             return msgspec.structs.replace(self, calls=mean.calls + 1)
-        share = max(SMOOTHING, 1 / (mean.calls + 1))
-
-        def between(old: float, new: float) -> float:
-            return old + share * (new - old)
-
         decode_s = mean.decode_s if self.decode_s is None else self.decode_s
         if mean.decode_s is not None and self.decode_s is not None:
-            decode_s = between(mean.decode_s, self.decode_s)
+            decode_s = fold(mean.decode_s, self.decode_s, mean.calls)
         return Speed(
             calls=mean.calls + 1,
-            call_s=between(mean.call_s, self.call_s),
-            prefill_s=between(mean.prefill_s, self.prefill_s),
+            call_s=fold(mean.call_s, self.call_s, mean.calls),
+            prefill_s=fold(mean.prefill_s, self.prefill_s, mean.calls),
             decode_s=decode_s,
             stages=self.stages,
         )

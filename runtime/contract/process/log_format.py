@@ -22,15 +22,6 @@ def no_fields() -> Mapping[str, str]:
     return {}
 
 
-def read_format(text: str) -> LogFormat:
-    """Errors: ValueError."""
-    if text in ("", "text"):
-        return "text"
-    if text == "json":
-        return "json"
-    raise ValueError(f"FS_LOG_FORMAT={text[:40]!r} must be text or json")
-
-
 def configure(form: LogFormat, service: str, context: Callable[[], Mapping[str, str]] = no_fields) -> None:
     """The process's log, on stderr. `context` gives fields that each record has besides its own."""
     handler = logging.StreamHandler()

@@ -78,9 +78,8 @@ def test_no_more_calls_pass_than_the_rate_and_a_second_of_it(rate: float, gatewa
     assert passed <= share * now_ns / 1e9 + max(1.0, share) + 1e-6
 
 
-def test_a_rate_of_nothing_lets_nothing_pass_after_the_first() -> None:
+def test_a_rate_of_nothing_lets_nothing_pass() -> None:
     rates = ProjectRateLimiter()
-    rates.take("ml", 0.0, 1, 0)
     with pytest.raises(RateLimited, match="may make 0 calls a second"):
         rates.take("ml", 0.0, 1, 10**12)
 

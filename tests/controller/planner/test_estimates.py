@@ -6,11 +6,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from fleetstart.controller.planner.estimates import (
-    Estimate,
     NodeMeasures,
     StartObservation,
     VersionMeasures,
@@ -24,25 +21,10 @@ from fleetstart.controller.planner.estimates import (
     version_prior,
     with_fleet_measures,
 )
+from fleetstart.runtime.contract.process.moving_average import MovingAverage
 from fleetstart.runtime.contract.timeline import Timeline
 
 MS = 1_000_000
-
-
-@given(st.floats(-1e6, 1e6), st.lists(st.floats(0, 1000), min_size=1, max_size=30))
-def test_an_estimate_lies_among_its_samples_and_forgets_its_prior(prior: float, samples: list[float]) -> None:
-    estimate = Estimate(prior)
-    for sample in samples:
-        estimate = estimate.fold(sample)
-    assert estimate.count == len(samples)
-    assert min(samples) - 1e-6 <= estimate.value <= max(samples) + 1e-6
-
-
-def test_a_change_is_learnt_in_a_dozen_samples() -> None:
-    estimate = Estimate(1.0, 100)
-    for _ in range(12):
-        estimate = estimate.fold(2.0)
-    assert estimate.value > 1.9
 
 
 def timeline(**phases: tuple[int, int]) -> Timeline:
@@ -59,8 +41,12 @@ def test_a_cold_start_tells_bandwidth_and_a_warm_one_how_long_building_takes() -
         start_s=0.02, device_s=0.1, library_s=None, fetch_s=1.0, fetch_bytes=100_000_000, sharers=2
     )  # fmt: skip
     node = observe_start_on_node(NodeMeasures(), cold)
-    assert node.store_bytes_per_s == Estimate(200e6, 1), "it had half of the link"
-    assert (node.start_s, node.device_s, node.disk_bytes_per_s.count) == (Estimate(0.02, 1), Estimate(0.1, 1), 0)
+    assert node.store_bytes_per_s == MovingAverage(200e6, 1), "it had half of the link"
+    assert (node.start_s, node.device_s, node.disk_bytes_per_s.count) == (
+        MovingAverage(0.02, 1),
+        MovingAverage(0.1, 1),
+        0,
+    )
     warm = start_observation(timeline(start=(0, 20), imports=(20, 50), load=(50, 90)), warm=True)
     assert warm.library_s == pytest.approx(0.07)
     assert warm.fetch_s is None
@@ -117,25 +103,29 @@ def test_before_whole_workers_have_told_a_pipelines_calls_are_a_guess_at_the_mod
     assert guess.decode_s.value == pytest.approx(0.1)
     assert (guess.decode_s.count, guess.hop_s.count) == (0, 0)
     known = observe_generation(guess, prefill_s=0.4, decode_s=0.05, call_s=3)
-    assert known.decode_s == Estimate(0.05, 1), "a guess is replaced"
+    assert known.decode_s == MovingAverage(0.05, 1), "a guess is replaced"
 
 
 def test_a_version_without_measures_has_the_clusters_hops_and_rest() -> None:
-    known = [VersionMeasures(hop_s=Estimate(hop_s, 1), rest_s=Estimate(0.3, 1)) for hop_s in (0.01, 0.02, 0.9)]
+    known = [
+        VersionMeasures(hop_s=MovingAverage(hop_s, 1), rest_s=MovingAverage(0.3, 1)) for hop_s in (0.01, 0.02, 0.9)
+    ]
     others = fleet_measures([*known, VersionMeasures()])
     new = with_fleet_measures(VersionMeasures(), others)
-    assert (new.hop_s, new.rest_s) == (Estimate(0.02), Estimate(0.3))
+    assert (new.hop_s, new.rest_s) == (MovingAverage(0.02), MovingAverage(0.3))
     assert with_fleet_measures(known[0], others) == known[0]
     assert with_fleet_measures(VersionMeasures(), fleet_measures([])) == VersionMeasures()
 
 
 def test_priors_come_from_neighbours_and_from_size() -> None:
-    slow, quick = (NodeMeasures(store_bytes_per_s=Estimate(rate, 4)) for rate in (1e8, 3e8))
-    assert node_prior([slow, quick, quick]).store_bytes_per_s == Estimate(3e8)
+    slow, quick = (NodeMeasures(store_bytes_per_s=MovingAverage(rate, 4)) for rate in (1e8, 3e8))
+    assert node_prior([slow, quick, quick]).store_bytes_per_s == MovingAverage(3e8)
     assert node_prior([NodeMeasures()]) == NodeMeasures()
     assert version_prior(10**10).decode_s.value > version_prior(10**8).decode_s.value
 
 
-@pytest.mark.parametrize("measures", [NodeMeasures(start_s=Estimate(1, 2)), VersionMeasures(call_s=Estimate(1, 2))])
+@pytest.mark.parametrize(
+    "measures", [NodeMeasures(start_s=MovingAverage(1, 2)), VersionMeasures(call_s=MovingAverage(1, 2))]
+)
 def test_they_survive_redis(measures: NodeMeasures | VersionMeasures) -> None:
     assert msgspec.json.decode(msgspec.json.encode(measures), type=type(measures)) == measures

@@ -18,11 +18,12 @@ from fleetstart.controller.planner import (
 )
 from fleetstart.controller.planner.checkpoint_layout import EVERY_LAYER, layer_set
 from fleetstart.controller.planner.contention import NEVER
-from fleetstart.controller.planner.estimates import Estimate, NodeMeasures
+from fleetstart.controller.planner.estimates import NodeMeasures
 from fleetstart.runtime.contract.function.spec import SLO, LLMSettings
 from fleetstart.runtime.contract.ids import CheckpointId, FunctionName, NodeId, PipelineId, Version, WorkerId
 from fleetstart.runtime.contract.node.orders import WorkerOrder, WorkerState, WorkerStatus
 from fleetstart.runtime.contract.node.reports import NodeReport, SegmentReport
+from fleetstart.runtime.contract.process.moving_average import MovingAverage
 from fleetstart.runtime.contract.weights.stage import LayerLayout, Stage
 from tests.controller.planner.worlds import CHAT, MB, request, taken
 from tests.controller.scheduler.test_autoscaler import spec
@@ -88,7 +89,7 @@ def test_an_idle_node_has_its_memory_and_the_speeds_that_it_tells() -> None:
 
 
 def test_what_was_measured_wins_over_what_was_told_last() -> None:
-    known = NodeMeasures(store_bytes_per_s=Estimate(7.0 * MB, 3))
+    known = NodeMeasures(store_bytes_per_s=MovingAverage(7.0 * MB, 3))
     state = node_state(report(), [], known, shapes={}, now_s=0, now_unix_ns=0)
     assert state.link.bytes_per_s == 7 * MB
 

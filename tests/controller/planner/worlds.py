@@ -18,8 +18,9 @@ from fleetstart.controller.planner import (
 )
 from fleetstart.controller.planner.contention import Link
 from fleetstart.controller.planner.error_margins import Margins
-from fleetstart.controller.planner.estimates import Estimate, VersionMeasures
+from fleetstart.controller.planner.estimates import VersionMeasures
 from fleetstart.runtime.contract.ids import CheckpointId, FunctionName, NodeId, WorkerId
+from fleetstart.runtime.contract.process.moving_average import MovingAverage
 from fleetstart.runtime.contract.weights.stage import LayerLayout
 
 MB = 1_000_000
@@ -31,7 +32,7 @@ EXACT = Margins(1.0, 1.0, 1.0)
 def measured(**seconds: float) -> VersionMeasures:
     """No library, no rest, no hops, unless it is said."""
     values = {"library_s": 0.0, "prefill_s": 0.1, "decode_s": 0.05, "hop_s": 0.0, "rest_s": 0.0, **seconds}
-    estimates: dict[str, Any] = {name: Estimate(value, 1) for name, value in values.items()}
+    estimates: dict[str, Any] = {name: MovingAverage(value, 1) for name, value in values.items()}
     return VersionMeasures(**estimates)
 
 

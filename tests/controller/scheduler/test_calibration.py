@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from fleetstart.controller.planner import Plan, StagePlan
-from fleetstart.controller.planner.estimates import Estimate, NodeMeasures, VersionMeasures
+from fleetstart.controller.planner.estimates import NodeMeasures, VersionMeasures
 from fleetstart.controller.scheduler.calibration import (
     NOT_YET,
     SpeedTracker,
@@ -29,6 +29,7 @@ from fleetstart.runtime.contract.ids import CheckpointId, FunctionName, NodeId, 
 from fleetstart.runtime.contract.node.orders import WorkerOrder, WorkerStatus
 from fleetstart.runtime.contract.node.reports import FunctionLoad, GatewayReport, NodeReport
 from fleetstart.runtime.contract.node.speed import Speed
+from fleetstart.runtime.contract.process.moving_average import MovingAverage
 from fleetstart.runtime.contract.timeline import Timeline
 from fleetstart.runtime.contract.weights.stage import Stage
 from tests.controller.scheduler.test_autoscaler import spec
@@ -105,8 +106,8 @@ def speed(calls: int, **fields: Any) -> Speed:
 
 def test_a_cold_start_teaches_the_nodes_link_and_its_own_steps() -> None:
     node, version = learn_start(NEW, status(), order(), stage(), None, 1)
-    assert (node.start_s, node.device_s) == (Estimate(0.02, 1), Estimate(0.1, 1))
-    assert node.store_bytes_per_s == Estimate(100.0 * MB, 1)
+    assert (node.start_s, node.device_s) == (MovingAverage(0.02, 1), MovingAverage(0.1, 1))
+    assert node.store_bytes_per_s == MovingAverage(100.0 * MB, 1)
     assert version.library_s.count == 0, "its load waited for weights"
 
 
@@ -122,7 +123,7 @@ def test_bytes_of_two_sources_tell_of_neither_and_those_of_the_disk_of_the_disk(
     node, _ = learn_start(NEW, status(), order(), stage(100 * MB, 40 * MB), None, 1)
     assert (node.store_bytes_per_s.count, node.disk_bytes_per_s.count) == (0, 0)
     node, _ = learn_start(NEW, status(), order(), stage(100 * MB, 0), None, 1)
-    assert (node.store_bytes_per_s.count, node.disk_bytes_per_s) == (0, Estimate(100.0 * MB, 1))
+    assert (node.store_bytes_per_s.count, node.disk_bytes_per_s) == (0, MovingAverage(100.0 * MB, 1))
 
 
 def test_a_warm_start_teaches_what_building_takes_but_not_a_stages_that_waits_for_others() -> None:
@@ -173,7 +174,7 @@ def test_the_slowest_stage_and_any_shared_link_count_for_a_start() -> None:
 
 
 def test_what_a_start_took_by_the_planners_formula() -> None:
-    version = VersionMeasures(library_s=Estimate(0.3, 1))
+    version = VersionMeasures(library_s=MovingAverage(0.3, 1))
     assert ready_s(status(), version) == pytest.approx(1.0), "the fetch hid the rest"
     assert ready_s(status("warm"), version) == pytest.approx(0.42)
 
@@ -196,7 +197,7 @@ def test_each_call_is_learned_from_once_over_reports_and_over_schedulers() -> No
 
 
 def test_measures_survive_redis_and_what_is_not_understood_is_learned_anew() -> None:
-    node, version = NodeMeasures(start_s=Estimate(1, 2)), VersionMeasures(call_s=Estimate(3, 4))
+    node, version = NodeMeasures(start_s=MovingAverage(1, 2)), VersionMeasures(call_s=MovingAverage(3, 4))
     raw = {
         keys.measures_of_node(N).encode(): msgspec.json.encode(node),
         keys.measures_of_version(*KEY).encode(): msgspec.json.encode(version),

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from fleetstart.controller.planner import Plan
-from fleetstart.controller.planner.estimates import Estimate, NodeMeasures, VersionMeasures
+from fleetstart.controller.planner.estimates import NodeMeasures, VersionMeasures
 from fleetstart.controller.scheduler.calibrator import Calibrator
 from fleetstart.controller.state.full_resync import read_measures
 from fleetstart.controller.state.records import VersionKey
@@ -22,6 +22,7 @@ from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.ids import FunctionName, NodeId, PipelineId, Version, WorkerId
 from fleetstart.runtime.contract.node.orders import WorkerOrder, WorkerStatus
 from fleetstart.runtime.contract.node.speed import Speed
+from fleetstart.runtime.contract.process.moving_average import MovingAverage
 from fleetstart.runtime.contract.timeline import Timeline, machine_origin_ns
 from fleetstart.runtime.contract.weights.stage import Stage
 from tests.controller.conftest import ControllerProcess, HandNode
@@ -78,7 +79,7 @@ def test_a_start_its_answer_and_calls_are_learned_and_outlive_the_scheduler(
 
     node.speeds = {"f@1": Speed(calls=2, call_s=0.3, prefill_s=0.2, decode_s=0.05)}
     wait_until(lambda: learned()[1][F].call_s.count == 1, what="measures of calls")
-    assert learned()[1][F].decode_s == Estimate(0.05, 1)
+    assert learned()[1][F].decode_s == MovingAverage(0.05, 1)
     wait_until(lambda: _prediction(controller) is not None, what="prediction in the function's info")
 
     before = learned()

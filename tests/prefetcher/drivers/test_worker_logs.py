@@ -9,7 +9,7 @@ import os
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetstart.prefetcher.drivers.worker_logs import EARLY_LINES, LineLimiter, LineSplitter, LogBuffer, LogPipe
+from fleetstart.prefetcher.drivers.worker_logs import EARLY_LINES, LineSplitter, LogBuffer, LogPipe
 from fleetstart.runtime.contract.ids import FunctionName, Version, WorkerId
 
 
@@ -32,14 +32,6 @@ def test_lines_are_cut_at_the_limit_and_bad_utf8_is_replaced() -> None:
 
     assert splitter.feed(b"abcdefgh\n\nok\r\n\xff") == ["abcd", "efgh", "", "ok"]
     assert splitter.close() == ["\N{REPLACEMENT CHARACTER}"]
-
-
-def test_a_flood_is_cut_and_counted() -> None:
-    limiter = LineLimiter(0.0, per_s=10, burst=5)
-
-    assert [limiter.allow(0.0)[0] for _ in range(8)] == [True] * 5 + [False] * 3
-    assert limiter.allow(0.1) == (True, 3)
-    assert limiter.allow(0.1) == (False, 0)
 
 
 def test_what_could_not_be_written_comes_first_again() -> None:

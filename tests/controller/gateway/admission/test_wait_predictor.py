@@ -9,17 +9,20 @@ from fleetstart.controller.gateway.admission.feasibility import FeasibilityCheck
 from fleetstart.controller.gateway.admission.rejections import rejection
 from fleetstart.controller.gateway.admission.wait_predictor import WaitPrediction, WaitPredictor
 from fleetstart.controller.gateway.dispatch.backend import VersionBackend
-from fleetstart.controller.planner.estimates import Estimate, VersionMeasures
+from fleetstart.controller.planner.estimates import VersionMeasures
 from fleetstart.controller.state.view import NodeSeen
 from fleetstart.runtime.contract.errors import Overloaded, QueueFull
 from fleetstart.runtime.contract.ids import NodeId
 from fleetstart.runtime.contract.node.reports import FunctionLoad, GatewayReport, SegmentReport
+from fleetstart.runtime.contract.process.moving_average import MovingAverage
 from fleetstart.runtime.contract.sizes import MIB
 from tests.controller.gateway.admission.test_feasibility import CHAT, KEY, deployed
 from tests.controller.gateway.dispatch.test_backend import call, queued, status
 from tests.controller.scheduler.test_reconcile import Cluster
 
-TEST_MEASURES = VersionMeasures(library_s=Estimate(0.5, 3), rest_s=Estimate(0.1, 3), call_s=Estimate(2.0, 3))
+TEST_MEASURES = VersionMeasures(
+    library_s=MovingAverage(0.5, 3), rest_s=MovingAverage(0.1, 3), call_s=MovingAverage(2.0, 3)
+)
 
 
 def waits_of(cluster: Cluster) -> WaitPredictor:

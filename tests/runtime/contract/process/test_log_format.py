@@ -6,9 +6,7 @@ import json
 import logging
 import sys
 
-import pytest
-
-from fleetstart.runtime.contract.process.log_format import JsonFormatter, LineFormatter, read_format
+from fleetstart.runtime.contract.process.log_format import JsonFormatter, LineFormatter
 
 
 def record(message: str = "worker %s", *args: object, **fields: object) -> logging.LogRecord:
@@ -41,10 +39,3 @@ def test_an_exception_is_in_both() -> None:
         made.exc_info = sys.exc_info()
     assert "ValueError: no such city" in json.loads(JsonFormatter("node").format(made))["exception"]
     assert "ValueError: no such city" in LineFormatter().format(made)
-
-
-def test_forms_are_named() -> None:
-    assert read_format("") == read_format("text") == "text"
-    assert read_format("json") == "json"
-    with pytest.raises(ValueError, match="FS_LOG_FORMAT"):
-        read_format("xml")

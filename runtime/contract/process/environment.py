@@ -1,0 +1,68 @@
+"""Readers of settings in environment variables (FS_*). A value that cannot be used is a ConfigError that names it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+from ..errors import FleetError
+from ..sizes import parse_size
+from ..store_url import parse_store
+from .log_format import LogFormat
+
+Environment = Mapping[str, str]
+"""Variables by name. One that is set to the empty text counts as not set."""
+
+
+class ConfigError(ValueError):
+    """A variable that cannot be used; the message names it and says what it may be."""
+
+
+def read_required(env: Environment, name: str) -> str:
+    """Reads a variable that has no default."""
+    if not env.get(name):
+        raise ConfigError(f"{name} is not set")
+    return env[name]
+
+
+def read_int(env: Environment, name: str, default: int, *, least: int = 0, most: int) -> int:
+    """Reads a whole number within limits."""
+    text = env.get(name) or str(default)
+    if not (text.isascii() and text.isdecimal()) or not least <= int(text) <= most:
+        raise ConfigError(f"{name}={text[:40]!r} must be a whole number from {least} to {most}")
+    return int(text)
+
+
+def read_size(env: Environment, name: str, default: int) -> int:
+    """Reads a size in bytes, such as 512MiB."""
+    text = env.get(name)
+    if not text:
+        return default
+    try:
+        return parse_size(text)
+    except FleetError as error:
+        raise ConfigError(f"{name}: {error}") from error
+
+
+def read_flag(env: Environment, name: str) -> bool:
+    """Reads a switch: 1 turns it on, everything else leaves it off."""
+    return env.get(name) == "1"
+
+
+def read_store(env: Environment, name: str, default: str = "") -> str:
+    """Reads the URL of an object store, a folder or s3://bucket/prefix."""
+    text = env.get(name) or default or read_required(env, name)
+    try:
+        parse_store(text)
+    except FleetError as error:
+        raise ConfigError(f"{name}: {error}") from error
+    return text
+
+
+def read_log_format(env: Environment) -> LogFormat:
+    """Reads FS_LOG_FORMAT: text unless it is json."""
+    forms: dict[str, Literal["text", "json"]] = {"": "text", "text": "text", "json": "json"}
+    text = env.get("FS_LOG_FORMAT", "")
+    if text not in forms:
+        raise ConfigError(f"FS_LOG_FORMAT={text[:40]!r} must be text or json")
+    return forms[text]
