@@ -7,20 +7,16 @@ constraints that are written for other libraries (`Annotated[int, Field(ge=1)]`)
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
-import sys
 import types
 import typing
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Generator, Iterable, Iterator, Mapping
 from typing import Annotated, Any, Union, get_args, get_origin
 
 import msgspec
 
+from ..contract.function.signature import constrained, is_pydantic_model, is_union
 from ..sdk.files import File
 
-STREAMS = (Iterator, Generator, Iterable, AsyncIterator, AsyncGenerator, AsyncIterable)
-"""Return annotations of a streaming handler; the first type argument is the type of its items."""
 _CONSTRAINTS = ("ge", "gt", "le", "lt", "multiple_of", "min_length", "max_length", "pattern")
 ELEMENTS_MAX = 1_000_000
 """Largest array that is encoded as JSON: a larger one was meant to be sent in another form."""
@@ -49,49 +45,6 @@ def resolve_hints(handler: Any) -> dict[str, Any]:
     return typing.get_type_hints(called, include_extras=True)
 
 
-def is_pydantic_model(kind: Any) -> bool:
-    """Whether the type is a pydantic model."""
-    pydantic = sys.modules.get("pydantic")
-    return pydantic is not None and isinstance(kind, type) and issubclass(kind, pydantic.BaseModel)
-
-
-def is_struct_like(kind: Any) -> bool:
-    """Whether the type describes a whole JSON object."""
-    origin = get_origin(kind) or kind
-    if not isinstance(origin, type):
-        return False
-    return (
-        issubclass(origin, msgspec.Struct | dict)
-        or origin in (Mapping, typing.Mapping)
-        or dataclasses.is_dataclass(origin)
-        or typing.is_typeddict(origin)
-        or is_pydantic_model(origin)
-    )
-
-
-def underlying_type(kind: Any) -> Any:
-    """The type without `Annotated` and without `None`."""
-    if get_origin(kind) is Annotated:
-        return underlying_type(get_args(kind)[0])
-    if is_union(kind):
-        others = [one for one in get_args(kind) if one is not type(None)]
-        return underlying_type(others[0]) if len(others) == 1 else kind
-    return kind
-
-
-def is_union(kind: Any) -> bool:
-    return get_origin(kind) in (Union, types.UnionType)
-
-
-def is_list(kind: Any) -> bool:
-    return get_origin(underlying_type(kind)) in (list, tuple, set, frozenset) or underlying_type(kind) in (
-        list,
-        tuple,
-        set,
-        frozenset,
-    )
-
-
 def object_fields(kind: Any) -> dict[str, Any]:
     """Field types of an object type by name; empty where they are unknown."""
     origin = get_origin(kind) or kind
@@ -118,8 +71,7 @@ def msgspec_type(kind: Any) -> Any:
         found = _constraints(said)
         if found:
             metas.append(msgspec.Meta(**found))
-        base = msgspec_type(base)
-        return Annotated[(base, *metas)] if metas else base
+        return constrained(msgspec_type(base), metas)
     checked = tuple(msgspec_type(one) if _is_type(one) else one for one in arguments)
     if checked == arguments:
         return kind

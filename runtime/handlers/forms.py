@@ -14,9 +14,9 @@ from urllib.parse import parse_qsl
 import msgspec
 
 from ..contract.errors import InvalidInput, TooLarge
+from ..contract.function.signature import is_list, is_struct_like, underlying_type
 from ..sdk.files import File
 from ..worker_io.asgi import ClientDisconnected, Receive
-from .annotations import is_list, is_struct_like, underlying_type
 
 PARTS_MAX = 1000
 HEADER_MAX_BYTES = 8 * 1024

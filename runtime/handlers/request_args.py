@@ -10,24 +10,16 @@ field, what was expected, and what came.
 from __future__ import annotations
 
 import inspect
-import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
 from ..contract.errors import InvalidInput
+from ..contract.function.signature import BodyMode, Parameter, body_mode, fields_struct, holds, one_of_batch
 from ..sdk.files import File
-from .annotations import (
-    decode_hook,
-    is_list,
-    is_struct_like,
-    msgspec_type,
-    object_fields,
-    resolve_hints,
-    underlying_type,
-)
+from .annotations import decode_hook, msgspec_type, object_fields, resolve_hints
 from .forms import URLENCODED, Form, form_values, query_values
 from .validation_errors import field_error, type_name
 
@@ -36,21 +28,10 @@ _NOTHING: Arguments = ((), {})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parameter:
-    """One parameter of a handler's signature, its type ready for msgspec."""
-
-    name: str
-    type: Any
-    positional_only: bool
-    required: bool
-    default: Any = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ArgumentDecoder:
     """Decodes requests for one handler. `fields`: a Struct of its parameters, None unless `mode` is "fields"."""
 
-    mode: Literal["raw", "whole", "fields"]
+    mode: BodyMode
     parameters: tuple[Parameter, ...]
     decoder: msgspec.json.Decoder[Any] | None
     fields: type[msgspec.Struct] | None = None
@@ -149,7 +130,7 @@ class ArgumentDecoder:
         if not self.parameters:
             return "the handler takes no input: send no body, or {}"
         names = [f"{p.name}: {type_name(p.type)}" + ("" if p.required else " (optional)") for p in self.parameters]
-        form = "a form" if any(_holds_file(p.type) for p in self.parameters) else "a JSON object"
+        form = "a form" if any(holds(p.type, (File,)) for p in self.parameters) else "a JSON object"
         return f"the body is {form} with {', '.join(names)}"
 
 
@@ -160,23 +141,19 @@ def argument_decoder(handler: Callable[..., Any], *, batched: bool = False) -> A
     """
     parameters = tuple(_parameters(handler))
     if batched:
-        parameters = tuple(_item_parameter(parameter) for parameter in parameters)
-    if len(parameters) == 1 and parameters[0].type in (bytes, File):
-        return ArgumentDecoder(mode="raw", parameters=parameters, decoder=None)
-    if len(parameters) == 1 and (parameters[0].type is Any or is_struct_like(parameters[0].type)):
-        (whole,) = parameters
-        field_types = object_fields(whole.type)
+        parameters = tuple(one_of_batch(parameter) for parameter in parameters)
+    mode = body_mode(parameters, file=File)
+    if mode == "raw":
+        return ArgumentDecoder(mode=mode, parameters=parameters, decoder=None)
+    if mode == "whole":
+        kind = parameters[0].type
         return ArgumentDecoder(
-            mode="whole", parameters=parameters, decoder=_decoder(whole.type), field_types=field_types
+            mode=mode, parameters=parameters, decoder=_decoder(kind), field_types=object_fields(kind)
         )
-    specs: list[Any] = [
-        (parameter.name, parameter.type) if parameter.required else _optional_field(parameter)
-        for parameter in parameters
-    ]
-    fields = msgspec.defstruct("Input", specs, kw_only=True, forbid_unknown_fields=True)
+    fields = fields_struct(parameters)
     field_types = {parameter.name: parameter.type for parameter in parameters}
     return ArgumentDecoder(
-        mode="fields", parameters=parameters, decoder=_decoder(fields), fields=fields, field_types=field_types
+        mode=mode, parameters=parameters, decoder=_decoder(fields), fields=fields, field_types=field_types
     )
 
 
@@ -190,11 +167,6 @@ def _parsed(body: bytes) -> Any:
 
 def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
     return msgspec.json.Decoder(kind, dec_hook=decode_hook)
-
-
-def _optional_field(parameter: Parameter) -> tuple[str, Any, Any]:
-    # UNSET stands for "not sent", so that the function's own default object is what it gets.
-    return (parameter.name, typing.Union[parameter.type, msgspec.UnsetType], msgspec.UNSET)  # noqa: UP007
 
 
 def _parameters(handler: Callable[..., Any]) -> list[Parameter]:
@@ -222,19 +194,3 @@ def _parameters(handler: Callable[..., Any]) -> list[Parameter]:
             )
         )
     return found
-
-
-def _item_parameter(parameter: Parameter) -> Parameter:
-    """A batched handler's parameter from the view of one caller: one item of its list."""
-    if not parameter.required:
-        raise TypeError(f"parameter {parameter.name!r} of a batched handler has a default: give each item its own")
-    kind = underlying_type(parameter.type)
-    if kind is not Any and not is_list(kind):
-        raise TypeError(f"parameter {parameter.name!r} of a batched handler must be a list of what each caller sends")
-    item = (*typing.get_args(kind), Any)[0]
-    return Parameter(name=parameter.name, type=item, positional_only=parameter.positional_only, required=True)
-
-
-def _holds_file(kind: Any) -> bool:
-    kind = underlying_type(kind)
-    return kind is File or (is_list(kind) and File in typing.get_args(kind))

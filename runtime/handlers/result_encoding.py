@@ -6,15 +6,16 @@ float, and any other mismatch an error that names the field. A result without an
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Union, get_args, get_origin
+from typing import Any
 
 import msgspec
 
 from ..contract.errors import InvalidOutput
+from ..contract.function.signature import answer_of
 from ..sdk.responses import Response
-from .annotations import STREAMS, decode_hook, encode_hook, is_union, json_type_name, msgspec_type, resolve_hints
+from .annotations import decode_hook, encode_hook, json_type_name, msgspec_type, resolve_hints
 from .validation_errors import field_error, type_name
 
 Buffer = bytes | bytearray | memoryview
@@ -74,35 +75,17 @@ def result_encoding_of(handler: Callable[..., Any], *, batched: bool = False) ->
 
     Errors: TypeError for a batched handler that is not declared to return a list; NameError as in `argument_decoder`.
     """
-    kind = resolve_hints(handler).get("return", Any)
-    if get_origin(kind) in (Awaitable, Coroutine):
-        kind = get_args(kind)[-1]
-    if get_origin(kind) in STREAMS:
-        item = (*get_args(kind), Any)[0]
-        # A handler that is declared to return an iterable may return a list instead.
-        whole = list[item] if item is not Any else Any  # type: ignore[valid-type]
-        return ResultEncoding(value=_value_encoder(whole), item=_value_encoder(item))
-    if batched and kind is not Any:
-        if get_origin(kind) not in (list, tuple) and kind not in (list, tuple):
-            raise TypeError(f"a batched handler returns a list, one answer for each item, and not {type_name(kind)}")
-        kind = (*get_args(kind), Any)[0]
-    return ResultEncoding(value=_value_encoder(kind))
+    answer = answer_of(resolve_hints(handler).get("return", Any), response=Response, batched=batched)
+    return ResultEncoding(value=_value_encoder(answer.value), item=_value_encoder(answer.item))
 
 
 def _value_encoder(kind: Any) -> ValueEncoder:
-    if is_union(kind):
-        others = tuple(one for one in get_args(kind) if one is not Response and not _is_exception(one))
-        kind = Union[others] if others else Any  # noqa: UP007
-    if kind is Any or kind in STREAMS or kind is Response:
+    if kind is Any:
         return UNCHECKED
-    if kind in (bytes, bytearray, memoryview):
+    if kind is bytes:
         return ValueEncoder(kind=bytes)
     try:
         kind = msgspec_type(kind)
         return ValueEncoder(kind=kind, decoder=msgspec.json.Decoder(kind, dec_hook=decode_hook))
     except TypeError:
         return UNCHECKED  # an array or a class of the user's own: encoded by `encode_hook`, without validation
-
-
-def _is_exception(kind: Any) -> bool:
-    return isinstance(kind, type) and issubclass(kind, Exception)

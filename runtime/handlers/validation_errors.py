@@ -13,7 +13,8 @@ from typing import Any
 
 from msgspec import inspect as shape
 
-from .annotations import ConversionError, is_pydantic_model, is_union, object_fields, preview, underlying_type
+from ..contract.function.signature import is_pydantic_model, is_union, underlying_type
+from .annotations import ConversionError, object_fields, preview
 
 _SENTENCE = re.compile(r"(?P<what>.*?)(?: - at `(?P<key>key in )?\$(?P<path>.*)`)?", re.DOTALL)
 _EXPECTED = re.compile(r"Expected (?P<expected>.*?)(?:, got (?P<got>.*))?", re.DOTALL)

@@ -65,6 +65,7 @@ def fields(
     size: Size, count: Annotated[int, pydantic.Field(ge=1, lt=9)] = 1, point: tuple[int, str] = (0, "")
 ) -> None: ...
 def weights(by: dict[str, Annotated[float, msgspec.Meta(gt=0)]], n: int = 0) -> None: ...
+def optional(count: Annotated[int | None, pydantic.Field(ge=1)] = None) -> None: ...
 
 
 GOOD = {"items": [{"name": "a", "price": 1}], "options": {"top": 1}}
@@ -89,6 +90,7 @@ GOOD = {"items": [{"name": "a", "price": 1}], "options": {"top": 1}}
         (fields, {"size": "s", "count": 9}, "count", "<= 8", "9"),
         (fields, {"size": "s", "point": [1, 2]}, "point[1]", "str", "2"),
         (fields, {}, "size", 'one of "s", "l"', "nothing"),
+        (optional, {"count": 0}, "count", ">= 1", "0"),
         (weights, {"by": {"a": 1, "b": -2}}, "by[...]", "> 0", "another value"),
     ],
 )

@@ -1,52 +1,60 @@
-"""What a declared function takes and gives, read from its source: the `Interface` that travels with its version.
+"""The interface of a declared function, read from its source: the `Interface` that travels with its version.
 
-The rules are those by which the runtime feeds a handler (`runtime/inputs.py`): one parameter that stands for an object,
-or has no annotation, takes the whole body, several are its fields, `bytes` is the raw body.
+The rules are the worker's own (`contract/function/signature.py`), and the library that checks requests there writes the
+schemas here. Only the types differ: they are made from the syntax tree (`annotation_types.py`).
 """
 
 from __future__ import annotations
 
 import ast
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
 from fleetstart.runtime.contract.errors import InvalidSpec
-from fleetstart.runtime.contract.function.interface import INTERFACE_MAX_BYTES, Interface
+from fleetstart.runtime.contract.function.interface import INTERFACE_MAX_BYTES, Interface, Schema
+from fleetstart.runtime.contract.function.signature import (
+    BodyMode,
+    Parameter,
+    answer_of,
+    body_mode,
+    fields_struct,
+    holds,
+    one_of_batch,
+)
 
+from .annotation_types import UNKNOWN, AnnotationTypes, File, Response
 from .constants import NotConstant, dotted, evaluate
 from .declarations import API, Declaration
-from .json_schema import Schema
 from .module_scope import Module
-from .name_resolution import short_name
-from .parse import parse
-from .type_schemas import TypeSchemas
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
-Gives = Literal["json", "bytes", "events", "response"]
 FILE = {"type": "string", "format": "binary"}
-_STREAMS = frozenset(["Iterator", "Generator", "Iterable", "AsyncIterator", "AsyncGenerator", "AsyncIterable"])
-_WRAPPED = frozenset(["Awaitable", "Coroutine"])
+_TAKES: dict[BodyMode, Literal["bytes", "whole", "fields"]] = {"raw": "bytes", "whole": "whole", "fields": "fields"}
+_REFERENCE = "#/components/schemas/{name}"
+_FILES = (File, bytes)
+_PLAIN = bool | int | float | str | None
+NO_DEFAULT = object()
 _UNKNOWN = Interface(takes="unknown")
 
 
 def interface_of(path: Path, declaration: Declaration) -> Interface:
-    """Errors: HandlerSyntax. What the source does not tell is left open."""
+    """The interface of one declaration. What the source does not tell is left open. Errors: HandlerSyntax."""
     if declaration.kind == "llm":
         return Interface(takes="llm", gives="response")
-    module = Module(parse(path.read_bytes(), str(path)), path.parent)
     try:
-        return _small(_Reader(module).read(declaration))
+        return _small(_Reader(Module.read(path)).read(declaration))
     except RecursionError:
         return _UNKNOWN
 
 
 def batch_size(path: Path, declaration: Declaration) -> int:
-    """Of its `@batched(max_size=...)`; 0 if it is not batched. Errors: InvalidSpec for a size that is computed."""
+    """`max_size` of its `@batched(...)`; 0 if it is not batched. Errors: InvalidSpec for a size that is computed."""
     if declaration.kind != "function":
         return 0
-    module = Module(parse(path.read_bytes(), str(path)), path.parent)
+    module = Module.read(path)
     function = _Reader(module).function(declaration.attribute, "__call__")
     decorator = _batched(function, module) if function is not None else None
     if decorator is None:
@@ -83,7 +91,7 @@ def _batched(function: Function, module: Module) -> ast.Call | None:
 class _Reader:
     def __init__(self, module: Module) -> None:
         self._module = module
-        self._types = TypeSchemas(module)
+        self._types = AnnotationTypes(module)
 
     def read(self, declaration: Declaration) -> Interface:
         name = declaration.attribute
@@ -92,21 +100,44 @@ class _Reader:
         if function is None:
             # What is declared by assignment and is no function of the file is an app of some framework.
             return Interface(takes="asgi", gives="response") if name in self._module.values else _UNKNOWN
-        parameters = self._parameters(function, method=name not in self._module.functions)
-        if [one.arg for one in parameters[:3]] == ["scope", "receive", "send"]:
+        arguments = _arguments(function)[int(name not in self._module.functions) :]
+        if [one.arg for one in arguments[:3]] == ["scope", "receive", "send"]:
             return Interface(takes="asgi", gives="response")
         if function.args.vararg or function.args.kwarg:
             return _UNKNOWN
+        try:
+            return self._interface(name, function, answer or function, arguments)
+        except TypeError:  # no worker of it will start, and that one says why
+            return _UNKNOWN
+
+    def _interface(self, name: str, function: Function, answering: Function, arguments: list[ast.arg]) -> Interface:
         batched = _batched(function, self._module) is not None
-        takes, body, files = self._input(parameters, self._defaults(function), batched)
-        gives, output = self._output(answer, batched) if answer is not None else ("json", {})
+        parameters = self._parameters(function, arguments)
+        if batched:
+            parameters = [one_of_batch(parameter) for parameter in parameters]
+        answer = answer_of(
+            self._types.type_of(answering.returns), response=Response, batched=batched, yields=_yields(answering)
+        )
+        mode = body_mode(parameters, file=File)
+        parameters = [replace(parameter, type=_describable(parameter.type)) for parameter in parameters]
+        taken: Any = fields_struct(parameters) if mode == "fields" else parameters[0].type
+        given = _describable({"events": answer.item, "json": answer.value}.get(answer.form, UNKNOWN))
+        (body, output), schemas = msgspec.json.schema_components(
+            (taken, given), schema_hook=_file_schema, ref_template=_REFERENCE
+        )
+        if mode == "fields":
+            body = schemas.pop(body["$ref"].rpartition("/")[2])
+            del body["title"]
+            for parameter in parameters:
+                if parameter.default is not NO_DEFAULT:
+                    body["properties"][parameter.name]["default"] = parameter.default
         return Interface(
-            takes=takes,
-            gives=gives,
-            input=body,
-            output=output,
-            files=files,
-            schemas=self._types.schemas,
+            takes=_TAKES[mode],
+            gives=answer.form,
+            input=dict(FILE) if mode == "raw" else body,
+            output=dict(FILE) if answer.form == "bytes" else output,
+            files=mode == "raw" or (mode == "fields" and any(holds(one.type, _FILES) for one in parameters)),
+            schemas=schemas,
             description=self._described(name, function),
         )
 
@@ -127,114 +158,56 @@ class _Reader:
             for statement in node.body:
                 if isinstance(statement, Function) and statement.name == method:
                     return statement
-            node = next(
-                (self._module.classes[base] for base in map(dotted, node.bases) if base in self._module.classes), None
-            )
+            bases = (self._module.classes.get(dotted(base)) for base in node.bases)
+            node = next((base for base in bases if base is not None), None)
         return None
 
     def _described(self, name: str, function: Function) -> str:
         node = self._module.classes.get(name)
         return ast.get_docstring(function) or (ast.get_docstring(node) if node is not None else None) or ""
 
-    # ── input ──────────────────────────────────────────────────────────────────────────────────────
-
-    def _parameters(self, function: Function, *, method: bool) -> list[ast.arg]:
-        arguments = function.args
-        return [*arguments.posonlyargs, *arguments.args][int(method) :] + arguments.kwonlyargs
-
-    def _defaults(self, function: Function) -> dict[str, ast.expr]:
-        arguments = function.args
-        positional = [*arguments.posonlyargs, *arguments.args]
-        with_default = positional[len(positional) - len(arguments.defaults) :]
-        found = {one.arg: default for one, default in zip(with_default, arguments.defaults, strict=True)}
-        pairs = zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
-        return found | {one.arg: default for one, default in pairs if default is not None}
-
-    def _input(
-        self, parameters: list[ast.arg], defaults: dict[str, ast.expr], batched: bool
-    ) -> tuple[Literal["fields", "whole", "bytes"], Schema, bool]:
-        kinds = {one.arg: self._item(one.annotation) if batched else one.annotation for one in parameters}
-        if len(parameters) == 1:
-            (kind,) = kinds.values()
-            full = self._module.full(kind) if kind is not None else ""
-            if full in ("bytes", f"{API}.File"):
-                return "bytes", dict(FILE), True
-            if self._is_object(kind):
-                return "whole", self._types.schema(kind), False
-        properties, required = {}, []
-        for name, kind in kinds.items():
-            properties[name] = self._types.schema(kind)
-            default = defaults.get(name)
-            if default is None:
-                required.append(name)
-            elif isinstance(default, ast.Constant) and isinstance(default.value, bool | int | float | str | None):
-                properties[name] = properties[name] | {"default": default.value}
-        body: Schema = {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
-        return "fields", body, any(_holds_bytes(schema) for schema in properties.values())
-
-    def _item(self, kind: ast.expr | None) -> ast.expr | None:
-        """Of a batched handler's list."""
-        if isinstance(kind, ast.Subscript):
-            return kind.slice.elts[0] if isinstance(kind.slice, ast.Tuple) else kind.slice
-        return None
-
-    def _is_object(self, kind: ast.expr | None) -> bool:
-        """Whether the whole body stands for it; the static side of `is_struct_like`."""
-        if kind is None or self._module.full(kind) in ("typing.Any",):
-            return True
-        head = kind.value if isinstance(kind, ast.Subscript) else kind
-        if short_name(head, self._module) in ("dict", "Dict", "Mapping"):
-            return True
-        found = self._types.resolver.find(self._module.full(head), self._module)
-        if found is None or found[1] not in found[0].classes:
-            return False
-        kind_of = self._types.resolver.kind_of(found[0].classes[found[1]], found[0])
-        return kind_of in ("struct", "dataclass", "typeddict", "model")
-
-    # ── output ─────────────────────────────────────────────────────────────────────────────────────
-
-    def _output(self, function: Function, batched: bool) -> tuple[Gives, Schema]:
-        kind = function.returns
-        name, arguments = self._opened(kind)
-        if name in _WRAPPED and arguments:
-            kind = arguments[-1]
-            name, arguments = self._opened(kind)
-        if name in _STREAMS or _yields(function):
-            return "events", self._types.schema(arguments[0]) if name in _STREAMS and arguments else {}
-        if batched:
-            kind = self._item(kind)
-        options = [one for one in _options(kind) if not self._is_exception(one)]
-        if any(self._module.full(one) == f"{API}.Response" for one in options):
-            return "response", {}
-        if len(options) == 1 and self._module.full(options[0]) == "bytes":
-            return "bytes", dict(FILE)
-        if len(options) < len(_options(kind)):
-            return "json", self._types.schema(options[0]) if len(options) == 1 else {}
-        return "json", self._types.schema(kind)
-
-    def _is_exception(self, kind: ast.expr) -> bool:
-        return self._module.full(kind).rpartition(".")[2] in ("Exception", "InvalidInput") or self._module.full(
-            kind
-        ).endswith("Error")
-
-    def _opened(self, kind: ast.expr | None) -> tuple[str, list[ast.expr]]:
-        if isinstance(kind, ast.Constant) and isinstance(kind.value, str):
-            return "", []
-        if not isinstance(kind, ast.Subscript):
-            return (short_name(kind, self._module) if kind is not None else ""), []
-        items: list[Any] = kind.slice.elts if isinstance(kind.slice, ast.Tuple) else [kind.slice]
-        return short_name(kind.value, self._module), items
+    def _parameters(self, function: Function, arguments: list[ast.arg]) -> list[Parameter]:
+        stated = function.args
+        positional = [*stated.posonlyargs, *stated.args]
+        defaults = dict(zip(positional[len(positional) - len(stated.defaults) :], stated.defaults, strict=True))
+        defaults |= {
+            one: default for one, default in zip(stated.kwonlyargs, stated.kw_defaults, strict=True) if default
+        }
+        return [
+            Parameter(
+                name=one.arg,
+                type=self._types.type_of(one.annotation),
+                positional_only=one in stated.posonlyargs,
+                required=one not in defaults,
+                default=_plain(defaults.get(one)),
+            )
+            for one in arguments
+        ]
 
 
-def _options(kind: ast.expr | None) -> list[ast.expr]:
-    match kind:
-        case None:
-            return []
-        case ast.BinOp(left=left, op=ast.BitOr(), right=right):
-            return [*_options(left), *_options(right)]
-        case ast.Subscript(value=value, slice=ast.Tuple(elts=items)) if dotted(value).rpartition(".")[2] == "Union":
-            return items
-    return [kind]
+def _arguments(function: Function) -> list[ast.arg]:
+    arguments = function.args
+    return [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
+
+
+def _plain(default: ast.expr | None) -> Any:
+    """A default that a schema can show."""
+    return default.value if isinstance(default, ast.Constant) and isinstance(default.value, _PLAIN) else NO_DEFAULT
+
+
+def _describable(kind: Any) -> Any:
+    """The type if msgspec takes it; otherwise anything, as the worker does with answers."""
+    try:
+        msgspec.json.schema(kind, schema_hook=_file_schema)
+    except (TypeError, ValueError, NameError):
+        return UNKNOWN
+    return kind
+
+
+def _file_schema(kind: type) -> Schema:
+    if kind is File:
+        return dict(FILE)
+    raise NotImplementedError
 
 
 def _yields(function: Function) -> bool:
@@ -247,10 +220,3 @@ def _yields(function: Function) -> bool:
         if not isinstance(node, Function | ast.Lambda | ast.ClassDef):
             waiting += ast.iter_child_nodes(node)
     return False
-
-
-def _holds_bytes(schema: Schema) -> bool:
-    if schema.get("format") == "binary" or schema.get("contentEncoding") == "base64":
-        return True
-    inner = [schema.get("items"), *schema.get("anyOf", [])]
-    return any(isinstance(one, dict) and _holds_bytes(one) for one in inner)

@@ -1,0 +1,198 @@
+"""Rules from a handler's signature to the form of its requests and answers.
+
+The worker applies them to the types of the handler that it runs. A deploy applies them to stand-ins for these types,
+which it makes from the source's syntax tree without running it. So the schema that a deploy publishes describes what
+the worker will accept.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import types
+import typing
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    AsyncIterator,
+    Awaitable,
+    Coroutine,
+    Generator,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+import msgspec
+
+STREAMS = (Iterator, Generator, Iterable, AsyncIterator, AsyncGenerator, AsyncIterable)
+"""Return annotations of handlers that stream; their first argument is the type of an event."""
+BUFFERS = (bytes, bytearray, memoryview)
+
+BodyMode = Literal["raw", "whole", "fields"]
+"""The body's bytes for the only parameter, one JSON value for it, or a JSON object with a field for each parameter."""
+AnswerForm = Literal["json", "bytes", "events", "response"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameter:
+    """One parameter of a handler; `type` is Any without an annotation."""
+
+    name: str
+    type: Any
+    positional_only: bool
+    required: bool
+    default: Any = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """Types of a handler's answer. Any: not checked; bytes: sent as they are."""
+
+    form: AnswerForm
+    value: Any = Any
+    """Type of an answer that is one value."""
+    item: Any = Any
+    """Type of each event of a stream."""
+
+
+# ── requests ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def body_mode(parameters: Sequence[Parameter], *, file: type) -> BodyMode:
+    """How a request's body fills the parameters. `file` is the type of an uploaded file."""
+    if len(parameters) == 1:
+        (kind,) = (parameter.type for parameter in parameters)
+        if kind in (bytes, file):
+            return "raw"
+        if kind is Any or is_struct_like(kind):
+            return "whole"
+    return "fields"
+
+
+def fields_struct(parameters: Sequence[Parameter]) -> type[msgspec.Struct]:
+    """The JSON object of the mode "fields". A parameter with a default is UNSET if the request lacks it, so that the
+    function's own default object is what it gets. Errors: TypeError."""
+    specs: list[Any] = [
+        (one.name, one.type) if one.required else (one.name, Union[one.type, msgspec.UnsetType], msgspec.UNSET)  # noqa: UP007
+        for one in parameters
+    ]
+    return msgspec.defstruct("_Input", specs, kw_only=True, forbid_unknown_fields=True)
+
+
+def one_of_batch(parameter: Parameter) -> Parameter:
+    """The parameter of a batched handler as one of its callers fills it. Errors: TypeError."""
+    if not parameter.required:
+        raise TypeError(f"parameter {parameter.name!r} of a batched handler has a default: give each item its own")
+    kind = underlying_type(parameter.type)
+    if kind is not Any and not is_list(kind):
+        raise TypeError(f"parameter {parameter.name!r} of a batched handler must be a list of what each caller sends")
+    item = (*get_args(kind), Any)[0]
+    return dataclasses.replace(parameter, type=item)
+
+
+# ── answers ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def answer_of(returns: Any, *, response: type, batched: bool = False, yields: bool = False) -> Answer:
+    """The answer of a handler with this return annotation. `response` is the type of an answer that says all of itself;
+    `yields`: the handler is a generator. Exceptions in a union are errors, and no answers.
+
+    Errors: TypeError for a batched handler that is not declared to return a list.
+    """
+    if get_origin(returns) in (Awaitable, Coroutine):
+        returns = get_args(returns)[-1]
+    if get_origin(returns) in STREAMS:
+        item = (*get_args(returns), Any)[0]
+        # What is declared to be iterated over may as well be a list.
+        whole = list[item] if item is not Any else Any  # type: ignore[valid-type]
+        return Answer(form="events", value=_checked(whole, response), item=_checked(item, response))
+    if batched and returns is not Any:
+        if get_origin(returns) not in (list, tuple) and returns not in (list, tuple):
+            raise TypeError(f"a batched handler returns a list, one answer for each item, and not {returns}")
+        returns = (*get_args(returns), Any)[0]
+    value = _checked(returns, response)
+    form: AnswerForm = "bytes" if value is bytes else "json"
+    if yields or returns in STREAMS:
+        form = "events"
+    elif returns is response or (is_union(returns) and response in get_args(returns)):
+        form = "response"
+    return Answer(form=form, value=value)
+
+
+def _checked(kind: Any, response: type) -> Any:
+    if is_union(kind):
+        others = tuple(one for one in get_args(kind) if one is not response and not _is_exception(one))
+        kind = Union[others] if others else Any  # noqa: UP007
+    if kind is response or kind in STREAMS:
+        return Any
+    return bytes if kind in BUFFERS else kind
+
+
+def _is_exception(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, Exception)
+
+
+# ── types ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+def is_pydantic_model(kind: Any) -> bool:
+    """Whether the type is a pydantic model. pydantic is not imported: it is there if the user's code has it."""
+    pydantic = sys.modules.get("pydantic")
+    return pydantic is not None and isinstance(kind, type) and issubclass(kind, pydantic.BaseModel)
+
+
+def is_struct_like(kind: Any) -> bool:
+    """Whether the type stands for a whole JSON object."""
+    origin = get_origin(kind) or kind
+    if not isinstance(origin, type):
+        return False
+    return (
+        issubclass(origin, msgspec.Struct | dict)
+        or origin in (Mapping, typing.Mapping)
+        or dataclasses.is_dataclass(origin)
+        or typing.is_typeddict(origin)
+        or is_pydantic_model(origin)
+    )
+
+
+def underlying_type(kind: Any) -> Any:
+    """The type without Annotated and without None."""
+    if get_origin(kind) is Annotated:
+        return underlying_type(get_args(kind)[0])
+    if is_union(kind):
+        others = [one for one in get_args(kind) if one is not type(None)]
+        return underlying_type(others[0]) if len(others) == 1 else kind
+    return kind
+
+
+def is_union(kind: Any) -> bool:
+    """Whether the type is `A | B` or `Union[A, B]`."""
+    return get_origin(kind) in (Union, types.UnionType)
+
+
+def is_list(kind: Any) -> bool:
+    """Whether the type is a list, tuple or set of values."""
+    kind = underlying_type(kind)
+    return (get_origin(kind) or kind) in (list, tuple, set, frozenset)
+
+
+def holds(kind: Any, wanted: Sequence[type]) -> bool:
+    """Whether the type is one of the wanted types, a list of one, or a union with one."""
+    kind = underlying_type(kind)
+    if is_union(kind):
+        return any(holds(one, wanted) for one in get_args(kind))
+    return kind in wanted or (is_list(kind) and any(underlying_type(one) in wanted for one in get_args(kind)))
+
+
+def constrained(kind: Any, metas: Sequence[msgspec.Meta]) -> Any:
+    """The type with constraints. Those of an optional type are its value's: msgspec allows none beside None."""
+    if not metas:
+        return kind
+    others = [one for one in get_args(kind) if one is not type(None)] if is_union(kind) else []
+    if len(others) == 1:
+        return Union[Annotated[(others[0], *metas)], None]  # noqa: UP007
+    return Annotated[(kind, *metas)]
