@@ -62,7 +62,7 @@ class Gateway:
         feasibility = FeasibilityCheck(state.view)
         wait_predictor = WaitPredictor(gateway, state.view, feasibility)
         self._router = Router(gateway, state, feasibility, wait_predictor)
-        self._recorder = CallRecorder(gateway, state.view, ledger, freed=freed)
+        self._recorder = CallRecorder(gateway, state.view, ledger, demand=demand, freed=freed)
         self._admission = AdmissionControl(
             gateway, state.view, billing, wait_predictor, max_body_bytes=max_body_bytes, demand=demand
         )

@@ -18,6 +18,11 @@ from .dispatch.call_record import CallRecord
 IDLE_S = 300.0
 CLOSE_S = 2.0
 """How long a side that was told of the end may take to answer."""
+DEADLINE_SLACK_S = 0.02
+"""An end by the worker's side this close before the deadline counts as the deadline: the worker keeps the deadline by a
+clock of its own, in whole milliseconds, and may end or lose its connection before its close frame is here."""
+APP_CODES = 3000
+"""From here on close codes belong to applications (RFC 6455, section 7.4.2)."""
 GOING_AWAY, POLICY, TOO_BIG, LOST, RESTART = 1001, 1008, 1009, 1011, 1012
 
 
@@ -58,7 +63,7 @@ class WebSocketSession:
 
         self.record.backend.on_drain(attempt, leave)
         self._spoken_s = loop.time()
-        ways = {asyncio.ensure_future(self._up(upstream, first)), asyncio.ensure_future(self._down(upstream))}
+        ways = (asyncio.ensure_future(self._up(upstream, first)), asyncio.ensure_future(self._down(upstream)))
         try:
             while True:
                 left_s = (self.record.call.deadline_ns - time.monotonic_ns()) / 1e9
@@ -70,8 +75,10 @@ class WebSocketSession:
                 done, _ = await asyncio.wait(
                     {*ways, leaving}, timeout=min(left_s, idle_s), return_when=asyncio.FIRST_COMPLETED
                 )
-                for ended in done:
-                    return ended.result()
+                if done:
+                    close = next((way.result() for way in ways if way in done), None) or leaving.result()
+                    left_s = (self.record.call.deadline_ns - time.monotonic_ns()) / 1e9
+                    return end_at_deadline(close, left_s, self._late())
         finally:
             leaving.cancel()
             for way in ways:
@@ -117,6 +124,17 @@ class WebSocketSession:
 
     def _too_big(self) -> SocketClose:
         return SocketClose(TOO_BIG, f"a message has more than {self.max_message_bytes} bytes", error="too_large")
+
+
+def end_at_deadline(close: SocketClose, left_s: float, late: SocketClose) -> SocketClose:
+    """How a WebSocket ends whose worker's side ended so long before the deadline.
+
+    At the deadline several things happen in any order: the worker's close frame, the end of its process, its drain.
+    Then the deadline is the reason, unless the client or the app itself closed.
+    """
+    if left_s > DEADLINE_SLACK_S or close.by_client or close.code >= APP_CODES:
+        return close
+    return late
 
 
 def sendable(code: int) -> int:

@@ -115,6 +115,8 @@ class VersionBackend:
         """Most calls at one time since the last report: short ones between two reports keep their worker warm, too."""
         self.arrived = 0
         """Calls, ever."""
+        self.reported_busy = False
+        """Whether its last report told of calls."""
         self.idle_report_pending = False
         """Whether the end of its last call is about to be reported."""
         self.unplaced_since_ns: int | None = None
@@ -282,6 +284,7 @@ class VersionBackend:
         }
         queued, running = len(self.queue), self.running
         running = max(running, self.peak - queued)
+        self.reported_busy = bool(queued or running)
         oldest = min((queued.call for queued in self.queue), key=lambda call: call.accepted_unix_ns, default=None)
         return FunctionLoad(
             queued,

@@ -37,8 +37,12 @@ IDLE_REPORT_DELAY_S = 0.1
 class CallRecorder:
     """One a gateway."""
 
-    def __init__(self, gateway: str, view: View, ledger: LedgerWriter, *, freed: Callable[[], None]) -> None:
-        """`freed` is called when the schedulers should know soon that calls have ended."""
+    def __init__(
+        self, gateway: str, view: View, ledger: LedgerWriter, *, demand: Callable[[], None], freed: Callable[[], None]
+    ) -> None:
+        """`demand` is called when the schedulers should know at once that there are calls, `freed` when they should
+        know soon that calls have ended."""
+        self.demand = demand
         self.view = view
         self.ledger = ledger
         self._gateway = gateway
@@ -114,6 +118,10 @@ class CallRecord:
         self.attempts += 1
         if not self.begun:
             self.queue_ns = attempt.started_ns - self.call.accepted_ns
+        if not self.backend.reported_busy:
+            # The next periodic report may come after the keep-alive, and a WebSocket's worker would be drained.
+            self.backend.reported_busy = True
+            self._recorder.demand()
 
     def release_for_retry(self, attempt: Attempt, backoff_ns: int) -> None:
         """Frees the slot of an attempt that failed; its worker gets no calls for a while."""

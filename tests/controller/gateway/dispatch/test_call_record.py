@@ -1,14 +1,19 @@
-"""What a call's timeline says of the start that it waited for."""
+"""A call's record: the start that it waited for on its timeline, and when its first attempt is reported."""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import cast
+
 import pytest
 
-from fleetstart.controller.gateway.dispatch.call_record import add_start_phases
+from fleetstart.controller.billing.ledger_writer import LedgerWriter
+from fleetstart.controller.gateway.dispatch.call_record import CallRecorder, add_start_phases
+from fleetstart.controller.state.view import View
 from fleetstart.runtime.contract.ids import NodeId, Version, WorkerId
 from fleetstart.runtime.contract.node.orders import WorkerOrder
 from fleetstart.runtime.contract.timeline import Timeline
-from tests.controller.gateway.dispatch.test_backend import call, status
+from tests.controller.gateway.dispatch.test_backend import backend, call, status
 from tests.controller.scheduler.test_autoscaler import spec
 
 MS = 1_000_000
@@ -27,3 +32,25 @@ def test_placing_ends_when_the_start_was_decided_whenever_its_order_was_written_
     )  # fmt: skip
     add_start_phases(timeline, accepted, status("w"), order, 0)
     assert [phase.duration_ms for phase in timeline.phases if phase.name == "place"] == placed_ms
+
+
+def test_the_first_call_of_a_version_that_was_reported_idle_is_reported_at_once() -> None:
+    """Else its worker could be drained under a call: periodic reports are further apart than a short keep-alive."""
+    demands: list[str] = []
+    ledger = cast(LedgerWriter, SimpleNamespace(opened=lambda _: None))
+    recorder = CallRecorder("gw", View(), ledger, demand=lambda: demands.append("now"), freed=lambda: None)
+    version = backend(concurrency=4)
+    version.on_status(status("a"), 0)
+
+    def start(name: str) -> None:
+        record = recorder.open(version, call(name))
+        attempt = version.try_acquire(record.call, 0)
+        assert attempt is not None
+        record.start_attempt(attempt)
+
+    assert version.load().running == 0
+    start("1")
+    assert demands == ["now"]
+    assert version.load().running == 1
+    start("2")
+    assert demands == ["now"], "the schedulers know that the version has calls"
