@@ -86,13 +86,13 @@ class Gateway:
         if scope["type"] == "websocket":
             await self._websockets(scope, receive, send)
         else:
-            await self._answer(scope, receive, send)
+            await self._handle(scope, receive, send)
 
     async def check(self, target: Target, request_id: str, body_bytes: int) -> None:
         """Errors: what a call would be refused with whenever its turn came, for one that is to be run later."""
         self._admission.check(await self._router.find(target, request_id), body_bytes)
 
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         accepted_ns, accepted_unix_ns = time.monotonic_ns(), time.time_ns()
         request_id = valid_request_id(header(scope, b"x-request-id")) or new_invocation_id()
         try:
