@@ -1,1 +1,1 @@
-"""From request to handler to response."""
+"""Runs handlers: decodes a request into arguments, calls the handler, encodes its result."""

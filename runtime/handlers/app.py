@@ -1,9 +1,8 @@
-"""The user's function or object as an ASGI app: arguments in, JSON, bytes or events out.
+"""ASGI app around a handler: decodes arguments, runs the handler, writes JSON, bytes or events.
 
 Synchronous code runs in a pool of as many threads as the worker has slots; asynchronous code runs on the
-loop and is cancelled when its client goes away. A generator, of either kind, becomes a stream of
-server-sent events; the response begins with the first item, so that a failure before it is a plain 500.
-A batched handler is called by `batching`, for many calls at once.
+loop and is cancelled when its client disconnects. A generator, of either kind, becomes a stream of server-sent events;
+the response begins with the first item, so that a failure before it is a plain 500. `batching` calls a batched handler.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ import asyncio
 import contextlib
 import contextvars
 import inspect
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -20,18 +20,18 @@ from ..sdk.context import CallState, current_call
 from ..sdk.decorators import batching_of
 from ..sdk.responses import Response
 from ..worker_io.asgi import App, ClientDisconnected, Receive, Scope, Send, read_body
-from .batching import Batcher
+from ..worker_io.user_errors import as_exception
+from .batching import Batcher, wait_for_end
 from .forms import MULTIPART, Form, media_type, read_form
 from .request_args import ArgumentDecoder, Arguments, argument_decoder
 from .response_writer import ResponseWriter, progress_mode
 from .result_encoding import result_encoding_of
-from .thread_calls import ThreadCall, as_exception, wait_for_end
 
 Run = Callable[[Arguments, CallState, ResponseWriter], Awaitable[None]]
 
 
 def is_asgi(target: Any) -> bool:
-    """Whether it is called as an ASGI app is: with (scope, receive, send), by name or as a framework's object."""
+    """Whether the target is an ASGI app: a callable of (scope, receive, send), by parameter names."""
     try:
         names = list(inspect.signature(target).parameters)
     except (TypeError, ValueError):
@@ -40,13 +40,15 @@ def is_asgi(target: Any) -> bool:
 
 
 def handler_app(
-    handler: Callable[..., Any], *, slots: int, bundle_dir: str, answers: Callable[..., Any] | None = None
+    handler: Callable[..., Any], *, slots: int, bundle_dir: str, returns: Callable[..., Any] | None = None
 ) -> App:
-    """`answers` is what gives the answer, where that is not the handler itself. Errors: TypeError for a signature that
-    cannot be served, NameError for an annotation that names nothing."""
+    """Builds the app. `returns`: the callable whose return annotation applies, if not the handler's own.
+
+    Errors: TypeError for a signature that cannot be served, NameError for an annotation with an undefined name.
+    """
     batching = batching_of(handler)
     inputs = argument_decoder(handler, batched=batching is not None)
-    outputs = result_encoding_of(answers or handler, batched=batching is not None)
+    outputs = result_encoding_of(returns or handler, batched=batching is not None)
     called = handler if inspect.isroutine(handler) else type(handler).__call__
     run: Run
     if batching is not None:
@@ -64,14 +66,14 @@ def handler_app(
             return
         call = current_call(scope)
         call.body_was_read(receive)
-        reply = ResponseWriter(send, call, outputs, bundle_dir, told=progress_mode(scope))
+        reply = ResponseWriter(send, call, outputs, bundle_dir, progress=progress_mode(scope))
         try:
             await run(arguments, call, reply)
         except Exception as error:
             await reply.failed(error)
         finally:
             reply.close()
-            call.ended()
+            call.end()
             if form is not None:
                 form.close()
 
@@ -79,7 +81,7 @@ def handler_app(
 
 
 async def _read(inputs: ArgumentDecoder, scope: Scope, receive: Receive) -> tuple[Arguments, Form | None]:
-    """Errors: InvalidInput, TooLarge, Disconnected."""
+    """Reads and decodes the request. Errors: InvalidInput, TooLarge, ClientDisconnected."""
     media, content_type = media_type(scope["headers"])
     if media != MULTIPART:
         return inputs.read(await read_body(receive), scope["query_string"], media, content_type), None
@@ -118,7 +120,7 @@ def _in_batches(batcher: Batcher) -> Run:
 
 
 async def _cancellable(work: Awaitable[None], call: CallState, reply: ResponseWriter) -> None:
-    """In the call's own task, which is cancelled when its client goes away."""
+    """Runs the work in the call's own task, and cancels it when the client disconnects."""
     task = asyncio.current_task()
     assert task is not None
     left = False
@@ -167,7 +169,7 @@ async def _each(items: Iterator[Any]) -> AsyncIterator[Any]:
 
 
 def _in_threads(handler: Callable[..., Any], pool: ThreadPoolExecutor) -> Run:
-    """A thread cannot be cancelled: the call lasts, and keeps its slot, until the thread is done with it."""
+    """Runs the handler in a pool. A thread cannot be cancelled: the call keeps its slot until the thread is done."""
 
     async def run(arguments: Arguments, call: CallState, reply: ResponseWriter) -> None:
         job = ThreadCall(asyncio.get_running_loop())
@@ -187,3 +189,80 @@ def _in_threads(handler: Callable[..., Any], pool: ThreadPoolExecutor) -> Run:
             await wait_for_end(job.ended)
 
     return run
+
+
+ITEMS_AHEAD = 16
+"""Items that a synchronous generator may be ahead of its reader."""
+
+
+class ThreadCall:
+    """One call of a synchronous handler in a pool thread, with its result or its generator's items on the loop.
+
+    The whole generator runs in one thread, because code between two yields may rely on the thread that it
+    is in (torch.inference_mode does). `ended` is set last, when the thread is done with the call.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._stopped = False
+        self._room = threading.Semaphore(ITEMS_AHEAD)
+        self._queue: asyncio.Queue[tuple[Any, BaseException | None, bool]] = asyncio.Queue()
+        self.streams = False
+        """Whether the result is a generator, read with `items`; valid once `result` is set."""
+        self.result: asyncio.Future[Any] = loop.create_future()
+        self.ended: asyncio.Future[None] = loop.create_future()
+
+    def run(self, work: Callable[[], Any]) -> None:
+        """Runs the work in the pool thread. Raises nothing: errors are set on `result` or raised by `items`."""
+        try:
+            result = work()
+        except BaseException as error:
+            self._loop.call_soon_threadsafe(self._settle, None, error, True)
+            return
+        items = result.body if isinstance(result, Response) else result
+        if not inspect.isgenerator(items):
+            self._loop.call_soon_threadsafe(self._settle, result, None, True)
+            return
+        self.streams = True
+        self._loop.call_soon_threadsafe(self._settle, result, None, False)
+        failure: BaseException | None = None
+        try:
+            with contextlib.closing(items):
+                for item in items:
+                    self._room.acquire()
+                    if self._stopped:
+                        break
+                    self._loop.call_soon_threadsafe(self._queue.put_nowait, (item, None, True))
+        except BaseException as error:
+            failure = error
+        self._loop.call_soon_threadsafe(self._finish, failure)
+
+    def _settle(self, result: Any, error: BaseException | None, ended: bool) -> None:
+        # A call that was cancelled in the meantime has cancelled the future: its result is dropped.
+        if not self.result.done():
+            if error is None:
+                self.result.set_result(result)
+            else:
+                self.result.set_exception(as_exception(error))
+        if ended:
+            self.ended.set_result(None)
+
+    def _finish(self, failure: BaseException | None) -> None:
+        self._queue.put_nowait((None, failure, False))
+        self.ended.set_result(None)
+
+    async def items(self) -> AsyncIterator[Any]:
+        """Items of the generator as they come. Errors: what the generator raises."""
+        while True:
+            item, failure, more = await self._queue.get()
+            self._room.release()
+            if failure is not None:
+                raise as_exception(failure)
+            if not more or self._stopped:
+                return
+            yield item
+
+    def stop(self) -> None:
+        """Stops the generator at its next item."""
+        self._stopped = True
+        self._room.release()

@@ -17,8 +17,8 @@ from typing import Any
 
 from ..contract.errors import HandlerFailed
 from ..sdk.decorators import Batching
+from ..worker_io.user_errors import as_exception
 from .request_args import ArgumentDecoder, Arguments
-from .thread_calls import as_exception, wait_for_end
 
 
 def seconds_until_due(
@@ -174,3 +174,15 @@ def _as_list(results: Any, count: int) -> list[Any]:
 def _set_result(future: asyncio.Future[None]) -> None:
     if not future.done():
         future.set_result(None)
+
+
+async def wait_for_end(ended: asyncio.Future[None]) -> None:
+    """Waits for the end even when cancelled, and raises the cancellation afterwards."""
+    cancelled: asyncio.CancelledError | None = None
+    while not ended.done():
+        try:
+            await asyncio.shield(ended)
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled

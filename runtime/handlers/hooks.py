@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..sdk.decorators import ON_EXIT
-from ..worker_io import user_errors as blame
+from ..worker_io import user_errors
 
 
 def run_start_hooks(handler: Any, weights: Any, loop: asyncio.AbstractEventLoop) -> None:
@@ -58,4 +58,4 @@ def _close(hooks: list[Callable[[], Any]], loop: asyncio.AbstractEventLoop) -> N
             if inspect.isawaitable(result):
                 asyncio.run_coroutine_threadsafe(_awaited(result), loop).result()
         except BaseException as error:
-            blame.log(error, f"{getattr(hook, '__qualname__', hook)} failed while the worker was ending:")
+            user_errors.log(error, f"{getattr(hook, '__qualname__', hook)} failed while the worker was ending:")

@@ -36,8 +36,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from . import linux as kernel
-from . import seccomp
+from . import linux, seccomp
 
 FUNCTION_DIR = "/tmp/function"
 """Where a confined worker finds its bundle: its working folder and the first entry of sys.path."""
@@ -120,14 +119,14 @@ def fork_into_namespaces() -> int:
     """
     own = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
     try:
-        kernel.unshare(kernel.CLONE_NEWPID)
+        linux.unshare(linux.CLONE_NEWPID)
         try:
             pid = os.fork()
         except BaseException:
-            kernel.setns(own, kernel.CLONE_NEWPID)
+            linux.setns(own, linux.CLONE_NEWPID)
             raise
         if pid:
-            kernel.setns(own, kernel.CLONE_NEWPID)
+            linux.setns(own, linux.CLONE_NEWPID)
         return pid
     finally:
         os.close(own)
@@ -135,11 +134,11 @@ def fork_into_namespaces() -> int:
 
 def enter_namespaces(*, network: bool) -> None:
     """In the new child: the other namespaces. With `network`, the node's network stays."""
-    flags = kernel.CLONE_NEWNS | kernel.CLONE_NEWIPC | kernel.CLONE_NEWUTS
-    kernel.unshare(flags if network else flags | kernel.CLONE_NEWNET)
-    kernel.mount("none", "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
+    flags = linux.CLONE_NEWNS | linux.CLONE_NEWIPC | linux.CLONE_NEWUTS
+    linux.unshare(flags if network else flags | linux.CLONE_NEWNET)
+    linux.mount("none", "/", None, linux.MS_REC | linux.MS_PRIVATE)
     if not network:
-        kernel.loopback_up()
+        linux.loopback_up()
 
 
 def confine(bundle_dir: str, steps: Iterable[MountStep], *, writable_bytes: int, terminals: bool = False) -> None:
@@ -150,11 +149,11 @@ def confine(bundle_dir: str, steps: Iterable[MountStep], *, writable_bytes: int,
     """
     if terminals:
         steps = (*steps, MountStep("keep", "/dev/tty"))
-    trees = {step.path: kernel.open_tree(step.path) for step in steps if step.kind == "keep" and _exists(step.path)}
+    trees = {step.path: linux.open_tree(step.path) for step in steps if step.kind == "keep" and _exists(step.path)}
     folders = {path: os.path.isdir(path) for path in trees}
-    bundle = kernel.open_tree(bundle_dir)
+    bundle = linux.open_tree(bundle_dir)
 
-    kernel.mount("proc", "/proc", "proc", kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC)
+    linux.mount("proc", "/proc", "proc", linux.MS_NOSUID | linux.MS_NODEV | linux.MS_NOEXEC)
     for step in steps:
         if step.kind == "keep" and step.path in trees:
             _put_back(trees.pop(step.path), step.path, folder=folders[step.path])
@@ -166,12 +165,12 @@ def confine(bundle_dir: str, steps: Iterable[MountStep], *, writable_bytes: int,
     if terminals:
         os.mkdir("/dev/pts")
         os.symlink("pts/ptmx", "/dev/ptmx")
-    kernel.set_read_only("/", True, recursive=True)
-    kernel.set_read_only("/tmp", False, recursive=False)
-    flags = kernel.MS_NOSUID | kernel.MS_NODEV
-    kernel.mount("tmpfs", "/dev/shm", "tmpfs", flags, f"size={writable_bytes // 2},mode=1777")
+    linux.set_read_only("/", True, recursive=True)
+    linux.set_read_only("/tmp", False, recursive=False)
+    flags = linux.MS_NOSUID | linux.MS_NODEV
+    linux.mount("tmpfs", "/dev/shm", "tmpfs", flags, f"size={writable_bytes // 2},mode=1777")
     if terminals:
-        kernel.mount("devpts", "/dev/pts", "devpts", kernel.MS_NOSUID | kernel.MS_NOEXEC, "newinstance,ptmxmode=0666")
+        linux.mount("devpts", "/dev/pts", "devpts", linux.MS_NOSUID | linux.MS_NOEXEC, "newinstance,ptmxmode=0666")
     os.chdir(FUNCTION_DIR)
 
 
@@ -185,9 +184,9 @@ def _exists(path: str) -> bool:
 
 
 def _mask(path: str, writable_bytes: int) -> None:
-    flags = kernel.MS_NOSUID | (0 if path == "/dev" else kernel.MS_NODEV)
+    flags = linux.MS_NOSUID | (0 if path == "/dev" else linux.MS_NODEV)
     options = f"size={writable_bytes // 2},mode=1777" if path == "/tmp" else _MASK_OPTIONS
-    kernel.mount("tmpfs", path, "tmpfs", flags, options)
+    linux.mount("tmpfs", path, "tmpfs", flags, options)
 
 
 def _put_back(tree_fd: int, path: str, *, folder: bool) -> None:
@@ -198,7 +197,7 @@ def _put_back(tree_fd: int, path: str, *, folder: bool) -> None:
         if not os.path.exists(path):
             os.close(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o644))
     try:
-        kernel.move_mount(tree_fd, path)
+        linux.move_mount(tree_fd, path)
     finally:
         os.close(tree_fd)
 
@@ -215,17 +214,17 @@ def give_up_rights() -> None:
     open_files = OPEN_FILES_MAX if hard == resource.RLIM_INFINITY else min(OPEN_FILES_MAX, hard)
     resource.setrlimit(resource.RLIMIT_NOFILE, (open_files, open_files))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    kernel.drop_capabilities()
-    kernel.forbid_new_privileges()
+    linux.drop_capabilities()
+    linux.forbid_new_privileges()
     if seccomp.supported():
         seccomp.install()
-    kernel.die_with_parent(signal.SIGKILL)
+    linux.die_with_parent(signal.SIGKILL)
 
 
 def enter_user_namespace() -> None:
     """An ordinary user, as the same user, becomes the owner of a namespace and may then make the others in it."""
     uid, gid = os.geteuid(), os.getegid()
-    kernel.unshare(kernel.CLONE_NEWUSER)
+    linux.unshare(linux.CLONE_NEWUSER)
     Path("/proc/self/setgroups").write_text("deny")
     Path("/proc/self/uid_map").write_text(f"{uid} {uid} 1")
     Path("/proc/self/gid_map").write_text(f"{gid} {gid} 1")
@@ -238,13 +237,13 @@ def become_user_root() -> None:
     allows only if that one belongs to the user namespace too. Either of the two ends with the other.
     """
     enter_user_namespace()
-    kernel.unshare(kernel.CLONE_NEWPID)
+    linux.unshare(linux.CLONE_NEWPID)
     child = os.fork()
     if child:
-        kernel.close_from(3)
+        linux.close_from(3)
         _, status = os.waitpid(child, 0)
         os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
-    kernel.die_with_parent(signal.SIGKILL)
+    linux.die_with_parent(signal.SIGKILL)
 
 
 def probe() -> tuple[Isolation, bool]:

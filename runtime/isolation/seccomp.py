@@ -13,7 +13,7 @@ import errno
 import platform
 import struct
 
-from . import linux as kernel
+from . import linux
 
 _DENIED = {
     "x86_64": {
@@ -92,4 +92,4 @@ def program(machine: str, extra: tuple[int, ...] = ()) -> bytes:
 
 def install(extra: tuple[int, ...] = ()) -> None:
     """Filters this thread and all that it starts, for good. Needs no_new_privs (or CAP_SYS_ADMIN)."""
-    kernel.set_seccomp_filter(program(platform.machine(), extra))
+    linux.set_seccomp_filter(program(platform.machine(), extra))

@@ -8,7 +8,7 @@ from socket import socket
 from typing import Protocol
 
 from ..contract.node.messages import Assign
-from . import namespaces as isolation
+from . import namespaces
 
 
 class WorkerEnvironment(Protocol):
@@ -29,16 +29,16 @@ class NodeEnvironment:
     """On the node's own kernel. `confined`: whether it has its namespaces; `steps`: the mounts that shut it in."""
 
     confined: bool
-    steps: tuple[isolation.MountStep, ...] = ()
+    steps: tuple[namespaces.MountStep, ...] = ()
     clock_shift_ns: int = 0
 
     def confine(self, assign: Assign, first: int) -> tuple[str, socket | None]:
         bundle_dir = assign.bundle_dir
         if self.confined:
             writable_bytes = assign.spec.memory_bytes // 2
-            isolation.confine(bundle_dir, self.steps, writable_bytes=writable_bytes, terminals=assign.shell)
-            bundle_dir = isolation.FUNCTION_DIR
+            namespaces.confine(bundle_dir, self.steps, writable_bytes=writable_bytes, terminals=assign.shell)
+            bundle_dir = namespaces.FUNCTION_DIR
         else:
             os.chdir(bundle_dir)
-        isolation.give_up_rights()
+        namespaces.give_up_rights()
         return bundle_dir, socket(fileno=first)

@@ -16,10 +16,9 @@ import socket
 import sys
 from typing import NoReturn
 
-from ..contract.node import exit_codes as exits
+from ..contract.node import exit_codes
 from ..contract.node.messages import Fork, LauncherReady
-from ..isolation import linux as kernel
-from ..isolation import namespaces as isolation
+from ..isolation import linux, namespaces
 from ..isolation.namespaces import Isolation
 from .launcher import CONTROL_FD, LaunchedWorker, arrange_descriptors, begin, has_ended, join_groups, serve
 from .profiles import warm_up, worker_environment
@@ -30,14 +29,14 @@ class ForkLauncher:
 
     def __init__(self, granted: Isolation, hide: tuple[str, ...]) -> None:
         self._granted = granted
-        self._steps = isolation.plan(hide)
+        self._steps = namespaces.plan(hide)
         self._own_pidfd = os.pidfd_open(os.getpid())
 
     def describe(self, *, network: bool) -> str:
         return self._granted.describe(network=network)
 
     def launch(self, fork: Fork, control_fd: int, log_fd: int) -> int:
-        pid = isolation.fork_into_namespaces() if self._granted.namespaces else os.fork()
+        pid = namespaces.fork_into_namespaces() if self._granted.namespaces else os.fork()
         if pid == 0:
             self._become_worker(fork, control_fd, log_fd)
         return pid
@@ -55,9 +54,9 @@ class ForkLauncher:
     def _become_worker(self, request: Fork, control_fd: int, log_fd: int) -> NoReturn:
         """In the child: never returns, and never runs another line of the fork server's."""
         try:
-            kernel.die_with_parent(signal.SIGKILL)
+            linux.die_with_parent(signal.SIGKILL)
             if has_ended(self._own_pidfd):
-                os._exit(exits.ORPHANED)  # the fork server died before it could be told what to do at its death
+                os._exit(exit_codes.ORPHANED)  # the fork server died before it could be told what to do at its death
             self._settle(request, control_fd, log_fd)
             from ..isolation.worker_environment import NodeEnvironment
             from ..worker import shim
@@ -68,7 +67,7 @@ class ForkLauncher:
             # Standard error is the worker's log by then, or, if not even that worked, the daemon's.
             os.write(2, f"worker {request.worker} did not start: {type(error).__name__}: {error}\n".encode())
         finally:
-            os._exit(exits.START_FAILED)
+            os._exit(exit_codes.START_FAILED)
 
     def _settle(self, request: Fork, control_fd: int, log_fd: int) -> None:
         """Descriptors, signals, limits and namespaces of a new worker."""
@@ -79,10 +78,10 @@ class ForkLauncher:
         gc.enable()
         join_groups(request.cgroup_procs)
         if self._granted.namespaces:
-            isolation.enter_namespaces(network=request.network)
+            namespaces.enter_namespaces(network=request.network)
             socket.sethostname(request.worker)
         _reseed()
-        kernel.die_with_parent(signal.SIGKILL)
+        linux.die_with_parent(signal.SIGKILL)
 
 
 def _reseed() -> None:
@@ -113,9 +112,9 @@ def main(arguments: list[str] | None = None) -> None:
     _leave_environment()
     sock = begin(options.fd)
     warm_up(options.profile)
-    granted, inside_user_namespace = isolation.probe()
+    granted, inside_user_namespace = namespaces.probe()
     if inside_user_namespace:
-        isolation.become_user_root()
+        namespaces.become_user_root()
     threads = len(os.listdir("/proc/self/task"))
     if threads > 1:
         sys.stderr.write(f"the fork server has {threads} threads after its imports; a worker gets the first alone\n")

@@ -25,11 +25,11 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from ..contract.node import exit_codes as exits
+from ..contract.node import exit_codes
 from ..contract.node.channel import Channel, ChannelClosed
 from ..contract.node.messages import Fork, ForkFailed, LauncherReady, LauncherUnavailable
 from ..contract.timeline import machine_origin_ns
-from ..isolation import linux as kernel
+from ..isolation import linux
 from ..isolation.namespaces import OPEN_FILES_MAX, interpreter_paths
 from .launcher import LaunchedWorker, begin, has_ended, join_groups, serve
 from .profiles import worker_environment
@@ -198,21 +198,21 @@ class GVisorLauncher:
         self, command: list[str], fork: Fork, parent_pidfd: int, control_fd: int, log_fd: int
     ) -> NoReturn:
         try:
-            kernel.die_with_parent(signal.SIGKILL)
+            linux.die_with_parent(signal.SIGKILL)
             if has_ended(parent_pidfd):
-                os._exit(exits.ORPHANED)
+                os._exit(exit_codes.ORPHANED)
             os.setsid()
             join_groups(fork.cgroup_procs)
             os.dup2(control_fd, 0)
             os.dup2(log_fd, 1)
             os.dup2(log_fd, 2)
-            kernel.close_from(3)
+            linux.close_from(3)
             signal.signal(signal.SIGINT, signal.SIG_DFL)
             os.execve(command[0], command, _environment())
         except BaseException as error:
             os.write(2, f"worker {fork.worker} did not start: {type(error).__name__}: {error}\n".encode())
         finally:
-            os._exit(exits.START_FAILED)
+            os._exit(exit_codes.START_FAILED)
 
 
 def _environment() -> dict[str, str]:

@@ -18,7 +18,7 @@ from typing import Protocol
 from ..contract.ids import WorkerId
 from ..contract.node.channel import Channel, ChannelClosed
 from ..contract.node.messages import Exited, Fork, Forked, ForkFailed, LauncherReady
-from ..isolation import linux as kernel
+from ..isolation import linux
 from ..worker_io.log_tagging import TaggedStream
 
 CONTROL_FD = 3
@@ -100,7 +100,7 @@ def begin(fd: int) -> socket.socket:
 
     Ctrl-C in a terminal reaches the whole group: the daemon drains, and ends this process when it is done.
     """
-    kernel.die_with_parent(signal.SIGKILL)
+    linux.die_with_parent(signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.path[:] = [path for path in sys.path if path not in ("", os.getcwd())]
     sock = socket.socket(fileno=fd)
@@ -123,7 +123,7 @@ def arrange_descriptors(control_fd: int, log_fd: int) -> None:
     os.dup2(log_fd, 1)
     os.dup2(log_fd, 2)
     os.dup2(control_fd, CONTROL_FD, inheritable=False)
-    kernel.close_from(CONTROL_FD + 1)
+    linux.close_from(CONTROL_FD + 1)
     sys.stdin = open(0, closefd=False)  # noqa: SIM115
     sys.stdout = sys.__stdout__ = TaggedStream(1)  # type: ignore[misc]
     sys.stderr = sys.__stderr__ = TaggedStream(2)  # type: ignore[misc]

@@ -17,8 +17,8 @@ from ..contract.node.messages import DaemonMessage, Ready
 from ..contract.timeline import Timeline
 from ..contract.worker_headers import TOKEN_HEADER
 from ..handlers.app import handler_app
-from ..worker.meter import Meter
-from ..worker.server import CallGate, WorkerServer
+from ..worker.call_gate import CallGate, Meter
+from ..worker.server import WorkerServer
 
 DEADLINE_S = 5.0
 _CALLS = 20

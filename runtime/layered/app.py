@@ -39,7 +39,7 @@ class LayeredApp:
         self._timeout_s = timeout_s
         self._replaced = threading.Condition()
         self._speed: Speed | None = None
-        self._app = handler_app(self._caller(), slots=slots, bundle_dir=bundle_dir, answers=self._model.after)
+        self._app = handler_app(self._caller(), slots=slots, bundle_dir=bundle_dir, returns=self._model.after)
 
     def _caller(self) -> Callable[..., Any]:
         @functools.wraps(self._model.before)

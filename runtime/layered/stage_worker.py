@@ -16,7 +16,7 @@ from ..contract.weights.stage import Stage
 from ..pipeline.frames import Activations, Dismiss, LayerCallFailed, Message
 from ..pipeline.links import StageLinks
 from ..pipeline.stage_protocol import StageProtocol
-from ..worker_io import user_errors as blame
+from ..worker_io import user_errors
 from .activations import pack, unpack
 from .layer_range import LayerRange
 
@@ -61,8 +61,8 @@ class LayeredStageWorker(StageProtocol):
                 self.send(following, message, payload)
 
     def _explained(self, error: Exception) -> ErrorInfo:
-        blame.log(error, "a layer failed:")
+        user_errors.log(error, "a layer failed:")
         if isinstance(error, FleetError):
             return error.info()
-        text = blame.describe(error, self._bundle_dir)
+        text = user_errors.describe(error, self._bundle_dir)
         return HandlerFailed(text, hint="the traceback is in the function's log").info()

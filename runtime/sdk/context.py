@@ -121,7 +121,8 @@ class CallState:
             self._watcher = self._loop.create_task(self._until_gone())
         return self._watcher
 
-    def ended(self) -> None:
+    def end(self) -> None:
+        """Stops watching the client."""
         if self._watcher is not None:
             self._watcher.cancel()
         self._receive = None
@@ -231,7 +232,7 @@ def with_context(app: App, function: str, version: int) -> App:
         try:
             await app(scope, receive, send)
         finally:
-            call.ended()
+            call.end()
             current.reset(token)
 
     return with_call

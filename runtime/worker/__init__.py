@@ -1,1 +1,1 @@
-"""One worker process: shim, start, server, watchdog."""
+"""One worker process: assignment, start, call gate, HTTP server, watchdog."""

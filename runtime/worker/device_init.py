@@ -1,4 +1,4 @@
-"""A worker's device, which must be there before its handler is."""
+"""Device initialisation of a worker, which ends before its handler is built."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from ..contract.timeline import Timeline
 
 
 class DeviceInit:
-    """Comes up beside the import. A CUDA context takes most of a second; a CPU needs a number."""
+    """Initialises the device in parallel with the import: a CUDA context takes most of a second, a CPU needs only its
+    thread count."""
 
     def __init__(self, threads: int, timeline: Timeline) -> None:
         self._threads = max(1, threads)
@@ -17,6 +18,7 @@ class DeviceInit:
         self._error: Exception | None = None
 
     def begin(self) -> None:
+        """Starts the initialisation; on a CPU it is done when this returns."""
         import torch
 
         if torch.version.cuda is None:
@@ -38,6 +40,7 @@ class DeviceInit:
             self._error = error
 
     def wait(self) -> None:
+        """Waits for the end of the initialisation. Errors: its own."""
         if self._thread is not None:
             self._thread.join()
         if self._error is not None:

@@ -1,7 +1,7 @@
-"""A worker's way out of its own network: a socket on its loopback, which its node answers as an HTTP proxy.
+"""Egress socket: a listening socket on the worker's loopback that its node serves as an HTTP proxy.
 
-The socket is opened here, inside the worker's network, and handed over: whoever connects to it is accepted by the node
-(`prefetcher.egress`), so no byte passes through a process of the worker's, and nothing here needs a thread.
+It is opened inside the worker's network namespace and handed to the node, which accepts its connections: no byte
+passes through a process of the worker, and no thread is needed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _VARIABLES = ("http_proxy", "https_proxy", "all_proxy")
 
 
 def open_egress_socket(send: Callable[[msgspec.Struct, tuple[int, ...]], None]) -> dict[str, str]:
-    """Hands the socket over; returns the environment that leads clients to it. Errors: OSError, ChannelClosed."""
+    """Opens the socket and sends it to the node; returns the proxy variables. Errors: OSError, ChannelClosed."""
     with socket.create_server(("127.0.0.1", 0), backlog=BACKLOG) as listener:
         port = listener.getsockname()[1]
         send(EgressListener(), (listener.fileno(),))

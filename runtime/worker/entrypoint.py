@@ -1,4 +1,4 @@
-"""The object that a version's entry names, imported from its bundle."""
+"""Entry point: imports the object that a version's entry names from its bundle."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from ..contract.errors import NoHandler
 
 
 def import_entry(entry: str, bundle_dir: str) -> Any:
-    """The object that `module:attribute` names. Errors: NoHandler, and whatever the module raises."""
+    """Imports `module:attribute`. Errors: NoHandler, and those of the module."""
     module_name, _, attribute = entry.partition(":")
-    _refuse_taken_name(module_name, bundle_dir)
+    _check_name_is_free(module_name, bundle_dir)
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
@@ -33,8 +33,8 @@ def import_entry(entry: str, bundle_dir: str) -> Any:
     return getattr(module, attribute)
 
 
-def _refuse_taken_name(module_name: str, bundle_dir: str) -> None:
-    """A user's `queue.py` would silently be the standard library's, which is imported already."""
+def _check_name_is_free(module_name: str, bundle_dir: str) -> None:
+    """Errors: NoHandler for a module name in use: `queue.py` would resolve to the standard library's `queue`."""
     top = module_name.partition(".")[0]
     taken = sys.modules.get(top)
     path = os.path.join(bundle_dir, top)

@@ -1,12 +1,11 @@
-"""What a worker serves that is a shell for a person (`Assign.shell`): one command, with a terminal or with pipes.
+"""Shell worker (`Assign.shell`): serves one command over a WebSocket, with a terminal or with pipes.
 
-Such a worker is a fresh one, forked, limited and shut in by the very code that does this for calls; then it starts a
-shell where others import the handler. It was preferred to going into a worker that runs: no root process ever steps
-into namespaces in which a user's code is at work, a shell that eats the memory kills no call with it, and a function
-that sleeps has one, too. What it does not see is another worker's processes and files; and it maps no weights.
+It is a new worker, forked, limited and confined like any other; it starts a shell instead of the handler. Entering a
+running worker was rejected: no root process enters namespaces in which user code runs, a shell that exhausts the memory
+kills no call, and an idle function has a shell, too. It sees no processes and files of other workers, and no weights.
 
-It serves one WebSocket (`contract.terminal`), and is over when that is, or when nobody comes: its end is that of the
-pid namespace, and so of all that was started in it.
+It serves one WebSocket (`contract.node.shell`) and ends with it, or if none is opened. The pid namespace ends all
+processes that were started in it.
 """
 
 from __future__ import annotations
@@ -26,32 +25,32 @@ from typing import Any
 import msgspec
 
 from ..contract.node.shell import CHUNK_BYTES, STDERR, STDOUT, EndOfInput, Exit, Size, Start, read_client
-from ..isolation import linux as kernel
+from ..isolation import linux
 from ..worker_io.asgi import Receive, Scope, Send
 
 UNCLAIMED_S = 30.0
-"""The controller connects at once; one that is gone will not."""
-REST_S = 1.0
-"""For what was printed last, once the command has ended: something that it left behind may hold its output open."""
+"""Wait for the controller's WebSocket: it connects at once, unless it is gone."""
+LAST_OUTPUT_S = 1.0
+"""Wait for the last output after the command has ended: a process that it left may hold its output open."""
 SHELLS = ("/bin/bash", "/bin/sh")
 NOT_FOUND, NOT_RUN = 127, 126
 POLICY = 1008
 
 
 class ShellApp:
-    """An ASGI app for one session. `leave` is called when it is over."""
+    """ASGI app of one shell session. `leave` is called when it has ended."""
 
     def __init__(self, leave: Callable[[], object], loop: asyncio.AbstractEventLoop) -> None:
         self._leave = leave
         self._claimed = False
-        loop.call_later(UNCLAIMED_S, self._give_up)
+        loop.call_later(UNCLAIMED_S, self._end_unclaimed)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "websocket":
-            raise LookupError("a shell is a WebSocket, and nothing else is served here")
+            raise LookupError("a shell worker only serves a WebSocket")
         await receive()  # websocket.connect
         if self._claimed:
-            await send({"type": "websocket.close", "code": POLICY, "reason": "this shell is taken"})
+            await send({"type": "websocket.close", "code": POLICY, "reason": "this shell is in use"})
             return
         self._claimed = True
         try:
@@ -60,7 +59,7 @@ class ShellApp:
         finally:
             self._leave()
 
-    def _give_up(self) -> None:
+    def _end_unclaimed(self) -> None:
         if not self._claimed:
             self._leave()
 
@@ -75,16 +74,16 @@ async def _session(receive: Receive, send: Send) -> None:
     except (OSError, ValueError) as error:
         status = NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_RUN
         await _print(send, STDERR, f"{start.argv[:1]}: {error}\n".encode("utf-8", "replace"))
-        await _over(send, status)
+        await _send_exit(send, status)
         return
-    printing = [asyncio.ensure_future(_copy(fd, stream, send)) for fd, stream in command.outputs]
-    typing = asyncio.ensure_future(_obey(receive, command))
+    printing = [asyncio.ensure_future(_forward_output(fd, stream, send)) for fd, stream in command.outputs]
+    typing = asyncio.ensure_future(_handle_input(receive, command))
     ending = asyncio.ensure_future(command.exited())
     try:
         await asyncio.wait({typing, ending}, return_when=asyncio.FIRST_COMPLETED)
         if ending.done():
-            await asyncio.wait(printing, timeout=REST_S)
-            await _over(send, ending.result())
+            await asyncio.wait(printing, timeout=LAST_OUTPUT_S)
+            await _send_exit(send, ending.result())
     finally:
         tasks = [typing, ending, *printing]
         for task in tasks:
@@ -93,7 +92,7 @@ async def _session(receive: Receive, send: Send) -> None:
         command.close()
 
 
-async def _over(send: Send, status: int) -> None:
+async def _send_exit(send: Send, status: int) -> None:
     await send({"type": "websocket.send", "text": msgspec.json.encode(Exit(status)).decode()})
     await send({"type": "websocket.close", "code": 1000})
 
@@ -102,13 +101,13 @@ async def _print(send: Send, stream: bytes, data: bytes) -> None:
     await send({"type": "websocket.send", "bytes": stream + data})
 
 
-async def _copy(fd: int, stream: bytes, send: Send) -> None:
+async def _forward_output(fd: int, stream: bytes, send: Send) -> None:
     while data := await _read(fd):
         await _print(send, stream, data)
 
 
-async def _obey(receive: Receive, command: ShellCommand) -> None:
-    """Returns when the client has gone, or breaks the rules."""
+async def _handle_input(receive: Receive, command: ShellCommand) -> None:
+    """Handles the client's messages until it disconnects or violates the protocol."""
     while (message := await receive())["type"] == "websocket.receive":
         if message.get("bytes") is not None:
             await command.type(message["bytes"])
@@ -124,11 +123,11 @@ async def _obey(receive: Receive, command: ShellCommand) -> None:
 
 
 class ShellCommand:
-    """One process in a session of its own. Errors: OSError, ValueError if it cannot be started."""
+    """One process in its own session, on a terminal or on pipes. Errors: OSError, ValueError if it cannot start."""
 
     def __init__(self, start: Start) -> None:
         argv = start.argv or [next((shell for shell in SHELLS if os.path.exists(shell)), SHELLS[-1])]
-        # The worker's own Python, and what is installed with it, by the name under which one looks for it.
+        # The worker's own Python and its packages' programs come first on PATH.
         environment = {**os.environ, "PATH": f"{os.path.dirname(sys.executable)}:{os.environ.get('PATH', os.defpath)}"}
         self._terminal = -1
         if start.window is not None:
@@ -154,13 +153,13 @@ class ShellCommand:
             os.close(theirs)
 
     async def type(self, data: bytes) -> None:
-        """What nobody reads any more is dropped."""
+        """Writes to the command's input; drops the data if the input is closed."""
         while data and self._input >= 0:
             try:
                 data = data[os.write(self._input, data) :]
             except BlockingIOError:
                 loop = asyncio.get_running_loop()
-                await _until(loop.add_writer, loop.remove_writer, self._input)
+                await _wait_ready(loop.add_writer, loop.remove_writer, self._input)
             except OSError:
                 return
 
@@ -179,7 +178,7 @@ class ShellCommand:
         return 128 - status if status < 0 else status
 
     def close(self) -> None:
-        """With everything in its process group; what has left that ends with the worker."""
+        """Kills the process group; processes outside it end with the worker."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
@@ -194,7 +193,7 @@ def _started(
     argv: list[str], environment: dict[str, str], stream: int, settle: Callable[[], object]
 ) -> subprocess.Popen[bytes]:
     def first() -> None:
-        kernel.die_with_parent(signal.SIGKILL)
+        linux.die_with_parent(signal.SIGKILL)
         settle()
 
     return subprocess.Popen(
@@ -204,19 +203,19 @@ def _started(
 
 
 async def _read(fd: int) -> bytes:
-    """Empty at the end; a terminal's is an error, once nobody has its other side open."""
+    """Next output; empty at the end, which a terminal reports as an error."""
     loop = asyncio.get_running_loop()
     while True:
         try:
             return os.read(fd, CHUNK_BYTES)
         except BlockingIOError:
-            await _until(loop.add_reader, loop.remove_reader, fd)
+            await _wait_ready(loop.add_reader, loop.remove_reader, fd)
         except OSError:
             return b""
 
 
-async def _until(add: Callable[..., Any], remove: Callable[[int], Any], fd: int) -> None:
-    """Until the loop says that the descriptor is ready."""
+async def _wait_ready(add: Callable[..., Any], remove: Callable[[int], Any], fd: int) -> None:
+    """Waits until the loop reports the descriptor as ready."""
     ready = asyncio.Event()
     add(fd, ready.set)
     try:

@@ -1,8 +1,8 @@
-"""The life of a worker, from its first line to its last: pooled, assigned, ready, drained.
+"""Worker lifecycle: pooled, assigned, ready, drained.
 
-Forked by the fork server, it says `Pooled` and waits. Everything that does not depend on the function is
-done before that (imports, the event loop), so that `Assign` to `Ready` is short: shut itself in
-(`isolation`), start the function (`start`), serve it (`server`). The end of the control socket is its end.
+Forked by the fork server, a worker sends `Pooled` and waits. Everything that does not depend on the function happens
+before that (imports, the event loop), so that `Assign` to `Ready` is short: confine the process (`isolation`), start
+the function (`start`), serve it (`call_gate`, `server`). It ends with its control socket.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import msgspec
 import uvloop
 
 from ..contract.errors import FleetError, StartFailed
-from ..contract.node import exit_codes as exits
+from ..contract.node import exit_codes
 from ..contract.node.channel import Channel, ChannelClosed
 from ..contract.node.messages import (
     Assign,
@@ -41,21 +41,20 @@ from ..contract.timeline import Timeline
 from ..isolation.worker_environment import WorkerEnvironment
 from ..pipeline.node_messages import NodeMessages
 from . import watchdog
+from .call_gate import CallGate, Meter, redact_errors
 from .egress_socket import open_egress_socket
-from .meter import Meter
-from .secret_redaction import redact_errors
-from .server import CallGate, WorkerServer
+from .server import WorkerServer
 from .start import StartContext, StartedApp, start
 
 USAGE_EVERY_S = 1.0
 SPARE_AFTER_S = 0.05
-"""A worker that was forked for a call has its assignment by then."""
+"""Wait for an assignment before the worker counts as spare: one that was forked for a call has it by then."""
 CLOSE_S = 2.0
-"""What closing gets at least, after the calls have ended: an engine ends its thread. The process ends anyway."""
+"""Least time for close hooks after the calls have ended: an engine ends its thread. The process ends anyway."""
 
 
 def run(control: socket, environment: WorkerEnvironment) -> NoReturn:
-    """Lives; ends the process with one of `contract.exits`."""
+    """Runs the worker to its end. Never returns; exits with a code of `contract.node.exit_codes`."""
     started_ns = time.monotonic_ns() + environment.clock_shift_ns
     loop = uvloop.new_event_loop()
     asyncio.set_event_loop(loop)
@@ -65,23 +64,23 @@ def run(control: socket, environment: WorkerEnvironment) -> NoReturn:
         _warm_up_while_idle(control)
         message, descriptors = channel.receive()
     except ChannelClosed:
-        watchdog.end_process(exits.ORPHANED)
+        watchdog.end_process(exit_codes.ORPHANED)
     if not isinstance(message, Assign):
-        watchdog.end_process(exits.DRAINED)
+        watchdog.end_process(exit_codes.DRAINED)
     AssignedWorker(channel, message, loop).run(environment, descriptors)
 
 
 def _warm_up_while_idle(control: socket) -> None:
-    """A spare worker that can bind tensors does so once, before it gets work: the second time is five times quicker."""
-    nobody_waits = not select.select([control], [], [], SPARE_AFTER_S)[0]
-    if nobody_waits and "torch" in sys.modules:
+    """Binds a few tensors once in a spare worker: the second time is five times faster."""
+    is_spare = not select.select([control], [], [], SPARE_AFTER_S)[0]
+    if is_spare and "torch" in sys.modules:
         from ..weights.warmup import warm_up_weights
 
         warm_up_weights()
 
 
 class AssignedWorker:
-    """One worker after its assignment."""
+    """A worker after its assignment: confined, started, served, drained."""
 
     def __init__(self, channel: Channel[DaemonMessage], assign: Assign, loop: asyncio.AbstractEventLoop) -> None:
         self._channel = channel
@@ -89,23 +88,24 @@ class AssignedWorker:
         self._loop = loop
         self._meter = Meter(assign.spec.concurrency)
         self._timeline = Timeline()
-        self._leave = asyncio.Event()
+        self._finished = asyncio.Event()
         self._grace_ends_s = 0.0
         self._node_messages: NodeMessages | None = None
         self._reporter = UsageReporter(loop, self._meter, self._send)
         self._listener: WorkerServer | None = None
 
     def run(self, environment: WorkerEnvironment, descriptors: list[int]) -> NoReturn:
+        """Runs the assignment to its end; never returns."""
         try:
             bundle_dir, listening = self._confine(environment, descriptors.pop(0))
             watchdog.watch(self._channel.fileno(), self._meter)
             if self._assign.shell:
                 from .shell import ShellApp  # late: calls need none of it
 
-                terminal = StartedApp(ShellApp(self._leave.set, self._loop), True, None)
+                terminal = StartedApp(ShellApp(self._finished.set, self._loop), True, None)
                 self._loop.run_until_complete(self._serve(terminal, listening, bundle_dir))
-                watchdog.end_process(exits.DRAINED)
-            self._node_messages = self._join(descriptors)
+                watchdog.end_process(exit_codes.DRAINED)
+            self._node_messages = self._receive_stage_messages(descriptors)
             starting = StartContext(
                 assign=self._assign,
                 bundle_dir=bundle_dir,
@@ -121,31 +121,31 @@ class AssignedWorker:
         except FleetError as error:
             self._fail(error)
         except ChannelClosed:
-            watchdog.end_process(exits.ORPHANED)
+            watchdog.end_process(exit_codes.ORPHANED)
         _flush()
-        watchdog.end_process(exits.DRAINED)
+        watchdog.end_process(exit_codes.DRAINED)
 
-    def _join(self, descriptors: list[int]) -> NodeMessages | None:
-        """A stage hears its node from now on; takes the listener for its links out of the descriptors."""
+    def _receive_stage_messages(self, descriptors: list[int]) -> NodeMessages | None:
+        """For a pipeline stage, receives messages in a thread; takes the links' listener from the descriptors."""
         if self._assign.stage is None:
             return None
         node_messages = NodeMessages(socket(fileno=descriptors.pop(0)))
         self._channel.socket.setblocking(False)
         node_messages.hear(
             self._channel,
-            lambda message: self._loop.call_soon_threadsafe(self._obey, message),
-            lambda: watchdog.end_process(exits.ORPHANED),
+            lambda message: self._loop.call_soon_threadsafe(self._handle, message),
+            lambda: watchdog.end_process(exit_codes.ORPHANED),
         )
         return node_messages
 
     def _stage_ended(self, why: str) -> None:
-        """Its pipeline needs it no longer, and it will be drained; or it cannot go on."""
+        """Ends the process if the stage failed; a dismissed stage is drained by its node."""
         if why:
             print(f"the stage ends: {why}", file=sys.stderr, flush=True)
-            watchdog.end_process(exits.ORPHANED)
+            watchdog.end_process(exit_codes.ORPHANED)
 
     def _confine(self, environment: WorkerEnvironment, first: int) -> tuple[str, socket | None]:
-        """Before any of the user's code. Returns where the bundle lies afterwards, and where to listen."""
+        """Confines the process before user code runs; returns the bundle's folder and the listening socket."""
         spec = self._assign.spec
         with self._timeline.span("start"):
             try:
@@ -153,7 +153,7 @@ class AssignedWorker:
                 if spec.egress:
                     os.environ.update(open_egress_socket(self._channel.send))
             except OSError as error:
-                raise StartFailed(f"the worker could not be shut in: {error}") from error
+                raise StartFailed(f"the worker could not be confined: {error}") from error
             os.environ.update(spec.env)
             os.environ.update(self._assign.secrets)
             os.environ.setdefault("OMP_NUM_THREADS", str(self._assign.threads))
@@ -181,8 +181,8 @@ class AssignedWorker:
         self._channel.send(Ready(self._timeline))
         if self._node_messages is None:
             self._channel.socket.setblocking(False)
-            self._loop.add_reader(self._channel.fileno(), self._listen)
-        await self._leave.wait()
+            self._loop.add_reader(self._channel.fileno(), self._on_control_readable)
+        await self._finished.wait()
         if started.close is not None:
             await self._close(started.close, started.close_s)
         await listener.stop()
@@ -190,46 +190,46 @@ class AssignedWorker:
         self._send(Drained())
 
     async def _close(self, close: Callable[[], None], most_s: float) -> None:
-        """Beside the loop, which must still carry what is said to calls that are cut off."""
+        """Runs the close hooks in a thread, since the loop must still send the responses of aborted calls."""
         limit_s = max(CLOSE_S, min(most_s, self._grace_ends_s - self._loop.time()))
         try:
             await asyncio.wait_for(self._loop.run_in_executor(None, close), limit_s)
         except TimeoutError:
             print(f"closing took longer than the {limit_s:.3g} s that it had", file=sys.stderr, flush=True)
 
-    def _listen(self) -> None:
+    def _on_control_readable(self) -> None:
         try:
             message, descriptors = self._channel.receive()
         except BlockingIOError:
             return
         except ChannelClosed:
-            watchdog.end_process(exits.ORPHANED)
+            watchdog.end_process(exit_codes.ORPHANED)
         if isinstance(message, ClientConnection) and self._listener is not None and descriptors:
-            self._listener.take(socket(fileno=descriptors.pop()))
+            self._listener.serve_connection(socket(fileno=descriptors.pop()))
         for descriptor in descriptors:
             os.close(descriptor)
-        self._obey(message)
+        self._handle(message)
 
-    def _obey(self, message: DaemonMessage) -> None:
+    def _handle(self, message: DaemonMessage) -> None:
         if isinstance(message, Drain):
             self._meter.draining = True
             self._grace_ends_s = self._loop.time() + message.grace_s
-            self._loop.call_later(message.grace_s, self._leave.set)
+            self._loop.call_later(message.grace_s, self._finished.set)
             self._changed()
 
     def _changed(self) -> None:
         self._reporter.changed()
         if self._meter.draining and not self._meter.running:
-            self._leave.set()
+            self._finished.set()
 
     def _send(self, message: msgspec.Struct) -> bool:
-        """False if the daemon is behind with reading; the next report says it all again."""
+        """Sends a message; False if the daemon is behind with reading, and the next report repeats it."""
         try:
             self._channel.send(message)
         except ChannelClosed as error:
             if isinstance(error.__cause__, BlockingIOError):
                 return False
-            watchdog.end_process(exits.ORPHANED)
+            watchdog.end_process(exit_codes.ORPHANED)
         return True
 
     def _fail(self, error: FleetError) -> NoReturn:
@@ -237,28 +237,30 @@ class AssignedWorker:
         try:
             self._channel.send(StartError(error.info(), self._timeline))
         except ChannelClosed:
-            watchdog.end_process(exits.ORPHANED)
-        watchdog.end_process(exits.START_FAILED)
+            watchdog.end_process(exit_codes.ORPHANED)
+        watchdog.end_process(exit_codes.START_FAILED)
 
 
 class UsageReporter:
-    """Sends usage when it changed, at most once a USAGE_EVERY_S; an idle worker sends nothing and sleeps."""
+    """Reports usage when it changed, at most once in USAGE_EVERY_S; an idle worker sends nothing."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, meter: Meter, send: Callable[[msgspec.Struct], bool]) -> None:
         self._loop = loop
         self._meter = meter
         self._send = send
         self.speed: Callable[[], Speed | None] | None = None
-        """How quick the engine is, if there is one; without, only how long calls take is known."""
+        """Speed of the LLM engine, if there is one."""
         self._timer: asyncio.TimerHandle | None = None
         self._sent_at = -USAGE_EVERY_S
 
     def changed(self) -> None:
+        """Schedules a report."""
         if self._timer is None:
             wait_s = max(0.0, self._sent_at + USAGE_EVERY_S - self._loop.time())
             self._timer = self._loop.call_later(wait_s, self.report)
 
     def report(self) -> None:
+        """Sends a report now, and schedules the next one while calls run."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -268,7 +270,7 @@ class UsageReporter:
             self._timer = self._loop.call_later(USAGE_EVERY_S, self.report)
 
     def _usage(self) -> Usage:
-        """A call's time at the door, and the engine's own figures, which leave out what was refused or cut."""
+        """Usage with the engine's own speed, which leaves out rejected and aborted calls, and the gate's call times."""
         usage = self._meter.usage(time.monotonic_ns())
         if self.speed is None or usage.speed is None:
             return usage
@@ -282,4 +284,4 @@ def _flush() -> None:
         try:
             stream.flush()
         except (OSError, ValueError):
-            continue  # closed by the user's code, or nobody reads: there is nowhere to say so
+            continue  # closed by user code or by its reader: an error could not be reported either

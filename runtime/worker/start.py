@@ -1,7 +1,7 @@
-"""From an assignment to an ASGI app: the device, the user's module, its weights, its load().
+"""Start of a function in its worker: device, import of the user's module, weights, `load()`.
 
-Device initialisation and the import overlap with the weights, which the node streams into the segment
-meanwhile. Whatever goes wrong leaves as one FleetError that names the line of the user's code.
+Device initialisation and the import overlap with the weights, which the node streams into the segment meanwhile. Every
+failure is raised as one FleetError that names the line of the user's code.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from ..handlers.app import handler_app, is_asgi
 from ..handlers.hooks import close_hook, run_start_hooks
 from ..sdk.context import with_context
 from ..sdk.declarations import LLM, Layered
-from ..worker_io import user_errors as blame
+from ..worker_io import user_errors
 from ..worker_io.asgi import App
 from .device_init import DeviceInit
 from .entrypoint import import_entry
@@ -46,14 +46,14 @@ if TYPE_CHECKING:
     from ..weights.weights import Weights
 
 CLOSE_S = 10.0
-"""Of what a drain leaves of its grace, for a handler to close what it has open."""
+"""Most of a drain's remaining grace period that a handler's close hooks get."""
 
 
 @dataclass(frozen=True, slots=True)
 class StartedApp:
-    """An app ready to be served, whether it may know ASGI's lifespan, how to close it, and how quick its engine is.
+    """A started function: its app, whether that may support ASGI lifespan, its close hook, its engine's speed.
 
-    `close_s`: what closing gets of a drain's time, once the calls have ended.
+    `close_s`: longest time of the close hook, after the calls have ended.
     """
 
     app: App
@@ -65,8 +65,10 @@ class StartedApp:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartContext:
-    """What a start needs: the assignment, where its bundle lies, its segments' descriptors, its loop, and whom to tell
-    which chunks of the weights it waits for."""
+    """Inputs of a start: assignment, bundle folder, segment descriptors, event loop, and callbacks to the node.
+
+    `want` asks for chunks of the weights that the worker waits for.
+    """
 
     assign: Assign
     bundle_dir: str
@@ -74,21 +76,21 @@ class StartContext:
     loop: asyncio.AbstractEventLoop
     want: Callable[[range], object] = lambda chunks: None
     node_messages: NodeMessages | None = None
-    """Of a stage; whom to tell of its life follows."""
+    """Set for a pipeline stage, like the two callbacks below (see `StageContext`)."""
     on_consolidated: Callable[[], object] = lambda: None
     on_end: Callable[[str], object] = lambda why: None
 
 
 def start(starting: StartContext, timeline: Timeline) -> StartedApp:
-    """Errors: FleetError; the traceback of what was raised is in the log by then."""
+    """Starts the function. Errors: FleetError; the traceback of a user's exception is in the log."""
     try:
         return _start(starting, timeline)
     except Exception as error:
         raise _explained(error, starting) from error
     except (SystemExit, KeyboardInterrupt) as error:
-        blame.log(error, "the start failed:")
-        place = blame.where(error, starting.bundle_dir)
-        raise StartFailed(f"the module ended itself with {type(error).__name__} ({place})") from error
+        user_errors.log(error, "the start failed:")
+        place = user_errors.where(error, starting.bundle_dir)
+        raise StartFailed(f"the module exited with {type(error).__name__} ({place})") from error
 
 
 def _start(starting: StartContext, timeline: Timeline) -> StartedApp:
@@ -122,7 +124,7 @@ def _start_llm(starting: StartContext, device: DeviceInit, attached: list[Weight
     spec, threads = starting.assign.spec, starting.assign.threads
     weights: Any = _weights(attached)
     if weights is None or spec.llm is None:
-        raise WeightsMissing(f"{spec.name} is an LLM and came without a segment")
+        raise WeightsMissing(f"{spec.name} is an LLM and was assigned without weights")
     from ..llm import create_app
 
     device.wait()
@@ -149,7 +151,7 @@ def _stage_context(starting: StartContext, stage: Stage, weights: Weights) -> St
 
 
 def _start_stage(starting: StartContext, context: StageContext, settings: LLMSettings, weights: Any) -> StartedApp:
-    """Ready when its whole pipeline is, or, of a later stage, when its links stand."""
+    """Starts one stage of an LLM; a first stage is ready with its pipeline, a later one with its links."""
     from ..llm.distributed.stages import LLMFirstStage, LLMLaterStage
 
     spec, threads = starting.assign.spec, starting.assign.threads
@@ -165,7 +167,7 @@ def _start_stage(starting: StartContext, context: StageContext, settings: LLMSet
 def _start_layered(starting: StartContext, device: DeviceInit, target: Any, attached: list[Weights]) -> StartedApp:
     spec = starting.assign.spec
     if not attached:
-        raise WeightsMissing(f"{spec.name} is Layered and came without a segment")
+        raise WeightsMissing(f"{spec.name} is Layered and was assigned without weights")
     from ..contract.weights.stage import layer_count
     from ..layered.app import instantiate_model
     from ..layered.stages import LayeredFirstStage, LayeredLaterStage, LayeredModel, whole_app
@@ -190,7 +192,7 @@ def _start_layered(starting: StartContext, device: DeviceInit, target: Any, atta
 
 
 def _attach(starting: StartContext) -> list[Weights]:
-    """Of the weights, then of their adapter: mapped from now on, while the module is imported."""
+    """Attaches the segments of the weights and of their adapter; they are mapped while the module is imported."""
     if not starting.segment_fds:
         return []
     from ..weights.weights import Weights
@@ -211,7 +213,7 @@ def _attach(starting: StartContext) -> list[Weights]:
 
 
 def _weights(attached: list[Weights]) -> TensorMapping | None:
-    """What load() gets."""
+    """The weights as `load()` receives them, with the adapter applied."""
     if len(attached) < 2:
         return attached[0] if attached else None
     from ..weights.lora import AdaptedWeights
@@ -221,13 +223,13 @@ def _weights(attached: list[Weights]) -> TensorMapping | None:
 
 
 def _build(target: Any, device: DeviceInit, weights: Any, loop: asyncio.AbstractEventLoop) -> Any:
-    """The callable to serve; a class is made into an instance and loaded."""
+    """The handler to serve; a class is instantiated and loaded."""
     if isinstance(target, LLM):
         raise InvalidSpec("the entry is an LLM, but the version was deployed without its llm settings: deploy again")
     if inspect.isclass(target) and issubclass(target, Layered):
         raise InvalidSpec(
             f"{target.__name__} is Layered, and the version was deployed as a plain class",
-            hint="deploy it again; a class is known as Layered by its bases in the handler's own file",
+            hint="deploy it again; a class is recognised as Layered by its bases in the handler's own file",
         )
     if not callable(target):
         raise NoHandler(f"the entry is a {type(target).__name__}, which cannot be called")
@@ -242,21 +244,24 @@ def _build(target: Any, device: DeviceInit, weights: Any, loop: asyncio.Abstract
 
 
 def _explained(error: Exception, starting: StartContext) -> FleetError:
-    """The error as its caller shall see it. What the platform itself refused needs no traceback."""
+    """The error for the caller. Errors of the platform itself are not logged with a traceback."""
     native = _segment_error(error)
     if native is not None:
         return native
     if isinstance(error, FleetError):
         return error
-    blame.log(error, "the start failed:")
-    text = blame.describe(error, starting.bundle_dir)
-    if isinstance(error, SyntaxError) and blame.where(error, starting.bundle_dir) != f"{error.filename}:{error.lineno}":
+    user_errors.log(error, "the start failed:")
+    text = user_errors.describe(error, starting.bundle_dir)
+    if (
+        isinstance(error, SyntaxError)
+        and user_errors.where(error, starting.bundle_dir) != f"{error.filename}:{error.lineno}"
+    ):
         return HandlerSyntax(text)
     return StartFailed(text, hint="the traceback is in the function's log")
 
 
 def _segment_error(error: Exception) -> FleetError | None:
-    """A segment's failure keeps its own code, however deep in a load() it surfaced."""
+    """The FleetError in a segment's failure, wherever in a `load()` it surfaced; None for other errors."""
     native = sys.modules.get("fleetstart.native")
     if native is not None and isinstance(error, native.SegmentFailed):
         code, message = error.args

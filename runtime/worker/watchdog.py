@@ -1,9 +1,8 @@
-"""The thread that ends a worker which cannot end itself.
+"""Watchdog thread: ends a worker that cannot end itself.
 
-Two reasons: a call overran its deadline and holds its slot for nobody (the gateway answered 504 long ago;
-a Python thread cannot be stopped from outside), or the control socket ended while the main thread was
-busy in user code. It needs no loop and no cooperation, so that it also covers an event loop that a
-handler blocked.
+Either a call overran its deadline and keeps its slot (the gateway has answered 504; a Python thread cannot be stopped
+from outside), or the control socket was closed while the main thread was busy in user code. The thread needs no event
+loop, so it also covers a loop that a handler blocks.
 """
 
 from __future__ import annotations
@@ -14,17 +13,17 @@ import select
 import time
 from typing import NoReturn
 
-from ..contract.node import exit_codes as exits
-from .meter import Meter, RunningCall
+from ..contract.node import exit_codes
+from .call_gate import Meter, RunningCall
 
 OVERRUN_GRACE_S = 2.0
-"""How long a call may go on past its deadline: time for a cancelled handler to clean up."""
+"""Time past its deadline that a call may run, for a cancelled handler to clean up."""
 TICK_S = 1.0
-"""How late an overrun may be noticed. One wake-up a second costs an idle worker about 0.01 % of a core."""
+"""Interval of the check. One wake-up a second costs an idle worker about 0.01 % of a core."""
 
 
 def watch(control_fd: int, meter: Meter, *, grace_s: float = OVERRUN_GRACE_S, tick_s: float = TICK_S) -> None:
-    """Starts the thread. It ends the process with `exits.ORPHANED` or `exits.OVERRUN`, or never."""
+    """Starts the thread. It ends the process with `exit_codes.ORPHANED` or `OVERRUN`, or never."""
     arguments = (control_fd, meter, round(grace_s * 1e9), round(tick_s * 1e3))
     # Without threading.Thread: that waits until the thread runs, half a millisecond of every start.
     _thread.start_new_thread(_watch, arguments)
@@ -35,11 +34,11 @@ def _watch(control_fd: int, meter: Meter, grace_ns: int, tick_ms: int) -> None:
     poll.register(control_fd, select.POLLRDHUP)
     while True:
         if poll.poll(tick_ms):
-            end_process(exits.ORPHANED)
+            end_process(exit_codes.ORPHANED)
         call = meter.overrun(time.monotonic_ns(), grace_ns)
         if call is not None:
-            _say(call)
-            end_process(exits.OVERRUN)
+            _log_overrun(call)
+            end_process(exit_codes.OVERRUN)
 
 
 def end_process(code: int) -> NoReturn:
@@ -48,7 +47,7 @@ def end_process(code: int) -> NoReturn:
     os._exit(code)
 
 
-def _say(call: RunningCall) -> None:
+def _log_overrun(call: RunningCall) -> None:
     now_ns = time.monotonic_ns()
     text = (
         f"call {call.request} ran {(now_ns - call.started_ns) / 1e9:.1f} s and is {(now_ns - call.ends_ns) / 1e9:.1f} s"

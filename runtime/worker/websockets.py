@@ -1,4 +1,4 @@
-"""WebSockets at the worker's door: handed to the user's own ASGI app, and always ended with a word."""
+"""WebSockets of a user's ASGI app, always closed with a code and a reason."""
 
 from __future__ import annotations
 
@@ -7,19 +7,20 @@ from typing import Any
 
 from ..contract.errors import InvalidInput
 from ..contract.worker_headers import SOCKET_LATE
-from ..worker_io import user_errors as blame
+from ..worker_io import user_errors
 from ..worker_io.asgi import App, Message, Receive, Scope, Send
 
 MESSAGE_MAX_BYTES = 1 << 30
-"""The gateway's own limit is far below; this only bounds what a bug could do."""
-NOT_TAKEN = InvalidInput(
-    "this function takes no WebSockets", hint="only ASGI apps do: app = function(...)(asgi_app) with a websocket route"
+"""Largest message. The gateway's own limit is far below; this only bounds the effect of a bug."""
+NOT_SUPPORTED = InvalidInput(
+    "this function does not accept WebSockets",
+    hint="only ASGI apps do: app = function(...)(asgi_app) with a websocket route",
 )
-WENT_WRONG = 1011
+INTERNAL_ERROR = 1011
 
 
-def denying(send: Send) -> Send:
-    """Lets what answers HTTP answer a handshake, too."""
+def rejecting(send: Send) -> Send:
+    """Wraps `send` so that an HTTP response rejects a WebSocket handshake."""
 
     async def sending(message: Message) -> None:
         if message["type"].startswith("http.response."):
@@ -30,7 +31,7 @@ def denying(send: Send) -> Send:
 
 
 async def serve(app: App, scope: Scope, receive: Receive, send: Send, timeout_s: float | None, request: str) -> None:
-    """Runs the app for one socket. Raises nothing: what the app raised is in the log, and its end is 1011."""
+    """Runs the app for one WebSocket. Raises nothing: an error of the app is logged and closes with 1011."""
     state = "connecting"
 
     async def sending(message: Message) -> None:
@@ -47,8 +48,8 @@ async def serve(app: App, scope: Scope, receive: Receive, send: Send, timeout_s:
         if limit.expired():
             close["code"], close["reason"] = SOCKET_LATE
         else:
-            blame.log(error, f"socket {request or '-'} failed:")
-            close |= {"code": WENT_WRONG, "reason": "the handler raised; its traceback is in the function's log"}
+            user_errors.log(error, f"socket {request or '-'} failed:")
+            close |= {"code": INTERNAL_ERROR, "reason": "the handler raised; its traceback is in the function's log"}
     if state != "closed":
         await _close(send, close)
 
@@ -56,5 +57,5 @@ async def serve(app: App, scope: Scope, receive: Receive, send: Send, timeout_s:
 async def _close(send: Send, close: dict[str, Any]) -> None:
     try:
         await send(close)
-    except Exception as error:  # whoever was there has gone: uvicorn says so with an exception of its own
-        blame.log(error, "a socket was gone before it was closed:")
+    except Exception as error:  # the client has disconnected: uvicorn raises an exception of its own
+        user_errors.log(error, "a WebSocket was disconnected before it was closed:")

@@ -1,1 +1,1 @@
-"""What every part of a worker speaks with: ASGI messages, tagged log lines, tracebacks for the function's author."""
+"""Input and output of a worker: ASGI messages, tagged log lines, user-facing errors."""

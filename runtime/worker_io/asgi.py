@@ -1,4 +1,4 @@
-"""The little of ASGI that the worker speaks itself: types, whole responses, bodies, errors."""
+"""ASGI types, and helpers to read whole bodies and to send whole responses and errors."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ JSON = b"application/json"
 
 
 class ClientDisconnected(Exception):
-    """The client went away before its request was whole."""
+    """The client disconnected before its request was complete."""
 
 
 class ResponseAborted(Exception):
-    """Raised into the server, after everything was said, to make it close the connection amid a response."""
+    """Raised into the server to close the connection in the middle of a response; the error is logged already."""
 
 
 async def read_body(receive: Receive) -> bytes:
-    """The whole request body."""
+    """Reads the whole request body. Errors: ClientDisconnected."""
     parts: list[bytes] = []
     while True:
         message = await receive()
@@ -41,12 +41,14 @@ async def read_body(receive: Receive) -> bytes:
 
 
 async def respond(send: Send, status: int, body: bytes, content_type: bytes, headers: Headers | None = None) -> None:
+    """Sends a whole response."""
     sized = [(b"content-type", content_type), (b"content-length", str(len(body)).encode())]
     await send({"type": "http.response.start", "status": status, "headers": sized + (headers or [])})
     await send({"type": "http.response.body", "body": body})
 
 
 async def respond_error(send: Send, error: FleetError, request: str, headers: Headers | None = None) -> None:
+    """Sends an error response, marked as one of the platform."""
     body = msgspec.json.encode(ErrorBody(error=error.info(), request_id=request))
     marked = [(ERROR_HEADER.encode(), error.code.encode()), *(headers or [])]
     await respond(send, error.status, body, JSON, marked)

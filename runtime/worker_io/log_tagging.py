@@ -1,9 +1,9 @@
-"""Whose call it is that prints: each line that Python code writes says so, for the node that keeps it.
+"""Log tagging: every line that Python code prints carries the id of its call, for the node's log.
 
     RS stream id US text        stream is 1 or 2; the id is empty outside calls
 
-Which call runs is inherited by its tasks and its thread. What libraries write to the descriptors themselves carries no
-mark; it is its worker's. A handler may forge marks: of its own function's log, with ids that are well-formed.
+Tasks and threads of a call inherit its id. Output that libraries write to the descriptors directly has no tag and
+belongs to the worker. A handler can forge tags, but only in its own function's log and with well-formed ids.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from contextvars import ContextVar
 from typing import Literal
 
 CURRENT_REQUEST_ID: ContextVar[str] = ContextVar("call", default="")
-"""Request id of the call on whose behalf code runs."""
+"""Request id of the current call; empty outside calls."""
 BEGIN, END = "\x1e", "\x1f"
 
 
 class TaggedStream(io.TextIOWrapper):
-    """stdout or stderr of a worker. Line-buffered, so that a line is in the log when it is written, also if the process
+    """stdout or stderr of a worker, with tags. Line-buffered, so that a complete line is in the log even if the process
     is killed next."""
 
     def __init__(self, fd: Literal[1, 2]) -> None:
@@ -30,21 +30,21 @@ class TaggedStream(io.TextIOWrapper):
         )
         self._number = fd
         self._open: str | None = None
-        """Whose line has no end yet."""
+        """Request id of the unfinished line; None if the last line is complete."""
 
     def write(self, text: str, /) -> int:
         call = CURRENT_REQUEST_ID.get()
-        mark = f"{BEGIN}{self._number}{call}{END}" if call or self._number == 2 else ""
+        tag = f"{BEGIN}{self._number}{call}{END}" if call or self._number == 2 else ""
         if not text:
             return 0
-        marked = text
-        if mark:
+        tagged = text
+        if tag:
             body = text[:-1] if text.endswith("\n") else text
-            marked = body.replace("\n", f"\n{mark}") + text[len(body) :]
+            tagged = body.replace("\n", f"\n{tag}") + text[len(body) :]
         if self._open is None:
-            marked = mark + marked
-        elif self._open != call:  # another call's line, which has no end yet, ends here
-            marked = f"\n{mark}{marked}"
+            tagged = tag + tagged
+        elif self._open != call:  # ends the unfinished line of another call
+            tagged = f"\n{tag}{tagged}"
         self._open = None if text.endswith("\n") else call
-        super().write(marked)
+        super().write(tagged)
         return len(text)

@@ -1,7 +1,7 @@
-"""Whose line it was: an exception, told with the place in the user's own code.
+"""User-facing errors: exceptions of user code, with the place in the user's own files.
 
-The traceback that a user needs is of their files, and of the libraries that they call: it goes to the log without
-what led there. The error that a caller sees names the last line inside the bundle.
+The log gets the traceback from the user's first frame on, without the platform's frames above it. The caller's error
+names the last line inside the bundle.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _OURS = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
 def describe(error: BaseException, bundle_dir: str) -> str:
-    """For example `ValueError: no such city (handler.py:12, in look_up)`."""
+    """One line with type, message and place, for example `ValueError: no such city (handler.py:12, in look_up)`."""
     text = f"{type(error).__name__}: {_message(error)}".rstrip().removesuffix(":")
     place = where(error, bundle_dir)
     return f"{text} ({place})" if place else text
@@ -35,7 +35,7 @@ def where(error: BaseException, bundle_dir: str) -> str:
 
 
 def log(error: BaseException, headline: str) -> None:
-    """The traceback to stderr, which is the worker's log; from the user's first line on, if there is one."""
+    """Writes a headline and the traceback to stderr, the worker's log, from the user's first frame on."""
     lines = traceback.format_exception(type(error), error, _from_theirs(error.__traceback__))
     sys.stderr.write(f"{headline}\n{''.join(lines)}")
     sys.stderr.flush()
@@ -65,3 +65,12 @@ def _relative(filename: str, bundle_dir: str) -> str:
     inside = os.path.join(os.path.abspath(bundle_dir), "")
     path = os.path.abspath(filename)
     return path[len(inside) :] if path.startswith(inside) else ""
+
+
+def as_exception(error: BaseException) -> Exception:
+    """An exception that may fail a call: SystemExit must not end the worker, StopIteration cannot pass a future."""
+    if isinstance(error, Exception) and not isinstance(error, StopIteration | StopAsyncIteration):
+        return error
+    wrapped = RuntimeError(f"the handler raised {type(error).__name__}: {error}")
+    wrapped.__traceback__ = error.__traceback__
+    return wrapped
