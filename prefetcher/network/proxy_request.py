@@ -2,6 +2,9 @@
 
 The request comes from user code and is untrusted: everything about it is checked, and what is forwarded to the
 server is composed anew from the parts.
+
+Not h11: tried on the same tests, 32 of 74 failed. It rejects a CONNECT without Host, which clients send, and accepts
+folded headers and bare line feeds, which a server behind the proxy may read in another way.
 """
 
 from __future__ import annotations
