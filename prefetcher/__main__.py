@@ -64,7 +64,7 @@ async def _run(config: Config) -> None:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, end)
-    await Daemon(config, open_source(config.store)).run(stop)
+    await Daemon(config, open_source(config.store, config.http)).run(stop)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import os
 import shutil
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from fleetstart.runtime.contract.errors import InvalidSpec
@@ -58,6 +58,16 @@ WORKER_ENV = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HttpSettings:
+    """Proxies and certificates of the connections to an object store."""
+
+    proxies: Mapping[str, str] = field(default_factory=dict)
+    """URL of the proxy by scheme; `no` lists the hosts that are reached directly."""
+    ca_bundle: str | None = None
+    """File of trusted certificates; None for the system's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
     """Settings of one node daemon."""
 
@@ -75,6 +85,7 @@ class Config:
     """Enforce memory limits by polling, even where control groups could be used (FS_LIMITS=watched)."""
     worker_env: Mapping[str, str]
     """Environment of fork servers, and so of workers: no setting and no secret of the node."""
+    http: HttpSettings = field(default_factory=HttpSettings)
     keep_bytes: int = 0
     """Memory for weights that is prefaulted, so that the first cold start does not wait for the kernel to zero it."""
     keep_idle: bool = True
@@ -111,12 +122,26 @@ def config_from(env: Mapping[str, str]) -> Config:
         pool_size=read_int(env, "FS_POOL_SIZE", 1, most=64),
         profiles=_profiles(env.get("FS_PROFILES") or ",".join(POOLS)),
         cpus=cpus,
+        http=http_settings(env),
         worker_env={name: value for name, value in env.items() if name.startswith(WORKER_ENV)},
         watch_only=env.get("FS_LIMITS", "") == "watched",
         parent_death=read_flag(env, "FS_PARENT_DEATH"),
         region=_region(env.get("FS_REGION", "")),
         log_format=read_log_format(env),
         fetch_threads=read_int(env, "FS_FETCH_THREADS", default_fetch_threads(cpus), least=1, most=64),
+    )
+
+
+def http_settings(env: Mapping[str, str]) -> HttpSettings:
+    """Reads http_proxy, https_proxy and no_proxy, lower case first as curl does; AWS_CA_BUNDLE, REQUESTS_CA_BUNDLE."""
+    proxies = {
+        name.lower().removesuffix("_proxy"): value
+        for name, value in sorted(env.items())  # lower case comes last
+        if name.lower().endswith("_proxy") and (value or name.islower())
+    }
+    return HttpSettings(
+        proxies={scheme: value for scheme, value in proxies.items() if value},
+        ca_bundle=env.get("AWS_CA_BUNDLE") or env.get("REQUESTS_CA_BUNDLE") or None,
     )
 
 

@@ -96,7 +96,7 @@ class Daemon:
             size=config.pool_size,
             starts_under_way=self._starts_under_way,
         )
-        self._relays = open_relays(config.store)
+        self._relays = open_relays(config.store, config.http)
         self._io_thread = IoThread()
         descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         self._egress = NodeEgress(egress_limits(descriptors), self._io_thread)

@@ -8,6 +8,7 @@ from statistics import median
 from fleetstart import native
 from fleetstart.runtime.contract.store_url import S3Url
 
+from ..config import HttpSettings
 from ..sources.base import ObjectMissing, ObjectRange, ObjectSizeMismatch, Piece, ReadCancelled, SourceError
 from ..sources.s3 import S3Source
 from ..sources.s3_client import open_client
@@ -30,7 +31,7 @@ class NothingToRead(Exception):
 
 
 def measure_store(
-    url: S3Url, region: native.Region, *, rounds: int, round_s: float, least_bytes: int
+    url: S3Url, region: native.Region, *, rounds: int, round_s: float, least_bytes: int, http: HttpSettings
 ) -> tuple[float, str]:
     """Bytes a second, and a description. Errors: NotMeasured, NothingToRead."""
     from botocore.exceptions import BotoCoreError, ClientError
@@ -42,7 +43,7 @@ def measure_store(
             raise NothingToRead(f"{url} has {found} to read: deploy one, and measure again")
         part = Rounds(
             -(-size_bytes // RANGE_BYTES),
-            _reader(S3Source(bucket=url.bucket, prefix=url.prefix), key, size_bytes, region),
+            _reader(S3Source(bucket=url.bucket, prefix=url.prefix, http_settings=http), key, size_bytes, region),
         )
         rates = {count: median(part.run(count, round_s) for _ in range(rounds)) for count in CONNECTIONS}
     except (BotoCoreError, ClientError, SourceError, ObjectMissing, ObjectSizeMismatch) as error:

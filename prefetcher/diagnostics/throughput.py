@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 
@@ -29,6 +29,7 @@ from fleetstart.runtime.contract.sizes import GIB, MIB
 from fleetstart.runtime.contract.store_url import S3Url, parse_store
 from fleetstart.runtime.contract.weights.manifest import CHUNK_BYTES
 
+from ..config import HttpSettings, http_settings
 from ..segments.slab_memory import KINDS, Pages, open_pool
 from ..sources.base import DISK_THREADS
 from .rounds import Rounds
@@ -56,6 +57,7 @@ class Scope:
     prefault_s: float = 1.0
     write_s: float = 1.5
     kinds: Sequence[Pages] = KINDS
+    http: HttpSettings = field(default_factory=HttpSettings)
 
 
 class _LeftOut(Exception):
@@ -220,7 +222,12 @@ def _store(store: str, home: Path, region: native.Region, scope: Scope, found: _
 
         try:
             return measure_store(
-                where, region, rounds=scope.rounds, round_s=scope.round_s, least_bytes=scope.store_least_bytes
+                where,
+                region,
+                rounds=scope.rounds,
+                round_s=scope.round_s,
+                least_bytes=scope.store_least_bytes,
+                http=scope.http,
             )
         except NothingToRead as error:
             raise _LeftOut(str(error)) from error
@@ -248,6 +255,7 @@ def main() -> int:
     scope = Scope()
     if asked.bytes:
         scope = Scope(memory_bytes=asked.bytes, disk_bytes=asked.bytes, store_least_bytes=asked.bytes // 4, rounds=1)
+    scope = replace(scope, http=http_settings(os.environ))
     try:
         found = measure(asked.home.absolute(), asked.store, scope)
     except (FleetError, OSError) as error:

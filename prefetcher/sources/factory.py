@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from fleetstart.runtime.contract.store_url import S3Url, parse_store
 
+from ..config import HttpSettings
 from .base import FileSource, Source
 from .s3 import S3Source
 
 
-def open_source(url: str) -> Source:
+def open_source(url: str, http: HttpSettings | None = None) -> Source:
     """A source over a folder, or over `s3://bucket/prefix`. Errors: InvalidInput."""
     store = parse_store(url)
-    return S3Source(bucket=store.bucket, prefix=store.prefix) if isinstance(store, S3Url) else FileSource(store)
+    if isinstance(store, S3Url):
+        return S3Source(bucket=store.bucket, prefix=store.prefix, http_settings=http)
+    return FileSource(store)

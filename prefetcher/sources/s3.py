@@ -16,10 +16,10 @@ from collections.abc import Callable, Iterator
 
 from fleetstart.runtime.contract.process.moving_average import MovingAverage
 
+from ..config import HttpSettings
 from .base import ObjectMissing, ObjectRange, ObjectSizeMismatch, ReadCancelled, SourceError, check_key
-from .connection_pool import ConnectionPool, request_path
 from .s3_body import RangeProgress, ResponseBody, check_range
-from .s3_client import READ_TIMEOUT_S, STALE_ERRORS, URL_LIVES_S, open_client
+from .s3_client import READ_TIMEOUT_S, STALE_ERRORS, URL_LIVES_S, ConnectionPool, open_client
 
 STALL_S = 2.0
 """Timeout without a byte, while another connection may do better."""
@@ -41,12 +41,13 @@ class S3Source:
     """Large enough that a request's round trip and headers are a hundredth of it."""
     threads = 0
 
-    def __init__(self, *, bucket: str, prefix: str = "") -> None:
+    def __init__(self, *, bucket: str, prefix: str = "", http_settings: HttpSettings | None = None) -> None:
+        settings = http_settings or HttpSettings()
         self._bucket = bucket
         self._prefix = f"{prefix}/" if prefix else ""
         self._client = open_client()
-        self._connections = ConnectionPool()
-        self._throttled = ConnectionPool()
+        self._connections = ConnectionPool(settings)
+        self._throttled = ConnectionPool(settings)
         """Connections with small receive buffers, which the kernel would not enlarge again."""
         for connections in (self._connections, self._throttled):
             weakref.finalize(self, connections.close)
@@ -96,7 +97,7 @@ class S3Source:
         answer = None
         whole = False
         try:
-            answer = self._ask(connection, url, asked, progress, patient=patient)
+            answer = self._ask(connection, connections.request_path(url), asked, progress, patient=patient)
             body = ResponseBody(answer, connection.sock, READ_TIMEOUT_S if patient else STALL_S, asked.throttle)
             began_s, begin = time.monotonic(), progress.offset
             while not progress.whole:
@@ -137,7 +138,7 @@ class S3Source:
     def _ask(
         self,
         connection: http.client.HTTPConnection,
-        url: str,
+        path: str,
         asked: ObjectRange,
         progress: RangeProgress,
         *,
@@ -145,7 +146,7 @@ class S3Source:
     ) -> http.client.HTTPResponse:
         """Sends the request; the response, once its headers are checked."""
         wanted = f"bytes={progress.offset}-{progress.end - 1}"
-        connection.request("GET", request_path(url), headers={"Range": wanted})
+        connection.request("GET", path, headers={"Range": wanted})
         if asked.throttle is not None:
             connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, asked.throttle.window_bytes)
         connection.sock.settimeout(READ_TIMEOUT_S if patient else STALL_S)

@@ -16,6 +16,7 @@ from collections.abc import Callable
 
 from fleetstart.runtime.contract.store_url import S3Url, parse_store
 
+from ..config import HttpSettings
 from .relay_messages import RelayLink
 from .relay_receiver import RelayReceiver
 from .relay_sender import RelaySender
@@ -33,7 +34,8 @@ Failed = Callable[[str], object]
 class Relays:
     """The relayed links of one node. Thread-safe."""
 
-    def __init__(self, bucket: str, prefix: str = "") -> None:
+    def __init__(self, bucket: str, prefix: str = "", http: HttpSettings | None = None) -> None:
+        self._http = http or HttpSettings()
         self._bucket = bucket
         self._prefix = prefix
         self._lock = threading.Lock()
@@ -99,11 +101,11 @@ class Relays:
         """The store's client, made late: it takes a third of a second, and most nodes never need it."""
         with self._made:
             if self._objects is None:
-                self._objects = RelayStore(self._bucket, self._prefix)
+                self._objects = RelayStore(self._bucket, self._prefix, self._http)
             return self._objects
 
 
-def open_relays(store: str) -> Relays | None:
+def open_relays(store: str, http: HttpSettings | None = None) -> Relays | None:
     """None where the store is a folder: all nodes that share it are on one machine, and can connect."""
     url = parse_store(store)
-    return Relays(url.bucket, url.prefix) if isinstance(url, S3Url) else None
+    return Relays(url.bucket, url.prefix, http) if isinstance(url, S3Url) else None

@@ -11,9 +11,9 @@ import http.client
 import socket
 import threading
 
+from ..config import HttpSettings
 from ..sources.base import ObjectMissing, SourceError, check_key
-from ..sources.connection_pool import ConnectionPool, request_path
-from ..sources.s3_client import STALE_ERRORS, URL_LIVES_S, open_client
+from ..sources.s3_client import STALE_ERRORS, URL_LIVES_S, ConnectionPool, open_client
 
 REQUEST_S = 0.5
 """Timeout of a request: ten times the usual latency of a store."""
@@ -35,11 +35,11 @@ class RelayStore:
     Errors: SourceError, after which a retry may help; StoreRejection.
     """
 
-    def __init__(self, bucket: str, prefix: str) -> None:
+    def __init__(self, bucket: str, prefix: str, http_settings: HttpSettings) -> None:
         self._bucket = bucket
         self._prefix = f"{prefix}/" if prefix else ""
         self._client = open_client()
-        self._connections = ConnectionPool()
+        self._connections = ConnectionPool(http_settings)
         self._lock = threading.Lock()
         self._urls: dict[tuple[str, str], str] = {}
         """Signed URLs of objects that did not exist yet, and will be requested again."""
@@ -121,14 +121,13 @@ class RelayStore:
             self._keep(operation, key, url if answer.status == 404 or method == "HEAD" else "")
             return answer.status, data
 
-    @staticmethod
     def _exchange(
-        connection: http.client.HTTPConnection, method: str, url: str, body: bytes | None, timeout_s: float
+        self, connection: http.client.HTTPConnection, method: str, url: str, body: bytes | None, timeout_s: float
     ) -> http.client.HTTPResponse:
         connection.timeout = timeout_s
         if connection.sock is not None:
             connection.sock.settimeout(timeout_s)
-        connection.request(method, request_path(url), body=body)
+        connection.request(method, self._connections.request_path(url), body=body)
         # A store that answers in two parts sends the second once the first is acknowledged, for which the kernel would
         # take its time.
         connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)

@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 import xxhash
 
+from fleetstart.prefetcher.config import HttpSettings, http_settings
 from fleetstart.prefetcher.sources import s3
 from fleetstart.prefetcher.sources.base import ObjectMissing, ObjectRange, ObjectSizeMismatch, Piece, SourceError
-from fleetstart.prefetcher.sources.connection_pool import ca_bundle, proxy_for, request_path
 from fleetstart.prefetcher.sources.s3 import S3Source
 from fleetstart.prefetcher.sources.s3_body import READ_BYTES
+from fleetstart.prefetcher.sources.s3_client import ConnectionPool
 from tests.prefetcher.faulty_s3 import (
     Fault,
     FaultyS3,
@@ -197,13 +198,20 @@ def test_the_key_of_a_profile_signs(faulty: FaultyS3, monkeypatch: pytest.Monkey
     assert "FROMPROFILE" in faulty.queries[0]
 
 
-def test_a_proxy_is_used_as_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("http_proxy", "http://proxy:3128")
-    monkeypatch.setenv("no_proxy", "127.0.0.1,.local")
+def test_a_proxy_is_used_as_the_environment_says() -> None:
+    settings = http_settings(
+        {
+            "http_proxy": "http://proxy:3128", "HTTP_PROXY": "http://other:1", "no_proxy": "127.0.0.1,.local",
+            "HTTPS_PROXY": "http://secure:8080", "AWS_CA_BUNDLE": "a", "REQUESTS_CA_BUNDLE": "b",
+        }
+    )  # fmt: skip
+    pool = ConnectionPool(settings)
 
-    assert proxy_for("http://bucket.example/part") == ("proxy", 3128)
-    assert request_path("http://bucket.example/part?x=1") == "http://bucket.example/part?x=1"
-    assert proxy_for("http://127.0.0.1/part") is None
-    assert proxy_for("http://store.local/part") is None
-    assert request_path("http://127.0.0.1/part?x=1") == "/part?x=1"
-    assert ca_bundle({"AWS_CA_BUNDLE": "a", "REQUESTS_CA_BUNDLE": "b"}) == "a"
+    assert pool.proxy_for("http://bucket.example/part") == ("proxy", 3128)
+    assert pool.request_path("http://bucket.example/part?x=1") == "http://bucket.example/part?x=1"
+    assert pool.proxy_for("http://127.0.0.1/part") is None
+    assert pool.proxy_for("http://store.local/part") is None
+    assert pool.request_path("http://127.0.0.1/part?x=1") == "/part?x=1"
+    assert pool.proxy_for("https://bucket.example/part") == ("secure", 8080)
+    assert settings.ca_bundle == "a"
+    assert http_settings({"http_proxy": "", "HTTP_PROXY": "http://other:1"}) == HttpSettings(), "empty turns it off"

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from fleetstart.prefetcher.config import HttpSettings
 from fleetstart.prefetcher.stage_links import relay_sender as relay_out
 from fleetstart.prefetcher.stage_links.relay import Relays, open_relays
 from fleetstart.prefetcher.stage_links.relay_messages import OBJECT_BYTES, InvalidRelayObject, RelayLink
@@ -183,7 +184,7 @@ def test_only_a_store_that_nodes_share_can_relay(tmp_path: Path) -> None:
 
 
 def test_connections_are_used_again(relays: Relays, s3_server: S3Server, store: Store) -> None:
-    objects = RelayStore("weights", "")
+    objects = RelayStore("weights", "", HttpSettings())
     for _ in range(3):
         objects.put("relay/x/0-1/0", b"hello")
         assert objects.exists("relay/x/0-1/0")
