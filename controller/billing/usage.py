@@ -21,7 +21,6 @@ from .archive_format import LedgerEntry
 
 DIMENSIONS = ("function", "version", "phase", "key", "project", "tag", "day")
 DEFAULT_BY = ("function", "version", "phase")
-DAY_MS = 86_400_000
 _MONTH = re.compile(r"(\d{4})-(0[1-9]|1[0-2])")
 
 By = tuple[str, ...]

@@ -1,4 +1,4 @@
-"""What processes must agree on: specs, manifest, messages, errors, clock, timeline, ledger.
+"""The contract between processes: function spec, manifest, messages, errors, keys, timeline, ledger.
 
 Imports the standard library and msgspec, nothing else. Import from the modules, for example
 `from fleetstart.runtime.contract.weights.manifest import Manifest`: a process loads only what it speaks.

@@ -1,7 +1,7 @@
 """The error tree, and how an error crosses from one process to the next.
 
 FleetError
-├── Refused                      the caller can mend it: 4xx
+├── Refused                      4xx: the caller has to change something
 │   ├── InvalidInput             400  invalid_input
 │   ├── InvalidSpec              400  invalid_spec
 │   ├── NoHandler                400  no_handler
@@ -9,29 +9,29 @@ FleetError
 │   ├── WeightsMissing           400  weights_missing
 │   ├── PickleRefused            400  pickle_refused
 │   ├── CheckpointInvalid        400  checkpoint_invalid     truncated, overlapping, unreadable
-│   ├── Unauthorized             401  unauthorized           no key, or none that is good for anything
+│   ├── Unauthorized             401  unauthorized           no key, or an unknown, expired or revoked one
 │   ├── BudgetSpent              402  budget_spent           carries retry_after_s: when the budget renews
-│   ├── Forbidden                403  forbidden              a key that is good, and not for this
+│   ├── Forbidden                403  forbidden              a valid key without this right
 │   ├── QuotaExceeded            403  quota_exceeded         of a project
 │   ├── NotFound                 404  not_found
 │   ├── TooLarge                 413  too_large
-│   ├── QueueFull                429  queue_full             its workers are all there are to be; carries retry_after_s
+│   ├── QueueFull                429  queue_full             all workers of scale.max are busy; carries retry_after_s
 │   └── RateLimited              429  rate_limited           the function's or project's limits; carries retry_after_s
 ├── HandlerFailed                500  handler_error          the user's code raised
 │   └── InvalidOutput            500  invalid_output         its answer is not what its signature says
 ├── StartFailed                  500  start_failed           the user's module or load() raised, or never got ready
 ├── OutOfMemory                  500  out_of_memory          the worker passed its memory limit
 ├── WorkerLost                   502  worker_lost            the worker died under the call
-├── StoreFailed                  502  store_error            the object store did not answer as it must
-├── ChecksumMismatch             502  checksum_mismatch      bytes came, but not the right ones
-├── Unavailable                  503  unavailable            no node, no room, going down; carries retry_after_s
-│   ├── Overloaded               503  overloaded             its turn would come too late; carries retry_after_s
-│   └── QueueTimeout             503  queue_timeout          its turn did come too late; carries retry_after_s
+├── StoreFailed                  502  store_error            the object store failed
+├── ChecksumMismatch             502  checksum_mismatch      the bytes are not those that were published
+├── Unavailable                  503  unavailable            no node, no room, shutting down; carries retry_after_s
+│   ├── Overloaded               503  overloaded             predicted wait too long; carries retry_after_s
+│   └── QueueTimeout             503  queue_timeout          waited too long in the queue; carries retry_after_s
 └── DeadlineExceeded             504  deadline_exceeded
 
-Say what, which and how much, and in `hint` what to do next. `retryable` says whether the same call may
-succeed later without anybody changing anything. What does not fit its type also carries the path of the
-field (`items[2].price`), what was expected there and what came.
+Messages say what, which and how much, and `hint` what to do next. `retryable` says whether the same call may
+succeed later although nothing was changed. A type error also carries the path of the field (`items[2].price`),
+what was expected there and what came.
 """
 
 from __future__ import annotations
@@ -42,31 +42,31 @@ import msgspec
 
 
 class PendingStart(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A worker that starts, or the stages of one that start together."""
+    """A worker that is starting, or the stages of one that start together."""
 
     ready_s: float
-    """When it is expected to be ready, from now."""
+    """Time from now until it is expected to be ready."""
     slots: int = 1
-    """Calls that it will serve at a time."""
+    """Calls that it will serve concurrently."""
     fetched_bytes: int = 0
-    """Of its weights, of those that it must have before it is ready."""
+    """Fetched part of the weights that it needs before it is ready."""
     weight_bytes: int = 0
     bytes_per_s: float = 0.0
-    """At which they were seen to arrive, or, before two reports tell, as the planner predicts; 0 if none is missing."""
+    """Observed fetch rate, or the planner's prediction until there are two reports; 0 if nothing is missing."""
 
 
 class WaitEstimate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """When a call that came now would have its turn, and what that follows from."""
+    """The predicted wait of a call that is accepted now, with the figures that it follows from."""
 
     seconds: float
     queued: int = 0
-    """Calls ahead of it, at all gateways."""
+    """Calls ahead of it, over all gateways."""
     slots: int = 0
-    """Calls that the workers that are ready serve at a time."""
+    """Concurrent calls of all ready workers together."""
     running: int = 0
-    """Of the slots, those that are taken."""
+    """Slots in use."""
     call_s: float = 0.0
-    """How long a call keeps its slot, as measured."""
+    """Measured mean time that a call keeps its slot."""
     coming: list[PendingStart] = []
 
 
@@ -78,9 +78,9 @@ class ErrorInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     hint: str = ""
     retry_after_s: float | None = None
     wait: WaitEstimate | None = None
-    """How `retry_after_s` was computed, if it was."""
+    """The figures that `retry_after_s` was computed from, if it was."""
     field: str = ""
-    """Path inside the JSON value that does not fit; empty also for the whole of it."""
+    """Path of the invalid field inside the JSON value; empty for the value itself."""
     expected: str = ""
     got: str = ""
 
@@ -268,7 +268,7 @@ _BY_CODE = {error.code: error for error in _leaves(FleetError)}
 
 
 def error_from(info: ErrorInfo) -> FleetError:
-    """The exception that an `ErrorInfo` from another process stands for; an unknown code stays a FleetError."""
+    """Rebuilds the exception of another process from its `ErrorInfo`; an unknown code becomes a FleetError."""
     kind = _BY_CODE.get(info.code, FleetError)
     return kind(
         info.message,

@@ -1,4 +1,4 @@
-"""Ids as distinct types, so that a node id cannot pass for a worker id, and how new ones are made."""
+"""Identifiers as distinct types, so that a node id cannot pass for a worker id, and their generators."""
 
 from __future__ import annotations
 
@@ -30,4 +30,4 @@ def new_invocation_id() -> InvocationId:
 
 
 LIVE = "live"
-"""The alias that every function has; `@live` is the same as to name no version."""
+"""The alias that every function has; `@live` is the default where no version is named."""

@@ -1,4 +1,4 @@
-"""All key names in Redis, and what lies under each. Nothing of the data path is here.
+"""Names, contents and writers of all keys in Redis. Nothing of the data path is stored there.
 
 | key | type | holds | written by |
 | --- | --- | --- | --- |
@@ -14,14 +14,14 @@
 | fs:failures:{name}:{version} | hash | consecutive failed starts: count, last_unix_ms, error | scheduler |
 | fs:open | hash | invocation → OpenInvocation: accepted, not yet in the ledger | gateway |
 | fs:ledger | stream | rows that are in no segment yet: field `row` is an InvocationRow or PhaseRow | gateway, node |
-| fs:ledger:ids | sorted set | row id → unix ms: a row is written once; compaction takes old ones out | gateway, node |
+| fs:ledger:ids | sorted set | row id → unix ms: makes writes idempotent; old ones are removed | gateway, node |
 | fs:ledger:horizon | string | unix ms: of rows that began earlier, ids may be in segments only | scheduler |
-| fs:ledger:late | stream | rows from before the horizon, until the segments were asked for them | gateway, node |
+| fs:ledger:late | stream | rows from before the horizon, not looked up in the segments yet | gateway, node |
 | fs:ledger:segments | hash | number → header of the segment in the object store; as many as there are | scheduler |
 | fs:ledger:spent | hash | {day since 1970, UTC}:{function} → nano-dollars booked on that day | gateway, node |
-| fs:durable:{writer} | string, expiring | written before asking whether all that was is on the disk | gateway, node |
+| fs:durable:{writer} | string, expiring | written so that WAITAOF confirms earlier writes | gateway, node |
 | fs:prices | hash | version → PriceSheet | controller |
-| fs:kept | hash | worker → 1: it is kept because of `min`, so its idle time is billed | scheduler |
+| fs:kept | hash | worker → 1: kept because of `min`, so its idle time is billed | scheduler |
 | fs:budgets | hash | function → Budget | controller |
 | fs:alerts | stream, capped | BudgetEvent: each threshold of each period once | scheduler |
 | fs:alerted:{what} | string, expiring | 1: that event is in fs:alerts | scheduler |
@@ -29,11 +29,11 @@
 | fs:trace:{invocation} | string, expiring | InvocationTrace | gateway |
 | fs:plan:{worker} | string, expiring | Plan: why it was started there; one for a whole pipeline | scheduler |
 | fs:measures | hash | node:{node} → NodeMeasures, version:{name}@{version} → VersionMeasures | scheduler |
-| fs:learned:{worker}:{what} | string, expiring | 1: its start, or what came of it, is in the measures | scheduler |
-| fs:outcomes | list, capped | StartOutcome: a first answer that nobody has learnt from yet | gateway, scheduler |
+| fs:learned:{worker}:{what} | string, expiring | 1: its start, or its outcome, is in the measures | scheduler |
+| fs:outcomes | list, capped | StartOutcome: a first answer that the calibrator has not read yet | gateway, scheduler |
 | fs:logs:{function} | stream, capped | LogLine | node |
 | fs:invocation:{invocation} | hash | `call`: Envelope, `state`: Progress; outlives its connection | gateway |
-| fs:invocations:due:{function} | sorted set | invocation → unix ms: when somebody must see to its run | gateway |
+| fs:invocations:due:{function} | sorted set | invocation → unix ms at which its next run is due | gateway |
 | fs:invocations:timers | sorted set | invocation → unix ms: when it expires, or its webhook is due | gateway |
 | fs:invocations:functions | set | functions that have any of these | gateway |
 | fs:invocations:index | sorted set | invocation → unix ms of its acceptance | gateway |

@@ -1,4 +1,4 @@
-"""One record of where the time went: phases with monotonic stamps that travel with an invocation.
+"""The timeline of an invocation: phases with monotonic timestamps that travel with it.
 
 Response headers, `fs trace`, metrics and the ledger all read this record (DESIGN section 5, step 7).
 Monotonic clocks of two machines do not compare, so a timeline carries its own origin and is shifted
@@ -44,7 +44,7 @@ def machine_origin_ns() -> int:
 
 
 class Timeline(msgspec.Struct):
-    """Phases in the order in which they were recorded; they may overlap: that is the point of them."""
+    """Phases in the order in which they were recorded. They may overlap."""
 
     origin_unix_ns: int = msgspec.field(default_factory=machine_origin_ns)
     phases: list[Phase] = msgspec.field(default_factory=list)
@@ -54,7 +54,7 @@ class Timeline(msgspec.Struct):
 
     @contextmanager
     def span(self, name: PhaseName) -> Iterator[None]:
-        """Records the phase also when the body raises: failed time is time."""
+        """Context manager that records a phase, also when the body raises."""
         started_ns = time.monotonic_ns()
         try:
             yield
@@ -62,7 +62,7 @@ class Timeline(msgspec.Struct):
             self.add(name, started_ns, time.monotonic_ns())
 
     def join(self, other: Timeline, *, same_machine_ns: int = 50_000_000) -> None:
-        """Takes over the other's phases, shifted onto this clock.
+        """Adds the phases of another timeline, shifted onto this clock.
 
         Two processes of one machine read the same monotonic clock, but estimate its origin a few
         microseconds apart: differences below `same_machine_ns` are that, and are not shifted.
@@ -74,7 +74,7 @@ class Timeline(msgspec.Struct):
             self.add(phase.name, phase.started_ns + shift_ns, phase.ended_ns + shift_ns)
 
     def total_ms(self, name: PhaseName) -> float:
-        """Sum over the phases of that name."""
+        """Total duration of the phases of that name."""
         return sum(phase.duration_ms for phase in self.phases if phase.name == name)
 
     def server_timing(self) -> str:

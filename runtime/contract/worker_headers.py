@@ -1,4 +1,4 @@
-"""What gateway and worker say to each other over HTTP/1.1, at the worker's endpoint, beside the call itself."""
+"""HTTP headers between gateway and worker, at the worker's endpoint."""
 
 import msgspec
 
@@ -7,31 +7,33 @@ REQUEST_HEADER = "x-request-id"
 TRACEPARENT_HEADER = "traceparent"
 TRACESTATE_HEADER = "tracestate"
 DEADLINE_HEADER = "fs-deadline-ms"
-"""Milliseconds that the call may still take, from when the worker reads it."""
+"""Remaining time of the call in milliseconds, from when the worker reads the header."""
 ATTEMPT_HEADER = "fs-attempt"
-"""1 for the first worker that is given the call, and one more for each after it."""
+"""Number of the attempt, from 1."""
 DRAINING_HEADER = "fs-draining"
-"""On a 503 of a worker that takes no more calls: nothing was run, send it elsewhere."""
+"""Marks a 503 of a draining worker: nothing was run, another worker can take the call."""
 BUSY_HEADER = "fs-busy"
-"""On a 503 of a worker whose slots are taken: nothing was run, send it elsewhere or wait."""
+"""Marks a 503 of a worker without a free slot: nothing was run, another worker can take the call, or this one later."""
 ERROR_HEADER = "fs-error"
-"""Error code, on responses that the platform made; absent on responses that the handler made."""
+"""Error code of a response of the platform; absent on the handler's own responses."""
 CONTINUE_HEADER = "fs-continue"
-"""On a request: so many bytes at the end of its body are marks of an answer that another worker began and could not
-end; with 0, the call begins. On a response: this stream has marks."""
+"""Stream resumption. On a request: the number of bytes at the end of its body that are resume marks of an answer that a
+lost worker began; 0 for a new call. On a response: the stream carries resume marks."""
 PROGRESS_HEADER = "fs-progress"
-"""On a request: tell the call's progress, whatever the caller accepts. On a response: it was told, so this is a stream
-of `progress` events and then either the items of a stream, or the answer: an `answer` event with an AnswerHead, and its
+"""Progress events. On a request: report progress, whatever the caller accepts. On a response: it is a stream of
+`progress` events and then either the items of a stream, or the answer: an `answer` event with an AnswerHead, and its
 body in `piece` events, in base64."""
 MARK = b": fs-mark "
-"""Begins a comment of an event stream, which the gateway keeps and takes out: with all marks so far, any worker of the
-version can go on after the events before this one. What it says is the worker's own matter; a blank line ends it."""
+"""Prefix of a resume mark: a comment in an event stream that the gateway stores and removes. With all marks so far, any
+worker of the version can go on after the events before this one. Its content is opaque; a blank line ends it."""
 
 
 SOCKET_LATE = (1008, "its time is up")
-"""Code and reason with which a worker closes a WebSocket at its deadline, should it come there before the gateway."""
+"""Close code and reason of a worker for a WebSocket at its deadline, if it acts before the gateway."""
 
 
 class AnswerHead(msgspec.Struct, frozen=True, kw_only=True):
+    """Status and headers of an answer, in the `answer` event."""
+
     status: int
     headers: list[tuple[str, str]]

@@ -23,7 +23,7 @@ StartKind = Literal["hot", "warm", "cold"]
 PRICE_NUSD_PER_GIB_S = 16_667
 """Nano-dollars for one GiB of worker memory during one second: what the large clouds ask for functions."""
 KEPT_NUSD_PER_GIB_S = 4_167
-"""The same for idle time that was asked for: what they ask for provisioned concurrency."""
+"""The same for the idle time of workers kept by `min`: what the large clouds charge for provisioned concurrency."""
 
 
 def cost_nusd(billed_ms: int, memory_bytes: int, rate_nusd_per_gib_s: int) -> int:
@@ -34,7 +34,7 @@ def cost_nusd(billed_ms: int, memory_bytes: int, rate_nusd_per_gib_s: int) -> in
 
 
 def dollars(nusd: int) -> str:
-    """For people and headers: "0.000000417"."""
+    """Formats nano-dollars as dollars, for people and headers: "0.000000417"."""
     return f"{nusd // 10**9}.{nusd % 10**9:09d}"
 
 
@@ -50,25 +50,25 @@ class InvocationRow(msgspec.Struct, frozen=True, kw_only=True, tag="invocation")
     start: StartKind = "hot"
     accepted_unix_ms: int
     queue_ms: int
-    """From acceptance until a worker had the call: waiting, cold start included; never billed."""
+    """Time from acceptance until a worker had the call, cold start included; never billed."""
     billed_ms: int
-    """This call's share of its worker's busy time."""
+    """The call's share of its worker's busy time."""
     memory_bytes: int
     rate_nusd_per_gib_s: int = PRICE_NUSD_PER_GIB_S
     cost_nusd: int
     attempts: int = 1
     total_ms: int = 0
-    """From acceptance until the answer was complete; 0 in rows of earlier releases, and of calls that were lost."""
+    """Time from acceptance until the answer was complete; 0 in rows of earlier releases and of lost calls."""
     first_byte_ms: int | None = None
-    """From acceptance until a worker began to answer; None if none did."""
+    """Time from acceptance until a worker began to answer; None if none did."""
     price: int = 1
     """Version of the price sheet that the rate is from: the one in force when the call was accepted."""
     key: str = ""
     """Name of the API key that the caller showed; empty where there are no keys."""
     tags: dict[str, str] = {}
-    """Of the function's version."""
+    """The tags of the function's version."""
     project: str = ""
-    """Of the function; empty in rows from before there were projects, which is `default`."""
+    """The function's project; empty, for `default`, in rows from before there were projects."""
 
 
 WorkerPhase = Literal["start", "fetch", "load", "execute", "idle", "failed"]
@@ -99,12 +99,13 @@ LedgerRow = InvocationRow | PhaseRow
 
 
 def began_unix_ms(row: LedgerRow) -> int:
-    """The row's own time; when it was booked, its entry in the ledger tells."""
+    """The time at which the recorded work began. The time of booking is in the row's entry id."""
     return row.accepted_unix_ms if isinstance(row, InvocationRow) else row.started_unix_ms
 
 
 class OpenInvocation(msgspec.Struct, frozen=True, kw_only=True):
-    """Written when a call is accepted, taken away with its row: what is left when a gateway dies."""
+    """An accepted call without a row yet. Written on acceptance, removed with the row; left over when a gateway
+    dies."""
 
     id: InvocationId
     gateway: str
@@ -120,28 +121,28 @@ class TraceContext(msgspec.Struct, frozen=True):
 
     trace_id: str = ""
     span_id: str = ""
-    """Of the attempt: what spans that the handler makes have as their parent."""
+    """The attempt's span, the parent of spans that the handler makes."""
     parent_id: str = ""
     """The caller's span; empty if the trace begins here."""
     sampled: bool = False
-    """Whether its spans are recorded, as whoever began the trace has decided."""
+    """Whether its spans are recorded; decided where the trace began."""
     state: str = ""
-    """What other systems have to say of it, passed on."""
+    """The `tracestate` of other systems, passed on unchanged."""
 
 
 class InvocationTrace(msgspec.Struct, frozen=True, kw_only=True):
-    """What `fs trace` prints."""
+    """An invocation's row with its timeline, as `fs trace` prints it."""
 
     row: InvocationRow
     timeline: Timeline
     isolation: str = ""
     pooled: bool = False
     events: int = 0
-    """Of an event stream, those that the worker sent."""
+    """Number of events that the worker sent, of an event stream."""
     relayed: tuple[int, ...] = ()
-    """Stages that the first one's node could not connect to, and reached through the object store."""
+    """Stages that the first stage's node could reach through the object store only."""
     node: str = ""
-    """Of its worker."""
+    """The node of its worker."""
     fetched: dict[str, int] = {}
     """Bytes of weights by where they came from, of the start that it waited for."""
     context: TraceContext = TraceContext()
@@ -154,7 +155,7 @@ class LogLine(msgspec.Struct, frozen=True, kw_only=True):
     stream: Literal["stdout", "stderr", "system"]
     text: str
     invocation: str = ""
-    """Whose call printed it, if it is known."""
+    """The invocation that printed the line, if it is known."""
 
 
 APPEND_KEYS = (

@@ -1,7 +1,7 @@
 """The price sheet: which rate applies from when. Gateways rate calls by it, nodes the idle time of kept workers.
 
-Sheets are numbered, and never changed or taken back: a new one applies from a moment that is still to come, so that
-everybody knows it before, and each row names the sheet that its rate is from.
+Sheets are numbered and never changed or withdrawn: a new one applies from a time in the future, so that every gateway
+and node knows it by then, and each row names the sheet of its rate.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ..errors import InvalidInput
 from .ledger import KEPT_NUSD_PER_GIB_S, PRICE_NUSD_PER_GIB_S
 
 LEAD_MS = 60_000
-"""How long before its moment a sheet must be known: everybody reads once a second, and may be cut off for a while."""
+"""Minimum notice of a sheet: gateways and nodes read once a second, and may be disconnected for a while."""
 
 
 class PriceSheet(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,7 +25,7 @@ class PriceSheet(msgspec.Struct, frozen=True, kw_only=True):
     from_unix_ms: int
     execute_nusd_per_gib_s: int
     idle_nusd_per_gib_s: int
-    """Of workers that are kept because of `min`."""
+    """Rate of the idle time of workers that are kept because of `min`."""
 
 
 FIRST = PriceSheet(
@@ -37,13 +37,14 @@ FIRST = PriceSheet(
 
 
 def in_force(sheets: Sequence[PriceSheet], unix_ms: int) -> PriceSheet:
-    """The last sheet whose moment has come; `sheets` by version, which is the order of their moments."""
+    """The price sheet that applies at that time. `sheets` are ordered by version, and so by the time they apply
+    from."""
     at = bisect_right(sheets, unix_ms, key=lambda sheet: sheet.from_unix_ms)
     return sheets[at - 1] if at else FIRST
 
 
 def check_next(sheets: Sequence[PriceSheet], sheet: PriceSheet, now_unix_ms: int) -> None:
-    """Whether a sheet may follow those. Errors: InvalidInput."""
+    """Checks that a sheet may follow the known ones. Errors: InvalidInput."""
     if min(sheet.execute_nusd_per_gib_s, sheet.idle_nusd_per_gib_s) < 0:
         raise InvalidInput("a rate is 0 or more")
     earliest_unix_ms = max(now_unix_ms + LEAD_MS, *(known.from_unix_ms + 1 for known in sheets), 0)
@@ -55,5 +56,5 @@ def check_next(sheets: Sequence[PriceSheet], sheet: PriceSheet, now_unix_ms: int
 
 
 def read_sheets(raw: Sequence[bytes]) -> list[PriceSheet]:
-    """By version, the first one included. Errors: msgspec.DecodeError."""
+    """Decodes all sheets, ordered by version, the first one included. Errors: msgspec.DecodeError."""
     return sorted([FIRST, *(msgspec.json.decode(data, type=PriceSheet) for data in raw)], key=lambda s: s.version)

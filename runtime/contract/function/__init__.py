@@ -1,1 +1,1 @@
-"""What a user deploys."""
+"""The function spec, its interface and its egress policy."""

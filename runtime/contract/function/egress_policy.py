@@ -1,12 +1,11 @@
-"""What `network=[...]` lets a worker reach, entry by entry; and the decision about one connection. Pure.
+"""The egress policy of a function: the rules of `network=[...]`, and the decision about one connection. Pure.
 
 An entry is a name (`api.example.com`), every name below one (`*.example.org`), or a range of addresses
 (`203.0.113.0/24`, an address for itself), each with a port (`:8443`, 443 if there is none; IPv6 in brackets before it).
 
-A listed name may lead to any public address. What is private, loopback, link-local or otherwise nobody's in the
-internet is reached only where a range of the list names it: then its owner means it. A range that is wider than
-any such network (0.0.0.0/0) names none of them. Names that are not listed are not even looked up, since a look-up
-carries words out as well.
+A listed name may resolve to any public address. Private, loopback, link-local and reserved addresses are reached only
+if a range of the list names them. A range that is wider than any such network (0.0.0.0/0) names none of them. Names
+that are not listed are not even resolved, since a DNS query carries data out as well.
 """
 
 from __future__ import annotations
@@ -26,13 +25,13 @@ _LABEL = re.compile(r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?")
 _NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")
 _PORT = re.compile(r"[1-9][0-9]{0,4}")
 _WIDEST = {4: 8, 6: 7}
-"""Prefixes of 10.0.0.0/8 and fc00::/7: the widest networks that are somebody's own."""
+"""Prefixes of 10.0.0.0/8 and fc00::/7: the widest private networks."""
 _HINT = 'write a host, a wildcard or a range: network=["api.example.com", "*.example.org:8443", "203.0.113.0/24:443"]'
 
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """Of one host; with `below`, of all that end in it, itself not counted."""
+    """A rule for one host name; with `below`, for all names under it, itself excluded."""
 
     name: str
     below: bool
@@ -66,14 +65,14 @@ Rule = Name | Range
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """Where to connect, the first that answers; none if it is refused, and then why."""
+    """The addresses to try in turn; none, and the reason, if the connection is refused."""
 
     addresses: tuple[Address, ...] = ()
     why: str = ""
 
 
 def parse_rules(entries: Sequence[str]) -> tuple[Rule, ...]:
-    """Errors: InvalidSpec, naming the entry."""
+    """Parses the entries of `network`. Errors: InvalidSpec, naming the entry."""
     if len(entries) > ENTRIES_MAX:
         raise InvalidSpec(f"network has {ENTRIES_MAX} entries at most, got {len(entries)}")
     return tuple(_rule(entry) for entry in entries)
@@ -116,7 +115,7 @@ def read_port(text: str) -> int | None:
 
 
 def plain_name(host: str) -> str | None:
-    """A host's name in small letters and without the dot at its end; None if it is none. An address is no name."""
+    """Normalises a host name: lower case, no trailing dot. None if it is invalid or an address."""
     if not host.isascii():
         return None
     name = host.lower().removesuffix(".")
@@ -127,7 +126,7 @@ def plain_name(host: str) -> str | None:
 
 
 def plain_host(host: str) -> str | None:
-    """As `plain_name`, or a literal address as it is usually written; None for what is neither."""
+    """Normalises a host: a name as `plain_name` does, or a literal address; None if it is neither."""
     if not host.isascii() or not host.isprintable() or "%" in host or " " in host:
         return None
     address = literal(host[1:-1] if host.startswith("[") and host.endswith("]") else host)
@@ -135,12 +134,13 @@ def plain_host(host: str) -> str | None:
 
 
 def must_look_up(host: str, port: int, rules: Sequence[Rule]) -> bool:
-    """Whether the host's addresses matter: it is a name that is listed. `host` as of `plain_host`."""
+    """Whether the host must be resolved: it is a name, and a rule lists it. `host` as from `plain_host`."""
     return literal(host) is None and _is_named(host, port, rules)
 
 
 def decide(host: str, port: int, addresses: Sequence[Address], rules: Sequence[Rule]) -> Decision:
-    """`addresses`: the host's own if it is one, else what its look-up gave; none if it need not be looked up."""
+    """Decides one connection. `addresses`: the host itself if it is one, else the resolved ones; none if not
+    resolved."""
     where = f"{host}:{port}"
     found = [_unmapped(address) for address in addresses]
     if (own := literal(host)) is not None:
@@ -166,7 +166,7 @@ def _is_listed(address: Address, port: int, rules: Sequence[Rule]) -> bool:
 
 
 def _unmapped(address: Address) -> Address:
-    """What a connection to ::ffff:10.0.0.1 reaches is 10.0.0.1."""
+    """The address that is really reached: a connection to ::ffff:10.0.0.1 reaches 10.0.0.1."""
     if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
         return address.ipv4_mapped
     return address

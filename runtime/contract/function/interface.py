@@ -1,6 +1,6 @@
-"""What a function takes and gives, as its deploy read it from the handler's source: a part of its spec.
+"""The interface of a function: its input and output types, read from the handler's source at deploy. Part of its spec.
 
-It is there while the function sleeps, and nothing had to be run for it. JSON schemas refer to each other as
+It is known while no worker runs, and no code has to run for it. JSON schemas refer to each other as
 `#/components/schemas/NAME`.
 """
 
@@ -11,20 +11,21 @@ from typing import Any, Literal
 import msgspec
 
 INTERFACE_MAX_BYTES = 24 * 1024
-"""Beyond it a deploy leaves the schemas out: the spec travels with each order for a worker."""
+"""Above this size a deploy leaves the schemas out: the spec travels with each order for a worker."""
 
 Schema = dict[str, Any]
 
 
 class Interface(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     takes: Literal["fields", "whole", "bytes", "asgi", "llm", "unknown"]
-    """An object whose fields are the handler's parameters, any JSON value, raw bytes; or who describes itself."""
+    """Form of the input: the parameters as an object's fields, any JSON value, raw bytes; or an app that has its
+    own."""
     gives: Literal["json", "bytes", "events", "response"] = "json"
     input: Schema = {}
     output: Schema = {}
-    """Of the answer, or of each event."""
+    """Schema of the result, or of each event."""
     files: bool = False
-    """Whether it takes (or may take) files, which come as multipart/form-data."""
+    """Whether the input has or may have files, sent as multipart/form-data."""
     schemas: dict[str, Schema] = {}
-    """That the others refer to."""
+    """Named schemas that `input` and `output` refer to."""
     description: str = ""

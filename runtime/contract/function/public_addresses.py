@@ -1,7 +1,7 @@
-"""Which addresses of the internet anybody may be sent to: those that are public, whatever notation hides them.
+"""Public internet addresses, in whatever notation: the only ones that a caller's name or URL may lead to.
 
-For what connects on a caller's behalf (webhooks, the ways out of workers): a name or a URL could lead to what only we
-can reach. Pure, and strict where Python's `is_global` is not.
+Used where the platform connects on a caller's behalf (webhooks, workers' egress), against server-side request forgery.
+Pure, and strict where Python's `is_global` is not.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ _NAT64 = ipaddress.ip_network("64:ff9b::/96")
 _NOT_PUBLIC = tuple(
     map(ipaddress.ip_network, ("192.0.0.0/24", "64:ff9b:1::/48", "fec0::/10", "3fff::/20")),
 )
-"""Protocol assignments, NAT64 of one's own, what was site-local, examples: `is_global` holds (some of) them for so."""
+"""Protocol assignments, local NAT64, former site-local, examples: `is_global` takes (some of) them for public."""
 
 
 def literal(host: str) -> Address | None:
-    """The address that the host of a URL is, if it is one rather than a name; also one such as 2130706433 or 127.1."""
+    """Parses the host of a URL as an address, also forms such as 2130706433 or 127.1; None if it is a name."""
     try:
         return ipaddress.ip_address(host.partition("%")[0])
     except ValueError:
@@ -31,7 +31,7 @@ def literal(host: str) -> Address | None:
 
 
 def embedded(address: Address) -> Address:
-    """An IPv4 address that an IPv6 address stands for; else the address itself."""
+    """The IPv4 address that an IPv6 address embeds; else the address itself."""
     if isinstance(address, ipaddress.IPv4Address):
         return address
     if address.ipv4_mapped is not None:
@@ -44,7 +44,7 @@ def embedded(address: Address) -> Address:
 
 
 def is_public(address: Address) -> bool:
-    """Whether it is one host's, out in the internet: not private, loopback, link-local, multicast or reserved."""
+    """Whether it is a host's on the internet: not private, loopback, link-local, multicast or reserved."""
     meant = embedded(address)
     if not meant.is_global or meant.is_multicast or meant.is_reserved or meant.is_unspecified or meant.is_link_local:
         return False

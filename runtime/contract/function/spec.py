@@ -1,4 +1,4 @@
-"""What a user deploys: the function spec, immutable once it is a version."""
+"""The function spec: everything that a deploy says of one version, which never changes afterwards."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ REGIONS_MAX = 16
 SECRET_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 SECRETS_MAX = 32
 TAGS_MAX = 8
-"""They stand in every row."""
+"""Maximum number of tags; each row of the ledger carries them."""
 SPEC_MAX_BYTES = 64 * 1024
 """A spec crosses a SEQPACKET socket in one message and lies in Redis; the limit keeps both comfortable."""
 
 
 class Scale(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How many workers a function may have, and how long an idle one is kept."""
+    """Scaling limits: how many workers a function may have, and how long an idle one is kept."""
 
     min: int = 0
     max: int = 4
@@ -44,7 +44,7 @@ class Scale(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class SLO(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What callers are promised, cold starts included: the first token (or byte), and each one after it."""
+    """Service level objectives, cold starts included: time to the first token (or byte), and per token after it."""
 
     ttft_s: float | None = None
     tpot_s: float | None = None
@@ -58,14 +58,14 @@ class SLO(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What callers may ask of a function, all gateways together; beyond it they get 429. 0 is no limit."""
+    """Rate and concurrency limits over all gateways; calls beyond them get 429. 0 is no limit."""
 
     rate: float = 0.0
     """Calls a second."""
     burst: int = 0
-    """Calls that may come at once after a pause; 0: as many as a second brings."""
+    """Calls that may come at once after a pause; 0: one second's worth of the rate."""
     concurrent: int = 0
-    """Calls under way, those that wait for a worker included."""
+    """Calls in progress, including those in the queue."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.rate <= 1_000_000:
@@ -77,14 +77,14 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class LLMSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How our engine runs a model. `dtype` is that of the arithmetic; the weights stay as they are stored."""
+    """Settings of the language model engine. `dtype` is that of the arithmetic; weights stay as they are stored."""
 
     dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
     max_batch: int = 8
     max_context_tokens: int = 2048
     kv_memory_bytes: int = 256 * MIB
     threads: int = 0
-    """0: as many as the cores that the worker may use."""
+    """Number of threads; 0: one for each core that the worker may use."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.max_batch <= 256:
@@ -99,64 +99,64 @@ Isolation = Literal["namespaces", "gvisor"]
 
 
 class FunctionSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Everything that the platform must know to run one version; equal specs are one version."""
+    """Everything that the platform must know to run one version. Equal specs are one version."""
 
     name: FunctionName
     bundle: BundleId
     entry: str
     """`module:attribute` inside the bundle, for example `handler:Embed`."""
     profile: Literal["python", "torch"] = "python"
-    """What its worker has imported before it is known for whom."""
+    """The pool that its workers come from, by the libraries that pooled processes have imported."""
     isolation: Isolation = "namespaces"
-    """What a worker is shut in by: namespaces on the node's kernel, or gVisor, a kernel of its own in user space."""
+    """Isolation of a worker: namespaces on the node's kernel, or gVisor, a kernel of its own in user space."""
     weights: CheckpointId | None = None
     adapter: CheckpointId | None = None
     """A LoRA adapter that is applied to the weights when they are loaded."""
     llm: LLMSettings | None = None
     layered: bool = False
-    """Whether the entry is a `Layered` class: a model of the user's own that runs layer by layer."""
+    """Whether the entry is a `Layered` class: a user's own model that runs layer by layer."""
     memory_bytes: int = 512 * MIB
     """Limit on the worker's own memory; weights in the segment are shared and not counted."""
     concurrency: int = 1
-    """Calls that one worker serves at a time."""
+    """Calls that one worker serves concurrently."""
     timeout_s: float = 300.0
-    """Longest that one call may take, waiting for a worker included."""
+    """Time limit of a call, including its time in the queue."""
     queue_timeout_s: float | None = None
-    """Of it, the longest that it may wait for a worker; 0: it does not wait. None: as long as it has time."""
+    """Longest time in the queue; 0: none. None: limited by `timeout_s` alone."""
     limits: Limits = Limits()
     max_body_bytes: int = 0
-    """Largest body of a call; 0: as large as the gateway takes."""
+    """Largest request body; 0: the gateway's own limit."""
     cors: list[str] = []
     """Origins whose pages may call it from a browser, or "*" for all; empty: none."""
     start_timeout_s: float = 120.0
-    """Longest that a worker may take from order to ready; its own limit, apart from the call's."""
+    """Time limit of a worker's start, from order to ready; apart from the call's."""
     scale: Scale = Scale()
     slo: SLO | None = None
-    """None: as quick as is worth the machines."""
+    """Objectives of the function; None: as fast as is worth the machines."""
     network: bool | list[str] = False
-    """Whether the worker sees the node's network; without it, it has a loopback of its own only. A list: that loopback,
-    and what the list names (`contract.egress`) through a proxy of the node."""
+    """Whether the worker sees the node's network; if not, it has only a loopback of its own. A list: that loopback, and
+    the hosts that the list names (`egress_policy`) through a proxy of the node."""
     region: list[str] = []
-    """In which its workers may run, by what nodes say of themselves; empty: anywhere."""
+    """Regions of the nodes that its workers may run on; empty: any."""
     env: dict[str, str] = {}
     tags: dict[str, str] = {}
-    """Whom or what it is for; each row of the ledger carries them, so usage can be summed by them."""
+    """Tags for cost allocation: each row of the ledger carries them, so usage can be summed by them."""
     project: str = ""
-    """Of which it is one; empty: where it is already, and `default` for a new one."""
+    """The function's project; empty: unchanged, and `default` for a new function."""
     secrets: list[str] = []
-    """Of its project, that a worker has as environment variables."""
+    """Names of the project's secrets that workers get as environment variables."""
     probe: str = ""
-    """Path that a new version's worker must answer well (2xx) before calls go to it, for example "/healthz";
-    empty: it is enough that the worker is ready, and for an LLM that it names its model."""
+    """Path that must answer with 2xx before a new version gets calls, for example "/healthz"; empty: the worker must be
+    ready, and an LLM must list its model."""
     interface: Interface | None = None
-    """What it takes and gives; None if its deploy did not say."""
+    """The function's input and output types; None if its deploy did not send them."""
 
     schedule: str = ""
-    """When the live version is called by itself: a cron expression, five fields; empty: never."""
+    """Cron expression (five fields) by which the live version is called; empty: never."""
     timezone: str = ""
-    """Of the schedule, such as "Europe/Berlin"; empty: UTC."""
+    """Time zone of the schedule, such as "Europe/Berlin"; empty: UTC."""
     keep_requests: bool = False
-    """Whether requests and answers of synchronous calls are kept for a day, so that they can be replayed."""
+    """Whether requests and answers of synchronous calls are stored for a day, so that they can be replayed."""
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
@@ -218,22 +218,23 @@ class FunctionSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def egress(self) -> list[str]:
-        """What it may reach from a network of its own; empty: nothing, or all that the node does."""
+        """The allowed hosts, if `network` is a list; empty: no network at all, or the node's."""
         return self.network if isinstance(self.network, list) else []
 
     @property
     def in_layers(self) -> bool:
-        """Whether its model can be cut into stages: inside gVisor, a worker has no sockets that others could reach."""
+        """Whether its model can be cut into stages; not inside gVisor, where a worker has no sockets that others can
+        reach."""
         return (self.llm is not None or self.layered) and self.isolation == "namespaces"
 
     @property
     def pool(self) -> str:
-        """Of which of a node's pools its workers are."""
+        """The node's pool of its workers."""
         return pool_name(self.profile, self.isolation)
 
 
 def pool_name(profile: str, isolation: Isolation) -> str:
-    """ "torch", "torch+gvisor"."""
+    """The name of a pool: "torch", "torch+gvisor"."""
     return profile if isolation == "namespaces" else f"{profile}+{isolation}"
 
 
@@ -249,7 +250,7 @@ def _check_origins(origins: list[str]) -> None:
 
 
 def check_region(name: str) -> None:
-    """Errors: InvalidSpec."""
+    """Checks the name of a region. Errors: InvalidSpec."""
     if not _REGION.fullmatch(name):
         raise InvalidSpec(
             f"region {name[:80]!r} is not allowed", hint='use 1 to 63 of a-z, 0-9 and -, as in "eu" or "us-east-1"'

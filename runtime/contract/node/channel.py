@@ -1,4 +1,5 @@
-"""One message a packet, with descriptors beside it, over a local SOCK_SEQPACKET pair."""
+"""Message channel between processes of a node: one JSON message a packet, with file descriptors, over
+SOCK_SEQPACKET."""
 
 from __future__ import annotations
 
@@ -14,26 +15,26 @@ Received = TypeVar("Received")
 PACKET_MAX_BYTES = 192 * 1024
 """Below the kernel's default socket buffer (208 KiB), so that a packet is never refused for its size."""
 DESCRIPTORS_MAX = 250
-"""Of one packet; the kernel takes 253. More go ahead of their message, in packets of their own."""
+"""Descriptors in one packet; the kernel takes 253. More go ahead of their message, in packets of their own."""
 MESSAGE_DESCRIPTORS_MAX = 4096
-"""Of one message: two segments of the largest pool, and no flood."""
+"""Descriptors with one message: enough for two segments of the largest pool."""
 _AHEAD = b"+"
-"""No JSON: the descriptors of this packet belong to the message that follows."""
+"""A packet that is no JSON: its descriptors belong to the message that follows."""
 
 
 class ChannelClosed(Exception):
-    """The other side is gone."""
+    """The peer is gone, or has broken the protocol."""
 
 
 class Channel(Generic[Received]):
-    """Sends any struct, receives those of one union. Not thread-safe; either side may be non-blocking.
+    """A channel that sends any struct and receives those of one union. Not thread-safe; may be non-blocking.
 
     Errors: ChannelClosed when the peer is gone or breaks the protocol: a message that does not decode is
     a broken peer, and a broken peer is treated as a dead one.
     """
 
     def __init__(self, sock: socket.socket, receives: Any, *, descriptors: int = MESSAGE_DESCRIPTORS_MAX) -> None:
-        """`descriptors`: how many come with a message at most."""
+        """`descriptors`: the most that come with one message."""
         self.socket = sock
         self._descriptors_max = descriptors
         self._decoder: msgspec.json.Decoder[Received] = msgspec.json.Decoder(receives)
@@ -55,7 +56,7 @@ class Channel(Generic[Received]):
             raise ChannelClosed(str(error)) from error
 
     def receive(self) -> tuple[Received, list[int]]:
-        """Blocks if the socket does; BlockingIOError if it does not and no message is there."""
+        """Receives a message and its descriptors. BlockingIOError if the socket is non-blocking and none is there."""
         while True:
             before = len(self._ahead)
             data = self._packet()
@@ -73,7 +74,7 @@ class Channel(Generic[Received]):
             raise ChannelClosed(f"a message that is not understood: {error}") from error
 
     def _packet(self) -> bytes:
-        """One packet's bytes; its descriptors join those that came ahead."""
+        """Reads one packet; its descriptors join those that came ahead."""
         try:
             data, descriptors, flags, _ = socket.recv_fds(self.socket, PACKET_MAX_BYTES, DESCRIPTORS_MAX)
         except BlockingIOError:

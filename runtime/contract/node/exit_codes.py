@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 DRAINED = 0
-"""It finished its calls because it was asked to."""
+"""The worker was drained, and finished its calls."""
 START_FAILED = 1
-"""It said why in a `StartError`, unless it could not."""
+"""The start failed; the reason was sent in a `StartError` if it could be."""
 OVERRUN = 86
 """A call overran its deadline and would not end: the worker ended itself to free the slot. The log names the call."""
 ORPHANED = 87
-"""Its control socket ended: the daemon is gone, or wants it gone."""
+"""The control socket was closed: the daemon is gone, or has ended the worker."""

@@ -1,4 +1,4 @@
-"""What a node's processes say to each other over socketpairs (`channel.Channel`).
+"""Messages between the processes of a node, over socketpairs (`channel.Channel`).
 
 *Daemon and fork server*: `Fork` with two descriptors (the worker's control socket, the write end of its log pipe) is
 answered by `Forked` or `ForkFailed`; later comes `Exited`. A launcher that cannot start any worker here
@@ -37,13 +37,13 @@ class Fork(msgspec.Struct, frozen=True, tag="fork"):
     """Files into which the child writes itself before it runs anything."""
     network: bool = False
     profile: str = ""
-    """What it shall have imported, of a launcher that does not bring one profile itself."""
+    """Profile to import first, where the launcher does not serve one profile only."""
 
 
 class Forked(msgspec.Struct, frozen=True, tag="forked"):
     worker: WorkerId
     pid: int
-    """As the daemon sees it."""
+    """The process id in the daemon's namespace."""
     isolation: str
 
 
@@ -55,20 +55,20 @@ class ForkFailed(msgspec.Struct, frozen=True, tag="fork_failed"):
 class Exited(msgspec.Struct, frozen=True, tag="exited"):
     worker: WorkerId
     status: int
-    """As of os.waitstatus_to_exitcode: negative is a signal."""
+    """Exit status as of os.waitstatus_to_exitcode: negative is a signal."""
 
 
 class LauncherReady(msgspec.Struct, frozen=True, tag="warm"):
-    """The fork server has imported what its profile asks for."""
+    """The launcher is ready: it has imported the libraries of its profile."""
 
     profile: str
     isolation: str
     refused: str = ""
-    """Why namespaces are not used, if they are not."""
+    """The reason, if namespaces are not used."""
 
 
 class LauncherUnavailable(msgspec.Struct, frozen=True, tag="refused"):
-    """There will be no workers from here on this machine: why."""
+    """The launcher cannot start workers on this machine, with the reason."""
 
     reason: str
 
@@ -84,8 +84,8 @@ class Pooled(msgspec.Struct, frozen=True, tag="pooled"):
 
 
 class Assign(msgspec.Struct, frozen=True, tag="assign", kw_only=True):
-    """Descriptors with it: listening socket (inside gVisor, the bundle), a stage's for its links, of each segment its
-    control block and slabs."""
+    """Assigns a function to a pooled worker. Descriptors: the listening socket (inside gVisor, the bundle), a stage's
+    socket for its links, and each segment's control block and slabs."""
 
     worker: WorkerId
     version: Version
@@ -96,21 +96,21 @@ class Assign(msgspec.Struct, frozen=True, tag="assign", kw_only=True):
     threads: int
     """Cores that the worker may use."""
     secrets: dict[str, str] = {}
-    """Environment variables beside the spec's own; in no log, no error, no answer."""
+    """Secrets as environment variables; never in a log, an error or an answer."""
     slabs: list[int] = []
-    """Of each segment, how many: that of the weights, then that of their adapter."""
+    """Number of slabs of each segment: that of the weights, then that of the adapter."""
     stage: Stage | None = None
     secret: str = ""
     shell: bool = False
-    """Whether it serves a terminal instead of the function."""
+    """Whether the worker serves a shell instead of the function."""
 
 
 class EgressListener(msgspec.Struct, frozen=True, tag="outlet"):
-    """Descriptor with it: a listening socket of the worker's own loopback, which is the node's from now on."""
+    """Hands the node a listening socket on the worker's own loopback, for its egress proxy. Descriptor: that socket."""
 
 
 class WantChunks(msgspec.Struct, frozen=True, tag="want"):
-    """The worker waits for these chunks (inclusive) of its first segment: they should come before others."""
+    """Requests chunks first .. last (inclusive) of the first segment before others: the worker waits for them."""
 
     first: int
     last: int
@@ -126,31 +126,32 @@ class StartError(msgspec.Struct, frozen=True, tag="start_error"):
 
 
 class Usage(msgspec.Struct, frozen=True, tag="usage"):
-    """Since the worker was ready: calls begun, calls under way, and time with at least one under way."""
+    """Counters since the worker was ready: calls begun, calls in progress, and time with at least one in progress."""
 
     calls: int
     running: int
     busy_ns: int
     speed: Speed | None = None
-    """None until a call has ended."""
+    """Mean latencies; None until a call has ended."""
 
 
 class ClientConnection(msgspec.Struct, frozen=True, tag="caller"):
-    """Descriptor with it: a caller's connection, for a worker that cannot listen where callers would find it."""
+    """Hands over a client's connection, for a worker that cannot listen on a reachable address. Descriptor: the
+    socket."""
 
 
 class Peers(msgspec.Struct, frozen=True, tag="peers"):
-    """Descriptors with it: a connection to each of these stages, to send on."""
+    """Hands a stage its connections for sending. Descriptors: one for each of these stages."""
 
     stages: list[int]
 
 
 class Consolidate(msgspec.Struct, frozen=True, tag="grow"):
-    """The rest of the checkpoint is on its way."""
+    """Orders a stage to become a whole worker. The rest of the checkpoint is being fetched."""
 
 
 class Consolidated(msgspec.Struct, frozen=True, tag="whole"):
-    """The worker has all layers and what its running requests need of the others' memory."""
+    """The stage is a whole worker: it has all layers, and the KV cache that its running requests need."""
 
 
 class Drain(msgspec.Struct, frozen=True, tag="drain"):

@@ -1,17 +1,16 @@
-"""What the controller wants of a node, and what became of it: they meet in Redis.
+"""Worker orders (desired state, written by the controller) and worker statuses (observed state, written by the node).
 
-The controller writes a `WorkerOrder` for each worker that it wants (desired state); the node writes a `WorkerStatus`
-for each worker that it has (observed state). Each write is also published, so that nobody polls; a full read a second
-makes up for a lost publication. An order is addressed to a node *and its epoch*: a daemon that was restarted answers an
+Both are stored in Redis. Each write is also published, so that no polling is needed; a full resync every second makes
+up for a lost publication. An order is addressed to a node *and its epoch*: a daemon that was restarted answers an
 order of its predecessor's epoch with a `gone` status, and never runs it.
 
 The stages of a pipeline are workers with orders of their own, which name the pipeline. Each node opens its stage's
-listening socket at once and tells of it in the first status (`link`). The scheduler puts the links that it has heard
-of into the orders (`peers`), and each node connects to them and hands the connections on (`messages.Peers`): workers
-need no network of their own. A node that cannot connect to another says so (`relayed`), carries its worker's bytes
-through the object store, and the other one hears of that in its order. Only the first stage gets calls; it is ready
-when all are. A stage whose order says `grow` takes the rest of the checkpoint in behind its back, and says `whole` when
-it needs the others no longer.
+listening socket at once and reports its address in the first status (`link`). The scheduler copies the reported links
+into the orders (`peers`), and each node connects to them and hands the connections over (`messages.Peers`): workers
+need no network of their own. A node that cannot connect to another reports it (`relayed`) and carries its worker's
+bytes through the object store; the other node learns of it from its order. Only the first stage gets calls; it is
+ready when all are. A stage whose order has `grow` fetches the rest of the checkpoint in the background (pipeline
+consolidation), and reports `whole` when it no longer needs the others.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from .sealed_secrets import Sealed
 
 
 class WorkerOrder(msgspec.Struct, frozen=True, kw_only=True):
-    """Desired: this worker shall run (or finish) on that node."""
+    """Desired state of one worker: run, or drain, on one node."""
 
     worker: WorkerId
     node: NodeId
@@ -38,23 +37,23 @@ class WorkerOrder(msgspec.Struct, frozen=True, kw_only=True):
     spec: FunctionSpec
     wanted: Literal["run", "drain"] = "run"
     ordered_unix_ns: int
-    """Of this order; an order that is changed has a later one."""
+    """Time of this order; a changed order has a later one."""
     decided_unix_ns: int = 0
-    """Of the worker's first order, which decided its start; 0 of one that an older scheduler gave."""
+    """Time of the worker's first order, which decided its start; 0 if an older scheduler wrote it."""
     cause: str = ""
-    """The call for which it was ordered; empty if there is none. Lines of its start stand in the log for that call."""
+    """The call that caused the start; empty if there is none. Log lines of the start are attributed to it."""
     fetch_by_unix_ns: int = 0
-    """Its weights shall be here by then for the promise with which it was planned; 0: there is none."""
+    """Deadline of the fetch for which its SLO was planned; 0: none."""
     stage: Stage | None = None
-    """None: the whole model."""
+    """The stage of a pipeline; None: the whole model."""
     secret: str = ""
-    """Of the pipeline: the first words on each link between its stages."""
+    """Shared secret of the pipeline: the first bytes on each link between its stages."""
     peers: tuple[str, ...] = ()
     """host:port of each stage's links, by index; "" for one that is not known yet, NO_PEER for one that will not be."""
     relayed: tuple[int, ...] = ()
     """Stages whose nodes cannot reach this one: what they send comes through the object store."""
     grow: bool = False
-    """Whether a stage shall become a whole worker."""
+    """Whether the stage is to become a whole worker."""
     sealed: Sealed | None = None
     """The secrets that its function declares, which nobody but its node can read."""
     shell: bool = False
@@ -79,7 +78,7 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     start: Literal["warm", "cold"] = "cold"
     """cold if weights had to be fetched for it, warm if they lay in host memory already (or none are needed)."""
     pooled: bool = False
-    """Whether its process had been forked before the order came."""
+    """Whether its process came from the prefork pool."""
     isolation: str = ""
     """Namespaces that the worker has, for example "mnt,pid,ipc,uts,net"; empty for a plain process."""
     endpoint: str = ""
@@ -89,7 +88,7 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     link: str = ""
     """host:port where the other stages of its pipeline reach it."""
     whole: bool = True
-    """Whether it needs no other worker: a stage that has grown does not."""
+    """Whether it needs no other worker; true of a consolidated stage."""
     relayed: tuple[int, ...] = ()
     """Stages of its pipeline that its node could not connect to: what it sends them goes through the object store."""
     fetched: dict[str, int] = {}
@@ -98,4 +97,4 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     timeline: Timeline = msgspec.field(default_factory=Timeline)
     changed_unix_ns: int = 0
     shell: bool = False
-    """As its order says."""
+    """Whether it is a shell, as its order says."""

@@ -1,4 +1,4 @@
-"""How secrets travel from the controller to a node, through a Redis that must not read them.
+"""Sealed secrets: encrypted from the controller to one node, so that Redis in between cannot read them.
 
 A node makes an X25519 key pair at each start of its daemon, keeps the private half in memory, and reports the public
 one. The controller seals a worker's secrets for that node: a key pair of its own for this one box, HKDF-SHA256 over
@@ -22,9 +22,9 @@ class Sealed(msgspec.Struct, frozen=True, kw_only=True):
     box: str = ""
     """Nonce and ciphertext, base64."""
     error: str = ""
-    """Why there is no box."""
+    """The reason, if there is no box."""
 
 
 def bound_to(worker: WorkerId, node: NodeId, epoch: str) -> bytes:
-    """What is authenticated beside the secrets."""
+    """The additional data that is authenticated with the box."""
     return f"{worker}\0{node}\0{epoch}".encode()

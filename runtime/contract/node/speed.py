@@ -1,4 +1,4 @@
-"""How quick a version's calls are: counted by its worker, gathered by its node, used by the planner."""
+"""Mean call latencies of a version: measured by workers, gathered by nodes, used by the planner."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from ..process.moving_average import fold
 
 
 class Speed(msgspec.Struct, frozen=True, kw_only=True):
-    """How quick calls are on a worker that is ready: running means of the last ones."""
+    """Call latencies on a ready worker, as moving averages."""
 
     calls: int
-    """That they come from: since the worker was ready, or, in a node's report, since its daemon began."""
+    """Number of calls since the worker was ready or, in a node's report, since its daemon started."""
     call_s: float
-    """How long a call keeps its place."""
+    """Time that a call keeps its slot."""
     prefill_s: float
-    """Until its first token; of a handler of the user's own, until its answer."""
+    """Time to the first token; of a user's own handler, to its answer."""
     decode_s: float | None = None
-    """Each token after the first; None if there was none."""
+    """Time per token after the first; None if there was none."""
     stages: int = 1
-    """Of the pipeline that computed the last of them."""
+    """Number of stages that computed the last call."""
 
     def folded_into(self, mean: Speed | None) -> Speed:
         """The running mean with this sample in it. Starts over when the number of stages has changed."""

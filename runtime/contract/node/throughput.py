@@ -1,4 +1,4 @@
-"""What a machine gives weights on their way, as measured on it: the answer of one process to `fs doctor`, another."""
+"""Measured throughput limits of a machine: the result of the measuring process, for `fs doctor`."""
 
 from __future__ import annotations
 
@@ -11,23 +11,25 @@ Limit = Literal["checksum", "prefault", "disk", "store", "device"]
 
 
 class Ceilings(msgspec.Struct, frozen=True, kw_only=True):
+    """Throughput of each part of the path that weights take."""
+
     pages: Literal["hugetlb", "thp", "small"]
-    """Of the memory for weights, into which everything was read."""
+    """Kind of pages of the memory for weights, which all reads went to."""
     refused: dict[str, str] = {}
     """Better kinds of pages, and why the machine does not give them."""
     bytes_per_s: dict[Limit, float] = {}
     measured: dict[Limit, str] = {}
-    """How, or where, in a few words."""
+    """Method or place of each measurement, in a few words."""
     left_out: dict[Limit, str] = {}
-    """Where there was nothing to measure, and why."""
+    """Limits that had nothing to measure, with the reason."""
     failed: dict[Limit, str] = {}
-    """What could not be measured though it is there, and why."""
+    """Limits that could not be measured, with the reason."""
     buffered: list[Limit] = []
     """Disks that refuse direct reads: what is read goes through the page cache and is copied."""
 
 
 class DeviceCeiling(msgspec.Struct, frozen=True, kw_only=True):
-    """From pinned host memory to a device."""
+    """Throughput from pinned host memory to a device."""
 
     bytes_per_s: float = 0.0
     device: str = ""

@@ -1,7 +1,7 @@
-"""How the logs of all processes look: text for people, or a line of JSON each for machines (FS_LOG_FORMAT).
+"""Log formats of all processes: text for people, or one JSON object a line for machines (FS_LOG_FORMAT).
 
-A record is a fixed sentence with fields (`extra`); both forms have all of them, and what the process says of the
-request that it acts for.
+A record is a fixed sentence with fields (`extra`); both formats have all of them, and the fields of the request that
+the process acts for.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def no_fields() -> Mapping[str, str]:
 
 
 def configure(form: LogFormat, service: str, context: Callable[[], Mapping[str, str]] = no_fields) -> None:
-    """The process's log, on stderr. `context` gives fields that each record has besides its own."""
+    """Configures the process's log, on stderr. `context` gives fields that each record has besides its own."""
     handler = logging.StreamHandler()
     handler.setFormatter(JsonFormatter(service, context) if form == "json" else LineFormatter(context))
     logging.basicConfig(level=logging.INFO, handlers=[handler])
@@ -35,7 +35,7 @@ def _fields(record: logging.LogRecord, context: Mapping[str, str]) -> dict[str, 
 
 
 class LineFormatter(logging.Formatter):
-    """Time, level, module, sentence, fields as JSON; a traceback follows on its own lines."""
+    """The text format: time, level, module, sentence, fields as JSON; a traceback follows on its own lines."""
 
     def __init__(self, context: Callable[[], Mapping[str, str]] = no_fields) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class LineFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One object a line. A field that has the name of one of ours gets an underscore."""
+    """The JSON format: one object a line. A field whose name is taken gets an underscore."""
 
     def __init__(self, service: str, context: Callable[[], Mapping[str, str]] = no_fields) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
-"""Takes the values of secrets out of text that somebody will read. Pure.
+"""Redaction: takes the values of secrets out of logs and errors. Pure.
 
 Exact values are replaced, also as they stand in JSON, and each line of one that has several (a private key), because
-logs come line by line. What was encoded otherwise is not found: that is the handler's own doing.
+logs come line by line. Values that a handler has encoded in another way are not found.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from collections.abc import Iterable
 
 MASK = "***"
 LEAST_CHARS = 4
-"""Shorter values are no secrets, and every text has them."""
+"""Minimum length of a redacted value: shorter ones are no secrets, and occur in every text."""
 LINE_LEAST_CHARS = 8
-"""Of one line of a value that has several."""
+"""Minimum length of a redacted line of a value that has several lines."""
 
 
 def forms(values: Iterable[str]) -> list[str]:
-    """All that is looked for, the longest first: a value may be part of another one."""
+    """The texts to redact, the longest first: a value may be part of another one."""
     found: set[str] = set()
     for value in values:
         lines = [line.strip() for line in value.splitlines()]
@@ -33,7 +33,7 @@ class Redactor:
         self._bytes = [form.encode() for form in self._forms]
 
     def __bool__(self) -> bool:
-        """Whether there is anything to take out."""
+        """Whether there is anything to redact."""
         return bool(self._forms)
 
     def text(self, text: str) -> str:

@@ -1,4 +1,8 @@
-"""Background tasks of a process: side by side, and to their end."""
+"""Task groups that end although a cancellation is lost.
+
+`anyio` also delivers a cancellation again, but the contract imports no third library, and anyio ends only tasks of its
+own group: callers end tasks that they started themselves, and get the first error itself, not an ExceptionGroup.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +11,15 @@ from collections.abc import Coroutine, Iterable
 from typing import Any
 
 AGAIN_S = 0.2
-"""For a task to end in order before it is told again."""
+"""Time for a task to end before it is cancelled again."""
 
 
 async def end_tasks(tasks: Iterable[asyncio.Task[Any]]) -> None:
-    """Cancels until every task has ended; what they raise is dropped. For tasks whose own end takes no time.
+    """Cancels tasks until every one has ended, and drops what they raise. For tasks that end at once when cancelled.
 
     Once is not enough: `asyncio.wait_for` of Python 3.11 loses a cancellation that arrives together with its result,
-    and redis-py sends with it. The task then goes on as if nobody had spoken. Who is cancelled here meanwhile is so
-    when all have ended, since nobody else would end them.
+    and redis-py sends with it. The task then goes on as if it had not been cancelled. A cancellation of the caller
+    is raised once all tasks have ended, since nothing else would end them.
     """
     ending = set(tasks)
     interrupted: asyncio.CancelledError | None = None
@@ -28,16 +32,16 @@ async def end_tasks(tasks: Iterable[asyncio.Task[Any]]) -> None:
             interrupted = error
     for task in ending:
         if not task.cancelled():
-            task.exception()  # seen, so that asyncio does not complain of it
+            task.exception()  # retrieved, or asyncio would log it
     if interrupted is not None:
         raise interrupted
 
 
 async def run_all(*works: Coroutine[Any, Any, None]) -> None:
-    """Runs them side by side until all have ended, one fails, or the caller is cancelled; none is left then.
+    """Runs coroutines concurrently until all have ended, one fails, or the caller is cancelled; none is left then.
 
-    What TaskGroup does, but with `end_tasks`: a group cancels once, and waits for ever for a task that has lost that.
-    Errors: those of the first that fails.
+    As asyncio.TaskGroup does, which cancels only once and waits for ever for a task that has lost that.
+        Errors: that of the first coroutine that fails.
     """
     tasks = [asyncio.ensure_future(work) for work in works]
     try:

@@ -31,9 +31,9 @@ CONFIG_MAX_BYTES = 1 << 20
 PREFIX = "base_model.model."
 A, B = ".lora_A.weight", ".lora_B.weight"
 WRAPPED = ".base_layer."
-"""Between a module and its parameter, where the adapter has the parameter whole and its module wrapped."""
+"""Infix between a module and its parameter, where the adapter replaces the parameter and wraps its module."""
 FLOATS = frozenset({"F16", "BF16", "F32", "F64"})
-"""What B A can be added to as it is stored; 8-bit floats have scales beside them that this knows nothing of."""
+"""Dtypes that B A can be added to as stored; 8-bit floats have scales of their own, which are not supported."""
 
 MUST_BE_OFF = (
     "use_dora", "use_qalora", "use_bdlora", "lora_bias", "layer_replication", "trainable_token_indices",
@@ -41,7 +41,7 @@ MUST_BE_OFF = (
 )  # fmt: skip
 """Settings of PEFT's LoraConfig with which an adapter is more than products of factors and whole tensors."""
 CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
-"""Ways to begin that take something out of the base's weights, which the base as it was published still has."""
+"""Initialisations that subtract from the base's weights, which the published base still has."""
 _BIASES = ("none", "all", "lora_only")
 _ALL_LINEAR = "all-linear"
 _MERGE = "merge it into its base with PEFT's merge_and_unload() and push the whole model"
@@ -53,7 +53,7 @@ Number = TypeVar("Number", int, float)
 
 
 class Shaped(Protocol):
-    """As `TensorEntry` of a manifest is. `dtype` by its safetensors name."""
+    """A tensor's dtype, by its safetensors name, and shape, as in a manifest's `TensorEntry`."""
 
     @property
     def dtype(self) -> str: ...
@@ -68,7 +68,7 @@ class Tensor(NamedTuple):
 
 
 class LoraConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Of adapter_config.json, what decides whether an adapter fits and what it adds."""
+    """The settings of adapter_config.json that decide whether an adapter fits and what it adds."""
 
     peft_type: str
     r: int
@@ -86,16 +86,16 @@ class LoraConfig(msgspec.Struct, frozen=True, kw_only=True):
     init_lora_weights: bool | str | None = True
 
     def rank(self, module: str) -> int:
-        """Errors: CheckpointInvalid for a pattern that is no regular expression."""
+        """The rank r for a module. Errors: CheckpointInvalid for a pattern that is no regular expression."""
         return _by_pattern(self.rank_pattern or {}, module, self.r)
 
     def scale(self, module: str) -> float:
-        """Errors: as `rank`."""
+        """The scale of B A for a module. Errors: as `rank`."""
         alpha, rank = _by_pattern(self.alpha_pattern or {}, module, self.lora_alpha), self.rank(module)
         return alpha / math.sqrt(rank) if self.use_rslora else alpha / rank
 
     def saves(self, tensor: str) -> bool:
-        """Whether it is of a module that the adapter may have alone: a classifier that the base never had."""
+        """Whether the tensor belongs to a module that the base may lack, such as a classifier."""
         return any(f".{module}." in f".{tensor}" for module in self.modules_to_save or ())
 
 
@@ -121,17 +121,18 @@ class ReplacedTensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adapter:
-    """One tensor may be both whole and changed: PEFT saves a head that it adapts beside its two factors."""
+    """The changes of an adapter to its base. A tensor may be both replaced and adapted: PEFT saves an adapted head
+    so."""
 
     config: LoraConfig
     pairs: Mapping[str, Pair]
-    """By the name of the module in the base."""
+    """Factor pairs by the name of the module in the base."""
     whole: Mapping[str, ReplacedTensor]
-    """By the tensor's name in the base."""
+    """Replaced tensors by their name in the base."""
 
 
 def read_config(data: bytes) -> LoraConfig:
-    """Errors: CheckpointInvalid if it is not LoRA, naming the setting that cannot be applied."""
+    """Parses adapter_config.json. Errors: CheckpointInvalid, naming the setting that cannot be applied."""
     if len(data) > CONFIG_MAX_BYTES:
         raise CheckpointInvalid(f"{CONFIG} has {len(data)} bytes, {CONFIG_MAX_BYTES} at most")
     try:
@@ -161,7 +162,7 @@ def read_config(data: bytes) -> LoraConfig:
 
 
 def read_adapter(config: bytes, tensors: Iterable[tuple[str, Shaped]], *, patterns: bool) -> Adapter:
-    """What it changes, from its config and its tensors alone.
+    """Determines an adapter's changes from its config and its tensors' names, dtypes and shapes.
 
     `patterns` says whether to try the config's regular expressions on the names of modules. That can take for ever,
     so only who has the adapter for itself does it: a push and a worker, not the controller.
@@ -194,7 +195,7 @@ def read_adapter(config: bytes, tensors: Iterable[tuple[str, Shaped]], *, patter
 
 
 def check_fits(adapter: Adapter, base: Mapping[str, Shaped]) -> None:
-    """Errors: CheckpointInvalid, naming the first tensor that the base lacks or has otherwise."""
+    """Checks that an adapter fits its base. Errors: CheckpointInvalid, naming the first tensor that does not fit."""
     for target, whole in adapter.whole.items():
         if adapter.config.saves(target):
             continue
@@ -284,7 +285,8 @@ def is_adapter(manifest: Manifest) -> bool:
 
 
 def require_fit(name: FunctionName, base: Manifest, adapter: Adapter) -> None:
-    """Errors: InvalidSpec, naming the first tensor that does not fit."""
+    """Checks at deploy that an adapter fits its base. Errors: InvalidSpec, naming the first tensor that does not
+    fit."""
     if is_adapter(base):
         raise InvalidSpec(
             f"function {name}: its weights are a LoRA adapter, which is no model",

@@ -65,7 +65,7 @@ class FileEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One object of the checkpoint: `header_bytes` of safetensors header, then `data_bytes` of data."""
+    """A safetensors object of the checkpoint: `header_bytes` of header, then `data_bytes` of data."""
 
     object: str
     header_bytes: int
@@ -76,7 +76,7 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     format: str = FORMAT
     checksum: str = CHECKSUM
-    """Of each chunk, seed 0."""
+    """Hash function of the chunks' checksums, with seed 0."""
     chunk_bytes: int = CHUNK_BYTES
     total_bytes: int
     """Size of the segment: the end of the last part, rounded up to whole chunks."""
@@ -88,7 +88,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     aliases: dict[str, str] = {}
     """Further names of tensors, such as those of tied weights: each is read where the tensor that it names lies."""
     layers: int | msgspec.UnsetType = msgspec.UNSET
-    """How many there are, if whoever made the checkpoint had to be told which names are layers (LAYER_NAME is not)."""
+    """Number of layers, if it was given at publishing because the tensors' names do not tell (LAYER_NAME)."""
 
     @property
     def weight_bytes(self) -> int:
@@ -96,7 +96,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class ChunkRange(msgspec.Struct, frozen=True):
-    """Where one chunk comes from and where it goes."""
+    """Source and destination of a chunk: its range in an object and in the segment."""
 
     index: int
     object: str
@@ -107,7 +107,7 @@ class ChunkRange(msgspec.Struct, frozen=True):
 
 
 def chunk_ranges(manifest: Manifest) -> list[ChunkRange]:
-    """All chunks in segment order, which is the order of use."""
+    """The ranges of all chunks in segment order, which is the order of use."""
     ranges: list[ChunkRange] = []
     for part in manifest.parts:
         for begin in range(0, part.data_bytes, manifest.chunk_bytes):
@@ -146,7 +146,7 @@ MANIFEST_OBJECT = "manifest.json"
 
 
 def read_manifest(data: bytes, expected: CheckpointId | None = None) -> Manifest:
-    """Decodes and validates; after this no offset in the manifest can lead outside the segment.
+    """Decodes and validates a manifest; after this no offset in it can lead outside the segment.
 
     Errors: CheckpointInvalid, naming the entry; the ways to be wrong are the checks below and no others.
     """
@@ -169,7 +169,7 @@ def read_manifest(data: bytes, expected: CheckpointId | None = None) -> Manifest
 
 
 def decode_manifest(data: bytes) -> Manifest:
-    """One that was checked before, by whoever gives it: types and nothing else, in a third of the time."""
+    """Decodes a manifest that was validated before: checks types only, in a third of the time."""
     try:
         return msgspec.json.decode(data, type=Manifest)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

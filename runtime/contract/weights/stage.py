@@ -1,4 +1,4 @@
-"""Stages: which layers of a model each worker of a pipeline has, and what of the checkpoint that is.
+"""Stages: the layers of a model that each worker of a pipeline has, and their part of the checkpoint.
 
 The first stage has the embedding, the head and the small files besides its layers: it samples, so hidden states
 travel between workers and logits, which are some hundred times as wide, never do. Layers are cut so that the
@@ -14,7 +14,7 @@ from ..ids import PipelineId
 from .manifest import LAYER_NAME, Manifest, chunks_of
 
 CONFIG_FILE = "config.json"
-"""What every stage of a language model reads."""
+"""The file that every stage of a language model reads."""
 
 
 class Stage(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,14 +45,14 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LayerLayout(msgspec.Struct, frozen=True):
-    """What a checkpoint's parts weigh: `ends_bytes` is what runs before the first layer and after the last."""
+    """Sizes of a checkpoint's layers; `ends_bytes` is everything before the first layer and after the last."""
 
     ends_bytes: int
     layer_bytes: list[int]
     layer_chunks: list[tuple[int, int]] = []
     """(begin, end) of the chunks that each layer lies in. Empty: not known."""
     ends_chunks: list[tuple[int, int]] = []
-    """(begin, end) of those that the ends lie in, in order."""
+    """(begin, end) of the chunks that the ends lie in, in order."""
 
     @property
     def total_bytes(self) -> int:
@@ -60,7 +60,7 @@ class LayerLayout(msgspec.Struct, frozen=True):
 
 
 def layout_of(manifest: Manifest) -> LayerLayout:
-    """Of a checkpoint without numbered layers, everything is at the ends."""
+    """Computes the layout of a checkpoint. Without numbered layers, everything is at the ends."""
     count = layer_count(manifest)
     layer_bytes = [0] * count
     chunks = [(len(manifest.chunks), 0)] * count
@@ -91,14 +91,14 @@ def _ranges(chunks: set[int]) -> list[tuple[int, int]]:
 
 
 def layer_count(manifest: Manifest) -> int:
-    """Layers of the model; what comes after the last has its number, but none in its name."""
+    """Number of layers of the model; tensors after the last have its number as `layer`, but none in their names."""
     if isinstance(manifest.layers, int):
         return manifest.layers
     return max((entry.layer for name, entry in manifest.tensors.items() if LAYER_NAME.search(name)), default=-1) + 1
 
 
 def cut(layout: LayerLayout, count: int) -> list[tuple[int, int]]:
-    """(first, end) of each stage, none of them empty, so that the largest is as small as it can be.
+    """Cuts the layers into stages, (first, end) each, so that the largest stage is as small as possible; none is empty.
 
     ValueError if there are fewer layers than stages.
     """
@@ -125,7 +125,7 @@ def _stages_needed(layout: LayerLayout, most_bytes: int) -> int:
 
 
 def _filled(layout: LayerLayout, most_bytes: int, count: int) -> list[tuple[int, int]]:
-    """Stages of at most that many bytes, each with a layer at least."""
+    """Fills stages up to that many bytes, each with at least one layer."""
     cuts: list[tuple[int, int]] = []
     layers, first = layout.layer_bytes, 0
     for index in range(count):
@@ -140,12 +140,12 @@ def _filled(layout: LayerLayout, most_bytes: int, count: int) -> list[tuple[int,
 
 
 def stage_bytes(layout: LayerLayout, first: int, end: int) -> int:
-    """What a stage needs of the checkpoint; the first has both ends of the model."""
+    """Size of a stage's part of the checkpoint; the first has both ends of the model."""
     return sum(layout.layer_bytes[first:end]) + (layout.ends_bytes if first == 0 else 0)
 
 
 def stage_chunks(manifest: Manifest, first: int, end: int) -> list[int]:
-    """Chunks that the stage needs, in the order of use. A chunk on a cut belongs to both sides."""
+    """The chunks that a stage needs, in the order of use. A chunk on a cut belongs to both sides."""
     count = layer_count(manifest)
     wanted: set[int] = set()
     for entry in manifest.tensors.values():

@@ -13,7 +13,7 @@ token. Byte-level BPE needs little of it, so a publisher lays that out as arrays
 | rest | JSON: RestOfTokenizer, everything else |
 
 Little-endian. The file travels beside tokenizer.json, which stays what other tools open and what a reader falls back
-to. Written by `controller.cli.token_table`, read by `runtime.llm.token_table`.
+to. Written by `controller.cli.weights`, read by `runtime.llm.text`.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from typing import Any
 import msgspec
 
 FILE = "tokenizer.fs-table"
-"""No suffix of the files that users bring, so it cannot be one of theirs."""
+"""Name of the file. Users' files have no such suffix, so it cannot collide."""
 MAGIC = b"FSTOKEN1"
 HEAD = struct.Struct("<8s5I")
 """magic, tokens, slots, bytes of text, bytes of rest, zero."""
 EMPTY = 0xFFFF_FFFF
 PIECE = "\u0000piece"
-"""What the rest's stand-in model says for every piece of text that is no added token."""
+"""The token that the stand-in model of `rest` gives for a piece of text that is no added token."""
 
 
 class AddedToken(msgspec.Struct, frozen=True):
@@ -45,5 +45,5 @@ class RestOfTokenizer(msgspec.Struct, frozen=True):
 
 
 def first_slot(left: int, right: int, mask: int) -> int:
-    """Where the search for a pair begins; `mask` is the number of slots, a power of two, less one."""
+    """The slot at which probing for a pair begins; `mask` is the number of slots, a power of two, less one."""
     return (left * 0x9E37_79B1 + right * 0x85EB_CA77 >> 7) & mask

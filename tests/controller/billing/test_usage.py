@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from fleetstart.controller.billing.archive_format import EntryId, LedgerEntry
 from fleetstart.controller.billing.usage import (
-    DAY_MS,
     DIMENSIONS,
     InvoiceSums,
     UsageSums,
@@ -41,6 +40,7 @@ rows = st.one_of(
         tags=tags,
     ),
 )
+DAY_MS = 86_400_000
 ledgers = st.lists(st.tuples(rows, st.integers(0, 40 * DAY_MS)), max_size=30).map(
     lambda pairs: [entry(row, 20_000 * DAY_MS + at, i) for i, (row, at) in enumerate(pairs)]
 )

@@ -9,7 +9,6 @@ import msgspec
 from fleetstart.controller.scheduler.reconcile import Reconciler, Step
 from fleetstart.controller.state.records import FunctionRecord, VersionKey, VersionRecord
 from fleetstart.controller.state.view import NodeSeen, View
-from fleetstart.runtime.contract.clock import ManualClock
 from fleetstart.runtime.contract.errors import ErrorInfo
 from fleetstart.runtime.contract.function.spec import SLO, FunctionSpec, LLMSettings, Scale
 from fleetstart.runtime.contract.ids import CheckpointId, FunctionName, NodeId, Version, WorkerId
@@ -20,6 +19,25 @@ from fleetstart.runtime.contract.weights.stage import LayerLayout
 from tests.controller.scheduler.test_autoscaler import spec
 
 F = FunctionName("f")
+
+
+class ManualClock:
+    """A clock that a test moves by hand."""
+
+    def __init__(self) -> None:
+        self._unix_ns = 1_700_000_000_000_000_000
+        self._monotonic_ns = 0
+
+    def advance(self, seconds: float) -> None:
+        step_ns = round(seconds * 1e9)
+        self._unix_ns += step_ns
+        self._monotonic_ns += step_ns
+
+    def monotonic_ns(self) -> int:
+        return self._monotonic_ns
+
+    def unix_ns(self) -> int:
+        return self._unix_ns
 
 
 class Cluster:
