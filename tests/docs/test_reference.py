@@ -24,6 +24,8 @@ CLI = (ROOT / "docs" / "cli.md").read_text()
 SETTINGS = sections("docs/settings.md")
 TABLES = ("Running", "Scaling and promises", "Limits on calls", "Models", "Clock, history, bill")
 ROWS = {row[0].strip("`"): row for table in TABLES for row in rows(SETTINGS[table])[1:]}
+OF_THE_CLI = "unreachable"
+"""Made by `fs` where no server answers: no response has this code."""
 OF_A_DEPLOY = {"--alias", "--canary", "--probe", "--dry-run", "--url", "--json", "--help"}
 """Flags of `fs deploy` that are no settings."""
 
@@ -76,8 +78,16 @@ def _variables(room: str) -> Iterator[str]:
 
 
 def test_every_error_is_in_the_table() -> None:
-    listed = {(row[1].strip("`"), int(row[0])) for row in rows(sections("docs/http.md")["Errors"])[1:]}
+    text, _, of_parts = sections("docs/http.md")["Errors"].partition("Some parts have codes of their own")
+    listed = {(row[1].strip("`"), int(row[0])) for row in rows(text)[1:]}
     assert listed == {(error.code, error.status) for error in _errors(FleetError)}
+    own = {row[1].strip("`") for row in rows(of_parts)[1:]}
+    assert own == {*_codes("controller"), *_codes("runtime")} - {code for code, _ in listed} - {OF_THE_CLI}
+
+
+def _codes(room: str) -> Iterator[str]:
+    for path in (ROOT / room).rglob("*.py"):
+        yield from re.findall(r'^    code = "(\w+)"', path.read_text(), re.MULTILINE)
 
 
 def _errors(root: type[FleetError]) -> Iterator[type[FleetError]]:
