@@ -9,6 +9,7 @@ tests with the marker `bed` are skipped where there can be no test bed.
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
@@ -32,6 +33,7 @@ def pytest_configure(config: pytest.Config) -> None:
         guard.install()
         # A test that ends half-way leaves open what it was about to hand to a process.
         config.addinivalue_line("filterwarnings", "ignore::ResourceWarning")
+        warnings.simplefilter("ignore", ResourceWarning)  # also at the end of the run
         config.addinivalue_line("filterwarnings", "ignore::pytest.PytestUnraisableExceptionWarning")
 
 
