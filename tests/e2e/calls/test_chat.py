@@ -18,7 +18,7 @@ from fleetstart.runtime.contract.billing.ledger import InvocationRow, cost_nusd,
 from tests.e2e.systems import System
 from tests.servers import wait_until
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 EXAMPLE = ROOT / "examples" / "chat"
 GOLDEN = json.loads((ROOT / "tests" / "runtime" / "llm" / "golden.json").read_text())
 CASES = GOLDEN["cases"]

@@ -27,7 +27,7 @@ from fleetstart.runtime import Scale, function
 
 """
 ONE = 'isolation="gvisor", memory="64MiB", concurrency=4, scale=Scale(max=1, keep_alive_s=600)'
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 CASE = json.loads((ROOT / "tests" / "runtime" / "llm" / "golden.json").read_text())["cases"][0]
 
 

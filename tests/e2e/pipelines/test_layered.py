@@ -13,17 +13,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from tests.e2e.pipelines import Fleet, Function
-from tests.testbed import Testbed
+from tests.e2e.pipelines.fleet import Fleet, Function, function_name
 
-pytestmark = [
-    pytest.mark.e2e,
-    pytest.mark.bed,
-    pytest.mark.timeout(120),
-]
+pytestmark = pytest.mark.bed
 
-MBIT = 40
-"""A third of the model comes in about a second, the rest of it in two."""
 LAYERS, WIDTH = 6, 700
 """2 MB a layer."""
 LAYER_S = 0.1
@@ -96,22 +89,10 @@ class Tower(Function):
         return response
 
 
-@pytest.fixture(scope="module")
-def fleet(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    failed_before = request.session.testsfailed
-    with Testbed(nodes=3, mbit=MBIT, env={"FS_PROFILES": "torch"}) as bed:
-        fleet = Fleet(bed, tmp_path_factory.mktemp("functions"))
-        fleet.seed()
-        yield fleet
-        if request.session.testsfailed > failed_before:
-            print(bed.log_tails())
-
-
 @pytest.fixture
 def tower(fleet: Fleet, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Tower]:
     """One that is cold everywhere."""
-    name = request.node.name.removeprefix("test_").replace("_", "-").replace("[", "-").strip("]")[:50].strip("-")
-    tower = Tower(fleet, tmp_path / "tower", name)
+    tower = Tower(fleet, tmp_path / "tower", function_name(request))
     yield tower
     fleet.remove(tower)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -13,38 +12,10 @@ import pytest
 from fleetstart.runtime.contract.billing.ledger import InvocationTrace
 from fleetstart.runtime.contract.node.orders import WorkerOrder
 from fleetstart.runtime.contract.worker_headers import CONTINUE_HEADER
-from tests.e2e.pipelines import PROMPT, Call, Fleet, Function
+from tests.e2e.pipelines.fleet import LONG, PROMPT, Call, Fleet, Function
 from tests.servers import wait_until
-from tests.testbed import Testbed
 
-pytestmark = [
-    pytest.mark.e2e,
-    pytest.mark.bed,
-    pytest.mark.timeout(120),
-]
-
-MBIT = 40
-LONG = 400
-
-
-@pytest.fixture(scope="module")
-def fleet(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    """Tests leave it whole, and without functions."""
-    failed_before = request.session.testsfailed
-    with Testbed(nodes=3, mbit=MBIT, env={"FS_PROFILES": "torch"}) as bed:
-        fleet = Fleet(bed, tmp_path_factory.mktemp("functions"))
-        fleet.seed()
-        yield fleet
-        if request.session.testsfailed > failed_before:
-            print(bed.log_tails())
-
-
-@pytest.fixture
-def function(fleet: Fleet, request: pytest.FixtureRequest) -> Iterator[Function]:
-    """One that is cold everywhere."""
-    function = fleet.deploy(request.node.name.removeprefix("test_").replace("_", "-")[:50].strip("-"))
-    yield function
-    fleet.remove(function)
+pytestmark = pytest.mark.bed
 
 
 def serving(fleet: Fleet, function: Function, *former: WorkerOrder) -> WorkerOrder:

@@ -6,56 +6,16 @@ Whoever calls gets the right tokens, or the right error, in time; and afterwards
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
-from tests.e2e.pipelines import LAYERS, ONE, Fleet, Function
+from tests.e2e.pipelines.fleet import LAYERS, LONG, MBIT, ONE, SHORT, Fleet, Function
 from tests.servers import wait_until
-from tests.testbed import Testbed
 
-pytestmark = [
-    pytest.mark.e2e,
-    pytest.mark.bed,
-    pytest.mark.timeout(120),
-]
+pytestmark = pytest.mark.bed
 
-MBIT = 40
-"""A third of a model comes in about a second, the rest of it in two."""
 SLOW_MBIT = 15
 """For a phase that must not be over before it is seen."""
-SHORT, LONG = 40, 400
-"""Tokens: some that come while the pipeline is one, and some that go on until it is one worker."""
 LOST_S = 15.0
-
-
-@pytest.fixture(scope="module")
-def fleet(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    """Tests leave it whole, and without functions."""
-    failed_before = request.session.testsfailed
-    with Testbed(nodes=3, mbit=MBIT, env={"FS_PROFILES": "torch"}) as bed:
-        fleet = Fleet(bed, tmp_path_factory.mktemp("functions"))
-        fleet.seed()
-        yield fleet
-        if request.session.testsfailed > failed_before:
-            print(bed.log_tails())
-
-
-@pytest.fixture
-def function(fleet: Fleet, request: pytest.FixtureRequest) -> Iterator[Function]:
-    """One that is cold everywhere."""
-    function = fleet.deploy(
-        request.node.name.removeprefix("test_").replace("_", "-").replace("[", "-").strip("]")[:50].strip("-")
-    )
-    yield function
-    fleet.remove(function)
-
-
-def check_after(fleet: Fleet, function: Function) -> None:
-    """One worker with the whole model is left, and answers at once."""
-    fleet.settled(function)
-    call = fleet.call(function, SHORT).join()
-    assert (call.text, call.start, call.error) == (function.answer(SHORT), "hot", {})
 
 
 def test_streams_are_right_while_a_pipeline_becomes_one_worker(fleet: Fleet, function: Function) -> None:
@@ -72,7 +32,7 @@ def test_streams_are_right_while_a_pipeline_becomes_one_worker(fleet: Fleet, fun
         assert call.start == "cold"
     worker = fleet.settled(function)
     assert worker.worker == orders[0].worker
-    check_after(fleet, function)
+    fleet.check_after(function)
 
 
 @pytest.mark.parametrize(("victim", "when"), [(1, "before"), (2, "stream"), (1, "growth")])
@@ -88,7 +48,7 @@ def test_a_later_stage_is_killed(fleet: Fleet, function: Function, victim: int, 
     fleet.bed.limit(orders[0].node, MBIT)
     assert call.join().text == function.answer(LONG), call
     assert fleet.settled(function).worker == orders[0].worker
-    check_after(fleet, function)
+    fleet.check_after(function)
 
 
 def test_the_first_stage_is_killed_before_its_first_token_and_the_call_tried_again(
@@ -98,7 +58,7 @@ def test_the_first_stage_is_killed_before_its_first_token_and_the_call_tried_aga
     orders = fleet.pipeline(function)
     fleet.kill(orders[0])
     assert call.join().text == function.answer(SHORT), call
-    check_after(fleet, function)
+    fleet.check_after(function)
 
 
 def test_the_first_stage_is_killed_in_mid_stream_and_the_stream_goes_on_elsewhere(
@@ -109,7 +69,7 @@ def test_the_first_stage_is_killed_in_mid_stream_and_the_stream_goes_on_elsewher
     call.wait_for(5)
     fleet.kill(orders[0])
     assert call.join().text == function.answer(LONG), call
-    check_after(fleet, function)
+    fleet.check_after(function)
 
 
 @pytest.mark.parametrize("when", ["before", "stream"])
@@ -126,7 +86,7 @@ def test_the_host_of_a_later_stage_is_cut_off(fleet: Fleet, function: Function, 
     finally:
         fleet.bed.mend(orders[2].node)
     assert fleet.settled(function).worker == orders[0].worker
-    check_after(fleet, function)
+    fleet.check_after(function)
 
 
 def test_the_host_of_the_first_stage_is_cut_off_before_its_first_token_and_the_call_tried_again(
@@ -141,7 +101,7 @@ def test_the_host_of_the_first_stage_is_cut_off_before_its_first_token_and_the_c
         assert call.join().text == function.answer(SHORT), call
     finally:
         fleet.bed.mend(orders[0].node)
-    check_after(fleet, function)
+    fleet.check_after(function)
 
 
 def test_two_later_stages_lose_each_other(fleet: Fleet, function: Function) -> None:
@@ -153,7 +113,7 @@ def test_two_later_stages_lose_each_other(fleet: Fleet, function: Function) -> N
         assert call.join().text == function.answer(LONG), call
     finally:
         fleet.bed.mend_between(orders[1].node, orders[2].node)
-    check_after(fleet, function)
+    fleet.check_after(function)
 
 
 def test_the_store_stalls_before_the_first_token(fleet: Fleet, function: Function) -> None:
@@ -169,7 +129,7 @@ def test_the_store_stalls_before_the_first_token(fleet: Fleet, function: Functio
         fleet.bed.resume_store()
     for each in (call, during):
         assert each.join().text == function.answer(SHORT), each
-    check_after(fleet, function)
+    fleet.check_after(function)
 
 
 def test_a_pipeline_serves_while_the_store_stalls_and_grows_after(fleet: Fleet, function: Function) -> None:
@@ -187,7 +147,7 @@ def test_a_pipeline_serves_while_the_store_stalls_and_grows_after(fleet: Fleet, 
     finally:
         fleet.bed.resume_store()
     assert fleet.settled(function).worker == orders[0].worker
-    check_after(fleet, function)
+    fleet.check_after(function)
 
 
 def test_a_store_that_stays_down_ends_the_call_in_its_deadline(fleet: Fleet) -> None:
@@ -203,7 +163,7 @@ def test_a_store_that_stays_down_ends_the_call_in_its_deadline(fleet: Fleet) -> 
         fleet.bed.resume_store()
     again = fleet.call(function, SHORT).join()
     assert again.text == function.answer(SHORT), again
-    check_after(fleet, function)
+    fleet.check_after(function)
     fleet.remove(function)
 
 
@@ -216,7 +176,7 @@ def test_the_controller_is_killed_while_a_pipeline_starts(fleet: Fleet, function
     fleet.bed.controller.start()
     fleet.bed.wait_ready()
     assert fleet.settled(function).worker == orders[0].worker
-    check_after(fleet, function)
+    fleet.check_after(function)
 
 
 def test_a_start_that_would_break_a_promise_waits_for_the_links_to_be_free(fleet: Fleet) -> None:
@@ -241,7 +201,6 @@ def test_a_start_that_would_break_a_promise_waits_for_the_links_to_be_free(fleet
 
 
 def test_the_node_of_a_later_stage_dies_and_then_that_of_a_first(fleet: Fleet) -> None:
-    """The last of the tests: nodes take long to be there again."""
     function = fleet.deploy("no-later-node")
     call = fleet.call(function, LONG)
     orders = fleet.pipeline(function)
@@ -251,7 +210,7 @@ def test_the_node_of_a_later_stage_dies_and_then_that_of_a_first(fleet: Fleet) -
     assert call.join().text == function.answer(LONG), call
     wait_until(lambda: not lost.processes(), LOST_S, what=f"end of {lost.name}'s processes")
     assert fleet.settled(function).worker == orders[0].worker
-    check_after(fleet, function)
+    fleet.check_after(function)
     fleet.remove(function)
 
     function = fleet.deploy("no-first-node")
@@ -262,5 +221,5 @@ def test_the_node_of_a_later_stage_dies_and_then_that_of_a_first(fleet: Fleet) -
     lost.kill()
     assert call.join().text == function.answer(LONG), call
     wait_until(lambda: not lost.processes(), LOST_S, what=f"end of {lost.name}'s processes")
-    check_after(fleet, function)
+    fleet.check_after(function)
     fleet.remove(function)

@@ -1,4 +1,4 @@
-"""Models small enough for a test and large enough for slow links, called on a test bed; and whether it settled after.
+"""A fleet: a test bed with slow links on which small models are deployed, called and lost; and whether it settled.
 
 A function's weights are noise of its own seed, so that each is cold wherever it was not called. What it must answer is
 computed here, by the same engine in one piece.
@@ -10,12 +10,14 @@ import json
 import shutil
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
 import msgspec
+import pytest
 from safetensors.torch import save_file
 
 from fleetstart.controller.planner import Plan
@@ -31,6 +33,10 @@ from tests.servers import wait_until
 from tests.testbed import Testbed
 from tests.testbed.parts import Node
 
+MBIT = 40
+"""Rate of each host's link: a third of a model comes in about a second, the rest of it in two."""
+SHORT, LONG = 40, 400
+"""Tokens: some that come while the pipeline is one, and some that go on until it is one worker."""
 LAYERS = 6
 SHAPE: dict[str, Any] = {
     "hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": LAYERS, "num_attention_heads": 4,
@@ -44,6 +50,9 @@ LINK_SHARE = 0.95
 SETTLED_S = 15.0
 IDLE_PROCESSES = 3
 """Of a node: the daemon, its one fork server, and a spare worker."""
+
+HOSTS = 4
+"""Of the bed. Most tests run three of them."""
 
 ONE = "scale=Scale(max=1, keep_alive_s=600)"
 HANDLER = """
@@ -163,6 +172,8 @@ class Fleet:
 
     def __init__(self, bed: Testbed, folder: Path) -> None:
         self.bed = bed
+        self.hosts = len(bed.nodes)
+        """How many of them run, the first ones."""
         self._folder = folder
         self._seeds = iter(range(1, 1000))
 
@@ -200,6 +211,21 @@ class Fleet:
     ) -> Call:
         return Call(self.bed, function.name, tokens, prompt, deadline_s, **settings)
 
+    def run_hosts(self, count: int) -> None:
+        """The first so many hosts run and are ready, also those that a test has lost; the others are stopped."""
+        running, others = self.bed.nodes[:count], self.bed.nodes[count:]
+        if count == self.hosts and all(node.alive for node in running):
+            return
+        self.hosts = count
+        for node in others:
+            node.stop()
+        for node in running:
+            if not node.alive:
+                node.start()
+        self.bed.wait_ready(count)
+        names = {node.id for node in running}
+        wait_until(lambda: {node.node for node in self.bed.status().nodes} == names, SETTLED_S, what="just these nodes")
+
     # ── its stages ─────────────────────────────────────────────────────────────────────────────────
 
     def orders(self, function: Function) -> list[WorkerOrder]:
@@ -214,7 +240,7 @@ class Fleet:
 
     def pipeline(self, function: Function, stages: int = 0) -> list[WorkerOrder]:
         """The orders of its cold start, once they are given: a stage on every node."""
-        count = stages or len(self.bed.nodes)
+        count = stages or self.hosts
         found: list[WorkerOrder] = []
 
         def ordered() -> bool:
@@ -286,6 +312,12 @@ class Fleet:
         (worker,) = self.bed.workers(function.name)
         return worker
 
+    def check_after(self, function: Function) -> None:
+        """One worker with the whole model is left, and answers at once."""
+        self.settled(function)
+        call = self.call(function, SHORT).join()
+        assert (call.text, call.start, call.error) == (function.answer(SHORT), "hot", {})
+
     def _unsettled(self, function: Function) -> str:
         workers = self.bed.workers(function.name)
         if [(worker.state, worker.whole) for worker in workers] != [("ready", True)]:
@@ -305,6 +337,24 @@ class Fleet:
         if count != IDLE_PROCESSES:
             wrong.append(f"{count} processes beside the worker's, {IDLE_PROCESSES} when idle")
         return f"{node.name}: {', '.join(wrong)}" if wrong else ""
+
+
+def function_name(request: pytest.FixtureRequest) -> str:
+    """The test's own name as that of a function."""
+    name: str = request.node.name.removeprefix("test_")
+    return name.replace("_", "-").replace("[", "-").strip("]")[-50:].strip("-")
+
+
+@contextmanager
+def serving_fleet(folder: Path, session: pytest.Session) -> Iterator[Fleet]:
+    """A fleet; in the end it prints what its parts logged last if a test failed meanwhile."""
+    failed_before = session.testsfailed
+    with Testbed(nodes=HOSTS, mbit=MBIT, env={"FS_PROFILES": "torch"}) as bed:
+        fleet = Fleet(bed, folder)
+        fleet.seed()
+        yield fleet
+        if session.testsfailed > failed_before:
+            print(bed.log_tails())
 
 
 def _has_process(node: Node, status: WorkerStatus) -> bool:

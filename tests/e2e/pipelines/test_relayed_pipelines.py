@@ -12,48 +12,39 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.pipelines import SETTLED_S, Fleet, Function
+from tests.e2e.pipelines.fleet import HOSTS, LONG, SETTLED_S, Fleet, Function, function_name
 from tests.servers import wait_until
-from tests.testbed import Testbed
 
-pytestmark = [
-    pytest.mark.e2e,
-    pytest.mark.bed,
-    pytest.mark.timeout(120),
-]
+pytestmark = pytest.mark.bed
 
-NODES = 4
-MBIT = 40
-SHORT, LONG = 40, 400
 SHAPE: dict[str, Any] = {"num_hidden_layers": 8}
 """Two layers a stage."""
 
 
 @pytest.fixture(scope="module")
-def fleet(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    failed_before = request.session.testsfailed
-    with Testbed(nodes=NODES, mbit=MBIT, env={"FS_PROFILES": "torch"}) as bed:
-        fleet = Fleet(bed, tmp_path_factory.mktemp("functions"))
-        fleet.seed()
-        bed.part()
-        yield fleet
-        if request.session.testsfailed > failed_before:
-            print(bed.log_tails())
+def parted_fleet(shared_fleet: Fleet) -> Iterator[Fleet]:
+    shared_fleet.bed.part()
+    yield shared_fleet
+    shared_fleet.bed.join()
+
+
+@pytest.fixture
+def fleet(parted_fleet: Fleet) -> Fleet:
+    """Four hosts, none of which reaches another one."""
+    parted_fleet.run_hosts(HOSTS)
+    return parted_fleet
 
 
 @pytest.fixture
 def function(fleet: Fleet, request: pytest.FixtureRequest) -> Iterator[Function]:
-    name = request.node.name.removeprefix("test_").replace("_", "-").replace("[", "-").strip("]")
-    function = fleet.deploy(name[-50:].strip("-"), **SHAPE)
+    function = fleet.deploy(function_name(request), **SHAPE)
     yield function
     fleet.remove(function)
 
 
 def check_after(fleet: Fleet, function: Function) -> None:
     """One whole worker is left, which answers at once; and nothing in the bucket of what stages said."""
-    fleet.settled(function)
-    call = fleet.call(function, SHORT).join()
-    assert (call.text, call.start, call.error) == (function.answer(SHORT), "hot", {})
+    fleet.check_after(function)
     said = fleet.bed.bucket / "relay"
     left = wait_until(
         lambda: "nothing" if not any(names for _, _, names in os.walk(said)) else "", SETTLED_S, what="an empty bucket"
@@ -67,7 +58,7 @@ def test_a_pipeline_of_four_serves_through_the_store_and_becomes_one_worker(flee
     call.wait_for(1)
     for order in orders:
         assert order.stage is not None
-        others = tuple(index for index in range(NODES) if index != order.stage.index)
+        others = tuple(index for index in range(HOSTS) if index != order.stage.index)
         status = fleet.status_of(order)
         assert status is not None
         assert status.relayed == others
@@ -119,7 +110,7 @@ def test_one_node_that_is_apart_is_reached_through_the_store_and_the_others_dire
             status = fleet.status_of(order)
             assert status is not None
             assert order.stage is not None
-            others = tuple(index for index in range(NODES) if index != apart)
+            others = tuple(index for index in range(HOSTS) if index != apart)
             assert status.relayed == (others if order.stage.index == apart else (apart,))
         assert call.join().text == function.answer(LONG), call
         check_after(fleet, function)
@@ -128,7 +119,6 @@ def test_one_node_that_is_apart_is_reached_through_the_store_and_the_others_dire
 
 
 def test_the_node_of_a_later_stage_is_killed_in_mid_stream(fleet: Fleet) -> None:
-    """The last of the tests."""
     function = fleet.deploy("no-later-node", **SHAPE)
     call = fleet.call(function, LONG)
     orders = fleet.pipeline(function)
