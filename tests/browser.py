@@ -1,4 +1,4 @@
-"""A chromium of a test's own, driven over the devtools protocol as far as tests need it."""
+"""Chromium of a test's own, driven over the devtools protocol as far as tests need it."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Page:
         wait_until(lambda: text in self.text, 20, what=f"{text!r} on the page, which has {self.text}")
 
     def type(self, text: str) -> None:
-        """Into what has the focus; ended with enter."""
+        """Types the text into the focused element, and enter."""
         self.command("Input.insertText", text=text)
         for kind in ("keyDown", "keyUp"):
             self.command("Input.dispatchKeyEvent", type=kind, key="Enter", code="Enter", windowsVirtualKeyCode=13,

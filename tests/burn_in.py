@@ -27,7 +27,7 @@ BURN = "while True: pass"
 
 @contextlib.contextmanager
 def burning(count: int) -> Iterator[None]:
-    """So many processes that compute without end."""
+    """Runs so many processes that compute without end."""
     processes = [spawn([sys.executable, "-ISE", "-c", BURN]) for _ in range(count)]
     try:
         yield

@@ -12,7 +12,7 @@ COUNT = Path("/proc/sys/vm/nr_hugepages")
 
 @contextmanager
 def reserved(pages: int) -> Iterator[bool]:
-    """So many of 2 MiB more than there are. False if we may not, or memory is too much in pieces for them."""
+    """Reserves so many more pages of 2 MiB. False if we may not, or memory is too much in pieces for them."""
     try:
         added = _change(pages)
     except OSError:
@@ -25,7 +25,7 @@ def reserved(pages: int) -> Iterator[bool]:
 
 
 def _change(pages: int) -> int:
-    """What the number really changed by."""
+    """Changes the machine's number; returns by how much it really changed."""
     with COUNT.open("r+") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         before = int(file.read())

@@ -42,7 +42,7 @@ def missing() -> list[Program]:
 
 
 def cannot_build() -> list[str]:
-    """What the build of fleetstart lacks on this machine."""
+    """Things that this machine lacks for the build of fleetstart."""
     found = []
     if sys.version_info < (3, 11):  # noqa: UP036 - an older one runs this, and is told so
         found.append(f"Python 3.11 or newer (this is {sys.version.split()[0]}; choose with PYTHON=...)")

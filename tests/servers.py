@@ -1,4 +1,4 @@
-"""Real servers for tests: Redis on a private unix socket, any ASGI app in a thread; and a wait with a deadline.
+"""Servers for tests, real ones: Redis on a private unix socket, any ASGI app in a thread; and a wait with a deadline.
 
 `from tests.servers import wait_until` works everywhere: pyproject sets `pythonpath = ["."]` for pytest, and
 `tests` is a namespace package. Scripts outside pytest (tests/bench) run with the repository as working
@@ -48,7 +48,7 @@ def wait_until(predicate: Callable[[], Value], deadline_s: float = 10.0, *, what
 
 
 async def until(predicate: Callable[[], object], deadline_s: float = 10.0) -> None:
-    """The same for what happens in the caller's own loop."""
+    """Waits for a predicate of the caller's own event loop."""
     async with asyncio.timeout(deadline_s):
         while not predicate():
             await asyncio.sleep(0.002)

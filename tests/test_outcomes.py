@@ -67,7 +67,7 @@ def test_fails():
 
 
 def outcomes_of(folder: Path, source: str, *options: str, ci: bool = False) -> dict[str, int]:
-    """How often each outcome is in the last line that pytest prints."""
+    """Counts of each outcome, from the last line that pytest prints."""
     (folder / "test_made.py").write_text(source)
     argv = [
         sys.executable,

@@ -1,4 +1,4 @@
-"""The bed keeps what it promises: links have their rate, harm is felt, and nothing stays behind."""
+"""Tests of the test bed: links have their rate, faults are felt, and nothing stays behind."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def bed(request: pytest.FixtureRequest) -> Iterator[Testbed]:
 
 
 def fetch_s(bed: Testbed, node: int) -> float:
-    """How long the host takes to read the object."""
+    """Seconds that the host takes to read the object."""
     with bed.network.socket(bed.host(node)) as sock:
         sock.settimeout(20)
         sock.connect((bed.network.addresses["store"], 9000))
@@ -59,8 +59,8 @@ def fetch_s(bed: Testbed, node: int) -> float:
 
 
 def shares(bed: Testbed, *nodes: int) -> list[float]:
-    """Of its link's rate, what each host gets when all read at once; the best of a few, for a busy machine, where one
-    stream that lost a packet to a late timer has nine tenths of it."""
+    """Share of its link's rate that each host gets when all read at once; the best of a few, for a busy machine, where
+    one stream that lost a packet to a late timer has nine tenths of it."""
     best = [0.0] * len(nodes)
     for _ in range(5):
         took_s = [0.0] * len(nodes)
@@ -82,7 +82,7 @@ def shares(bed: Testbed, *nodes: int) -> list[float]:
 
 
 def reaches(bed: Testbed, one: int, other: str) -> bool:
-    """Whether a connection from the host to a port of the other that nobody has is refused, rather than lost."""
+    """True if a connection from the host to a closed port of the other is refused, rather than lost."""
     with bed.network.socket(bed.host(one)) as sock:
         sock.settimeout(0.3)
         try:
@@ -228,7 +228,7 @@ def test_the_folder_of_a_bed_whose_guard_is_dead_too_is_swept(tmp_path: Path, mo
 
 
 class Dead:
-    """What a bed of a process that has ended left, beside something that is not a bed's."""
+    """Leftovers of a bed whose process has ended, beside something that is not a bed's."""
 
     def __init__(self, tmp: Path) -> None:
         owner = subprocess.Popen(["true"])

@@ -108,7 +108,7 @@ class Side:
         return sum("worker preforked" in line and f'"{pool}"' in line for line in lines)
 
     def pss_mib(self) -> float:
-        """Of all processes of the worker that answers now."""
+        """PSS of all processes of the worker that answers now."""
         self.come_to_rest("hello")
         host = self.connection.post(f"/fn/{self.name('hello')}", {"name": "HOST"}).expect().body
         name = json.loads(host)
@@ -116,7 +116,7 @@ class Side:
 
 
 def processes_of(host: str) -> list[int]:
-    """Of a worker that goes by this name, which is that of its control groups."""
+    """Processes of the worker with this name, which is that of its control groups."""
     found = []
     for entry in os.listdir("/proc"):
         if entry.isdecimal():

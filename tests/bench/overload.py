@@ -87,7 +87,7 @@ async def at_rate(client: OpenLoop, rate: float, seconds: float) -> list[Sent]:
 
 
 async def at_rate_and_again(client: OpenLoop, rate: float, seconds: float) -> tuple[list[Sent], list[Sent], list[Sent]]:
-    """All calls; the last of those that were refused; and these again, at the told time, when nobody else calls."""
+    """All calls, the last refused ones, and the retries of these at the told time, when there are no other calls."""
     loop = asyncio.get_running_loop()
     begun_s = loop.time() + 0.01
     count = min(CALLS_MOST, round(rate * seconds))
@@ -105,7 +105,7 @@ async def at_rate_and_again(client: OpenLoop, rate: float, seconds: float) -> tu
 
 
 def retry_errors(calls: Sequence[Sent]) -> list[float]:
-    """Of each refusal amid the load, (told - actual) / actual: the last one let in before it had its turn then."""
+    """Error of each Retry-After amid the load, (told - actual) / actual: actual is the last accepted one's turn."""
     let_in = sorted((call.sent_s, call.queue_ms / 1e3) for call in calls if call.status == 200)
     times = [sent_s for sent_s, _ in let_in]
     errors = []
@@ -121,7 +121,7 @@ def retry_errors(calls: Sequence[Sent]) -> list[float]:
 
 
 def again_errors(refused: Sequence[Sent], again: Sequence[Sent]) -> list[float]:
-    """Of those who came again as told and were let in: what they still had to wait, per second that they were told."""
+    """Wait of retries that were let in, per second of the Retry-After that they had followed."""
     return [
         second.queue_ms / 1e3 / first.retry_s
         for first, second in zip(refused, again, strict=True)

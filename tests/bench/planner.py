@@ -81,7 +81,7 @@ class World:
         )  # fmt: skip
 
     def start(self) -> tuple[bool, float]:
-        """Whether groups were compared, and the CPU seconds that deciding and bringing the nodes up to date took."""
+        """Decides one start; returns if groups were compared, and the CPU seconds of decision and nodes' update."""
         wanted = self.functions[int(FUNCTIONS ** self.random.random()) - 1]
         self.now_s += 1 / STARTS_A_SECOND
         begun_s = time.process_time()
@@ -106,7 +106,7 @@ class World:
 
 
 def reports(world: World) -> list[NodeReport]:
-    """The same nodes, as the baseline takes them."""
+    """Reports of the same nodes, as the baseline takes them."""
     return [
         NodeReport(
             node=state.node, epoch="e", address="", memory_bytes=state.memory_bytes, cpus=16,

@@ -143,7 +143,7 @@ def slice_of(trace: Path, begin_s: float, calls: int, rate: float, seed: int) ->
 
 
 def _deployed(fleet: Fleet, folder: Path, number: int, promise_s: float) -> Model:
-    """Its objects are put into the store's folder at once; the deployment finds them there."""
+    """A deployed model, whose objects are put into the store's folder at once; the deployment finds them there."""
     name = f"f{number:02}"
     shape = replace(SHAPE, ffn=SHAPE.ffn + 16 * number)  # so that no two have the same bytes
     weights = folder / name / "weights"

@@ -52,7 +52,7 @@ class Ours:
         self.isolation = trace["isolation"]
 
     def warm_ms(self, calls: int) -> list[float]:
-        """The same calls with the worker there: what waking adds is the difference."""
+        """Times of the same calls with a warm worker: what waking adds is the difference."""
         return [self.connection.post(self.path, BODY).expect().total_ms for _ in range(calls)]
 
 

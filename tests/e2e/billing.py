@@ -1,4 +1,4 @@
-"""A soak of the ledger: calls go on while everything is killed at random; then the books must be right.
+"""Soak of the ledger: calls go on while all parts are killed at random; then every row and sum must be right.
 
 `python -m tests.e2e.billing --calls 10000` is the long one, `test_billing` a short one.
 """
@@ -114,7 +114,7 @@ class Callers:
 def soak(
     system: System, *, calls: int, clients: int, pause_s: tuple[float, float], seed: int, kinds: Sequence[str] = KINDS
 ) -> Counter[str]:
-    """How often each part was killed. Errors: AssertionError if the books are wrong afterwards."""
+    """Runs the soak; returns the kills of each part. Errors: AssertionError if the ledger is wrong afterwards."""
     system.deploy(HANDLER, name="soak")
     system.ok("soak")
     chance = random.Random(seed)
@@ -162,7 +162,7 @@ def check_books(system: System, calls: list[Call]) -> None:
 
 
 def _settled(system: System, asked: set[str]) -> list[LedgerLine]:
-    """All rows, once those of all calls are there and nothing is under way or put aside."""
+    """All rows of the ledger, once those of all calls are there and nothing is under way or put aside."""
     try:
         with system.redis() as client:
             late: Any = client.xlen(keys.LEDGER_LATE)
@@ -198,7 +198,7 @@ def _check_lives(rows: list[PhaseRow]) -> None:
 
 
 def _check_sums(system: System, lines: list[LedgerLine]) -> None:
-    """Of the moment in which `lines` were read: what was booked since is left out everywhere."""
+    """Checks the sums as of the moment in which `lines` were read: rows booked since are left out everywhere."""
     until = int(lines[-1].entry.partition("-")[0]) + 1
     lines = [line for line in ledger(system) if int(line.entry.partition("-")[0]) < until]
     total = sum(line.row.cost_nusd for line in lines)
@@ -217,7 +217,7 @@ def _check_sums(system: System, lines: list[LedgerLine]) -> None:
 
 
 def _check_segments(system: System, lines: list[LedgerLine]) -> None:
-    """They name each other, count their rows on, and hold the rows that were read, in their order."""
+    """Checks that segments name each other, count their rows on, and hold the rows that were read, in their order."""
 
     async def read() -> list[str]:
         archive = LedgerArchive(FolderStore(system.home / "store"))

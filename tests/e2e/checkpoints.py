@@ -36,7 +36,7 @@ def write_safetensors(path: Path, *, tensors: int = TENSORS, tensor_bytes: int =
 
 
 class Boom:
-    """What a pickle can do to whom opens it: if it were opened, this file would be made."""
+    """Payload of a hostile pickle: if it were opened, this file would be made."""
 
     def __init__(self, evidence: Path) -> None:
         self.evidence = evidence

@@ -1,4 +1,4 @@
-"""Systems for tests: `system` is one for the session, `own_system` one for a test that breaks things."""
+"""Systems for end-to-end tests: `system` is one for the session, `own_system` one for a test that breaks things."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def system() -> Iterator[System]:
-    """Up, with a function `well` deployed that always works. Tests leave it as they found it."""
+    """System that is up, with a function `well` deployed that always works. Tests leave it as they found it."""
     with running() as system:
         system.deploy(WELL, name="well")
         yield system
@@ -35,7 +35,7 @@ def system() -> Iterator[System]:
 
 @pytest.fixture
 def own_system() -> Iterator[System]:
-    """Up, without torch: quick to start."""
+    """System that is up, without torch: quick to start."""
     with running(env={"FS_PROFILES": "python"}) as system:
         yield system
 

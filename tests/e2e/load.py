@@ -1,4 +1,4 @@
-"""A steady load of calls that behave as a careful client does: what was not answered is asked again, under one id."""
+"""Steady load of calls by careful clients: a call that was not answered is retried under the same id."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Load:
         return self.answers
 
     def wait_for(self, more: int, *, deadline_s: float = DEADLINE_S) -> None:
-        """Until so many more calls have been answered."""
+        """Waits until so many more calls have been answered."""
         enough = len(self.answers) + more
         wait_until(lambda: len(self.answers) >= enough, deadline_s, what=f"{more} more calls")
 

@@ -1,4 +1,4 @@
-"""A whole fleetstart system under test: started by `fs up`, driven by `fs` and HTTP, and looked at through /proc.
+"""Whole fleetstart system under test: started by `fs up`, driven by `fs` and HTTP, and looked at through /proc.
 
 Everything of one system lies below one short folder: FS_HOME in `home`, TMPDIR in `tmp`. So what a system
 leaves behind can be told from what others on the machine do at the same time.
@@ -66,7 +66,7 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """How a command of `fs` ended."""
+    """Result of a command of `fs`."""
 
     code: int
     out: str
@@ -74,7 +74,7 @@ class Ran:
 
     @property
     def error(self) -> ErrorInfo:
-        """Of a verb that was called with --json and failed."""
+        """Error of a verb that was called with --json and failed."""
         return msgspec.json.decode(self.err.strip().splitlines()[-1], type=ErrorBody).error
 
 
@@ -204,7 +204,7 @@ class System:
         return int(count)
 
     def deaths(self) -> dict[str, int]:
-        """How often each part has ended since `fs up`."""
+        """Number of ends of each part since `fs up`."""
         services = msgspec.json.decode((self.home / "run" / "services.json").read_bytes())
         return {name: record["deaths"] for name, record in services.items()}
 
@@ -217,7 +217,7 @@ class System:
     # ── its processes ──────────────────────────────────────────────────────────────────────────────
 
     def processes(self) -> list[Process]:
-        """All that name this system in their environment or command line: also those that lost their parent."""
+        """Processes that name this system in their environment or command line: also those that lost their parent."""
         guard = self._guard.pid if self._guard is not None else 0
         mine = [process for process in _all_processes(str(self.home)) if process.pid not in (os.getpid(), guard)]
         found = _generations(mine)
@@ -234,12 +234,12 @@ class System:
         return found[0]
 
     def live_workers(self) -> list[WorkerStatus]:
-        """Of all functions, as the controller knows them."""
+        """Live workers of all functions, as the controller knows them."""
         workers = [worker for info in self.status().functions for worker in info.workers]
         return [worker for worker in workers if worker.state not in FINAL]
 
     def worker_processes(self, name: str) -> list[Process]:
-        """Those that are ready to serve the function, told by the socket that they listen on."""
+        """Processes that are ready to serve the function, known by the socket that they listen on."""
         endpoints = [worker.endpoint for worker in self.info(name).workers if worker.state == "ready"]
         inodes = {_listener(int(endpoint.rpartition(":")[2])) for endpoint in endpoints}
         return [process for process in self.of_kind("worker") if _sockets(process.pid) & inodes]
@@ -251,7 +251,7 @@ class System:
     # ── what it leaves ─────────────────────────────────────────────────────────────────────────────
 
     def litter(self) -> list[str]:
-        """What should not be there once the system is down."""
+        """Leftovers that should not be there once the system is down."""
         found = [f"process {process}" for process in self.processes()]
         found += [f"/dev/shm/{name}" for name in sorted(_shared_memory() - self._shm_before)]
         found += [f"temporary file {path}" for path in sorted(self.tmp.iterdir())]

@@ -1,4 +1,4 @@
-"""What must hold of any bytes that pose as one of our formats: a valid result, or one of the errors that say so.
+"""Properties of our formats' readers on any bytes: a valid result, or one of the errors that say what is wrong.
 
 Used twice: with mutations that hypothesis makes, in every test run, and with atheris, which follows the reader's
 branches, for as long as somebody has time (`fuzz_formats`).
@@ -36,7 +36,7 @@ CHUNK_BYTES = 4096
 
 
 def check_header(data: bytes) -> bool:
-    """Whether they were read; then every byte that the header promises is there, and the library agrees."""
+    """True if the header was read; then every byte that it promises is there, and the library agrees."""
     try:
         found = list(read_file(GeneratedFile("m.safetensors", data)).tensors)
     except (CheckpointInvalid, PickleRefused):
@@ -51,12 +51,12 @@ def check_header(data: bytes) -> bool:
 
 
 def check_header_text(text: bytes) -> bool:
-    """The same, with a length and as much data as a sound one of these has."""
+    """Check of a header's text, to which a length and as much data as a sound one has are added."""
     return check_header(len(text).to_bytes(8, "little") + text + bytes(HEADER_DATA_BYTES))
 
 
 def check_manifest(data: bytes) -> bool:
-    """Whether they were read; then nothing in the manifest leads out of its segment, nor out of its objects."""
+    """True if the manifest was read; then nothing in it leads out of its segment, nor out of its objects."""
     try:
         manifest = read_manifest(data)
     except CheckpointInvalid:
@@ -158,7 +158,7 @@ def mutated(data: bytes, chance: random.Random, changes: int) -> bytes:
 
 
 def _value(data: bytes, chance: random.Random) -> tuple[int, int]:
-    """Where some number or text stands: behind one of , : and [, up to the next , ] or }."""
+    """Span of some number or text: behind one of , : and [, up to the next , ] or }."""
     begins = [at + 1 for at, byte in enumerate(data) if byte in b",:["]
     begin = chance.choice(begins) if begins else 0
     ends = [at for at in range(begin, min(len(data), begin + 60)) if data[at] in b",]}"]

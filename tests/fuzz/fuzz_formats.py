@@ -1,4 +1,4 @@
-"""Looks for bytes on which a reader fails in any other way than by saying what is wrong.
+"""Fuzzer of our formats' readers: looks for bytes on which one fails with another error than its own.
 
     python -m tests.fuzz.fuzz_formats SECONDS [TARGET ...]
 
@@ -40,7 +40,7 @@ def fuzz_at_random(name: str, seconds: float) -> int:
 
 
 def fuzz_by_coverage(name: str, seconds: float) -> int:
-    """In a child: atheris ends its process, and wants to see the imports."""
+    """Fuzzes in a child process: atheris ends its process, and wants to see the imports."""
     with tempfile.TemporaryDirectory() as corpus:
         (Path(corpus) / "sound").write_bytes(TARGETS[name][1])
         dictionary = Path(corpus).with_suffix(".dict")

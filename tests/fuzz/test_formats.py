@@ -1,4 +1,4 @@
-"""A few thousand mutations of each format in every run; `fuzz_formats` goes on for as long as one likes."""
+"""Short fuzz of each format, a few thousand mutations in every run; `fuzz_formats` goes on for as long as one likes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Other processes, memory made by somebody who does not play by the rules, and what the kernel says of us."""
+"""Neighbours of native memory: other processes, hostile descriptors, and the kernel's account of our mappings."""
 
 from __future__ import annotations
 
@@ -70,13 +70,13 @@ def memory_with(content: bytes, seals: int = SEALS) -> int:
 
 
 def meminfo(field: str) -> int:
-    """Of the whole machine; memory in KiB."""
+    """A value of the whole machine's /proc/meminfo; memory in KiB."""
     with open("/proc/meminfo") as lines:
         return next(int(line.split()[1]) for line in lines if line.startswith(field + ":"))
 
 
 def rollup(field: str, pid: int | str = "self") -> int:
-    """All of a process's memory in KiB, without hugetlb."""
+    """A sum over all of a process's memory in KiB, without hugetlb."""
     with open(f"/proc/{pid}/smaps_rollup") as lines:
         return next(int(line.split()[1]) for line in lines if line.startswith(field + ":"))
 
@@ -86,7 +86,7 @@ def open_descriptors() -> int:
 
 
 def mappings_of(name: str) -> int:
-    """How many parts of this process's address space show the memfd of that name."""
+    """Number of this process's mappings of the memfd of that name."""
     with open("/proc/self/maps") as maps:
         return sum(f"memfd:{name} " in line for line in maps)
 
@@ -103,7 +103,7 @@ def threads_never_switched() -> Iterator[None]:
 
 
 def lets_others_run(call: Callable[[], object], patience_s: float = PATIENCE_S / 3) -> bool:
-    """Whether another Python thread makes progress during the call, which is repeated until it did."""
+    """True if another Python thread makes progress during the call, which is repeated until it did."""
     go, ran = threading.Event(), threading.Event()
 
     def other() -> None:
@@ -130,7 +130,7 @@ def owned(size_bytes: int, name: str = "owned") -> Region:
 
 
 def attached(memory: Shared) -> Shared:
-    """As another process has it."""
+    """The region as another process has it."""
     if isinstance(memory, Region):
         return Region.attach([os.dup(fd) for fd in memory.fds], memory.size_bytes)
     return ControlBlock.attach(os.dup(memory.fd))

@@ -1,4 +1,4 @@
-"""Slab pools to try, and what can be said of them."""
+"""Slab pools for tests, and checks that hold for each."""
 
 from __future__ import annotations
 

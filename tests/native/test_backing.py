@@ -1,4 +1,4 @@
-"""Memory of every kind of pages, as those see it who attach it: huge, shared, one copy, and not theirs to write."""
+"""Memory of every kind of pages as its readers see it: huge, shared, one copy, and read-only."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_nobody_finds_a_slab_by_a_path(pages: Pages) -> None:
 
 
 def huge_kib(address: int) -> int:
-    """How much of the mapping that begins there consists of huge pages."""
+    """KiB of huge pages in the mapping that begins there."""
     found = 0
     with open("/proc/self/smaps") as smaps:
         lines = iter(smaps)

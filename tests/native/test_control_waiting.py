@@ -35,7 +35,7 @@ def join(threads: list[threading.Thread]) -> bool:
 
 
 def asleep_in_futex_wait(pid: int) -> int:
-    """How many threads of the process sleep in a futex wait of ours: operation 0, not private as Python's are."""
+    """Number of the process's threads that sleep in a futex wait of ours: operation 0, not private as Python's are."""
     count = 0
     for task in os.listdir(f"/proc/{pid}/task"):
         try:

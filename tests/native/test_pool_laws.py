@@ -1,4 +1,4 @@
-"""Whatever is done with a slab pool: its memory is zero when taken, counted once, and within the capacity."""
+"""Laws of a slab pool under any sequence of calls: memory is zero when taken, counted once, and within the capacity."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Tried:
         soil(region)
 
     def some(self, positions: list[int]) -> None:
-        """Of a region of three slabs, which may be more than there are."""
+        """Some bytes of a region of three slabs, which may be more than there are."""
         if self.pool.used + len(positions) > CAPACITY:
             with pytest.raises(OSError, match="slabs of a pool of 4"):
                 self.pool.take_some(3 * SLAB, positions)
@@ -101,7 +101,7 @@ class Tried:
 
 @pytest.fixture(scope="module", autouse=True)
 def only_what_is_new_is_collected() -> Iterator[None]:
-    """To look through all that a process of tests holds takes longer than everything else that an example does."""
+    """Collects only new objects: a full collection takes longer than everything else that an example does."""
     gc.collect()
     gc.freeze()
     yield

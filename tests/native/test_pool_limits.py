@@ -1,4 +1,4 @@
-"""What a slab pool refuses, and what it gives back when something fails halfway."""
+"""Limits of a slab pool: what it refuses, and what it gives back when something fails halfway."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One region in several processes and threads: one copy of its pages, mapped when asked, harmed by no neighbour."""
+"""Sharing of a region between processes and threads: one copy of its pages, mapped on demand, safe from neighbours."""
 
 from __future__ import annotations
 

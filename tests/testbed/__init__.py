@@ -1,4 +1,4 @@
-"""The test bed: several hosts on one machine, joined by links of a known rate, with a whole fleetstart over them.
+"""Test bed: several hosts on one machine, joined by links of a known rate, with a whole fleetstart over them.
 
     with Testbed(nodes=4, mbit=200) as bed:
         bed.fs("deploy", "examples/hello/handler.py")

@@ -1,4 +1,4 @@
-"""`python -m tests.testbed`: a bed by hand. `fs` works against it from another terminal; commands are typed here."""
+"""`python -m tests.testbed`: runs a bed by hand. `fs` works against it from another terminal; commands go in here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A bed: a whole fleetstart over several hosts, each with a link of its own, on this one machine."""
+"""Testbed: a whole fleetstart over several hosts, each with a link of its own, on this one machine."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ class Testbed:
         assert kind is not None or left == [], left
 
     def up(self) -> None:
-        """All parts run, nodes have their leases and warm fork servers, the controller knows of them."""
+        """Starts all parts, and waits until nodes have leases and warm fork servers and the controller knows them."""
         self.redis_server.start()
         self.store.start()
         for node in self.nodes:
@@ -168,7 +168,7 @@ class Testbed:
         return [self.controller, *self.nodes, self.store, self.redis_server]
 
     def leftovers(self) -> list[str]:
-        """What should not be there once the bed is down. Groups of a daemon that was killed are its successor's."""
+        """Leftovers of a bed that is down, which should be none. A killed daemon's groups are its successor's."""
         namespaces = self.network.namespaces
         found = [f"process {_words(pid)}" for pid in guard.members(self.folder, namespaces) if pid != self._guard.pid]
         found += [f"/dev/shm/{name}" for name in sorted(set(os.listdir("/dev/shm")) - self._shm_before)]
@@ -190,7 +190,7 @@ class Testbed:
         return Ran(done.returncode, done.stdout, done.stderr)
 
     def redis(self) -> redis.Redis:
-        """Past the network: it is there also when links are cut."""
+        """Redis past the network: reachable also when links are cut."""
         return redis.Redis(unix_socket_path=str(self._redis_socket), socket_timeout=5)
 
     def status(self) -> SystemStatus:
@@ -205,7 +205,7 @@ class Testbed:
         return msgspec.json.decode(response.content, type=kind)
 
     def workers(self, name: str = "") -> list[WorkerStatus]:
-        """Those that live, of one function or of all, as the controller knows them."""
+        """Live workers of one function or of all, as the controller knows them."""
         found = [worker for info in self.status().functions if name in ("", info.name) for worker in info.workers]
         return [worker for worker in found if worker.state not in FINAL]
 
@@ -237,7 +237,7 @@ class Testbed:
         self.network.limit(self.host(place), mbit)
 
     def cut(self, place: Place) -> None:
-        """Nothing reaches the host nor leaves it, and nobody is told."""
+        """Cuts the host off: nothing reaches it nor leaves it, and no peer gets an error."""
         self.network.cut(self.host(place))
 
     def mend(self, place: Place) -> None:
@@ -260,7 +260,7 @@ class Testbed:
             self.mend_between(one.name, other.name)
 
     def stall_store(self) -> None:
-        """It takes connections and requests, and answers none."""
+        """Stalls the store: it takes connections and requests, and answers none."""
         self.store.pause()
 
     def resume_store(self) -> None:

@@ -1,4 +1,4 @@
-"""Ends what a bed left: its processes, the control groups of its nodes, its folder. Runs when the bed is gone.
+"""Guard of a bed: ends what it left, its processes, the control groups of its nodes and its folder, when it is gone.
 
 `python guard.py FOLDER DESCRIPTOR...` waits for the end of its input, whose other end the bed holds, then clears up:
 so a bed that is killed leaves nothing either. It holds the bed's namespaces open meanwhile, so that their numbers
@@ -31,7 +31,7 @@ POLL_S = 0.02
 
 
 def folder_prefix() -> str:
-    """Of this process's beds; says whose they are, so that the folder of a dead one can be told."""
+    """Prefix of the folders of this process's beds; names the process, so that a dead one's folder is known."""
     return f"{PREFIX}{os.getpid()}.{ticks_of(os.getpid())}-"
 
 

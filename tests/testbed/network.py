@@ -1,9 +1,9 @@
-"""Hosts as network namespaces, joined by a bridge, each with a link that has a rate; nothing of the machine is touched.
+"""Network of a bed: hosts are network namespaces, joined by a bridge, each with a link of a known rate.
 
-The namespaces have no names: descriptors of this process hold them, and the kernel removes them, with every device
-in them, when nobody does. The bridge is in one of its own. A host's link is a pair of veth devices, `eth0` in the
-host and `p0`, `p1`... on the bridge, and the end that sends is limited in each direction by a token bucket. Its queue
-is short, so that a busy link delays others by `QUEUE_S`, not by seconds.
+Nothing of the machine is touched. The namespaces have no names: descriptors of this process hold them, and the kernel
+removes them, with every device in them, once all are closed. The bridge is in one of its own. A host's link is a pair
+of veth devices, `eth0` in the host and `p0`, `p1`... on the bridge, and the end that sends is limited in each
+direction by a token bucket. Its queue is short, so that a busy link delays others by `QUEUE_S`, not by seconds.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class Network:
 
     @property
     def descriptors(self) -> list[int]:
-        """Of the namespaces."""
+        """Descriptors of the namespaces."""
         return [self._bridge, *self._hosts.values()] if self._bridge >= 0 else []
 
     @property
@@ -139,14 +139,14 @@ class Network:
             self._tc(namespace, f"qdisc replace dev {device} root {bucket(mbit) if mbit else 'pfifo limit 1000'}")
 
     def cut(self, name: str) -> None:
-        """As if the cable were pulled: what is sent is lost, nobody is told."""
+        """Cuts the host's link, as if the cable were pulled: what is sent is lost without an error."""
         self._ip(self._bridge, f"link set {self._ports[name]} down")
 
     def mend(self, name: str) -> None:
         self._ip(self._bridge, f"link set {self._ports[name]} up")
 
     def cut_between(self, one: str, other: str) -> None:
-        """These two reach each other no more, both ways and without a word; everyone else they do."""
+        """Cuts two hosts from each other, both ways and without an error; they reach all others."""
         for here, there in ((one, other), (other, one)):
             wrong = f"{self.addresses[there]} lladdr {SINK} dev eth0 nud permanent"
             self._ip(self._hosts[here], f"neighbour replace {wrong}")

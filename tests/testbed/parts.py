@@ -1,4 +1,4 @@
-"""The processes of a bed: anything that runs on one of its hosts, and a node with what it says of itself.
+"""Processes of a bed: anything that runs on one of its hosts, and a node with what it reports.
 
 A part is started and ended by hand; nothing starts it again. Each has a folder: `home` is its FS_HOME, `tmp` its
 TMPDIR (by which its processes are told), `log` what it prints.
@@ -93,7 +93,7 @@ class Part:
             )
 
     def stop(self) -> None:
-        """In order: SIGTERM, and SIGKILL for one that does not end."""
+        """Ends the part in order: SIGTERM, and SIGKILL if it does not end."""
         self.ask_to_stop()
         self.wait_stopped()
 
@@ -118,7 +118,7 @@ class Part:
             self.process.wait(STOP_S)
 
     def pause(self) -> None:
-        """It does nothing until `resume`; the kernel goes on taking connections and bytes for it."""
+        """Stops the process until `resume`; the kernel goes on taking connections and bytes for it."""
         self.send(signal.SIGSTOP)
 
     def resume(self) -> None:
@@ -129,7 +129,7 @@ class Part:
         self.process.send_signal(number)
 
     def processes(self) -> list[int]:
-        """Its own and those that it started, also if they lost their parent."""
+        """The part's own process and those that it started, also if they lost their parent."""
         return guard.members(self.folder)
 
     def check(self) -> None:
@@ -164,7 +164,7 @@ class Node(Part):
             daemons.write(f"{self.pid}.{guard.ticks_of(self.pid)}\n")
 
     def ready(self) -> bool:
-        """Whether it has its lease, and warm fork servers for all its profiles."""
+        """True once the node has its lease, and warm fork servers for all its profiles."""
         self.check()
         report = self.report()
         asked = config_from(self.env).profiles
@@ -180,7 +180,7 @@ class Node(Part):
         self.wait_ready()
 
     def lose(self) -> None:
-        """As if the host lost its power: all its processes at once."""
+        """Kills all processes at once, as if the host lost its power."""
         pids = self.processes()
         for number in (signal.SIGSTOP, signal.SIGKILL):  # stopped first, so that none sees another one's end
             for pid in pids:
@@ -190,7 +190,7 @@ class Node(Part):
         wait_until(lambda: not self.processes(), STOP_S, what=f"end of {self.name}'s processes")
 
     def forget(self) -> None:
-        """All that it keeps on its disk: bundles, checkpoints. Only while it does not run."""
+        """Removes what the node keeps on its disk: bundles, checkpoints. Only while it does not run."""
         assert not self.alive
         shutil.rmtree(self.home)
         self.home.mkdir()
@@ -204,7 +204,7 @@ class Node(Part):
         return msgspec.json.decode(data, type=NodeReport) if data else None
 
     def statuses(self) -> list[WorkerStatus]:
-        """Of its workers, also of those that have ended and are not forgotten yet."""
+        """Statuses of the node's workers, also of those that have ended and are not forgotten yet."""
         with self._redis() as client:
             rows: Any = client.hvals(keys.observed(self.id))
         return [msgspec.json.decode(row, type=WorkerStatus) for row in rows]

@@ -90,7 +90,7 @@ def main() -> None:
 
 
 def _end(_: int, __: FrameType | None) -> None:
-    """As ctrl-C: hosts go, processes end."""
+    """Ends the run as ctrl-C does: hosts go, processes end."""
     sys.exit(128 + signal.SIGTERM)
 
 

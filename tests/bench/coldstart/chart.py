@@ -1,4 +1,4 @@
-"""Draws the first tokens of `coldstart` as bars, a group a model (HydraServe, figures 7 and 8)."""
+"""Chart of the first tokens of `coldstart` as bars, a group a model (HydraServe, figures 7 and 8)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The controller with one decision changed, for the sides that ours is compared with. Not for users, who have no use
+"""Controller with one decision changed, for the sides that ours is compared with. Not for users, who have no use
 for a pipeline that stays one.
 
     python -m tests.bench.coldstart.controller stay     pipelines are ordered without ever growing

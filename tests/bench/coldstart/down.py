@@ -1,4 +1,4 @@
-"""A long generation that begins on a pipeline over all hosts and is consolidated, against one that stays a pipeline.
+"""Benchmark of consolidation: a long generation that a pipeline begins and one worker ends, against a pipeline alone.
 
 Both begin cold. Staying is ordered by a controller in which that one decision is changed (`controller`); all
 else is the same. Alone, and four at once. The rates on each side of the change, and the largest gap between two pieces

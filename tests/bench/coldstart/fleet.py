@@ -1,4 +1,4 @@
-"""A test bed as the benchmark of cold starts drives it: cold again, a streamed call, who really ran, what a link gives.
+"""Test bed of the cold start benchmark: makes hosts cold, streams calls, reads which workers ran and what a link gives.
 
 All hosts are one machine, so all stamps are of one monotonic clock.
 """
@@ -72,7 +72,7 @@ class Worker:
         return self.order.stage.index if self.order.stage is not None else 0
 
     def about(self, sent_ns: int) -> dict[str, Any]:
-        """Its layers and its start, in seconds from the call on: [begun, ended] of each phase."""
+        """The worker's layers and its start, in seconds from the call on: [begun, ended] of each phase."""
         stage = self.order.stage
         phases: dict[str, Any] = {
             phase.name: [(phase.started_ns - sent_ns) / 1e9, (phase.ended_ns - sent_ns) / 1e9]
@@ -87,7 +87,7 @@ class Fleet:
         self._plain = bed.controller.argv
 
     def deploy(self, model: Model) -> None:
-        """With more time than `bed.fs` has: a gigabyte goes up through a small store."""
+        """Deploys with more time than `bed.fs` has: a gigabyte goes up through a small store."""
         env = {**os.environ, "FS_URL": self.bed.url, "FS_HOME": str(self.bed.folder / "user")}
         argv = [*FS, "deploy", str(model.handler), *model.options]
         done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=CALL_S, cwd=self.bed.folder)
@@ -101,7 +101,7 @@ class Fleet:
         return sorted((self.bed.bucket / checkpoint_key(weights, "")).glob("*.safetensors"))
 
     def size_bytes(self, model: Model) -> int:
-        """What a whole worker fetches."""
+        """Bytes that a whole worker fetches."""
         return sum(path.stat().st_size for path in self.parts(model))
 
     def chill(self, nodes: int, *, change: str = "") -> None:
@@ -146,7 +146,7 @@ class Fleet:
         return found
 
     def workers(self, model: Model) -> list[Worker]:
-        """Those that live, by stage."""
+        """The live workers of the model, by stage."""
         orders: dict[str, WorkerOrder] = {}
         statuses: dict[str, WorkerStatus] = {}
         with self.bed.redis() as client:
@@ -163,7 +163,7 @@ class Fleet:
         return sorted(found, key=lambda one: one.index)
 
     def link_bytes_per_s(self, model: Model) -> float:
-        """What one TCP stream gets from the store on the first host: the ceiling of any fetch."""
+        """Rate of one TCP stream from the store to the first host: the ceiling of any fetch."""
         object_key = self.parts(model)[0].relative_to(self.bed.bucket.parent)
         with self.bed.network.socket(self.bed.host(0)) as sock:
             sock.settimeout(CALL_S)
@@ -181,7 +181,7 @@ class Fleet:
 
 
 def _spare_waits(node: Node) -> bool:
-    """Of the daemon that runs now: the one before it has said that it ends."""
+    """The daemon that runs now has a spare worker: what the log says after the last shutdown."""
     return "worker preforked" in node.log().rpartition("prefetcher.daemon: shutting down")[2]
 
 

@@ -1,4 +1,4 @@
-"""No overlap, from our own parts: the same reader fetches all, then a worker starts, then it loads, then it computes.
+"""Cold start without overlap, of our own parts: fetch everything, start a worker, load, compute, one after another.
 
 On one host of the bed, over the same link. The node's memory is made before the clock starts and no gateway is asked:
 both are in its favour. Its worker is a fresh process, as without a warm fork server.

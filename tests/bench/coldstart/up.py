@@ -1,4 +1,4 @@
-"""A burst of calls at a function that sleeps: pipelines of which as many stages become whole workers as the burst
+"""Benchmark of bursts at a function that sleeps: pipelines of which as many stages become whole workers as the burst
 needs, against as many workers that each start alone.
 
 Both sides may take a worker a host; alone they are planned by a controller in which that one decision is changed
@@ -30,7 +30,7 @@ SLOWEST = 0.9
 
 
 def crowded(model: Model, hosts: int) -> Model:
-    """The same, under a name of its own, with a worker a host."""
+    """The same model under a name of its own, with a worker a host."""
     return replace(model, name="crowd", options=("--name", "crowd", "--max", str(hosts)))
 
 
@@ -71,7 +71,7 @@ def _sample(fleet: Fleet, model: Model, found: Found, side: str, burst: int, tok
 
 
 def _call(fleet: Fleet, model: Model, tokens: int, number: int) -> Generated | str:
-    """Its answer, or why there is none."""
+    """The call's answer, or why there is none."""
     try:
         return fleet.ask(model, tokens=tokens, prompt=_prompt(number))
     except (RuntimeError, httpx.HTTPError) as error:
@@ -79,7 +79,7 @@ def _call(fleet: Fleet, model: Model, tokens: int, number: int) -> Generated | s
 
 
 def _about(answers: Sequence[Generated | str], whole: Sequence[Whole], tokens: int) -> dict[str, Any]:
-    """Of each call that was answered, and in seconds from the first one's beginning when which worker was whole."""
+    """Record of each answered call, and when each worker was whole, in seconds from the first call's beginning."""
     good = [one for one in answers if isinstance(one, Generated)]
     began_ns = min((one.sent_ns for one in good), default=0)
     return {
@@ -127,7 +127,7 @@ def _figures(details: Sequence[Any], name: str, unit: float) -> list[str]:
 
 
 def _ratio(found: Found, burst: int, name: str) -> float:
-    """Of single starts to ours, round by round, between their mean calls (as figure 14 has it)."""
+    """Ratio of single starts to ours, round by round, between their mean calls (as figure 14 has it)."""
     pairs = zip(found.details[_row(SINGLE, burst)], found.details[_row(OURS, burst)], strict=True)
     return median([_mean(single[name]) / _mean(ours[name]) for single, ours in pairs])
 

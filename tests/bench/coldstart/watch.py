@@ -1,4 +1,4 @@
-"""What becomes of a cold start while its calls run: the hosts it takes, and when which of its workers are whole."""
+"""Watch over a cold start while its calls run: the hosts it takes, and when each of its workers is whole."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Watch:
         self._thread.start()
 
     def end(self) -> list[Whole]:
-        """Those that became whole, in the order of time."""
+        """Stops; the workers that became whole, in the order of time."""
         self._over.set()
         self._thread.join()
         return sorted(self._whole.values(), key=lambda one: one.at_ns)

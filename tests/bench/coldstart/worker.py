@@ -1,4 +1,4 @@
-"""A worker that overlaps nothing: a fresh Python process, its imports, all weights bound, a prefill, one after another.
+"""Worker without overlap: a fresh Python process, its imports, all weights bound, a prefill, one after another.
 
 Started once a node has the whole checkpoint in its memory (`ours`). Says when each step had ended, and ends.
 """

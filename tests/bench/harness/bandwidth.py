@@ -1,4 +1,4 @@
-"""How fast memory can be read here: the ceiling of every decoder, measured with a reader in C compiled on the spot."""
+"""Memory bandwidth of this machine, the ceiling of every decoder: measured with a reader in C compiled on the spot."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page cache and huge pages: files out of the one and proof that they are, some of the others and back again."""
+"""Page cache and huge pages: evicts files from the one and proves it, reserves some of the others and returns them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def chill(paths: Sequence[Path]) -> None:
 
 
 def warm(paths: Sequence[Path]) -> None:
-    """Into the page cache, whole."""
+    """Reads the whole file into the page cache."""
     for path in paths:
         with path.open("rb", buffering=0) as file:
             while file.read(WARM_PIECE):
@@ -52,7 +52,7 @@ def warm(paths: Sequence[Path]) -> None:
 
 
 def resident_bytes(path: Path) -> int:
-    """What of the file is in the page cache, by mincore(2)."""
+    """Bytes of the file that are in the page cache, by mincore(2)."""
     size = path.stat().st_size
     if not size:
         return 0
@@ -70,7 +70,7 @@ def resident_bytes(path: Path) -> int:
 
 
 def disk_folder() -> Path:
-    """Where temporary files lie on a disk that can be read past the page cache, not in memory."""
+    """Folder for temporary files on a disk that can be read past the page cache, not in memory."""
     for parent in (Path(tempfile.gettempdir()), Path("/var/tmp"), Path.cwd()):
         with contextlib.suppress(OSError), tempfile.NamedTemporaryFile(dir=parent) as file:
             if _kind_of(parent) in ("tmpfs", "ramfs"):
@@ -93,7 +93,7 @@ def prefaulted(size_bytes: int) -> Iterator[memoryview]:
 
 
 def fresh_memory_bytes_per_s() -> float:
-    """How fast this machine gives memory that nobody has used: slow where its host must find it first."""
+    """Rate at which this machine gives memory that was never used: slow where its host must find it first."""
     with contextlib.closing(mmap.mmap(-1, FRESH_BYTES)) as memory:
         view = np.frombuffer(memory, np.uint8)
         began_s = time.perf_counter()

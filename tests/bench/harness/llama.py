@@ -34,7 +34,7 @@ class Shape:
     kv_heads: int = 4
 
     def tensors(self) -> Iterator[tuple[str, tuple[int, ...]]]:
-        """In the order of use, as Hugging Face names them."""
+        """The tensors in the order of use, as Hugging Face names them."""
         kv = self.hidden // self.heads * self.kv_heads
         square, wide = (self.hidden, self.hidden), (self.ffn, self.hidden)
         yield "model.embed_tokens.weight", (self.vocab, self.hidden)

@@ -1,4 +1,4 @@
-"""Calls that come when they come, whether or not the ones before were answered; each is kept with its times.
+"""Open-loop load: calls at a given rate, whether or not the ones before were answered; each is kept with its times.
 
 A client that waits for its answer slows down with the server, and so hides an overload. This one does not: each call
 has its moment, and if the generator itself is late, that shows (`late_ms`).

@@ -1,4 +1,4 @@
-"""The object store of the benchmarks: `range_server.c`, compiled on the spot and run over a folder of buckets."""
+"""Object store of the benchmarks: `range_server.c`, compiled on the spot and run over a folder of buckets."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ BUCKET = "bench"
 
 @contextlib.contextmanager
 def serving(folder: Path, *, bytes_per_s: float = 0) -> Iterator[str]:
-    """Its URL; the folder's folders are buckets. 0 bytes a second: as fast as it goes."""
+    """Serves a folder, whose folders are buckets; gives the URL. 0 bytes a second: as fast as it goes."""
     with tempfile.TemporaryDirectory(prefix="fs-bench-") as place:
         program = Path(place) / "range_server"
         source = Path(__file__).with_suffix(".c")

@@ -1,4 +1,4 @@
-"""What every benchmark shares: its options, medians and spreads, the machine, tables, and the raw samples as JSON.
+"""Options, statistics and report of every benchmark: medians and spreads, the machine, tables, raw samples as JSON.
 
 Figures of one machine on one day mean little by themselves: each script measures its baseline in the same run,
 interleaved, and says the ratio.
@@ -37,7 +37,7 @@ class Options:
 def parse_options(
     doc: str | None, *, rounds: int, quick_rounds: int, more: Callable[[argparse.ArgumentParser], None] | None = None
 ) -> Options:
-    """What every script takes; `more` adds what one of them takes."""
+    """Options that every script takes; `more` adds those of one script."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write raw samples there")
     parser.add_argument("--quick", action="store_true", help="few repetitions: shows that it works, measures little")
@@ -83,7 +83,7 @@ def fine(value: float) -> str:
 
 
 class CpuTimes(NamedTuple):
-    """In the kernel's ticks."""
+    """CPU times in the kernel's ticks."""
 
     busy: int
     stolen: int
@@ -143,19 +143,19 @@ def machine() -> dict[str, Any]:
 
 
 def cpu_times() -> CpuTimes:
-    """Of all cores since boot."""
+    """CPU times of all cores since boot."""
     fields = [int(field) for field in _lines("/proc/stat")[0].split()[1:9]]
     return CpuTimes(busy=sum(fields) - fields[3] - fields[4] - fields[7], stolen=fields[7])
 
 
 def stolen_share(begun: CpuTimes, ended: CpuTimes) -> float:
-    """Of the time that cores wanted to work, what the hypervisor gave to others: above some percent, run it again."""
+    """Share of the cores' time that the hypervisor gave to others: above some percent, run the benchmark again."""
     stolen, busy = ended.stolen - begun.stolen, ended.busy - begun.busy
     return stolen / max(1, stolen + busy)
 
 
 def commit() -> str:
-    """With "-dirty" if anything but the measurements themselves differs from it."""
+    """The commit, with "-dirty" if anything but the measurements themselves differs from it."""
     head = _git("rev-parse", "--short", "HEAD")
     changed = _git("status", "--porcelain", "--", ".", ":!docs/measurements")
     return f"{head or 'unknown'}{'-dirty' if changed else ''}"

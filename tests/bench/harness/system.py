@@ -1,4 +1,4 @@
-"""A whole system of its own for a benchmark: `fs up` in a private FS_HOME, `fs down` at the end, however it ends."""
+"""System of its own for a benchmark: `fs up` in a private FS_HOME, `fs down` at the end, however it ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the time of a call went, from its trace: the phases, and the gaps in which none of them runs."""
+"""Timeline of a call from its trace: the phases, and the gaps in which none of them runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The smallest HTTP/1.1 client that keeps its connection: what it costs itself must not hide what it measures.
+"""Minimal HTTP/1.1 client with a kept connection: its own cost must not hide what it measures.
 
 One buffer, no header objects, stamps taken right before the send and right after the last byte that matters.
 """
@@ -120,7 +120,7 @@ def parse_head(head: bytes) -> tuple[int, dict[str, str]]:
 
 
 def has_text(events: bytes) -> bool:
-    """Whether an OpenAI stream has carried text yet: a complete event whose delta has content."""
+    """True once an OpenAI stream has carried text: a complete event whose delta has content."""
     for event in events.split(b"\n\n")[:-1]:
         if not event.startswith(b"data: {"):
             continue

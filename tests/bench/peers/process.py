@@ -1,4 +1,4 @@
-"""Runs a peer in its own Python and talks to it in lines of JSON; ends it, whatever happens."""
+"""Process of a peer in its own Python, driven by lines of JSON; ended whatever happens."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ def main() -> None:
 
 
 def _end(_: int, __: FrameType | None) -> None:
-    """As ctrl-C: files and huge pages go, processes end."""
+    """Ends the run as ctrl-C does: files and huge pages go, processes end."""
     sys.exit(128 + signal.SIGTERM)
 
 

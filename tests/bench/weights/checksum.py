@@ -1,4 +1,4 @@
-"""What verification costs on the way in, and which checksum it should be.
+"""Benchmark of verification: its cost on the way in, and the candidates for the checksum.
 
 Filling with and without checksums: from the disk, past the page cache, and from the object store. And candidates, one
 thread over one chunk: again and again, so that the cache has it, and through memory that no cache holds.
@@ -115,7 +115,7 @@ def _checksums() -> Iterator[dict[str, Checksum]]:
 
 
 def _crc32c() -> dict[str, Checksum]:
-    """By the processor's instruction; none on other processors than Intel's and AMD's."""
+    """CRC-32C by the processor's instruction; none on other processors than Intel's and AMD's."""
     if platform.machine() != "x86_64":
         return {}
     loaded = compiled(Path(__file__).with_name("crc32c.c"), "-msse4.2")

@@ -1,4 +1,4 @@
-"""A segment's descriptors from the node that `ours` runs, without importing what a node needs."""
+"""Client for a segment's descriptors from the node that `ours` runs, without importing what a node needs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Disk → usable tensors: every page touched, in a fresh process, with the files out of the page cache and then in it.
+"""Benchmark of disk → usable tensors: every page touched, in a fresh process, the files out of the page cache or in it.
 
 fio reads the files of our store with its quickest settings here, into huge pages: the ceiling. Ours is the whole path:
 a worker asks a node, gets descriptors and binds tensors while the node reads and verifies. The node's pool of memory is
@@ -73,7 +73,7 @@ class Disk:
             return self.ours(f"{OURS}, pool cold", node, worker)
 
     def _sample(self, name: str, answer: dict[str, object]) -> Sample:
-        """All loaders must have the same bytes: a sum each time, the sha256 once."""
+        """One load, whose bytes must be those of all loaders: a sum each time, the sha256 once."""
         self.touched.add(int(str(answer["touched"])))
         if "digest" in answer:
             self.digests[name] = str(answer["digest"])

@@ -1,4 +1,4 @@
-"""What the parts of the benchmark of weights share: the checkpoint in its formats, samples, and shuffled rounds."""
+"""Checkpoint of the benchmark of weights in its formats, samples of loads, and shuffled rounds."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Files:
 
     @property
     def prefix(self) -> str:
-        """Of the objects' keys."""
+        """Prefix of the objects' keys."""
         return str(self.parts[0].parent.relative_to(self.store))
 
     @property
@@ -39,7 +39,7 @@ class Files:
 
 
 def make_files(folder: Path, shape: llama.Shape) -> Files:
-    """Only once, if several parts ask for it."""
+    """Writes the files, once for all parts."""
     source = folder / "hf" / "model.safetensors"
     if not source.exists():
         llama.make(source, shape)

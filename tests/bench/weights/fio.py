@@ -1,4 +1,4 @@
-"""What fio reads from the disk into huge pages: the ceiling of every loader, taken with its quickest settings here."""
+"""Ceiling of every loader: fio's reads from the disk into huge pages, with its quickest settings here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One loader in one fresh process: forked from a process that has imported torch and has run nothing of it.
+"""Fork server for loaders: each load runs in a fresh process, forked from one that has imported torch and run nothing.
 
 So each begins with memory of its own and nobody's imports are counted. Runs in every peer's Python: it needs torch
 and the standard library alone. `measured` is the other end, in the benchmark.
@@ -88,7 +88,7 @@ def digest(tensors: dict[str, torch.Tensor]) -> str:
 
 
 def cpu_s() -> float:
-    """Of this process and of children it has waited for, in user and in kernel."""
+    """CPU seconds of this process and of children it has waited for, in user and in kernel."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(usage.ru_utime + usage.ru_stime for usage in used)
 

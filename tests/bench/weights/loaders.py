@@ -1,4 +1,4 @@
-"""Loads in fresh processes, asked for from here: what `forked` and the scripts that serve through it answer."""
+"""Client of `forked` and the scripts that serve through it: loads in fresh processes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Sample(NamedTuple):
 
 
 class LoaderFailed(Exception):
-    """With what the loader said."""
+    """A loader's error, with its own words."""
 
 
 class Loaders:
@@ -37,7 +37,7 @@ class Loaders:
         self.about = talk.about
 
     def load(self, loader: str, begin: Callable[[int], object], **question: Any) -> Any:
-        """Its answer; `begin` gets its process id when all is imported, just before the clock starts. LoaderFailed."""
+        """The loader's answer; `begin` gets its process id after all imports, before the clock starts. LoaderFailed."""
         begin(self._ask(do="load", loader=loader, **question)["prepared"])
         return self._ask(go=True)
 

@@ -1,4 +1,4 @@
-"""The peer loaders, in a Python of their own. None of them verifies what it read.
+"""Peer loaders, in a Python of their own. None of them verifies what it read.
 
 Run by `loaders.py`, never by hand. Each is called as its documentation calls it for the CPU, with its defaults, but for
 what is said here.
@@ -47,7 +47,7 @@ def fastsafetensors(question: Any) -> Load:
 
 
 def tensorizer(question: Any) -> Load:
-    """With a reader a core: more read no faster here."""
+    """tensorizer with a reader a core: more read no faster here."""
     from tensorizer import TensorDeserializer
 
     def load() -> Any:

@@ -1,4 +1,4 @@
-"""Our side as the benchmarks drive it: a checkpoint published, and a node that holds segments and serves workers.
+"""Our side of the benchmarks: publishes a checkpoint, and runs a node that holds segments and serves workers.
 
 The one place that knows how segments are made. `node` starts a process, which is this module: commands come on its
 input, workers connect to a socket beside it and get descriptors, as the daemon gives them.
@@ -120,7 +120,7 @@ def node(
     env: Mapping[str, str] | None = None,
     entered: Callable[[Sequence[str]], Sequence[str]] = tuple,
 ) -> Iterator[Node]:
-    """With memory for one checkpoint of that size. `store` is as in FS_STORE. A cold pool has no memory yet."""
+    """A node with memory for one checkpoint of that size. `store` is as in FS_STORE. A cold pool has no memory yet."""
     with tempfile.TemporaryDirectory(prefix="fs-bench-") as folder:
         place = Path(folder) / "node.sock"
         options = ["--store", store, "--socket", str(place), "--size-bytes", str(size_bytes), "--pool", pool]
@@ -187,7 +187,7 @@ class _Serving:
         return {"cpu_s": time.process_time()}
 
     async def _evict_all(self) -> None:
-        """Once no worker is left: their ends are heard of a moment after them."""
+        """Evicts all segments once no worker is left: the node hears of their ends a moment later."""
         ends_s = time.monotonic() + TIMEOUT_S
         segments = self._segments
         while any(held.pinned for held in segments.budget._candidates()):
@@ -198,7 +198,7 @@ class _Serving:
             segments.budget.reserve(segments.budget._memory_bytes - segments.budget._workers_bytes(), "the benchmark")
 
     def _wait_clear(self) -> None:
-        """Until the pool has made or cleared what it keeps."""
+        """Waits until the pool has made or cleared the memory that it keeps."""
         ends_s = time.monotonic() + TIMEOUT_S
         pool = self._segments.budget.memory._pool
         while pool.used or pool.clean < self._keep_slabs:

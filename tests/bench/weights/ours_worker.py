@@ -1,4 +1,4 @@
-"""Our side as a worker: asks a node for a checkpoint and binds its tensors. The counterpart of `loaders_peer.py`."""
+"""Worker of our side: asks a node for a checkpoint and binds its tensors. The counterpart of `loaders_peer.py`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DEADLINE_S = 300.0
 
 
 def stream(question: Any) -> Load:
-    """From asking to all tensors; each comes when its bytes have been verified."""
+    """Load from the request to all tensors; each comes when its bytes have been verified."""
 
     def load() -> Iterable[tuple[str, torch.Tensor]]:
         weights = _attach(question)

@@ -1,4 +1,4 @@
-"""Store → worker ready, against the slower of its two halves: the fetch alone and the start of a worker alone.
+"""Benchmark of store → worker ready, against the slower of its halves: the fetch alone, the start of a worker alone.
 
 A daemon of its own for each measurement, so that nothing is cached, with a fork server that has imported torch. The
 function imports more of it, which takes a core for a second or two, then touches every page of its weights. Alone, it

@@ -1,4 +1,4 @@
-"""Segment → usable tensors in a new process: how soon, at what cost in memory, and that no view can dangle.
+"""Benchmark of segment → usable tensors in a new process: time, memory, and proof that no view can dangle.
 
 Each process is forked from one that has imported torch and `runtime.weights` and has run nothing of them; a pooled
 worker has then bound a few tensors for nobody, as ours do while they wait for work. It gets the descriptors, then the

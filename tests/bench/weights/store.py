@@ -1,4 +1,4 @@
-"""Object store → segment: the raw socket reader is the ceiling, boto3 the usual way, and ours.
+"""Benchmark of object store → segment: the raw socket reader is the ceiling, boto3 the usual way, and ours.
 
 All read the same objects from the same server on loopback, which has them in the page cache; the server's CPU time is
 not counted, but it runs on the same cores. Memory is there and touched before the clock starts, on every side.

@@ -119,7 +119,7 @@ class _File(io.RawIOBase):
 
 
 def _client(url: str, bucket: str, key: str) -> Any:
-    """It has asked once: what boto3 reads and imports for its first request is not counted."""
+    """A boto3 client after its first request: what it reads and imports for that is not counted."""
     import boto3
     from botocore.config import Config
 

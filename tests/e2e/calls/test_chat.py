@@ -1,4 +1,4 @@
-"""A real language model behind its URL: OpenAI's own client unchanged, the golden answers, the bill."""
+"""Chat completions of a real language model: OpenAI's own client unchanged, the golden answers, the bill."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def test_the_client_gets_openais_errors(client: openai.OpenAI) -> None:
 
 
 def test_a_client_that_leaves_frees_its_place(chat: System) -> None:
-    """Its stream would have taken minutes; the next ones get the whole engine."""
+    """The stream would have taken minutes; the next ones get the whole engine."""
     body = {"prompt": "Once upon a time", "max_tokens": 1500, "temperature": 0, "stream": True}
     with chat.http.stream("POST", "/fn/chat/v1/completions", json=body) as response:
         request = response.headers["x-request-id"]

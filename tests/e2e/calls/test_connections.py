@@ -1,4 +1,4 @@
-"""What passes between a client and an app of its own while a connection is open, and what follows when it ends."""
+"""Connections to apps: WebSockets and streams in both directions, and what follows when one ends."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def row_of(system: System, request: str) -> InvocationRow:
 
 
 def ended(socket: ClientConnection) -> tuple[int | None, str]:
-    """How it was closed from the other side, after whatever else it says."""
+    """Close frame of the other side, after any messages before it."""
     try:
         while True:
             socket.recv(timeout=10)
@@ -305,7 +305,7 @@ def test_limits_come_from_decorator_file_and_flags_and_change_without_a_deploy(s
 
 
 def leave(system: System, name: str, body: Any) -> str:
-    """After the first bytes of a stream, or a moment of waiting for them; returns the request's id."""
+    """Leaves after the first bytes of a stream, or a moment of waiting for them; returns the request's id."""
     request = f"left-{name.replace('/', '-')}-{time.monotonic_ns()}"
     limit = httpx.Timeout(20, read=1.0)
     try:

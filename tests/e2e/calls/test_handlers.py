@@ -1,4 +1,4 @@
-"""What handlers are given and give, through the whole system; and the management API against its own description."""
+"""Inputs and outputs of handlers through the whole system; and the management API against its own description."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From zero and back: nothing runs and nothing is counted while nobody calls, and waking costs one fetch."""
+"""Scaling from zero and back: nothing runs or is billed between calls, and waking costs one fetch."""
 
 from __future__ import annotations
 
@@ -157,6 +157,6 @@ def _calls(system: System, name: str) -> list[InvocationRow]:
 
 
 def _bytes_read(system: System) -> int:
-    """By the node so far, from files and pipes: what a fetch from the folder store is counted in."""
+    """Bytes that the node has read so far, from files and pipes: a fetch from the folder store shows in them."""
     io = Path(f"/proc/{system.one('node').pid}/io").read_text()
     return int(io.split()[1])

@@ -1,4 +1,4 @@
-"""What a user gets wrong when deploying: a clear error with its code, and nothing has changed."""
+"""Deploys of bad input: a clear error with its code, and nothing has changed."""
 
 from __future__ import annotations
 

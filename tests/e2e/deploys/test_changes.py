@@ -176,7 +176,7 @@ def _give_up(system: System, name: str, nap_s: float) -> None:
 
 
 def _bill(system: System, name: str) -> list[str]:
-    """Its lines for calls."""
+    """The bill's lines for calls."""
     return [line.kind for line in system.usage(name).lines if line.kind == "invocation"]
 
 

@@ -1,4 +1,4 @@
-"""Deploys that go wrong spoil nobody's calls; canaries, aliases and rollbacks move them; rehearsals change nothing."""
+"""Versions: failed deploys spoil no call; canaries, aliases and rollbacks move calls; rehearsals change nothing."""
 
 from __future__ import annotations
 

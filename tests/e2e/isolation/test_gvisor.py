@@ -1,4 +1,4 @@
-"""Functions that ask for a kernel of their own: what they see, that they are served as all others, how they end."""
+"""Functions inside gVisor: what they see, that they are served as all others, how they end."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ CASE = json.loads((ROOT / "tests" / "runtime" / "llm" / "golden.json").read_text
 
 @pytest.fixture(scope="module")
 def system() -> Iterator[System]:
-    """Up, with workers inside gVisor."""
+    """System that is up, with workers inside gVisor."""
     if shutil.which("runsc") is None:
         pytest.skip("runsc (gVisor) is not installed")
     with running(env={"FS_PROFILES": POOLS}) as system:
@@ -43,7 +43,7 @@ def system() -> Iterator[System]:
 
 
 def sandboxes(system: System) -> dict[int, list[str]]:
-    """Of all that runsc runs for this system: pids and command lines."""
+    """Processes that runsc runs for this system: pids and command lines."""
     found = {}
     for process in system.processes():
         with contextlib.suppress(OSError):
@@ -293,7 +293,7 @@ def test_its_end_is_told_as_any_others_is(system: System, how: str, status: int,
 
 
 def test_who_prints_more_than_is_read_waits(system: System) -> None:
-    """As with any other pipe. What is too much for the log is dropped by the node."""
+    """A full pipe blocks as any other does. What is too much for the log is dropped by the node."""
     system.deploy(HEAD + MISBEHAVES.replace("ONE", ONE).replace("misbehaves", "prints"), name="prints")
     assert system.ok("prints", {"how": "prints"}) == "well"
 

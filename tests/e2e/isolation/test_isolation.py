@@ -1,4 +1,4 @@
-"""The world as a function sees it: its own files, its own processes, and nothing of the platform's."""
+"""Isolation of functions: a worker sees its own files and processes, and nothing of the platform's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The books of a whole system: right to the last nano-dollar, whatever was killed."""
+"""Ledger of a whole system: right to the last nano-dollar, whatever was killed."""
 
 from __future__ import annotations
 

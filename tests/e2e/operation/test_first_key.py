@@ -40,7 +40,7 @@ def system(tmp_path: Path) -> Iterator[System]:
 
 
 def pasted(line: str) -> str:
-    """What a shell of the user's makes of the line, elsewhere and without our environment."""
+    """Result of the line in a user's shell, in another folder and without our environment."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("FS_")}
     quiet = line.replace("curl ", "curl --silent --show-error --fail-with-body ", 1)
     done = subprocess.run(["bash", "-c", quiet], env=env, cwd="/", capture_output=True, text=True, timeout=60)

@@ -1,4 +1,4 @@
-"""kill -9 of each part in turn, under a running load: whole again by itself, no call lost, none billed twice."""
+"""Recovery from kill -9 of each part in turn, under a running load: no call lost, none billed twice."""
 
 from __future__ import annotations
 

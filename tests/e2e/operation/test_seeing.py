@@ -1,4 +1,4 @@
-"""What is seen of a real system: metrics of all its parts, logs that name their call, and the pages in a browser."""
+"""Observability of a real system: metrics of all its parts, logs that name their call, and the pages in a browser."""
 
 from __future__ import annotations
 

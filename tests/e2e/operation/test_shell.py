@@ -145,7 +145,7 @@ def person(system: System) -> Iterator[Person]:
 
 
 def test_a_command_finds_what_a_worker_finds(system: System) -> None:
-    """Before any call: the function has no worker, and gets none by this."""
+    """A shell before any call: the function has no worker, and gets none by this."""
     program = "import json, look; print(json.dumps(look.look()))"
     ran = json.loads(system.fs("shell", "looks", "--json", "--", "python", "-c", program).out)
     assert (ran["status"], ran["stderr"]) == (0, "")
@@ -202,7 +202,7 @@ def test_nothing_is_left_when_the_client_is_killed(system: System, person: Perso
 
 
 def sleeping() -> int:
-    """Of our own sleepers, wherever they are: as many as run."""
+    """Number of our own sleepers that run, wherever they are."""
     found = 0
     for entry in filter(str.isdecimal, os.listdir("/proc")):
         with contextlib.suppress(OSError):
@@ -318,7 +318,7 @@ def test_an_order_that_a_killed_controller_left_is_taken_back(system: System, pe
 
 
 def test_it_needs_the_right_to_deploy_and_stands_in_the_audit_log(system: System) -> None:
-    """The last one: from the first key on, everybody shows one."""
+    """Must be the last test: from the first key on, everybody shows one."""
 
     def fs(*arguments: str) -> Any:
         return json.loads(system.fs(*arguments, "--json").out)

@@ -74,7 +74,7 @@ class Function:
         self._known: dict[tuple[str, int], str] = {}
 
     def answer(self, tokens: int, prompt: str = PROMPT) -> str:
-        """What it says to the prompt, greedily, as the model in one piece says it."""
+        """Expected text for the prompt: that of the model in one piece, greedily."""
         longest = max((count for known, count in self._known if known == prompt), default=0)
         if longest != tokens:
             engine = models.engine(
@@ -149,7 +149,7 @@ class Call:
         return not self._thread.is_alive()
 
     def wait_for(self, pieces: int) -> None:
-        """Until that many came. AssertionError if it ends before."""
+        """Waits until that many came. AssertionError if the call ends before."""
 
         def there() -> bool:
             assert len(self.pieces) >= pieces or not self.ended, f"it ended after {len(self.pieces)} pieces: {self}"
@@ -158,7 +158,7 @@ class Call:
         wait_until(there, self._deadline_s, what=f"{pieces} pieces of {self}")
 
     def join(self) -> Call:
-        """Until its end, which comes in its deadline."""
+        """Waits for the call's end, which comes in its deadline."""
         self._thread.join(self._deadline_s + 2)
         assert self.ended, f"no end of {self} within {self._deadline_s:g} s"
         return self
@@ -229,7 +229,7 @@ class Fleet:
     # ── its stages ─────────────────────────────────────────────────────────────────────────────────
 
     def orders(self, function: Function) -> list[WorkerOrder]:
-        """Of the function, by stage."""
+        """Orders of the function's workers, by stage."""
         found: list[WorkerOrder] = []
         with self.bed.redis() as client:
             for node in self.bed.nodes:
@@ -279,7 +279,7 @@ class Fleet:
         return timeline.origin_unix_ns + fetch.ended_ns
 
     def wait_growing(self, order: WorkerOrder) -> None:
-        """Until more than its stage has come in, and not all."""
+        """Waits until more than the worker's stage has come in, and not all."""
         assert order.stage is not None
         share = (order.stage.end - order.stage.first) / LAYERS
 
@@ -293,7 +293,7 @@ class Fleet:
         wait_until(growing, what="growth of the first stage")
 
     def kill(self, order: WorkerOrder) -> None:
-        """Its worker's process, as soon as it has one."""
+        """Kills the worker's process, as soon as it has one."""
         node = self.node_of(order)
         status = self.reached(order, "starting", "ready")
         wait_until(lambda: _has_process(node, status), what=f"process of {order.worker}")

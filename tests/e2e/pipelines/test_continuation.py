@@ -51,7 +51,7 @@ def trace_of(fleet: Fleet, call: Call) -> InvocationTrace:
 
 
 def check_moved(fleet: Fleet, call: Call, times: int) -> None:
-    """Its trace and its bill tell of it: what a lost worker did is not billed."""
+    """Checks the call's trace and bill: what a lost worker did is not billed."""
     trace = trace_of(fleet, call)
     names = [phase.name for phase in trace.timeline.phases]
     assert (names.count("move"), names.count("respond")) == (times, times + 1)

@@ -1,4 +1,4 @@
-"""A model of the user's own in layers on real hosts: it starts as a pipeline, becomes one worker, and loses stages."""
+"""Layered models of a user's own on real hosts: they start as a pipeline, become one worker, and lose stages."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Tower(Function):
         return self._pool.submit(post)
 
     def check(self, number: float, called: Future[httpx.Response]) -> httpx.Response:
-        """It has the answer of the whole model."""
+        """Checks that the answer is that of the whole model."""
         response = called.result(35)
         assert response.status_code == 200, response.text
         activations = number * self._stem

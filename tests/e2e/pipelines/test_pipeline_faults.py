@@ -92,7 +92,7 @@ def test_the_host_of_a_later_stage_is_cut_off(fleet: Fleet, function: Function, 
 def test_the_host_of_the_first_stage_is_cut_off_before_its_first_token_and_the_call_tried_again(
     fleet: Fleet, function: Function
 ) -> None:
-    """Once the node's lease has ended: until then it might answer."""
+    """The retry comes once the node's lease has ended: until then it might answer."""
     call = fleet.call(function, SHORT)
     orders = fleet.pipeline(function)
     fleet.reached(orders[0], "starting")
