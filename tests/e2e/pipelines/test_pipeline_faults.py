@@ -174,7 +174,7 @@ def test_the_controller_is_killed_while_a_pipeline_starts(fleet: Fleet, function
     fleet.bed.controller.kill()
     assert call.join().cut
     fleet.bed.controller.start()
-    fleet.bed.wait_ready()
+    fleet.bed.wait_ready(fleet.hosts)
     assert fleet.settled(function).worker == orders[0].worker
     fleet.check_after(function)
 
