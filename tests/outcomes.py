@@ -15,8 +15,7 @@ import pytest
 from _pytest.outcomes import Skipped
 
 ALLOWED_IN_CI = (r"needs a CUDA device", r"lets us write no cgroup v1")
-"""Reasons, as patterns: hardware that machines of CI do not have, and a kernel's interface of which each machine has one
-version."""
+"""Reasons, as patterns: hardware that CI does not have, and the version of cgroups that a machine does not use."""
 
 PROCESS_EVENTS = frozenset(
     {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.system", "os.exec"}
