@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from collections import Counter, deque
 
+import msgspec
+
 from fleetstart.runtime.contract.billing.ledger import PhaseRow, WorkerPhase, cost_nusd
 from fleetstart.runtime.contract.billing.prices import FIRST, PriceSheet
-from fleetstart.runtime.contract.ids import FunctionName, NodeId, Version, WorkerId
 
 FLUSH_S = 10.0
 """Interval between flushes: a daemon that is killed loses at most this much."""
@@ -23,26 +24,10 @@ MAX_BUFFERED_ROWS = 100_000
 class WorkerMeter:
     """Meter of one worker. Takes monotonic stamps; `origin_unix_ns` is the unix time of their zero."""
 
-    def __init__(
-        self,
-        *,
-        worker: WorkerId,
-        node: NodeId,
-        function: FunctionName,
-        version: Version,
-        memory_bytes: int,
-        origin_unix_ns: int,
-        tags: dict[str, str] | None = None,
-        project: str = "",
-    ) -> None:
-        self._worker = worker
-        self._node = node
-        self._function = function
-        self._version = version
-        self._memory_bytes = memory_bytes
+    def __init__(self, template: PhaseRow, origin_unix_ns: int) -> None:
+        """`template` is a row with all that the worker's rows have in common."""
+        self._template = template
         self._origin_unix_ns = origin_unix_ns
-        self._tags = tags or {}
-        self._project = project
         self._kept = False
         self._sheet = FIRST
         self._numbers: Counter[WorkerPhase] = Counter()
@@ -98,21 +83,16 @@ class WorkerMeter:
     def _row(self, name: WorkerPhase, started_ms: int, duration_ms: int) -> PhaseRow:
         self._numbers[name] += 1
         rate = self._sheet.idle_nusd_per_gib_s if self._kept and name == "idle" else 0
-        return PhaseRow(
-            id=f"{self._worker}/{name}/{self._numbers[name]}",
-            worker=self._worker,
-            node=self._node,
-            function=self._function,
-            version=self._version,
+        memory_bytes = self._template.memory_bytes
+        return msgspec.structs.replace(
+            self._template,
+            id=f"{self._template.worker}/{name}/{self._numbers[name]}",
             phase=name,
             started_unix_ms=self._origin_unix_ns // 1_000_000 + started_ms,
             duration_ms=duration_ms,
-            memory_bytes=self._memory_bytes,
             rate_nusd_per_gib_s=rate,
-            cost_nusd=cost_nusd(duration_ms, self._memory_bytes, rate),
+            cost_nusd=cost_nusd(duration_ms, memory_bytes, rate),
             price=self._sheet.version,
-            tags=self._tags,
-            project=self._project,
         )
 
 

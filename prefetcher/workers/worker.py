@@ -56,7 +56,6 @@ class Worker:
         self.record = WorkerRecord(order, services)
         self.process = WorkerProcess(order.worker, services.prefork_pool, self.record.on_output)
         self._services = services
-        self._spec = order.spec
         self._membership = PipelineMembership(
             order,
             services.address,
@@ -64,7 +63,7 @@ class Worker:
             note=lambda text: self.record.log_line("system", text),
             changed=lambda: self._publish(self.state),
         )
-        self.resources = WorkerResources(order, services, self._membership, self.process)
+        self.resources = WorkerResources(services, self._membership, self.process)
         self._drain_until_s: float | None = None
         self._begun = False
         self._ending = False
@@ -91,7 +90,7 @@ class Worker:
             self.kill()
         if self.state != "ready" or self.process.forked is None:
             return
-        grace_s = self._spec.timeout_s if grace_s is None else grace_s
+        grace_s = self.order.spec.timeout_s if grace_s is None else grace_s
         self._drain_until_s = time.monotonic() + grace_s + DRAIN_MARGIN_S
         with contextlib.suppress(ChannelClosed):  # its exit event is on the way
             self.process.forked.send(Drain(grace_s=grace_s))
@@ -127,13 +126,13 @@ class Worker:
 
     async def _start(self) -> None:
         """Prepares, assigns and waits until ready. Errors: FleetError, the reason why it did not become ready."""
-        timeout_s = self._spec.start_timeout_s
+        timeout_s = self.order.spec.start_timeout_s
         try:
             async with asyncio.timeout(timeout_s):
                 self.resources.secrets = self._services.decryptor.decrypt(self.order)
                 self.record.redactor = Redactor(self.resources.secrets.values())
-                bundle_dir = await self.resources.prepare()
-                await self.resources.assign(bundle_dir)
+                bundle_dir = await self.resources.prepare(self.order)
+                await self.resources.assign(self.order, bundle_dir)
                 await self._until_ready()
         except TimeoutError as error:
             raise StartFailed(
@@ -169,11 +168,11 @@ class Worker:
     def _open_egress(self) -> None:
         """Opens the egress proxy for a function that has a list of allowed destinations."""
         process = self.process.forked
-        if process is None or not self._spec.egress or (descriptor := process.take_outlet()) is None:
+        if process is None or not self.order.spec.egress or (descriptor := process.take_outlet()) is None:
             return  # sent by user code: closed with the process
         listener = socket.socket(fileno=descriptor)
         self._close_egress = self._services.egress.open(
-            listener, self._spec.egress, lambda text: self.record.log_line("system", text)
+            listener, self.order.spec.egress, lambda text: self.record.log_line("system", text)
         )
         if "net" not in process.isolation.split(","):
             self.record.log_line(
@@ -251,7 +250,7 @@ class Worker:
                 "worker ended by itself" if was_ready else "worker failed to start",
                 extra={
                     "worker": self.order.worker,
-                    "function": self._spec.name,
+                    "function": self.order.spec.name,
                     "error": info.message,
                     **({"request": self.order.cause} if self.order.cause and not was_ready else {}),
                 },
@@ -261,12 +260,14 @@ class Worker:
         await self.process.terminate()
         self._close_egress()
         self._membership.close()
-        self.resources.release()
+        self.resources.release(self.order.worker)
 
     def _exit_error(self, status: int | None) -> FleetError:
         if not self.process.ran_out_of_memory and (error := self.resources.segment_error) is not None:
             return error
-        return self.process.exit_error(status, limit_bytes=self._spec.memory_bytes, was_ready=self.record.was_ready)
+        return self.process.exit_error(
+            status, limit_bytes=self.order.spec.memory_bytes, was_ready=self.record.was_ready
+        )
 
     def _root_cause(self, info: ErrorInfo) -> FleetError:
         """The segment's error, if it has one: it explains better why the worker could not get its weights."""
@@ -279,7 +280,7 @@ class Worker:
             WorkerStatus(
                 worker=self.order.worker,
                 node=self._services.node,
-                function=self._spec.name,
+                function=self.order.spec.name,
                 version=self.order.version,
                 state=state,
                 start="cold" if self.resources.cold else "warm",

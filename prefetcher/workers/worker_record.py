@@ -11,6 +11,7 @@ import msgspec
 from fleetstart.runtime.contract.billing.ledger import PhaseRow
 from fleetstart.runtime.contract.billing.prices import PriceSheet
 from fleetstart.runtime.contract.errors import ErrorInfo
+from fleetstart.runtime.contract.ids import NodeId
 from fleetstart.runtime.contract.node.messages import Usage
 from fleetstart.runtime.contract.node.orders import WorkerOrder
 from fleetstart.runtime.contract.process.redaction import Redactor
@@ -33,16 +34,7 @@ class WorkerRecord:
         """Redacts the worker's secrets, once they are known, in everything that is written."""
         self._order = order
         self._services = services
-        self._meter = WorkerMeter(
-            worker=order.worker,
-            node=services.node,
-            function=order.spec.name,
-            version=order.version,
-            memory_bytes=order.spec.memory_bytes,
-            origin_unix_ns=machine_origin_ns(),
-            tags=order.spec.tags,
-            project=order.spec.project,
-        )
+        self._meter = WorkerMeter(_template(order, services.node), machine_origin_ns())
 
     @property
     def was_ready(self) -> bool:
@@ -126,3 +118,20 @@ class WorkerRecord:
     def _phase(self, name: Literal["start", "fetch"], begun_ns: int, ended_ns: int) -> None:
         self.timeline.add(name, begun_ns, ended_ns)
         self._write_rows(self._meter.phase(name, begun_ns, ended_ns))
+
+
+def _template(order: WorkerOrder, node: NodeId) -> PhaseRow:
+    """The common part of a worker's ledger rows."""
+    return PhaseRow(
+        id="",
+        worker=order.worker,
+        node=node,
+        function=order.spec.name,
+        version=order.version,
+        phase="start",
+        started_unix_ms=0,
+        duration_ms=0,
+        memory_bytes=order.spec.memory_bytes,
+        tags=order.spec.tags,
+        project=order.spec.project,
+    )

@@ -15,6 +15,7 @@ from collections import Counter
 from itertools import chain
 
 from fleetstart.runtime.contract.errors import FleetError, StartFailed
+from fleetstart.runtime.contract.ids import CheckpointId, WorkerId
 from fleetstart.runtime.contract.node.channel import ChannelClosed
 from fleetstart.runtime.contract.node.messages import Assign
 from fleetstart.runtime.contract.node.orders import WorkerOrder
@@ -35,11 +36,7 @@ LISTEN_BACKLOG = 256
 class WorkerResources:
     """The resources of one worker. `token` is what callers must present at its `endpoint`."""
 
-    def __init__(
-        self, order: WorkerOrder, services: NodeServices, membership: PipelineMembership, process: WorkerProcess
-    ) -> None:
-        self._order = order
-        self._spec = order.spec
+    def __init__(self, services: NodeServices, membership: PipelineMembership, process: WorkerProcess) -> None:
         self._services = services
         self._membership = membership
         self._process = process
@@ -49,6 +46,7 @@ class WorkerResources:
         """Segments of its weights, then of their adapter."""
         self.cold = False
         """True if some of its weights had to be fetched."""
+        self._checkpoints: list[CheckpointId] = []
         self._traffic_before: Counter[str] = Counter()
         self.pooled = False
         """True if its process was preforked."""
@@ -57,24 +55,25 @@ class WorkerResources:
         self.secrets: dict[str, str] = {}
         """Secret environment variables; set before the process is assigned."""
         self.assigned_ns = 0
-        self._sandbox = GVisorSandbox(services, process) if order.spec.isolation == "gvisor" else None
+        self._sandbox: GVisorSandbox | None = None
 
-    async def prepare(self) -> str:
+    async def prepare(self, order: WorkerOrder) -> str:
         """Acquires bundle, segments and process; returns the bundle's folder. Errors: FleetError, OSError."""
-        spec, services = self._spec, self._services
+        spec, services = order.spec, self._services
+        self._sandbox = GVisorSandbox(services, self._process) if spec.isolation == "gvisor" else None
         services.segments.budget.reserve(spec.memory_bytes, f"a worker of {spec.name}")
         self.reserved_bytes = spec.memory_bytes
         services.segments.budget.memory.shrink()
-        wanted = () if self._order.shell else (spec.weights, spec.adapter)
-        checkpoints = [checkpoint for checkpoint in wanted if checkpoint is not None]
+        wanted = () if order.shell else (spec.weights, spec.adapter)
+        self._checkpoints = [checkpoint for checkpoint in wanted if checkpoint is not None]
         stages = [self._membership.layers, None]
-        self.cold = not all(map(services.segments.is_ready, checkpoints, stages))
+        self.cold = not all(map(services.segments.is_ready, self._checkpoints, stages))
         self._traffic_before = self._traffic()
         network = spec.network is True
         fresh = network or not services.prefork_pool.has(spec.pool)
         fork = asyncio.ensure_future(services.prefork_pool.fork(spec.pool, network=network)) if fresh else None
         weights = asyncio.ensure_future(
-            services.segments.acquire_all(checkpoints, self._order.worker, self._membership.layers)
+            services.segments.acquire_all(self._checkpoints, order.worker, self._membership.layers)
         )
         try:
             bundle = services.bundles.ready(spec.bundle) or await services.bundles.get(spec.bundle)
@@ -105,48 +104,48 @@ class WorkerResources:
             if isinstance(acquired, list):
                 self.segments = acquired
 
-    async def assign(self, bundle_dir: str) -> None:
+    async def assign(self, order: WorkerOrder, bundle_dir: str) -> None:
         """Sends the process its assignment. A preforked process that turns out dead is replaced once. Errors:
         StartFailed."""
         try:
-            self._send_assignment(bundle_dir)
+            self._send_assignment(order, bundle_dir)
         except ChannelClosed as error:
             if not self.pooled or self._process.forked is None:
                 raise StartFailed(f"the worker was gone before it had its function: {error}") from error
-            log.warning("a spare worker was dead, forking another", extra={"worker": self._order.worker})
+            log.warning("a spare worker was dead, forking another", extra={"worker": order.worker})
             await self._process.terminate()
             self.pooled = False
-            self._process.attach(await self._services.prefork_pool.fork(self._spec.pool, network=False))
+            self._process.attach(await self._services.prefork_pool.fork(order.spec.pool, network=False))
             try:
-                self._send_assignment(bundle_dir)
+                self._send_assignment(order, bundle_dir)
             except ChannelClosed as again:
                 raise StartFailed(f"the worker was gone before it had its function: {again}") from again
 
-    def _send_assignment(self, bundle_dir: str) -> None:
-        process = self._process.forked
+    def _send_assignment(self, order: WorkerOrder, bundle_dir: str) -> None:
+        process, spec = self._process.forked, order.spec
         assert process is not None
         if process.group is not None:
             try:
-                process.group.limit(self._spec.memory_bytes + (SANDBOX_BYTES if self._sandbox is not None else 0))
+                process.group.limit(spec.memory_bytes + (SANDBOX_BYTES if self._sandbox is not None else 0))
             except OSError as error:
-                raise out_of_memory(self._spec.memory_bytes) from error
+                raise out_of_memory(spec.memory_bytes) from error
         with _listening_socket(self._services.address) as listener:
             host, port = listener.getsockname()[:2]
             self.endpoint = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
             of_segments = [segment.descriptors() for segment in self.segments]
-            threads = self._spec.llm.threads if self._spec.llm is not None else 0
+            threads = spec.llm.threads if spec.llm is not None else 0
             message = Assign(
-                worker=self._order.worker,
-                version=self._order.version,
-                spec=self._spec,
-                stage=self._order.stage,
-                secret=self._order.secret,
+                worker=order.worker,
+                version=order.version,
+                spec=spec,
+                stage=order.stage,
+                secret=order.secret,
                 bundle_dir=bundle_dir,
                 token=self.token,
                 threads=threads or self._services.cpus,
                 secrets=self.secrets,
                 slabs=[len(descriptors) - 1 for descriptors in of_segments],
-                shell=self._order.shell,
+                shell=order.shell,
             )
             if self._sandbox is not None:
                 self._sandbox.send(process, message, listener, chain.from_iterable(of_segments))
@@ -188,22 +187,21 @@ class WorkerResources:
 
     def _traffic(self) -> Counter[str]:
         found: Counter[str] = Counter()
-        for checkpoint in (self._spec.weights, self._spec.adapter):
-            if checkpoint is not None:
-                found.update(self._services.segments.traffic(checkpoint))
+        for checkpoint in self._checkpoints:
+            found.update(self._services.segments.traffic(checkpoint))
         return found
 
     @property
     def segment_error(self) -> FleetError | None:
         return next((segment.error for segment in self.segments if segment.error is not None), None)
 
-    def release(self) -> None:
+    def release(self, worker: WorkerId) -> None:
         """Releases memory and segments. Called once the process has ended."""
         if self._sandbox is not None:
             self._sandbox.close()
         self.reserved_bytes = 0
         for segment in self.segments:
-            self._services.segments.release(segment, self._order.worker)
+            self._services.segments.release(segment, worker)
         self.segments = []
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleetstart.prefetcher.workers.meter import LedgerBuffer, WorkerMeter
-from fleetstart.runtime.contract.billing.ledger import cost_nusd
+from fleetstart.runtime.contract.billing.ledger import PhaseRow, cost_nusd
 from fleetstart.runtime.contract.billing.prices import FIRST
 from fleetstart.runtime.contract.ids import FunctionName, NodeId, Version, WorkerId
 
@@ -15,14 +15,18 @@ ORIGIN_NS = 1_700_000_000_000_000_000
 
 
 def meter() -> WorkerMeter:
-    return WorkerMeter(
+    template = PhaseRow(
+        id="",
         worker=WorkerId("w-1"),
         node=NodeId("n"),
         function=FunctionName("f"),
         version=Version(1),
+        phase="start",
+        started_unix_ms=0,
+        duration_ms=0,
         memory_bytes=1,
-        origin_unix_ns=ORIGIN_NS,
     )
+    return WorkerMeter(template, ORIGIN_NS)
 
 
 @given(st.lists(st.tuples(st.integers(0, 20_000_000_000), st.floats(0, 1)), min_size=1, max_size=20))
