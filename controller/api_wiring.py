@@ -60,7 +60,7 @@ class Management:
 
 
 def build_management(
-    config: Config, core: Core, vault: SecretCipher, traces: TraceExport | None, stopping: asyncio.Event
+    config: Config, core: Core, cipher: SecretCipher, traces: TraceExport | None, stopping: asyncio.Event
 ) -> Management:
     store = open_store(config.store)
     registry = Registry(core.state, store)
@@ -73,12 +73,12 @@ def build_management(
     audit = AuditLog(core.client, store, core.fence)
     billing = BillingApi(core.client, reader, core.billing, core.view)
     calls, lag = CallMetrics(), LoopLag()
-    webhook_secrets = WebhookSecrets(core.client, vault)
+    webhook_secrets = WebhookSecrets(core.client, cipher)
     invocations = build_async_invocations(
         config, core.gateway_id, core.client, core.view, store, core.gateway, history, stopping, webhook_secrets,
         fence=core.fence,
     )  # fmt: skip
-    shells = ShellService(core.state, SecretSealer(core.view, vault))
+    shells = ShellService(core.state, SecretSealer(core.view, cipher))
     functions = FunctionsApi(url=config.url, view=core.view, registry=registry, client=core.client, stopping=stopping)
     system = SystemApi(
         url=config.url,
@@ -103,7 +103,7 @@ def build_management(
         _seeing(core, reader, calls, lag, billing.shown, traces),
         KeysApi(core.state),
         ProjectsApi(core.state, webhook_secrets),
-        SecretsApi(core.state, vault, webhook_secrets),
+        SecretsApi(core.state, cipher, webhook_secrets),
     )
     return Management(
         api=build_app(apis),

@@ -18,7 +18,7 @@ from .auth.owner_key import FILE
 from .background import run_with_restarts
 from .config import Config
 from .core_wiring import build_core
-from .dependencies import open_traces, open_vault
+from .dependencies import open_secret_cipher, open_traces
 from .gateway.cors import Cors
 from .http.asgi import Receive, Scope, Send
 from .http.invoke_url import PREFIX
@@ -37,10 +37,10 @@ class Controller:
     def __init__(self, config: Config) -> None:
         self._config = config
         self._stopping = asyncio.Event()
-        vault = open_vault(config)
+        cipher = open_secret_cipher(config)
         self._traces = open_traces(config.otlp_endpoint)
-        self._core = core = build_core(config, "gw-" + secrets.token_hex(6), vault)
-        self._management = management = build_management(config, core, vault, self._traces, self._stopping)
+        self._core = core = build_core(config, "gw-" + secrets.token_hex(6), cipher)
+        self._management = management = build_management(config, core, cipher, self._traces, self._stopping)
         self._invocations = management.invocations
         self._listener = listener_of(config)
         self._loopback = is_loopback(self._listener.getsockname()[0])

@@ -39,16 +39,16 @@ class AsyncInvocations:
     api: InvocationsApi
     parts: tuple[BackgroundTask, ...]
     runner: InvocationRunner
-    keeping: RequestRetention
-    courier: WebhookDelivery
+    retention: RequestRetention
+    webhook_delivery: WebhookDelivery
 
     async def hand_back(self) -> None:
         """Before the last ledger rows are written: what runs here ends, and is queued for others."""
         await self.runner.hand_back()
-        await self.keeping.close()
+        await self.retention.close()
 
     async def close(self) -> None:
-        await self.courier.close()
+        await self.webhook_delivery.close()
 
 
 def build_async_invocations(
@@ -64,38 +64,42 @@ def build_async_invocations(
     *,
     fence: Callable[[], int],
 ) -> AsyncInvocations:
-    book, vault, claims = InvocationStore(client), PayloadStore(store), IdempotencyKeys(client, store)
-    acceptance = AsyncSubmitter(book, vault, gateway.check)
-    showing = InvocationPresenter(config.url, vault, history.trace)
-    courier = WebhookDelivery(
-        book,
+    invocations, payloads, claims = InvocationStore(client), PayloadStore(store), IdempotencyKeys(client, store)
+    submitter = AsyncSubmitter(invocations, payloads, gateway.check)
+    presenter = InvocationPresenter(config.url, payloads, history.trace)
+    webhook_delivery = WebhookDelivery(
+        invocations,
         WebhookClient(config.webhook_allow),
         webhook_secrets,
-        showing.with_result,
+        presenter.with_result,
         lambda function: project_of(view, function),
     )
-    runner = InvocationRunner(gateway_id, client, view, book, vault, courier, gateway, trace=history.trace)
-    keeping = RequestRetention(gateway, view, book, vault)
-    schedules = CronScheduler(client, view, acceptance, fence)
+    runner = InvocationRunner(
+        gateway_id, client, view, invocations, payloads, webhook_delivery, gateway, trace=history.trace
+    )
+    retention = RequestRetention(gateway, view, invocations, payloads)
+    schedules = CronScheduler(client, view, submitter, fence)
     layer = AsyncMiddleware(
         gateway,
-        acceptance,
+        submitter,
         IdempotentCall(gateway, claims),
-        keeping,
-        book,
-        vault,
-        showing.briefly,
+        retention,
+        invocations,
+        payloads,
+        presenter.briefly,
         allowed=config.webhook_allow,
         max_body_bytes=config.max_body_bytes,
         stopping=stopping,
     )
-    follower = EventStream(client, book, showing, stopping)
-    api = InvocationsApi(book, vault, showing, acceptance, webhook_secrets, schedules, follower, view, stopping)
+    event_stream = EventStream(client, invocations, presenter, stopping)
+    api = InvocationsApi(
+        invocations, payloads, presenter, submitter, webhook_secrets, schedules, event_stream, view, stopping
+    )
     return AsyncInvocations(
         layer=layer,
         api=api,
-        parts=(book, runner, schedules, RetentionSweeper(client, book, vault, claims, fence)),
+        parts=(invocations, runner, schedules, RetentionSweeper(client, invocations, payloads, claims, fence)),
         runner=runner,
-        keeping=keeping,
-        courier=courier,
+        retention=retention,
+        webhook_delivery=webhook_delivery,
     )

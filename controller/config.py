@@ -46,7 +46,7 @@ class Config:
     open: bool = False
     """Whether this whole machine may do everything as long as there is no key; without it, the first key is made."""
     master_key: str = ""
-    """For secrets; empty: a key file in the home (`access.vault`)."""
+    """For secrets; empty: a key file in the home (`auth.secret_encryption`)."""
 
 
 def read_config(env: Mapping[str, str]) -> Config:

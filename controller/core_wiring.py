@@ -70,13 +70,13 @@ class Core:
         self.journal.close()
 
 
-def build_core(config: Config, gateway_id: str, vault: SecretCipher) -> Core:
+def build_core(config: Config, gateway_id: str, cipher: SecretCipher) -> Core:
     view = View()
     client = connect(config.redis_url)
     state = StateSync(client, view)
     journal = Journal(config.home / "journal", gateway_id)
     ledger = LedgerWriter(client, journal)
-    scheduler = Scheduler(gateway_id, LeaderLease(client, view, state.writes), ledger, SecretSealer(view, vault))
+    scheduler = Scheduler(gateway_id, LeaderLease(client, view, state.writes), ledger, SecretSealer(view, cipher))
     learner = Calibrator(state, lambda: scheduler.fence)
     reporter = LoadReporter(state)
     billing = BudgetWatch(client, view, unwritten=lambda: ledger.unwritten, fence=lambda: scheduler.fence)

@@ -1,4 +1,4 @@
-"""Opens what the configuration names: the object store, the vault of secrets, the collector of spans."""
+"""Opens what the configuration names: the object store, the cipher of secrets, the collector of spans."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def open_store(url: str) -> ObjectStore:
     return FolderStore(where)
 
 
-def open_vault(config: Config) -> SecretCipher:
+def open_secret_cipher(config: Config) -> SecretCipher:
     """Errors: ConfigError."""
     try:
         return SecretCipher(config.home, config.master_key)

@@ -43,23 +43,23 @@ SEARCHED = 10_000
 class InvocationsApi:
     def __init__(
         self,
-        book: InvocationStore,
-        vault: PayloadStore,
-        showing: InvocationPresenter,
-        acceptance: AsyncSubmitter,
+        invocations: InvocationStore,
+        payloads: PayloadStore,
+        presenter: InvocationPresenter,
+        submitter: AsyncSubmitter,
         webhook_secrets: WebhookSecrets,
         schedules: CronScheduler,
-        follower: EventStream,
+        event_stream: EventStream,
         view: View,
         stopping: asyncio.Event,
     ) -> None:
-        self._book = book
-        self._vault = vault
-        self._showing = showing
-        self._acceptance = acceptance
+        self._invocations = invocations
+        self._payloads = payloads
+        self._presenter = presenter
+        self._submitter = submitter
         self._webhook_secrets = webhook_secrets
         self._schedules = schedules
-        self._follower = follower
+        self._event_stream = event_stream
         self._view = view
         self._stopping = stopping
 
@@ -77,10 +77,10 @@ class InvocationsApi:
         found: list[InvocationInfo] = []
         searched = 0
         sees = caller_of(request).sees
-        async for entry in self._book.newest(min(limit, 100)):
+        async for entry in self._invocations.newest(min(limit, 100)):
             searched += 1
             if sees(entry.envelope.function) and _fits(entry, function, status, dead=dead):
-                found.append(self._showing.briefly(entry))
+                found.append(self._presenter.briefly(entry))
             if len(found) >= limit or searched >= SEARCHED:
                 break
         return json_response(found)
@@ -89,16 +89,16 @@ class InvocationsApi:
         """None if it is none of the kept ones."""
         invocation = _id(request)
         _, wait_s = preferences.read_prefer(request.headers.get("prefer", ""))
-        entry = await self._book.wait_ended(invocation, wait_s, self._stopping)
+        entry = await self._invocations.wait_ended(invocation, wait_s, self._stopping)
         if entry is None:
             return None
         if not caller_of(request).sees(entry.envelope.function):
             raise not_kept(invocation)
-        return await self._showing.fully(entry)
+        return await self._presenter.fully(entry)
 
     async def _own(self, request: Request) -> StoredInvocation:
         """Errors: NotFound, also for one of a function that the caller may not see."""
-        entry = await self._book.require(_id(request))
+        entry = await self._invocations.require(_id(request))
         if not caller_of(request).sees(entry.envelope.function):
             raise not_kept(entry.envelope.id)
         return entry
@@ -107,20 +107,20 @@ class InvocationsApi:
         entry = await self._own(request)
         if not entry.progress.ended:
             headers = {"location": f"/api/v1/invocations/{entry.envelope.id}", "retry-after": "1"}
-            return json_response(self._showing.briefly(entry), status=202, headers=headers)
-        return await _collected(self._vault, entry)
+            return json_response(self._presenter.briefly(entry), status=202, headers=headers)
+        return await _collected(self._payloads, entry)
 
     async def events(self, request: Request) -> Response:
         entry = await self._own(request)
         last = request.headers.get("last-event-id") or request.query_params.get("last_event_id", "")
-        begin = await self._follower.begin(entry, last)
+        begin = await self._event_stream.begin(entry, last)
         if begin is None:
             return Response(status_code=204)  # all of it was read; this ends an EventSource
         headers = {"cache-control": "no-cache", "x-request-id": entry.envelope.id}
         return StreamingResponse(self._events(entry, begin), media_type="text/event-stream", headers=headers)
 
     async def _events(self, entry: StoredInvocation, begin: EventId) -> AsyncIterator[bytes]:
-        async for block in self._follower.follow(entry.envelope.id, begin):
+        async for block in self._event_stream.follow(entry.envelope.id, begin):
             yield block
 
     # ── changing ───────────────────────────────────────────────────────────────────────────────────
@@ -132,8 +132,8 @@ class InvocationsApi:
             return lifecycle.cancelling(entry.progress, entry.envelope, now_unix_ms())
 
         await self._own(request)
-        entry = await self._book.change(_id(request), change, tell="cancelling")
-        return json_response(self._showing.briefly(entry), status=200 if entry.progress.ended else 202)
+        entry = await self._invocations.change(_id(request), change, publish="cancelling")
+        return json_response(self._presenter.briefly(entry), status=200 if entry.progress.ended else 202)
 
     async def redrive(self, request: Request) -> Response:
         def change(entry: StoredInvocation) -> Progress:
@@ -147,7 +147,7 @@ class InvocationsApi:
             return lifecycle.redriven(progress, envelope, now_unix_ms())
 
         await self._own(request)
-        return json_response(self._showing.briefly(await self._book.change(_id(request), change)))
+        return json_response(self._presenter.briefly(await self._invocations.change(_id(request), change)))
 
     async def redeliver(self, request: Request) -> Response:
         def change(entry: StoredInvocation) -> Progress:
@@ -159,12 +159,12 @@ class InvocationsApi:
             return lifecycle.redelivered(entry.progress, now_unix_ms())
 
         await self._own(request)
-        return json_response(self._showing.briefly(await self._book.change(_id(request), change)))
+        return json_response(self._presenter.briefly(await self._invocations.change(_id(request), change)))
 
     async def replay(self, request: Request) -> Response:
         terms = await json_body(request, ReplayTerms, empty=b"{}")
         entry = await self._own(request)
-        kept = await self._vault.request(entry.envelope.id)
+        kept = await self._payloads.request(entry.envelope.id)
         if kept is None:
             raise NotFound(f"the request of invocation {entry.envelope.id} is not kept any more")
         past, body = kept
@@ -179,8 +179,8 @@ class InvocationsApi:
             source=past.id,
             webhook="",
         )
-        accepted = await self._acceptance.accept(envelope, body)
-        info = self._showing.briefly(await self._book.require(accepted.id))
+        accepted = await self._submitter.accept(envelope, body)
+        info = self._presenter.briefly(await self._invocations.require(accepted.id))
         return json_response(info, status=202, headers={"location": info.url})
 
     # ── webhooks and schedules ─────────────────────────────────────────────────────────────────────
@@ -212,7 +212,7 @@ class InvocationsApi:
             mark = marks.get(spec.name)
             last_unix_s = mark.last_unix_s if mark is not None else 0
             last = schedule_id(spec.name, last_unix_s) if last_unix_s else None
-            entry = await self._book.get(last) if last is not None else None
+            entry = await self._invocations.get(last) if last is not None else None
             shown.append(
                 ScheduleInfo(
                     function=spec.name,
@@ -241,14 +241,14 @@ def _retargeted(target: str, function: str, version: int | str | None) -> str:
     return f"/fn/{function}{named}{rest[end:]}"
 
 
-async def _collected(vault: PayloadStore, entry: StoredInvocation) -> Response:
+async def _collected(payloads: PayloadStore, entry: StoredInvocation) -> Response:
     """The kept answer, made by the very code that answers a call."""
     messages: list[Message] = []
 
     async def send(message: Message) -> None:
         messages.append(message)
 
-    await answer_ended(send, vault, entry, [(b"x-request-id", entry.envelope.id.encode())])
+    await answer_ended(send, payloads, entry, [(b"x-request-id", entry.envelope.id.encode())])
     response = Response(messages[1]["body"], status_code=messages[0]["status"])
     response.raw_headers = list(messages[0]["headers"])
     return response

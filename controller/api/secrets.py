@@ -33,10 +33,10 @@ SECRETS_MAX = 1000
 
 
 class SecretsApi:
-    def __init__(self, state: StateSync, vault: SecretCipher, webhook_secrets: WebhookSecrets) -> None:
+    def __init__(self, state: StateSync, cipher: SecretCipher, webhook_secrets: WebhookSecrets) -> None:
         self._view = state.view
         self._webhook_secrets = webhook_secrets
-        self._vault = vault
+        self._cipher = cipher
         self._shelf = CasHash(state, keys.SECRETS, SecretRecord)
 
     async def secrets(self, request: Request) -> Response:
@@ -55,7 +55,7 @@ class SecretsApi:
         if len(self._view.access.secrets) >= SECRETS_MAX and self._view.access.secret(project, name) is None:
             raise InvalidInput(f"there are {SECRETS_MAX} secrets already, and cannot be more")
         self._check_total(project, name, len(value.encode()))
-        box, master = self._vault.close(project, name, value)
+        box, master = self._cipher.encrypt(project, name, value)
         now, by = now_unix_ms(), caller_of(request).name
 
         def changed(known: SecretRecord | None) -> SecretRecord:
@@ -92,21 +92,21 @@ class SecretsApi:
 
     async def rekey(self, request: Request) -> Response:
         """Under another master key; those before it are forgotten when nothing needs them any more."""
-        master = self._vault.renew()
+        master = self._cipher.add_master_key()
         set_audit_object(request, master)
         count = 0
         for field in list(self._view.access.secrets):
-            await self._shelf.change(field, self._closed_anew)
+            await self._shelf.change(field, self._reencrypt)
             count += 1
-        count += await self._webhook_secrets.close_anew()
+        count += await self._webhook_secrets.reencrypt_all()
         if all(record.master == master for record in self._view.access.secrets.values()):
-            self._vault.forget_old()
+            self._cipher.drop_old_keys()
         return json_response(Rekeyed(secrets=count, master=master))
 
-    def _closed_anew(self, record: SecretRecord | None) -> SecretRecord | None:
+    def _reencrypt(self, record: SecretRecord | None) -> SecretRecord | None:
         if record is None:
             return None
-        box, master = self._vault.close(record.project, record.name, self._vault.open(record))
+        box, master = self._cipher.encrypt(record.project, record.name, self._cipher.decrypt(record))
         return msgspec.structs.replace(record, box=box, master=master)
 
     def _place(self, request: Request) -> tuple[str, str]:

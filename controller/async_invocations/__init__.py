@@ -1,6 +1,6 @@
-"""Calls that outlive their connection: async invocations, their results, webhooks, schedules, and idempotency keys.
+"""Async invocations: calls that outlive their connection, their results, webhooks, schedules, and idempotency keys.
 
-`layer` stands in front of the gateway and takes the calls that ask for one of these; `runner` carries accepted ones
-out, through the same gateway as any other call. What becomes of an invocation is decided in `lifecycle`, kept in Redis
-by `book`, and its bytes in the object store by `vault`.
+`middleware` stands before the gateway and takes calls with the headers of one of these; `runner` executes accepted
+ones through the same gateway. `store.lifecycle` decides the state transitions, `store.invocations` keeps the state in
+Redis, and `store.payloads` keeps requests and responses in the object store.
 """

@@ -1,8 +1,8 @@
-"""Functions that call themselves: `schedule="*/5 * * * *"` of a live version, made into async invocations.
+"""Cron schedules: `schedule="*/5 * * * *"` of a live version becomes async invocations.
 
-Whoever holds the scheduler's lease fires them. An invocation's id follows from the function and the moment, and an id
-is accepted once, so a change of schedulers in mid-step fires nothing twice. Moments that passed while nobody could
-fire are skipped, with a line in the log. The expression itself is cronsim's affair, daylight saving included.
+The holder of the scheduler's lease fires them. An invocation's id follows from the function and the time, and an id is
+accepted once, so a change of leaders fires nothing twice. Times that passed without a leader are skipped and logged.
+The expression is evaluated by cronsim, daylight saving included.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ log = logging.getLogger(__name__)
 
 LOOK_S = 1.0
 LATE_S = 60
-"""How late a moment may still be fired: a new scheduler is there within seconds, a machine may sleep for hours."""
+"""Delay up to which a missed time is still fired: a new leader takes seconds, a sleeping machine hours."""
 LOOKED_BACK = 1_000
-"""Missed moments that are counted for the log line."""
+"""Missed times that are counted, at most, for the log line."""
 AT_HEADER = "fs-scheduled-at"
 
 
@@ -44,14 +44,14 @@ class ScheduleMark(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     schedule: str
     timezone: str = ""
     looked_unix_s: int
-    """Moments up to here are dealt with."""
+    """Times up to here are done."""
     last_unix_s: int = 0
-    """The last one that was fired."""
+    """The last time that was fired."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScheduleCheck:
-    """What a look at one function's schedule comes to."""
+    """Result of checking one function's schedule: the new mark, the time to fire, the number of missed times."""
 
     mark: ScheduleMark
     fire_unix_s: int | None = None
@@ -59,7 +59,7 @@ class ScheduleCheck:
 
 
 def check_schedule(spec: FunctionSpec) -> None:
-    """Errors: InvalidSpec."""
+    """Checks a spec's schedule and timezone. Errors: InvalidSpec."""
     if spec.schedule:
         next_unix_s(spec.schedule, spec.timezone, 0)
     elif spec.timezone:
@@ -67,7 +67,7 @@ def check_schedule(spec: FunctionSpec) -> None:
 
 
 def next_unix_s(schedule: str, timezone: str, after_unix_s: int) -> int:
-    """The first moment after that one. Errors: InvalidSpec."""
+    """The next time of a schedule. Errors: InvalidSpec."""
     from cronsim import CronSim, CronSimError  # late: few have schedules
 
     zone = _zone(timezone)
@@ -75,7 +75,7 @@ def next_unix_s(schedule: str, timezone: str, after_unix_s: int) -> int:
         moment = next(CronSim(schedule, datetime.fromtimestamp(after_unix_s, zone)))
     except (CronSimError, StopIteration) as error:
         raise InvalidSpec(
-            f"schedule {schedule[:80]!r} is no cron expression: {error or 'it is never due'}",
+            f"schedule {schedule[:80]!r} is not a cron expression: {error or 'it is never due'}",
             hint='minute hour day month weekday: "*/5 * * * *" is every five minutes, "0 9 * * 1-5" weekdays at nine',
         ) from error
     return int(moment.timestamp())
@@ -86,13 +86,13 @@ def _zone(timezone: str) -> tzinfo:
         return ZoneInfo(timezone) if timezone else UTC
     except (ZoneInfoNotFoundError, ValueError, OSError) as error:
         raise InvalidSpec(
-            f"timezone {timezone[:80]!r} is not known here",
+            f"timezone {timezone[:80]!r} is unknown",
             hint='write a name such as "Europe/Berlin", or leave it out',
         ) from error
 
 
 def check_due(spec: FunctionSpec, mark: ScheduleMark | None, now_unix_s: int) -> ScheduleCheck:
-    """What is to be fired now. A schedule that is new, or another one than before, begins with its next moment."""
+    """Determines which time to fire now. A new or changed schedule begins with its next time."""
     if mark is None or (mark.schedule, mark.timezone) != (spec.schedule, spec.timezone):
         return ScheduleCheck(ScheduleMark(schedule=spec.schedule, timezone=spec.timezone, looked_unix_s=now_unix_s))
     due: list[int] = []
@@ -115,10 +115,10 @@ def schedule_id(function: FunctionName, unix_s: int) -> InvocationId:
 
 
 class CronScheduler:
-    def __init__(self, client: redis.Redis, view: View, acceptance: AsyncSubmitter, fence: Callable[[], int]) -> None:
+    def __init__(self, client: redis.Redis, view: View, submitter: AsyncSubmitter, fence: Callable[[], int]) -> None:
         self._client = client
         self._view = view
-        self._acceptance = acceptance
+        self._submitter = submitter
         self._fence = fence
 
     async def run(self) -> None:
@@ -132,7 +132,7 @@ class CronScheduler:
                 log.debug("schedules wait for redis", extra={"error": str(error)})
 
     def scheduled(self) -> list[FunctionSpec]:
-        """Specs of the live versions that have a schedule."""
+        """Lists the specs of live versions that have a schedule."""
         live = (self._view.live(name) for name in self._view.functions)
         return [version.spec for version in live if version is not None and version.spec.schedule]
 
@@ -141,14 +141,14 @@ class CronScheduler:
         return {FunctionName(name.decode()): msgspec.json.decode(mark, type=ScheduleMark) for name, mark in raw.items()}
 
     async def step(self, now_unix_s: int) -> list[InvocationId]:
-        """Fires what is due; the invocations. Errors: REDIS_ERRORS."""
+        """Fires due schedules; returns the invocations. Errors: REDIS_ERRORS."""
         marks, fired = await self.marks(), []
         specs = self.scheduled()
         for spec in specs:
             mark = marks.get(spec.name)
             due = check_due(spec, mark, now_unix_s)
             if due.missed:
-                log.warning("moments of a schedule were missed", extra={"function": spec.name, "missed": due.missed})
+                log.warning("a schedule missed times", extra={"function": spec.name, "missed": due.missed})
             if due.fire_unix_s is not None:
                 invocation = await self._fire(spec, due.fire_unix_s)
                 if invocation is not None:
@@ -161,7 +161,7 @@ class CronScheduler:
         return fired
 
     async def _fire(self, spec: FunctionSpec, unix_s: int) -> InvocationId | None:
-        """Accepted on the disk before the mark is written; a refusal (a spent budget, say) skips this one."""
+        """Submits the invocation, before the mark is written; a rejection (a spent budget, say) skips this time."""
         at = f"{datetime.fromtimestamp(unix_s, UTC):%Y-%m-%dT%H:%M:%SZ}"
         target = f"/fn/{spec.name}"
         envelope = Envelope(
@@ -179,8 +179,8 @@ class CronScheduler:
             source=at,
         )
         try:
-            kept = await self._acceptance.accept(envelope, b"")
+            kept = await self._submitter.accept(envelope, b"")
         except FleetError as error:
-            log.warning("a scheduled call was refused", extra={"function": spec.name, "error": error.message})
+            log.warning("a scheduled call was rejected", extra={"function": spec.name, "error": error.message})
             return None
         return kept.id

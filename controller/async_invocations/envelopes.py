@@ -1,4 +1,4 @@
-"""A call as it came in, made into what is kept of it."""
+"""Builds the stored envelope of a call from its ASGI scope."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from .request_options import RequestOptions, fingerprint, kept_headers
 
 
 def identity_of(scope: Scope) -> CallerIdentity:
-    """Whose call it is, as the layer before ours says."""
+    """The caller's project and key, from the auth middleware."""
     invoker = scope.get(CALLER_IDENTITY)
     return invoker if isinstance(invoker, CallerIdentity) else CallerIdentity()
 
 
 def target_of(scope: Scope) -> str:
-    """Path and query as they were written."""
+    """Path and query as the client wrote them."""
     path = bytes(scope.get("raw_path") or scope["path"].encode()).decode("latin-1")
     query = bytes(scope["query_string"]).decode("latin-1")
     return f"{path}?{query}" if query else path
@@ -31,7 +31,7 @@ def fingerprint_of(scope: Scope, body: bytes) -> str:
 
 
 def envelope_of(
-    scope: Scope, invocation: InvocationId, body: bytes, asked: RequestOptions, *, origin: Origin = "async"
+    scope: Scope, invocation: InvocationId, body: bytes, options: RequestOptions, *, origin: Origin = "async"
 ) -> Envelope:
     invoker = identity_of(scope)
     return Envelope(
@@ -43,10 +43,10 @@ def envelope_of(
         body_bytes=len(body),
         fingerprint=fingerprint_of(scope, body),
         accepted_unix_ms=time.time_ns() // 1_000_000,
-        queue_s=asked.queue_s,
-        ttl_s=asked.ttl_s,
+        queue_s=options.queue_s,
+        ttl_s=options.ttl_s,
         origin=origin,
-        webhook=asked.webhook,
+        webhook=options.webhook,
         project=invoker.project,
         key=invoker.key,
     )

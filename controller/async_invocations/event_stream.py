@@ -1,7 +1,6 @@
-"""Follows the events of an invocation for a reader: those that are kept, those that come, and the one that ends it.
+"""Server-sent events of an invocation: those in the log, new ones as they come, and a last one with its end state.
 
-The last event is always ours: `event: invocation`, with the state in which it ended. Who comes back with its id has
-read everything.
+The last event is the platform's: `event: invocation`. A client that reconnects with its id has read everything.
 """
 
 from __future__ import annotations
@@ -22,20 +21,20 @@ from .store.event_log import START, EventId, EventLog, EventsGone, check_reachab
 from .store.invocations import InvocationStore, StoredInvocation
 
 KEEP_ALIVE_EVERY = 30
-"""Empty looks between two comments that keep proxies from closing the connection: about 15 s."""
+"""Empty reads between two keep-alive comments, for proxies: about 15 s."""
 
 
 class EventStream:
     def __init__(
-        self, client: redis.Redis, book: InvocationStore, showing: InvocationPresenter, stopping: asyncio.Event
+        self, client: redis.Redis, invocations: InvocationStore, presenter: InvocationPresenter, stopping: asyncio.Event
     ) -> None:
         self._client = client
-        self._book = book
-        self._showing = showing
+        self._invocations = invocations
+        self._presenter = presenter
         self._stopping = stopping
 
     async def begin(self, entry: StoredInvocation, last: str) -> EventId | None:
-        """After which event to go on; None if all were read. Errors: InvalidInput, EventsGone."""
+        """Returns the event after which to go on; None if all were read. Errors: InvalidInput, EventsGone."""
         events = EventLog(self._client, entry.envelope.id)
         begin = parse_event_id(last) if last else START
         check_reachable(begin, await events.first())
@@ -48,7 +47,9 @@ class EventStream:
         quiet = 0
         try:
             while not self._stopping.is_set():
-                entry = await self._book.get(invocation)  # before the look: what it says has ended has all its events
+                entry = await self._invocations.get(
+                    invocation
+                )  # before the look: what it says has ended has all its events
                 ended = entry is None or entry.progress.ended
                 page = await events.after(last, block=not ended)
                 if page:
@@ -71,11 +72,11 @@ class EventStream:
             )
 
     async def _end(self, entry: StoredInvocation, events: EventLog) -> bytes:
-        data = msgspec.json.encode(self._showing.briefly(entry))
+        data = msgspec.json.encode(self._presenter.briefly(entry))
         return b"id: %s\nevent: invocation\ndata: %s\n\n" % (str(await self._end_of(entry, events)).encode(), data)
 
     async def _end_of(self, entry: StoredInvocation, events: EventLog) -> EventId:
-        """The id of the event that ends it: the one after the last of its last claim."""
+        """The id of the last event: the one after all of the last claim."""
         last = await events.last()
         if last is None or last.claim < entry.progress.claims:
             return EventId(entry.progress.claims, 1)

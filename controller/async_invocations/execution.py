@@ -1,7 +1,7 @@
-"""One execution of a claimed invocation: its call through the gateway, its lease meanwhile, and its outcome.
+"""One execution of a claimed invocation: its call through the gateway, the renewal of its lease, and its outcome.
 
-Three things can stop it: a wish to cancel it, another gateway that has taken it over (then nothing of it counts), and
-the end of this process in good order, which puts it back into the queue.
+Three things can stop it: a cancellation, a takeover by another gateway (then its outcome is discarded), and the
+shutdown of this process, which queues it again.
 """
 
 from __future__ import annotations
@@ -32,31 +32,36 @@ log = logging.getLogger(__name__)
 
 RENEW_S = lifecycle.LEASE_MS / 4000
 RETRY_S = 0.2
-"""Between two tries to write while Redis is away."""
+"""Interval between attempts to write while Redis does not answer."""
 
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 class Execution:
     def __init__(
-        self, entry: StoredInvocation, client: redis.Redis, book: InvocationStore, vault: PayloadStore, gateway: App
+        self,
+        entry: StoredInvocation,
+        client: redis.Redis,
+        invocations: InvocationStore,
+        payloads: PayloadStore,
+        gateway: App,
     ) -> None:
         self._entry = entry
-        self._book = book
-        self._vault = vault
+        self._invocations = invocations
+        self._payloads = payloads
         self._gateway = gateway
         self._events = EventLog(client, entry.envelope.id)
         self._event_count = 0
         self._unwritten: list[bytes] = []
         self._told: ReportedProgress | None = None
         self._gone = asyncio.Event()
-        """Set when the call is to be cancelled, whatever for."""
+        """Set to cancel the call, for any reason."""
         self._look = asyncio.Event()
         self._lost = False
         self._back = False
 
     def look(self) -> None:
-        """Something about the invocation has changed: perhaps it is to be cancelled."""
+        """Wakes the lease task: the invocation has changed, and may be cancelled."""
         self._look.set()
 
     def hand_back(self) -> None:
@@ -69,7 +74,7 @@ class Execution:
         keeper = asyncio.get_running_loop().create_task(self._keep())
         outcome: RunOutcome | None = None
         try:
-            kept = await self._vault.request(envelope.id)
+            kept = await self._payloads.request(envelope.id)
             if kept is None:
                 outcome = RunOutcome(
                     error=FleetError(f"invocation {envelope.id}: its request is not in the store any more").info()
@@ -80,7 +85,7 @@ class Execution:
                 outcome = capture.outcome(envelope.function)
                 await self._write_last_events()
                 if outcome.answer is not None:
-                    await self._vault.keep_answer(envelope.id, outcome.answer, bytes(capture.body))
+                    await self._payloads.keep_answer(envelope.id, outcome.answer, bytes(capture.body))
         except StoreFailed as error:
             outcome = RunOutcome(error=error.info())
         except asyncio.CancelledError:
@@ -99,7 +104,7 @@ class Execution:
     # ── its lease ──────────────────────────────────────────────────────────────────────────────────
 
     async def _keep(self) -> None:
-        """Renews the lease until it is lost; sees to a wish to cancel."""
+        """Renews the lease until it is lost, and cancels the call if the invocation is marked for it."""
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(RENEW_S):
@@ -122,21 +127,21 @@ class Execution:
     def _id(self) -> str:
         return self._entry.envelope.id
 
-    async def _change(self, change: Callable[[Progress, int], Progress], *, tell: bool = False) -> bool:
-        """False if the claim is not ours any more. Errors: REDIS_ERRORS."""
+    async def _change(self, change: Callable[[Progress, int], Progress], *, publish: bool = False) -> bool:
+        """Writes a transition; False if the claim was lost. Errors: REDIS_ERRORS."""
         while True:
             progress = change(self._entry.progress, time.time_ns() // 1_000_000)
-            written = await self._book.write(self._entry, progress, tell=progress.status if tell else "")
+            written = await self._invocations.write(self._entry, progress, publish=progress.status if publish else "")
             if written is not None:
                 self._entry = written
                 return True
-            now = await self._book.get(self._entry.envelope.id)
+            now = await self._invocations.get(self._entry.envelope.id)
             if now is None or now.progress.status != "running" or now.progress.claims != self._entry.progress.claims:
                 return False
             self._entry = now
 
     async def _settle(self, outcome: RunOutcome | None) -> None:
-        """Writes down what came of it, as often as it takes; without Redis nobody else can run it either."""
+        """Writes the outcome, retrying while Redis does not answer: no other gateway can claim it meanwhile."""
 
         def after(progress: Progress, now_unix_ms: int) -> Progress:
             if (self._back and (outcome is None or outcome.answer is None)) and not progress.cancelling:
@@ -146,7 +151,7 @@ class Execution:
 
         while True:
             try:
-                if not await self._change(after, tell=True) and outcome is not None and outcome.answer is not None:
+                if not await self._change(after, publish=True) and outcome is not None and outcome.answer is not None:
                     await self._drop(outcome.answer.claim)
                 return
             except REDIS_ERRORS as error:
@@ -157,19 +162,19 @@ class Execution:
 
     async def _drop(self, claim: int) -> None:
         with contextlib.suppress(StoreFailed):
-            await self._vault.drop_answer(self._entry.envelope.id, claim)
+            await self._payloads.drop_answer(self._entry.envelope.id, claim)
 
     # ── its events ─────────────────────────────────────────────────────────────────────────────────
 
     async def _on_events(self, events: list[bytes]) -> None:
-        """A Redis that is away delays them; all but progress is in the answer in any case."""
+        """Appends events to the log. If Redis does not answer they are delayed; all but progress is in the response."""
         self._told = progress_in(events, time.time_ns() // 1_000_000) or self._told
         self._unwritten += events
         with contextlib.suppress(*REDIS_ERRORS):
             await self._write_events()
 
     async def _write_last_events(self) -> None:
-        """Whoever sees that it has ended finds all of its events."""
+        """Writes the remaining events before the end, so that a reader who sees the end finds all of them."""
         while self._unwritten and not self._gone.is_set():
             try:
                 await self._write_events()

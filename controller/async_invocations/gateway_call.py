@@ -1,7 +1,7 @@
-"""Carries one kept call through the gateway: the ASGI scope that it gets, and what it answers.
+"""Call of a stored request through the gateway: builds its ASGI scope, captures its response.
 
-The gateway sees a client like any other. The client leaves when the invocation is to be cancelled, which makes the
-gateway cancel the call at its worker.
+The gateway sees a client like any other. A cancellation disconnects that client, which makes the gateway cancel the
+call at its worker.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def scope_of(envelope: Envelope, run: int) -> Scope:
 
 
 class AnswerCapture:
-    """An ASGI `send` that keeps the answer; `on_events` is told of the events of a stream, as they come."""
+    """An ASGI `send` that captures the response, and passes the events of a stream to `on_events` as they come."""
 
     def __init__(self, claim: int, gone: asyncio.Event, on_events: Callable[[list[bytes]], Awaitable[None]]) -> None:
         self._claim = claim
@@ -70,7 +70,7 @@ class AnswerCapture:
         self._status = 0
         self._headers: RawHeaders = []
         self._splitter: EventSplitter | None = None
-        self._apart: ProgressSplitter | None = None
+        self._progress_splitter: ProgressSplitter | None = None
         self._whole = False
         self._too_large = False
         self._bill: dict[str, object] = {}
@@ -83,15 +83,15 @@ class AnswerCapture:
             self._headers = list(message.get("headers", ()))
             if self._header(b"content-type").startswith("text/event-stream"):
                 self._splitter = EventSplitter()
-                self._apart = ProgressSplitter() if self._header(PROGRESS_HEADER.encode()) else None
+                self._progress_splitter = ProgressSplitter() if self._header(PROGRESS_HEADER.encode()) else None
             return
         piece = message.get("body", b"")
         if self._too_large:
             return
         whole = not message.get("more_body", False)
         events = self._events_in(piece, whole=whole)
-        if self._apart is not None:
-            events, piece = self._apart.take(events)
+        if self._progress_splitter is not None:
+            events, piece = self._progress_splitter.take(events)
         if len(self.body) + len(piece) > ANSWER_MAX_BYTES:
             self._too_large = True
             self._gone.set()
@@ -110,7 +110,7 @@ class AnswerCapture:
         return self._splitter.feed(piece) + (self._splitter.end() if whole else [])
 
     def _look_at(self, event: bytes) -> None:
-        """The two kinds of event that the gateway writes itself."""
+        """Reads the two kinds of event that the gateway writes itself."""
         if event.startswith(b"event: fleetstart\n"):
             try:
                 self._bill = msgspec.json.decode(event.partition(b"data: ")[2], type=dict[str, object])
@@ -123,7 +123,7 @@ class AnswerCapture:
         return next((value.decode("latin-1") for key, value in self._headers if key == name), "")
 
     def outcome(self, function: str) -> RunOutcome:
-        """What came of it; nothing at all if it was cancelled."""
+        """Returns the call's outcome; an empty one if it was cancelled."""
         if self._too_large:
             limit = TooLarge(
                 f"function {function}: its answer has more than the {ANSWER_MAX_BYTES:,} bytes that are kept",
@@ -133,13 +133,13 @@ class AnswerCapture:
         if not self._status:
             return RunOutcome()
         if not self._whole:
-            return RunOutcome(error=WorkerLost(f"function {function}: its worker was lost in mid-answer").info())
-        if self._apart is not None and self._apart.head is not None:
-            self._become(self._apart.head)
+            return RunOutcome(error=WorkerLost(f"function {function}: its worker was lost during the response").info())
+        if self._progress_splitter is not None and self._progress_splitter.head is not None:
+            self._become(self._progress_splitter.head)
         return RunOutcome(answer=self._answer(), error=self._error())
 
     def _become(self, head: AnswerHead) -> None:
-        """What came in events is kept as what it would have been by itself."""
+        """Gives the response the status and headers that it would have had without progress events."""
         ours = [(name, value) for name, value in self._headers if name in (b"fs-version", b"fs-start")]
         self._status = head.status
         own = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in head.headers]

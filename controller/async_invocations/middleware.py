@@ -1,7 +1,7 @@
-"""The layer before the gateway: takes calls that ask to outlive their connection, and passes on all others untouched.
+"""ASGI middleware before the gateway: async and idempotent calls. Passes all other calls on unchanged.
 
-`Prefer: respond-async` makes a call an invocation of its own (`acceptance`, `runner`); `Idempotency-Key` makes sure
-that a call which is sent again is not run again (`once`). A plain call pays a look at the names of its headers.
+`Prefer: respond-async` makes a call an async invocation (`submit`, `runner`); with `Idempotency-Key` repeated calls run
+once (`idempotency`). A plain call costs a scan of its header names.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from .store.payloads import REQUEST_MAX_BYTES, PayloadStore
 from .submit import AsyncSubmitter
 
 BODY_S = 60.0
-"""How long the body of a call that is kept may take to arrive."""
+"""Timeout for receiving the body of an async or idempotent call."""
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
@@ -39,11 +39,11 @@ class AsyncMiddleware:
     def __init__(
         self,
         gateway: App,
-        acceptance: AsyncSubmitter,
-        once: IdempotentCall,
-        keeping: RequestRetention,
-        book: InvocationStore,
-        vault: PayloadStore,
+        submitter: AsyncSubmitter,
+        idempotent: IdempotentCall,
+        retention: RequestRetention,
+        invocations: InvocationStore,
+        payloads: PayloadStore,
         info: Callable[[StoredInvocation], InvocationInfo],
         *,
         allowed: Sequence[Network],
@@ -51,11 +51,11 @@ class AsyncMiddleware:
         stopping: asyncio.Event,
     ) -> None:
         self._gateway = gateway
-        self._acceptance = acceptance
-        self._once = once
-        self._keeping = keeping
-        self._book = book
-        self._vault = vault
+        self._submitter = submitter
+        self._idempotent = idempotent
+        self._retention = retention
+        self._invocations = invocations
+        self._payloads = payloads
         self._info = info
         self._allowed = allowed
         self._max_body_bytes = max_body_bytes
@@ -66,17 +66,17 @@ class AsyncMiddleware:
             await self._gateway(scope, receive, send)
         elif preferences.has_options(scope["headers"]):
             await self._asking(scope, receive, send)
-        elif self._keeping.functions and self._keeping.wanted(scope["path"]):
-            await self._keeping.run(scope, receive, send)
+        elif self._retention.functions and self._retention.wanted(scope["path"]):
+            await self._retention.run(scope, receive, send)
         else:
             await self._gateway(scope, receive, send)
 
     async def _asking(self, scope: Scope, receive: Receive, send: Send) -> None:
         request_id = valid_request_id(header(scope, b"x-request-id")) or new_invocation_id()
         try:
-            asked = preferences.read_options(scope["headers"], self._allowed)
-            if not asked.nothing:
-                limit_bytes = min(self._max_body_bytes, REQUEST_MAX_BYTES) if asked.respond_async else None
+            options = preferences.read_options(scope["headers"], self._allowed)
+            if not options.nothing:
+                limit_bytes = min(self._max_body_bytes, REQUEST_MAX_BYTES) if options.respond_async else None
                 async with asyncio.timeout(BODY_S):
                     body = await read_body(scope, receive, limit_bytes or self._max_body_bytes)
         except ClientDisconnected:
@@ -89,14 +89,14 @@ class AsyncMiddleware:
             await reject_unread(scope, receive, send, error, request_id)
             return
         try:
-            if asked.nothing:
+            if options.nothing:
                 await self._gateway(scope, receive, send)
-            elif asked.key:
-                await self._keyed(scope, send, asked, InvocationId(request_id), body)
+            elif options.key:
+                await self._keyed(scope, send, options, InvocationId(request_id), body)
             else:
-                envelope = envelope_of(scope, InvocationId(request_id), body, asked)
-                kept = await self._acceptance.accept(envelope, body)
-                await self._answer_accepted(send, kept.id, asked.wait_s)
+                envelope = envelope_of(scope, InvocationId(request_id), body, options)
+                kept = await self._submitter.accept(envelope, body)
+                await self._answer_accepted(send, kept.id, options.wait_s)
         except FleetError as error:
             await respond_error(send, error, request_id)
         except REDIS_ERRORS:
@@ -104,38 +104,38 @@ class AsyncMiddleware:
             await respond_error(send, gone, request_id)
 
     async def _keyed(
-        self, scope: Scope, send: Send, asked: RequestOptions, request_id: InvocationId, body: bytes
+        self, scope: Scope, send: Send, options: RequestOptions, request_id: InvocationId, body: bytes
     ) -> None:
         invoker = identity_of(scope)
         mark = fingerprint_of(scope, body)
 
         async def accept(invocation: InvocationId) -> InvocationId:
-            return (await self._acceptance.accept(envelope_of(scope, invocation, body, asked), body)).id
+            return (await self._submitter.accept(envelope_of(scope, invocation, body, options), body)).id
 
         async def answer(invocation: InvocationId, *, replayed: bool) -> bool:
-            if replayed and await self._book.get(invocation) is None:
+            if replayed and await self._invocations.get(invocation) is None:
                 return False
             extra: RawHeaders = [(b"idempotent-replayed", b"true")] if replayed else []
-            await self._answer_accepted(send, invocation, asked.wait_s, extra)
+            await self._answer_accepted(send, invocation, options.wait_s, extra)
             return True
 
-        if asked.respond_async:
-            await self._once.accept(
-                invoker.project, asked.key, mark, request_id, accept=accept, answer=answer, send=send
+        if options.respond_async:
+            await self._idempotent.accept(
+                invoker.project, options.key, mark, request_id, accept=accept, answer=answer, send=send
             )
         else:
-            await self._once.run(scope, body, send, invoker.project, asked.key, mark, request_id, answer=answer)
+            await self._idempotent.run(scope, body, send, invoker.project, options.key, mark, request_id, answer=answer)
 
     async def _answer_accepted(
         self, send: Send, invocation: InvocationId, wait_s: int, extra: RawHeaders | None = None
     ) -> None:
-        """The answer itself if it comes in time, else 202 and where to ask for it."""
-        entry = await self._book.wait_ended(invocation, wait_s, self._stopping)
+        """Answers with the response if it comes within `wait_s`, else with 202 and the invocation's URL."""
+        entry = await self._invocations.wait_ended(invocation, wait_s, self._stopping)
         if entry is None:
             raise Unavailable(f"invocation {invocation} is gone already", hint="give it a longer Fs-Ttl-S")
         headers: RawHeaders = [(b"x-request-id", invocation.encode()), *(extra or [])]
         if entry.progress.ended and wait_s:
-            await answer_ended(send, self._vault, entry, headers)
+            await answer_ended(send, self._payloads, entry, headers)
             return
         info = msgspec.json.encode(self._info(entry))
         at = f"/api/v1/invocations/{invocation}".encode()
@@ -150,10 +150,10 @@ class AsyncMiddleware:
         await send({"type": "http.response.body", "body": info, "more_body": False})
 
 
-async def answer_ended(send: Send, vault: PayloadStore, entry: StoredInvocation, extra: RawHeaders) -> None:
-    """What the function answered, or else the error that ended it. Errors: StoreFailed."""
+async def answer_ended(send: Send, payloads: PayloadStore, entry: StoredInvocation, extra: RawHeaders) -> None:
+    """Sends the function's response, or the error that ended the invocation. Errors: StoreFailed."""
     progress = entry.progress
-    kept = await vault.answer(entry.envelope.id, progress.answer.claim) if progress.answer is not None else None
+    kept = await payloads.answer(entry.envelope.id, progress.answer.claim) if progress.answer is not None else None
     if kept is not None:
         await send_answer(send, *kept, extra)
         return
@@ -161,7 +161,7 @@ async def answer_ended(send: Send, vault: PayloadStore, entry: StoredInvocation,
 
 
 class NotAnswered(Refused):
-    """It ended before it was answered: cancelled, or not run in time."""
+    """The invocation ended without a response: cancelled, or not run in time."""
 
     code = "not_answered"
     status = 410

@@ -1,4 +1,4 @@
-"""An invocation as it is shown: what is kept of it, its answer if small, the row and timeline of its last run."""
+"""Presents an invocation as an API struct: its state, its response if small, the row and timeline of its last run."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from .store.payloads import PayloadStore
 
 class InvocationPresenter:
     def __init__(
-        self, url: str, vault: PayloadStore, trace: Callable[[InvocationId], Awaitable[InvocationTrace]]
+        self, url: str, payloads: PayloadStore, trace: Callable[[InvocationId], Awaitable[InvocationTrace]]
     ) -> None:
         self._url = url
-        self._vault = vault
+        self._payloads = payloads
         self._trace = trace
 
     def briefly(self, entry: StoredInvocation) -> InvocationInfo:
@@ -63,7 +63,7 @@ class InvocationPresenter:
         )
 
     async def with_result(self, entry: StoredInvocation) -> InvocationInfo:
-        """As webhooks carry it."""
+        """The invocation with its response, as webhooks carry it."""
         info = self.briefly(entry)
         result = await self._result(entry)
         return msgspec.structs.replace(info, result=result) if result is not None else info
@@ -84,14 +84,14 @@ class InvocationPresenter:
         )
 
     async def _result(self, entry: StoredInvocation) -> msgspec.Raw | None:
-        """The answer, if it is small JSON; a store that does not have it leaves the link to say so."""
+        """The response, if it is small JSON and the store has it; otherwise the reader follows `result_url`."""
         answer = entry.progress.answer
         if answer is None or answer.body_bytes > RESULT_INLINE_BYTES:
             return None
         if not answer.content_type.partition(";")[0].strip().endswith("json"):
             return None
         try:
-            kept = await self._vault.answer(entry.envelope.id, answer.claim)
+            kept = await self._payloads.answer(entry.envelope.id, answer.claim)
             if kept is None:
                 return None
             msgspec.json.decode(kept[1])

@@ -1,7 +1,7 @@
-"""Takes progress and answer apart again that a worker sent in one stream (PROGRESS_HEADER). Pure.
+"""Splits progress events from the response that a worker sent in the same stream (PROGRESS_HEADER). Pure.
 
-Readers of events get the progress, and the items of a stream; the answer is kept as what it would have been without
-progress. Whatever is not understood counts as an item: it is the handler's own.
+Readers of events get the progress and the items of a stream; the response is stored as it would have been without
+progress. Any other event counts as an item: it is the handler's own.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _PROGRESS = b"event: progress\n"
 class ProgressSplitter:
     def __init__(self) -> None:
         self.head: AnswerHead | None = None
-        """Of the answer, unless that is a stream."""
+        """Status and headers of the response, unless that is a stream."""
         self._streams = False
 
     def take(self, events: list[bytes]) -> tuple[list[bytes], bytes]:
-        """What of them readers get, and what of them is the answer's body."""
+        """Splits events: returns those for readers, and the bytes of the response's body."""
         shown, body = [], bytearray()
         for event in events:
             if event.startswith(_PROGRESS):
@@ -50,7 +50,7 @@ class ProgressSplitter:
 
 
 def progress_in(events: list[bytes], now_unix_ms: int) -> ReportedProgress | None:
-    """The last progress among them."""
+    """The last progress among the events."""
     for event in reversed(events):
         if event.startswith(_PROGRESS):
             try:

@@ -1,4 +1,4 @@
-"""What a caller asks for in headers, read and checked: async or not, for how long, a webhook, an idempotency key."""
+"""Request options, read from headers and validated: async, waiting and retention times, webhook, idempotency key."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..http.headers import HOP_BY_HOP
 from .webhooks.signing import check_url
 
 WATCHED = frozenset((b"prefer", b"idempotency-key", b"fs-webhook"))
-"""A call without any of these is passed on as it is."""
+"""Headers that make a call async or idempotent."""
 TTL_S = 86_400
 TTL_MAX_S = 30 * 86_400
 QUEUE_S = 3_600
@@ -34,7 +34,7 @@ _OURS = frozenset(
     )
 )  # fmt: skip
 _SECRETS = frozenset(("authorization", "proxy-authorization", "cookie"))
-"""Not written to the store: a kept call goes without them."""
+"""Headers that are not stored; a stored call runs without them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +52,7 @@ class RequestOptions:
 
 
 def has_options(headers: RawHeaders) -> bool:
-    """Whether the call may ask for anything; all that a plain call pays."""
+    """Whether the call has any of the watched headers. This is all that a plain call costs."""
     for name, _ in headers:  # noqa: SIM110 - a generator would take three times as long
         if name in WATCHED:
             return True
@@ -60,7 +60,7 @@ def has_options(headers: RawHeaders) -> bool:
 
 
 def read_options(headers: RawHeaders, allowed: Sequence[Network]) -> RequestOptions:
-    """Errors: InvalidInput, WebhookRefused."""
+    """Reads the options. Errors: InvalidInput, WebhookRefused."""
     found = {name: value.decode("latin-1") for name, value in headers}
     prefer = ",".join(value.decode("latin-1") for name, value in headers if name == b"prefer")
     respond_async, wait_s = read_prefer(prefer)
@@ -80,7 +80,7 @@ def read_options(headers: RawHeaders, allowed: Sequence[Network]) -> RequestOpti
 
 
 def read_prefer(text: str) -> tuple[bool, int]:
-    """Whether `respond-async` is preferred, and the seconds of `wait`; what else is in it is for others (RFC 7240)."""
+    """Parses `Prefer` (RFC 7240): whether `respond-async` is set, and the seconds of `wait`. Ignores the rest."""
     respond_async, wait_s = False, 0
     for part in text.replace(";", ",").split(","):
         name, _, value = part.partition("=")
@@ -93,7 +93,7 @@ def read_prefer(text: str) -> tuple[bool, int]:
 
 
 def check_key(key: str) -> str:
-    """Errors: InvalidInput."""
+    """Validates an idempotency key. Errors: InvalidInput."""
     if not 1 <= len(key) <= KEY_MAX or not key.isascii() or not key.isprintable():
         raise InvalidInput(
             f"Idempotency-Key must be 1 to {KEY_MAX} printable ASCII characters", hint="a UUID is a good one"
@@ -108,7 +108,7 @@ def fingerprint(project: str, method: str, target: str, body: bytes) -> str:
 
 
 def kept_headers(headers: RawHeaders) -> list[tuple[str, str]]:
-    """What a kept call brings to its worker."""
+    """The headers that a stored call sends to its worker."""
     pairs = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in headers]
     dropped = HOP_BY_HOP | _OURS | _SECRETS
     return [(name, value) for name, value in pairs if name not in dropped]

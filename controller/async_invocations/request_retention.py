@@ -1,6 +1,6 @@
-"""Synchronous calls of functions that ask to have them kept (`keep_requests`), so that `fs replay` can run them again.
+"""Request retention: stores synchronous calls of functions with `keep_requests`, for `fs replay`.
 
-The answer goes out first; request and answer are written behind it, as an invocation that has ended.
+The response goes out first; request and response are stored afterwards, as an invocation that has ended.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ log = logging.getLogger(__name__)
 
 ANSWER_BYTES = 1 << 20
 WRITING_MAX = 64
-"""Calls whose copies are on their way to the store; those beyond are not kept: a slow store must not fill memory."""
+"""Copies that may be in flight to the store; calls beyond are not stored, so that a slow store does not fill memory."""
 
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 class RequestRetention:
-    def __init__(self, gateway: App, view: View, book: InvocationStore, vault: PayloadStore) -> None:
+    def __init__(self, gateway: App, view: View, invocations: InvocationStore, payloads: PayloadStore) -> None:
         self._gateway = gateway
         self._view = view
-        self._book = book
-        self._vault = vault
+        self._invocations = invocations
+        self._payloads = payloads
         self._writing: set[asyncio.Task[None]] = set()
         self.functions: frozenset[FunctionName] = frozenset()
-        """Those whose live version asks for it."""
+        """Functions whose live version has `keep_requests`."""
         view.on_change(self._look)
 
     def _look(self) -> None:
@@ -90,12 +90,12 @@ class RequestRetention:
             lifecycle.accepted(envelope), envelope, RunOutcome(answer=recorder.answer()), now_unix_ms
         )
         try:
-            kept = await self._vault.keep_request(envelope, body)
+            kept = await self._payloads.keep_request(envelope, body)
             if kept is envelope and ended.answer is not None:
-                await self._vault.keep_answer(envelope.id, ended.answer, bytes(recorder.body))
-                await self._book.create(envelope, ended)
+                await self._payloads.keep_answer(envelope.id, ended.answer, bytes(recorder.body))
+                await self._invocations.create(envelope, ended)
         except (*REDIS_ERRORS, FleetError) as error:
-            log.warning("a call could not be kept", extra={"invocation": envelope.id, "error": str(error)})
+            log.warning("a call could not be stored", extra={"invocation": envelope.id, "error": str(error)})
 
 
 async def _nothing() -> None:

@@ -1,8 +1,8 @@
-"""Removes what need not be kept any longer, and takes up what Redis has forgotten; under the scheduler's lease.
+"""Retention: deletes expired invocations, and recovers those that Redis lost. Runs under the scheduler's lease.
 
-A Redis that is killed may lose what it took in its last moments. Accepted calls are in the object store before Redis
-hears of them, so a Redis that has not been compared with the store yet is: what only the store knows is queued again,
-or, if it was answered, is there to be read again.
+A killed Redis may lose its last writes. Accepted calls are in the object store before they are in Redis, so each new
+run of Redis is compared with the store: an invocation that only the store has is queued again, or, if it was answered,
+can be read again.
 """
 
 from __future__ import annotations
@@ -33,28 +33,28 @@ log = logging.getLogger(__name__)
 EVERY_S = 1.0
 BATCH = 100
 GRACE_MS = 5_000
-"""Younger objects belong to a call that is being accepted, or to an answer that is being written."""
+"""Age below which objects may belong to a call or a response that is being written."""
 COMPARE_EVERY_S = 600.0
-"""How often the store is compared with Redis although that has not been restarted: for what a kill left half done."""
+"""Interval of comparisons without a restart of Redis: finds what a killed controller left half done."""
 
 
 class RetentionSweeper:
     def __init__(
         self,
         client: redis.Redis,
-        book: InvocationStore,
-        vault: PayloadStore,
+        invocations: InvocationStore,
+        payloads: PayloadStore,
         claims: IdempotencyKeys,
         fence: Callable[[], int],
     ) -> None:
         self._client = client
-        self._book = book
-        self._vault = vault
+        self._invocations = invocations
+        self._payloads = payloads
         self._claims = claims
         self._fence = fence
         self._compared_s = time.monotonic()
         self._fresh: tuple[str, float] | None = None
-        """A run of Redis that has not been compared, and when to: young objects are old enough by then."""
+        """A run of Redis that is not compared yet, and the time to do so, when young objects are old enough."""
 
     async def run(self) -> None:
         while True:
@@ -72,19 +72,19 @@ class RetentionSweeper:
                 log.warning("invocations are not swept", extra={"error": error.message})
 
     async def sweep(self, now_unix_ms: int) -> int:
-        """How many were removed. What has not ended by then will not: its function's time is over."""
-        overdue = await self._book.overdue(now_unix_ms, BATCH)
+        """Deletes expired invocations; returns their number. One that has not ended by then never will."""
+        overdue = await self._invocations.overdue(now_unix_ms, BATCH)
         for invocation in overdue:
-            entry = await self._book.get(invocation)
-            await self._vault.drop(invocation)
+            entry = await self._invocations.get(invocation)
+            await self._payloads.drop(invocation)
             if entry is None:
-                await self._book.forget(None, invocation)
+                await self._invocations.forget(None, invocation)
             else:
-                await self._book.delete(entry)
+                await self._invocations.delete(entry)
         return len(overdue)
 
     async def compare_if_due(self) -> None:
-        """Once for each run of Redis, and now and then."""
+        """Compares store and Redis once for each run of Redis, and every `COMPARE_EVERY_S`."""
         run = str((await self._client.info("server"))["run_id"])
         known = cast(bytes | None, await self._client.get(keys.INVOCATIONS_ADOPTED))
         now_s = time.monotonic()
@@ -102,37 +102,37 @@ class RetentionSweeper:
         await self._client.set(keys.INVOCATIONS_ADOPTED, run)
 
     async def compare(self, now_unix_ms: int, *, grace_ms: int) -> int:
-        """Takes up what the store has and Redis does not; how many invocations that were."""
+        """Restores invocations that the store has and Redis does not; returns their number."""
         adopted = 0
-        for invocation, objects in (await self._vault.contents()).items():
-            if await self._book.get(invocation) is not None:
+        for invocation, objects in (await self._payloads.contents()).items():
+            if await self._invocations.get(invocation) is not None:
                 continue
             if max(objects.values()) > now_unix_ms - grace_ms:
                 continue
             envelope = await self._envelope(invocation) if REQUEST in objects else None
             progress = await self._progress(envelope, objects, now_unix_ms) if envelope is not None else None
             if envelope is None or progress is None:
-                await self._vault.drop(invocation)
-            elif await self._book.create(envelope, progress):
+                await self._payloads.drop(invocation)
+            elif await self._invocations.create(envelope, progress):
                 adopted += 1
-                log.warning("redis had forgotten an invocation", extra={"invocation": invocation})
+                log.warning("an invocation that redis lost is restored", extra={"invocation": invocation})
         return adopted
 
     async def _envelope(self, invocation: InvocationId) -> Envelope | None:
         try:
-            kept = await self._vault.request(invocation)
+            kept = await self._payloads.request(invocation)
         except FleetError as error:
-            log.warning("a kept request is dropped", extra={"invocation": invocation, "error": error.message})
+            log.warning("a stored request is dropped", extra={"invocation": invocation, "error": error.message})
             return None
         return kept[0] if kept is not None else None
 
     async def _progress(self, envelope: Envelope, objects: dict[str, int], now_unix_ms: int) -> Progress | None:
-        """What it must have come to; None if it need not be kept."""
+        """The state that follows from the stored objects; None if the invocation has expired."""
         claims = [int(name.partition("-")[2]) for name in objects if name.startswith("answer-")]
         progress = lifecycle.accepted(envelope)
         if claims:
             claim = max(claims)
-            kept = await self._vault.answer(envelope.id, claim)
+            kept = await self._payloads.answer(envelope.id, claim)
             answered = msgspec.structs.replace(progress, claims=claim)
             outcome = RunOutcome(answer=kept[0] if kept is not None else None)
             progress = lifecycle.ended(answered, envelope, outcome, objects[f"answer-{claim}"])

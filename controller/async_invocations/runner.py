@@ -1,8 +1,8 @@
-"""Runs kept invocations: finds what is due, claims it, carries it through the gateway, writes down what came of it.
+"""Runner of async invocations: finds due ones, claims them, executes them through the gateway, stores the outcome.
 
-Every controller has one. A claim is a lease that is renewed while the call runs; a gateway that dies is noticed by the
-others when its leases run out, and what it ran is run again: at least once, therefore, while the answer and the bill
-count once (the state that they are written into names the claim; the ledger takes a run's row once).
+Every controller has one. A claim is a lease that is renewed while the call runs; when a dead gateway's leases expire,
+its calls run again elsewhere. Execution is at least once; response and bill count once (their state names the claim,
+and the ledger takes a run's row once).
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from .webhooks.delivery import WebhookDelivery
 log = logging.getLogger(__name__)
 
 LOOK_S = 1.0
-"""At least so often it looks for what is due: an announcement may be lost, and leases of the dead run out."""
+"""Polling interval for due invocations: a published event may be lost, and leases of dead gateways expire."""
 TOGETHER_MAX = 64
-"""Executions of one gateway at one time: each holds its request and its answer in memory."""
+"""Concurrent executions of one gateway: each holds its request and its response in memory."""
 TIMERS_MAX = 16
-"""Deliveries of one gateway at one time: slow receivers keep nothing else waiting."""
+"""Concurrent webhook deliveries of one gateway, separate from executions: slow receivers delay nothing else."""
 PER_FUNCTION_MAX = 32
-"""Of one function: others get their turn."""
+"""Concurrent executions of one function in one gateway, for fairness."""
 
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
@@ -51,9 +51,9 @@ class InvocationRunner:
         gateway_id: str,
         client: redis.Redis,
         view: View,
-        book: InvocationStore,
-        vault: PayloadStore,
-        courier: WebhookDelivery,
+        invocations: InvocationStore,
+        payloads: PayloadStore,
+        webhook_delivery: WebhookDelivery,
         gateway: App,
         *,
         trace: Callable[[InvocationId], Awaitable[InvocationTrace]],
@@ -61,9 +61,9 @@ class InvocationRunner:
         self._id = gateway_id
         self._client = client
         self._view = view
-        self._book = book
-        self._vault = vault
-        self._courier = courier
+        self._invocations = invocations
+        self._payloads = payloads
+        self._webhooks = webhook_delivery
         self._gateway = gateway
         self._trace = trace
         self._wake = asyncio.Event()
@@ -71,7 +71,7 @@ class InvocationRunner:
         self._functions: dict[InvocationId, FunctionName | None] = {}
         self._executions: dict[InvocationId, Execution] = {}
         self._closing = False
-        book.on_event(self._heard)
+        invocations.on_event(self._heard)
 
     def _heard(self, status: str, invocation: InvocationId) -> None:
         if status == "queued" or (status != "running" and invocation not in self._tasks):
@@ -88,12 +88,12 @@ class InvocationRunner:
                     async with asyncio.timeout(wait_s):
                         await self._wake.wait()
                 self._wake.clear()
-            await asyncio.Event().wait()  # nothing more is begun; whoever runs this ends it
+            await asyncio.Event().wait()  # nothing more is begun; the owner cancels this task
         finally:
             await end_tasks(self._tasks.values())
 
     async def hand_back(self) -> None:
-        """Stops what runs here, and puts it into the queue again for other gateways."""
+        """Stops executions and queues them again for other gateways."""
         self._closing = True
         self._wake.set()
         for execution in self._executions.values():
@@ -103,10 +103,10 @@ class InvocationRunner:
             await end_tasks(late)
 
     async def _round(self) -> float:
-        """Begins what is due and there is room for; how long to wait before the next look."""
+        """Begins due invocations within capacity; returns the time until the next round."""
         now_unix_ms = time.time_ns() // 1_000_000
         try:
-            due = await self._book.due(now_unix_ms, TOGETHER_MAX + len(self._tasks))
+            due = await self._invocations.due(now_unix_ms, TOGETHER_MAX + len(self._tasks))
             for function, invocations in due.runs.items():
                 await self._begin(function, invocations, limit=self._limit(function))
             await self._begin(None, due.timers, limit=TIMERS_MAX)
@@ -117,7 +117,7 @@ class InvocationRunner:
         return max(0.01, min(LOOK_S, wait_s))
 
     async def _begin(self, function: FunctionName | None, invocations: list[InvocationId], *, limit: int) -> None:
-        """Without a function: timers, which have room of their own."""
+        """Begins invocations of one function. Without a function: timers, which have a limit of their own."""
         room = limit - Counter(self._functions.values())[function]
         if function is not None:
             room = min(room, TOGETHER_MAX - sum(1 for taken in self._functions.values() if taken is not None))
@@ -127,9 +127,9 @@ class InvocationRunner:
             if invocation in self._tasks:
                 continue
             room -= 1
-            entry = await self._book.get(invocation)
+            entry = await self._invocations.get(invocation)
             if entry is None:
-                await self._book.forget(function, invocation)
+                await self._invocations.forget(function, invocation)
                 continue
             task = asyncio.get_running_loop().create_task(self._step(entry))
             self._tasks[invocation] = task
@@ -142,7 +142,7 @@ class InvocationRunner:
         self._wake.set()
 
     def _limit(self, function: FunctionName) -> int:
-        """As many as its workers could serve: more would only fill the queue that calls with a caller wait in."""
+        """Limit of one function: what its workers can serve. More would only fill the queue of synchronous calls."""
         live = self._view.live(function)
         if live is None:
             return 1
@@ -159,12 +159,12 @@ class InvocationRunner:
                     await self._execute(entry)
                 case "expire":
                     expired = lifecycle.expired(progress, envelope, now_unix_ms)
-                    await self._book.write(entry, expired, tell="expired")
+                    await self._invocations.write(entry, expired, publish="expired")
                 case "cancel":
                     cancelled = lifecycle.ended(progress, envelope, lifecycle.RunOutcome(), now_unix_ms)
-                    await self._book.write(entry, cancelled, tell="cancelled")
+                    await self._invocations.write(entry, cancelled, publish="cancelled")
                 case "deliver":
-                    await self._courier.deliver(entry)
+                    await self._webhooks.deliver(entry)
                 case None:
                     pass
         except REDIS_ERRORS as error:
@@ -172,16 +172,16 @@ class InvocationRunner:
         except FleetError as error:
             log.warning("an invocation waits", extra={"invocation": envelope.id, "error": error.message})
         except Exception:
-            log.exception("an invocation could not be carried on", extra={"invocation": envelope.id})
+            log.exception("an invocation could not be processed", extra={"invocation": envelope.id})
 
     async def _execute(self, entry: StoredInvocation) -> None:
         now_unix_ms = time.time_ns() // 1_000_000
         fresh_run = entry.progress.status == "running" and await self._is_closed(entry)
         claimed = lifecycle.claimed(entry.progress, self._id, now_unix_ms, fresh_run=fresh_run)
-        mine = await self._book.write(entry, claimed, tell="running")
+        mine = await self._invocations.write(entry, claimed, publish="running")
         if mine is None:
             return
-        execution = Execution(mine, self._client, self._book, self._vault, self._gateway)
+        execution = Execution(mine, self._client, self._invocations, self._payloads, self._gateway)
         self._executions[mine.envelope.id] = execution
         try:
             await execution.run()
@@ -189,7 +189,7 @@ class InvocationRunner:
             del self._executions[mine.envelope.id]
 
     async def _is_closed(self, entry: StoredInvocation) -> bool:
-        """Whether the run that a dead gateway had is in the ledger as one that came to nothing."""
+        """Whether the ledger has closed a dead gateway's run as failed and free of charge."""
         try:
             trace = await self._trace(run_id(entry.envelope.id, entry.progress.runs))
         except FleetError:

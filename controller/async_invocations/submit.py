@@ -1,4 +1,4 @@
-"""Accepts calls to be run later: checked as the gateway would, and on the disk before anybody is told so."""
+"""Submission of async calls: checks them as the gateway would, and stores them before they are acknowledged."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from .store.invocations import InvocationStore
 from .store.payloads import HEAD_MAX_BYTES, REQUEST_MAX_BYTES, PayloadStore
 
 Check = Callable[[Target, str, int], Awaitable[None]]
-"""Whether a call of that target, request id and size would be served at all; raises what the caller would be told."""
+"""Checks that the gateway would serve a call of that target, request id and size; raises its error if not."""
 
 
 class RequestIdTaken(Refused):
-    """Another call has that request id."""
+    """The request id belongs to another call."""
 
     code = "request_id_taken"
     status = 409
 
 
 class AsyncSubmitter:
-    def __init__(self, book: InvocationStore, vault: PayloadStore, check: Check) -> None:
-        self._book = book
-        self._vault = vault
+    def __init__(self, invocations: InvocationStore, payloads: PayloadStore, check: Check) -> None:
+        self._invocations = invocations
+        self._payloads = payloads
         self._check = check
 
     async def accept(self, envelope: Envelope, body: bytes) -> Envelope:
@@ -49,7 +49,7 @@ class AsyncSubmitter:
                 hint="send a reference to the data instead",
             )
         try:
-            known = await self._book.get(envelope.id)
+            known = await self._invocations.get(envelope.id)
             kept = known.envelope if known is not None else await self._keep(envelope, body)
         except REDIS_ERRORS as error:
             raise Unavailable("Redis does not answer, so nothing can be accepted", retry_after_s=1) from error
@@ -61,13 +61,13 @@ class AsyncSubmitter:
         return kept
 
     async def _keep(self, envelope: Envelope, body: bytes) -> Envelope:
-        """What lies there afterwards. What is refused after all must not be taken up from the store later."""
-        kept = await self._vault.keep_request(envelope, body)
+        """Stores the call; returns the stored envelope. A rejected call is deleted, so that no recovery restores it."""
+        kept = await self._payloads.keep_request(envelope, body)
         if kept.fingerprint == envelope.fingerprint:
             try:
-                await self._book.create(kept, lifecycle.accepted(kept))
+                await self._invocations.create(kept, lifecycle.accepted(kept))
             except (QueueFull, *REDIS_ERRORS):
                 if kept is envelope:
-                    await self._vault.drop(envelope.id)
+                    await self._payloads.drop(envelope.id)
                 raise
         return kept

@@ -1,6 +1,6 @@
-"""Who may do what: API keys, projects with quotas, secrets, and the audit log.
+"""Authentication and authorization: API keys, projects with quotas, secrets, and the audit log.
 
-`door` stands before the gateway and the management API and lets nobody pass whom `decide` does not; what it goes by is
-in `table`, which the view has from Redis. The rest are the verbs: `keys_api`, `projects_api`, `secrets_api`,
-`audit_api`. Calls within the system (gateway to worker, node to Redis) show tokens of their own and do not come here.
+`middleware` stands before the gateway and the management API and passes a request on if `authorize` and the rule of its
+route (`route_rules`) allow it. Both decide by the access table of the view, which is synced from Redis. Calls within
+the system (gateway to worker, node to Redis) have tokens of their own and do not come here.
 """

@@ -1,4 +1,4 @@
-"""The text of an API key: `fs_{id}_{secret}{checksum}`. Pure, but for the random numbers of a new one.
+"""Format of an API key: `fs_{id}_{secret}{checksum}`. Pure, but for the random numbers of a new one.
 
 The id finds the key, the secret has 256 bits of chance, so that one SHA-256 is hash enough, and the checksum lets
 scanners of leaked text (and us) tell a key from something that looks like one:
@@ -29,11 +29,11 @@ _TEXT = re.compile(rf"fs_([0-9a-z]{{{ID_CHARS}}})_([0-9A-Za-z]{{{SECRET_CHARS}}}
 
 
 class MalformedKey(ValueError):
-    """No key; the message says why, and nothing of the text."""
+    """The text is not an API key. The message gives the reason, and nothing of the text."""
 
 
 class ParsedKey(NamedTuple):
-    """What a caller showed: which key it claims to be, and the hash that proves it."""
+    """A parsed key: its id, and the hash of its secret."""
 
     id: str
     sha256: str
@@ -54,14 +54,14 @@ def new_key_text() -> NewKeyText:
 
 
 def parse_key(text: str) -> ParsedKey:
-    """Errors: MalformedKey."""
+    """Parses a key's text and verifies its checksum. Errors: MalformedKey."""
     if not text.startswith(PREFIX):
         raise MalformedKey(f"a key begins with {PREFIX}")
     if len(text) != TEXT_CHARS:
         raise MalformedKey(f"a key has {TEXT_CHARS} characters, this has {len(text)}")
     match = _TEXT.fullmatch(text)
     if match is None or key_checksum(text[:-CHECKSUM_CHARS]) != text[-CHECKSUM_CHARS:]:
-        raise MalformedKey("its checksum does not fit: a character was changed or lost on its way")
+        raise MalformedKey("its checksum does not match: a character was changed or lost")
     return ParsedKey(match[1], _hash(match[2]))
 
 

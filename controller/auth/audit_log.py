@@ -30,19 +30,21 @@ log = logging.getLogger(__name__)
 
 STREAM_ROWS = 20_000
 SEGMENT_ROWS = 10_000
-"""Of one object in the store."""
+"""Rows of one object in the store."""
 SEGMENT_MAX_BYTES = 32 << 20
-KEEP_EVERY_S = 5.0
-REFUSALS_EVERY_MS = 10_000
-"""Between two lines about the same caller, verb and code."""
-REFUSALS_MAX = 512
-"""Different ones remembered at a time: a flood of names does not become a flood of lines."""
+ARCHIVE_EVERY_S = 5.0
+REJECTIONS_EVERY_MS = 10_000
+"""Interval between two rows about the same caller, address, verb and error code."""
+REJECTIONS_MAX = 512
+"""Distinct kinds of rejections that are tracked: a flood of names does not become a flood of rows."""
 WAITING_MAX = 256
 FOLDER = "audit/"
 USED_EVERY_S = 5.0
 
 
 class RejectedRequest(NamedTuple):
+    """A request that authentication or authorization rejected."""
+
     by: str
     address: str
     verb: str
@@ -52,64 +54,68 @@ class RejectedRequest(NamedTuple):
 
 
 class RejectionSampler:
-    """Which refusals are worth a line now. Pure: values and the time in, lines out."""
+    """Samples rejections: one row per kind and interval, with the count. Pure: values and the time in, rows out."""
 
     def __init__(self) -> None:
         self._seen: OrderedDict[tuple[str, str, str, str], tuple[int, int]] = OrderedDict()
         """→ (when it was last written, how many since)."""
 
-    def note(self, refused: RejectedRequest, now_unix_ms: int) -> AuditEvent | None:
-        key = (refused.by, refused.address, refused.verb, refused.code)
+    def sample(self, rejected: RejectedRequest, now_unix_ms: int) -> AuditEvent | None:
+        """The row to write for this rejection; None if it is only counted."""
+        key = (rejected.by, rejected.address, rejected.verb, rejected.code)
         last_unix_ms, more = self._seen.pop(key, (0, 0))
-        if now_unix_ms - last_unix_ms < REFUSALS_EVERY_MS:
+        if now_unix_ms - last_unix_ms < REJECTIONS_EVERY_MS:
             self._seen[key] = (last_unix_ms, more + 1)
             return None
         self._seen[key] = (now_unix_ms, 0)
-        while len(self._seen) > REFUSALS_MAX:
+        while len(self._seen) > REJECTIONS_MAX:
             self._seen.popitem(last=False)
         return AuditEvent(
             unix_ms=now_unix_ms,
-            by=refused.by,
-            address=refused.address,
-            verb=refused.verb,
-            object=refused.object,
-            status=refused.status,
-            code=refused.code,
+            by=rejected.by,
+            address=rejected.address,
+            verb=rejected.verb,
+            object=rejected.object,
+            status=rejected.status,
+            code=rejected.code,
             times=more + 1,
         )
 
 
 class AuditLog:
+    """Writes and reads the audit log, and moves its old rows to the store."""
+
     def __init__(self, client: redis.Redis, store: ObjectStore, fence: Callable[[], int]) -> None:
         """`fence` is 0 while another controller schedules: one moves old lines to the store."""
         self._client = client
         self._store = store
         self._fence = fence
-        self._refusals = RejectionSampler()
+        self._rejections = RejectionSampler()
         self._waiting: list[AuditEvent] = []
         self._used: dict[str, int] = {}
         self._arrived = asyncio.Event()
 
     async def write(self, event: AuditEvent) -> None:
-        """Errors: REDIS_ERRORS."""
+        """Writes one row. Errors: REDIS_ERRORS."""
         await self._client.xadd(keys.AUDIT, {"event": msgspec.json.encode(event)})
 
-    def refused(self, refused: RejectedRequest) -> None:
-        event = self._refusals.note(refused, time.time_ns() // 1_000_000)
+    def record_rejection(self, rejected: RejectedRequest) -> None:
+        """Queues a row for a rejection, if it is due."""
+        event = self._rejections.sample(rejected, time.time_ns() // 1_000_000)
         if event is not None and len(self._waiting) < WAITING_MAX:
             self._waiting.append(event)
             self._arrived.set()
 
-    def used(self, key: str, unix_ms: int) -> None:
-        """The key was good for something; written down within some seconds."""
+    def record_use(self, key: str, unix_ms: int) -> None:
+        """Notes the last use of a key, which is written within `USED_EVERY_S`."""
         self._used[key] = unix_ms
 
     # ── in the background ──────────────────────────────────────────────────────────────────────────
 
     async def run(self) -> None:
-        await run_all(self._write_refusals(), self._write_used(), self._keep())
+        await run_all(self._write_rejections(), self._write_used(), self._archive_in_background())
 
-    async def _write_refusals(self) -> None:
+    async def _write_rejections(self) -> None:
         while True:
             await self._arrived.wait()
             self._arrived.clear()
@@ -118,8 +124,8 @@ class AuditLog:
                     await self.write(self._waiting[0])
                     self._waiting.pop(0)
             except REDIS_ERRORS as error:
-                log.warning("refusals are not in the audit log yet", extra={"error": str(error)})
-                await asyncio.sleep(KEEP_EVERY_S)
+                log.warning("rejections are not written to the audit log yet", extra={"error": str(error)})
+                await asyncio.sleep(ARCHIVE_EVERY_S)
                 self._arrived.set()
 
     async def _write_used(self) -> None:
@@ -132,20 +138,20 @@ class AuditLog:
                 except REDIS_ERRORS:
                     self._used = used | self._used
 
-    async def _keep(self) -> None:
+    async def _archive_in_background(self) -> None:
         while True:
-            await asyncio.sleep(KEEP_EVERY_S)
+            await asyncio.sleep(ARCHIVE_EVERY_S)
             if self._fence():
                 try:
                     await self.archive()
                 except REDIS_ERRORS as error:
                     log.warning("the audit log was not archived", extra={"error": str(error)})
                 except Exception as error:
-                    log.warning("the store did not take the audit log", extra={"error": str(error)})
+                    log.warning("the audit log was not written to the store", extra={"error": str(error)})
 
     async def archive(self, rows: int = STREAM_ROWS, segment_rows: int = SEGMENT_ROWS) -> None:
-        """The oldest lines to the store, as soon as there are more than `rows`. Twice does no harm: an object is named
-        after its first line, and lines leave the stream only when it is there."""
+        """Moves the oldest rows to the store while there are more than `rows`. Idempotent: an object is named after its
+        first row, and rows leave the stream only when it is written."""
         while int(await self._client.xlen(keys.AUDIT)) > rows:
             entries: Any = await self._client.xrange(keys.AUDIT, count=segment_rows)
             first, last = entries[0][0].decode(), entries[-1][0].decode()
@@ -159,7 +165,7 @@ class AuditLog:
     # ── reading ────────────────────────────────────────────────────────────────────────────────────
 
     async def read(self, since_unix_ms: int, by: str, limit: int) -> list[AuditEvent]:
-        """The newest first. Errors: REDIS_ERRORS, StoreFailed."""
+        """Returns the newest rows first. Errors: REDIS_ERRORS, StoreFailed."""
         found: list[AuditEvent] = []
         async for event in self._newest(since_unix_ms):
             if by in ("", event.by):
@@ -169,7 +175,7 @@ class AuditLog:
         return found
 
     async def _newest(self, since_unix_ms: int) -> AsyncIterator[AuditEvent]:
-        """Each line once: those that the store has and Redis still has, and those that two objects have, too."""
+        """Yields each row once, though it may be both in the store and in Redis, or in two objects."""
         entries: Any = await self._client.xrevrange(keys.AUDIT, min=str(since_unix_ms))
         oldest: _Place | None = None
         for entry, fields in entries:
@@ -191,7 +197,7 @@ class AuditLog:
 
 
 class _Place(NamedTuple):
-    """Of a line in the stream."""
+    """Position of a row in the stream."""
 
     unix_ms: int
     number: int
@@ -211,5 +217,5 @@ def _lines(key: str, data: bytes) -> list[bytes]:
     inflater = zlib.decompressobj()
     text = inflater.decompress(data, SEGMENT_MAX_BYTES)
     if inflater.unconsumed_tail:
-        raise TooLarge(f"{key} claims to have more than {SEGMENT_MAX_BYTES} bytes")
+        raise TooLarge(f"{key} decompresses to more than {SEGMENT_MAX_BYTES} bytes")
     return text.splitlines()

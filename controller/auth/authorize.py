@@ -1,7 +1,7 @@
-"""Whether somebody may do something: the table, what was shown, what is wanted and the time in, yes or an error out.
+"""Authentication and authorization decisions. Pure: the access table, a key, a demand and the time in, an error out.
 
-A refusal says what is missing and which right would do. Who may not see a function hears of it what he would hear if
-there were none: 404, not 403.
+An error names the missing right. A key that may not see a function gets the same answer as if there were none: 404, not
+403.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from ..state.access_table import AccessTable
 from .api_key import PREFIX, MalformedKey, ParsedKey, parse_key
 
 HEADER_MAX_BYTES = 1024
-"""Whatever is longer holds no key, and is not looked at."""
-_NOBODY = "0" * 64
-"""Compared with if the id is unknown, so that this takes as long."""
+"""A longer header holds no key, and is not parsed."""
+_NO_HASH = "0" * 64
+"""Compared with if the id is unknown, so that the comparison takes as long."""
 KEY_HINT = (
-    "send `Authorization: Bearer fs_...`, or set FS_KEY for `fs`; who ran `fs up` has a key in FS_HOME/key "
-    "(~/.fleetstart/key), and `fs key recover` makes another if it is lost"
+    "send `Authorization: Bearer fs_...`, or set FS_KEY for `fs`; `fs up` writes a key to FS_HOME/key "
+    "(~/.fleetstart/key), and `fs key recover` creates another if it is lost"
 )
 ProjectLookup = Callable[[str], str | None]
-"""The project of a function; None if there is no such function."""
+"""Function name → its project; None for an unknown function."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
-    """Who it is, and what it may see."""
+    """The caller of a request, and what its key allows."""
 
     name: str
     key: KeyRecord | None
-    """None: local, and may everything."""
+    """None: a local caller, with all rights."""
     project_of: ProjectLookup
 
     @property
@@ -44,11 +44,11 @@ class Caller:
 
     @property
     def project(self) -> str:
-        """The one that it is limited to; empty: none."""
+        """The project that the key is limited to; empty if it is not."""
         return self.key.project if self.key is not None else ""
 
     def sees(self, function: str) -> bool:
-        """Whether the function is one of its own; one that is not known here is nobody's."""
+        """Whether the key may see the function. A limited key sees no unknown function."""
         key = self.key
         if key is None or not key.limited:
             return True
@@ -58,14 +58,14 @@ class Caller:
         return project is not None and key.project in ("", project)
 
     def require(self, function: str, known: Iterable[str] = ()) -> None:
-        """Errors: NotFound, the same as for a function that does not exist."""
+        """Demands that the key may see the function. Errors: NotFound, as for a function that does not exist."""
         if not self.sees(function):
             near = get_close_matches(function[:63], [name for name in known if self.sees(name)], n=1)
             hint = f"did you mean {near[0]}?" if near else "`fs ls` lists what there is"
             raise NotFound(f"function {function[:80]} does not exist", hint=hint)
 
     def require_right(self, right: Right, what: str) -> None:
-        """Errors: Forbidden."""
+        """Demands a right of the key. Errors: Forbidden."""
         if self.key is not None and not self.key.may(right):
             raise Forbidden(
                 f"key {self.name} may {_listed(self.key.rights)}; {what} needs {right}",
@@ -73,7 +73,7 @@ class Caller:
             )
 
     def require_unlimited(self, what: str) -> None:
-        """Errors: Forbidden for a key of a project or of some functions."""
+        """Demands a key that is not limited to a project or to functions. Errors: Forbidden."""
         if self.key is not None and self.key.limited:
             limits = f"functions {_listed(self.key.functions)}" if self.key.functions else f"project {self.project}"
             raise Forbidden(
@@ -93,9 +93,9 @@ def local_caller(project_of: ProjectLookup) -> Caller:
 
 
 def key_in_headers(authorization: bytes | None, own: bytes | None) -> str | None:
-    """The key's text in an `Authorization` or `Fs-Key` header; None if there is none.
+    """Extracts the key's text from an `Authorization` or `Fs-Key` header; None if there is none.
 
-    Nothing that a browser sends by itself counts, neither Basic nor a cookie: functions' own pages come from here, too.
+    What a browser sends by itself does not count, neither Basic nor a cookie: functions' own pages share this origin.
     """
     if own is not None:
         return own[:HEADER_MAX_BYTES].decode("latin-1").strip()
@@ -106,21 +106,23 @@ def key_in_headers(authorization: bytes | None, own: bytes | None) -> str | None
 
 
 def is_fleetstart_key(authorization: bytes) -> bool:
-    """Whether the header shows a key of ours, which is nobody else's business, least of all a handler's."""
+    """Whether an `Authorization` header holds a key of this system, which must not reach a handler."""
     return authorization[:64].decode("latin-1").partition(" ")[2].strip().startswith(PREFIX)
 
 
 def authenticate(table: AccessTable, text: str | None, now_unix_ms: int) -> KeyRecord:
-    """Errors: Unauthorized."""
+    """Returns the record of a valid key. Errors: Unauthorized."""
     if not text:
-        raise Unauthorized("this needs an API key, and none was shown", hint=KEY_HINT)
+        raise Unauthorized("an API key is needed, and none was sent", hint=KEY_HINT)
     try:
         shown = parse_key(text)
     except MalformedKey as error:
-        raise Unauthorized(f"what was shown is no key: {error}", hint=KEY_HINT) from error
+        raise Unauthorized(f"the key is malformed: {error}", hint=KEY_HINT) from error
     record = _proven(table, shown)
     if record is None:
-        raise Unauthorized("this key is not known here", hint="`fs key ls` lists those that are; FS_URL says where")
+        raise Unauthorized(
+            "the key is unknown to this system", hint="`fs key ls` lists its keys; FS_URL selects the system"
+        )
     credential = next(credential for credential in record.credentials if credential.id == shown.id)
     if record.revoked_unix_ms:
         raise Unauthorized(f"key {record.name} was revoked", hint="ask an admin for another: fs key create NAME")
@@ -133,7 +135,7 @@ def authenticate(table: AccessTable, text: str | None, now_unix_ms: int) -> KeyR
 
 def _proven(table: AccessTable, shown: ParsedKey) -> KeyRecord | None:
     found = table.by_id.get(shown.id)
-    expected = found[1].sha256 if found is not None else _NOBODY
+    expected = found[1].sha256 if found is not None else _NO_HASH
     return found[0] if hmac.compare_digest(shown.sha256, expected) and found is not None else None
 
 

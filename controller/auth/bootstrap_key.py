@@ -1,7 +1,7 @@
-"""Makes the first key where nobody chose to go without: until it is there, the door lets nobody pass.
+"""Creates the first API key, unless the controller was started without keys; until then all requests are rejected.
 
-It is kept in the controller's home before Redis has its hash, so that a controller that is killed in between makes no
-key that nobody knows. A home that has one already makes that one good again, where Redis has lost what it knew.
+The key's text is written to the controller's home before its hash to Redis, so a controller that is killed in between
+leaves no unknown key. If Redis was lost, the key that the home has is registered again.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class BootstrapKey:
         self._changed.set()
         state.view.on_change(self._changed.set)
         self.there = asyncio.Event()
-        """Set when there are keys."""
+        """Set once a key exists."""
 
     async def run(self) -> None:
         while True:
@@ -54,7 +54,7 @@ class BootstrapKey:
         try:
             await self._make()
         except REDIS_ERRORS as error:  # an OSError of the file's, too; tried again with the next reading of Redis
-            log.error("the first key cannot be made", extra={"path": str(self._path), "error": str(error)})
+            log.error("the first key cannot be created", extra={"path": str(self._path), "error": str(error)})
 
     async def _make(self) -> None:
         known_before = self._path.exists()
@@ -67,6 +67,6 @@ class BootstrapKey:
                 after=digest(record),
             )  # fmt: skip
             await self._audit.write(event)
-            log.info("made the first key", extra={"path": str(self._path)})
+            log.info("created the first key", extra={"path": str(self._path)})
         elif not known_before:
             self._path.unlink(missing_ok=True)  # another home's controller was quicker: this text is good for nothing

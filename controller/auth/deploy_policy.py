@@ -1,6 +1,6 @@
-"""Where a function may be deployed, and how large: its project, the project's quotas, the secrets that it asks for.
+"""Deploy policy: resolves a function's project and checks the caller's limits, the project's quotas and its secrets.
 
-A function stays in the project in which it was deployed first. All that is looked at is in the view.
+A function stays in the project in which it was deployed first. Decisions use the view alone.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from .lookups import demands_of, project_of
 from .quotas import ResourceDemand, check_quotas
 
 SECRETS_MAX_BYTES = 48 * 1024
-"""Of all secrets of a function: they travel to its worker in one message, with its spec."""
+"""Total size of one function's secrets: they travel to its worker in one message, with its spec."""
 
 
 def apply_deploy_policy(view: View, caller: Caller, spec: FunctionSpec) -> FunctionSpec:
-    """The spec with its project. Errors: Forbidden, InvalidSpec, QuotaExceeded."""
+    """Returns the spec with its project filled in. Errors: Forbidden, InvalidSpec, QuotaExceeded."""
     functions = caller.key.functions if caller.key is not None else []
     if functions and spec.name not in functions:
         raise Forbidden(
@@ -42,7 +42,7 @@ def apply_deploy_policy(view: View, caller: Caller, spec: FunctionSpec) -> Funct
 
 
 def check_scale(view: View, function: FunctionName, wanted: ScaleOverride | None) -> None:
-    """Errors: QuotaExceeded."""
+    """Checks a scaling against the project's quotas. Errors: QuotaExceeded."""
     version = view.live(function)
     if version is None or wanted is None or wanted.max is None:
         return
@@ -51,7 +51,7 @@ def check_scale(view: View, function: FunctionName, wanted: ScaleOverride | None
 
 
 def functions_using_secret(view: View, project: str, secret: str) -> list[FunctionName]:
-    """Functions whose live version declares it."""
+    """Lists the functions whose live version declares the secret."""
     found = []
     for record in view.functions.values():
         version = view.versions.get(VersionKey(record.name, record.live))
@@ -101,7 +101,7 @@ def _check_secrets(table: AccessTable, project: str, spec: FunctionSpec) -> None
 
 
 def _check_quotas(view: View, project: str, wanted: ResourceDemand) -> None:
-    """What a function has already it may keep, also when the quota was lowered since."""
+    """A function keeps what it has already, even if the quota was lowered since."""
     record = view.access.projects.get(project)
     if record is None or record.quotas == Quotas():
         return

@@ -1,4 +1,4 @@
-"""What the view says of the things that access is about: which project a function is in, what an object was."""
+"""Lookups in the view for access control: a function's project, a project's functions, an audited object's record."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .route_rules import Kind
 
 
 def project_of(view: View, function: str) -> str | None:
-    """None for one that is not known here."""
+    """The function's project; None for an unknown function."""
     version = view.live(FunctionName(function))
     return (version.spec.project or DEFAULT) if version is not None else None
 
@@ -27,7 +27,7 @@ def functions_of(view: View, project: str) -> list[FunctionRecord]:
 
 
 def demands_of(view: View, project: str) -> list[ResourceDemand]:
-    """What each function of a project may come to."""
+    """The demand of each function of a project."""
     found = []
     for record in functions_of(view, project):
         spec = view.versions[VersionKey(record.name, record.live)].spec
@@ -37,7 +37,7 @@ def demands_of(view: View, project: str) -> list[ResourceDemand]:
 
 
 def object_snapshot(view: View) -> Callable[[Kind, str], msgspec.Struct | None]:
-    """Objects as they are now, whatever becomes of the view later. None: there is none, or none that the view has."""
+    """Returns a lookup of records as they are now, whatever the view becomes. It gives None for what the view lacks."""
     functions, table = dict(view.functions), view.access
 
     def seen(kind: Kind, name: str) -> msgspec.Struct | None:

@@ -1,9 +1,9 @@
-"""The door of the whole system, as an ASGI layer before gateway and management API: lets pass whom `decide` lets pass.
+"""ASGI middleware before gateway and management API: authenticates, authorizes, rate-limits, and writes the audit log.
 
-Those pass who show a key that is good for what they want. Where somebody chose to go without keys (`fs up --open`),
-those pass who call over loopback, until there is one. `/healthz` and the dashboard's files, which have no data in them,
-are for everybody. All it goes by is in the view: no call waits for Redis here. What changes something is written to
-the audit log before its answer goes out, what is refused a little later.
+A request needs a key with the right that its route demands. In a system that was started without keys (`fs up --open`),
+requests over loopback pass until there is one. `/healthz` and the dashboard's files, which hold no data, are open.
+Decisions use the view alone: no request waits for Redis here. A change is written to the audit log before its response
+goes out, a rejection a little later.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import ipaddress
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from fleetstart.runtime.contract.errors import FleetError, Forbidden, Unauthorized, Unavailable
@@ -31,32 +30,24 @@ from .audit_log import AuditLog, RejectedRequest
 from .authorize import Caller, authenticate, is_fleetstart_key, key_in_headers, local_caller
 from .lookups import object_snapshot, project_of
 from .quotas import ProjectRateLimiter
-from .route_rules import SOCKET, Kind, RoutePermission, RouteRules
+from .request_context import AuditedAction
+from .route_rules import SOCKET, RoutePermission, RouteRules
 
 log = logging.getLogger(__name__)
 
 OWN_HEADER = b"fs-key"
 OBJECT_MAX = 200
-"""Characters of an object's name in the audit log: more than any that is allowed has."""
+"""Characters of an object's name in the audit log: more than any valid name has."""
 _CHALLENGE: RawHeaders = [(b"www-authenticate", b'Bearer realm="fleetstart"')]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
-
-
-@dataclass(slots=True)
-class AuditedAction:
-    """What a request is about to change. Handlers say so if the path does not."""
-
-    verb: str
-    kind: Kind
-    name: str
 
 
 class AuthMiddleware:
     def __init__(
         self, app: App, view: View, audit: AuditLog, rules: RouteRules, *, loopback: bool, is_open: bool
     ) -> None:
-        """`loopback`: whether only this machine reaches the listening socket; `is_open`: whether that is enough as
-        long as there are no keys."""
+        """`loopback`: whether only this machine reaches the listening socket. `is_open`: whether requests over it pass
+        as long as there are no keys."""
         self._app = app
         self._view = view
         self._audit = audit
@@ -79,27 +70,27 @@ class AuthMiddleware:
         try:
             caller = self._caller(scope)
             by = caller.name
-            need = self._request(scope, caller) if not invoke else None
+            permission = self._authorize_request(scope, caller) if not invoke else None
             if invoke:
-                self._call(scope, caller)
+                self._authorize_call(scope, caller)
         except FleetError as error:
-            self._audit.refused(self._rejected(scope, error, by))
-            await _refuse(scope, receive, send, error)
+            self._audit.record_rejection(self._rejected(scope, error, by))
+            await _reject(scope, receive, send, error)
             return
         if caller.key is not None:
             scope[API_KEY_NAME] = caller.name
             scope["headers"] = _without_key(scope["headers"])
-            self._audit.used(caller.name, now_unix_ms())
+            self._audit.record_use(caller.name, now_unix_ms())
         scope[API_CALLER] = caller
-        if need is None or not need.verb:
+        if permission is None or not permission.verb:
             await self._app(scope, receive, send)
         else:
-            await self._recorded(scope, receive, send, caller, need)
+            await self._audited(scope, receive, send, caller, permission)
 
-    # ── who, and whether ───────────────────────────────────────────────────────────────────────────
+    # ── authentication and authorization ───────────────────────────────────────────────────────────
 
     def _caller(self, scope: Scope) -> Caller:
-        """Errors: Unauthorized, Unavailable, Forbidden."""
+        """Authenticates the request. Errors: Unauthorized, Unavailable, Forbidden."""
         table = self._view.access
         if table.locked:
             text = key_in_headers(header(scope, b"authorization"), header(scope, OWN_HEADER))
@@ -116,17 +107,17 @@ class AuthMiddleware:
                 hint="run there: fs key create admin --scope admin",
             )
         if not self._open and self._view.synced:
-            raise Unavailable("the first key is not made yet", hint="the controller's log says why", retry_after_s=1)
+            raise Unavailable("the first key is not created yet", hint="see the controller's log", retry_after_s=1)
         if not scope["path"].startswith(PREFIX):
-            _refuse_other_sites(scope)
+            _reject_other_sites(scope)
         return local_caller(lambda function: project_of(self._view, function))
 
     def _is_local(self, scope: Scope) -> bool:
         client = scope.get("client")
         return self._loopback and (client is None or is_loopback(client[0]))
 
-    def _call(self, scope: Scope, caller: Caller) -> None:
-        """Errors: Forbidden, NotFound, RateLimited."""
+    def _authorize_call(self, scope: Scope, caller: Caller) -> None:
+        """Authorizes a function call. Errors: Forbidden, NotFound, RateLimited."""
         name = parse_target(scope["path"], scope.get("raw_path") or b"", b"").name
         caller.require_right("invoke", "calling functions")
         if caller.limited:
@@ -138,33 +129,33 @@ class AuthMiddleware:
         if project is not None and rate is not None:
             self._rates.take(project, rate, len(self._view.gateways), time.monotonic_ns())
 
-    def _request(self, scope: Scope, caller: Caller) -> RoutePermission:
-        """Errors: Forbidden, NotFound."""
-        need = self._rules.permission_of(_method(scope), scope["path"])
-        if need.right is not None:
-            caller.require_right(need.right, need.what)
-        if need.unlimited:
-            caller.require_unlimited(need.what)
-        if need.function and caller.limited:
-            caller.require(need.function, self._view.functions)
-        return need
+    def _authorize_request(self, scope: Scope, caller: Caller) -> RoutePermission:
+        """Authorizes a request of the management API. Errors: Forbidden, NotFound."""
+        permission = self._rules.permission_of(_method(scope), scope["path"])
+        if permission.right is not None:
+            caller.require_right(permission.right, permission.what)
+        if permission.unlimited:
+            caller.require_unlimited(permission.what)
+        if permission.function and caller.limited:
+            caller.require(permission.function, self._view.functions)
+        return permission
 
     def _rejected(self, scope: Scope, error: FleetError, by: str) -> RejectedRequest:
-        """The rejection for the audit log."""
+        """Describes a rejection for the audit log."""
         path = scope["path"]
         if path.startswith(PREFIX):
             verb, name = "invoke", f"function {parse_target(path, b'', b'').name}"
         else:
-            need = self._rules.permission_of(_method(scope), path)
-            verb, name = need.verb or "read", f"{need.kind} {need.name}".strip() or path
+            permission = self._rules.permission_of(_method(scope), path)
+            verb, name = permission.verb or "read", f"{permission.kind} {permission.name}".strip() or path
         return RejectedRequest(by, _address(scope), verb, name[:100], error.status, error.code)
 
     # ── the audit log ──────────────────────────────────────────────────────────────────────────────
 
-    async def _recorded(
-        self, scope: Scope, receive: Receive, send: Send, caller: Caller, need: RoutePermission
+    async def _audited(
+        self, scope: Scope, receive: Receive, send: Send, caller: Caller, permission: RoutePermission
     ) -> None:
-        deed = scope[AUDITED_ACTION] = AuditedAction(need.verb, need.kind, need.name)
+        action = scope[AUDITED_ACTION] = AuditedAction(permission.verb, permission.kind, permission.name)
         before = object_snapshot(self._view)
         code = ""
 
@@ -177,17 +168,17 @@ class AuthMiddleware:
                     unix_ms=now_unix_ms(),
                     by=caller.name,
                     address=_address(scope),
-                    verb=deed.verb,
-                    object=f"{deed.kind} {deed.name}".strip()[:OBJECT_MAX],
+                    verb=action.verb,
+                    object=f"{action.kind} {action.name}".strip()[:OBJECT_MAX],
                     status=status,
                     code=code,
-                    before=digest(before(deed.kind, deed.name)),
-                    after=digest(object_snapshot(self._view)(deed.kind, deed.name)),
+                    before=digest(before(action.kind, action.name)),
+                    after=digest(object_snapshot(self._view)(action.kind, action.name)),
                 )
                 try:
                     await self._audit.write(event)
                 except REDIS_ERRORS as error:
-                    log.error("the audit log lacks a line", extra={"event": str(event), "error": str(error)})
+                    log.error("a change is missing in the audit log", extra={"event": str(event), "error": str(error)})
             await send(message)
 
         await self._app(scope, receive, sending)
@@ -195,7 +186,7 @@ class AuthMiddleware:
 
 def is_loopback(host: str) -> bool:
     if host == "127.0.0.1":
-        return True  # nearly always: no address need be parsed
+        return True  # nearly always: no parsing needed
     try:
         address = ipaddress.ip_address(host)
     except ValueError:
@@ -204,9 +195,9 @@ def is_loopback(host: str) -> bool:
     return (mapped or address).is_loopback
 
 
-def _refuse_other_sites(scope: Scope) -> None:
-    """As long as there are no keys, a web page that this machine's user looks at could deploy: browsers say where a
-    request comes from, and a name that leads here is none of ours. Errors: Forbidden."""
+def _reject_other_sites(scope: Scope) -> None:
+    """Rejects cross-site requests and foreign host names (DNS rebinding). Without keys, a web page open in a browser of
+    this machine could deploy otherwise. Errors: Forbidden."""
     origin, host = header(scope, b"origin"), header(scope, b"host")
     for text in (origin.decode("latin-1") if origin else "", f"//{host.decode('latin-1')}" if host else ""):
         name = _hostname(text)
@@ -225,7 +216,7 @@ def _hostname(url: str) -> str:
 
 
 def _is_own(host: str) -> bool:
-    """An address cannot be a name that somebody else has pointed here."""
+    """Whether the host is an address or localhost. An address cannot be a foreign name that resolves to it."""
     try:
         ipaddress.ip_address(host)
     except ValueError:
@@ -241,7 +232,7 @@ def _without_key(headers: RawHeaders) -> RawHeaders:
     ]
 
 
-async def _refuse(scope: Scope, receive: Receive, send: Send, error: FleetError) -> None:
+async def _reject(scope: Scope, receive: Receive, send: Send, error: FleetError) -> None:
     request_id = (header(scope, b"x-request-id") or b"").decode("latin-1")
     challenge = _CHALLENGE if isinstance(error, Unauthorized) else []
     if scope["type"] == "websocket":
@@ -262,12 +253,12 @@ def _error_code(message: Message) -> str:
 
 
 def _method(scope: Scope) -> str:
-    """A handshake is a GET that asks for something else."""
+    """The request's method; `SOCKET` for a WebSocket's handshake, which is a GET with other effects."""
     return SOCKET if scope["type"] == "websocket" else str(scope["method"])
 
 
 def _status_in(message: Message) -> int:
-    """With which an answer begins; 0: this is no beginning."""
+    """The status if the message begins a response, else 0."""
     if message["type"] == "websocket.accept":
         return SWITCHING_PROTOCOLS
     if message["type"] in ("http.response.start", "websocket.http.response.start"):

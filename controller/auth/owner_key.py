@@ -1,6 +1,6 @@
-"""The key that a home keeps for its owner: one file, for its user alone. The local `fs` shows it.
+"""The owner's key file: an admin key in FS_HOME, readable by its user alone. The local `fs` sends it.
 
-Whoever owns the home owns the system: its Redis, its store, its master key. So the key is an admin's.
+The owner of the home owns the system: its Redis, its store, its master key. So the key is an admin's.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from .api_key import MalformedKey, ParsedKey, new_key_text, parse_key
 
 FILE = "key"
 NAME = "admin"
-"""Of the first key."""
+"""Name of the first key."""
 
 
 def read_key_file(path: Path) -> str:
-    """What the file says; empty: there is none that can be read."""
+    """Returns the file's text; empty if it cannot be read."""
     try:
         return path.read_text().strip()
     except (OSError, UnicodeDecodeError):
@@ -27,13 +27,13 @@ def read_key_file(path: Path) -> str:
 
 
 def write_key_file(path: Path, text: str) -> None:
-    """In place of the one before it, if there is one. Errors: OSError."""
+    """Writes the key, atomically replacing the one before it. Errors: OSError."""
     fresh = _written_beside(path, text)
     fresh.replace(path)
 
 
 def load_or_create(path: Path) -> ParsedKey:
-    """Several processes that have one home get one key. Errors: OSError."""
+    """Reads the home's key, creating it if needed; concurrent processes get the same key. Errors: OSError."""
     with suppress(MalformedKey):
         return parse_key(read_key_file(path))
     path.unlink(missing_ok=True)  # damaged, or empty as a full disk leaves it
@@ -46,11 +46,11 @@ def load_or_create(path: Path) -> ParsedKey:
     try:
         return parse_key(read_key_file(path))
     except MalformedKey as error:
-        raise OSError(f"{path} does not keep what is written to it") from error
+        raise OSError(f"{path} reads back differently from what was written") from error
 
 
 def owner_key_record(shown: ParsedKey, name: str, now_unix_ms: int) -> KeyRecord:
-    """An admin's, for everything, without an end."""
+    """Builds the record of the owner's key: admin, unlimited, without expiry."""
     credential = Credential(id=shown.id, sha256=shown.sha256, created_unix_ms=now_unix_ms)
     return KeyRecord(
         name=name, rights=["admin"], credentials=[credential], created_unix_ms=now_unix_ms, created_by=LOCAL

@@ -1,8 +1,8 @@
-"""What a project may have, and whether one more fits. Pure.
+"""Project quotas and rate limits. Pure functions of values and the time.
 
-A function counts with what it may come to: `scale.max` workers with their memory each, whether they run or not. So a
-deploy or a scaling that fits today cannot fail tomorrow for want of its own project's quota. Calls per second are a
-bucket of one second's worth in each gateway, which has its share of the quota.
+A function counts with its maximum: `scale.max` workers with their memory each, whether they run or not. So a deploy or
+a scaling that fits today cannot fail tomorrow for lack of its own project's quota. Calls per second are a token bucket
+of one second's worth in each gateway, which has its share of the quota.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from ..state.access_records import Quotas
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResourceDemand:
-    """What one function may come to."""
+    """The most that one function may use of its project's quotas."""
 
     function: str
     workers: int
     memory_bytes: int
-    """Of all these workers."""
+    """Memory of all these workers."""
 
 
 def check_quotas(
@@ -34,9 +34,9 @@ def check_quotas(
     wanted: ResourceDemand,
     present: ResourceDemand | None = None,
 ) -> None:
-    """`others`: the project's functions but for the one that is wanted, which is `present` with what it has now.
+    """Checks that a function's demand fits the project's quotas beside the demands of its other functions.
 
-    What it has now it may keep, whatever the quota. Errors: QuotaExceeded.
+    `present` is the function's demand so far, which it keeps whatever the quota. Errors: QuotaExceeded.
     """
     rest = list(others)
     had = present or ResourceDemand(function=wanted.function, workers=0, memory_bytes=0)
@@ -65,14 +65,14 @@ def _raised(flag: str, total: int) -> str:
 
 
 class ProjectRateLimiter:
-    """Calls per second of each project, as one gateway lets them pass."""
+    """Rate limiter of one gateway: a token bucket a project."""
 
     def __init__(self) -> None:
         self._due_s: dict[str, float] = {}
         """When each project's next call is due (`take_token`)."""
 
     def take(self, project: str, calls_per_s: float, gateways: int, now_ns: int) -> None:
-        """Errors: RateLimited, with how long until the next one passes."""
+        """Takes one token. Errors: RateLimited, with the time until the next token."""
         rate = calls_per_s / max(1, gateways)
         due_s = self._due_s.get(project, 0.0)
         self._due_s[project], retry_after_s = take_token(due_s, per_s=rate, burst=rate, now_s=now_ns / 1e9)

@@ -1,22 +1,33 @@
-"""What handlers behind the door may ask it: who calls; and tell it: what about."""
+"""Caller and audited action of a request, which the middleware leaves in the ASGI scope for handlers."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 from starlette.requests import Request
 
 from ..http.scope import API_CALLER, AUDITED_ACTION
 from .authorize import Caller, local_caller
-from .middleware import AuditedAction
+from .route_rules import Kind
+
+
+@dataclass(slots=True)
+class AuditedAction:
+    """The change that a request makes. A handler completes it if the path does not name the object."""
+
+    verb: str
+    kind: Kind
+    name: str
 
 
 def caller_of(request: Request) -> Caller:
-    """Whoever the door let in; local where there is no door, as in a test of one API."""
+    """The authenticated caller; a local one where no middleware is, as in a test of one API."""
     found = request.scope.get(API_CALLER)
     return found if isinstance(found, Caller) else local_caller(lambda function: None)
 
 
 def set_audit_object(request: Request, name: str) -> None:
-    """Tells the audit log what a request is about if its path does not."""
-    deed = request.scope.get(AUDITED_ACTION)
-    if isinstance(deed, AuditedAction):
-        deed.name = name
+    """Names the object for the audit log if the path does not."""
+    action = request.scope.get(AUDITED_ACTION)
+    if isinstance(action, AuditedAction):
+        action.name = name

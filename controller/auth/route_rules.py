@@ -17,7 +17,7 @@ from ..state.access_records import Right
 
 Kind = Literal["", "function", "object", "checkpoint", "budget", "price", "key", "project", "secret", "invocation"]
 Permission = Right | Literal["open", "key"]
-"""What a route demands: nothing (`open`), any valid key (`key`), or a key with that right."""
+"""Permission of a route: none (`open`), any valid key (`key`), or a key with that right."""
 READING = frozenset({"GET", "HEAD", "OPTIONS"})
 SOCKET = "WEBSOCKET"
 """Stands for the method of a WebSocket's handshake, so that no rule for reading matches one."""
@@ -27,7 +27,7 @@ _NAMES = ("project", "name", "function", "key", "id")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoutePermission:
-    """What one request demands, and what the audit log says of it."""
+    """The permission that one request demands, and its verb and object for the audit log."""
 
     right: Right | None
     """None: any key will do."""
@@ -50,6 +50,8 @@ class RoutePermission:
 
 @dataclass(frozen=True, slots=True)
 class RouteRule:
+    """The permission of one route, its audit verb, and the kind of object that its path names."""
+
     method: str
     path: str
     permission: Permission
@@ -57,6 +59,7 @@ class RouteRule:
     kind: Kind = field(default="", kw_only=True)
     unlimited: bool = field(default=False, kw_only=True)
     before_sync: bool = field(default=False, kw_only=True)
+    """Whether the route is served before Redis was read once, when no key can be verified."""
 
     @property
     def right(self) -> Right | None:
@@ -81,6 +84,7 @@ class RouteRules:
         return path in self._open or path.startswith(self._open_folders)
 
     def permission_of(self, method: str, path: str) -> RoutePermission:
+        """The permission that a request demands: that of the first matching rule."""
         what = f"{method} {path[:100]}"
         for methods, pattern, rule in self._rules:
             if method in methods and (match := pattern.fullmatch(path)) is not None:

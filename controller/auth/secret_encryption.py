@@ -1,9 +1,9 @@
 """Secrets at rest: AES-256-GCM under a master key that Redis never sees.
 
-The master key is FS_MASTER_KEY (32 bytes in base64; after it, with commas, older ones that still open what they
-closed), or else a file in FS_HOME that is made when the first secret is, for its owner alone. Each ciphertext says by
-the key's id which one it needs, and is bound to its project and name: moved elsewhere, it does not open. Several
-controllers need the same FS_MASTER_KEY.
+The master key is FS_MASTER_KEY (32 bytes in base64; then, separated by commas, older keys for older ciphertexts), or
+else a file in FS_HOME that is created with the first secret, readable by its owner alone. Each ciphertext names its
+key's id, and is bound to its project and name: moved elsewhere, it does not decrypt. Several controllers need the same
+FS_MASTER_KEY.
 """
 
 from __future__ import annotations
@@ -25,20 +25,22 @@ FILE = "master.key"
 
 
 class SecretCipherError(FleetError):
-    """The master key is not the one that is needed, or none can be read."""
+    """The needed master key is missing, unreadable or another one."""
 
     code = "vault_closed"
 
 
 class SecretCipher:
+    """Encrypts and decrypts secrets under the master keys of FS_MASTER_KEY or of the home's file."""
+
     def __init__(self, home: Path, from_env: str) -> None:
-        """Errors: SecretCipherError, for an FS_MASTER_KEY that is none."""
+        """Errors: SecretCipherError if FS_MASTER_KEY is malformed."""
         self._file = home / FILE
         self._from_env = bool(from_env)
         self._keys = _parsed(from_env, "FS_MASTER_KEY") if from_env else []
 
-    def close(self, project: str, name: str, value: str) -> tuple[str, str]:
-        """(box, id of the master key). Errors: SecretCipherError."""
+    def encrypt(self, project: str, name: str, value: str) -> tuple[str, str]:
+        """Encrypts a secret; returns (box, id of the master key). Errors: SecretCipherError."""
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM  # late: most systems have no secrets
 
         key = self._current()
@@ -46,8 +48,8 @@ class SecretCipher:
         box = nonce + AESGCM(key).encrypt(nonce, value.encode(), secret_field(project, name).encode())
         return b64encode(box).decode(), key_id(key)
 
-    def open(self, record: SecretRecord) -> str:
-        """Errors: SecretCipherError; never with what is in it."""
+    def decrypt(self, record: SecretRecord) -> str:
+        """Decrypts a secret. Errors: SecretCipherError, never with the value."""
         from cryptography.exceptions import InvalidTag
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
@@ -64,20 +66,20 @@ class SecretCipher:
             return AESGCM(key).decrypt(box[:NONCE_BYTES], box[NONCE_BYTES:], record.field.encode()).decode()
         except (InvalidTag, NoBase64, ValueError) as error:
             raise SecretCipherError(
-                f"secret {record.name} of project {record.project} was changed or moved in Redis, and does not open",
+                f"secret {record.name} of project {record.project} was changed or moved in Redis: it does not decrypt",
                 hint=f"set it again: fs secret set {record.name}",
             ) from error
 
-    def renew(self) -> str:
-        """Another master key before the others, which stay for what they closed; its id. One from FS_MASTER_KEY is
-        whoever set it's to change: then the first one there is it. Errors: SecretCipherError."""
+    def add_master_key(self) -> str:
+        """Puts a new master key before the others, which stay for older ciphertexts; returns its id. FS_MASTER_KEY is
+        not changed: then its first key is the one. Errors: SecretCipherError."""
         if not self._from_env:
             self._read()
             self._write([os.urandom(KEY_BYTES), *self._keys])
         return key_id(self._current())
 
-    def forget_old(self) -> None:
-        """When nothing is encrypted with them any more."""
+    def drop_old_keys(self) -> None:
+        """Drops all master keys but the current one. For when all secrets are encrypted with that one."""
         if not self._from_env:
             self._write(self._keys[:1])
 
@@ -88,7 +90,7 @@ class SecretCipher:
         return self._keys[0]
 
     def _read(self) -> None:
-        """The file may be another controller's work, of the same home."""
+        """Reads the file again: another controller of the same home may have written it."""
         if self._from_env:
             return
         try:
@@ -109,12 +111,12 @@ class SecretCipher:
                 os.fsync(file.fileno())
             fresh.replace(self._file)
         except OSError as error:
-            raise SecretCipherError(f"the master key cannot be kept in {self._file}: {error.strerror}") from error
+            raise SecretCipherError(f"the master key cannot be written to {self._file}: {error.strerror}") from error
         self._keys = keys
 
 
 def key_id(key: bytes) -> str:
-    """Tells keys apart, and nothing of them."""
+    """Short fingerprint of a master key, which reveals nothing of it."""
     return hashlib.sha256(b"fleetstart master key " + key).hexdigest()[:8]
 
 

@@ -1,8 +1,8 @@
-"""Gives a worker's order its secrets, sealed for the node that it is for (`contract.sealed`).
+"""Seals a worker order's secrets for the order's node (`contract.node.sealed_secrets`).
 
-Done once, when the worker is ordered: it gets the values of that moment, and keeps them. What cannot be sealed (the
-secret is gone, the master key is another one, the node told no key) goes along as the reason, and the worker's start
-fails with it.
+Done once, when the worker is ordered: it gets the values of that moment, and keeps them. If sealing fails (the secret
+was removed, the master key is another one, the node published no key), the order carries the reason and the worker's
+start fails with it.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from .secret_encryption import SecretCipher
 
 
 class SecretSealer:
-    def __init__(self, view: View, vault: SecretCipher) -> None:
+    def __init__(self, view: View, cipher: SecretCipher) -> None:
         self._view = view
-        self._vault = vault
+        self._cipher = cipher
 
     def __call__(self, order: WorkerOrder) -> WorkerOrder:
-        """The order itself if it needs no secrets, or has them."""
+        """Returns the order with its secrets sealed; unchanged if it needs none, or has them."""
         if not order.spec.secrets or order.sealed is not None or order.wanted != "run":
             return order
         try:
@@ -43,18 +43,18 @@ class SecretSealer:
         for name in order.spec.secrets:
             record = self._view.access.secret(project, name)
             if record is None:
-                raise StartFailed(f"secret {name} of project {project} is not there any more: fs secret set {name}")
-            values[name] = self._vault.open(record)
+                raise StartFailed(f"secret {name} of project {project} was removed: fs secret set {name}")
+            values[name] = self._cipher.decrypt(record)
         if sum(len(value.encode()) for value in values.values()) > SECRETS_MAX_BYTES:
             raise StartFailed(f"the secrets of {order.spec.name} have more than {SECRETS_MAX_BYTES} bytes together")
         node = self._view.nodes.get(order.node)
         if node is None or node.report.epoch != order.epoch or not node.report.public_key:
-            raise StartFailed(f"node {order.node} has told no key to seal secrets for")
+            raise StartFailed(f"node {order.node} has published no key to seal secrets for")
         return seal_values(values, node.report.public_key, bound_to(order.worker, order.node, order.epoch))
 
 
 def seal_values(values: dict[str, str], public_key: str, bound: bytes) -> Sealed:
-    """Errors: StartFailed if that is no public key."""
+    """Encrypts the values for the holder of `public_key` (X25519, HKDF, AES-GCM). Errors: StartFailed if it is none."""
     # Late: most systems have no secrets, and this is half of what a controller imports.
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -66,7 +66,7 @@ def seal_values(values: dict[str, str], public_key: str, bound: bytes) -> Sealed
         theirs = b64decode(public_key, validate=True)
         shared = own.exchange(X25519PublicKey.from_public_bytes(theirs))
     except ValueError as error:
-        raise StartFailed(f"what the node told is no key to seal secrets for: {error}") from error
+        raise StartFailed(f"the node's public key cannot seal secrets: {error}") from error
     ours = own.public_key().public_bytes_raw()
     key = HKDF(algorithm=SHA256(), length=32, salt=ours + theirs, info=INFO).derive(shared)
     nonce = os.urandom(NONCE_BYTES)

@@ -102,7 +102,7 @@ class HomeLayout:
 
     @property
     def master_key(self) -> Path:
-        """The controller's, for secrets (`access.vault`)."""
+        """The controller's, for secrets (`auth.secret_encryption`)."""
         return self.home / "master.key"
 
     @property

@@ -1,1 +1,1 @@
-"""Functions, versions, rollouts, checkpoints in use."""
+"""Registry of functions and versions, their rollouts, and the checkpoints that they use."""

@@ -1,8 +1,8 @@
-"""The checkpoints that the store holds: which there are, who uses them, and their removal.
+"""Checkpoints in the store: listing, verification before publishing, removal, and the sweep of abandoned uploads.
 
-A checkpoint is what has a manifest. Parts without one are an upload under way, or one that never ended; those are
-swept when nothing was added to them for a day. A removal takes the manifest first, so that nobody begins to read what
-is half gone, and leaves whatever a deployed function may need alone (`removals` tells how a deploy cannot slip in).
+A checkpoint is published by its manifest. Parts without one are an upload, or an abandoned one; those are swept when
+nothing was added for a day. A removal deletes the manifest first, so that no read begins on a half-deleted checkpoint,
+and is rejected while a deployed function needs it (`deletion_guard` covers concurrent deploys).
 """
 
 from __future__ import annotations
@@ -33,35 +33,39 @@ from .registry import Registry
 log = logging.getLogger(__name__)
 
 UNFINISHED_S = 24 * 3600.0
-"""Longer than a broken upload waits for somebody to go on with it: parts that lie here that long are litter."""
+"""Age at which parts without a manifest are swept: longer than a broken upload waits to be resumed."""
 INCOMING_S = 3600.0
-"""A request that still sends writes every few seconds."""
+"""Age at which an incoming file is swept: an upload in progress writes every few seconds."""
 SWEEP_EVERY_S = 3600.0
 
 
 class ManifestSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """What a manifest tells, without its tables: those of a large model take megabytes."""
+    """Summary of a manifest without its tables, which take megabytes for a large model."""
 
     weight_bytes: int
     tensors: int
     files: int
     adapter: bool
     sizes: dict[str, int]
-    """Of each part's object."""
+    """Size of each part's object."""
 
 
 class Checkpoints:
+    """Lists, verifies, removes and sweeps checkpoints."""
+
     def __init__(self, store: ObjectStore, registry: Registry) -> None:
         self._store = store
         self._registry = registry
-        self._facts: dict[CheckpointId, ManifestSummary] = {}
-        """By what names the content: true for ever."""
+        self._summaries: dict[CheckpointId, ManifestSummary] = {}
+        """Cache. The id is the manifest's digest, so an entry never changes."""
 
     async def list(self, *, unfinished: bool = False) -> list[CheckpointInfo]:
-        """Newest first; with `unfinished`, also uploads that have no manifest yet."""
+        """Lists checkpoints, newest first; with `unfinished`, also uploads that have no manifest yet."""
         groups = group_by_checkpoint(await self._store.list(CHECKPOINTS))
         uses = await self._registry.uses()
-        self._facts = {checkpoint: facts for checkpoint, facts in self._facts.items() if checkpoint in groups}
+        self._summaries = {
+            checkpoint: summary for checkpoint, summary in self._summaries.items() if checkpoint in groups
+        }
         infos = [
             await self._info(checkpoint, objects, uses.get(checkpoint, []))
             for checkpoint, objects in groups.items()
@@ -70,14 +74,14 @@ class Checkpoints:
         return sorted(infos, key=lambda info: (-info.created_unix_ms, info.id))
 
     async def manifest(self, checkpoint: CheckpointId) -> bytes:
-        """The very bytes whose digest is the id."""
+        """Reads the manifest: the bytes whose digest is the id. Errors: NotFound."""
         data = await self._store.read(checkpoint_key(checkpoint, MANIFEST_OBJECT), MANIFEST_MAX_BYTES)
         if data is None:
             raise _unknown(checkpoint)
         return data
 
     async def check_parts(self, checkpoint: CheckpointId, data: bytes) -> None:
-        """A manifest publishes its checkpoint, so it comes last. Errors: CheckpointInvalid, naming what is missing."""
+        """Verifies that all parts of a manifest are in the store before it is. Errors: CheckpointInvalid."""
         if checkpoint_id(data) != checkpoint:
             return  # the store refuses it: it is not what its key says
         objects = await self._store.list(f"{CHECKPOINTS}{checkpoint}/")
@@ -89,8 +93,8 @@ class Checkpoints:
             )
 
     async def remove(self, checkpoint: CheckpointId, now_unix_ms: int) -> CheckpointInfo:
-        """Errors: NotFound; Refused while a version of a deployed function needs it."""
-        token = await self._registry.removals.begin(checkpoint, now_unix_ms)
+        """Removes a checkpoint. Errors: NotFound; Refused while a version of a deployed function needs it."""
+        token = await self._registry.deletion_guard.begin(checkpoint, now_unix_ms)
         try:
             uses = (await self._registry.uses()).get(checkpoint, [])
             if uses:
@@ -105,12 +109,12 @@ class Checkpoints:
             info = await self._info(checkpoint, objects, [])
             await self._delete(objects)
         finally:
-            await self._registry.removals.end(checkpoint, token)
-        self._facts.pop(checkpoint, None)
+            await self._registry.deletion_guard.end(checkpoint, token)
+        self._summaries.pop(checkpoint, None)
         return info
 
     async def run(self) -> None:
-        """Sweeps, now and every hour, for as long as the controller runs."""
+        """Sweeps at once and every hour."""
         while True:
             try:
                 await self.sweep(time.time_ns() // 1_000_000)
@@ -119,11 +123,11 @@ class Checkpoints:
             await asyncio.sleep(SWEEP_EVERY_S)
 
     async def sweep(self, now_unix_ms: int) -> int:
-        """Objects that uploads left behind and nobody will ask for; how many there were."""
+        """Deletes the objects of abandoned uploads; returns their number."""
         swept = await self._store.sweep(INCOMING_S)
         groups = group_by_checkpoint(await self._store.list(CHECKPOINTS))
         for checkpoint in orphaned_uploads(groups, now_unix_ms):
-            log.info("an upload that never ended is swept", extra={"checkpoint": checkpoint[:12]})
+            log.info("an abandoned upload is swept", extra={"checkpoint": checkpoint[:12]})
             await self._delete(groups[checkpoint])
             swept += len(groups[checkpoint])
         return swept
@@ -135,36 +139,36 @@ class Checkpoints:
     async def _info(
         self, checkpoint: CheckpointId, objects: Collection[StoredObject], used_by: Iterable[str]
     ) -> CheckpointInfo:
-        facts, problem = None, "its upload has not ended"
+        summary, problem = None, "its upload is not complete"
         stored = _manifest_of(objects)
         if stored is not None:
             try:
-                facts = await self._facts_of(checkpoint)
-                problem = first_missing_part(facts.sizes, objects)
+                summary = await self._summary_of(checkpoint)
+                problem = first_missing_part(summary.sizes, objects)
             except (CheckpointInvalid, NotFound) as error:
                 problem = error.message
         return CheckpointInfo(
             id=checkpoint,
             complete=not problem,
             problem=problem,
-            weight_bytes=facts.weight_bytes if facts else 0,
+            weight_bytes=summary.weight_bytes if summary else 0,
             object_bytes=sum(stored.size_bytes for stored in objects),
-            tensors=facts.tensors if facts else 0,
-            files=facts.files if facts else 0,
-            parts=len(facts.sizes) if facts else len(objects),
-            adapter=facts.adapter if facts else False,
+            tensors=summary.tensors if summary else 0,
+            files=summary.files if summary else 0,
+            parts=len(summary.sizes) if summary else len(objects),
+            adapter=summary.adapter if summary else False,
             created_unix_ms=(stored or max(objects, key=lambda one: one.modified_unix_ms)).modified_unix_ms,
             used_by=list(used_by),
         )
 
-    async def _facts_of(self, checkpoint: CheckpointId) -> ManifestSummary:
-        if checkpoint not in self._facts:
-            self._facts[checkpoint] = summarize(read_manifest(await self.manifest(checkpoint), checkpoint))
-        return self._facts[checkpoint]
+    async def _summary_of(self, checkpoint: CheckpointId) -> ManifestSummary:
+        if checkpoint not in self._summaries:
+            self._summaries[checkpoint] = summarize(read_manifest(await self.manifest(checkpoint), checkpoint))
+        return self._summaries[checkpoint]
 
 
 def group_by_checkpoint(objects: Iterable[StoredObject]) -> dict[CheckpointId, list[StoredObject]]:
-    """Objects by the checkpoint that they belong to; what is nobody's is passed over."""
+    """Groups objects by checkpoint. Other objects are left out."""
     groups: dict[CheckpointId, list[StoredObject]] = {}
     for stored in objects:
         checkpoint, _, name = stored.key.removeprefix(CHECKPOINTS).partition("/")
@@ -174,7 +178,7 @@ def group_by_checkpoint(objects: Iterable[StoredObject]) -> dict[CheckpointId, l
 
 
 def orphaned_uploads(groups: dict[CheckpointId, list[StoredObject]], now_unix_ms: int) -> list[CheckpointId]:
-    """Uploads without a manifest to which nothing was added for a day."""
+    """Checkpoints without a manifest to which nothing was added for `UNFINISHED_S`."""
     oldest_unix_ms = now_unix_ms - UNFINISHED_S * 1000
     return [
         checkpoint
@@ -194,7 +198,7 @@ def summarize(manifest: Manifest) -> ManifestSummary:
 
 
 def first_missing_part(expected: dict[str, int], objects: Iterable[StoredObject]) -> str:
-    """The first part that is not as the manifest says, "" if all are."""
+    """Names the first part that is missing or of another size; "" if there is none."""
     found = {stored.key.rpartition("/")[2]: stored.size_bytes for stored in objects}
     for name, size_bytes in expected.items():
         if name not in found:

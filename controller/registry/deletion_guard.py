@@ -1,9 +1,8 @@
-"""Keeps a deploy and a removal of the same weights apart, over all controllers, with one mark a checkpoint.
+"""Keeps a deploy and a removal of the same checkpoint apart, over all controllers, with one mark a checkpoint.
 
-Neither may trust what it saw a moment ago: a deploy finds its weights in the store, a removal finds that nobody uses
-them, and both go on. So a removal first leaves a mark and only then looks for uses; a deploy reads the mark before it
-looks into the store, and its last step, in one script with the record that it writes, fails if the mark has changed.
-Whichever comes first, the other one sees it.
+The race: a deploy finds its weights in the store, a removal finds that they are unused, and both go on. So a removal
+first writes a mark and only then looks for uses; a deploy reads the mark before it looks into the store, and its last
+step, in one script with the record that it writes, fails if the mark has changed. Either order is detected.
 """
 
 from __future__ import annotations
@@ -19,17 +18,19 @@ from fleetstart.runtime.contract.errors import Unavailable
 from fleetstart.runtime.contract.ids import CheckpointId
 
 STALE_MS = 10 * 60_000
-"""A removal that is older has died with its controller, and stands in nobody's way any more."""
+"""Age after which a removal mark is ignored: its controller has died."""
 FORGET_MS = 24 * 3_600_000
-"""No deploy lasts so long that it must still see this mark."""
+"""Age after which a mark is deleted: no deploy lasts so long."""
 
 
 class DeletionGuard:
+    """Reads and writes the marks. Errors: REDIS_ERRORS."""
+
     def __init__(self, client: redis.Redis) -> None:
         self._client = client
 
     async def marks(self, checkpoints: Sequence[CheckpointId], now_unix_ms: int) -> list[str]:
-        """What a deploy hands to its script. Errors: Unavailable while one of them is being removed."""
+        """Reads the marks that a deploy passes to its script. Errors: Unavailable while one is being removed."""
         if not checkpoints:
             return []
         raw = await cast(Awaitable[list[bytes | None]], self._client.hmget(keys.REMOVALS, list(checkpoints)))
@@ -39,20 +40,20 @@ class DeletionGuard:
             if state == "removing" and now_unix_ms - since_unix_ms < STALE_MS:
                 raise Unavailable(
                     f"checkpoint {checkpoint[:12]} is being removed by `fs weights rm`",
-                    hint="deploy again when that is done; it sends the weights anew",
+                    hint="deploy again when that is done; it uploads the weights again",
                     retry_after_s=1,
                 )
         return marks
 
     async def begin(self, checkpoint: CheckpointId, now_unix_ms: int) -> str:
-        """From here on no deploy that looked before comes through. Returns what `end` must be given."""
+        """Marks a removal: deploys that looked before will fail. Returns the token for `end`."""
         await self._forget_old(now_unix_ms)
         token = f"{now_unix_ms}:{secrets.token_hex(8)}"
         await self._client.hset(keys.REMOVALS, checkpoint, f"removing:{token}")
         return token
 
     async def end(self, checkpoint: CheckpointId, token: str) -> None:
-        """Leaves the mark of another removal of the same checkpoint, which goes on, as it is."""
+        """Ends the removal. The mark of another removal of the same checkpoint, still going on, stays."""
         current = await cast(Awaitable[bytes | None], self._client.hget(keys.REMOVALS, checkpoint))
         if current == f"removing:{token}".encode():
             await self._client.hset(keys.REMOVALS, checkpoint, f"removed:{token}")

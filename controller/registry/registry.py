@@ -1,9 +1,9 @@
-"""Functions and their versions: immutable, numbered for ever, one of them live.
+"""Registry of functions and their immutable, numbered versions.
 
-A deploy is refused unless all that the version needs is whole in the store and fits together; the same spec as one
-that is in service makes no new version, but gives a broken one another chance. Which version calls go to is for
-`versions` to decide. Every change is compare-and-set in one script, which also sees to it that nobody removes the
-weights meanwhile (`removals`).
+A deploy is rejected unless bundle, weights and adapter are complete in the store and fit together. The spec of a
+version in service makes no new version, but clears the failed starts of a broken one. `state.traffic` decides which
+version gets calls. Each change is a compare-and-set in one script, which fails if the weights are being removed
+(`deletion_guard`).
 """
 
 from __future__ import annotations
@@ -29,23 +29,26 @@ from ..storage.object_store import ObjectStore, read_file, require_bundle, requi
 from .deletion_guard import DeletionGuard
 
 TRIES = 20
-"""Deploys of one function at the same moment, each losing to another: more is a bug."""
+"""Attempts of a compare-and-set. So many concurrent changes of one function are a bug."""
 NO_VERSION = Version(0)
-"""Numbers begin with 1."""
+"""Stands for no version: numbers begin with 1."""
 
 
 class Registry:
+    """Deploys, changes, reads and deletes functions. Errors: REDIS_ERRORS."""
+
     def __init__(self, state: StateSync, store: ObjectStore) -> None:
         self._state = state
         self._store = store
         self._script = Script(state.client, "registry")
         self._decoder = msgspec.json.Decoder(VersionRecord)
-        self.removals = DeletionGuard(state.client)
+        self.deletion_guard = DeletionGuard(state.client)
 
     async def deploy(
         self, spec: FunctionSpec, now_unix_ms: int, *, alias: str = LIVE, percent: int = 100, probe: bool = False
     ) -> tuple[VersionRecord, bool]:
-        """The version, and whether it is new. The alias points at it, or with `probe` will when it has answered.
+        """Deploys a spec; returns the version, and whether it is new. The alias points at it, with `probe` once it is
+        ready.
 
         Errors: InvalidSpec, InvalidInput, WeightsMissing, CheckpointInvalid.
         """
@@ -53,7 +56,7 @@ class Registry:
         await require_bundle(self._store, spec.name, spec.bundle)
         needed = checkpoints_of(spec)
         for _ in range(TRIES):
-            marks = await self.removals.marks(needed, now_unix_ms)  # before the look into the store
+            marks = await self.deletion_guard.marks(needed, now_unix_ms)  # before the look into the store
             segment_bytes, layout = await self._require_weights(spec)
             raw, function = await self._function(spec.name)
             known = await self._same(function, digest)
@@ -76,7 +79,7 @@ class Registry:
     async def change(
         self, name: FunctionName, change: Callable[[FunctionRecord], FunctionRecord], *, fresh: Version = NO_VERSION
     ) -> FunctionRecord:
-        """The record as changed. `fresh` names a version whose failed starts are forgotten with it.
+        """Changes a function's record and returns it. `fresh` names a version whose failed starts are cleared with it.
 
         Errors: NotFound; those of `change`.
         """
@@ -91,7 +94,7 @@ class Registry:
         raise _busy(name)
 
     async def version(self, name: FunctionName, version: Version) -> VersionRecord:
-        """Errors: NotFound."""
+        """Reads one version. Errors: NotFound."""
         record = await self._state.version(VersionKey(name, version))
         if record is None:
             raise NotFound(
@@ -100,12 +103,12 @@ class Registry:
         return record
 
     async def versions(self, name: FunctionName) -> list[VersionRecord]:
-        """All there ever were, the newest first."""
+        """Lists all versions of a function, also replaced ones, the newest first."""
         raw = await cast(Awaitable[list[bytes]], self._state.client.hvals(keys.versions(name)))
         return sorted((self._decoder.decode(record) for record in raw), key=lambda record: -record.version)
 
     async def delete(self, name: FunctionName) -> None:
-        """The name is free at once; its workers are drained by the scheduler. Versions keep their numbers."""
+        """Deletes a function. Its name is free at once; the scheduler drains its workers. Version numbers stay."""
         for _ in range(TRIES):
             raw, function = await self._function(name)
             if function is None:
@@ -116,7 +119,7 @@ class Registry:
         raise _busy(name)
 
     async def uses(self) -> dict[CheckpointId, list[str]]:
-        """Which versions (`name@version`) of functions that are deployed need each checkpoint, old versions too."""
+        """Maps each checkpoint to the versions (`name@version`) of deployed functions that need it, old ones too."""
         names = await cast(Awaitable[list[bytes]], self._state.client.hkeys(keys.FUNCTIONS))
         functions = sorted(FunctionName(name.decode()) for name in names)
         async with self._state.client.pipeline(transaction=False) as pipe:
@@ -131,7 +134,7 @@ class Registry:
         return found
 
     async def _require_weights(self, spec: FunctionSpec) -> tuple[int, LayerLayout | None]:
-        """Bytes that its weights take of a node's memory, and how they lie if it can be cut into stages."""
+        """Returns the memory that the weights take on a node, and their layer layout if they can be cut into stages."""
         if spec.weights is None:
             return 0, None
         base = await require_checkpoint(self._store, spec.name, spec.weights)
@@ -139,7 +142,7 @@ class Registry:
         if spec.layered and layout is not None and not layout.layer_bytes:
             raise InvalidSpec(
                 f"function {spec.name}: its weights have no numbered layers, and it is Layered",
-                hint='say how they are named, and deploy again: @function(weights=..., layers="features.{}")',
+                hint='name them, and deploy again: @function(weights=..., layers="features.{}")',
             )
         if spec.adapter is None:
             return base.total_bytes, layout
@@ -147,7 +150,7 @@ class Registry:
         if not is_adapter(adapter):
             raise InvalidSpec(
                 f"function {spec.name}: its adapter has no {CONFIG}: these are weights, not a LoRA adapter",
-                hint="`fs weights push FOLDER` says of a folder in PEFT's format that it is an adapter",
+                hint="`fs weights push FOLDER` marks a folder in PEFT's format as an adapter",
             )
         config = await read_file(self._store, spec.adapter, adapter, CONFIG, CONFIG_MAX_BYTES)
         require_fit(spec.name, base, read_adapter(config, adapter.tensors.items(), patterns=False))
@@ -170,12 +173,12 @@ class Registry:
         )
 
     async def _function(self, name: FunctionName) -> tuple[bytes, FunctionRecord | None]:
-        """As it lies there, and what it says."""
+        """The function's record, as stored and decoded."""
         raw = await cast(Awaitable[bytes | None], self._state.client.hget(keys.FUNCTIONS, name)) or b""
         return raw, msgspec.json.decode(raw, type=FunctionRecord) if raw else None
 
     async def _same(self, function: FunctionRecord | None, digest: str) -> VersionRecord | None:
-        """The newest version in service, or on the way to it, that is this very spec."""
+        """The newest version with this spec that is in service or being rolled out."""
         for version in sorted(versions.tracked_versions(function), reverse=True) if function is not None else ():
             record = await self._state.version(VersionKey(function.name, version)) if function is not None else None
             if record is not None and record.digest == digest:
@@ -188,7 +191,7 @@ class Registry:
 
 
 def _after(function: FunctionRecord | None, name: FunctionName, plan: Rollout, *, probe: bool) -> bytes:
-    """A function's first version is its live one, whatever else it is: there is nothing that it could replace."""
+    """The record after a deploy. A function's first version is live at once: there is nothing that it could replace."""
     if function is None:
         versions.check_rollout(plan)
         function = FunctionRecord(name=name, live=plan.version, deployed_unix_ms=plan.begun_unix_ms)
@@ -197,7 +200,7 @@ def _after(function: FunctionRecord | None, name: FunctionName, plan: Rollout, *
 
 
 def _busy(name: FunctionName) -> Unavailable:
-    return Unavailable(f"function {name}: somebody else changes it again and again", retry_after_s=1)
+    return Unavailable(f"function {name}: too many concurrent changes", retry_after_s=1)
 
 
 def checkpoints_of(spec: FunctionSpec) -> list[CheckpointId]:

@@ -1,8 +1,8 @@
-"""Tries new versions before calls go to them: a worker must start, and answer where its readiness can be asked for.
+"""Rollouts: a new version gets calls once one of its workers has started and passed its readiness probe.
 
 The scheduler starts that worker because the function's record names the version (`FunctionRecord.rollout`), so a
-trial outlives whichever controller began it. What comes of it is decided by `decide`, from what the view says; the
-shell below asks workers and writes records, in the controller that schedules.
+rollout survives the controller that began it. `decide` promotes or rejects, a pure function of the view;
+`RolloutController` probes workers and writes records, in the controller that schedules.
 """
 
 from __future__ import annotations
@@ -37,20 +37,22 @@ from .registry import Registry
 log = logging.getLogger(__name__)
 
 TICK_S = 1.0
-ASK_AGAIN_S = 0.25
+PROBE_EVERY_S = 0.25
 PROBE_S = 10.0
-"""How long a worker may take to answer one probe."""
+"""Timeout of one probe."""
 SLACK_MS = 10_000
-"""On top of `start_timeout_s`: a node that is late says so itself, and knows more about it."""
+"""Added to `start_timeout_s`: a node reports a late start itself, with a better error."""
 LLM_PROBE = "/v1/models"
 ANSWER_SHOWN = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutDecision:
-    action: Literal["wait", "ask", "promote", "reject"]
+    """The next step of a rollout."""
+
+    action: Literal["wait", "probe", "promote", "reject"]
     error: ErrorInfo | None = None
-    """Why it is rejected."""
+    """Reason of a rejection."""
 
 
 def decide(
@@ -60,24 +62,24 @@ def decide(
     ready: bool,
     problem: str | None,
     failure: Failure | None,
-    homeless: ErrorInfo | None,
+    unplaced: ErrorInfo | None,
     now_unix_ms: int,
 ) -> RolloutDecision:
-    """What becomes of a version that is being tried.
+    """Decides whether the rollout waits, probes, promotes the version or rejects it.
 
-    `ready`: it has a worker that could be called. `problem`: what was wrong with its answer to the probe, "" if
-    nothing was, None if it was not asked. `homeless`: why no node will take it.
+    `ready`: the version has a ready worker. `problem`: result of its last probe, "" if it passed, None if there was
+    none. `unplaced`: why no node can take a worker.
     """
     if ready:
         if not probe_path(spec) or problem == "":
             return RolloutDecision(action="promote")
         if now_unix_ms < _ends_unix_ms(rollout, spec):
-            return RolloutDecision(action="ask")
-        return RolloutDecision(action="reject", error=_never_well(spec, problem))
+            return RolloutDecision(action="probe")
+        return RolloutDecision(action="reject", error=_never_healthy(spec, problem))
     if failure is not None and broken(failure, now_unix_ms):
         return RolloutDecision(action="reject", error=failure.error)
-    if homeless is not None:
-        return RolloutDecision(action="reject", error=homeless)
+    if unplaced is not None:
+        return RolloutDecision(action="reject", error=unplaced)
     if now_unix_ms < _ends_unix_ms(rollout, spec):
         return RolloutDecision(action="wait")
     return RolloutDecision(action="reject", error=failure.error if failure is not None else _never_ready(spec))
@@ -91,7 +93,7 @@ def _ends_unix_ms(rollout: Rollout, spec: FunctionSpec) -> int:
     return rollout.begun_unix_ms + round(spec.start_timeout_s * 1000) + SLACK_MS
 
 
-def _never_well(spec: FunctionSpec, problem: str | None) -> ErrorInfo:
+def _never_healthy(spec: FunctionSpec, problem: str | None) -> ErrorInfo:
     return StartFailed(
         f"function {spec.name}: its worker started, but GET {probe_path(spec)} {problem or 'was not answered'}",
         hint=f"it must answer 2xx within start_timeout, {spec.start_timeout_s:g} s; `fs logs {spec.name}` may say more",
@@ -106,40 +108,40 @@ def _never_ready(spec: FunctionSpec) -> ErrorInfo:
 
 
 class RolloutController:
-    """The shell: one look a change of the view, or a second, in the controller that schedules."""
+    """Carries rollouts out in the controller that schedules: a round for each change of the view, and each second."""
 
     def __init__(self, state: StateSync, registry: Registry, scheduler: Scheduler) -> None:
         self._view: View = state.view
         self._registry = registry
         self._scheduler = scheduler
         self._wake = asyncio.Event()
-        self._homeless_since_ns: dict[VersionKey, int] = {}
+        self._unplaced_since_ns: dict[VersionKey, int] = {}
         self._problems: dict[WorkerId, str] = {}
-        """What was wrong with each worker's answer, "" for nothing."""
+        """Result of each worker's last probe, "" if it passed."""
         state.view.on_change(self._wake.set)
 
     async def run(self) -> None:
         async with open_session() as session:
             while True:
-                asked = False
+                probed = False
                 self._wake.clear()
                 if self._scheduler.fence and self._view.redis == "ok":
                     with contextlib.suppress(*REDIS_ERRORS):
-                        asked = await self._look(session)
+                        probed = await self._round(session)
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(ASK_AGAIN_S if asked else TICK_S):
+                    async with asyncio.timeout(PROBE_EVERY_S if probed else TICK_S):
                         await self._wake.wait()
 
-    async def _look(self, session: aiohttp.ClientSession) -> bool:
-        """Whether some worker is to be asked again."""
+    async def _round(self, session: aiohttp.ClientSession) -> bool:
+        """One round over all rollouts. Returns whether a worker must be probed again soon."""
         tried = [record for record in self._view.functions.values() if record.rollout is not None]
         if not tried:
-            self._homeless_since_ns.clear()
+            self._unplaced_since_ns.clear()
             self._problems.clear()
             return False
-        return any(await asyncio.gather(*(self._one(record, session) for record in tried)))
+        return any(await asyncio.gather(*(self._step(record, session) for record in tried)))
 
-    async def _one(self, record: FunctionRecord, session: aiohttp.ClientSession) -> bool:
+    async def _step(self, record: FunctionRecord, session: aiohttp.ClientSession) -> bool:
         rollout = record.rollout
         assert rollout is not None
         key = VersionKey(record.name, rollout.version)
@@ -147,15 +149,15 @@ class RolloutController:
         if version is None:
             return False
         worker = self._ready(key)
-        decided = self._verdict(rollout, key, version, worker)
-        if decided.action == "ask" and worker is not None:
-            self._problems[worker.worker] = await _ask(session, worker, probe_path(version.spec))
-            decided = self._verdict(rollout, key, version, worker)
+        decided = self._decide(rollout, key, version, worker)
+        if decided.action == "probe" and worker is not None:
+            self._problems[worker.worker] = await _probe(session, worker, probe_path(version.spec))
+            decided = self._decide(rollout, key, version, worker)
         if decided.action in ("promote", "reject"):
             await self._end(key, rollout, decided.error)
-        return decided.action == "ask"
+        return decided.action == "probe"
 
-    def _verdict(
+    def _decide(
         self, rollout: Rollout, key: VersionKey, version: VersionRecord, worker: WorkerStatus | None
     ) -> RolloutDecision:
         return decide(
@@ -164,7 +166,7 @@ class RolloutController:
             ready=worker is not None,
             problem=self._problems.get(worker.worker) if worker is not None else None,
             failure=self._view.failures.get(key),
-            homeless=self._homeless(key),
+            unplaced=self._unplaced_reason(key),
             now_unix_ms=time.time_ns() // 1_000_000,
         )
 
@@ -174,17 +176,17 @@ class RolloutController:
                 return status
         return None
 
-    def _homeless(self, key: VersionKey) -> ErrorInfo | None:
-        """Once there was no room for as long as calls would wait for it."""
+    def _unplaced_reason(self, key: VersionKey) -> ErrorInfo | None:
+        """The reason, once the version was unplaced for as long as calls would wait."""
         reason = self._scheduler.unplaced.get(key)
         if reason is None:
-            self._homeless_since_ns.pop(key, None)
+            self._unplaced_since_ns.pop(key, None)
             return None
         now_ns = time.monotonic_ns()
-        return reason if now_ns - self._homeless_since_ns.setdefault(key, now_ns) > UNPLACED_NS else None
+        return reason if now_ns - self._unplaced_since_ns.setdefault(key, now_ns) > UNPLACED_NS else None
 
     async def _end(self, key: VersionKey, rollout: Rollout, error: ErrorInfo | None) -> None:
-        """Unless somebody has ended it, or begun another one, meanwhile."""
+        """Ends the rollout, unless it was ended or replaced meanwhile."""
         now_unix_ms = time.time_ns() // 1_000_000
 
         def change(record: FunctionRecord) -> FunctionRecord:
@@ -197,13 +199,13 @@ class RolloutController:
         try:
             await self._registry.change(key.name, change)
         except FleetError as gone:
-            log.info("a trial has no function any more", extra={"function": str(key), "error": gone.message})
+            log.info("a rollout's function was removed", extra={"function": str(key), "error": gone.message})
             return
-        what = "a new version gets its calls" if error is None else "a new version was rejected"
+        what = "a new version was promoted" if error is None else "a new version was rejected"
         log.info(what, extra={"function": str(key), "error": error.message if error is not None else ""})
 
 
-async def _ask(session: aiohttp.ClientSession, worker: WorkerStatus, path: str) -> str:
+async def _probe(session: aiohttp.ClientSession, worker: WorkerStatus, path: str) -> str:
     headers = {
         TOKEN_HEADER: worker.token,
         REQUEST_HEADER: new_invocation_id(),

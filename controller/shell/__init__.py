@@ -1,1 +1,1 @@
-"""`fs shell`, the controller's side."""
+"""Server side of `fs shell`."""

@@ -1,9 +1,9 @@
-"""`fs shell` at the controller: a WebSocket in, a worker for it alone ordered, frames passed on, and the worker ended.
+"""`fs shell` in the controller: a WebSocket that orders a worker of its own, relays frames to it, and ends it.
 
-The worker is a fresh one with the surroundings of the function's (`runtime.terminal` says why), ordered through Redis
-as others are and reached as they are, at its endpoint, with its token. Its order belongs to the session: it is taken
-back when that ends. Of a controller that was killed, the worker ends with its connection, and any other controller
-takes the order back. What passes while a session is open is `shell_session`'s affair.
+The worker is a fresh one in the function's environment (`runtime.worker` has the shell), ordered through Redis like any
+other, and reached at its endpoint with its token. Its order belongs to the session and is withdrawn when that ends. If
+the controller is killed, the worker ends with its connection, and any other controller withdraws the order. An open
+session's frames are relayed by `session`.
 """
 
 from __future__ import annotations
@@ -57,29 +57,29 @@ from .session import ShellSession
 log = logging.getLogger(__name__)
 
 SWEEP_S = 2.0
-OPEN_MOST = 8
-"""Of one function at a time, on all gateways: each takes a worker's memory, and no quota counts it."""
+OPEN_MAX = 8
+"""Open shells of one function, over all gateways: each takes a worker's memory, and no quota counts it."""
 ANSWER_S = 10.0
-"""Beyond the function's own limit on a start, for orders and statuses to travel."""
+"""Added to the function's `start_timeout_s`, for orders and statuses to travel."""
 
 
 class ShellService:
-    """The ASGI app of the route, and the part that takes back what sessions of dead controllers have left."""
+    """ASGI app of the shell route. In the background it withdraws the orders of sessions whose controller died."""
 
     def __init__(self, state: StateSync, seal: Callable[[WorkerOrder], WorkerOrder]) -> None:
         self._state = state
         self._view = state.view
         self._seal = seal
         self._sessions: dict[WorkerId, asyncio.Event] = {}
-        """Set when there is news of the worker."""
-        self._view.on_shell(self._heard)
+        """Set when the worker's status changes."""
+        self._view.on_shell(self._on_status)
 
     async def run(self) -> None:
         while True:
             await asyncio.sleep(SWEEP_S)
             with contextlib.suppress(*REDIS_ERRORS):
                 for order in self._abandoned(time.monotonic_ns()):
-                    await self._take_back(order)
+                    await self._withdraw(order)
 
     def _abandoned(self, now_ns: int) -> list[WorkerOrder]:
         view = self._view
@@ -123,14 +123,14 @@ class ShellService:
         try:
             await asyncio.wait({first, opening}, return_when=asyncio.FIRST_COMPLETED)
             if not opening.done():
-                return  # nobody waits for it any more
+                return  # the client has disconnected
             session = ShellSession(
                 upstream=opening.result(),
                 receive=receive,
                 send=send,
                 idle_s=idle_s,
-                unwanted=lambda: self._unwanted(order, scope.get(API_CALLER)),
-                fate=lambda: self._fate(order),
+                end_reason=lambda: self._end_reason(order, scope.get(API_CALLER)),
+                exit_reason=lambda: self._exit_reason(order),
             )
             log.info("shell opened", extra={"worker": order.worker, "function": order.spec.name, "node": order.node})
             await send({"type": "websocket.accept"})
@@ -161,11 +161,11 @@ class ShellService:
     def _order(self, record: VersionRecord) -> WorkerOrder:
         """Errors: Unavailable, RateLimited."""
         name = record.spec.name
-        if sum(order.spec.name == name for order in self._view.shell_orders.values()) >= OPEN_MOST:
-            raise RateLimited(f"{OPEN_MOST} shells of {name} are open, the most that may be", retry_after_s=1)
+        if sum(order.spec.name == name for order in self._view.shell_orders.values()) >= OPEN_MAX:
+            raise RateLimited(f"{OPEN_MAX} shells of {name} are open, the maximum", retry_after_s=1)
         now_ns, unix_ns = time.monotonic_ns(), time.time_ns()
         nodes = [seen.report for seen in self._view.nodes.values() if not seen.lost(now_ns)]
-        node = place(record.spec, nodes)
+        node = select_node(record.spec, nodes)
         return self._seal(
             WorkerOrder(
                 worker=new_worker_id(),
@@ -187,13 +187,13 @@ class ShellService:
             yield
         finally:
             try:
-                await self._take_back(order)
+                await self._withdraw(order)
             except REDIS_ERRORS as error:
-                log.warning("a shell's order is taken back later", extra={"worker": order.worker, "error": str(error)})
-            del self._sessions[order.worker]  # from now on it is anybody's to take back
+                log.warning("a shell's order is withdrawn later", extra={"worker": order.worker, "error": str(error)})
+            del self._sessions[order.worker]  # from now on any controller may withdraw it
 
     async def _write(self, order: WorkerOrder) -> None:
-        """Without a scheduler's fence: the order is the session's, whoever schedules. Errors: REDIS_ERRORS."""
+        """Writes the order, without the scheduler's fence: it belongs to the session. Errors: REDIS_ERRORS."""
         raw = msgspec.json.encode(order)
         async with self._state.writes, self._state.client.pipeline(transaction=False) as pipe:
             pipe.hset(keys.desired(order.node), order.worker, raw)
@@ -201,13 +201,13 @@ class ShellService:
             await pipe.execute()
             self._view.put_order(order)
 
-    async def _take_back(self, order: WorkerOrder) -> None:
-        """Its node ends it within a second, if it has not ended. Twice does no harm. Errors: REDIS_ERRORS."""
+    async def _withdraw(self, order: WorkerOrder) -> None:
+        """Withdraws the order; its node ends the worker within a second. Idempotent. Errors: REDIS_ERRORS."""
         async with self._state.writes:
             await self._state.client.hdel(keys.desired(order.node), order.worker)
             self._view.drop_order(order.worker)
 
-    def _heard(self, status: WorkerStatus) -> None:
+    def _on_status(self, status: WorkerStatus) -> None:
         news = self._sessions.get(status.worker)
         if news is not None:
             news.set()
@@ -243,12 +243,12 @@ class ShellService:
             if status is not None and status.state in FINAL:
                 if status.error is not None:
                     raise error_from(status.error)
-                raise Unavailable(f"node {order.node} was started anew: try again", retry_after_s=1)
+                raise Unavailable(f"node {order.node} was restarted: try again", retry_after_s=1)
             await news.wait()
 
     # ── its end ────────────────────────────────────────────────────────────────────────────────────
 
-    def _unwanted(self, order: WorkerOrder, caller: object) -> str:
+    def _end_reason(self, order: WorkerOrder, caller: object) -> str:
         """Why the session must end; empty while it need not."""
         view = self._view
         if view.synced and order.spec.name not in view.functions:
@@ -261,19 +261,19 @@ class ShellService:
                 return f"key {caller.name} was revoked"
         return ""
 
-    def _fate(self, order: WorkerOrder) -> str | None:
-        """What became of the worker; None as long as nobody knows, and it may be running."""
+    def _exit_reason(self, order: WorkerOrder) -> str | None:
+        """Why the worker ended; None while that is unknown, and it may be running."""
         status = self._view.shell_statuses.get(order.worker)
         if status is None or status.state not in FINAL:
             return None
         return status.error.message if status.error is not None else f"node {order.node} ended it"
 
 
-def place(spec: FunctionSpec, nodes: Iterable[NodeReport]) -> NodeReport:
-    """The roomiest node that has what the function's workers run on. Errors: Unavailable."""
+def select_node(spec: FunctionSpec, nodes: Iterable[NodeReport]) -> NodeReport:
+    """Selects, of the nodes that meet the function's constraints, that with most free memory. Errors: Unavailable."""
     known = list(nodes)
     if not known:
-        raise Unavailable("no node is there to run a shell on", hint="`fs nodes` lists them; `fs up` starts one")
+        raise Unavailable("there is no node to run a shell on", hint="`fs nodes` lists them; `fs up` starts one")
     wanted = constraints_of(spec)
     why, advice = unmet_constraint(wanted, known)
     if why:

@@ -106,7 +106,7 @@ class SecretRecord(msgspec.Struct, frozen=True, kw_only=True):
     """That of the environment variable."""
     project: str
     box: str
-    """AES-256-GCM: nonce and ciphertext, base64 (`vault`)."""
+    """AES-256-GCM: nonce and ciphertext, base64 (`auth.secret_encryption`)."""
     master: str
     """Id of the master key that it is encrypted with."""
     size_bytes: int

@@ -1,1 +1,1 @@
-"""Idempotency keys."""
+"""Idempotency keys: one execution for all calls with the same key."""

@@ -1,8 +1,8 @@
-"""A call with an idempotency key: the first one runs, all others get what it was answered.
+"""Idempotent calls: the first call with a key runs, all later ones get its response.
 
-While the first is under way, the others wait for it for a while. A client that leaves does not end a call with a key:
-it will ask again. An answer is kept if the handler gave it and it is no failure (5xx) and no refusal that passes; a
-stream is kept when it has ended, as it was, if it is within the size. After anything else the key is free again.
+While the first one runs, the others wait for it, up to `WAIT_S`. A call with a key continues if its client disconnects.
+Stored are responses of the handler that are neither a failure (5xx) nor a retryable rejection, up to `ANSWER_BYTES`;
+streams are stored when complete. After anything else the key is free again.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ from .store import (
 log = logging.getLogger(__name__)
 
 WAIT_S = 30.0
-"""How long a call waits for an earlier one with its key."""
+"""How long a call waits for an earlier one with the same key."""
 LOOK_S = (0.02, 0.05, 0.1, 0.25)
-"""Between looks at its claim; the last one again and again."""
+"""Polling intervals of the earlier call's claim; the last one repeats."""
 
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 class AnswerAccepted(Protocol):
     async def __call__(self, invocation: InvocationId, *, replayed: bool) -> bool:
-        """Answers with the state of an accepted invocation; False if it is not kept any more."""
+        """Answers with the state of an accepted invocation; False if it is not stored any more."""
         ...
 
 
@@ -69,7 +69,7 @@ class IdempotentCall:
         *,
         answer: AnswerAccepted,
     ) -> None:
-        """A synchronous call. Errors: KeyMismatch, KeyBusy, AnswerNotKept, StoreFailed, REDIS_ERRORS."""
+        """Serves a synchronous call. Errors: KeyMismatch, KeyBusy, AnswerNotKept, StoreFailed, REDIS_ERRORS."""
         digest = digest_of(project, key)
         claim, raw = await self._claim(digest, send, new_claim(fingerprint, request_id), answer)
         if raw:
@@ -86,7 +86,7 @@ class IdempotentCall:
         answer: AnswerAccepted,
         send: Send,
     ) -> None:
-        """An async call. Errors: those of `run` and of `accept`."""
+        """Serves an async call. Errors: those of `run` and of `accept`."""
         digest = digest_of(project, key)
         claim, raw = await self._claim(digest, send, new_claim(fingerprint, request_id), answer)
         if not raw:
@@ -102,7 +102,7 @@ class IdempotentCall:
         await answer(accepted, replayed=False)
 
     async def _claim(self, digest: str, send: Send, ours: KeyClaim, answer: AnswerAccepted) -> tuple[KeyClaim, bytes]:
-        """Our claim and its bytes, if the call is ours to run; no bytes if it was answered as an earlier one was."""
+        """Claims the key; returns the claim and its bytes. No bytes: the call was answered like an earlier one."""
         ends, looks = time.monotonic() + WAIT_S, 0
         standing = b""
         while True:
@@ -112,7 +112,7 @@ class IdempotentCall:
                 return claim, raw
             if claim.fingerprint != ours.fingerprint:
                 raise KeyMismatch(
-                    "this Idempotency-Key was used for another call: another function, path, method or body",
+                    "this Idempotency-Key was used for a different call: function, path, method or body differ",
                     hint=f"use a key of its own for each call; keys are kept for {KEPT_S // 3600} h",
                 )
             if claim.state == "done":
@@ -134,7 +134,7 @@ class IdempotentCall:
                 continue
             if time.monotonic() > ends:
                 raise KeyBusy(
-                    f"the call with this Idempotency-Key runs since more than {WAIT_S:g} s, as {claim.invocation}",
+                    f"the call with this Idempotency-Key has run for more than {WAIT_S:g} s, as {claim.invocation}",
                     hint="try again after Retry-After seconds",
                     retry_after_s=5,
                 )
@@ -170,7 +170,7 @@ class IdempotentCall:
                     return
 
     async def _settle(self, recorder: ResponseRecorder, digest: str, claim: KeyClaim, raw: bytes) -> None:
-        """A store or a Redis that fails costs the copy, never the answer: the key is free when its lease runs out."""
+        """Stores the response. If store or Redis fail, only the copy is lost: the lease frees the key."""
         try:
             if not worth_keeping(recorder.status, ran=recorder.ran):
                 await self._claims.free(digest, raw)

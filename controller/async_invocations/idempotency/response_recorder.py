@@ -1,4 +1,4 @@
-"""Passes a synchronous answer on to its client, and keeps a copy of it if it is small enough."""
+"""Response recorder: forwards a response to the client and keeps a copy up to a size limit."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _NOT_KEPT = frozenset((b"content-length", b"connection", b"transfer-encoding", b
 
 
 class ResponseRecorder:
-    """An ASGI `send`. The last piece is passed on when `on_end` is done: who has the answer may rely on it."""
+    """An ASGI `send` that records. The last piece is sent after `on_end`: a complete response implies its effects."""
 
     def __init__(self, send: Send, limit_bytes: int, on_end: Callable[[], Awaitable[None]]) -> None:
         self._send = send
@@ -20,7 +20,7 @@ class ResponseRecorder:
         self._on_end = on_end
         self.status = 0
         self.ran = False
-        """Whether a worker had the call."""
+        """Whether a worker got the call."""
         self.whole = False
         self.too_large = False
         self.headers: RawHeaders = []
@@ -74,7 +74,7 @@ async def send_answer(send: Send, answer: Answer, body: bytes, extra: RawHeaders
 
 
 def replay_receive(body: bytes, gone: asyncio.Event) -> Receive:
-    """The client's side: its body at once, and then nothing until it is to leave."""
+    """An ASGI `receive` that gives the body at once, and a disconnect when `gone` is set."""
     sent = False
 
     async def receive() -> Message:

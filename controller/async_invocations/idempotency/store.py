@@ -1,6 +1,6 @@
-"""Idempotency keys: who runs the call with a key, and the answer that every later call with it gets.
+"""Store of idempotency keys: the claim of the call that runs, then the response that later calls with the key get.
 
-A key belongs to a project. Its claim lies in Redis under a lease while the call runs, and for a day with the answer:
+A key belongs to a project. Its claim is in Redis, under a lease while the call runs, and for a day with the response:
 in the claim itself if that is small, else in the object store. Errors: REDIS_ERRORS.
 """
 
@@ -28,12 +28,12 @@ LEASE_MS = 5_000
 RENEW_S = 1.5
 INLINE_BYTES = 16 * 1024
 ANSWER_BYTES = 1 << 20
-"""Of a synchronous call's answer; larger ones are passed on and not kept."""
+"""Maximum size of a stored synchronous response; larger ones are forwarded and not stored."""
 FOLDER = "idempotency/"
 
 
 class KeyMismatch(Refused):
-    """The key belongs to another call."""
+    """The key was used for a different call."""
 
     code = "idempotency_mismatch"
     status = 409
@@ -48,7 +48,7 @@ class KeyBusy(Refused):
 
 
 class AnswerNotKept(Refused):
-    """The first call with the key was answered, but with more than is kept."""
+    """The first call with the key was answered, but its response was too large to be stored."""
 
     code = "idempotency_not_kept"
     status = 409
@@ -57,12 +57,12 @@ class AnswerNotKept(Refused):
 class KeyClaim(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     fingerprint: str
     owner: str
-    """Of whoever runs the call: another attempt with the same key has another."""
+    """Random id of the attempt that holds the claim."""
     invocation: InvocationId
     state: Literal["running", "done", "unkept", "async"] = "running"
     answer: Answer | None = None
     body: bytes | None = None
-    """Of a small answer; a larger one is in the store."""
+    """Body of a small response; a larger one is in the object store."""
 
 
 class IdempotencyKeys:
@@ -72,7 +72,7 @@ class IdempotencyKeys:
         self._script = Script(client, "idempotency")
 
     async def take(self, digest: str, claim: KeyClaim, instead_of: bytes = b"") -> tuple[KeyClaim, bytes]:
-        """The claim that stands now, and its bytes: ours, or that of a call which came before."""
+        """Takes the key if it is free; returns the valid claim, this one or an earlier call's, and its bytes."""
         raw = await self._set(digest, instead_of, msgspec.json.encode(claim), LEASE_MS)
         return msgspec.json.decode(raw, type=KeyClaim), raw
 
@@ -87,7 +87,7 @@ class IdempotencyKeys:
         await self._set(digest, raw, b"", 0)
 
     async def settle(self, digest: str, raw: bytes, claim: KeyClaim, body: bytes) -> None:
-        """The answer, for a day. Errors: StoreFailed."""
+        """Stores the response for `KEPT_S`. Errors: StoreFailed."""
         if claim.answer is not None and len(body) <= INLINE_BYTES:
             claim = msgspec.structs.replace(claim, body=body)
         elif claim.answer is not None:
@@ -98,14 +98,14 @@ class IdempotencyKeys:
         await self._set(digest, raw, msgspec.json.encode(claim), KEPT_S * 1000)
 
     async def answer(self, digest: str, claim: KeyClaim) -> tuple[Answer, bytes] | None:
-        """What was answered; None if the store does not have it any more. Errors: StoreFailed."""
+        """Reads the response; None if the store does not have it any more. Errors: StoreFailed."""
         if claim.answer is not None and claim.body is not None:
             return claim.answer, claim.body
         data = await self._store.read(answer_key(digest, claim.owner), ANSWER_MAX_BYTES + HEAD_MAX_BYTES)
         return unpack(data, Answer) if data is not None else None
 
     async def sweep(self, now_unix_ms: int) -> int:
-        """Answers whose day is over; how many there were. Errors: StoreFailed."""
+        """Deletes expired responses; returns their number. Errors: StoreFailed."""
         found = await self._client.zrangebyscore(keys.IDEMPOTENCY_KEPT, "-inf", now_unix_ms, 0, 1000)
         old = cast(list[bytes], found)
         for key in old:
@@ -130,6 +130,6 @@ def answer_key(digest: str, owner: str) -> str:
 
 
 def worth_keeping(status: int, *, ran: bool) -> bool:
-    """Whether a later call should get this answer rather than a run of its own: the handler gave it, and it is neither
-    a failure nor a refusal that passes."""
+    """Whether later calls should get this response: the handler gave it, and it is neither a failure (5xx) nor a
+    retryable rejection (402, 425, 429)."""
     return ran and status < 500 and status not in (402, 408, 409, 425, 429)

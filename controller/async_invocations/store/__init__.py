@@ -1,1 +1,1 @@
-"""Their state, payloads and events."""
+"""State, payloads and events of async invocations."""

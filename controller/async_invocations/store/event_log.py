@@ -1,8 +1,8 @@
-"""The events of a streaming answer, numbered and kept, so that a reader who lost the connection misses nothing.
+"""Event log of a streaming response, numbered, so that a client that reconnects misses no event.
 
-They lie in a Redis stream whose entry ids are the event ids: the claim under which the answer is made, and the number
-of the event in it. A gateway that lost its claim cannot write into it any more, as ids only grow. Every gateway can
-serve them. The last `EVENTS_MAX` are kept; the whole answer is kept as a result.
+The log is a Redis stream whose entry ids are the event ids: the claim under which the response is made, and the number
+of the event in it. A gateway that lost its claim cannot write any more, as ids only grow. Every gateway can serve the
+log. It holds the last `EVENTS_MAX` events; the whole response is stored as the result.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from fleetstart.runtime.contract.ids import InvocationId
 EVENTS_MAX = 1024
 PAGE = 100
 BLOCK_MS = 500
-"""Below the client's socket timeout, and how late the end of an invocation without events is seen."""
+"""Blocking time of one read: below the client's socket timeout. The end of an invocation is seen that late."""
 _ID = re.compile(r"(\d{1,9})-(\d{1,12})")
 _END = re.compile(rb"\r\n\r\n|\n\n|\r\r")
 
 
 class EventsGone(Refused):
-    """The reader was away for longer than the buffer goes back."""
+    """The events after `Last-Event-ID` have left the log."""
 
     code = "events_gone"
     status = 410
@@ -49,22 +49,22 @@ START = EventId(0, 0)
 class StreamEvent(NamedTuple):
     id: EventId
     data: bytes
-    """As the worker wrote it, without an id and the empty line at the end."""
+    """The event as the worker wrote it, without its id and the empty line at the end."""
 
     def encoded(self) -> bytes:
         return b"id: %s\n%s\n\n" % (str(self.id).encode(), self.data)
 
 
 def parse_event_id(text: str) -> EventId:
-    """Errors: InvalidInput."""
+    """Parses a `Last-Event-ID`. Errors: InvalidInput."""
     match = _ID.fullmatch(text.strip())
     if match is None:
-        raise InvalidInput(f"Last-Event-ID {text[:40]!r} is none of ours", hint="leave it out to read from the start")
+        raise InvalidInput(f"Last-Event-ID {text[:40]!r} is invalid", hint="leave it out to read from the start")
     return EventId(int(match[1]), int(match[2]))
 
 
 class EventSplitter:
-    """Bytes in, whole events out, as they are; empty ones are left out."""
+    """Splits a byte stream into whole server-sent events, unchanged; empty ones are left out."""
 
     def __init__(self) -> None:
         self._rest = b""
@@ -79,31 +79,31 @@ class EventSplitter:
         return [event for event in events if event.strip(b"\r\n")]
 
     def end(self) -> list[bytes]:
-        """What stands there without its end."""
+        """Returns the last event if the stream ended without its terminator."""
         rest, self._rest = self._rest.strip(b"\r\n"), b""
         return [rest] if rest else []
 
 
 def without_id(event: bytes) -> bytes:
-    """Ours replace them. Empty if there was nothing else."""
+    """Removes an event's id, which the log's id replaces. Empty if nothing else is left."""
     lines = event.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
     return b"\n".join(line for line in lines if line and not line.startswith((b"id:", b"id\n")) and line != b"id")
 
 
 def check_reachable(last: EventId, first: EventId | None) -> None:
-    """Whether what follows `last` is still there, `first` being the oldest that is. Errors: EventsGone."""
+    """Checks that the event after `last` is in the log, whose oldest is `first`. Errors: EventsGone."""
     if first is None:
         return
     wanted = EventId(last.claim, last.number + 1) if last.claim == first.claim else EventId(first.claim, 1)
     if first > wanted:
         raise EventsGone(
-            f"events up to {first} are not kept any more, and you have those up to {last}",
-            hint=f"the last {EVENTS_MAX} are kept: read the whole answer at its `result_url` when it has ended",
+            f"events before {first} were dropped, and Last-Event-ID is {last}",
+            hint=f"the last {EVENTS_MAX} are kept: read the whole response at its `result_url` when it has ended",
         )
 
 
 def error_of(event: bytes) -> FleetError | None:
-    """The platform's error that a stream ended with, if this event is one."""
+    """Parses the platform's error event that ends a failed stream; None for any other event."""
     if not event.startswith(b"event: error\n"):
         return None
     data = event.partition(b"data: ")[2]
@@ -114,14 +114,14 @@ def error_of(event: bytes) -> FleetError | None:
 
 
 class EventLog:
-    """One invocation's events in Redis. Errors: REDIS_ERRORS."""
+    """Event log of one invocation in Redis. Errors: REDIS_ERRORS."""
 
     def __init__(self, client: redis.Redis, invocation: InvocationId) -> None:
         self._client = client
         self._key = keys.invocation_events(invocation)
 
     async def append(self, claim: int, begin: int, events: list[bytes]) -> None:
-        """Numbered from `begin`."""
+        """Appends events, numbered from `begin`. Idempotent."""
         async with self._client.pipeline(transaction=False) as pipe:
             for number, event in enumerate(events, begin):
                 pipe.xadd(self._key, {"e": event}, id=f"{claim}-{number}", maxlen=EVENTS_MAX, approximate=False)
@@ -140,7 +140,7 @@ class EventLog:
         return _id(entries[0][0]) if entries else None
 
     async def after(self, last: EventId, *, block: bool) -> list[StreamEvent]:
-        """Those that follow, as far as they are there; with `block`, waits a moment for some."""
+        """Reads the events after `last`; with `block`, waits up to `BLOCK_MS` for one."""
         answer = await cast(
             Awaitable[Any],
             self._client.xread({self._key: str(last)}, count=PAGE, block=BLOCK_MS if block else None),
@@ -151,7 +151,7 @@ class EventLog:
         return [StreamEvent(_id(name), fields[b"e"]) for name, fields in entries]
 
     async def follow(self, last: EventId, stopping: asyncio.Event) -> AsyncIterator[list[StreamEvent]]:
-        """Pages of events; an empty one where there is nothing new for a moment. Errors: EventsGone."""
+        """Yields pages of events; an empty one after each `BLOCK_MS` without any. Errors: EventsGone."""
         while not stopping.is_set():
             page = await self.after(last, block=True)
             if page:

@@ -1,7 +1,7 @@
-"""The invocations in Redis: read, changed by compare-and-set, found when they are due, and told of.
+"""Store of async invocations in Redis: reads, compare-and-set changes, the queues of due ones, and change events.
 
 Every change names the state that it was made from, so a gateway that lost its claim cannot write: the claim's number
-is part of the state. What to change is decided in `lifecycle`; Redis down raises REDIS_ERRORS, for the caller to wait.
+is part of the state. `lifecycle` decides transitions. Without Redis methods raise REDIS_ERRORS; the caller waits.
 """
 
 from __future__ import annotations
@@ -28,32 +28,32 @@ from . import lifecycle
 log = logging.getLogger(__name__)
 
 DUE_MAX = 10_000
-"""Invocations of one function that wait, run or have a webhook to be delivered; more are refused."""
+"""Invocations of one function that wait, run or have an undelivered webhook; more are rejected."""
 TRIES = 20
-"""Changes of one invocation at the same moment, each losing to another: more is a bug."""
+"""Attempts of a compare-and-set. So many concurrent changes of one invocation are a bug."""
 RECHECK_S = 1.0
-"""How often somebody who waits looks for himself: a publication may be lost."""
+"""Polling interval of a waiter: a published event may be lost."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredInvocation:
-    """An invocation as it was read."""
+    """An invocation as it was read: what was accepted, and its progress."""
 
     envelope: Envelope
     progress: Progress
     raw: bytes
-    """Of the progress: what a change is compared with."""
+    """The progress as stored, for the compare-and-set."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DueInvocations:
-    """What somebody must see to now, the longest overdue first."""
+    """Invocations that are due now, the longest overdue first."""
 
     runs: dict[FunctionName, list[InvocationId]]
     timers: list[InvocationId]
-    """Webhooks to be delivered, and those that have waited too long."""
+    """Invocations with a webhook to deliver, or past their queue timeout."""
     next_unix_ms: int | None
-    """When more will be due."""
+    """Time at which the next one is due."""
 
 
 class InvocationStore:
@@ -66,7 +66,7 @@ class InvocationStore:
         self._waiters: dict[InvocationId, set[asyncio.Event]] = {}
 
     def on_event(self, listener: Callable[[str, InvocationId], None]) -> None:
-        """Called with the status (or "cancelling") of each invocation that changes, in any controller."""
+        """Registers a listener for changes by any controller: it gets the status, or "cancelling", and the id."""
         self._listeners.append(listener)
 
     # ── reading ────────────────────────────────────────────────────────────────────────────────────
@@ -76,14 +76,14 @@ class InvocationStore:
         return self._entry(raw)
 
     async def require(self, invocation: InvocationId) -> StoredInvocation:
-        """Errors: NotFound."""
+        """Reads an invocation. Errors: NotFound."""
         entry = await self.get(invocation)
         if entry is None:
             raise not_kept(invocation)
         return entry
 
     async def newest(self, limit: int) -> AsyncIterator[StoredInvocation]:
-        """All there are, the last one accepted first, in pages of that many."""
+        """Yields all invocations, the last accepted first; reads pages of `limit`."""
         begin = 0
         while True:
             found = await self._client.zrevrange(keys.INVOCATIONS_INDEX, begin, begin + limit - 1)
@@ -116,7 +116,7 @@ class InvocationStore:
         )
 
     async def overdue(self, now_unix_ms: int, limit: int) -> list[InvocationId]:
-        """Those that need not be kept any longer."""
+        """Lists invocations whose retention is over."""
         found = await self._client.zrangebyscore(keys.INVOCATIONS_KEPT, "-inf", now_unix_ms, 0, limit)
         return [InvocationId(raw.decode()) for raw in cast(list[bytes], found)]
 
@@ -129,8 +129,8 @@ class InvocationStore:
     # ── changing ───────────────────────────────────────────────────────────────────────────────────
 
     async def create(self, envelope: Envelope, progress: Progress) -> bool:
-        """False if there is one of that id. Errors: QueueFull."""
-        done = await self._run(envelope, b"", progress, call=msgspec.json.encode(envelope), tell=progress.status)
+        """Stores a new invocation; False if the id is taken. Errors: QueueFull."""
+        done = await self._run(envelope, b"", progress, call=msgspec.json.encode(envelope), publish=progress.status)
         if done < 0:
             raise QueueFull(
                 f"function {envelope.function}: {DUE_MAX} of its async invocations wait already",
@@ -139,31 +139,31 @@ class InvocationStore:
             )
         return bool(done)
 
-    async def write(self, entry: StoredInvocation, progress: Progress, *, tell: str = "") -> StoredInvocation | None:
-        """The entry as changed; None if it was changed by somebody else since it was read."""
-        if not await self._run(entry.envelope, entry.raw, progress, tell=tell):
+    async def write(self, entry: StoredInvocation, progress: Progress, *, publish: str = "") -> StoredInvocation | None:
+        """Writes a new state, and returns the changed entry; None if it was changed concurrently."""
+        if not await self._run(entry.envelope, entry.raw, progress, publish=publish):
             return None
         return StoredInvocation(entry.envelope, progress, msgspec.json.encode(progress))
 
     async def change(
-        self, invocation: InvocationId, change: Callable[[StoredInvocation], Progress], *, tell: str = ""
+        self, invocation: InvocationId, change: Callable[[StoredInvocation], Progress], *, publish: str = ""
     ) -> StoredInvocation:
-        """The entry as changed, or as it was if `change` leaves it alone. Errors: NotFound; those of `change`."""
+        """Applies `change`; returns the entry, the same one if nothing changed. Errors: NotFound; those of `change`."""
         for _ in range(TRIES):
             entry = await self.require(invocation)
             progress = change(entry)
             if progress == entry.progress:
                 return entry
-            written = await self.write(entry, progress, tell=tell or progress.status)
+            written = await self.write(entry, progress, publish=publish or progress.status)
             if written is not None:
                 return written
-        raise Unavailable(f"invocation {invocation}: it changes again and again", retry_after_s=1)
+        raise Unavailable(f"invocation {invocation}: too many concurrent changes", retry_after_s=1)
 
     async def delete(self, entry: StoredInvocation) -> bool:
         return bool(await self._run(entry.envelope, entry.raw, None))
 
     async def forget(self, function: FunctionName | None, invocation: InvocationId) -> None:
-        """Takes the traces of one whose record is gone out of the indices."""
+        """Removes an invocation without a record from the indices."""
         async with self._client.pipeline(transaction=False) as pipe:
             if function is not None:
                 pipe.zrem(keys.invocations_due(function), invocation)
@@ -173,7 +173,7 @@ class InvocationStore:
             await pipe.execute()
 
     async def _run(
-        self, envelope: Envelope, before: bytes, after: Progress | None, *, call: bytes = b"", tell: str = ""
+        self, envelope: Envelope, before: bytes, after: Progress | None, *, call: bytes = b"", publish: str = ""
     ) -> int:
         due = lifecycle.due_unix_ms(after) if after is not None else None
         timer = lifecycle.timer_unix_ms(after) if after is not None else None
@@ -199,7 +199,7 @@ class InvocationStore:
                     lifecycle.kept_until_unix_ms(after, envelope) if after is not None else 0,
                     envelope.accepted_unix_ms,
                     keys.EVENTS_INVOCATIONS,
-                    tell,
+                    publish,
                     DUE_MAX,
                 ],
             )
@@ -210,7 +210,7 @@ class InvocationStore:
     async def wait_ended(
         self, invocation: InvocationId, wait_s: float, stopping: asyncio.Event
     ) -> StoredInvocation | None:
-        """As it is when it has ended, or after so long, or when this controller stops."""
+        """Waits until the invocation has ended, `wait_s` are over, or this controller stops; returns its last state."""
         ends = time.monotonic() + wait_s
         event = asyncio.Event()
         self._waiters.setdefault(invocation, set()).add(event)
@@ -231,7 +231,7 @@ class InvocationStore:
                 self._waiters.pop(invocation, None)
 
     async def run(self) -> None:
-        """Hears of changes, as long as it runs."""
+        """Subscribes to change events and passes them on to listeners and waiters."""
         while True:
             pubsub = self._client.pubsub(ignore_subscribe_messages=True)
             try:
@@ -257,6 +257,6 @@ class InvocationStore:
 
 def not_kept(invocation: InvocationId) -> NotFound:
     return NotFound(
-        f"invocation {invocation[:130]} is not kept",
-        hint="async invocations are, until their time to live is over: `fs invocations ls`",
+        f"invocation {invocation[:130]} is not stored",
+        hint="async invocations are stored until their time to live is over: `fs invocations ls`",
     )

@@ -1,4 +1,4 @@
-"""What becomes of an invocation: pure transitions, values and `now` in, the next `Progress` out.
+"""State machine of an async invocation: pure transitions, values and `now` in, the next `Progress` out.
 
 Queued until a gateway claims it; running under that gateway's lease; ended once. A run that the platform lost
 (a worker or a gateway that died, no room anywhere) is made again after a while, at most `LOSSES_MAX` times, and is a
@@ -27,33 +27,33 @@ from ...state.invocation_records import (
 )
 
 LEASE_MS = 4_000
-"""How long after its last word a gateway is taken for dead: longer than a busy machine holds a process up."""
+"""Lease of a claim; without a renewal its gateway counts as dead. Longer than a busy machine stalls a process."""
 LOSSES_MAX = 4
 BACKOFF_MS = 500
 BACKOFF_MAX_MS = 30_000
 DELIVERIES_MAX = 12
-"""After 1 s, 2 s, 4 s and so on: the last one after somewhat more than half an hour."""
+"""Attempts of a webhook, after 1 s, 2 s, 4 s and so on: the last one after somewhat more than half an hour."""
 DELIVERY_BACKOFF_MS = 1_000
 DELIVERY_BACKOFF_MAX_MS = 900_000
 DELIVERY_LEASE_MS = 30_000
-"""Longer than one try may take."""
+"""Lease of a delivery: longer than one attempt may take."""
 LOST = frozenset((WorkerLost.code, Unavailable.code, StoreFailed.code))
-"""Errors of the platform, after which the same call may well succeed."""
+"""Error codes of the platform after which the same call may succeed."""
 NO_ROOM = frozenset((QueueFull.code, "rate_limited", "overloaded", "queue_timeout"))
-"""Refusals that only say that it is not its turn: nothing was run."""
+"""Error codes of rejections for lack of capacity: nothing was run."""
 SAFETY_S = 86_400
-"""The longest that a function may run: until then nothing of an invocation that has not ended is swept."""
+"""Maximum run time of a function: until then an invocation that has not ended is not swept."""
 
 Step = Literal["claim", "expire", "cancel", "deliver"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOutcome:
-    """What came of one execution. Without an answer and an error it was cancelled."""
+    """Outcome of one execution. Without an answer and an error it was cancelled."""
 
     answer: Answer | None = None
     error: ErrorInfo | None = None
-    """Of the platform or of the handler; none for an answer that only the handler knows the meaning of."""
+    """Error of the platform or of the handler; None for a response whose meaning only the handler knows."""
 
 
 def accepted(envelope: Envelope) -> Progress:
@@ -66,7 +66,7 @@ def accepted(envelope: Envelope) -> Progress:
 
 
 def next_step(progress: Progress, now_unix_ms: int) -> Step | None:
-    """What whoever looks at it now should do."""
+    """The step that is due now; None if none is."""
     if progress.status == "queued":
         if progress.cancelling:
             return "cancel"
@@ -84,13 +84,12 @@ def next_step(progress: Progress, now_unix_ms: int) -> Step | None:
 
 
 def due_unix_ms(progress: Progress) -> int | None:
-    """When somebody must see to its run; None: it has ended."""
+    """Time at which its run is due; None if it has ended."""
     return None if progress.ended else progress.due_unix_ms
 
 
 def timer_unix_ms(progress: Progress) -> int | None:
-    """When somebody must see to it whether there is room for a run or not: it has waited too long, or there is a
-    webhook to be delivered."""
+    """Time at which it is due regardless of capacity: its queue timeout, or the next attempt of its webhook."""
     if progress.status == "queued":
         return progress.queue_until_unix_ms
     delivery = progress.delivery
@@ -103,8 +102,8 @@ def kept_until_unix_ms(progress: Progress, envelope: Envelope) -> int:
 
 
 def claimed(progress: Progress, gateway: str, now_unix_ms: int, *, fresh_run: bool = False) -> Progress:
-    """`fresh_run`: the run of the gateway that had it before is closed in the ledger, so this is another one."""
-    what = "started" if progress.status == "queued" else "taken over from a gateway that is gone"
+    """Claimed by a gateway. `fresh_run`: the ledger has closed the previous gateway's run, so this is another one."""
+    what = "started" if progress.status == "queued" else "taken over from a dead gateway"
     return _noted(
         msgspec.structs.replace(
             progress,
@@ -122,20 +121,20 @@ def claimed(progress: Progress, gateway: str, now_unix_ms: int, *, fresh_run: bo
 
 
 def renewed(progress: Progress, now_unix_ms: int, told: ReportedProgress | None = None) -> Progress:
-    """`told`: by the handler since it was claimed."""
+    """Lease renewed. `told`: progress that the handler reported since the claim."""
     return msgspec.structs.replace(progress, due_unix_ms=now_unix_ms + LEASE_MS, told=told)
 
 
 def handed_back(progress: Progress, now_unix_ms: int) -> Progress:
-    """Its gateway goes down in good order: another one takes it at once."""
+    """Queued again by a gateway that shuts down: another one takes it at once."""
     back = msgspec.structs.replace(
         progress, status="queued", gateway="", runs=progress.runs + 1, due_unix_ms=now_unix_ms, told=None
     )
-    return _noted(back, now_unix_ms, "handed back by a gateway that goes down")
+    return _noted(back, now_unix_ms, "handed back by a gateway that shuts down")
 
 
 def cancelling(progress: Progress, envelope: Envelope, now_unix_ms: int) -> Progress:
-    """What a wish to cancel makes of it; one that has ended stays as it is."""
+    """Cancelled, or marked for it while running; one that has ended stays as it is."""
     if progress.status == "queued":
         return ended(progress, envelope, RunOutcome(), now_unix_ms)
     if progress.status == "running" and not progress.cancelling:
@@ -153,7 +152,7 @@ def expired(progress: Progress, envelope: Envelope, now_unix_ms: int) -> Progres
 
 
 def ended(progress: Progress, envelope: Envelope, outcome: RunOutcome, now_unix_ms: int) -> Progress:
-    """After an execution: its end, or another place in the queue."""
+    """State after an execution: ended, or queued again for a retry."""
     error = outcome.error
     if error is not None and error.code in NO_ROOM and not progress.cancelling:
         return _again(progress, error, now_unix_ms, losses=progress.losses)
@@ -171,7 +170,7 @@ def ended(progress: Progress, envelope: Envelope, outcome: RunOutcome, now_unix_
 
 
 def redriven(progress: Progress, envelope: Envelope, now_unix_ms: int) -> Progress:
-    """In the queue again, as if it had been accepted now; what it was before stays in its history."""
+    """Queued again as if accepted now; its history stays."""
     again = Progress(
         due_unix_ms=now_unix_ms,
         queue_until_unix_ms=now_unix_ms + envelope.queue_s * 1000,
@@ -183,7 +182,7 @@ def redriven(progress: Progress, envelope: Envelope, now_unix_ms: int) -> Progre
 
 
 def backoff_ms(failures: int, *, base_ms: int = BACKOFF_MS, most_ms: int = BACKOFF_MAX_MS) -> int:
-    """Before the next try, after so many that failed."""
+    """Exponential backoff before the next attempt."""
     return int(min(most_ms, base_ms * 2 ** min(max(failures, 1) - 1, 16)))
 
 
@@ -225,7 +224,7 @@ def _ended(
 
 
 def _noted(progress: Progress, now_unix_ms: int, what: str) -> Progress:
-    """The first moments and the last ones, if there are too many."""
+    """Adds a history event. Of too many, the first ones and the last ones stay."""
     moments = [*progress.moments, HistoryEvent(unix_ms=now_unix_ms, what=what)]
     if len(moments) > MOMENTS_MAX:
         moments = moments[:4] + moments[5:]
@@ -236,14 +235,14 @@ def _noted(progress: Progress, now_unix_ms: int, what: str) -> Progress:
 
 
 def delivering(progress: Progress, now_unix_ms: int) -> Progress:
-    """Whoever has written this delivers it, and has until `next_unix_ms`."""
+    """Delivery claimed until `next_unix_ms`, by the gateway that writes this state."""
     delivery = progress.delivery or Delivery()
     tried = msgspec.structs.replace(delivery, tries=delivery.tries + 1, next_unix_ms=now_unix_ms + DELIVERY_LEASE_MS)
     return msgspec.structs.replace(progress, delivery=tried)
 
 
 def delivered(progress: Progress, now_unix_ms: int, *, http_status: int, error: str) -> Progress:
-    """After a try; `error` is empty if the receiver took it."""
+    """State after a delivery attempt; `error` is empty if the receiver answered 2xx."""
     delivery = progress.delivery or Delivery()
     if not error:
         taken = Delivery(

@@ -1,8 +1,8 @@
-"""Requests and answers in the object store: `invocations/{id}/request`, `invocations/{id}/answer-{claim}`.
+"""Store of requests and responses in the object store: `invocations/{id}/request`, `invocations/{id}/answer-{claim}`.
 
-An object is a line of JSON, its head, and then the body as it came. A request's head is its envelope, so that the
-store alone can tell what was accepted. An answer bears the number of the claim under which it was made: which of them
-counts, `Progress.answer` says.
+An object is a head, one line of JSON, and the body unchanged. A request's head is its envelope, so that accepted calls
+can be recovered from the store alone. A response has the number of the claim under which it was made: `Progress.answer`
+names the valid one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ REQUEST = "request"
 REQUEST_MAX_BYTES = 16 * MIB
 ANSWER_MAX_BYTES = 16 * MIB
 HEAD_MAX_BYTES = 256 * 1024
-"""Twice what uvicorn lets pass of headers."""
+"""Maximum size of a head: twice the headers that uvicorn accepts."""
 
 Head = TypeVar("Head", Envelope, Answer)
 
@@ -33,13 +33,13 @@ class PayloadStore:
         self._store = store
 
     async def keep_request(self, envelope: Envelope, body: bytes) -> Envelope:
-        """What lies there afterwards: this one, or the one that came first under the same id. Errors: StoreFailed."""
+        """Stores a request; returns the stored envelope, an earlier one if the id was taken. Errors: StoreFailed."""
         key = request_key(envelope.id)
         if await self._store.create(key, pack(envelope, body)):
             return envelope
         known = await self.request(envelope.id)
         if known is None:
-            raise StoreFailed(f"{key} was there and is not", hint="call again")
+            raise StoreFailed(f"{key} was removed while it was read", hint="call again")
         return known[0]
 
     async def request(self, invocation: InvocationId) -> tuple[Envelope, bytes] | None:
@@ -47,7 +47,7 @@ class PayloadStore:
         return unpack(data, Envelope) if data is not None else None
 
     async def keep_answer(self, invocation: InvocationId, answer: Answer, body: bytes) -> None:
-        """Errors: StoreFailed."""
+        """Stores a response. Errors: StoreFailed."""
         await self._store.create(answer_key(invocation, answer.claim), pack(answer, body))
 
     async def answer(self, invocation: InvocationId, claim: int) -> tuple[Answer, bytes] | None:
@@ -58,13 +58,13 @@ class PayloadStore:
         await self._store.delete(answer_key(invocation, claim))
 
     async def drop(self, invocation: InvocationId) -> None:
-        """All of it; the request last, for it tells what the rest belongs to."""
+        """Deletes all objects of an invocation, the request last: it identifies the rest."""
         found = await self._store.list(f"{FOLDER}{invocation}/")
         for stored in sorted(found, key=lambda stored: stored.key.endswith("/" + REQUEST)):
             await self._store.delete(stored.key)
 
     async def contents(self) -> dict[InvocationId, dict[str, int]]:
-        """Of every invocation, its objects by name, and when each was written (unix ms)."""
+        """Maps each invocation to its objects' names and the times at which they were written (unix ms)."""
         found: dict[InvocationId, dict[str, int]] = {}
         for stored in await self._store.list(FOLDER):
             invocation, _, name = stored.key.removeprefix(FOLDER).partition("/")
@@ -85,7 +85,7 @@ def pack(head: Envelope | Answer, body: bytes) -> bytes:
 
 
 def unpack(data: bytes, kind: type[Head]) -> tuple[Head, bytes]:
-    """Errors: StoreFailed for what nobody of us wrote."""
+    """Splits an object into head and body. Errors: StoreFailed if it is malformed."""
     line, newline, body = data.partition(b"\n")
     try:
         head = msgspec.json.decode(line, type=kind)

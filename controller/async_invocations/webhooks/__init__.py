@@ -1,1 +1,1 @@
-"""Signing, secrets, delivery."""
+"""Webhooks: signing, secrets, delivery."""

@@ -1,4 +1,4 @@
-"""Delivers webhooks: what they say of an invocation that has ended, under the secret of its project."""
+"""Webhook delivery: posts an ended invocation, signed with its project's secret."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class WebhookMessage(msgspec.Struct, frozen=True, kw_only=True):
     """The body of a webhook."""
 
     type: str
-    """ "invocation.succeeded", and so on for each way to end."""
+    """ "invocation.succeeded", or another end status."""
     timestamp: str
     data: InvocationInfo
 
@@ -32,26 +32,26 @@ class WebhookMessage(msgspec.Struct, frozen=True, kw_only=True):
 class WebhookDelivery:
     def __init__(
         self,
-        book: InvocationStore,
-        poster: WebhookClient,
+        invocations: InvocationStore,
+        http: WebhookClient,
         secrets: WebhookSecrets,
         info: Callable[[StoredInvocation], Awaitable[InvocationInfo]],
         project_of: Callable[[str], str | None],
     ) -> None:
-        """`project_of` a function, if that is known."""
-        self._book = book
-        self._poster = poster
+        """`project_of`: the project of a function, None for an unknown one."""
+        self._invocations = invocations
+        self._http = http
         self._secrets = secrets
         self._info = info
         self._project_of = project_of
 
     async def close(self) -> None:
-        await self._poster.close()
+        await self._http.close()
 
     async def deliver(self, entry: StoredInvocation) -> None:
-        """One try; what came of it is in the book afterwards."""
+        """Makes one delivery attempt and stores its result."""
         now_unix_ms = time.time_ns() // 1_000_000
-        claimed = await self._book.write(entry, lifecycle.delivering(entry.progress, now_unix_ms))
+        claimed = await self._invocations.write(entry, lifecycle.delivering(entry.progress, now_unix_ms))
         if claimed is None:
             return
         envelope = entry.envelope
@@ -68,13 +68,13 @@ class WebhookDelivery:
             status, error = 0, closed.message
         else:
             headers = webhooks.headers(secret, envelope.id, int(time.time()), body)
-            status, error = await self._poster.post(envelope.webhook, headers, body)
+            status, error = await self._http.post(envelope.webhook, headers, body)
         now_unix_ms = time.time_ns() // 1_000_000
         after = lifecycle.delivered(claimed.progress, now_unix_ms, http_status=status, error=error)
-        await self._book.write(claimed, after, tell=after.status)
+        await self._invocations.write(claimed, after, publish=after.status)
         if error:
             log.warning(
-                "a webhook was not taken",
+                "a webhook was not delivered",
                 extra={"invocation": envelope.id, "error": error, "tries": claimed.progress.delivery.tries}
                 if claimed.progress.delivery
                 else {},

@@ -1,4 +1,4 @@
-"""Posts a webhook: looks its name up, checks every address, connects to one that was checked, follows nowhere."""
+"""HTTP client of webhooks: checks every resolved address, connects to a checked one only, follows no redirect."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from .signing import check_address, check_url
 
 POST_S = 10.0
 READ_BYTES = 64 * 1024
-"""Of the receiver's answer, which nobody looks at: enough to keep well-behaved ones happy."""
+"""How much of the receiver's response is read and discarded."""
 
 
 class CheckedResolver(AbstractResolver):
-    """What aiohttp connects to are these addresses, and no others: a second look-up could answer something else."""
+    """Resolver for aiohttp that checks addresses. It connects to these alone: a second lookup could give others."""
 
     def __init__(self, allowed: Sequence[Network]) -> None:
         self._allowed = allowed
@@ -56,7 +56,7 @@ class WebhookClient:
             await self._session.close()
 
     async def post(self, url: str, headers: Mapping[str, str], body: bytes) -> tuple[int, str]:
-        """The receiver's status (0: there was none), and what went wrong ("": nothing)."""
+        """Posts a webhook; returns the receiver's status (0: none) and the error ("": none)."""
         try:
             check_url(url, self._allowed)
             async with asyncio.timeout(POST_S):

@@ -1,6 +1,6 @@
-"""The secrets that webhooks are signed with: one a project, in Redis as other secrets are, encrypted (`access.vault`).
+"""Signing secrets of webhooks: one a project, in Redis, encrypted (`auth.secret_encryption`).
 
-One that lies there in clear, as they did once, is taken as it is and encrypted when it is first asked for.
+A secret in plain text, as older versions stored it, is read as it is and encrypted by the next `reencrypt_all`.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from ...state.redis_client import Script
 from . import signing as webhooks
 
 NAME = "webhook-secret"
-"""What the vault binds them to, beside their project: no secret of a function's may have that name."""
+"""Name that the ciphertext is bound to, beside its project: no secret of a function can have it."""
 TRIES = 20
 
 
 class WebhookSecrets:
-    """Errors of all methods: REDIS_ERRORS, and SecretCipherError where the master key cannot be had."""
+    """Reads, creates and rotates webhook secrets. Errors: REDIS_ERRORS; SecretCipherError without the master key."""
 
-    def __init__(self, client: redis.Redis, vault: SecretCipher) -> None:
+    def __init__(self, client: redis.Redis, cipher: SecretCipher) -> None:
         self._client = client
-        self._vault = vault
+        self._cipher = cipher
         self._swap = Script(client, "compare_and_set")
         self._decoder = msgspec.json.Decoder(SecretRecord)
 
@@ -38,55 +38,55 @@ class WebhookSecrets:
         """The project's secret, created on first use. Errors: SecretCipherError if another master key encrypted it."""
         for _ in range(TRIES):
             raw = await self._raw(project)
-            if _is_closed(raw):
-                return self._opened(raw)
+            if _is_encrypted(raw):
+                return self._decrypted(raw)
             secret = raw.decode() or webhooks.new_secret()
             if await self._write(project, raw, secret):
                 return secret
-        raise _unsteady(project)
+        raise _conflict(project)
 
     async def rotate(self, project: str) -> str:
-        """Another one from the next delivery on, whatever there was."""
+        """Replaces the secret, from the next delivery on."""
         for _ in range(TRIES):
             secret = webhooks.new_secret()
             if await self._write(project, await self._raw(project), secret):
                 return secret
-        raise _unsteady(project)
+        raise _conflict(project)
 
-    async def close_anew(self) -> int:
-        """Encrypts all of them with the present master key; how many there are."""
+    async def reencrypt_all(self) -> int:
+        """Encrypts all secrets with the current master key; returns their number."""
         fields = await cast(Awaitable[list[bytes]], self._client.hkeys(keys.WEBHOOK_SECRETS))
         for project in (field.decode() for field in fields):
-            await self._closed_anew(project)
+            await self._reencrypt(project)
         return len(fields)
 
     async def forget(self, project: str) -> None:
         await self._client.hdel(keys.WEBHOOK_SECRETS, project)
 
-    async def _closed_anew(self, project: str) -> None:
+    async def _reencrypt(self, project: str) -> None:
         for _ in range(TRIES):
             raw = await self._raw(project)
-            secret = self._opened(raw) if _is_closed(raw) else raw.decode()
+            secret = self._decrypted(raw) if _is_encrypted(raw) else raw.decode()
             if not secret or await self._write(project, raw, secret):
                 return
-        raise _unsteady(project)
+        raise _conflict(project)
 
     async def _raw(self, project: str) -> bytes:
         return await cast(Awaitable[bytes | None], self._client.hget(keys.WEBHOOK_SECRETS, project)) or b""
 
-    def _opened(self, raw: bytes) -> str:
+    def _decrypted(self, raw: bytes) -> str:
         try:
-            return self._vault.open(self._decoder.decode(raw))
+            return self._cipher.decrypt(self._decoder.decode(raw))
         except (SecretCipherError, msgspec.DecodeError) as error:
             why = error.message if isinstance(error, SecretCipherError) else error
             raise SecretCipherError(
                 f"the webhook secret cannot be read: {why}",
-                hint="give the controller the master key that closed it, or make another: fs webhooks secret --rotate",
+                hint="give the controller the master key that encrypted it, or rotate it: fs webhooks secret --rotate",
             ) from error
 
     async def _write(self, project: str, before: bytes, secret: str) -> bool:
-        """False if it has changed meanwhile."""
-        box, master = self._vault.close(project, NAME, secret)
+        """Writes the secret; False if it was changed concurrently."""
+        box, master = self._cipher.encrypt(project, NAME, secret)
         now_unix_ms = time.time_ns() // 1_000_000
         record = SecretRecord(
             name=NAME, project=project, box=box, master=master, size_bytes=len(secret), created_unix_ms=now_unix_ms,
@@ -96,9 +96,9 @@ class WebhookSecrets:
         return bool(await self._swap([keys.WEBHOOK_SECRETS], arguments))
 
 
-def _is_closed(raw: bytes) -> bool:
+def _is_encrypted(raw: bytes) -> bool:
     return raw.startswith(b"{")
 
 
-def _unsteady(project: str) -> Unavailable:
-    return Unavailable(f"the webhook secret of {project}: somebody else changes it again and again", retry_after_s=1)
+def _conflict(project: str) -> Unavailable:
+    return Unavailable(f"the webhook secret of {project}: too many concurrent changes", retry_after_s=1)

@@ -1,8 +1,8 @@
-"""What a webhook says, how it is signed, and where it may go. Pure.
+"""Webhook signatures and the policy of allowed targets. Pure.
 
-The headers and the signature are those of the Standard Webhooks specification: HMAC-SHA256 over `id.timestamp.body`.
-A URL comes from a caller, so it could name what only we can reach: whatever it resolves to must be a public address,
-or one that the operator has allowed (FS_WEBHOOK_ALLOW), and the connection goes to the very address that was checked.
+Headers and signature follow the Standard Webhooks specification: HMAC-SHA256 over `id.timestamp.body`. A URL comes from
+a caller, so it could name a host that only the controller can reach (SSRF): it must resolve to a public address, or to
+one that the operator allows (FS_WEBHOOK_ALLOW), and the connection goes to the address that was checked.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _HINT = "an operator can allow networks of their own: FS_WEBHOOK_ALLOW=10.0.0.0/
 
 
 class WebhookRefused(Refused):
-    """It would go where callers may not reach."""
+    """The webhook's target is not allowed."""
 
     code = "webhook_refused"
     status = 400
@@ -36,7 +36,7 @@ def new_secret() -> str:
 
 
 def signature(secret: str, message_id: str, unix_s: int, body: bytes) -> str:
-    """The value of `webhook-signature`. Errors: ValueError for a secret that is none."""
+    """Computes the value of `webhook-signature`. Errors: ValueError for a malformed secret."""
     try:
         key = base64.b64decode(secret.removeprefix(PREFIX), validate=True)
     except binascii.Error as error:
@@ -56,7 +56,7 @@ def headers(secret: str, message_id: str, unix_s: int, body: bytes) -> dict[str,
 
 
 def check_url(url: str, allowed: Sequence[Network]) -> str:
-    """As far as can be told without a look-up. Errors: InvalidInput, WebhookRefused."""
+    """Checks a URL as far as possible without resolving its host. Errors: InvalidInput, WebhookRefused."""
     if len(url) > URL_MAX or not url.isascii() or not url.isprintable() or " " in url:
         raise InvalidInput(f"Fs-Webhook is no URL of up to {URL_MAX} printable characters")
     try:
@@ -67,7 +67,7 @@ def check_url(url: str, allowed: Sequence[Network]) -> str:
     if parts.scheme not in ("http", "https") or not host or port == 0:
         raise InvalidInput("Fs-Webhook must be an http:// or https:// URL with a host")
     if parts.username is not None or parts.password is not None:
-        raise InvalidInput("Fs-Webhook has a user or a password in it", hint="the signature tells who calls")
+        raise InvalidInput("Fs-Webhook has a user or a password in it", hint="verify the signature instead")
     address = literal(host)
     if address is not None:
         check_address(host, address, allowed)
@@ -75,10 +75,10 @@ def check_url(url: str, allowed: Sequence[Network]) -> str:
 
 
 def check_address(host: str, address: Address, allowed: Sequence[Network]) -> None:
-    """Errors: WebhookRefused."""
+    """Checks a resolved address. Errors: WebhookRefused."""
     if any(address in network for network in allowed):
         return
     if any(embedded(address) in network for network in allowed):
         return
     if not is_public(address):
-        raise WebhookRefused(f"Fs-Webhook: {host} is {address}, which is no public address", hint=_HINT)
+        raise WebhookRefused(f"Fs-Webhook: {host} is {address}, which is not a public address", hint=_HINT)

@@ -69,7 +69,7 @@ def test_a_gateway_that_goes_down_hands_its_calls_over(
         app.release.set()
     ended = survivor.until(invocation, "succeeded")
     assert found["runs"] == ended["runs"] == 2
-    assert "handed back by a gateway that goes down" in [moment["what"] for moment in ended["history"]]
+    assert "handed back by a gateway that shuts down" in [moment["what"] for moment in ended["history"]]
 
 
 def test_a_controller_that_is_alone_finds_its_calls_again(

@@ -47,12 +47,12 @@ HEADERS = st.lists(
 @given(HEADERS)
 def test_any_headers_are_understood_or_refused(headers: list[tuple[bytes, bytes]]) -> None:
     try:
-        asked = read_options(headers, ())
+        options = read_options(headers, ())
     except Refused:
         return
-    assert 1 <= asked.ttl_s <= preferences.TTL_MAX_S
-    assert 1 <= asked.queue_s <= preferences.QUEUE_MAX_S
-    assert has_options(headers) or asked.nothing
+    assert 1 <= options.ttl_s <= preferences.TTL_MAX_S
+    assert 1 <= options.queue_s <= preferences.QUEUE_MAX_S
+    assert has_options(headers) or options.nothing
 
 
 def test_secrets_and_what_is_ours_are_not_kept() -> None:

@@ -39,11 +39,11 @@ def test_a_key_is_known_by_its_text_and_by_nothing_less() -> None:
     made, other = new_key_text(), new_key_text()
     known = table(record(made))
     assert authenticate(known, made.text, NOW).name == "ci"
-    for text, told in ((None, "none was shown"), ("", "none was shown"), (other.text, "not known here")):
+    for text, told in ((None, "none was sent"), ("", "none was sent"), (other.text, "unknown to this system")):
         with pytest.raises(Unauthorized, match=told):
             authenticate(known, text, NOW)
     forged = msgspec.structs.replace(record(made).credentials[0], sha256=other.sha256)
-    with pytest.raises(Unauthorized, match="not known"):
+    with pytest.raises(Unauthorized, match="is unknown"):
         authenticate(table(msgspec.structs.replace(record(made), credentials=[forged])), made.text, NOW)
 
 

@@ -87,7 +87,7 @@ def test_who_shows_none_is_told_where_it_is_and_the_file_is_the_owners(
     closed.start()
     refused = closed.get("/fn/hello")
     assert refused.status_code == 401
-    assert refused.json()["error"]["message"] == "this needs an API key, and none was shown"
+    assert refused.json()["error"]["message"] == "an API key is needed, and none was sent"
     for word in ("Authorization: Bearer", "FS_HOME/key", "fs key recover"):
         assert word in refused.json()["error"]["hint"]
     assert closed.get("/healthz").status_code == 200
@@ -159,7 +159,7 @@ def test_a_home_that_cannot_keep_it_stays_shut_and_says_so(closed: Closed) -> No
     closed.spawn()
     wait_until(lambda: closed.get("/api/v1/functions").status_code == 503, 20, what="an answer")
     error = closed.get("/api/v1/functions").json()["error"]
-    assert (error["message"], error["hint"]) == ("the first key is not made yet", "the controller's log says why")
+    assert (error["message"], error["hint"]) == ("the first key is not created yet", "see the controller's log")
     assert str(closed.file) in closed.log()
 
 

@@ -25,8 +25,8 @@ from fleetstart.runtime.contract.node.sealed_secrets import Sealed, bound_to
 VALUE = "hf_correct horse ✓\nbattery"
 
 
-def closed(vault: SecretCipher, *, project: str = "ml", name: str = "HF_TOKEN") -> SecretRecord:
-    box, master = vault.close(project, name, VALUE)
+def closed(cipher: SecretCipher, *, project: str = "ml", name: str = "HF_TOKEN") -> SecretRecord:
+    box, master = cipher.encrypt(project, name, VALUE)
     return SecretRecord(
         name=name, project=project, box=box, master=master, size_bytes=1, created_unix_ms=1, updated_unix_ms=1,
         updated_by="local",
@@ -40,15 +40,15 @@ def fresh_key() -> str:
 def test_what_was_closed_opens_after_a_restart_and_is_for_its_owner_alone(tmp_path: Path) -> None:
     record = closed(SecretCipher(tmp_path, ""))
     assert VALUE[:5].encode() not in msgspec.json.encode(record)
-    assert SecretCipher(tmp_path, "").open(record) == VALUE
+    assert SecretCipher(tmp_path, "").decrypt(record) == VALUE
     assert stat.S_IMODE((tmp_path / "master.key").stat().st_mode) == 0o600
     assert [path.name for path in tmp_path.iterdir()] == ["master.key"]
     assert closed(SecretCipher(tmp_path, "")).box != record.box, "equal values do not look equal"
 
 
 def test_what_was_moved_changed_or_needs_another_key_does_not_open(tmp_path: Path) -> None:
-    vault = SecretCipher(tmp_path, "")
-    record = closed(vault)
+    cipher = SecretCipher(tmp_path, "")
+    record = closed(cipher)
     for broken in (
         msgspec.structs.replace(record, name="OTHER"),
         msgspec.structs.replace(record, project="default"),
@@ -56,29 +56,29 @@ def test_what_was_moved_changed_or_needs_another_key_does_not_open(tmp_path: Pat
         msgspec.structs.replace(record, box="?"),
         msgspec.structs.replace(record, box=""),
     ):
-        with pytest.raises(SecretCipherError, match="does not open"):
-            vault.open(broken)
+        with pytest.raises(SecretCipherError, match="does not decrypt"):
+            cipher.decrypt(broken)
     with pytest.raises(SecretCipherError, match=f"encrypted with master key {record.master}"):
-        SecretCipher(tmp_path / "elsewhere", fresh_key()).open(record)
+        SecretCipher(tmp_path / "elsewhere", fresh_key()).decrypt(record)
 
 
 def test_master_keys_are_changed_without_losing_anything(tmp_path: Path) -> None:
-    vault = SecretCipher(tmp_path, "")
-    old = closed(vault)
-    master = vault.renew()
+    cipher = SecretCipher(tmp_path, "")
+    old = closed(cipher)
+    master = cipher.add_master_key()
     assert master != old.master
-    new = closed(vault)
-    assert (new.master, vault.open(old), vault.open(new)) == (master, VALUE, VALUE)
-    assert SecretCipher(tmp_path, "").open(old) == VALUE, "both are kept until the old one is not needed"
-    vault.forget_old()
-    assert SecretCipher(tmp_path, "").open(new) == VALUE
+    new = closed(cipher)
+    assert (new.master, cipher.decrypt(old), cipher.decrypt(new)) == (master, VALUE, VALUE)
+    assert SecretCipher(tmp_path, "").decrypt(old) == VALUE, "both are kept until the old one is not needed"
+    cipher.drop_old_keys()
+    assert SecretCipher(tmp_path, "").decrypt(new) == VALUE
     with pytest.raises(SecretCipherError):
-        SecretCipher(tmp_path, "").open(old)
+        SecretCipher(tmp_path, "").decrypt(old)
     first, second = fresh_key(), fresh_key()
     before = closed(SecretCipher(tmp_path, first))
     both = SecretCipher(tmp_path, f"{second},{first}")
-    assert both.open(before) == VALUE
-    assert both.renew() == closed(both).master != before.master
+    assert both.decrypt(before) == VALUE
+    assert both.add_master_key() == closed(both).master != before.master
 
 
 @pytest.mark.parametrize("text", ["x", "AAAA", ",", "=" * 44, "ü"])

@@ -54,7 +54,7 @@ def test_what_has_no_manifest_is_not_listed_unless_asked_for(controller: Control
     controller.http.put(f"/api/v1/objects/{key}", content=PART).raise_for_status()
     assert listed(controller) == []
     (info,) = listed(controller, "?unfinished=1")
-    assert (info["complete"], info["problem"]) == (False, "its upload has not ended")
+    assert (info["complete"], info["problem"]) == (False, "its upload is not complete")
     assert controller.http.delete(f"/api/v1/checkpoints/{'a' * 64}").status_code == 200
     assert listed(controller, "?unfinished=1") == []
 

@@ -29,14 +29,14 @@ def decided(
     ready: bool = False,
     problem: str | None = None,
     failures: int = 0,
-    homeless: ErrorInfo | None = None,
+    unplaced: ErrorInfo | None = None,
     after_s: float = 1.0,
 ) -> tuple[str, str]:
     tried: FunctionSpec = spec(**fields)
     now_unix_ms = BEGUN_MS + round(after_s * 1000)
     failure = Failure(count=failures, last_unix_ms=now_unix_ms - 1, error=RAISED) if failures else None
     found = decide(
-        TRIAL, tried, ready=ready, problem=problem, failure=failure, homeless=homeless, now_unix_ms=now_unix_ms
+        TRIAL, tried, ready=ready, problem=problem, failure=failure, unplaced=unplaced, now_unix_ms=now_unix_ms
     )
     return found.action, found.error.message if found.error is not None else ""
 
@@ -48,8 +48,8 @@ def test_a_version_without_a_probe_is_good_once_it_has_a_worker() -> None:
 
 def test_one_with_a_probe_is_asked_until_it_answers_well() -> None:
     fields = {"probe": "/healthz"}
-    assert decided(fields, ready=True) == ("ask", "")
-    assert decided(fields, ready=True, problem="answered 503: warming up") == ("ask", "")
+    assert decided(fields, ready=True) == ("probe", "")
+    assert decided(fields, ready=True, problem="answered 503: warming up") == ("probe", "")
     assert decided(fields, ready=True, problem="") == ("promote", "")
     late_s = spec().start_timeout_s + SLACK_MS / 1000
     action, error = decided(fields, ready=True, problem="answered 503: warming up", after_s=late_s)
@@ -60,7 +60,7 @@ def test_one_with_a_probe_is_asked_until_it_answers_well() -> None:
 def test_a_version_that_cannot_start_is_rejected_with_the_error_of_its_start() -> None:
     assert decided({}, failures=1) == ("wait", ""), "once may be the machine's fault"
     assert decided({}, failures=FAILURES_TO_BREAK) == ("reject", "load() raised")
-    assert decided({}, homeless=NO_ROOM) == ("reject", "no node has room")
+    assert decided({}, unplaced=NO_ROOM) == ("reject", "no node has room")
     late_s = spec().start_timeout_s + SLACK_MS / 1000
     assert decided({}, after_s=late_s - 0.1) == ("wait", "")
     assert decided({}, failures=1, after_s=late_s) == ("reject", "load() raised")

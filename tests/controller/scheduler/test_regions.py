@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fleetstart.controller.shell.service import place
+from fleetstart.controller.shell.service import select_node
 from fleetstart.runtime.contract.errors import Unavailable
 from fleetstart.runtime.contract.ids import NodeId
 from fleetstart.runtime.contract.node.reports import NodeReport
@@ -88,8 +88,8 @@ def test_a_shell_opens_where_its_function_may_run() -> None:
         report("c", "", 9999),
         report("d", "", 99, "gvisor"),
     ]
-    assert place(spec(region=["eu"]), nodes).node == "b"
-    assert place(spec(), nodes).node == "c"
-    assert place(spec(isolation="gvisor", memory_bytes=16 * MIB), nodes).node == "d"
+    assert select_node(spec(region=["eu"]), nodes).node == "b"
+    assert select_node(spec(), nodes).node == "c"
+    assert select_node(spec(isolation="gvisor", memory_bytes=16 * MIB), nodes).node == "d"
     with pytest.raises(Unavailable, match="1 node is in eu, 1 in us, 2 in no region"):
-        place(spec(region=["asia"]), nodes)
+        select_node(spec(region=["asia"]), nodes)

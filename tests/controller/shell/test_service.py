@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fleetstart.controller.shell.service import place
+from fleetstart.controller.shell.service import select_node
 from fleetstart.runtime.contract.errors import Unavailable
 from fleetstart.runtime.contract.function.spec import FunctionSpec
 from fleetstart.runtime.contract.ids import BundleId, FunctionName, NodeId
@@ -23,21 +23,21 @@ def node(name: str, *, gib: int = 8, used_gib: int = 0, profiles: tuple[str, ...
 
 def test_the_roomiest_node_that_can_takes_it() -> None:
     nodes = [node("a", used_gib=7), node("b", used_gib=5), node("c", profiles=("torch",)), node("d", used_gib=6)]
-    assert place(SPEC, nodes).node == "b"
+    assert select_node(SPEC, nodes).node == "b"
 
 
 def test_a_node_full_of_what_may_give_way_is_asked() -> None:
-    assert place(SPEC, [node("a", used_gib=8)]).node == "a"
+    assert select_node(SPEC, [node("a", used_gib=8)]).node == "a"
 
 
 @pytest.mark.parametrize(
     ("nodes", "says"),
     [
-        ([], "no node is there"),
+        ([], "there is no node"),
         ([node("a", profiles=()), node("b", profiles=("torch",))], "no node has profile python ready, neither of a, b"),
         ([node("a", gib=1)], "it needs 2048 MiB, and the roomiest, a, has 1024 MiB in all"),
     ],
 )
 def test_where_there_is_none_it_is_said_why(nodes: list[NodeReport], says: str) -> None:
     with pytest.raises(Unavailable, match=says):
-        place(SPEC, nodes)
+        select_node(SPEC, nodes)

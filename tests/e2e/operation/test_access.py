@@ -191,9 +191,9 @@ def test_a_key_is_entered_on_the_dashboard(system: System, tmp_path: Path) -> No
     mistyped = admin[:-1] + ("A" if admin[-1] != "A" else "B")
     with browsing(tmp_path / "profile") as page:
         page.open(f"{system.url}/ui/")
-        page.shows("This needs an API key, and none was shown.")
+        page.shows("An API key is needed, and none was sent.")
         page.shows("a key is needed")
-        for text, told in ((mistyped, "What was shown is no key"), (unknown, "This key is not known here.")):
+        for text, told in ((mistyped, "The key is malformed"), (unknown, "The key is unknown to this system.")):
             page.type(text)
             page.shows(told)
         page.screenshot(tmp_path / "wrong.png")
@@ -210,7 +210,7 @@ def test_a_key_is_entered_on_the_dashboard(system: System, tmp_path: Path) -> No
         assert admin not in page.run("document.documentElement.outerHTML + JSON.stringify({...localStorage})")
         page.open("about:blank")
         page.open(f"{system.url}/ui/")
-        page.shows("none was shown")  # it was kept nowhere
+        page.shows("none was sent")  # it was kept nowhere
         page.type(ml)
         page.shows("plain")
         page.shows("live")

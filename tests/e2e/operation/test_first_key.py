@@ -103,7 +103,7 @@ def test_the_link_of_the_dashboard_lets_its_owner_in_and_forgets_the_key(system:
         assert page.complaints == []
         page.open("about:blank")
         page.open(f"{url}/ui/")
-        page.shows("none was shown")
+        page.shows("none was sent")
         page.run(f"location.hash = '#key={key}'")  # the link, in a tab that shows the page already
         page.shows("live")
         assert page.run("location.hash") == "#/"
@@ -148,7 +148,7 @@ def test_who_owns_the_home_gets_in_again_without_the_key(system: System) -> None
     lost = system.layout.key.read_text().strip()
     system.layout.key.unlink()
     refused = system.fs("ls", code=1).stderr
-    assert "this needs an API key, and none was shown" in refused
+    assert "an API key is needed, and none was sent" in refused
     assert "fs key recover" in refused
     assert "fs key recover" in system.fs("up", code=1).stderr
     recovered = system.fs("key", "recover")

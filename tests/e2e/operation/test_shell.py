@@ -21,7 +21,7 @@ import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
-from fleetstart.controller.shell.service import OPEN_MOST
+from fleetstart.controller.shell.service import OPEN_MAX
 from fleetstart.runtime.contract.node.shell import FRAME_MAX_BYTES
 from tests.e2e.systems import FS, System, running
 from tests.servers import wait_until
@@ -258,7 +258,7 @@ def opened(system: System, key: str = "", query: str = "") -> ClientConnection:
 
 def test_no_more_than_some_are_open_at_a_time(system: System) -> None:
     with contextlib.ExitStack() as stack:
-        for _ in range(OPEN_MOST):
+        for _ in range(OPEN_MAX):
             stack.enter_context(opened(system))
         with pytest.raises(InvalidStatus) as refused:
             opened(system)

@@ -98,15 +98,15 @@ def test_any_text_is_a_url_or_refused(text: str) -> None:
 @pytest.mark.parametrize("host", ["localhost", "2130706433", "127.1", "0x7f.0.0.1", "127.0.0.1", "[::1]"])
 def test_however_an_address_is_written_it_is_not_connected_to(host: str) -> None:
     async def post() -> tuple[int, str]:
-        poster = WebhookClient(())
+        http = WebhookClient(())
         try:
-            return await poster.post(f"http://{host}:9/", {}, b"{}")
+            return await http.post(f"http://{host}:9/", {}, b"{}")
         finally:
-            await poster.close()
+            await http.close()
 
     status, error = asyncio.run(post())
     assert status == 0
-    assert "no public address" in error
+    assert "not a public address" in error
 
 
 # ── that it arrives ────────────────────────────────────────────────────────────────────────────────
@@ -202,7 +202,7 @@ def test_a_name_that_leads_to_ourselves_is_not_called(
     found = wait_until(lambda: got if (got := calls.get(invocation))["delivery"] and got["delivery"].get("error")
                        else None)  # fmt: skip
     assert found is not None
-    assert "no public address" in found["delivery"]["error"]
+    assert "not a public address" in found["delivery"]["error"]
     assert receiver.got == []
     refused = calls.post("hello/echo", fs_webhook=hook)
     assert refused.status_code == 400
