@@ -1,4 +1,4 @@
-// Which page is shown, and keeping it true: asks again every two seconds while somebody looks.
+// Routing of pages, and their refresh every two seconds while the tab is visible.
 
 import { Refused, useKey } from "./client.js";
 import { h, morph } from "./dom.js";
@@ -39,8 +39,8 @@ function drawNav(shown) {
   document.getElementById("nav").replaceChildren(...links);
 }
 
-// `fs dashboard` prints a link that has the key in it. It is taken out of the address bar, and of what the browser
-// remembers, before anything is asked for.
+// `fs dashboard` prints a link with the key in its fragment. The key is removed from the address bar and the history
+// before the first request.
 function takeKey() {
   const shown = /^#key=(.+)$/.exec(location.hash);
   if (!shown) return;
@@ -73,7 +73,7 @@ async function show(fresh) {
   timer = setTimeout(again, EVERY_MS);
 }
 
-// A log follows its end, unless somebody reads further up.
+// A log follows its end, unless it was scrolled up.
 function atEnd(pane) {
   return pane.scrollTop + pane.clientHeight > pane.scrollHeight - 8;
 }
@@ -90,7 +90,7 @@ function tell(kind, text) {
 
 function trouble(error, fresh) {
   if (!(error instanceof Refused)) {
-    tell("gone", "no answer: trying again");
+    tell("gone", "no response, retrying");
     if (!(error instanceof TypeError)) console.error(error);
     return;
   }
@@ -105,7 +105,7 @@ function trouble(error, fresh) {
 }
 
 function askForKey(error) {
-  tell("gone", "a key is needed");
+  tell("gone", "API key needed");
   if (!notice.hidden) return;
   const field = h("input", { type: "password", autocomplete: "off", "aria-label": "API key", placeholder: "API key" });
   const taken = (event) => {
@@ -114,7 +114,7 @@ function askForKey(error) {
     notice.hidden = true;
     show(true);
   };
-  notice.replaceChildren(`${sentence(error.message)} What you enter is kept until this page is closed or loaded anew.`,
+  notice.replaceChildren(`${sentence(error.message)} The key is kept in this page only, until it is closed or reloaded.`,
     h("form", { onsubmit: taken }, field, h("button", { type: "submit" }, "Use key")));
   notice.hidden = false;
   field.focus();

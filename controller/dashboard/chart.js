@@ -1,4 +1,4 @@
-// Small charts as SVG. Widths are in the units of their own view box.
+// Small SVG charts. Widths are in units of the chart's view box.
 
 import { h, s } from "./dom.js";
 import { ms } from "./format.js";

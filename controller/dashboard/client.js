@@ -1,5 +1,5 @@
-// The management API. A key is kept in this page's memory alone: functions are served from the same
-// origin, and what a function's own page can read, its author can.
+// Client of the management API. The key is kept in this page's memory alone: functions are served from the same origin,
+// and their pages could read any storage of this origin.
 
 let key = "";
 
@@ -29,7 +29,7 @@ export async function get(path, signal) {
   return (await answer(path, signal)).json();
 }
 
-// As `get`; null if there is no such thing.
+// As `get`; null for a 404.
 export async function find(path, signal) {
   try {
     return await get(path, signal);

@@ -1,4 +1,4 @@
-// Elements out of text. Text is never read as markup, and links go nowhere but where pages of ours or http go.
+// Builds elements from text. Text is never parsed as markup, and links lead to this dashboard's pages or to http(s) only.
 
 const SVG = "http://www.w3.org/2000/svg";
 const SAFE_LINK = /^(#|https?:\/\/)/;
@@ -29,7 +29,7 @@ function append(node, children) {
   }
 }
 
-// Changes `old` into `wanted` where they differ, so that focus, selection and scrolling outlive an update.
+// Changes `old` into `wanted` where they differ, so that an update keeps focus, selection and scroll position.
 export function morph(old, wanted) {
   for (const { name } of [...old.attributes]) if (!wanted.hasAttribute(name)) old.removeAttribute(name);
   for (const { name, value } of wanted.attributes) if (old.getAttribute(name) !== value) old.setAttribute(name, value);

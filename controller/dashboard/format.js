@@ -1,4 +1,4 @@
-// Numbers and times for people. Units are those of the API: milliseconds, bytes, nano-dollars.
+// Formats numbers and times. Units are those of the API: milliseconds, bytes, nano-dollars.
 
 export function ms(value) {
   if (value === null || value === undefined) return "–";
@@ -23,7 +23,7 @@ export function dollars(nusd) {
   return usd >= 1 ? `$${usd.toFixed(2)}` : `$${usd.toFixed(usd >= 0.001 ? 5 : 9)}`;
 }
 
-// Three digits that count, for where there is little room.
+// Three significant digits, where space is short.
 export function about(nusd) {
   const usd = nusd / 1e9;
   if (usd === 0 || usd >= 1) return dollars(nusd);

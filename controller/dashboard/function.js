@@ -1,9 +1,9 @@
-// One function: its versions, workers, settings, last calls, errors and log.
+// One function: its versions, workers, settings, latest invocations, errors and log.
 
 import { find, get, lines, name } from "./client.js";
 import { card, empty, facts, figure, h, table, tag } from "./dom.js";
 import { about, age, bytes, count, ms, percent, rate, several } from "./format.js";
-import { functionState, invocationLink, invocations, logLines, startTag, trouble, workerState, workersOf } from "./shown.js";
+import { functionState, invocationLink, invocations, logLines, startTag, trouble, workerState, workersOf } from "./components.js";
 
 const SHOWN = 20;
 
@@ -23,61 +23,61 @@ export function view({ info, versions, traffic, recent, log, seen }, nowMs) {
     traffic.error ? trouble({ message: `Version ${traffic.rejected} was rejected: ${traffic.error.message}` }) : null,
     h("div", { class: "figures" },
       figure(rate(seen?.calls_per_min ?? 0), "calls a minute"),
-      figure(ms(seen?.p50_ms), `p50, p99 ${ms(seen?.p99_ms)}`),
-      figure(ms(seen?.first_byte_p50_ms), `first byte p50, p99 ${ms(seen?.first_byte_p99_ms)}`),
+      figure(ms(seen?.p50_ms), `latency p50 (p99 ${ms(seen?.p99_ms)})`),
+      figure(ms(seen?.first_byte_p50_ms), `first byte p50 (p99 ${ms(seen?.first_byte_p99_ms)})`),
       figure(percent(seen?.waited ?? 0, seen?.calls ?? 0), "waited for a start"),
       figure(count(seen?.failed ?? 0), "failed, last 5 min"),
       figure(about(seen?.cost_today_nusd ?? 0), "today (UTC)")),
     h("div", { class: "columns" },
-      card("Calling it", facts([
+      card("Endpoint", facts([
         ["URL", h("a", { href: info.url, class: "mono" }, info.url)],
-        ["now", `${count(info.running)} running, ${count(info.queued)} waiting`],
-        ["predictions", info.prediction ? `off by ${percent(info.prediction.error, 1)} over ${several(info.prediction.starts, "start")}`
-          : "no start has been compared yet"],
+        ["calls now", `${count(info.running)} running, ${count(info.queued)} queued`],
+        ["TTFT prediction", info.prediction ? `mean error ${percent(info.prediction.error, 1)} over ${several(info.prediction.starts, "start")}`
+          : "not compared with a start yet"],
       ]), h("p", { class: "empty" }, h("code", null, `fs invoke ${info.name}`))),
       card("Settings", settings(info))),
     card("Versions", table(
-      [{ name: "version" }, { name: "gets" }, { name: "workers", num: true }, { name: "memory", num: true },
+      [{ name: "version" }, { name: "traffic" }, { name: "workers", num: true }, { name: "memory", num: true },
         { name: "deployed", num: true }, { name: "error", wide: true }],
       versions.map((one) => [one.version, one.roles.length ? one.roles.map((role) => tag(role, role === "live" ? "good" : null))
-        : h("span", { class: "dim" }, "calls that name it"), one.workers, bytes(one.spec.memory_bytes),
+        : h("span", { class: "dim" }, "by number only"), one.workers, bytes(one.spec.memory_bytes),
       `${age(one.deployed_unix_ms, nowMs)} ago`, one.error]))),
     card("Workers", workers(workersOf(info), nowMs)),
     errors(recent),
     card("Latest invocations", recent.length ? invocations(recent.slice(0, SHOWN), nowMs)
-      : empty("It was never called.", `fs invoke ${info.name}`)),
-    card("Log", log.length ? logLines(log) : empty("Its workers have printed nothing.", `fs logs ${info.name} -f`)),
+      : empty("No invocations yet. Make one:", `fs invoke ${info.name}`)),
+    card("Log", log.length ? logLines(log) : empty("No log lines yet.", `fs logs ${info.name} -f`)),
   ];
 }
 
-// A start that failed a while ago is tried again with the next call.
+// A failed start is retried with the next call.
 function lastStart(info, versions) {
   const error = versions.find((one) => one.version === info.version)?.error;
-  return error && !workersOf(info).length ? trouble({ message: `Its last start failed: ${error}` }) : null;
+  return error && !workersOf(info).length ? trouble({ message: `Last start failed: ${error}` }) : null;
 }
 
 function settings({ spec, scale }) {
-  const slo = spec.slo && [spec.slo.ttft_s && `first token in ${spec.slo.ttft_s} s`, spec.slo.tpot_s && `${spec.slo.tpot_s} s a token`];
+  const slo = spec.slo && [spec.slo.ttft_s && `first token in ${spec.slo.ttft_s} s`, spec.slo.tpot_s && `${spec.slo.tpot_s} s per token`];
   return facts([
     ["entry", h("span", { class: "mono" }, spec.entry)],
     ["memory", bytes(spec.memory_bytes)],
-    ["concurrency", `${several(spec.concurrency, "call")} a worker`],
-    ["workers", `${scale.min} to ${scale.max}, kept ${scale.keep_alive_s} s after the last call`],
-    ["limits", `${spec.timeout_s} s a call, ${spec.start_timeout_s} s a start`],
-    ["promise", slo ? slo.filter(Boolean).join(", ") : "none: as quick as is worth the machines"],
+    ["concurrency", `${several(spec.concurrency, "call")} per worker`],
+    ["scale", `${scale.min} to ${scale.max} workers, keep-alive ${scale.keep_alive_s} s`],
+    ["timeouts", `call ${spec.timeout_s} s, start ${spec.start_timeout_s} s`],
+    ["SLO", slo ? slo.filter(Boolean).join(", ") : "none: starts minimize cost"],
     ["weights", spec.weights && h("span", { class: "mono" }, spec.weights.slice(0, 12))],
     ["adapter", spec.adapter && h("span", { class: "mono" }, spec.adapter.slice(0, 12))],
     ["engine", spec.llm ? `language model, ${spec.llm.dtype}, batches of ${spec.llm.max_batch}` : spec.layered ? "layers" : null],
-    ["network", spec.network ? "the node's" : "its own loopback only"],
+    ["network", spec.network ? "the node's" : "loopback only"],
     ["tags", Object.entries(spec.tags).map(([key, value]) => tag(`${key}=${value}`))],
   ].filter(([, value]) => !(Array.isArray(value) && value.length === 0)));
 }
 
 function workers(found, nowMs) {
-  if (!found.length) return empty("None: it costs nothing until the next call.");
+  if (!found.length) return empty("None: scaled to zero, without cost until the next call.");
   return table(
     [{ name: "worker" }, { name: "version", num: true }, { name: "state" }, { name: "node" }, { name: "start" },
-      { name: "started in", num: true }, { name: "since", num: true }, { name: "isolation", wide: true }],
+      { name: "start time", num: true }, { name: "in state for", num: true }, { name: "isolation", wide: true }],
     found.map((worker) => [h("span", { class: "mono" }, worker.worker), worker.version, workerState(worker.state), worker.node,
       [startTag(worker.start), worker.pooled ? tag("pooled") : null], started(worker),
       age(worker.changed_unix_ns / 1e6, nowMs), worker.isolation || "plain process"]));
@@ -98,6 +98,6 @@ function errors(recent) {
   }
   if (!kinds.size) return null;
   return card(`Errors of the last ${several(recent.length, "call")}`, table(
-    [{ name: "error" }, { name: "status", num: true }, { name: "times", num: true }, { name: "the last one" }],
+    [{ name: "error" }, { name: "status", num: true }, { name: "count", num: true }, { name: "latest invocation" }],
     [...kinds.values()].map((kind) => [kind.code, kind.status, kind.times, invocationLink(kind.last.id)])));
 }

@@ -1,10 +1,10 @@
-// All functions: what each is at, how quick it is, what it costs.
+// All functions: state, load, latency and cost.
 
 import { find, get } from "./client.js";
 import { card, empty, figure, h, table } from "./dom.js";
 import { about, count, dollars, ms, percent, rate } from "./format.js";
 import { spark } from "./chart.js";
-import { functionLink, functionState, invocations, workersOf } from "./shown.js";
+import { functionLink, functionState, invocations, workersOf } from "./components.js";
 
 const NOTHING = { calls: 0, calls_per_min: 0, failed: 0, refused: 0, waited: 0, cold: 0, cost_today_nusd: 0, by_bucket: [] };
 
@@ -31,28 +31,28 @@ export function view({ status, activity, recent }, nowMs) {
     status.redis === "ok" ? null : h("p", { class: "trouble" }, `Redis: ${status.redis}`),
     status.nodes.length || status.limited ? null : h("p", { class: "trouble" }, "No node is registered: nothing can run."),
     status.budgets.filter((budget) => budget.stage !== "ok").map((budget) => h("p", { class: "trouble" },
-      `The budget of ${budget.function} for ${budget.period} is ${budget.stage === "spent" ? "spent: calls are refused" :
+      `The budget of ${budget.function} for ${budget.period} is ${budget.stage === "spent" ? "spent: calls are rejected" :
         `${percent(budget.spent_nusd, budget.limit_nusd)} spent`}.`)),
     card("Functions", status.functions.length ? functionsTable(status.functions, by, minutes)
-      : empty("Nothing is deployed yet. A first function:", "fs deploy examples/hello/handler.py")),
+      : empty("No functions are deployed yet. Deploy one:", "fs deploy examples/hello/handler.py")),
     card("Latest invocations", recent.length ? invocations(recent, nowMs, { withFunction: true })
-      : empty("Nothing was called yet. A first call:", `fs invoke ${status.functions[0]?.name ?? "hello"}`)),
+      : empty("No invocations yet. Make one:", `fs invoke ${status.functions[0]?.name ?? "hello"}`)),
   ];
 }
 
 function functionsTable(functions, by, minutes) {
   const headings = [
     { name: "function" }, { name: "version", num: true }, { name: "state" }, { name: "workers", num: true },
-    { name: "running", num: true }, { name: "waiting", num: true }, { name: "calls/min", num: true },
+    { name: "running", num: true }, { name: "queued", num: true }, { name: "calls/min", num: true },
     { name: `last ${minutes} min`, num: true }, { name: "p50", num: true }, { name: "p99", num: true },
-    { name: "waited", num: true }, { name: "failed", num: true }, { name: "today", num: true },
+    { name: "waited for start", num: true }, { name: "failed", num: true }, { name: "cost today", num: true },
   ];
   return table(headings, functions.map((info) => {
     const seen = by.get(info.name) ?? NOTHING;
     return [
       functionLink(info.name), info.version, functionState(info), workersOf(info).length, info.running, info.queued,
       rate(seen.calls_per_min), spark(seen.by_bucket, `${seen.calls} calls`), ms(seen.p50_ms), ms(seen.p99_ms),
-      h("span", { title: `${seen.cold} cold and ${seen.waited - seen.cold} warm starts waited for` }, percent(seen.waited, seen.calls)),
+      h("span", { title: `${seen.cold} calls waited for a cold start, ${seen.waited - seen.cold} for a warm start` }, percent(seen.waited, seen.calls)),
       h("span", { class: seen.failed ? "bad" : "dim" }, seen.failed), dollars(seen.cost_today_nusd),
     ];
   }));

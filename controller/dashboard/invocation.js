@@ -1,15 +1,15 @@
-// One invocation: its phases on one axis, why it took so long, what was predicted, what it cost, what it printed.
+// One invocation: its timeline, the longest phase, its worker, cost, placement decision and log.
 
 import { find, get, lines, name } from "./client.js";
 import { card, empty, facts, figure, h, table, tag } from "./dom.js";
 import { about, bytes, clock, dollars, ms, percent } from "./format.js";
 import { waterfall } from "./chart.js";
-import { functionLink, logLines, startTag, statusTag, trouble } from "./shown.js";
+import { functionLink, logLines, startTag, statusTag, trouble } from "./components.js";
 
 const MEANING = {
-  queue: "waiting at the gateway", place: "choosing a node", start: "starting a process", fetch: "weights on their way",
-  device: "device", import: "libraries and handler", load: "weights bound, load()", execute: "the call itself",
-  respond: "sending the answer", move: "to another worker",
+  queue: "queued in the gateway", place: "placement", start: "process start", fetch: "fetching weights",
+  device: "device init", import: "libraries and handler", load: "binding weights, load()", execute: "handler",
+  respond: "sending the response", move: "moving to another worker",
 };
 const GIB = 1024 ** 3;
 const MIB = 1024 ** 2;
@@ -27,35 +27,35 @@ export async function load([id], query, signal) {
 
 export function view({ trace, plan, log }) {
   const { row, timeline } = trace;
-  if (!row) return notYet(trace);
+  if (!row) return pending(trace);
   const rows = phases(timeline.phases);
   return [
     h("div", { class: "title" }, h("h1", { class: "mono" }, row.id), statusTag(row.status), row.worker ? startTag(row.start) : null,
       h("span", { class: "sub" }, functionLink(row.function), ` version ${row.version}, ${clock(row.accepted_unix_ms)}`)),
     row.error ? h("p", { class: "trouble" }, row.error) : null,
     h("div", { class: "figures" },
-      figure(ms(row.total_ms), "until the answer was whole"), figure(ms(row.first_byte_ms), "until its first byte"),
-      figure(ms(row.queue_ms), "waited, not billed"), figure(ms(row.billed_ms), "billed"), figure(about(row.cost_nusd), "cost")),
-    card("Where the time went", rows.length ? [h("p", { class: "why" }, why(rows, trace)), chart(rows)]
-      : empty("No phases were recorded: its gateway ended before it did.")),
-    h("div", { class: "columns" }, card("What it met", met(trace)), card("What it cost", cost(row))),
-    plan ? prediction(plan) : null,
-    card("What was printed for it", log.length ? logLines(log) : empty("Nothing, or it is not kept any more.")),
+      figure(ms(row.total_ms), "total"), figure(ms(row.first_byte_ms), "first byte"),
+      figure(ms(row.queue_ms), "queued, not billed"), figure(ms(row.billed_ms), "billed"), figure(about(row.cost_nusd), "cost")),
+    card("Timeline", rows.length ? [h("p", { class: "why" }, longest(rows, trace)), chart(rows)]
+      : empty("No phases were recorded: the gateway died before the call ended.")),
+    h("div", { class: "columns" }, card("Worker", worker(trace)), card("Cost", cost(row))),
+    plan ? placement(plan) : null,
+    card("Log", log.length ? logLines(log) : empty("No log lines, or they have expired.")),
   ];
 }
 
-// An invocation whose caller did not wait, before it has run.
-function notYet(info) {
+// An async invocation that has not run yet.
+function pending(info) {
   return [
     h("div", { class: "title" }, h("h1", { class: "mono" }, info.id), tag(info.status, info.error ? "bad" : "busy"),
       h("span", { class: "sub" }, functionLink(info.function))),
     info.error ? trouble(info.error) : null,
-    card("It has no run to show yet", facts([["accepted", clock(info.accepted_unix_ms)], ["origin", info.origin],
+    card("Not run yet", facts([["accepted", clock(info.accepted_unix_ms)], ["origin", info.origin],
       ["runs", info.runs], ["target", `${info.method} ${info.target}`]])),
   ];
 }
 
-// [name, meaning, bars], by when each began.
+// [name, meaning, bars], in order of their beginnings.
 function phases(found) {
   if (!found.length) return [];
   const begin = Math.min(...found.map((phase) => phase.started_ns));
@@ -76,44 +76,44 @@ function total(bars) {
   return bars.reduce((sum, bar) => sum + bar.to - bar.from, 0);
 }
 
-function why(rows, trace) {
+function longest(rows, trace) {
   const spanMs = Math.max(...rows.flatMap(([, , bars]) => bars.map((bar) => bar.to)));
   const parts = rows.filter(([phase]) => phase !== "queue" || trace.row.start === "hot" || rows.length < 3);
   const [phase, , bars] = parts.reduce((most, one) => (total(one[2]) > total(most[2]) ? one : most), parts[0]);
   const share = percent(total(bars), spanMs);
   const came = Object.entries(trace.fetched ?? {}).map(([source, size]) => `${bytes(size)} from the ${source}`).join(", ");
   const meaning = {
-    queue: "it waited for a free slot: all workers were busy. More workers (scale.max) or more concurrency help",
-    place: "a node had to be chosen, or had no room",
-    start: "a process was started for it",
-    fetch: `weights were fetched${came ? `: ${came}` : ""}`,
-    device: "the device was brought up",
-    import: "libraries and the handler were imported",
-    load: `the handler's load() ran${came ? `, while weights came: ${came}` : ""}`,
-    execute: "the handler worked on it",
-    respond: "the answer was sent, as fast as it was made and read",
-    move: "its worker was lost and another one took over",
+    queue: "the call waited for a free slot while all workers were busy. More workers (scale.max) or more concurrency help",
+    place: "placement, or waiting for capacity on a node",
+    start: "process start",
+    fetch: `fetching weights${came ? `: ${came}` : ""}`,
+    device: "device initialisation",
+    import: "import of libraries and the handler",
+    load: `the handler's load()${came ? `, while weights were fetched: ${came}` : ""}`,
+    execute: "execution of the handler",
+    respond: "sending the response, at the pace of the handler and the client",
+    move: "another worker took over after the first one was lost",
   }[phase];
-  return [`${share} of ${ms(spanMs)} went to `, h("b", null, phase), `: ${meaning}.`, begin(rows, trace, came)];
+  return ["Longest phase: ", h("b", null, phase), ` (${share} of ${ms(spanMs)}), ${meaning}.`, begin(rows, trace, came)];
 }
 
-// Of a call that waited for a start: what its first byte waited for.
+// The longest phase of the start that a call waited for.
 function begin(rows, { row }, came) {
   const parts = rows.filter(([phase]) => START.includes(phase));
   if (row.start === "hot" || row.first_byte_ms === null || !parts.length) return null;
   const [phase, , bars] = parts.reduce((most, one) => (total(one[2]) > total(most[2]) ? one : most));
-  return [` Its first byte waited ${ms(row.queue_ms)} for a ${row.start} start, longest for `, h("b", null, phase),
+  return [` The call waited ${ms(row.queue_ms)} for a ${row.start} start, longest for `, h("b", null, phase),
     ` (${ms(total(bars))}${phase === "fetch" && came ? `, ${came}` : ""}).`];
 }
 
-function met(trace) {
+function worker(trace) {
   const { row, context } = trace;
   return facts([
     ["worker", row.worker ? h("span", { class: "mono" }, row.worker) : "none"],
     ["node", trace.node],
-    ["start", row.worker ? { hot: "hot: the worker was ready", warm: "warm: weights lay in memory, if it has any",
-      cold: "cold: weights had to be fetched" }[row.start] : null],
-    ["process", row.worker && row.start !== "hot" ? (trace.pooled ? "taken from the pool" : "forked for it") : null],
+    ["start", row.worker ? { hot: "hot: the worker was ready", warm: "warm: new worker, no weights to fetch",
+      cold: "cold: new worker, weights fetched" }[row.start] : null],
+    ["process", row.worker && row.start !== "hot" ? (trace.pooled ? "from the prefork pool" : "forked on demand") : null],
     ["weights", Object.entries(trace.fetched ?? {}).map(([source, size]) => `${bytes(size)} from the ${source}`).join(", ")],
     ["attempts", row.attempts],
     ["isolation", trace.isolation],
@@ -129,28 +129,28 @@ function cost(row) {
   return table([{ name: "" }, { name: "time", num: true }, { name: "memory", num: true }, { name: "rate, GiB·s", num: true }, { name: "cost", num: true }], [
     ["execution", ms(row.billed_ms), row.memory_bytes < GIB ? bytes(Math.round(row.memory_bytes / MIB) * MIB) : bytes(row.memory_bytes),
       dollars(perGib), dollars(row.cost_nusd)],
-    ["waiting and start", ms(row.queue_ms), "", "waived", "$0"],
+    ["queue and start", ms(row.queue_ms), "", "waived", "$0"],
   ], ["", "", "", `price sheet ${row.price}`, dollars(row.cost_nusd)]);
 }
 
-function prediction(plan) {
+function placement(plan) {
   const { plan: chosen, compared } = plan.explanation;
-  const when = plan.row.start === "hot" ? "This worker had been ready before; this is how it was started. " : "";
+  const when = plan.row.start === "hot" ? "The worker was ready before this call; this is the decision for its own start. " : "";
   const shown = (value) => (value === null || value === undefined ? "–" : value.toFixed(3));
-  return card("Why it was started so",
+  return card("Placement decision",
     h("p", { class: "why" }, when, chosen.stages.length ? chosen.reason : `Nothing was started: ${chosen.reason}`),
     compared.length ? table(
-      [{ name: "" }, { name: "predicted", num: true }, { name: "observed", num: true }, { name: "off by", num: true }],
+      [{ name: "" }, { name: "predicted", num: true }, { name: "observed", num: true }, { name: "error", num: true }],
       compared.map((one) => [one.what, shown(one.predicted), shown(one.observed), one.error == null ? "–" : percent(one.error, 1)])) : null,
     chosen.considered.length ? [h("h2", null, "Candidates"), table(
       [{ name: "stages" }, { name: "nodes", wide: true }, { name: "TTFT, s", num: true }, { name: "TPOT, s", num: true },
-        { name: "GiB·s", num: true }, { name: "why not", wide: true }],
+        { name: "GiB·s", num: true }, { name: "rejected because", wide: true }],
       chosen.considered.filter(isNew()).map((one) => [one.stages, one.nodes.join(" ") || "–", one.nodes.length ? one.ttft_s.toFixed(2) : "–",
         one.nodes.length ? one.tpot_s.toFixed(3) : "–", one.nodes.length ? one.cost_gib_s.toFixed(1) : "–",
-        one.why_not || h("b", null, "taken")]))] : null);
+        one.why_not || h("b", null, "selected")]))] : null);
 }
 
-// Of those that could not be, one of each kind.
+// Shows infeasible candidates once for each reason.
 function isNew() {
   const known = new Set();
   return (one) => {
@@ -159,7 +159,7 @@ function isNew() {
   };
 }
 
-// Lines that say so, and those of its worker while it ran that no other invocation has.
+// Log lines of this invocation, and its worker's lines without an invocation while it ran.
 function isOf(line, { row, timeline }) {
   if (line.invocation) return line.invocation === row.id;
   const ran = timeline.phases.filter((phase) => phase.name === "execute" || phase.name === "respond");

@@ -1,17 +1,17 @@
-// The machines: memory, checkpoints in memory and on disk, where weights come from and how fast.
+// Nodes: memory, cached checkpoints, and the bandwidth of the sources of weights.
 
 import { get } from "./client.js";
 import { card, empty, facts, h, table, tag } from "./dom.js";
 import { bytes, ms, percent } from "./format.js";
 import { key, meter } from "./chart.js";
-import { functionLink, workerState, workersOf } from "./shown.js";
+import { functionLink, workerState, workersOf } from "./components.js";
 
 export async function load(parts, query, signal) {
   return get("status", signal);
 }
 
 export function view(status) {
-  if (status.limited) return card("Nodes", empty("This key was made for some functions only, and nodes are everybody's."));
+  if (status.limited) return card("Nodes", empty("This key is limited to some functions; nodes are shared by all."));
   if (!status.nodes.length) return card("Nodes", empty("No node is registered: nothing can run.", "fs up"));
   const users = new Map();
   for (const info of status.functions) {
@@ -33,15 +33,15 @@ function one(node, workers, users) {
     h("p", null, `Memory: ${bytes(node.memory_used_bytes)} of ${bytes(node.memory_bytes)} (${percent(node.memory_used_bytes, node.memory_bytes)})`),
     meter([["used", reserved / node.memory_bytes, `workers: ${bytes(reserved)}`],
       ["weights", weights / node.memory_bytes, `weights: ${bytes(weights)}`]], "memory in use"),
-    key([["used", `workers, promised ${bytes(reserved)}`], ["weights", `weights ${bytes(weights)}`],
-      ["free", `pool for more weights, made ready ${bytes(memory.free_bytes)}`]]),
+    key([["used", `reserved for workers ${bytes(reserved)}`], ["weights", `weights ${bytes(weights)}`],
+      ["free", `free slabs for weights ${bytes(memory.free_bytes)}`]]),
     h("div", { class: "columns" },
-      h("div", null, h("h2", null, "Tiers"), tiers(node)),
-      h("div", null, h("h2", null, "How"), facts([
-        ["isolation", node.isolation || "none: plain processes"], ["limits", node.limits || "none"],
-        ["warm parents", node.profiles.join(", ") || "none yet"],
-        ["weights in", `${{ hugetlb: "reserved huge", thp: "transparent huge", small: "small" }[memory.pages]} pages, slabs of ${bytes(memory.slab_bytes)}`],
-        ...Object.entries(memory.refused).map(([pages, reason]) => [`not ${pages}`, reason]),
+      h("div", null, h("h2", null, "Storage tiers"), tiers(node)),
+      h("div", null, h("h2", null, "Configuration"), facts([
+        ["isolation", node.isolation || "none: plain processes"], ["memory limits", node.limits || "none"],
+        ["preloaded profiles", node.profiles.join(", ") || "none yet"],
+        ["weights memory", `${{ hugetlb: "reserved huge", thp: "transparent huge", small: "small" }[memory.pages]} pages, slabs of ${bytes(memory.slab_bytes)}`],
+        ...Object.entries(memory.refused).map(([pages, reason]) => [`${pages} pages unavailable`, reason]),
       ]))),
     h("h2", null, "Checkpoints"), checkpoints(node, users),
     h("h2", null, "Workers"), workers.length ? table(
@@ -49,8 +49,8 @@ function one(node, workers, users) {
       workers.map((worker) => [h("span", { class: "mono" }, worker.worker),
         [functionLink(worker.function), ` @${worker.version}`], workerState(worker.state), worker.start]))
       : empty("None."),
-    Object.keys(node.speeds).length ? [h("h2", null, "Calls here"), table(
-      [{ name: "version" }, { name: "calls", num: true }, { name: "a call", num: true }, { name: "first token", num: true }, { name: "each after", num: true }],
+    Object.keys(node.speeds).length ? [h("h2", null, "Latency on this node"), table(
+      [{ name: "version" }, { name: "calls", num: true }, { name: "call", num: true }, { name: "first token", num: true }, { name: "next tokens", num: true }],
       Object.entries(node.speeds).map(([version, speed]) => [version, speed.calls, ms(1000 * speed.call_s), ms(1000 * speed.prefill_s),
         speed.decode_s === null ? "–" : ms(1000 * speed.decode_s)]))] : null);
 }
@@ -59,7 +59,7 @@ function tiers(node) {
   const held = node.segments.reduce((sum, segment) => sum + segment.ready_bytes, 0);
   const line = (name, holds, source) => [name, holds, node.bytes_per_s[source] ? `${bytes(node.bytes_per_s[source])}/s` : "–",
     node.fetched_bytes[source] ? bytes(node.fetched_bytes[source]) : "–"];
-  return table([{ name: "tier" }, { name: "holds", num: true }, { name: "speed, last", num: true }, { name: "gave", num: true }], [
+  return table([{ name: "tier" }, { name: "stored", num: true }, { name: "latest bandwidth", num: true }, { name: "fetched", num: true }], [
     ["host memory", bytes(held), "–", "–"], line("disk", bytes(node.disk_bytes), "disk"), line("object store", "all", "store"),
     ...Object.keys({ ...node.bytes_per_s, ...node.fetched_bytes }).filter((source) => source !== "disk" && source !== "store")
       .map((source) => line(source, "–", source)),
@@ -69,15 +69,15 @@ function tiers(node) {
 function checkpoints(node, users) {
   const known = new Map(node.segments.map((segment) => [segment.checkpoint, segment]));
   const ids = [...new Set([...known.keys(), ...Object.keys(node.disk)])];
-  if (!ids.length) return empty("None in memory or on disk: weights come with the first call of a function that has some.");
-  return table([{ name: "checkpoint" }, { name: "functions" }, { name: "in memory" }, { name: "there", num: true }, { name: "size", num: true }, { name: "" }, { name: "on disk" }],
+  if (!ids.length) return empty("None in memory or on disk: weights are fetched by the first call of a function that has some.");
+  return table([{ name: "checkpoint" }, { name: "functions" }, { name: "in memory" }, { name: "loaded", num: true }, { name: "size", num: true }, { name: "" }, { name: "on disk" }],
     ids.map((id) => {
       const segment = known.get(id);
       const of = users.get(id);
       return [h("span", { class: "mono", title: id }, id.slice(0, 12)), of ? of.map((name, index) => [index ? ", " : "", functionLink(name)]) : h("span", { class: "dim" }, "no live version"),
         segment ? tag(segment.state, { ready: "good", filling: "busy", partial: "busy", failed: "bad" }[segment.state]) : tag("no"),
         segment ? bytes(segment.ready_bytes) : "–", segment ? bytes(segment.size_bytes) : "–",
-        segment ? meter([["weights", segment.size_bytes ? segment.ready_bytes / segment.size_bytes : 0, bytes(segment.ready_bytes)]], "share that is there") : null,
+        segment ? meter([["weights", segment.size_bytes ? segment.ready_bytes / segment.size_bytes : 0, bytes(segment.ready_bytes)]], "share loaded") : null,
         node.disk[id] ? tag("yes", "good") : tag("no")];
     }));
 }

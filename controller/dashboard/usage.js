@@ -1,10 +1,10 @@
-// The bill so far: by function and phase, by day, and how far budgets are spent.
+// Usage and cost by function, phase and day, and the state of budgets.
 
 import { get } from "./client.js";
 import { card, choices, empty, h, table, tag } from "./dom.js";
 import { about, count, dollars, ms, percent } from "./format.js";
 import { meter } from "./chart.js";
-import { functionLink } from "./shown.js";
+import { functionLink } from "./components.js";
 
 const DAY_MS = 86_400_000;
 const RANGES = [["today", 1], ["7 days", 7], ["30 days", 30]];
@@ -24,12 +24,12 @@ export async function load(parts, query, signal) {
 
 export function view({ days, byPhase, byDay, budgets }) {
   return [
-    h("div", { class: "title" }, h("h1", null, about(byPhase.total_nusd)), h("span", { class: "sub" }, "to the last unit what the ledger's rows come to (days are UTC)"),
+    h("div", { class: "title" }, h("h1", null, about(byPhase.total_nusd)), h("span", { class: "sub" }, "exact sum of the ledger's rows (days are UTC)"),
       choices(RANGES.map(([text, known]) => [text, `#/usage?days=${known}`, known === days]))),
-    card("By function", byPhase.lines.length ? byFunction(byPhase) : empty("Nothing was booked in this time.", "fs invoke hello")),
-    card("By function and phase", byPhase.lines.length ? phases(byPhase) : empty("Nothing.")),
+    card("By function", byPhase.lines.length ? byFunction(byPhase) : empty("No usage in this period.", "fs invoke hello")),
+    card("By function and phase", byPhase.lines.length ? phases(byPhase) : empty("No usage in this period.")),
     days > 1 && byDay.lines.length ? card("By day", bars(byDay.lines.map((line) => [line.day, line.cost_nusd]))) : null,
-    card("Budgets", budgets.length ? budgetsTable(budgets) : empty("No function has one.", "fs budget set hello --usd 5 --per month")),
+    card("Budgets", budgets.length ? budgetsTable(budgets) : empty("No budgets are set.", "fs budget set hello --usd 5 --per month")),
     h("p", { class: "empty" }, "Rows, invoices and other groupings: ", h("code", null, "fs usage --by function,day,key --csv"), " ", h("code", null, "fs invoice 2026-11")),
   ];
 }
@@ -49,13 +49,13 @@ function byFunction(usage) {
 function phases(usage) {
   const rows = usage.lines.map((line) => [functionLink(line.function), line.kind, count(line.rows), ms(line.duration_ms),
     line.waived_ms ? ms(line.waived_ms) : "–", line.kind === "execute" ? h("span", { class: "dim" }, "by invocation") : dollars(line.cost_nusd)]);
-  return table([{ name: "function" }, { name: "what" }, { name: "rows", num: true }, { name: "time", num: true }, { name: "waived", num: true }, { name: "cost", num: true }],
-    rows, ["all", "", count(usage.lines.reduce((sum, line) => sum + line.rows, 0)), "", ms(usage.lines.reduce((sum, line) => sum + line.waived_ms, 0)), dollars(usage.total_nusd)]);
+  return table([{ name: "function" }, { name: "phase" }, { name: "rows", num: true }, { name: "time", num: true }, { name: "waived", num: true }, { name: "cost", num: true }],
+    rows, ["total", "", count(usage.lines.reduce((sum, line) => sum + line.rows, 0)), "", ms(usage.lines.reduce((sum, line) => sum + line.waived_ms, 0)), dollars(usage.total_nusd)]);
 }
 
 function budgetsTable(budgets) {
-  return table([{ name: "function" }, { name: "period" }, { name: "state" }, { name: "" }, { name: "spent", num: true }, { name: "of", num: true }, { name: "share", num: true }],
-    budgets.map((one) => [functionLink(one.function), one.period, tag({ ok: "ok", alert: "alert", spent: "spent: refused" }[one.stage], { ok: "good", alert: "warn", spent: "bad" }[one.stage]),
+  return table([{ name: "function" }, { name: "period" }, { name: "state" }, { name: "" }, { name: "spent", num: true }, { name: "limit", num: true }, { name: "share", num: true }],
+    budgets.map((one) => [functionLink(one.function), one.period, tag({ ok: "ok", alert: "alert", spent: "spent: calls rejected" }[one.stage], { ok: "good", alert: "warn", spent: "bad" }[one.stage]),
       meter([[{ ok: "used", alert: "warn", spent: "bad" }[one.stage], one.spent_nusd / one.limit_nusd, dollars(one.spent_nusd)]], "spent"),
       dollars(one.spent_nusd), dollars(one.limit_nusd), percent(one.spent_nusd, one.limit_nusd)]));
 }

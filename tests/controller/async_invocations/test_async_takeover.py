@@ -42,7 +42,7 @@ def test_a_killed_gateways_call_is_taken_over_and_billed_once(
     for app in list(node.apps.values()):
         app.release.set()
     ended = survivor.until(invocation, "succeeded", deadline_s=20)
-    assert "taken over from a gateway that is gone" in [moment["what"] for moment in ended["history"]]
+    assert "taken over from a dead gateway" in [moment["what"] for moment in ended["history"]]
     assert info["id"] == ended["id"]
     served = wait_until(
         lambda: [row["id"] for row in survivor.rows_of("hello") if row["status"] == 200], what="its row"

@@ -192,7 +192,7 @@ def test_a_key_is_entered_on_the_dashboard(system: System, tmp_path: Path) -> No
     with browsing(tmp_path / "profile") as page:
         page.open(f"{system.url}/ui/")
         page.shows("An API key is needed, and none was sent.")
-        page.shows("a key is needed")
+        page.shows("API key needed")
         for text, told in ((mistyped, "The key is malformed"), (unknown, "The key is unknown to this system.")):
             page.type(text)
             page.shows(told)
@@ -217,7 +217,7 @@ def test_a_key_is_entered_on_the_dashboard(system: System, tmp_path: Path) -> No
         assert "uses" not in page.text
         assert "No node" not in page.text, "there is one, which is none of this key's business"
         page.run("location.hash = '#/nodes'")
-        page.shows("made for some functions")
+        page.shows("limited to some functions")
         page.screenshot(tmp_path / "limited.png")
         assert not [one for one in page.complaints if "401" not in one], page.complaints
 

@@ -176,7 +176,12 @@ def test_the_dashboard_is_where_fs_says(seen: System) -> None:
 PAGES = {
     "": ("chatty", "broken", "hostile", "Latest invocations"),
     "f/broken": ("FileNotFoundError: model.bin", "looking for the model", "start_failed"),
-    "i/evil-1": ("handler_error", "Where the time went", "&lt;script&gt;document.title='owned'&lt;/script&gt;"),
+    "i/evil-1": (
+        "handler_error",
+        "Timeline",
+        "Placement decision",
+        "&lt;script&gt;document.title='owned'&lt;/script&gt;",
+    ),
     "nodes": ("host memory", "object store", "Memory:"),
     "usage": ("By function and phase", "waived", "invocation"),
 }

@@ -1,4 +1,4 @@
-// What several pages say in the same way.
+// Components that several pages share: links, state tags, the table of invocations, log lines, errors.
 
 import { h, table, tag } from "./dom.js";
 import { age, clock, dollars, ms } from "./format.js";
@@ -23,7 +23,7 @@ export function functionState(info) {
   const workers = workersOf(info);
   if (workers.some((worker) => worker.state === "ready")) return tag(info.running ? "running" : "ready", "good");
   if (workers.some((worker) => worker.state === "starting")) return tag("starting", "busy");
-  return info.queued ? tag("waiting", "warn") : tag("asleep");
+  return info.queued ? tag("queued", "warn") : tag("scaled to zero");
 }
 
 export function workerState(state) {
@@ -41,8 +41,8 @@ export function statusTag(status) {
 export function invocations(rows, nowMs, { withFunction = false } = {}) {
   const headings = [
     { name: "when", tight: true }, { name: "invocation", tight: true }, ...(withFunction ? [{ name: "function" }] : []),
-    { name: "status" }, { name: "start" }, { name: "waited", num: true }, { name: "first byte", num: true },
-    { name: "whole", num: true }, { name: "billed", num: true }, { name: "cost", num: true }, { name: "error", wide: true },
+    { name: "status" }, { name: "start" }, { name: "queued", num: true }, { name: "first byte", num: true },
+    { name: "total", num: true }, { name: "billed", num: true }, { name: "cost", num: true }, { name: "error", wide: true },
   ];
   return table(headings, rows.map((row) => [
     h("span", { title: clock(row.accepted_unix_ms) }, `${age(row.accepted_unix_ms, nowMs)} ago`),
