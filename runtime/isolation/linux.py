@@ -1,4 +1,4 @@
-"""The few Linux calls that Python 3.11 does not offer: namespaces, mounts, capabilities, death signals.
+"""Linux system calls that Python 3.11 lacks: namespaces, mounts, capabilities, death signals.
 
 Every function is one system call (or one ioctl) and raises OSError that names it. What to call in which
 order is `isolation`'s affair.
@@ -92,7 +92,7 @@ def mount(source: str, target: str, kind: str | None, flags: int, options: str =
 
 
 def open_tree(path: str) -> int:
-    """A descriptor of a detached copy of everything mounted at and below `path`."""
+    """Opens a detached copy of the mounts at and below `path`; returns its descriptor."""
     flags = _OPEN_TREE_CLONE | _AT_RECURSIVE | os.O_CLOEXEC
     return _checked(_libc.syscall(_SYS_OPEN_TREE, _AT_FDCWD, path.encode(), flags), f"open_tree {path}")
 
@@ -129,12 +129,12 @@ def _prctl(option: int, argument: int, what: str) -> None:
 
 
 def die_with_parent(signal_number: int) -> None:
-    """The kernel sends the signal when the parent dies. Cleared by a change of credentials: set it last."""
+    """Has the kernel send a signal when the parent dies. A change of credentials clears it: set it last."""
     _prctl(_PR_SET_PDEATHSIG, signal_number, "prctl(PR_SET_PDEATHSIG)")
 
 
 def forbid_new_privileges() -> None:
-    """No exec gives more rights than the process has; also what an unprivileged seccomp filter requires."""
+    """Sets no_new_privs: exec grants no further rights. An unprivileged seccomp filter requires it."""
     _prctl(_PR_SET_NO_NEW_PRIVS, 1, "prctl(PR_SET_NO_NEW_PRIVS)")
 
 

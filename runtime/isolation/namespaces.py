@@ -1,12 +1,12 @@
-"""How a worker is shut in, in two steps, because pooled workers are forked before their function is known.
+"""Isolation of a worker by Linux namespaces, in two steps: pooled workers are forked before their function is known.
 
 *At the fork* (`fork_into_namespaces`, `enter_namespaces`): a pid namespace in which the worker is process 1,
 mount, ipc and uts namespaces, and, unless the function asked for the network, a net namespace with a
 loopback of its own.
 
 *At the assignment* (`confine`), before the first line of user code: the whole tree read-only; a fresh
-/proc, /tmp and /dev/shm; /dev with the harmless devices alone; nothing in /run, in people's homes (but for
-what Python runs from), and in the folders that the node hides (its state folder with Redis' socket, the
+/proc, /tmp and /dev/shm; /dev with the harmless devices alone; empty /run, home folders (but for
+the files that Python runs from) and hidden folders of the node (its state folder with Redis' socket, the
 store and other functions' bundles); the function's bundle, read-only, at /tmp/function; then no
 capabilities, no new privileges, a seccomp filter (`seccomp`) and resource limits.
 
@@ -23,6 +23,7 @@ An ordinary user gets the namespaces inside a user namespace.
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.util
 import os
 import pwd
@@ -39,23 +40,23 @@ from typing import Literal
 from . import linux, seccomp
 
 FUNCTION_DIR = "/tmp/function"
-"""Where a confined worker finds its bundle: its working folder and the first entry of sys.path."""
+"""Bundle folder of a confined worker: its working folder and the first entry of sys.path."""
 DEVICES = ("null", "zero", "full", "random", "urandom")
 DEVICE_PREFIXES = ("nvidia", "dri")
-"""Beyond the harmless ones, what a GPU worker opens."""
+"""Device names of GPUs, beside the harmless ones."""
 HOMES = ("/root", "/home")
-"""People's keys and tokens lie there. An ordinary daemon's own home is hidden wherever it is."""
+"""Folders with people's keys and tokens, masked. The daemon's own home is masked wherever it is."""
 OPEN_FILES_MAX = 4096
 _MASK_OPTIONS = "size=64k,mode=755"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Isolation:
-    """What this machine gives a worker: tried at the start of a fork server, not guessed."""
+    """Isolation that a machine supports, probed at the start of a fork server."""
 
     namespaces: tuple[str, ...] = ()
     refused: str = ""
-    """Why something is not given; empty if all is."""
+    """Reason why part of the isolation is missing; empty if nothing is."""
 
     def describe(self, *, network: bool = False) -> str:
         """The namespaces of one worker, for example "mnt,pid,ipc,uts,net"; empty for a plain process."""
@@ -67,16 +68,16 @@ ALL_NAMESPACES = ("mnt", "pid", "ipc", "uts", "net")
 
 @dataclass(frozen=True, slots=True)
 class MountStep:
-    """`mask` puts an empty tmpfs over a folder; `keep` puts back what lay there before."""
+    """One mount: `mask` covers a folder with an empty tmpfs, `keep` makes a path below it visible again."""
 
     kind: Literal["mask", "keep"]
     path: str
 
 
 def mount_steps(masks: Iterable[str], keeps: Iterable[str]) -> tuple[MountStep, ...]:
-    """In which order to mask folders and to put kept ones back: from the root downwards, so that the nearest wins.
+    """Ordered mount steps: from the root downwards, so that the nearest mask or keep wins.
 
-    Paths are absolute and normal. A kept path that no mask covers needs nothing; what is both is masked.
+    Paths are absolute and normal. A kept path that no mask covers needs no step; a path in both is masked.
     """
     masked = set(masks)
     kept = {path for path in keeps if path not in masked and any(parent in masked for parent in _parents(path))}
@@ -89,21 +90,24 @@ def _parents(path: str) -> Iterable[str]:
         yield path
 
 
-def plan(hide: Iterable[str]) -> tuple[MountStep, ...]:
-    """The steps of this machine. Made once by a fork server, for every worker that it forks."""
+def plan(hide: Iterable[str], library_path: str) -> tuple[MountStep, ...]:
+    """Mount steps of this machine, made once by a fork server for all its workers. `library_path`: LD_LIBRARY_PATH."""
     devices = [f"/dev/{name}" for name in os.listdir("/dev") if name in DEVICES or name.startswith(DEVICE_PREFIXES)]
-    keeps = [*interpreter_paths(), *devices, os.path.realpath("/etc/resolv.conf")]
+    keeps = [*interpreter_paths(library_path), *devices, os.path.realpath("/etc/resolv.conf")]
     masks = ["/tmp", "/dev", "/run", *HOMES, *hide]
     with contextlib.suppress(KeyError):  # an id without a name has no home
         masks.append(pwd.getpwuid(os.getuid()).pw_dir)
     return mount_steps({path for path in map(os.path.realpath, masks) if path != "/"}, keeps)
 
 
-def interpreter_paths() -> list[str]:
-    """What this Python runs from: it must stay visible if it lies below a masked folder (a checkout in /tmp)."""
+def interpreter_paths(library_path: str) -> list[str]:
+    """Folders that this Python runs from, which stay visible below a masked folder (a checkout in /tmp).
+
+    `library_path` is the value of LD_LIBRARY_PATH.
+    """
     package = Path(__file__).resolve().parents[1]
     native = importlib.util.find_spec("fleetstart.native")  # found, not imported: only some workers need it
-    libraries = os.environ.get("LD_LIBRARY_PATH", "").split(":")
+    libraries = library_path.split(":")
     found = {os.path.realpath(path) for path in (*sys.path, sys.prefix, sys.base_prefix, *libraries) if path}
     found.add(str(package))
     if native is not None and native.origin is not None:
@@ -112,7 +116,7 @@ def interpreter_paths() -> list[str]:
 
 
 def fork_into_namespaces() -> int:
-    """os.fork, with the child as process 1 of a new pid namespace and yet a direct child of the caller.
+    """Forks a direct child that is process 1 of a new pid namespace.
 
     The caller's *future children's* namespace is changed for the moment of the fork and set back, which
     spares the process in between that `unshare --fork` has.
@@ -133,7 +137,7 @@ def fork_into_namespaces() -> int:
 
 
 def enter_namespaces(*, network: bool) -> None:
-    """In the new child: the other namespaces. With `network`, the node's network stays."""
+    """Enters the other namespaces, in the new child. With `network`, it stays in the node's network."""
     flags = linux.CLONE_NEWNS | linux.CLONE_NEWIPC | linux.CLONE_NEWUTS
     linux.unshare(flags if network else flags | linux.CLONE_NEWNET)
     linux.mount("none", "/", None, linux.MS_REC | linux.MS_PRIVATE)
@@ -142,10 +146,10 @@ def enter_namespaces(*, network: bool) -> None:
 
 
 def confine(bundle_dir: str, steps: Iterable[MountStep], *, writable_bytes: int, terminals: bool = False) -> None:
-    """The second step, in a worker that has its namespaces. Call it while the process has one thread.
+    """Confines a worker that has its namespaces: mounts, read-only tree, bundle. Call it in a single-threaded process.
 
     `writable_bytes` limits /tmp and /dev/shm together. Afterwards the working folder is FUNCTION_DIR. With `terminals`,
-    pseudo-terminals can be had: of an instance of its own, in which there are no others.
+    the worker gets its own instance of devpts.
     """
     if terminals:
         steps = (*steps, MountStep("keep", "/dev/tty"))
@@ -156,11 +160,11 @@ def confine(bundle_dir: str, steps: Iterable[MountStep], *, writable_bytes: int,
     linux.mount("proc", "/proc", "proc", linux.MS_NOSUID | linux.MS_NODEV | linux.MS_NOEXEC)
     for step in steps:
         if step.kind == "keep" and step.path in trees:
-            _put_back(trees.pop(step.path), step.path, folder=folders[step.path])
+            _move_mount(trees.pop(step.path), step.path, folder=folders[step.path])
         elif step.kind == "mask" and os.path.isdir(step.path):
             _mask(step.path, writable_bytes)
     _make_device_links()
-    _put_back(bundle, FUNCTION_DIR, folder=True)
+    _move_mount(bundle, FUNCTION_DIR, folder=True)
     os.mkdir("/dev/shm")
     if terminals:
         os.mkdir("/dev/pts")
@@ -175,7 +179,7 @@ def confine(bundle_dir: str, steps: Iterable[MountStep], *, writable_bytes: int,
 
 
 def _exists(path: str) -> bool:
-    """Also of a device whose driver went away: then there is nothing to keep."""
+    """Whether a path can be opened; False also for a device whose driver was removed."""
     try:
         os.stat(path)
     except OSError:
@@ -189,7 +193,7 @@ def _mask(path: str, writable_bytes: int) -> None:
     linux.mount("tmpfs", path, "tmpfs", flags, options)
 
 
-def _put_back(tree_fd: int, path: str, *, folder: bool) -> None:
+def _move_mount(tree_fd: int, path: str, *, folder: bool) -> None:
     if folder:
         os.makedirs(path, exist_ok=True)
     else:
@@ -208,8 +212,8 @@ def _make_device_links() -> None:
         os.symlink(f"/proc/self/fd/{number}", f"/dev/{name}")
 
 
-def give_up_rights() -> None:
-    """No capabilities, no new privileges, the filter, the limits: for plain processes as well."""
+def drop_privileges() -> None:
+    """Drops capabilities and new privileges, installs the seccomp filter, sets limits; for plain processes, too."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     open_files = OPEN_FILES_MAX if hard == resource.RLIM_INFINITY else min(OPEN_FILES_MAX, hard)
     resource.setrlimit(resource.RLIMIT_NOFILE, (open_files, open_files))
@@ -222,7 +226,7 @@ def give_up_rights() -> None:
 
 
 def enter_user_namespace() -> None:
-    """An ordinary user, as the same user, becomes the owner of a namespace and may then make the others in it."""
+    """Enters a user namespace with the same user id, in which an unprivileged user may create the other namespaces."""
     uid, gid = os.geteuid(), os.getegid()
     linux.unshare(linux.CLONE_NEWUSER)
     Path("/proc/self/setgroups").write_text("deny")
@@ -231,7 +235,7 @@ def enter_user_namespace() -> None:
 
 
 def become_user_root() -> None:
-    """The calling process goes on as process 1 of a pid namespace inside a user namespace; the caller waits for it.
+    """Continues the program as process 1 of a pid namespace inside a user namespace; its parent only waits for it.
 
     Two processes, because `fork_into_namespaces` must set its own pid namespace back, which the kernel
     allows only if that one belongs to the user namespace too. Either of the two ends with the other.
@@ -246,21 +250,22 @@ def become_user_root() -> None:
     linux.die_with_parent(signal.SIGKILL)
 
 
-def probe() -> tuple[Isolation, bool]:
-    """What workers can be given, tried for real in a child; and whether that takes `become_user_root` first."""
+def probe(library_path: str) -> tuple[Isolation, bool]:
+    """Isolation that this machine supports, tried in a child process, and whether it needs `become_user_root`."""
+    attempt = functools.partial(_try_all, library_path)
     unfiltered = "" if seccomp.supported() else "no seccomp filter: this architecture's call numbers are not known"
-    refused = _refusal(_try_all)
+    refused = _failure(attempt)
     if not refused:
         return Isolation(namespaces=ALL_NAMESPACES, refused=unfiltered), False
-    refused_to_user = _refusal(_try_all_as_user)
-    if not refused_to_user:
+    failure_as_user = _failure(functools.partial(_try_all_as_user, library_path))
+    if not failure_as_user:
         return Isolation(namespaces=("user", *ALL_NAMESPACES), refused=unfiltered), True
-    reason = f"no namespaces: {refused}; nor in a user namespace: {refused_to_user}"
+    reason = f"no namespaces: {refused}; nor in a user namespace: {failure_as_user}"
     return Isolation(refused="; ".join(filter(None, (reason, unfiltered)))), False
 
 
-def _refusal(attempt: Callable[[], str], fork: Callable[[], int] = os.fork) -> str:
-    """Empty if a child could take all steps, else what the kernel said to the first that it could not."""
+def _failure(attempt: Callable[[], str], fork: Callable[[], int] = os.fork) -> str:
+    """Error of the first step that failed in a child process; empty if all succeeded."""
     read_end, write_end = os.pipe()
     try:
         child = fork()
@@ -274,30 +279,30 @@ def _refusal(attempt: Callable[[], str], fork: Callable[[], int] = os.fork) -> s
     with os.fdopen(read_end, "rb") as answers:
         said = answers.read().decode(errors="replace")
     os.waitpid(child, 0)
-    return "" if said == "ok" else said or "the trying process was killed"
+    return "" if said == "ok" else said or "the probing process was killed"
 
 
-def _try_all() -> str:
-    return _refusal(_try_inside, fork_into_namespaces) or "ok"
+def _try_all(library_path: str) -> str:
+    return _failure(functools.partial(_try_inside, library_path), fork_into_namespaces) or "ok"
 
 
-def _try_all_as_user() -> str:
+def _try_all_as_user(library_path: str) -> str:
     become_user_root()
-    return _try_all()
+    return _try_all(library_path)
 
 
-def _try_inside() -> str:
+def _try_inside(library_path: str) -> str:
     enter_namespaces(network=False)
     socket.sethostname("probe")
-    confine(os.path.dirname(os.path.abspath(__file__)), plan(()), writable_bytes=1 << 20)
+    confine(os.path.dirname(os.path.abspath(__file__)), plan((), library_path), writable_bytes=1 << 20)
     if not stat.S_ISDIR(os.stat("/proc/1").st_mode):
         return "/proc does not show the new namespace"
-    give_up_rights()
+    drop_privileges()
     return "ok"
 
 
 def _report(write_end: int, attempt: Callable[[], str]) -> None:
-    """Runs the attempt, writes what it said or raised, ends the process."""
+    """Runs the attempt, writes its result or error to the pipe, ends the process."""
     try:
         said = attempt()
     except Exception as error:

@@ -1,4 +1,4 @@
-"""The system calls that a function is not given, as a seccomp filter.
+"""Seccomp filter of a worker: the system calls that a function may not use.
 
 A short deny list, not an allow list: user code is any Python with any wheel, and a list of what wheels
 need would break some of them at each release. Denied is what changes the machine, looks into other
@@ -57,12 +57,12 @@ def supported(machine: str = platform.machine()) -> bool:
 
 
 def denied(machine: str = platform.machine()) -> dict[str, int]:
-    """Name and number of each call that the filter of that architecture denies whatever its arguments."""
+    """Name and number of each system call that is denied regardless of its arguments, for one architecture."""
     return dict(_DENIED[machine])
 
 
 def program(machine: str, extra: tuple[int, ...] = ()) -> bytes:
-    """The filter as BPF, for one architecture; `extra` numbers are denied too."""
+    """Builds the filter as BPF for one architecture; `extra` numbers are denied, too."""
     numbers = sorted({*_DENIED[machine].values(), *extra})
     deny = struct.pack("=HBBI", _RETURN, 0, 0, _ERRNO | errno.EPERM)
     code = [
@@ -91,5 +91,5 @@ def program(machine: str, extra: tuple[int, ...] = ()) -> bytes:
 
 
 def install(extra: tuple[int, ...] = ()) -> None:
-    """Filters this thread and all that it starts, for good. Needs no_new_privs (or CAP_SYS_ADMIN)."""
+    """Installs the filter in this thread and all that it starts, irrevocably. Needs no_new_privs or CAP_SYS_ADMIN."""
     linux.set_seccomp_filter(program(platform.machine(), extra))

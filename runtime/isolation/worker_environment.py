@@ -1,4 +1,4 @@
-"""Where a worker was born, and how it is shut in there before the first line of its function's code."""
+"""Environment of a worker (the node's kernel or gVisor), and how it is confined before user code runs."""
 
 from __future__ import annotations
 
@@ -12,21 +12,23 @@ from . import namespaces
 
 
 class WorkerEnvironment(Protocol):
+    """Confines a worker in its environment."""
+
     @property
     def clock_shift_ns(self) -> int:
-        """What its monotonic clock lacks to the node's."""
+        """Nanoseconds to add to the worker's monotonic clock to get the node's."""
 
     def confine(self, assign: Assign, first: int) -> tuple[str, socket | None]:
-        """`first`: the first descriptor of the assignment, which is taken over.
+        """Confines the process; takes over `first`, the first descriptor of the assignment.
 
-        Returns where the bundle lies from now on, and the socket to listen at; None if connections come one by one.
+        Returns the bundle's folder and the listening socket, None if the node accepts connections.
         Errors: OSError.
         """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeEnvironment:
-    """On the node's own kernel. `confined`: whether it has its namespaces; `steps`: the mounts that shut it in."""
+    """The node's own kernel. `confined`: whether the worker has its namespaces; `steps`: its mounts."""
 
     confined: bool
     steps: tuple[namespaces.MountStep, ...] = ()
@@ -40,5 +42,5 @@ class NodeEnvironment:
             bundle_dir = namespaces.FUNCTION_DIR
         else:
             os.chdir(bundle_dir)
-        namespaces.give_up_rights()
+        namespaces.drop_privileges()
         return bundle_dir, socket(fileno=first)

@@ -1,1 +1,1 @@
-"""Fork server and gVisor launcher, warm-up."""
+"""Launchers of workers: fork server and gVisor, with their warm-up."""

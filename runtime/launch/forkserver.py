@@ -1,8 +1,9 @@
-"""A warm parent that has imported what workers need, and forks one in milliseconds: `python -m ...forkserver`.
+"""Fork server: a process that has imported what workers need, and forks one in milliseconds.
 
-Started by the node daemon with one end of a socketpair. It imports by profile, tries what isolation the kernel
-grants, says `LauncherReady`, and then forks a worker for every `Fork`. It never touches a GPU, because a CUDA context
-does not survive a fork. It ends with its daemon, and its workers end with it.
+The node daemon starts it (`python -m fleetstart.runtime.launch.forkserver`) with one end of a socketpair. It imports by
+profile, probes the isolation that the kernel supports, sends `LauncherReady`, and then forks a worker for every `Fork`.
+It never touches a GPU, because a CUDA context does not survive a fork. It ends with its daemon, and its workers end
+with it.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ from .profiles import warm_up, worker_environment
 
 
 class ForkLauncher:
-    """The launcher of workers that are children of this warm process."""
+    """Launcher that forks workers from this process."""
 
-    def __init__(self, granted: Isolation, hide: tuple[str, ...]) -> None:
+    def __init__(self, granted: Isolation, hide: tuple[str, ...], library_path: str) -> None:
         self._granted = granted
-        self._steps = namespaces.plan(hide)
+        self._steps = namespaces.plan(hide, library_path)
         self._own_pidfd = os.pidfd_open(os.getpid())
 
     def describe(self, *, network: bool) -> str:
@@ -43,34 +44,34 @@ class ForkLauncher:
 
     def reap(self, child: LaunchedWorker) -> int:
         if not self._granted.namespaces:
-            # A pid namespace dies with its first process; without one, the worker's children are its process
-            # group. Before the wait: until then its number cannot be another's.
-            # It may never have become the leader of a group.
+            # A pid namespace ends with its first process; without one, the worker's children are its process
+            # group. Killed before the wait, since its number cannot be reused until then. The worker may
+            # have died before it became the leader of a group.
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(child.pid, signal.SIGKILL)
         _, status = os.waitpid(child.pid, 0)
         return os.waitstatus_to_exitcode(status)
 
     def _become_worker(self, request: Fork, control_fd: int, log_fd: int) -> NoReturn:
-        """In the child: never returns, and never runs another line of the fork server's."""
+        """Runs the worker, in the child process; never returns to the fork server's code."""
         try:
             linux.die_with_parent(signal.SIGKILL)
             if has_ended(self._own_pidfd):
-                os._exit(exit_codes.ORPHANED)  # the fork server died before it could be told what to do at its death
-            self._settle(request, control_fd, log_fd)
+                os._exit(exit_codes.ORPHANED)  # the fork server died before die_with_parent took effect
+            self._set_up(request, control_fd, log_fd)
             from ..isolation.worker_environment import NodeEnvironment
             from ..worker import shim
 
-            place = NodeEnvironment(confined=bool(self._granted.namespaces), steps=self._steps)
-            shim.run(socket.socket(fileno=CONTROL_FD), place)
+            environment = NodeEnvironment(confined=bool(self._granted.namespaces), steps=self._steps)
+            shim.run(socket.socket(fileno=CONTROL_FD), environment)
         except BaseException as error:
             # Standard error is the worker's log by then, or, if not even that worked, the daemon's.
             os.write(2, f"worker {request.worker} did not start: {type(error).__name__}: {error}\n".encode())
         finally:
             os._exit(exit_codes.START_FAILED)
 
-    def _settle(self, request: Fork, control_fd: int, log_fd: int) -> None:
-        """Descriptors, signals, limits and namespaces of a new worker."""
+    def _set_up(self, request: Fork, control_fd: int, log_fd: int) -> None:
+        """Sets up descriptors, signals, control groups and namespaces of a new worker."""
         os.setsid()
         arrange_descriptors(control_fd, log_fd)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD):
@@ -85,14 +86,14 @@ class ForkLauncher:
 
 
 def _reseed() -> None:
-    """Siblings must not share numpy's random state if it was seeded in the parent; random reseeds itself."""
+    """Reseeds numpy, whose state forked workers would share; `random` reseeds itself."""
     numpy_random = sys.modules.get("numpy.random")
     if numpy_random is not None:
         numpy_random.seed()
 
 
-def _leave_environment() -> None:
-    """Starts this program anew if its environment holds more than a worker may see.
+def _reduce_environment() -> None:
+    """Executes this program again if its environment holds more than a worker may see.
 
     Unsetting is not enough: /proc/self/environ shows a process the environment that it was executed with,
     and to a worker that of its fork server.
@@ -109,20 +110,21 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--fd", type=int, required=True, help="this side of the socketpair with the daemon")
     parser.add_argument("--hide", action="append", default=[], metavar="DIR", help="folder that no worker may see")
     options = parser.parse_args(arguments)
-    _leave_environment()
+    _reduce_environment()
+    library_path = os.environ.get("LD_LIBRARY_PATH", "")
     sock = begin(options.fd)
     warm_up(options.profile)
-    granted, inside_user_namespace = namespaces.probe()
+    granted, inside_user_namespace = namespaces.probe(library_path)
     if inside_user_namespace:
         namespaces.become_user_root()
     threads = len(os.listdir("/proc/self/task"))
     if threads > 1:
-        sys.stderr.write(f"the fork server has {threads} threads after its imports; a worker gets the first alone\n")
+        sys.stderr.write(f"the fork server has {threads} threads after its imports; workers get only the first\n")
     gc.collect()
     gc.freeze()
     serve(
         sock,
-        ForkLauncher(granted, tuple(options.hide)),
+        ForkLauncher(granted, tuple(options.hide), library_path),
         LauncherReady(options.profile, granted.describe(), granted.refused),
     )
 

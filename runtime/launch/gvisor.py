@@ -1,10 +1,10 @@
-"""Workers inside gVisor: each one a `runsc run` with a kernel of its own in user space. `python -m ...gvisor`.
+"""gVisor launcher: starts each worker as a `runsc run` with its own kernel in user space.
 
-What it says and hears is what a fork server does (`launching`); but no worker is forked from a warm parent, since
-processes of one sandbox share its kernel. So each imports for itself (`sandboxed`), and a pool of them waits.
+It speaks the fork server's protocol (`launcher`), but forks no worker from a warm parent, since processes of one
+sandbox share its kernel. Each worker imports for itself (`gvisor_worker`), and a pool of them waits.
 
-A sandbox sees the system's programs and libraries, what this Python runs from, and nothing else of the node: its root
-is an empty folder. Its control socket is its standard input; everything that it is given comes through that.
+A sandbox sees the system's programs and libraries, the folders of this Python, and nothing else of the node: its root
+is an empty folder. Its control socket is its standard input, through which it receives everything else.
 
 gVisor: Young et al., The True Cost of Containing, HotCloud 2019; the bundle is of the OCI runtime specification.
 """
@@ -18,7 +18,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -42,26 +42,26 @@ SYSTEM = (
     "/etc/ld.so.conf.d", "/etc/localtime", "/etc/mime.types", "/etc/nsswitch.conf", "/etc/passwd", "/etc/group",
     "/etc/hosts", "/etc/resolv.conf",
 )  # fmt: skip
-"""Of the node, as far as it is there: programs, libraries and what they read. Nobody's data, no password."""
+"""Folders and files of the node that a sandbox sees, where they exist: programs, libraries, their configuration."""
 NAMESPACES = ("pid", "mount", "ipc", "uts", "network")
-"""Of runsc's own processes, around what gVisor itself keeps apart."""
+"""Namespaces of runsc's own processes, around gVisor's isolation."""
 PROBE_S = 30.0
-"""For a first sandbox to come and go, on a machine that has other things to do."""
+"""Time limit of the first sandbox, generous for a busy machine."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """`source` empty: an empty folder of the sandbox's own."""
+    """One mount of a sandbox; without `source` an empty folder."""
 
     path: str
     source: str = ""
 
 
 def mounts(shown: Collection[tuple[str, str]], hidden: Iterable[str]) -> tuple[Mount, ...]:
-    """In their order, from the root downwards: what of the node is shown where (path, source), without what is hidden.
+    """Ordered mounts of a sandbox, from the root downwards, for `shown` pairs (path, source) without `hidden` ones.
 
-    Paths are absolute and normal. What is both shown and hidden is hidden; what is shown below something hidden is
-    shown; what its parent shows already is not shown twice.
+    Paths are absolute and normal. A path that is both shown and hidden is hidden; a shown path below a hidden one is
+    shown; a path that its parent shows already needs no mount.
     """
     covers = [path for path in hidden if any(_within(path, source) for _, source in shown)]
     wanted = [Mount(path) for path in set(covers)]
@@ -87,7 +87,7 @@ def oci_config(
     hostname: str,
     network: bool = False,
 ) -> dict[str, Any]:
-    """The bundle's config.json: no capabilities, nothing of the node but `shown`, read-only; its network if asked."""
+    """The OCI bundle's config.json: no capabilities, only `shown` of the node, read-only, its network on request."""
     binds = [
         {"destination": mount.path, "type": "bind", "source": mount.source, "options": ["rbind", "ro"]}
         if mount.source
@@ -122,17 +122,20 @@ def oci_config(
 
 
 class GVisorLauncher:
-    """The launcher. `state`: a folder of its own, for the bundles and runsc's records of live sandboxes."""
+    """Launcher of launcher. `state`: its own folder for bundles and runsc's records of live launcher."""
 
-    def __init__(self, program: str, state: Path, hide: Iterable[str]) -> None:
+    def __init__(self, program: str, state: Path, hide: Iterable[str], environment: Mapping[str, str]) -> None:
         self._program = program
         self._bundles, self._records, self._root = state / "bundles", state / "records", state / "root"
-        shutil.rmtree(state, ignore_errors=True)  # of one that was killed: its sandboxes ended with it
+        shutil.rmtree(state, ignore_errors=True)  # left by a killed launcher: its launcher ended with it
         for folder in (self._bundles, self._records, self._root):
             folder.mkdir(mode=0o700, parents=True)
         there = [(path, os.path.realpath(path)) for path in SYSTEM if os.path.exists(path)]
-        self._shown = mounts([*there, *((path, path) for path in interpreter_paths())], map(os.path.realpath, hide))
-        self._environment = worker_environment(os.environ)
+        own = [(path, path) for path in interpreter_paths(environment.get("LD_LIBRARY_PATH", ""))]
+        self._shown = mounts([*there, *own], map(os.path.realpath, hide))
+        self._environment = worker_environment(environment)
+        # runsc hides itself in the system's temporary folder, not in that of a TMPDIR.
+        self._runsc_environment = {"PATH": environment.get("PATH", os.defpath)}
         self._python = os.path.join(os.path.realpath(sys.prefix), "bin", os.path.basename(sys.executable))
 
     def describe(self, *, network: bool) -> str:
@@ -155,7 +158,7 @@ class GVisorLauncher:
             os.close(own_pidfd)
 
     def reap(self, child: LaunchedWorker) -> int:
-        """runsc ends as its worker did; a signal it tells as 128 more than its number."""
+        """Cleans up after a sandbox. runsc exits as its worker did, with 128 + number for a signal."""
         _, status = os.waitpid(child.pid, 0)
         for folder in self._records.glob(f"{child.worker}*"):
             folder.unlink() if folder.is_file() else shutil.rmtree(folder, ignore_errors=True)
@@ -164,11 +167,16 @@ class GVisorLauncher:
         return 128 - code if code > 128 else code
 
     def probe(self) -> None:
-        """Whether a sandbox comes and goes here, tried and not guessed. Errors: OSError, if none does."""
+        """Starts and ends one sandbox. Errors: OSError if that fails."""
         try:
             command = self._command("probe", ["-S", "-c", ""], network=False)
             done = subprocess.run(
-                command, env=_environment(), stdin=subprocess.DEVNULL, capture_output=True, timeout=PROBE_S, text=True
+                command,
+                env=self._runsc_environment,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=PROBE_S,
+                text=True,
             )
         except subprocess.TimeoutExpired as error:
             raise OSError(str(error)) from error
@@ -191,7 +199,7 @@ class GVisorLauncher:
         )
         (bundle / "config.json").write_bytes(msgspec.json.encode(config))
         command = [self._program, "--root", str(self._records), f"--network={'host' if network else 'none'}"]
-        command += ["--ignore-cgroups"]  # it is in its worker's when it begins
+        command += ["--ignore-cgroups"]  # the process joins its control groups before it executes runsc
         return [*command, "run", "--bundle", str(bundle), name]
 
     def _become_sandbox(
@@ -208,20 +216,15 @@ class GVisorLauncher:
             os.dup2(log_fd, 2)
             linux.close_from(3)
             signal.signal(signal.SIGINT, signal.SIG_DFL)
-            os.execve(command[0], command, _environment())
+            os.execve(command[0], command, self._runsc_environment)
         except BaseException as error:
             os.write(2, f"worker {fork.worker} did not start: {type(error).__name__}: {error}\n".encode())
         finally:
             os._exit(exit_codes.START_FAILED)
 
 
-def _environment() -> dict[str, str]:
-    """Of runsc itself, which hides itself in the temporary folder: of the system's, not of whoever has a TMPDIR."""
-    return {"PATH": os.environ.get("PATH", os.defpath)}
-
-
 def refuse(channel: Channel[Fork], reason: str) -> None:
-    """Never warm: whoever asks all the same is told why. Returns when the daemon has gone."""
+    """Rejects every `Fork` with the reason; returns when the daemon has closed its channel."""
     with contextlib.suppress(ChannelClosed):
         channel.send(LauncherUnavailable(reason))
         while True:
@@ -241,24 +244,24 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     sock = begin(options.fd)
     try:
-        sandboxes = _tried(options.state, options.hide)
+        launcher = _probed_launcher(options.state, options.hide, os.environ)
     except OSError as error:
         refuse(Channel(sock, Fork), str(error))
         return
     try:
-        serve(sock, sandboxes, LauncherReady(NAME, NAME))
+        serve(sock, launcher, LauncherReady(NAME, NAME))
     finally:
         shutil.rmtree(options.state, ignore_errors=True)
 
 
-def _tried(state: Path, hide: Iterable[str]) -> GVisorLauncher:
-    """Errors: OSError, which says why there can be none here."""
+def _probed_launcher(state: Path, hide: Iterable[str], environment: Mapping[str, str]) -> GVisorLauncher:
+    """A launcher that works on this machine. Errors: OSError with the reason if none does."""
     program = shutil.which(PROGRAM)
     if program is None:
         raise OSError(f"there is no {PROGRAM} on PATH")
-    sandboxes = GVisorLauncher(program, state, hide)
-    sandboxes.probe()
-    return sandboxes
+    launcher = GVisorLauncher(program, state, hide, environment)
+    launcher.probe()
+    return launcher
 
 
 if __name__ == "__main__":

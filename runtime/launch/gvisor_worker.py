@@ -1,8 +1,8 @@
-"""The first process of a sandbox: a worker whose kernel is gVisor. `python -m ...sandboxed`.
+"""First process of a gVisor sandbox: a worker whose kernel is gVisor.
 
-Its control socket is its standard input. Descriptors that come over it are the node's: memory can be mapped, sockets
-that are connected can be used, but one that listens cannot; so connections come one by one. Nothing that it has can be
-sent back. Folders of the node cannot come at all: its bundle comes as a tar.
+Its control socket is its standard input. Descriptors that it receives are the node's: memory can be mapped and
+connected sockets can be used, but listening ones cannot, so the node accepts its connections. It can send no
+descriptors back. Folders of the node cannot be passed: its bundle arrives as a tar.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .profiles import warm_up
 
 @dataclass(frozen=True, slots=True)
 class GVisorEnvironment:
-    """It is shut in from its first moment."""
+    """A gVisor sandbox, which confines the worker from its start."""
 
     clock_shift_ns: int
 
@@ -52,7 +52,7 @@ def main(arguments: list[str] | None = None) -> None:
     sys.path[:] = [path for path in sys.path if path not in ("", os.getcwd())]
     native.attach_across_kernels()
     warm_up(options.profile)
-    from ..worker import shim  # late, as a fork server does: it is what the profile imports
+    from ..worker import shim  # late, as in the fork server: the profile imports it
 
     shim.run(socket(fileno=CONTROL_FD), GVisorEnvironment(machine_origin_ns() - options.origin))
 

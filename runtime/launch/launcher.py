@@ -1,6 +1,6 @@
-"""The loop of whatever makes workers for the daemon: a `Fork` in, a child of this process out, its end told.
+"""Launcher loop: starts a worker for each `Fork` message and reports its exit.
 
-Single-threaded for as long as it lives, because a fork copies one thread only. It ends with its daemon.
+Single-threaded, because a fork copies one thread only. It ends with its daemon.
 """
 
 from __future__ import annotations
@@ -22,30 +22,33 @@ from ..isolation import linux
 from ..worker_io.log_tagging import TaggedStream
 
 CONTROL_FD = 3
-"""In every worker: 0 is /dev/null, 1 and 2 are its log, this is its control socket, and there is no other."""
+"""Control socket of every worker. 0 is /dev/null, 1 and 2 are its log; no other descriptor is open."""
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchedWorker:
+    """A worker process that this launcher has started."""
+
     worker: WorkerId
     pid: int
     pidfd: int
 
 
 class Launcher(Protocol):
+    """Starts worker processes as children of this process."""
+
     def describe(self, *, network: bool) -> str:
-        """What shuts a worker in."""
+        """Name of the isolation that a worker gets."""
 
     def launch(self, fork: Fork, control_fd: int, log_fd: int) -> int:
-        """The pid of a new child of this process, with which the worker ends. Errors: OSError."""
+        """Starts a worker; returns the pid of the child process that ends with it. Errors: OSError."""
 
     def reap(self, child: LaunchedWorker) -> int:
-        """Of one that has ended: waits for it, after what else must go with it; how it ended, as a negative signal
-        or its status."""
+        """Cleans up after a worker that has ended; returns its exit status, or its signal as a negative number."""
 
 
 def serve(sock: socket.socket, launcher: Launcher, warm: LauncherReady) -> None:
-    """Returns when the daemon has gone."""
+    """Runs the loop; returns when the daemon has closed its channel."""
     channel: Channel[Fork] = Channel(sock, Fork)
     selector = selectors.DefaultSelector()
     selector.register(sock, selectors.EVENT_READ, None)
@@ -69,7 +72,7 @@ def _launch_one(channel: Channel[Fork], launcher: Launcher) -> LaunchedWorker | 
     request, descriptors = channel.receive()
     try:
         if len(descriptors) != 2:
-            reason = f"two descriptors belong to a fork (control socket, log), {len(descriptors)} came"
+            reason = f"expected two descriptors (control socket, log), got {len(descriptors)}"
             channel.send(ForkFailed(request.worker, reason))
             return None
         try:
@@ -86,17 +89,18 @@ def _launch_one(channel: Channel[Fork], launcher: Launcher) -> LaunchedWorker | 
 
 
 def _pid_outside(child: LaunchedWorker) -> int:
-    """The child's pid in the namespace of /proc, which is the daemon's; ours may be one of our own."""
+    """The child's pid in the daemon's namespace, which /proc shows; this process may be in another one."""
     with open(f"/proc/self/fdinfo/{child.pidfd}") as lines:
         return next((int(line.split()[1]) for line in lines if line.startswith("Pid:")), child.pid)
 
 
 def has_ended(pidfd: int) -> bool:
+    """Whether a process has ended, by its pidfd."""
     return bool(select.select([pidfd], [], [], 0)[0])
 
 
 def begin(fd: int) -> socket.socket:
-    """First of all, in the process that the daemon has started: it ends with it, and with nothing else.
+    """Prepares a launcher process: it ends with its daemon only. Returns the socket to the daemon.
 
     Ctrl-C in a terminal reaches the whole group: the daemon drains, and ends this process when it is done.
     """
@@ -109,13 +113,14 @@ def begin(fd: int) -> socket.socket:
 
 
 def join_groups(procs: list[str]) -> None:
+    """Moves this process into control groups, by their `cgroup.procs` files."""
     for path in procs:
         with open(path, "w") as file:
             file.write("0")
 
 
 def arrange_descriptors(control_fd: int, log_fd: int) -> None:
-    """0, 1, 2 and CONTROL_FD; all others are the launcher's or other workers', and are closed."""
+    """Sets up descriptors 0, 1, 2 and CONTROL_FD of a worker and closes all others."""
     # Copies out of the way first, so that no step overwrites what a later one needs.
     control_fd = fcntl.fcntl(control_fd, fcntl.F_DUPFD_CLOEXEC, CONTROL_FD + 1)
     log_fd = fcntl.fcntl(log_fd, fcntl.F_DUPFD_CLOEXEC, CONTROL_FD + 1)

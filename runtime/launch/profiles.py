@@ -1,4 +1,4 @@
-"""What a worker has imported before it is known for whom, and what of its node's environment it gets to see."""
+"""Profiles of pooled workers: modules imported ahead of an assignment, and the environment they inherit."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ INHERITED = (
     "PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONHOME", "CUDA_VISIBLE_DEVICES",
     "SSL_CERT_FILE", "SSL_CERT_DIR",
 )  # fmt: skip
-"""What of the daemon's environment a worker gets to see. Everything else may be a secret."""
+"""Variables of the daemon that a worker inherits. All others may be secrets."""
 
 PROFILES = {
     "python": ("httptools", "starlette.applications", "uvloop", "fleetstart.runtime.worker.shim"),
@@ -21,11 +21,11 @@ PROFILES = {
         "fleetstart.runtime.llm.server.app",
     ),
 }
-"""What workers would otherwise each import for themselves; torch comes on top of python."""
+"""Modules that every worker would otherwise import for itself; `torch` includes `python`."""
 
 
 def warm_up(profile: str) -> None:
-    """Imports, and a rehearsal of what every start does: what is done for the first time is slow."""
+    """Imports a profile's modules and runs each start's path once, because first runs are slow."""
     _import_profile(profile)
     importlib.import_module("fleetstart.runtime.launch.warmup_call").warm_up_call_path()
     if profile == "torch":
@@ -45,7 +45,7 @@ def _import_profile(profile: str) -> None:
 
 
 def worker_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """A worker's environment before its function is known; the function's own comes on top."""
+    """Environment of a pooled worker; the function's own variables are added on assignment."""
     inherited = {name: environment[name] for name in INHERITED if name in environment}
     # OpenBLAS, inside numpy, starts its threads when it is loaded, before any fork: it gets none.
     return {"LANG": "C.UTF-8"} | inherited | {"HOME": "/tmp", "TMPDIR": "/tmp", "OPENBLAS_NUM_THREADS": "1"}

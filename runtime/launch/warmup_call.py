@@ -1,4 +1,4 @@
-"""One call served in the fork server, to nobody, so that no worker is the first to walk the path.
+"""Warm-up of the call path: the fork server serves a few calls to itself, so that workers inherit a warm path.
 
 It imports what libraries import on first use, fills the caches of `typing` and msgspec, and lets the
 interpreter specialise the code of the hot path: about 8 ms that every worker would spend between its
@@ -26,7 +26,7 @@ _CALLS = 20
 
 
 def warm_up_call_path() -> None:
-    """Errors: RuntimeError if the path does not work here, in which case no worker would."""
+    """Serves the calls. Errors: RuntimeError if the path fails here, as it would in every worker."""
     # msgspec looks at each type once and keeps what it saw with the type: 2 ms for these.
     msgspec.json.Decoder(DaemonMessage)
     msgspec.json.encode(Ready(Timeline()))
@@ -42,7 +42,7 @@ async def _serve_calls() -> None:
         return {"name": name * count}
 
     app = handler_app(handler, slots=1, bundle_dir="/")
-    door = CallGate(app, token="rehearsal", meter=Meter(1), bundle_dir="/", changed=lambda: None)
+    door = CallGate(app, token="warm-up", meter=Meter(1), bundle_dir="/", changed=lambda: None)
     listener = WorkerServer(door, lifespan=False)
     sock = socket.create_server(("127.0.0.1", 0))
     await listener.start(sock)
@@ -50,7 +50,7 @@ async def _serve_calls() -> None:
     try:
         for call in range(_CALLS):
             body = b'{"name":"a"}' if call % 2 else b""
-            head = f"POST /?count=1 HTTP/1.1\r\nhost: here\r\n{TOKEN_HEADER}: rehearsal\r\n"
+            head = f"POST /?count=1 HTTP/1.1\r\nhost: here\r\n{TOKEN_HEADER}: warm-up\r\n"
             writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
             status = await reader.readline()
             if not status.startswith(b"HTTP/1.1 200 "):

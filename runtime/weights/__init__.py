@@ -1,1 +1,1 @@
-"""Tensors over a segment, on the CPU and on CUDA."""
+"""Weights: tensors over a shared-memory segment, on the CPU and on CUDA."""

@@ -1,7 +1,7 @@
-"""Waiting for the chunks of a segment that is still being filled, and why waiting ended without them.
+"""Waits for chunks of a segment that is still being filled.
 
-A reader sleeps on the control block's futex and wakes with its last chunk. A failed segment raises the error that
-its owner gave, at once; a slow one raises at the worker's start deadline and says which chunk had not come.
+A reader sleeps on the control block's futex and wakes with its last chunk. A failed segment raises its owner's error at
+once; a slow one raises at the worker's start deadline and names the missing chunk.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from ..contract.errors import DeadlineExceeded, ErrorInfo, FleetError, error_fro
 
 
 class ChunkWaiter:
-    """The chunks of one segment as they come. `deadline_ns` is monotonic: the last moment to wait for any.
+    """Waits for chunks of one segment. `deadline_ns`: monotonic time at which every wait ends.
 
-    `want` is told which chunks a reader is about to wait for, so that they may come before others.
+    `want` is called with the chunks that a reader is about to wait for, so that they are fetched first.
     """
 
     def __init__(
@@ -38,15 +38,16 @@ class ChunkWaiter:
 
     @property
     def complete(self) -> bool:
-        """Whether every chunk is there. Then nobody need ask for any: half the price of a view is in asking."""
+        """Whether every chunk is ready. Then views need not check theirs, which is half of a view's cost."""
         self._complete = self._complete or self._control.state == "ready"
         return self._complete
 
     def is_ready(self, chunk: int) -> bool:
+        """Whether a chunk is ready."""
         return self._control.is_ready(chunk)
 
     def wait(self, what: str, chunks: range) -> None:
-        """Returns when all of them are there; `what` needs them. Errors: the segment's own, DeadlineExceeded."""
+        """Waits until all chunks are ready; `what` names their reader. Errors: the segment's own, DeadlineExceeded."""
         if not chunks:
             return
         if not all(map(self._control.is_ready, chunks)):
@@ -54,35 +55,35 @@ class ChunkWaiter:
         try:
             self._control.wait(chunks[0], chunks[-1], self._left_s())
         except SegmentFailed as error:
-            raise _own(error) from error
+            raise _segment_error(error) from error
         except TimeoutError as error:
-            raise self._late(what, chunks) from error
+            raise self._deadline_error(what, chunks) from error
 
     def wait_shortly(self, what: str, chunk: int, at_most_s: float) -> None:
-        """The same for one chunk, but returns without it after a while, for those who could do something else."""
+        """Waits for one chunk for at most `at_most_s`; returns without it then. Errors: as of `wait`."""
         left_s = self._left_s()
         try:
             self._control.wait(chunk, chunk, min(left_s, at_most_s))
         except SegmentFailed as error:
-            raise _own(error) from error
+            raise _segment_error(error) from error
         except TimeoutError as error:
             if left_s <= at_most_s:
-                raise self._late(what, range(chunk, chunk + 1)) from error
+                raise self._deadline_error(what, range(chunk, chunk + 1)) from error
 
     def _left_s(self) -> float:
         return max(0.0, (self._deadline_ns - time.monotonic_ns()) / 1e9)
 
-    def _late(self, what: str, chunks: range) -> DeadlineExceeded:
+    def _deadline_error(self, what: str, chunks: range) -> DeadlineExceeded:
         missing = [chunk for chunk in chunks if not self.is_ready(chunk)]
         named = f"chunk {missing[0]}" if missing else f"chunk {chunks[0]}"
         needed = f"chunks {chunks[0]} to {chunks[-1]}" if len(chunks) > 1 else f"chunk {chunks[0]}"
         return DeadlineExceeded(
-            f"{what} needs {needed}: {named} had not come by the worker's start deadline; "
-            f"{self.ready_count} of {self.chunk_count} chunks are there",
+            f"{what} needs {needed}: {named} had not arrived by the worker's start deadline; "
+            f"{self.ready_count} of {self.chunk_count} chunks are ready",
             hint="raise start_timeout_s, or look at the node's link to the object store",
         )
 
 
-def _own(error: SegmentFailed) -> FleetError:
+def _segment_error(error: SegmentFailed) -> FleetError:
     code, message = error.args
     return error_from(ErrorInfo(code=code, message=message))

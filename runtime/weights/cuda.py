@@ -1,10 +1,10 @@
-"""A CUDA device as a place for weights: one allocation, pinned staging buffers, streams of two priorities.
+"""Weights on a CUDA device: one allocation, pinned staging buffers, streams of two priorities.
 
-The segment itself is not pinned: it is many workers' memory, mapped privately, and pinning a private mapping would
-first copy its pages. So each thread copies a piece into a pinned buffer of its own, and while the device fetches it
-from there, fills the next; several threads together copy as fast as PCIe takes it (ServerlessLLM section 4.2 pins the
-pool itself, which one process owns there). What is waited for goes over streams of high priority, the rest over
-streams of low priority, so that loading in the background does not hold up a first token.
+The segment itself is not pinned: it is shared by many workers and mapped privately, and pinning a private mapping would
+first copy its pages. So each thread copies a piece into its own pinned buffer, and fills the next one while the device
+reads it; several threads together saturate PCIe (ServerlessLLM section 4.2 pins the pool itself, which one process owns
+there). Urgent pieces use streams of high priority, the rest streams of low priority, so that background loading does
+not delay a first token.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from .views import size_of, torch_dtype, view
 COPY_STREAMS = 4
 """One core copies some 10 GB/s between host memories, and a PCIe 5 link takes some 50."""
 BUFFERS = 2
-"""Of each thread: one is filled while the device reads the other."""
+"""Buffers a thread: one is filled while the device reads the other."""
 _HIGH, _LOW = -1, 0
 
 
 class CudaDevice:
-    """All chunks lie in one allocation, where `transfer` says; it lives as long as its last view."""
+    """CUDA memory of one transfer: one allocation with the plan's slots, alive as long as its last view."""
 
     def __init__(self, device: torch.device, region: Region, transfer: TransferPlan, chunk_bytes: int) -> None:
         self.name = str(device)
@@ -39,7 +39,7 @@ class CudaDevice:
         self.stream_count = max(1, min(COPY_STREAMS, len(os.sched_getaffinity(0)), transfer.slot_count))
         self._transfer = transfer
         self.memory = torch.empty(transfer.slot_count * chunk_bytes, dtype=torch.uint8, device=device)
-        # The allocator may hand out what this stream has yet to finish reading.
+        # The allocator may return memory that this stream is still reading.
         self.allocated = torch.cuda.current_stream(device).record_event()
 
     def stream(self) -> CudaCopyStream:
@@ -60,7 +60,7 @@ class CudaDevice:
 
 
 class CudaCopyStream:
-    """One thread's staging buffers, used in turn, and its two streams."""
+    """Staging buffers of one thread, used in turn, and its two streams."""
 
     def __init__(self, cuda: CudaDevice) -> None:
         torch.cuda.set_device(cuda.device)  # of this thread
@@ -75,7 +75,7 @@ class CudaCopyStream:
         offset, size_bytes = piece.chunk * cuda.chunk_bytes, piece.count * cuda.chunk_bytes
         cuda.region.populate(offset, size_bytes)
         source = view(cuda.region, "U8", offset, (size_bytes,))
-        # Not Tensor.copy_: its thread pool would spin on the cores that the other lanes copy on.
+        # Not Tensor.copy_: its thread pool would compete with the other copy threads for cores.
         ctypes.memmove(buffer.data_ptr(), source.data_ptr(), size_bytes)
         begin = piece.slot * cuda.chunk_bytes
         stream = self._streams[piece.urgent]
@@ -86,7 +86,7 @@ class CudaCopyStream:
         return copy
 
     def _buffer(self) -> torch.Tensor:
-        """Pinned when it is first needed, for pinning takes longer than filling; then the one sent longest ago."""
+        """A free staging buffer: new on first use, since pinning is slower than filling; then the oldest one."""
         if len(self._sent) < BUFFERS:
             size_bytes = max(PIECE_BYTES, self._cuda.chunk_bytes)
             return torch.empty(size_bytes, dtype=torch.uint8, pin_memory=True)

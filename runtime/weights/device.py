@@ -1,8 +1,8 @@
-"""Weights on a device: chunks move there in threads as they arrive, and each tensor can be used when its own are there.
+"""Weights on a device: threads move chunks there as they arrive; a tensor is usable when its own chunks have moved.
 
-A reader waits for its tensor's chunks alone, and what it waits for moves next. The order is `transfer`'s; what a move
-is depends on the device. On a CPU nothing is copied: a move maps a chunk's pages in one call instead of a thousand
-faults, and the tensors are views of the segment. On CUDA (`cuda`) a move goes through pinned memory.
+A reader waits only for its tensor's chunks, and these move next. `transfer_plan` decides the order; the device defines
+the move. On a CPU nothing is copied: a move maps a chunk's pages in one call instead of a thousand faults, and tensors
+are views of the segment. On CUDA (`cuda`) a move goes through pinned memory.
 """
 
 from __future__ import annotations
@@ -22,41 +22,41 @@ from .views import size_of, view
 if TYPE_CHECKING:
     import torch
 
-PATIENCE_S = 0.05
-"""How long a thread waits for the next chunk before it looks whether another came, or was asked for, before it."""
+RECHECK_S = 0.05
+"""Longest wait for the next chunk before a thread checks whether another one is ready or urgent."""
 
 
 class CopyStream(Protocol):
-    """One thread's way to the device."""
+    """Copies of one thread to a device."""
 
     def move(self, piece: CopyPiece) -> Any:
-        """Begins the copy of a piece that is ready; what tells a user of the device when it is complete."""
+        """Starts the copy of a ready piece; returns a completion handle for `after`, None if it is complete."""
 
     def close(self) -> None:
-        """Returns when all copies are complete."""
+        """Waits until all copies are complete."""
 
 
 class WeightDevice(Protocol):
-    """Memory that tensors move to. Two are real: the host's, where they lie already, and CUDA's."""
+    """Memory that tensors move to: the host's (`HostDevice`) or CUDA's (`cuda.CudaDevice`)."""
 
     @property
     def name(self) -> str: ...
 
     @property
     def stream_count(self) -> int:
-        """How many threads move pieces."""
+        """Number of threads that move pieces."""
 
     def stream(self) -> CopyStream: ...
 
     def after(self, copies: Iterable[Any]) -> None:
-        """What the calling thread does on the device from now on comes after these copies."""
+        """Orders the calling thread's further work on the device after these copies."""
 
     def view(self, dtype: str, offset: int, shape: tuple[int, ...]) -> torch.Tensor:
-        """The tensor whose bytes lie at `offset` in the segment."""
+        """The tensor whose bytes are at `offset` in the segment."""
 
 
 class HostDevice:
-    """The CPU. One thread is enough: pages are mapped several times as fast as any source brings their bytes."""
+    """The CPU. One thread is enough: mapping pages is several times faster than any source."""
 
     name = "cpu"
     stream_count = 1
@@ -82,7 +82,7 @@ class HostDevice:
 
 
 class DeviceLoad:
-    """Chunks of one segment on their way to one device. It ends with its last chunk, or with the first error."""
+    """Load of one segment's chunks to one device, in threads; ends with the last chunk or the first error."""
 
     def __init__(
         self, transfer: TransferPlan, chunk_waiter: ChunkWaiter, device: WeightDevice, chunk_bytes: int
@@ -97,16 +97,18 @@ class DeviceLoad:
         self._error: BaseException | None = None
 
     def begin(self) -> DeviceLoad:
+        """Starts the threads."""
         for _ in range(self.device.stream_count):
             threading.Thread(target=self._move, name=f"load-{self.device.name}", daemon=True).start()
         return self
 
     def demand(self, chunks: Iterable[int]) -> None:
+        """Moves these chunks next."""
         with self._changed:
             self._transfer.demand(chunks)
 
     def wait(self, chunks: range) -> None:
-        """Returns when the caller may use them. Errors: what ended the loading before they had moved."""
+        """Waits until the caller may use the chunks. Errors: the one that ended the load before."""
         with self._changed:
             if not all(map(self._transfer.has_moved, chunks)):
                 self._transfer.demand(chunks)
@@ -118,7 +120,7 @@ class DeviceLoad:
         self.device.after(copies)
 
     def wait_for_all(self) -> None:
-        """Returns when every copy is complete."""
+        """Waits until every copy is complete. Errors: the one that ended the load."""
         with self._changed:
             self._changed.wait_for(lambda: self._error is not None or not self._open_streams)
             if self._error is not None:
@@ -147,22 +149,22 @@ class DeviceLoad:
             self._error = self._error or error
             self._open_streams -= 1
             if not self._open_streams and self._error is None:
-                self._copies.clear()  # complete: nobody need wait for them again
+                self._copies.clear()  # all complete: no later wait is needed
             self._changed.notify_all()
 
     def _next(self) -> CopyPiece | None:
-        """None when there is nothing left to do. Errors: why the next chunk will not come."""
+        """The next piece; None when all are taken. Errors: the segment's own, DeadlineExceeded."""
         while True:
             with self._changed:
                 piece = None if self._error else self._transfer.take(self._chunk_waiter.is_ready, self._piece_chunks)
                 front = None if self._error else self._transfer.front
             if piece is not None or front is None:
                 return piece
-            self._chunk_waiter.wait_shortly(f"loading to {self.device.name}", front, PATIENCE_S)
+            self._chunk_waiter.wait_shortly(f"loading to {self.device.name}", front, RECHECK_S)
 
 
 class WeightSource(Protocol):
-    """What `DeviceWeights` needs of the weights in host memory that it moves (`weights.Weights`)."""
+    """Weights in host memory, as far as `DeviceWeights` needs them (`weights.Weights`)."""
 
     manifest: Manifest
     chunk_waiter: ChunkWaiter
@@ -180,7 +182,7 @@ class WeightSource(Protocol):
 
 
 class DeviceWeights(IndexedTensors):
-    """The tensors of `source` on a device. Its files stay where they are."""
+    """Tensors of `source` on a device; files stay in host memory."""
 
     def __init__(self, source: WeightSource, names: Iterable[str], loading: DeviceLoad) -> None:
         super().__init__({name: source.entry(name) for name in names})
@@ -198,14 +200,14 @@ class DeviceWeights(IndexedTensors):
 
     def _view(self, name: str, dtype: str, offset: int, shape: tuple[int, ...]) -> torch.Tensor:
         chunks = chunks_of(self.source.manifest, offset, size_of(dtype, shape))
-        # Its own error, at once: the threads that move chunks may be waiting for others.
+        # Raises the segment's error at once: the threads may be waiting for other chunks.
         self._loading.demand(chunks)
         self.source.chunk_waiter.wait(name, chunks)
         self._loading.wait(chunks)
         return self._loading.device.view(dtype, offset, shape)
 
     def wait(self) -> None:
-        """Returns when all that moves has moved, and the device has it."""
+        """Waits until all tensors have moved. Errors: the one that ended the load."""
         self._loading.wait_for_all()
 
     def __repr__(self) -> str:

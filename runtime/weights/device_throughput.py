@@ -1,8 +1,8 @@
-"""`python -m fleetstart.runtime.weights.device_throughput`: measures how fast the device
-takes what lies in pinned memory; prints JSON.
+"""Device throughput: measures copies from pinned memory to the CUDA device; prints JSON.
 
-One plain copy of the driver, of the size at which the link is as fast as it gets; loads aim at it (`cuda`). A process
-of its own, because `fs doctor` and the node never import torch.
+`python -m fleetstart.runtime.weights.device_throughput` makes plain copies of the driver, of a size at which the link
+runs at full speed; this is the upper bound for loads (`cuda`). It runs as its own process, because `fs doctor` and the
+node never import torch.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""A base's tensors with a LoRA adapter's changes applied, as one mapping over two checkpoints.
+"""LoRA: a base's tensors with an adapter applied, as one mapping over two checkpoints.
 
-The base stays shared memory: what the adapter does not name is the base's view, and only the matrices that it
-changes are memory of this worker, computed when somebody asks for them. So a node keeps one copy of the base for all
-its adapters, and a worker starts with the adapter in hand as soon as its tensors' bytes are there: each waits for its
-own three matrices and for no others.
+The base stays in shared memory: unchanged tensors are views of it, and only changed matrices are memory of this worker,
+computed on access. So a node keeps one copy of the base for all its adapters, and each tensor waits for the chunks of
+its own three matrices only.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ if TYPE_CHECKING:
     import torch
 
 SCRATCH_BYTES = 16 * 1024 * 1024
-"""Of fp32 at a time while a matrix is computed: a few caches' worth, and little beside any model."""
+"""Temporary fp32 memory while a matrix is computed: a few times the cache, and small beside any model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoraDelta:
-    """What is added to one matrix: scale · B A, its transpose if the base stores [in, out].
+    """Addend of one matrix: scale · B A, transposed if the base stores [in, out].
 
     Shapes:  the tensors that `a` and `b` name in the adapter are [r, in] and [out, r].
     """
@@ -42,29 +41,28 @@ class LoraDelta:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoraChanges:
-    """By the base's names: matrices with something added, and tensors that the adapter has whole."""
+    """Changes by the base's tensor names: matrices with an addend, and tensors that the adapter replaces."""
 
     deltas: dict[str, LoraDelta]
     whole: dict[str, str]
 
 
 class AdaptedWeights(TensorMapping):
-    """`base` and `adapter` give the tensors as they are stored; files are the base's."""
+    """Tensors of a base with an adapter applied; files are the base's."""
 
     def __init__(self, base: TensorMapping, adapter: TensorMapping, changes: LoraChanges | None = None) -> None:
-        """Waits for the adapter's config alone. Errors: CheckpointInvalid if the adapter does not fit the base."""
+        """Waits only for the adapter's config. Errors: CheckpointInvalid if the adapter does not fit the base."""
         self.base = base
         self.adapter = adapter
         if changes is None:
             changes = _changes(adapter, base)
         self._changes = changes
-        # Asked for twice, a matrix is computed once, as long as somebody has it; to keep it longer would be to
-        # keep it for nobody.
+        # A computed matrix is shared as long as a caller holds it; keeping it longer would cost memory for nothing.
         self._computed: weakref.WeakValueDictionary[str, torch.Tensor] = weakref.WeakValueDictionary()
 
     @property
     def changed(self) -> frozenset[str]:
-        """Names whose tensors are not the base's."""
+        """Names of tensors that differ from the base's."""
         return frozenset(self._changes.deltas) | frozenset(self._changes.whole)
 
     def __getitem__(self, name: str) -> torch.Tensor:
@@ -92,11 +90,11 @@ class AdaptedWeights(TensorMapping):
     def entry(self, name: str) -> TensorEntry:
         source, stored = self._stored(name)
         entry = source.entry(stored)
-        # The layer is the model's, whoever has the tensor.
+        # The layer number is that of the base, whichever checkpoint stores the tensor.
         return msgspec.structs.replace(entry, layer=self.base.entry(name).layer) if name in self.base else entry
 
     def _stored(self, name: str) -> tuple[TensorMapping, str]:
-        """Whose tensor it is before anything is added, and its name there."""
+        """The checkpoint that stores a tensor before any addend, and its name there."""
         if name in self._changes.whole:
             return self.adapter, self._changes.whole[name]
         if name not in self.base:
@@ -104,7 +102,7 @@ class AdaptedWeights(TensorMapping):
         return self.base, name
 
     def __iter__(self) -> Iterator[str]:
-        """As the base's bytes arrive, then what the adapter alone has."""
+        """Names of the base in order of arrival, then those that only the adapter has."""
         yield from self.base
         yield from (name for name in self._changes.whole if name not in self.base)
 
@@ -117,7 +115,7 @@ class AdaptedWeights(TensorMapping):
     def to(
         self, device: torch.device | str, *, first: Iterable[str | int] = (), only: Iterable[str | int] | None = None
     ) -> AdaptedWeights:
-        """The deltas are computed there too. Of the adapter, which is small, everything moves."""
+        """Moves base and adapter to a device, where changed matrices are computed; the small adapter moves whole."""
         chosen = set(self) if only is None else set(select(self, only))
         ahead = [name for name in select(self, first) if name in self.base]
         base = self.base.to(device, first=ahead, only=None if only is None else [n for n in self.base if n in chosen])
@@ -157,7 +155,7 @@ def _changes(adapter: TensorMapping, base: TensorMapping) -> LoraChanges:
 
 
 def _add(stored: torch.Tensor, left: torch.Tensor, right: torch.Tensor, scale: float) -> torch.Tensor:
-    """stored + scale · left right in fp32, rounded once to the dtype that is stored; a new tensor.
+    """Returns stored + scale · left right, computed in fp32 and rounded once to the stored dtype.
 
     Shapes:  stored [rows, columns], left [rows, r], right [r, columns].
     """

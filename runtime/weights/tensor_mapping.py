@@ -1,8 +1,8 @@
-"""What every mapping of weights offers, wherever its tensors come from: a mapping, and the face of `safe_open`.
+"""Interface of all weight mappings: a `Mapping` of tensors with the methods of `safetensors.safe_open`.
 
-Code written for `safetensors.safe_open` works on it: `keys`, `offset_keys`, `get_tensor`, `get_tensors`, `get_slice`,
-`metadata`, and `with`. A slice waits for the rows that it needs and for no others. Names iterate in the order in which
-bytes arrive, so `items()` and `load_state_dict(weights, assign=True)` wait for one tensor at a time.
+Code written for `safe_open` works on it: `keys`, `offset_keys`, `get_tensor`, `get_tensors`, `get_slice`, `metadata`,
+and `with`. A slice waits only for the rows that it needs. Names iterate in order of arrival, so `items()` and
+`load_state_dict(weights, assign=True)` wait for one tensor at a time.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Mapped = TypeVar("Mapped", bound="TensorMapping")
 
 
 class TensorMapping(Mapping[str, "torch.Tensor"]):
-    """Tensors by name, and the small files of the model beside them."""
+    """Tensors by name, with the small files of the model."""
 
     @abstractmethod
     def entry(self, name: str) -> TensorEntry:
@@ -30,7 +30,7 @@ class TensorMapping(Mapping[str, "torch.Tensor"]):
 
     @abstractmethod
     def rows(self, name: str, begin: int, end: int) -> torch.Tensor:
-        """`weights[name][begin:end]` of a tensor that has rows, waiting for those rows alone."""
+        """Rows `[begin, end)` of a tensor; waits for these rows only."""
 
     @property
     @abstractmethod
@@ -39,34 +39,34 @@ class TensorMapping(Mapping[str, "torch.Tensor"]):
 
     @abstractmethod
     def file_view(self, name: str) -> memoryview:
-        """A file's bytes where they lie, read-only, once they are there; it keeps the memory alive."""
+        """A file's bytes as a read-only view, once they arrived; it keeps the memory alive."""
 
     @abstractmethod
     def to(
         self, device: torch.device | str, *, first: Iterable[str | int] = (), only: Iterable[str | int] | None = None
     ) -> TensorMapping:
-        """The same tensors on a device: they begin to move there now, as they come, beside what the caller does next.
+        """Starts to move the tensors to a device in the background, as they arrive; returns them as a mapping.
 
-        Each can be had from the result as soon as it has moved; one that is asked for moves next. `first` names
-        tensors, or layers by their numbers, to move before the others; `only`, those to move at all.
-        Errors: KeyError for a tensor or layer that there is not.
+        Accessing a tensor waits until it has moved, and moves it next. `first`: tensors by name, or layers by number,
+        to move before the others; `only`: those to move at all. Errors: KeyError for an unknown tensor or layer.
         """
 
     def file(self, name: str) -> bytes:
+        """A copy of a file's bytes. Errors: KeyError."""
         return bytes(self.file_view(name))
 
     def get_tensor(self, name: str) -> torch.Tensor:
         return self[name]
 
     def get_tensors(self) -> dict[str, torch.Tensor]:
-        """All of them: waits for the last."""
+        """All tensors; waits for the last one."""
         return dict(self)
 
     def get_slice(self, name: str) -> TensorSlice:
         return TensorSlice(self, name)
 
     def offset_keys(self) -> list[str]:
-        """Names in the order in which the tensors lie, which is the order of iteration."""
+        """Names in the order of offsets, which is the order of iteration."""
         return list(self)
 
     def metadata(self) -> dict[str, str]:
@@ -78,11 +78,11 @@ class TensorMapping(Mapping[str, "torch.Tensor"]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Nothing to close: memory lives as long as its last tensor."""
+        """Does nothing: the memory lives as long as its last tensor."""
 
 
 class IndexedTensors(TensorMapping):
-    """Names, shapes and dtypes are known from the start; bytes may still have to come."""
+    """Tensors whose names, shapes and dtypes are known from the start, before their bytes arrive."""
 
     def __init__(self, entries: Mapping[str, TensorEntry]) -> None:
         self._entries = entries
@@ -100,12 +100,12 @@ class IndexedTensors(TensorMapping):
         return len(self._entries)
 
     def __contains__(self, name: object) -> bool:
-        """Knows the names without waiting for the bytes."""
+        """Whether the checkpoint has the tensor, without waiting for its bytes."""
         return name in self._entries
 
 
 class TensorSlice:
-    """A tensor that is not there before it is indexed: `get_slice(name)[2:4]` waits for two rows."""
+    """Lazy tensor, read when it is indexed: `get_slice(name)[2:4]` waits for two rows."""
 
     def __init__(self, tensors: TensorMapping, name: str) -> None:
         self._tensors = tensors
@@ -119,7 +119,7 @@ class TensorSlice:
         return self._entry.dtype
 
     def __getitem__(self, index: Any) -> torch.Tensor:
-        """As torch indexes. Only a leading integer or slice spares the rest of the rows."""
+        """Indexes as torch does. Only a leading integer or slice avoids waiting for the other rows."""
         leading, *others = index if isinstance(index, tuple) and index else (index,)
         shape = self._entry.shape
         if shape and isinstance(leading, slice):
@@ -134,7 +134,7 @@ class TensorSlice:
 
 
 def select(tensors: TensorMapping, wanted: Iterable[str | int]) -> list[str]:
-    """Names of the tensors that `wanted` names, or whose layers it names, in the order in which it does."""
+    """Names of the tensors in `wanted`, which has names and layer numbers, in its order. Errors: KeyError."""
     selected: dict[str, None] = {}
     for one in wanted:
         if isinstance(one, str):
@@ -143,16 +143,15 @@ def select(tensors: TensorMapping, wanted: Iterable[str | int]) -> list[str]:
             found = [name for name in tensors if tensors.entry(name).layer == one]
         if not found:
             raise (
-                unknown_name("tensor", one, tensors)
-                if isinstance(one, str)
-                else KeyError(f"no tensor is of layer {one}")
+                unknown_name("tensor", one, tensors) if isinstance(one, str) else KeyError(f"no tensor of layer {one}")
             )
         selected.update(dict.fromkeys(found))
     return list(selected)
 
 
 def unknown_name(what: str, name: str, known: Iterable[str]) -> KeyError:
+    """KeyError for an unknown name, with the nearest known ones."""
     names = list(known)
     near = difflib.get_close_matches(name, names, n=3)
-    nearest = ", ".join(repr(other) for other in near) or "none that is like it"
+    nearest = ", ".join(repr(other) for other in near) or "none similar"
     return KeyError(f"the checkpoint has no {what} {name!r}; it has {len(names)}, the nearest: {nearest}")

@@ -1,10 +1,9 @@
-"""Which chunks move to a device next, and where they lie there: decisions, with no device and no thread in sight.
+"""Order of copies to a device, and the place of each chunk there: pure decisions, without device or threads.
 
-The device gets one allocation with a slot for each chunk that is wanted, in the segment's order, so a tensor's chunks
-are neighbours there as they are in the segment. Chunks move in pieces: as many neighbours as are ready and fit one
-staging buffer, so a stream that trickles moves chunk by chunk and a full segment moves in large copies
-(ServerlessLLM section 4.2 has chunks of one size). What was asked for first, or is waited for now, goes before the
-rest; what is not there yet holds up nothing that is.
+The device gets one allocation with a slot for each chunk, in the segment's order, so a tensor's chunks are adjacent
+there as in the segment. Chunks move in pieces: as many adjacent ready chunks as fit one staging buffer, so a slow
+segment moves chunk by chunk and a full one in large copies (ServerlessLLM section 4.2 has chunks of one size). Chunks
+that a reader waits for move before the rest; chunks that are not ready delay no others.
 """
 
 from __future__ import annotations
@@ -15,12 +14,12 @@ from dataclasses import dataclass
 from itertools import islice
 
 LOOKAHEAD_CHUNKS = 256
-"""How far behind the next chunk a ready one is looked for: a source has fewer ranges than that in flight."""
+"""Chunks that are searched for a ready one: a source has fewer ranges than that in flight."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopyPiece:
-    """One copy: `count` chunks from `chunk` on, to as many slots from `slot` on."""
+    """One copy: `count` chunks starting at `chunk`, to slots starting at `slot`."""
 
     chunk: int
     count: int
@@ -33,13 +32,13 @@ class CopyPiece:
 
 
 class TransferPlan:
-    """Chunks on their way to a device: waiting, moving, moved. Not thread-safe: its owner has a lock."""
+    """State of each chunk of a transfer: waiting, moving, moved. Not thread-safe: its owner has a lock."""
 
     def __init__(self, chunks: Iterable[int], *, first: Iterable[int] = ()) -> None:
-        """`chunks` are all that move, `first` those of them that are urgent, in their order."""
+        """`chunks`: all that move; `first`: the urgent ones of them, in their order."""
         wanted = sorted(set(chunks))
         self._slots = {chunk: slot for slot, chunk in enumerate(wanted)}
-        # Ordered by linked list: a plain dict looks for its first key among all that were ever taken.
+        # OrderedDict, a linked list: a plain dict scans for its first key over all removed ones.
         self._rest = OrderedDict.fromkeys(wanted)
         self._urgent: OrderedDict[int, None] = OrderedDict()
         self._moving: set[int] = set()
@@ -50,11 +49,12 @@ class TransferPlan:
         return len(self._slots)
 
     def slot(self, chunk: int) -> int:
+        """Slot of a chunk in the device's allocation."""
         return self._slots[chunk]
 
     @property
     def front(self) -> int | None:
-        """The chunk to wait for when nothing can be taken; None when everything was."""
+        """The chunk to wait for when no piece is ready; None when all have been taken."""
         return next(iter(self._urgent or self._rest), None)
 
     @property
@@ -62,7 +62,7 @@ class TransferPlan:
         return self.front is None and not self._moving
 
     def demand(self, chunks: Iterable[int]) -> None:
-        """Those that still wait go before everything else, in this order."""
+        """Moves waiting chunks to the front, in this order."""
         waiting = [chunk for chunk in dict.fromkeys(chunks) if chunk in self._urgent or chunk in self._rest]
         for chunk in reversed(waiting):
             self._rest.pop(chunk, None)
@@ -70,7 +70,7 @@ class TransferPlan:
             self._urgent.move_to_end(chunk, last=False)
 
     def take(self, is_ready: Callable[[int], bool], at_most: int) -> CopyPiece | None:
-        """The next piece to move, of so many chunks at most; its taker's from now on. None if none is ready yet."""
+        """Takes the next piece to move, of `at_most` chunks; None if none is ready."""
         for queue in (self._urgent, self._rest):
             for chunk in islice(queue, LOOKAHEAD_CHUNKS):
                 if is_ready(chunk):
@@ -90,11 +90,13 @@ class TransferPlan:
         return piece
 
     def moved(self, piece: CopyPiece) -> None:
+        """Marks a taken piece as moved."""
         self._moving.difference_update(piece.chunks)
 
     def has_moved(self, chunk: int) -> bool:
+        """Whether a chunk has moved, or is not part of the transfer."""
         return chunk not in self._moving and chunk not in self._rest and chunk not in self._urgent
 
 
 PIECE_BYTES = 16 * 1024 * 1024
-"""Of one copy, at most: past some 8 MiB PCIe is as fast as it gets, and larger buffers take longer to pin."""
+"""Largest copy: above about 8 MiB PCIe runs at full speed, and larger buffers take longer to pin."""

@@ -1,4 +1,4 @@
-"""Tensors over a region's memory where they lie, of every dtype that safetensors knows."""
+"""Tensor views over a region's memory, of every dtype of safetensors."""
 
 from __future__ import annotations
 
@@ -21,11 +21,14 @@ _VIEWED = {
     "F8_E4M3FNUZ": "float8_e4m3fnuz",
     "F8_E5M2FNUZ": "float8_e5m2fnuz",
 }
-"""DLPack has no 8-bit float that every torch release reads: they cross as bytes and are viewed."""
+"""8-bit floats, which not every torch release reads by DLPack: they are passed as bytes and viewed."""
 
 
 def view(region: Region, dtype: str, offset: int, shape: tuple[int, ...]) -> torch.Tensor:
-    """No copy; it keeps the region's mapping alive. `dtype` by its safetensors name. IndexError if outside."""
+    """A tensor over `shape` numbers at a byte offset, without a copy; it keeps the mapping alive.
+
+    `dtype` by its safetensors name. Errors: IndexError if it lies outside the region.
+    """
     if 0 in shape:
         import torch
 
@@ -37,17 +40,19 @@ def view(region: Region, dtype: str, offset: int, shape: tuple[int, ...]) -> tor
 
 @functools.cache
 def _from_dlpack() -> Callable[[object], torch.Tensor]:
-    """Looked up once: two hundred statements of import take a tenth of the time of two hundred tensors."""
+    """torch's from_dlpack, cached: two hundred import statements take a tenth of the time of two hundred tensors."""
     from torch.utils.dlpack import from_dlpack
 
     return from_dlpack
 
 
 def size_of(dtype: str, shape: tuple[int, ...]) -> int:
+    """Size of a tensor in bytes."""
     return prod(shape) * DTYPE_BYTES[dtype]
 
 
 def torch_dtype(name: str) -> torch.dtype:
+    """torch's dtype for a safetensors name."""
     import torch
 
     names = {

@@ -1,8 +1,8 @@
-"""A few tensors bound, for nobody, so that no worker is the first to walk that path either.
+"""Warm-up of tensor binding: binds a few tensors of a small segment.
 
-A process that was just forked has none of its libraries' code mapped: binding two hundred tensors takes five times
-as long as it does the second time. So the fork server does it once, which imports and specialises, and a spare
-worker does it again while it waits, which maps.
+A newly forked process has none of its libraries' code mapped: its first binding of two hundred tensors takes five times
+as long as its second. The fork server does it once, which imports and specialises; a spare worker does it again, which
+maps the code.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _DEADLINE_NS = 1_000_000_000
 
 
 def warm_up_weights() -> None:
-    """Needs torch. A slab of small pages, of which one is touched; all of it is gone afterwards."""
+    """Binds the tensors; needs torch. Uses one small page, and frees it."""
     entries = {}
     for number in range(_TENSORS):
         dtype, width_bytes = _DTYPES[number % len(_DTYPES)]
@@ -30,14 +30,14 @@ def warm_up_weights() -> None:
             number * _SPACING_BYTES, 4 * width_bytes, dtype, (2, 2), number
         )
     size_bytes = _TENSORS * _SPACING_BYTES
-    region = SlabPool("rehearsal", pages="small", slab_bytes=CHUNK_BYTES, capacity=1).take(CHUNK_BYTES)
+    region = SlabPool("warm-up", pages="small", slab_bytes=CHUNK_BYTES, capacity=1).take(CHUNK_BYTES)
     manifest = Manifest(
         total_bytes=CHUNK_BYTES,
-        parts=[Part("rehearsal.safetensors", 4096, size_bytes, 0)],
+        parts=[Part("warm-up.safetensors", 4096, size_bytes, 0)],
         chunks=[xxh3(region.view(0, size_bytes))],
         tensors=entries,
     )
-    control = ControlBlock.create("rehearsal", 1, manifest_bytes(manifest), 1)
+    control = ControlBlock.create("warm-up", 1, manifest_bytes(manifest), 1)
     control.mark_ready(0)
     deadline_ns = time.monotonic_ns() + _DEADLINE_NS
     weights = Weights.attach(os.dup(control.fd), [os.dup(fd) for fd in region.fds], deadline_ns=deadline_ns)

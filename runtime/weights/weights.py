@@ -1,10 +1,9 @@
-"""A checkpoint's tensors as a mapping, zero-copy over the node's shared memory, while they still arrive.
+"""Weights of a checkpoint as a mapping of tensors, zero-copy over the node's shared memory.
 
-`weights["name"]` waits until every chunk of that tensor is there and verified, then gives a view of it:
-no tensor exists without its bytes. A failed segment raises its own error at once; a slow one raises after
-the worker's start deadline. Iteration is in the segment's order, in which layers run and chunks arrive,
-so `model.load_state_dict(weights, assign=True)` and a plain loop both follow the stream. A further name of
-a tensor (tied weights) comes right after it and gives the same memory.
+`weights["name"]` waits until every chunk of that tensor is verified and returns a view of it. A failed segment raises
+its own error at once; a slow one raises at the worker's start deadline. Iteration is in the segment's order, in which
+layers run and chunks arrive, so `model.load_state_dict(weights, assign=True)` and a plain loop follow the stream. A
+further name of a tensor (tied weights) comes right after it and shares its memory.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Weights(IndexedTensors):
-    """Tensors by name. They are views: a write to one changes this worker's copy of the page alone."""
+    """Tensors of one segment by name, as views: a write changes only this worker's copy of the page."""
 
     def __init__(self, manifest: Manifest, region: Region, chunk_waiter: ChunkWaiter) -> None:
         super().__init__(_in_order(manifest))
@@ -47,17 +46,17 @@ class Weights(IndexedTensors):
         deadline_ns: int,
         want: Callable[[range], object] = lambda chunks: None,
     ) -> Weights:
-        """Takes over the descriptors. `deadline_ns` is monotonic: the last moment to wait for a chunk.
+        """Attaches a segment; takes over the descriptors. `deadline_ns`: monotonic time at which waits for chunks end.
 
-        `want` is told of chunks that somebody begins to wait for.
+        `want` is called with chunks that a reader begins to wait for.
         Errors: CheckpointInvalid if manifest, control block and memory do not fit one another.
         """
         control = ControlBlock.attach(control_fd)
-        # Checked by the node, which alone can write it; and nothing that it says can lead outside the region.
+        # The node has checked the manifest, and no value in it can lead outside the region.
         manifest = decode_manifest(control.manifest)
         if len(manifest.chunks) != control.chunk_count:
             raise CheckpointInvalid(
-                f"the manifest tells of {len(manifest.chunks)} chunks, the segment has {control.chunk_count}"
+                f"the manifest has {len(manifest.chunks)} chunks, the segment has {control.chunk_count}"
             )
         try:
             region = Region.attach(data_fds, manifest.total_bytes)
@@ -95,7 +94,7 @@ class Weights(IndexedTensors):
     def to(
         self, device: torch.device | str, *, first: Iterable[str | int] = (), only: Iterable[str | int] | None = None
     ) -> DeviceWeights:
-        """On a CPU the tensors stay views of the segment. A device that they move to already is not begun again."""
+        """Starts to move tensors to a device, once a device. On a CPU they stay views of the segment."""
         import torch
 
         place = torch.device(device)
@@ -115,16 +114,16 @@ class Weights(IndexedTensors):
         return DeviceWeights(self, names, loading)
 
     def map_ahead(self) -> None:
-        """Maps chunks as they become ready, in a thread, so that the first pass over the weights faults on no page.
+        """Maps chunks as they become ready, in a thread, so that the first pass over the weights has no page faults.
 
-        One call a chunk takes a third of the time that its thousand faults take, and takes it beside the start. The
-        thread ends with the last chunk, or with the segment's failure, which those tell who read.
+        One call a chunk takes a third of the time of its thousand faults, in parallel with the start. The thread ends
+        with the last chunk or with the segment's failure, which readers report.
         """
         self._mapped = self._begin(None, TransferPlan(range(self.chunk_waiter.chunk_count)))
         self._loadings["cpu", None] = self._mapped
 
     def _begin(self, cuda: torch.device | None, transfer: TransferPlan) -> DeviceLoad:
-        """To the host's memory if to no other, which needs no torch."""
+        """Starts a load to CUDA or to host memory, which needs no torch."""
         chunk_bytes = self.manifest.chunk_bytes
         if cuda is None or cuda.type == "cpu":
             return DeviceLoad(transfer, self.chunk_waiter, HostDevice(self.region, chunk_bytes), chunk_bytes).begin()
@@ -139,7 +138,7 @@ class Weights(IndexedTensors):
         return [chunk for entry in entries for chunk in chunks_of(self.manifest, entry.offset, entry.size_bytes)]
 
     def wait(self) -> None:
-        """Returns when every chunk is there."""
+        """Waits until every chunk is ready."""
         self._wait("the whole checkpoint", 0, self.manifest.total_bytes)
 
     def _wait(self, name: str, offset: int, size_bytes: int) -> None:
@@ -148,7 +147,7 @@ class Weights(IndexedTensors):
 
 
 def _in_order(manifest: Manifest) -> dict[str, TensorEntry]:
-    """The manifest's canonical form has its names sorted; what arrives first is what lies first."""
+    """Entries in the segment's order, which is the order of arrival; the manifest sorts them by name."""
     entries = [(entry.offset, False, name, entry) for name, entry in manifest.tensors.items()]
     for alias, name in manifest.aliases.items():
         entry = manifest.tensors[name]

@@ -94,7 +94,7 @@ def test_native_code_stays_visible_to_workers_that_have_not_imported_it_yet() ->
     code = """if True:
         import sys
         from fleetstart.runtime.isolation import namespaces as isolation
-        paths = isolation.interpreter_paths()
+        paths = isolation.interpreter_paths(os.environ.get("LD_LIBRARY_PATH", ""))
         assert "fleetstart.native" not in sys.modules
         import fleetstart.native
         from fleetstart.native import _core
@@ -182,7 +182,7 @@ class TestConfined:
         assert not seen[str(hidden)]
         assert seen["/usr/share"] == []
         assert seen["/tmp/function"] == ["handler.py"]
-        needed = isolation.interpreter_paths()
+        needed = isolation.interpreter_paths(os.environ.get("LD_LIBRARY_PATH", ""))
         for folder in ("/home", home):
             for name in seen[folder] or ():
                 assert any(f"{path}/".startswith(f"{folder}/{name}/") for path in needed), f"{folder}/{name} is seen"

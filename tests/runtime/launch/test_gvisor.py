@@ -162,7 +162,7 @@ def test_a_runsc_that_is_gone_or_ends_at_once_is_an_end_like_others(tmp_path: Pa
 
 
 def test_a_start_that_a_full_disk_prevents_leaves_nothing(tmp_path: Path) -> None:
-    sandboxes = GVisorLauncher("/bin/true", tmp_path / "state", [])
+    sandboxes = GVisorLauncher("/bin/true", tmp_path / "state", [], os.environ)
     descriptors = len(os.listdir("/proc/self/fd"))
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))

@@ -187,7 +187,7 @@ def test_names_layers_and_devices_that_there_are_not_are_refused(segment: Segmen
     weights = segment.attach()
     with pytest.raises(KeyError, match="no tensor 't7'"):
         weights.to("cpu", first=["t7"])
-    with pytest.raises(KeyError, match="no tensor is of layer 9"):
+    with pytest.raises(KeyError, match="no tensor of layer 9"):
         weights.to("cpu", only=[9])
     with pytest.raises(ValueError, match="cpu or cuda, not to meta"):
         weights.to("meta")
