@@ -1,6 +1,6 @@
-"""Bytes: shared segments, checksums, copies, and the arithmetic that runs over them, in C++17.
+"""Native code (C++17): shared-memory segments, checksums, direct reads, and a CPU decoder for Llama models.
 
-Everything that blocks, copies or computes releases the GIL. `_core.pyi` is the typed face.
+Everything that blocks, copies or computes releases the GIL. `_core.pyi` has the types.
 """
 
 from fleetstart.native._core import (

@@ -1,4 +1,4 @@
-"""The typed face of the compiled module. Everything that blocks or copies releases the GIL."""
+"""Types of the compiled module. Everything that blocks or copies releases the GIL."""
 
 from collections.abc import Sequence
 from typing import Any, Literal, SupportsFloat, SupportsInt
@@ -9,7 +9,7 @@ class NativeError(Exception):
     """Base of every error of this module."""
 
 class SegmentFailed(NativeError):
-    """The segment's owner gave up filling it. args: (code, message)."""
+    """The fetch of the segment has failed. args: (code, message)."""
 
 class Region:
     """Shared memory of one segment's data: slabs, mapped one after the other.
@@ -17,19 +17,19 @@ class Region:
     The owner's mapping is shared and writable. An attached mapping is private: reads see the owner's
     bytes, a write makes a copy of the page for the writer alone: of a hugetlb region, a page of the
     reserve, and the writer dies if none is left. Views and capsules keep the mapping alive after the
-    Region itself is gone. When the owner's last one goes, its slabs go back to their pool: whoever has
-    them attached still sees what their next user writes.
+    Region itself is gone. When the owner's last one goes, its slabs go back to their pool: a
+    process that still has them attached sees what their next user writes.
     """
 
     @staticmethod
     def attach(fds: Sequence[int], size_bytes: int) -> Region:
-        """Maps another process's region, of which these are the slabs; OSError if who has one could write or resize it.
+        """Maps another process's region from its slabs. OSError if they are not sealed against writes and resizing.
 
-        Takes over the descriptors, also when it fails: they are closed either way, the mapping needs none.
+        Closes the descriptors, also when it fails: the mapping needs none.
         """
     @property
     def fds(self) -> list[int]:
-        """The slabs, for others to attach: duplicate them, they are the region's. Empty if it is attached."""
+        """Descriptors of the slabs, for `attach` elsewhere. The region's own: duplicate them. Empty when attached."""
     @property
     def size_bytes(self) -> int: ...
     def view(self, offset: int, size_bytes: int) -> memoryview:
@@ -41,9 +41,9 @@ class Region:
         """A DLPack capsule over the memory, no copy; dtype by its safetensors name. For `torch.from_dlpack`.
 
         8-bit floats come as U8: view the tensor as the dtype. The offset must be a multiple of the item's
-        size. IndexError if outside, ValueError for a dtype, shape or offset that cannot be.
-        In-place work on an attached tensor copies its pages, and those no longer follow the owner: do it
-        to chunks that are ready only.
+        size. IndexError if outside, ValueError for an invalid dtype, shape or offset.
+        In-place work on an attached tensor copies its pages, which no longer follow the owner: only for
+        chunks that are ready.
         """
     def populate(self, offset: int, size_bytes: int) -> None:
         """Maps the pages of the range in one call, instead of at first touch each.
@@ -52,8 +52,8 @@ class Region:
         """
 
 def attach_across_kernels() -> None:
-    """For a process whose kernel is not its owner's, as inside gVisor: what is attached from now on is not asked for
-    its seals, which are not known there, and waits look once a millisecond, as no wake-up crosses. Not taken back."""
+    """Makes attaching work in a process under another kernel than the owner's, as inside gVisor: from now on seals are
+    not checked, which are unknown there, and waits poll once a millisecond, as no futex crosses. Irreversible."""
 
 class ControlBlock:
     """State of one segment in shared memory: ready bits, state, error, the manifest, and a futex word to wait on.
@@ -86,54 +86,54 @@ class ControlBlock:
     def mark_ready(self, chunk: int) -> bool:
         """Publishes a verified chunk and wakes waiters; the last one makes the state "ready".
 
-        True if the chunk was not ready before: whoever brings it second is not counted.
+        True if the chunk was not ready before.
         """
     def fail(self, code: str, message: str) -> bool:
-        """Wakes every waiter with SegmentFailed; cut to 64 and 2048 bytes.
+        """Fails the segment and wakes every waiter with SegmentFailed; truncates to 64 and 2048 bytes.
 
         True if this made the segment fail: the first failure stands, and a ready segment stays ready.
         """
     def wait(self, first: int, last: int, timeout_s: float) -> None:
         """Returns when chunks first..last (inclusive) are ready. SegmentFailed, TimeoutError, IndexError.
 
-        Chunks that are ready are ready, also in a segment that failed later. A timeout of 0 asks and does
-        not wait; one that is not finite is a ValueError.
+        Ready chunks stay ready, also in a segment that fails later. A timeout of 0 only checks; one that is
+        not finite is a ValueError.
 
         Waits on a futex without spinning; runs Python's signal handlers about once a second.
         """
 
 class SlabPool:
-    """The memory of a node's segments, in slabs of one size that are used again and again. Thread-safe."""
+    """The memory of a node's segments, in slabs of one size that are reused. Thread-safe."""
 
     def __init__(self, name: str, *, pages: Literal["hugetlb", "thp", "small"], slab_bytes: int, capacity: int) -> None:
         """`slab_bytes` is a power of two, of 2 MiB at least for huge pages; `capacity` counts slabs.
 
-        OSError if the machine has no such pages for us, ValueError for sizes that cannot be.
+        OSError if the machine has no such pages, ValueError for invalid sizes.
         """
     def take(self, size_bytes: int) -> Region:
-        """Zeroed memory; its slabs come back, dirty, with the end of its last use. OSError(ENOMEM) past the capacity.
+        """Zeroed memory; its slabs return, dirty, with its last reference. OSError(ENOMEM) beyond the capacity.
 
-        Clean slabs first, then dirty ones, cleared now, then new ones, whose pages come at first touch. Waits
-        for those that are being prepared if it needs them.
+        Uses clean slabs first, then dirty ones, cleared now, then new ones, whose pages come at first touch.
+        Waits for those that are being prepared if it needs them.
         """
     def take_some(self, size_bytes: int, positions: Sequence[int]) -> Region:
-        """The same, of which only the slabs at these positions count and may be used now; IndexError past its end.
+        """Like `take`, but only the slabs at these positions are allocated and may be used; IndexError past its end.
 
-        The others are sparse: whoever attaches the region has them too, and sees what comes once they are granted.
+        The others are sparse: processes that attach the region map them too, and see their data once granted.
         """
     def grant(self, region: Region, positions: Sequence[int]) -> None:
-        """Grants these slabs of the region too, at once: their pages come at first touch. None of them if it fails.
+        """Allocates more slabs of the region, all or none; their pages come at first touch.
 
-        Free slabs give way where the capacity is reached. These do not come back to the pool, but to the system.
-        OSError(ENOMEM) past the capacity, IndexError past the region's end, ValueError for another pool's region.
+        Releases free slabs where the capacity is reached. Granted slabs return to the system, not to the pool.
+        OSError(ENOMEM) beyond the capacity, IndexError past the region's end, ValueError for another pool's region.
         """
     def prepare(self, wanted: int) -> bool:
-        """Clears one dirty slab, or makes a new one with its pages if fewer than `wanted` are clean. False: none to do.
+        """Clears one dirty slab, or makes a new one with its pages if fewer than `wanted` are clean.
 
-        OSError if memory is short.
+        False if there was nothing to do. OSError if memory is short.
         """
     def release(self, count: int) -> int:
-        """Gives free slabs back to the system, dirty ones first; how many."""
+        """Gives free slabs back to the system, dirty ones first; returns how many."""
     @property
     def pages(self) -> Literal["hugetlb", "thp", "small"]: ...
     @property
@@ -144,10 +144,10 @@ class SlabPool:
     def used(self) -> int: ...
     @property
     def clean(self) -> int:
-        """Free, and zero everywhere."""
+        """Number of free, zeroed slabs."""
     @property
     def dirty(self) -> int:
-        """Free, with what its last user left."""
+        """Number of free slabs that hold old data."""
 
 def xxh3(data: Buffer) -> int:
     """XXH3-64 of a contiguous buffer, seed 0."""
@@ -157,32 +157,32 @@ class Checksum:
 
     def __init__(self, data: Buffer) -> None: ...
     def advance(self, ready_bytes: int) -> None:
-        """The first `ready_bytes` of the buffer are there now, and stay as they are."""
+        """Hashes up to the first `ready_bytes` of the buffer, which must not change any more."""
     def receive(self, fd: int, begin: int, slice_s: SupportsFloat) -> int:
-        """Fills the buffer from a blocking socket, from byte `begin` on; how many bytes are there then.
+        """Fills the buffer from a blocking socket, from byte `begin` on; returns how many bytes it has then.
 
-        Returns early once `slice_s` have passed, so that its caller can look up, or when nothing more comes. If
+        Returns early once `slice_s` have passed, so that its caller can check, or when nothing more comes. If
         nothing came at all: OSError; EOFError if the peer closed; TimeoutError after the socket's SO_RCVTIMEO.
         BufferError if the buffer is read-only.
         """
     def digest(self) -> int:
-        """All are. Changes nothing: it can be asked again, also before that is so."""
+        """The checksum of the bytes so far; may be called at any time and again."""
 
 def read_checksum(fd: int, file_offset: int, destination: Buffer) -> int:
-    """pread of exactly len(destination) bytes, and their xxh3. OSError; EOFError says how many bytes were there."""
+    """pread of exactly len(destination) bytes; returns their xxh3. OSError; EOFError with the number of bytes read."""
 
 def read_direct(fd: int, file_offset: int, destination: Buffer, size_bytes: int) -> int:
-    """The same past the page cache, for a descriptor with O_DIRECT, and exactly `size_bytes`.
+    """Like `read_checksum` of exactly `size_bytes`, past the page cache, for a descriptor with O_DIRECT.
 
-    Offset, address and length of the destination are multiples of 4096; what it has past `size_bytes` is
-    overwritten, with zeros at last. OSError (EINVAL where it is refused), EOFError, ValueError if it is too small.
+    Offset, address and length of the destination are multiples of 4096; its bytes beyond `size_bytes`
+    become zero. OSError (EINVAL if the file system refuses), EOFError, ValueError if it is too small.
     """
 
 def cached_bytes(fd: int, file_offset: int, size_bytes: int) -> int:
-    """How much of the range the page cache holds; 0 where the kernel cannot tell (before 6.5)."""
+    """Bytes of the range in the page cache; 0 where the kernel cannot report it (before 6.5)."""
 
 class Decoder:
-    """Layers of a Llama model on the CPU, over weights where they lie: whatever has `__dlpack__`, held, not copied.
+    """Layers of a Llama model on the CPU. Weights are objects with `__dlpack__`, referenced and not copied.
 
     The arithmetic is fp32, from weights in fp32, fp16 or bf16; a row's result does not depend on the rows
     beside it. Keys and values lie in blocks of `block_tokens`, stored as `kv_dtype` ("fp32", "fp16", "bf16").
@@ -212,7 +212,7 @@ class Decoder:
         """`layers` holds nine tensors each: attention norm, q, k, v, o, ffn norm, gate, up, down; matrices [out, in].
 
         `embedding`, `final_norm` and `head` are None in a stage that is not the first.
-        `isa` is "auto", "avx512", "avx2" or "generic". ValueError for shapes, types and processors that do not fit.
+        `isa` is "auto", "avx512", "avx2" or "generic". ValueError for unsupported shapes, types and processors.
         """
     @property
     def isa(self) -> str: ...
@@ -227,12 +227,12 @@ class Decoder:
         logits_rows: Buffer | None,
         output: Buffer,
     ) -> None:
-        """Runs the layers over rows of several sequences, laid end to end; see `runtime.llm.batch.Batch`.
+        """Runs the layers over the rows of several sequences, concatenated; see `runtime.llm.batch.Batch`.
 
         tokens, positions [rows] int32; hidden [rows, hidden_size] fp32 instead of tokens in a later stage;
         starts [sequences + 1], tables [sequences, width] int32. With logits_rows [n] int32, output is
-        [n, vocab_size] fp32; without, the hidden states [rows, hidden_size] fp32 after the last layer that is here.
-        ValueError, IndexError for what would reach outside; the cache is as it was then. RuntimeError if another
+        [n, vocab_size] fp32; without, the hidden states [rows, hidden_size] fp32 after the last layer of this stage.
+        ValueError, IndexError for indices out of range; the cache is unchanged then. RuntimeError if another
         thread is in a step.
         """
     def logits(self, *, hidden: Buffer, output: Buffer) -> None:
@@ -244,13 +244,13 @@ class Decoder:
         """Keys and values of tokens `begin .. end - 1` of the sequence whose blocks are `table` [n] int32.
 
         All layers: [layer][key, value][kv_head][token][head_dim] of kv_dtype. ValueError, IndexError for tokens
-        that lie outside. May run beside a step, in another thread: what earlier steps have written no step changes.
+        that lie outside. May run beside a step, in another thread: steps do not change what earlier ones wrote.
         """
     def write_kv(
         self, table: Buffer, begin: SupportsInt, end: SupportsInt, first_layer: SupportsInt, data: Buffer
     ) -> None:
-        """Puts what `read_kv` of as many layers gave, as bytes, into the layers from `first_layer` on.
+        """Writes the bytes of a `read_kv` into the layers from `first_layer` on, as many as it holds.
 
-        ValueError, IndexError for tokens and layers that lie outside, or data of another size; the cache is as it
-        was then. May run beside a step that does not attend to these tokens.
+        ValueError, IndexError for tokens and layers that lie outside, or data of another size; the cache is
+        unchanged then. May run beside a step that does not attend to these tokens.
         """

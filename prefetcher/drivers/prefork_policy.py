@@ -1,4 +1,4 @@
-"""Prefork policy: which worker pool gets a spare process next. Pure.
+"""Prefork policy: which worker pool gets a preforked process next. Pure.
 
 A preforked worker takes the fork, the namespaces and the attachment to its control groups out of the cold start.
 Making one costs a core for up to 60 ms (torch), so none is made while a start is under way, nor while the started

@@ -25,7 +25,7 @@ from .relay_store import RelayStore, StoreRejection
 log = logging.getLogger(__name__)
 
 LEAST_S, MOST_S = 0.002, 0.1
-"""Between two requests for the same object."""
+"""Bounds of the pause between two requests for the same object."""
 SHARE = 1 / 16
 """Poll interval as a share of the recent mean time between objects: the mean delay, against the number of requests."""
 WEIGHT = 0.3

@@ -64,7 +64,7 @@ class RelaySender:
         self._why = ""
         self._closing = False
         self._repeated = False
-        """Some object was written twice, or may yet be."""
+        """True if an object was written twice, or may yet be."""
 
     def run(self) -> None:
         """Runs until the link has ended and this end has removed its objects."""

@@ -1,4 +1,4 @@
-"""What a worker inside gVisor receives in another form than others: bundle, segments and connections.
+"""Bundle, segments and connections of a worker inside gVisor, which receives them in another form than others.
 
 Folders cannot be mounted into a running sandbox, so the bundle is sent as a tar in memory. Writable memory is
 useless to it, so segments are sent as read-only descriptors. Its sockets are its own, so the node listens for it

@@ -112,7 +112,7 @@ class WorkerResources:
         except ChannelClosed as error:
             if not self.pooled or self._process.forked is None:
                 raise StartFailed(f"the worker was gone before it had its function: {error}") from error
-            log.warning("a spare worker was dead, forking another", extra={"worker": order.worker})
+            log.warning("a preforked worker was dead, forking another", extra={"worker": order.worker})
             await self._process.terminate()
             self.pooled = False
             self._process.attach(await self._services.prefork_pool.fork(order.spec.pool, network=False))
