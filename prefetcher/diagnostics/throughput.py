@@ -45,7 +45,7 @@ MEMORY_SHARE = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scope:
-    """How much is moved, and for how long at most. The defaults take some five seconds on a slow machine."""
+    """Sizes and time limits of the measurements. The defaults take some five seconds on a slow machine."""
 
     memory_bytes: int = 512 * MIB
     """More than caches hold."""

@@ -38,7 +38,7 @@ class ChunkSource(Protocol):
 
 
 class StoreChunks:
-    """All chunks, from the object store."""
+    """The object store as a source of all chunks."""
 
     name = "store"
 

@@ -231,7 +231,7 @@ class Fetch:
         self._on_chunk(chunk, source)
 
     def _failed(self, source_index: int, chunk: ChunkRange, error: Exception) -> Retry:
-        """Where and when to retry a chunk. Errors: FleetError if a wanted chunk has no source left."""
+        """Decides where and when to retry a chunk. Errors: FleetError if a wanted chunk has no source left."""
         delays_s = {CorruptChunk: (0.0,), SourceError: RETRY_DELAYS_S}.get(type(error), ())
         outcome = self.progress.failed(source_index, chunk, delays_s)
         if isinstance(outcome, Exhausted):
@@ -255,7 +255,7 @@ class Fetch:
             self._on_grown(error)
 
     def _should_stop(self, run: ChunkRun) -> bool:
-        """Whether this background run should stop: growth was cancelled, or one of its chunks is wanted now."""
+        """True if this background run should stop: growth was cancelled, or one of its chunks is wanted now."""
         return not self.progress.is_growing or self.progress.wants(run.chunks)
 
     def _put_back(self, source_index: int, missing: list[ChunkRange], failed: list[Retry]) -> None:

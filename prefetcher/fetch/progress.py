@@ -100,7 +100,7 @@ class FetchProgress:
             return self._present.issuperset(chunks)
 
     def unwanted(self, chunks: Iterable[int]) -> list[int]:
-        """Those of the chunks that are neither wanted nor present."""
+        """Filters the chunks: those neither wanted nor present."""
         with self._lock:
             return [chunk for chunk in chunks if chunk not in self._wanted and chunk not in self._present]
 

@@ -118,7 +118,7 @@ class Segment:
             self.fetch_span_ns = (now_ns, 0)
 
     def stop_filling(self, now_ns: int) -> None:
-        """All requested chunks are present, or will not come."""
+        """Ends the fetch time: all requested chunks are present, or will not come."""
         begin_ns, end_ns = self.fetch_span_ns
         self.filled.set()
         if end_ns or self.fetch is None:

@@ -248,7 +248,7 @@ class SegmentStore:
     # ── fetch results ──────────────────────────────────────────────────────────────────────────────
 
     def _on_filled(self, segment: Segment, error: FleetError | None) -> None:
-        """All requested chunks are present, or will not come."""
+        """Handles the end of a fetch: all requested chunks are present, or will not come."""
         if segment.fetch is None or segment.error is not None:
             return
         if error is None and (segment.filled.is_set() or not segment.fetch.progress.is_filled):
@@ -270,7 +270,7 @@ class SegmentStore:
         self._changed()
 
     def _on_grown(self, segment: Segment, error: FleetError | None) -> None:
-        """The whole checkpoint is present, or its growth ended early."""
+        """Handles the end of a growth: the whole checkpoint is present, or the growth failed."""
         if error is None:
             log.info("segment whole", extra={"checkpoint": segment.checkpoint, "size_bytes": segment.size_bytes})
         segment.end_growths(error)

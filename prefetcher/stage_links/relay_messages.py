@@ -47,7 +47,7 @@ class RelayLink:
         return b"".join((MAGIC, kind, self._digest(sequence, kind, data), data))
 
     def verify(self, sequence: int, sealed: bytes) -> tuple[bytes, bool]:
-        """Its payload, and whether it is the last. Errors: InvalidRelayObject."""
+        """Checks an object; returns its payload, and whether it is the last. Errors: InvalidRelayObject."""
         kind, data = sealed[len(MAGIC) : len(MAGIC) + 1], sealed[HEAD_BYTES:]
         if not sealed.startswith(MAGIC) or kind not in (MORE, LAST) or len(sealed) < HEAD_BYTES:
             raise InvalidRelayObject(f"{self.key(sequence)}: {len(sealed)} bytes that are no object of a link")
