@@ -92,6 +92,7 @@ def namespaces(python_server: ForkServerProcess) -> None:
 
 def test_native_code_stays_visible_to_workers_that_have_not_imported_it_yet() -> None:
     code = """if True:
+        import os
         import sys
         from fleetstart.runtime.isolation import namespaces as isolation
         paths = isolation.interpreter_paths(os.environ.get("LD_LIBRARY_PATH", ""))

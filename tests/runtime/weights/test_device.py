@@ -155,9 +155,9 @@ def test_a_failed_segment_raises_its_own_error_for_what_had_not_come(device: str
 def test_a_chunk_that_never_comes_ends_the_loading_at_the_deadline(device: str, segment: Segment) -> None:
     segment.fill(0)
     moved = segment.attach(timeout_s=0.01).to(device)
-    with pytest.raises(DeadlineExceeded, match=f"loading to {device}.* needs chunk 1: chunk 1 had not come"):
+    with pytest.raises(DeadlineExceeded, match=f"loading to {device}.* needs chunk 1: chunk 1 had not arrived"):
         moved.wait()
-    with pytest.raises(DeadlineExceeded, match="t3 needs chunks 4 to 5: chunk 4 had not come"):
+    with pytest.raises(DeadlineExceeded, match="t3 needs chunks 4 to 5: chunk 4 had not arrived"):
         moved["t3"]
 
 

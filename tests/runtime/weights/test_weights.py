@@ -186,7 +186,7 @@ def test_memory_that_does_not_fit_its_manifest_is_refused(segment: Segment) -> N
         Weights.attach(os.dup(segment.control.fd), [os.dup(segment.region.fds[0])], deadline_ns=FOREVER_NS)
     shorter = Segment({"one": ("U8", (1,))})
     control = ControlBlock.create("test", 4, manifest_bytes(shorter.manifest), 1)
-    with pytest.raises(CheckpointInvalid, match="tells of 1 chunks, the segment has 4"):
+    with pytest.raises(CheckpointInvalid, match="has 1 chunks, the segment has 4"):
         Weights.attach(os.dup(control.fd), [os.dup(fd) for fd in segment.region.fds], deadline_ns=FOREVER_NS)
 
 
