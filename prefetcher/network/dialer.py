@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import ipaddress
 import socket
-import threading
 from collections.abc import Sequence
 
 from fleetstart.runtime.contract.function.public_addresses import Address
+
+from ..threads import in_thread
 
 ADDRESSES_MOST = 4
 """Addresses of a host that are tried; each gets its share of the time."""
@@ -21,24 +21,14 @@ class ConnectFailed(Exception):
 
 async def resolve(host: str, port: int) -> tuple[Address, ...]:
     """Resolves a name in a daemon thread: a resolver may take half a minute. Errors: ConnectFailed."""
-    loop = asyncio.get_running_loop()
-    answered: asyncio.Future[list[str] | OSError] = loop.create_future()
-
-    def ask() -> None:
-        found: list[str] | OSError
-        try:
-            said = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-            found = [str(address[0]).partition("%")[0] for _, _, _, _, address in said]
-        except (OSError, UnicodeError) as error:
-            found = error if isinstance(error, OSError) else OSError(str(error))
-        with contextlib.suppress(RuntimeError):  # the loop has ended
-            loop.call_soon_threadsafe(lambda: None if answered.done() else answered.set_result(found))
-
-    threading.Thread(target=ask, name="egress-lookup", daemon=True).start()
-    found = await answered
-    if isinstance(found, OSError):
-        raise ConnectFailed(f"{host} cannot be looked up: {found.strerror or found}") from found
-    return tuple(dict.fromkeys(map(ipaddress.ip_address, found)))
+    try:
+        found = await in_thread(lambda: socket.getaddrinfo(host, port, type=socket.SOCK_STREAM), "egress-lookup")
+    except OSError as error:
+        raise ConnectFailed(f"{host} cannot be looked up: {error.strerror or error}") from error
+    except UnicodeError as error:  # a label that no host name can have
+        raise ConnectFailed(f"{host} cannot be looked up: {error}") from error
+    names = [str(address[0]).partition("%")[0] for _, _, _, _, address in found]
+    return tuple(dict.fromkeys(map(ipaddress.ip_address, names)))
 
 
 async def connect(addresses: Sequence[Address], port: int, within_s: float) -> socket.socket:

@@ -13,7 +13,7 @@ import logging
 import socket
 from collections.abc import Callable
 
-from ..concurrency.io_thread import IoThread
+from ..threads import IoThread
 from .acceptor import Acceptor
 from .tunnel import carry
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import signal
 
 from fleetstart.runtime.contract.errors import FleetError, OutOfMemory, StartFailed, WorkerLost
-from fleetstart.runtime.contract.sizes import MIB
+from fleetstart.runtime.contract.sizes import GIB, MIB
 
 
 def format_size(size_bytes: int) -> str:
-    if size_bytes % (1024 * MIB) == 0:
-        return f"{size_bytes // (1024 * MIB)} GiB"
+    if size_bytes % GIB == 0:
+        return f"{size_bytes // GIB} GiB"
     return f"{size_bytes // MIB} MiB" if size_bytes % MIB == 0 else f"{size_bytes:,} bytes"
 
 

@@ -1,1 +1,0 @@
-"""Threads beside the daemon's event loop: blocking calls, and a second loop for network traffic."""
