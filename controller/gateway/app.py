@@ -44,6 +44,8 @@ WATCH_AFTER_S = 0.05
 
 
 class Gateway:
+    """The gateway of one controller: its router, admission control and dispatch."""
+
     def __init__(
         self,
         gateway: str,
@@ -55,7 +57,8 @@ class Gateway:
         demand: Callable[[], None],
         freed: Callable[[], None],
     ) -> None:
-        """`demand` is told when a call must wait, `freed` when others should hear soon that calls have ended."""
+        """`demand` is called when the schedulers should know of a call at once, `freed` when they should know soon that
+        calls have ended."""
         self.id = gateway
         self._view = state.view
         self._billing = billing
@@ -89,7 +92,7 @@ class Gateway:
             await self._handle(scope, receive, send)
 
     async def check(self, target: Target, request_id: str, body_bytes: int) -> None:
-        """Errors: what a call would be refused with whenever its turn came, for one that is to be run later."""
+        """Checks a call that is to run later. Errors: those with which it would be rejected whenever it came."""
         self._admission.check(await self._router.find(target, request_id), body_bytes)
 
     async def _handle(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -107,7 +110,7 @@ class Gateway:
             price = self._billing.price(accepted_unix_ns // 1_000_000)
             async with asyncio.timeout(limits.timeout_s):
                 body = await read_body(scope, receive, limits.max_body_bytes, own=bool(backend.spec.max_body_bytes))
-            self._admission.took(len(body))
+            self._admission.body_received(len(body))
             headers = request_headers(scope["headers"])
             if PROGRESS in scope:
                 headers.append((PROGRESS_HEADER, "1"))
@@ -135,7 +138,7 @@ class Gateway:
         except FleetError as refusal:
             await reject_unread(scope, receive, send, refusal, request_id)
         finally:
-            self._admission.leave(limits, len(body))
+            self._admission.release(limits, len(body))
 
     async def _serve(self, record: CallRecord, receive: Receive, send: Send) -> None:
         disconnect = DisconnectWatch(record, receive)

@@ -19,7 +19,7 @@ from ..state.traffic import version_of_alias
 from ..state.view import View
 
 MAX_AGE_S = 600
-"""How long a browser caches the answer to a preflight."""
+"""Time for which a browser caches the answer to a preflight."""
 EXPOSED = (
     b"x-request-id, fs-version, fs-start, fs-billed-ms, fs-cost, fs-error, server-timing, location, retry-after, "
     b"retry-after-ms, *"
@@ -39,7 +39,7 @@ class Cors:
         self._inner = inner
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """For HTTP calls of functions; those without an Origin header need not come here."""
+        """Handles HTTP calls of functions. Calls without an Origin header need not come here."""
         origin = header(scope, b"origin")
         origins = self._origins(scope) if origin is not None else ()
         if origin is None or not origins:

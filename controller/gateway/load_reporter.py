@@ -1,7 +1,7 @@
-"""Tells the schedulers what this gateway has waiting and running, under a lease of its own.
+"""Reports to the schedulers what waits and runs at this gateway, under a lease of its own.
 
-A call that found no free slot is told at once; other changes are gathered. The scheduler of this very process
-hears without Redis in between, so its orders go out even while the report is still on its way.
+A call that found no free slot is reported at once; other changes are gathered. The scheduler in this process gets the
+report without Redis in between, so its orders go out while the report is still on its way to others.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ log = logging.getLogger(__name__)
 
 LEASE_MS = 3_000
 REPORT_EVERY_S = 1.0
-"""Renewal of the lease, and so how late a scheduler learns of calls that never had to wait."""
+"""Renewal of the lease, and so the delay of a report on more calls that did not have to wait."""
 MIN_INTERVAL_S = 0.02
-"""Two publications are this far apart at least: a burst of calls is one report."""
+"""Least time between two publications: a burst of calls is one report."""
 
 
 class LoadReporter:
     def __init__(self, state: StateSync) -> None:
         self._state = state
         self._wake = asyncio.Event()
-        self._telling = False
+        self._scheduled = False
         self.gateway: Gateway | None = None
 
     def demand(self) -> None:
-        """A call waits: the own scheduler sees it in this turn of the loop, the others within milliseconds."""
-        if not self._telling:
-            self._telling = True
-            asyncio.get_running_loop().call_soon(self._tell)
+        """Reports at once: this process' scheduler sees it in this turn of the loop, others within milliseconds."""
+        if not self._scheduled:
+            self._scheduled = True
+            asyncio.get_running_loop().call_soon(self._report_now)
 
     def freed(self) -> None:
         self._wake.set()
 
-    def _tell(self) -> None:
-        self._telling = False
+    def _report_now(self) -> None:
+        self._scheduled = False
         if self.gateway is not None:
             self._apply(self.gateway.report())
             self._wake.set()
@@ -64,7 +64,7 @@ class LoadReporter:
             try:
                 await self.publish()
             except REDIS_ERRORS as error:
-                log.debug("report is not published", extra={"error": str(error)})
+                log.debug("gateway report not published", extra={"error": str(error)})
             await asyncio.sleep(MIN_INTERVAL_S)
 
     async def publish(self) -> None:
@@ -80,7 +80,7 @@ class LoadReporter:
             await pipe.execute()
 
     async def withdraw(self) -> None:
-        """The last report: nothing waits or runs here any more."""
+        """Publishes the last report: nothing waits or runs here any more."""
         if self.gateway is not None:
             empty = GatewayReport(gateway=self.gateway.id)
             await self._state.client.publish(keys.EVENTS_GATEWAYS, msgspec.json.encode(empty))

@@ -1,7 +1,7 @@
-"""The versions that this gateway has calls for: found by the name in the URL, kept up to date, told to the schedulers.
+"""Routes calls to versions: finds the backend of the name in the URL, keeps backends up to date, reports their load.
 
-A backend is opened when a version is first called and forgotten when nobody needs it any more. Calls whose worker will
-never come are told so (`feasibility`). Who may come in is for `admission`, what becomes of a call for `invoke`.
+A backend is opened when a version is first called, and forgotten when it has neither calls nor workers. Waiting calls
+that will get no worker are failed (`admission.feasibility`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .admission.wait_predictor import WaitPredictor
 from .dispatch.backend import VersionBackend
 
 FINAL_STATUS_TIMEOUT_S = 1.0
-"""How long to wait for the node to tell why a worker died."""
+"""Timeout for a dead worker's final status, with its cause, from the node."""
 
 
 class Router:
@@ -50,10 +50,10 @@ class Router:
     # ── by name ────────────────────────────────────────────────────────────────────────────────────
 
     async def find(self, target: Target, request_id: str) -> VersionBackend:
-        """Errors: NotFound, with what there is; Unavailable if nobody can tell."""
+        """Finds the backend of a call's version. Errors: NotFound; Unavailable while Redis is away."""
         record = self._view.functions.get(target.name)
         if record is None:
-            record = await self._ask(target.name)
+            record = await self._read_function(target.name)
         number = target.version
         if number is None:
             number = version_for_call(
@@ -84,18 +84,18 @@ class Router:
             )
             for status in list(self._view.statuses.values()):
                 if status.function == key.name and status.version == key.version:
-                    backend.on_status(status, 0)  # ready before anybody called here: hot
+                    backend.on_status(status, 0)  # ready before the first call here: hot
         return backend
 
     def _is_broken(self, name: FunctionName, version: Version) -> bool:
-        """Whether its starts are given up, and no worker is left from before."""
+        """A version is broken if its starts are given up and no worker is left."""
         key = VersionKey(name, version)
         backend = self._backends.get(key)
         failure = self._view.failures.get(key)
         return not (backend and backend.workers) and broken(failure, time.time_ns() // 1_000_000)
 
-    async def _ask(self, name: FunctionName) -> FunctionRecord:
-        """A name that the view does not have: deployed a moment ago, or never."""
+    async def _read_function(self, name: FunctionName) -> FunctionRecord:
+        """Reads a function from Redis that the view lacks: deployed a moment ago, or never."""
         if len(name) <= 63:
             try:
                 record = await self._state.function(name)
@@ -107,7 +107,7 @@ class Router:
         hint = f"did you mean {near[0]}?" if near else "`fs ls` lists what there is"
         raise NotFound(f"function {name[:80]} does not exist", hint=hint)
 
-    # ── news ───────────────────────────────────────────────────────────────────────────────────────
+    # ── changes of the view ───────────────────────────────────────────────────────────────────────────────────────
 
     def _on_status(self, status: WorkerStatus) -> None:
         key = VersionKey(status.function, status.version)
@@ -121,16 +121,16 @@ class Router:
                     waiting.set_result(status)
 
     def check_waiting(self) -> None:
-        """Calls whose worker will not come are told so; routes that nobody needs any more are forgotten."""
+        """Fails calls that will get no worker, and forgets backends without calls and workers."""
         now_ns = time.monotonic_ns()
         for key, backend in list(self._backends.items()):
             if backend.queue:
                 backend.dispatch_waiting(now_ns)  # another gateway's call may have ended
             if backend.queue:
                 now_unix_ns = time.time_ns()
-                self._wait_predictor.look(
+                self._wait_predictor.pending_starts(
                     backend, now_ns, now_unix_ns
-                )  # how its weights come in shows from one look to the next
+                )  # measures how fast its weights come in
                 ended = self._feasibility.unschedulable(backend, now_ns, now_unix_ns // 1_000_000)
                 if ended is not None:
                     backend.fail_waiting(*ended)
@@ -141,7 +141,7 @@ class Router:
                     self._wait_predictor.forget(key)
 
     async def final_status(self, worker: WorkerId) -> WorkerStatus | None:
-        """What its node says of its end, if it says so soon."""
+        """The final status of a worker, from its node; None if it does not come soon."""
         known = self._view.ended.get(worker)
         if known is not None:
             return known
@@ -153,10 +153,10 @@ class Router:
         except TimeoutError:
             return None
 
-    # ── what the schedulers hear ───────────────────────────────────────────────────────────────────
+    # ── reports ───────────────────────────────────────────────────────────────────
 
     def report(self) -> GatewayReport:
-        """What waits and runs here; also what did since the last published report (see `VersionBackend.peak`)."""
+        """Load of all versions: calls that wait or run, or did since the last published report."""
         loads = {}
         for key, backend in self._backends.items():
             load = backend.load()

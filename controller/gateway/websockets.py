@@ -1,9 +1,9 @@
-"""WebSockets to functions that are ASGI apps: passed through as they are, for as long as they are open.
+"""WebSockets to functions that are ASGI apps: a proxy between the client and a worker.
 
-A socket is a call: it waits for a worker as others do, keeps its slot and its worker while it is open, and is billed
-for that time. It ends when either side closes it, and says why otherwise: 1012 when its worker is drained (connect
-again, to another one), 1011 when that was lost, 1009 for a message that is too large, 1008 when its time is up, 1001
-after nobody has said anything for IDLE_S.
+A WebSocket is a call: it waits for a worker as others do, keeps its slot while it is open, and is billed for that time.
+It ends when either side closes it, or with a code: 1012 when its worker is drained (connect again, to another one),
+1011 when its worker was lost, 1009 for a message that is too large, 1008 at its deadline, 1001 after IDLE_S without
+messages.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from .websocket_session import CLOSE_S, LOST, SocketClose, WebSocketSession, can
 
 log = logging.getLogger(__name__)
 HEARTBEAT_S = 20.0
-"""Between pings to the worker: a host that went silent is noticed after one and a half of them."""
+"""Interval of pings to the worker: a silent host is noticed after one and a half of them."""
 CLIENT_CLOSED_REQUEST = 499
 
 
@@ -51,12 +51,12 @@ class WebSocketRejected(FleetError):
     code = "socket_refused"
 
     def __init__(self, message: str, status: int) -> None:
-        super().__init__(message, hint="the function's own app decides which sockets it takes")
+        super().__init__(message, hint="the function's own app decides which WebSockets it accepts")
         self.status = status  # type: ignore[misc]  # the app's own
 
 
 class WebSocketProxy:
-    """One a gateway; shares its routes, recorder and admission."""
+    """The WebSocket side of a gateway. Shares the router, recorder and admission control of its calls."""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class WebSocketProxy:
         except FleetError as refusal:
             await reject_handshake(send, refusal, request_id)
         finally:
-            self._admission.leave(limits, 0)
+            self._admission.release(limits, 0)
 
     async def _serve(self, session: WebSocketSession) -> None:
         record = session.record

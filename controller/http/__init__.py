@@ -1,1 +1,1 @@
-"""HTTP and ASGI helpers without any decision of the domain."""
+"""HTTP and ASGI helpers that know nothing of functions and workers."""

@@ -20,7 +20,7 @@ RawHeaders = list[tuple[bytes, bytes]]
 
 
 class Bill(msgspec.Struct, frozen=True, kw_only=True):
-    """Data of the event that closes a stream."""
+    """Data of a stream's closing event: the bill."""
 
     request_id: str
     billed_ms: int
@@ -38,7 +38,7 @@ def bill_headers(billed_ms: int, cost_nusd: int, server_timing: str) -> RawHeade
 
 
 def closing_event(bill: Bill) -> bytes:
-    """A server-sent event; clients that don't know its name pass it over."""
+    """The bill as a server-sent event; clients that don't know its name skip it."""
     return b"event: fleetstart\ndata: " + msgspec.json.encode(bill) + b"\n\n"
 
 
@@ -64,7 +64,7 @@ def error_headers(error: FleetError, request_id: str) -> RawHeaders:
 async def respond_error(
     send: Send, error: FleetError, request_id: str, extra: RawHeaders | None = None, *, more: bool = False
 ) -> None:
-    """With `more`, the response is complete but not ended: the caller ends it with an empty body."""
+    """Sends an error response. With `more` it is not ended: the caller ends it with an empty body."""
     body = error_json(error, request_id)
     headers = [*error_headers(error, request_id), (b"content-length", b"%d" % len(body)), *(extra or [])]
     await send({"type": "http.response.start", "status": error.status, "headers": headers})

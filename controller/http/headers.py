@@ -1,4 +1,4 @@
-"""Which headers pass through the gateway, and which it writes itself."""
+"""Headers that pass through the gateway, headers that it replaces, and the sandbox of responses."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ OWN_RESPONSE = frozenset(
     ("x-request-id", "fs-version", "fs-start", "fs-billed-ms", "fs-cost", "date", "server",
      TOKEN_HEADER, BUSY_HEADER, DRAINING_HEADER, CONTINUE_HEADER)
 )  # fmt: skip
-"""A handler cannot write what the platform says of itself."""
+"""Written by the platform alone: a handler's are dropped."""
 _REQUEST_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
 
 _DROP_REQUEST = HOP_BY_HOP | OWN_REQUEST
@@ -46,14 +46,14 @@ _DROP_RESPONSE = frozenset(name.encode() for name in HOP_BY_HOP | OWN_RESPONSE)
 
 
 def request_headers(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[str, str]]:
-    """What the worker gets of the client's headers (ASGI: names are lower case)."""
+    """The client's headers that are sent to the worker (ASGI: names are lower case)."""
     pairs = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in headers]
     named = {part.strip().lower() for name, value in pairs if name == "connection" for part in value.split(",")}
     return [(name, value) for name, value in pairs if name not in _DROP_REQUEST and name not in named]
 
 
 def response_headers(raw: Iterable[tuple[bytes, bytes]], *, keep_length: bool) -> list[tuple[bytes, bytes]]:
-    """What the client gets of the worker's headers."""
+    """The worker's headers that are sent to the client."""
     pairs = [(name.lower(), value) for name, value in raw]
     return sandboxed(
         [
@@ -65,13 +65,13 @@ def response_headers(raw: Iterable[tuple[bytes, bytes]], *, keep_length: bool) -
 
 
 def valid_request_id(value: bytes | None) -> str | None:
-    """The client's own id if it can stand in keys, logs and headers."""
+    """The client's request id, if it is valid in keys, logs and headers; else None."""
     text = value.decode("latin-1") if value else ""
     return text if _REQUEST_ID.fullmatch(text) else None
 
 
 def queue_timeout_s(value: bytes | None, limit_s: float | None) -> float | None:
-    """How long the call may wait for a worker: 0 is not at all, None as long as its deadline allows."""
+    """The call's queue timeout: 0 is no wait, None until its deadline."""
     try:
         asked_s = float(value) if value else None
     except ValueError:
@@ -97,12 +97,12 @@ _JSON = [b"application/json"]
 _NOSNIFF = b"x-content-type-options"
 _INERT = frozenset((b"application/json", b"application/octet-stream", b"application/pdf", b"text/event-stream",
                     b"text/plain", b"text/csv", b"application/x-ndjson", b"application/zip"))  # fmt: skip
-"""What no browser runs as long as it does not guess; whatever is not among these is confined."""
+"""Content types that no browser runs as long as it does not sniff; all others are sandboxed."""
 _INERT_KINDS = (b"image/", b"audio/", b"video/", b"font/")
 
 
 def sandboxed(headers: RawHeaders) -> RawHeaders:
-    """The headers of an answer, lower-case, as they go out. JSON, which most answers are, passes at once."""
+    """Adds the sandbox headers to a response's, which are lower case. JSON, the usual case, passes at once."""
     kinds = [value for name, value in headers if name == b"content-type"]
     if kinds == _JSON:
         return headers

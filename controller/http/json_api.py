@@ -1,4 +1,4 @@
-"""What handlers of the management API share: JSON bodies and queries in, JSON answers out, and the time of day."""
+"""Helpers of the management API's handlers: JSON bodies, query parameters, JSON responses, the time of day."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def json_response(value: Any, *, status: int = 200, headers: dict[str, str] | No
 
 
 def query_function(request: Request) -> FunctionName | None:
-    """Of `?function=`."""
+    """The value of `?function=`; None if it is absent."""
     name = request.query_params.get("function")
     return FunctionName(name) if name else None
 

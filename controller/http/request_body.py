@@ -1,8 +1,8 @@
 """Reads a request's body into memory, never more than is allowed.
 
-A body that is too large is refused before it is read if it says so itself, else as soon as it is. Its sender is
-still writing then: the answer goes out first, and what follows is thrown away for a moment, because closing at once
-would reset the connection and take the answer with it.
+A body that is too large is rejected before it is read if its Content-Length says so, else as soon as it is. Its sender
+is still writing then: the response goes out first, and what follows is discarded for a moment, because closing at once
+would reset the connection and lose the response.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from .asgi import Receive, Scope, Send, respond_error
 LINGER_S = 2.0
 LINGER_BYTES = 64 * MIB
 SMALL_BYTES = 64 * 1024
-"""A body that is here with its head, or nearly: a client that is refused often need not connect anew each time."""
+"""Bodies up to this come with their head, or nearly: a client that is often rejected keeps its connection."""
 
 
 class ClientDisconnected(Exception):
-    """The client left before its request was complete."""
+    """The client disconnected before its request was complete."""
 
 
 def header(scope: Scope, name: bytes) -> bytes | None:
@@ -73,10 +73,10 @@ async def read_body(scope: Scope, receive: Receive, limit_bytes: int, *, own: bo
 
 
 async def reject_unread(scope: Scope, receive: Receive, send: Send, error: FleetError, request_id: str) -> None:
-    """Answers a request whose body was not read to its end. Its connection ends, unless what is left of it is small."""
+    """Rejects a request whose body was not read to its end. Closes the connection, unless the rest of it is small."""
     small = header(scope, b"transfer-encoding") is None and declared_bytes(scope) <= SMALL_BYTES
     await respond_error(send, error, request_id, [] if small else [(b"connection", b"close")], more=True)
-    if header(scope, b"expect") is None:  # one who asks first has not begun to send
+    if header(scope, b"expect") is None:  # with Expect: 100-continue the body was not sent
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LINGER_S):
                 await _discard(receive)

@@ -1,7 +1,7 @@
-"""Which request the code that runs is for: its id, and its place in a trace that may span several systems (W3C).
+"""Context of the current request: its id, and its place in a trace that may span several systems (W3C).
 
-Set once, where a request comes in (`entrance`), and inherited by every task that is made for it. The trace context of
-a caller is taken over; without one, or with one that is broken, a trace begins here.
+Set once, where a request comes in (`request_id_middleware`), and inherited by every task that is made for it. The trace
+context of the client is taken over; without one, or with a broken one, a trace begins here.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fleetstart.runtime.contract.billing.ledger import TraceContext
 REQUEST: ContextVar[str] = ContextVar("request", default="")
 TRACE: ContextVar[TraceContext] = ContextVar("trace", default=TraceContext())  # noqa: B039 - frozen
 STATE_MAX_BYTES = 512
-"""Of a tracestate; W3C asks for that much to be passed on, and allows to drop what is longer."""
+"""Longest tracestate that is passed on; W3C requires that much, and allows to drop what is longer."""
 
 _TRACEPARENT = re.compile(rb"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
 _STATE = re.compile(rb"[\x20-\x7e]*")
@@ -24,8 +24,10 @@ _SAMPLED = 1
 
 
 def trace_context(parent: bytes | None, state: bytes | None, *, sample: bool, chance: str = "") -> TraceContext:
-    """For a request with these headers. `sample`: whether a trace that begins here is recorded; `chance` are 48 random
-    hex digits, if somebody has some."""
+    """The trace context of a request with these headers.
+
+    `sample`: a trace that begins here is recorded; `chance`: 48 random hex digits, if there are some already.
+    """
     chance = chance or token_hex(24)
     span_id = chance[32:48]
     found = _TRACEPARENT.fullmatch(parent) if parent else None
@@ -47,12 +49,12 @@ def _valid(version: bytes, trace: bytes, span: bytes, flags: bytes, more: bytes 
 
 
 def traceparent(context: TraceContext) -> bytes:
-    """For whoever is called on behalf of the request."""
+    """The traceparent header for requests made on behalf of this one."""
     return f"00-{context.trace_id}-{context.span_id}-{'01' if context.sampled else '00'}".encode()
 
 
 def log_fields() -> Mapping[str, str]:
-    """What each log line says besides its own fields."""
+    """Fields of every log line of the request."""
     request = REQUEST.get()
     if not request:
         return {}

@@ -1,16 +1,16 @@
-"""Keys under which one ASGI layer leaves something in the scope for a layer behind it."""
+"""Scope keys: what one ASGI middleware leaves in the scope for those behind it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 CALLER_IDENTITY = "fleetstart.caller"
-"""For layers of the gateway: an `CallerIdentity`."""
+"""Scope key of a `CallerIdentity`, for the layers before the gateway."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallerIdentity:
-    """Whose call it is."""
+    """The project and API key of a call."""
 
     project: str = ""
     key: str = ""
@@ -18,14 +18,14 @@ class CallerIdentity:
 
 
 API_CALLER = "fs.caller"
-"""In the scope: who it is, if the management API is asked."""
+"""Scope key of the `Caller` of a request to the management API."""
 
 API_KEY_NAME = "fs.key"
-"""In the scope: the key's name, for the ledger; absent where there are no keys."""
+"""Scope key of the API key's name, for the ledger; absent where there are no keys."""
 
 AUDITED_ACTION = "fs.deed"
-"""In the scope: what the audit log shall say."""
+"""Scope key of the `AuditedAction`, for the audit log."""
 
 
 PROGRESS = "fs.progress"
-"""In the scope of a call whose answer is kept: its worker is to tell how far it is."""
+"""Scope key of a stored call: its worker reports its progress."""

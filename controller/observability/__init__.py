@@ -1,5 +1,4 @@
-"""What people and their tools see of a running system: metrics, traces, the context of log lines, the dashboard.
+"""Observability: metrics, traces, and the context of log lines.
 
-Nothing here decides anything, and calls do not wait for any of it: it reads what the gateway's one timeline, the view
-and the ledger say.
+Reads the calls' timelines, the view and the ledger. Decides nothing, and no call waits for it.
 """

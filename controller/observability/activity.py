@@ -1,7 +1,7 @@
-"""What went on lately, by function: how many calls, how quick, how many of them cold, what they cost. Pure.
+"""Recent activity of each function: calls, latencies, cold starts, cost. Pure.
 
 Rows of the ledger are folded in once each, in buckets of some seconds; old buckets fall out. So it says the same on
-every controller, and after a restart, and costs nothing while nobody looks.
+every controller, and after a restart, and costs nothing while it is not read.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ STEP = 1.25
 
 
 class FunctionActivity(msgspec.Struct, frozen=True, kw_only=True):
-    """Of the last `window_s` seconds, except for `cost_today_nusd`."""
+    """Activity of one function in the last `window_s` seconds; `cost_today_nusd` is of the day."""
 
     function: FunctionName
     calls: int = 0
@@ -34,12 +34,12 @@ class FunctionActivity(msgspec.Struct, frozen=True, kw_only=True):
     refused: int = 0
     """Answered with 4xx."""
     waited: int = 0
-    """For a worker's start, warm or cold."""
+    """Calls that waited for a worker's start, warm or cold."""
     cold: int = 0
-    """Of them, those whose weights had to be fetched."""
+    """Calls whose start fetched weights."""
     p50_ms: float | None = None
     p99_ms: float | None = None
-    """From acceptance until the answer was complete; None without calls."""
+    """Time from acceptance to the complete response; None without calls."""
     first_byte_p50_ms: float | None = None
     first_byte_p99_ms: float | None = None
     cost_nusd: int = 0
@@ -68,7 +68,7 @@ class _Bucket:
 
 
 class ActivityWindow:
-    """Rows in, sums of the window out. A row counts to the time at which it was booked."""
+    """The activity window: rows in, sums out. A row counts to the time at which it was booked."""
 
     def __init__(self) -> None:
         self._buckets: OrderedDict[int, dict[FunctionName, _Bucket]] = OrderedDict()
@@ -131,7 +131,7 @@ def _count(bucket: _Bucket, row: InvocationRow) -> None:
 
 
 def bucket_index(duration_ms: int) -> int:
-    """On a scale that is exact to 8 ms, then grows by a quarter a step."""
+    """The index of a duration on a scale that is exact to 8 ms, then grows by a quarter a step."""
     if duration_ms <= 8:
         return max(0, duration_ms)
     at, bound = 8, 8.0

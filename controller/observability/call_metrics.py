@@ -1,4 +1,4 @@
-"""What this gateway's own calls came to, counted as each ends: a few additions a call, and nothing that waits.
+"""Metrics of this gateway's own calls, counted as each ends: a few additions a call, no I/O.
 
 Labels come from what is deployed and from closed lists, never from a request; beyond `SERIES_MAX` combinations of a
 family, new ones count as "other". Functions that were removed are dropped when the metrics are read.
@@ -25,7 +25,7 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 class CallMetrics:
-    """One a gateway. Its counters begin with the process."""
+    """Counters of one gateway. They begin with the process."""
 
     def __init__(self) -> None:
         self._ended: defaultdict[tuple[str, str, int, str], int] = defaultdict(int)
@@ -72,7 +72,7 @@ class CallMetrics:
                 self._phases.observe((name, row.start, tier), (OTHER, row.start, tier), seconds)
 
     def families(self, functions: Collection[FunctionName] | None) -> list[MetricFamily]:
-        """`functions` are those that are deployed; None while nobody knows."""
+        """The metric families. `functions` are those that are deployed; None while that is not known."""
         if functions is not None:
             self._forget_all_but({*functions, OTHER})
         ended = MetricFamily("fleetstart_invocations_total", "counter", "Invocations that ended at this gateway.")
@@ -87,7 +87,7 @@ class CallMetrics:
         for name, count in self._attempts.items():
             retries.add(count, function=name)
         billed = MetricFamily("fleetstart_billed_milliseconds_total", "counter", "Execution time that is billed.")
-        cost = MetricFamily("fleetstart_cost_dollars_total", "counter", "What it costs.")
+        cost = MetricFamily("fleetstart_cost_dollars_total", "counter", "Cost of billed execution time.")
         for name, (billed_ms, cost_nusd) in self._money.items():
             billed.add(billed_ms, function=name)
             cost.add(cost_nusd / 1e9, function=name)
@@ -104,7 +104,9 @@ class CallMetrics:
             "Phases of calls that waited for a start, by kind of start and by where most of its weights came from.",
         )  # fmt: skip
         self._phases.into(phases, "phase", "start", "tier")
-        refused = MetricFamily("fleetstart_refusals_total", "counter", "Error answers that no worker had a part in.")
+        refused = MetricFamily(
+            "fleetstart_refusals_total", "counter", "Calls that were rejected without a worker, by error code."
+        )
         for code, count in self._refused.items():
             refused.add(count, code=code)
         return [ended, errors, retries, billed, cost, lasted, first, phases, refused]
@@ -141,10 +143,10 @@ def _keep(known: dict[Key, Any], wanted: Callable[[Key], bool]) -> None:
 
 
 def _within(known: Collection[Key], key: Key, other: Key) -> Key:
-    """The key, unless there are too many already."""
+    """The key, or `other` if there are too many keys already."""
     return key if key in known or len(known) < SERIES_MAX else other
 
 
 def tier_of(fetched: dict[str, int]) -> str:
-    """Where most of a start's weights came from; "host" if all of them lay in memory, or it has none."""
+    """The source of most of a start's weights; "host" if all of them were in memory, or it has none."""
     return max(fetched, key=lambda source: fetched[source]) if any(fetched.values()) else "host"

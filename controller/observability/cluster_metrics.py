@@ -1,6 +1,6 @@
-"""The whole system as this controller knows it, as gauges: the view, budgets, what the planner has learned. Pure.
+"""Metrics of the whole system as this controller's view has it: load, nodes, memory, predictions, budgets. Pure.
 
-Every controller shows the same here, as far as its view is up to date; what differs between them is `calls`.
+Every controller reports the same here, as far as its view is up to date; `call_metrics` differ between them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def families(view: View, budgets: Iterable[BudgetInfo], now_unix_ms: int, now_ns
 def _loads(view: View, now_unix_ms: int) -> list[MetricFamily]:
     queued = MetricFamily("fleetstart_queued_calls", "gauge", "Calls that wait for a worker, at all gateways.")
     running = MetricFamily("fleetstart_running_calls", "gauge", "Calls on workers, from all gateways.")
-    oldest = MetricFamily("fleetstart_oldest_wait_seconds", "gauge", "How long the call has waited that waits longest.")
+    oldest = MetricFamily("fleetstart_oldest_wait_seconds", "gauge", "Wait of the call that has waited longest.")
     for key, load in sorted(view.loads().items()):
         name, _, version = key.rpartition("@")
         queued.add(load.queued, function=name, version=version)
@@ -44,7 +44,7 @@ def _loads(view: View, now_unix_ms: int) -> list[MetricFamily]:
 
 
 def _workers(view: View) -> list[MetricFamily]:
-    family = MetricFamily("fleetstart_workers", "gauge", "Workers by what they are at.")
+    family = MetricFamily("fleetstart_workers", "gauge", "Workers by state.")
     counts = Counter((s.function, s.version, s.state, s.node) for s in view.statuses.values())
     for (name, version, state, node), count in sorted(counts.items()):
         family.add(count, function=name, version=version, state=state, node=node)
@@ -52,15 +52,17 @@ def _workers(view: View) -> list[MetricFamily]:
 
 
 def _starts(view: View) -> list[MetricFamily]:
-    failed = MetricFamily("fleetstart_failed_starts", "gauge", "Starts that failed one after the other, the last ones.")
+    failed = MetricFamily("fleetstart_failed_starts", "gauge", "Consecutive failed starts of a version.")
     for key, failure in sorted(view.failures.items()):
         failed.add(failure.count, function=key.name, version=key.version, code=failure.error.code)
     return [failed]
 
 
 def _nodes(nodes: list[NodeReport]) -> list[MetricFamily]:
-    memory = MetricFamily("fleetstart_node_memory_bytes", "gauge", "What workers and segments together may use.")
-    used = MetricFamily("fleetstart_node_memory_used_bytes", "gauge", "What they use, or were promised.")
+    memory = MetricFamily("fleetstart_node_memory_bytes", "gauge", "Memory that workers and segments may use together.")
+    used = MetricFamily(
+        "fleetstart_node_memory_used_bytes", "gauge", "Memory that workers and segments use or have reserved."
+    )
     cores = MetricFamily("fleetstart_node_cores", "gauge", "Cores of the node.")
     for node in nodes:
         memory.add(node.memory_bytes, node=node.node)
@@ -74,7 +76,7 @@ def _memory(nodes: list[NodeReport]) -> list[MetricFamily]:
         "fleetstart_weights_memory_bytes", "gauge", "Memory of a node's segments: used, and free to be used."
     )
     segments = MetricFamily("fleetstart_segments", "gauge", "Checkpoints in a node's memory.")
-    ready = MetricFamily("fleetstart_segment_ready_bytes", "gauge", "What is there of them.")
+    ready = MetricFamily("fleetstart_segment_ready_bytes", "gauge", "Bytes of these checkpoints that are in memory.")
     disk = MetricFamily("fleetstart_disk_bytes", "gauge", "Checkpoints that a node's disk keeps.")
     for node in nodes:
         pool.add(node.weights_memory.used_bytes, node=node.node, kind="used")
@@ -90,13 +92,21 @@ def _memory(nodes: list[NodeReport]) -> list[MetricFamily]:
 
 def _bytes(nodes: list[NodeReport]) -> list[MetricFamily]:
     fetched = MetricFamily("fleetstart_fetched_bytes_total", "counter", "Weights that came to a node, by their source.")
-    rates = MetricFamily("fleetstart_source_bytes_per_second", "gauge", "How fast a source was when it was last used.")
-    waived = MetricFamily(
-        "fleetstart_waived_milliseconds_total", "counter", "Workers' time that nobody pays for, by phase."
+    rates = MetricFamily(
+        "fleetstart_source_bytes_per_second", "gauge", "Measured bandwidth of a source when it was last used."
     )
-    kept = MetricFamily("fleetstart_kept_dollars_total", "counter", "What kept workers' idle time cost.")
-    egress = MetricFamily("fleetstart_egress_bytes_total", "counter", "Of workers whose network is a list: in and out.")
-    refused = MetricFamily("fleetstart_egress_refused_total", "counter", "Connections that no list allowed.")
+    waived = MetricFamily(
+        "fleetstart_waived_milliseconds_total", "counter", "Worker time that is not billed, by phase."
+    )
+    kept = MetricFamily(
+        "fleetstart_kept_dollars_total", "counter", "Cost of the idle time of workers kept by scale.min."
+    )
+    egress = MetricFamily(
+        "fleetstart_egress_bytes_total", "counter", "Traffic of workers with an egress allow list: in and out."
+    )
+    refused = MetricFamily(
+        "fleetstart_egress_refused_total", "counter", "Connections that were not on an egress allow list."
+    )
     for node in nodes:
         for source, size_bytes in sorted(node.fetched_bytes.items()):
             fetched.add(size_bytes, node=node.node, source=source)
@@ -124,28 +134,30 @@ def _prediction(view: View) -> list[MetricFamily]:
 
 
 def _budgets(budgets: Iterable[BudgetInfo]) -> list[MetricFamily]:
-    spent = MetricFamily("fleetstart_budget_spent_ratio", "gauge", "Of a function's budget, in its present period.")
+    spent = MetricFamily(
+        "fleetstart_budget_spent_ratio", "gauge", "Spent share of a function's budget in its present period."
+    )
     for budget in budgets:
         spent.add(budget.spent_nusd / max(1, budget.limit_nusd), function=budget.function, per=budget.per)
     return [spent]
 
 
 class WorkerFailures:
-    """Workers that failed, since this process began: a view forgets them."""
+    """Counts workers that failed since this process began: the view forgets them."""
 
     def __init__(self, view: View) -> None:
         self._counts: Counter[tuple[str, str, str]] = Counter()
         self._view = view
-        view.on_worker(self._heard)
+        view.on_worker(self._on_status)
 
-    def _heard(self, status: WorkerStatus) -> None:
+    def _on_status(self, status: WorkerStatus) -> None:
         if status.state == "failed":
             code = status.error.code if status.error is not None else "unknown"
             began = "serving" if status.worker in self._view.was_ready else "starting"
             self._counts[status.function, began, code] += 1
 
     def families(self) -> list[MetricFamily]:
-        family = MetricFamily("fleetstart_worker_failures_total", "counter", "Workers that ended as they should not.")
+        family = MetricFamily("fleetstart_worker_failures_total", "counter", "Workers that failed, by error code.")
         for name in {name for name, _, _ in self._counts} - self._view.functions.keys():
             for key in [key for key in self._counts if key[0] == name]:
                 del self._counts[key]

@@ -1,7 +1,7 @@
 """Sends the spans of ended invocations to a collector, by OTLP over HTTP, from a thread of its own.
 
 Only where an endpoint is named (FS_OTLP_ENDPOINT or OpenTelemetry's own variables): else the packages are not even
-imported. Calls never wait for it; what a slow or absent collector leaves no room for is dropped, and counted.
+imported. Calls never wait for it; traces beyond the queue of a slow or absent collector are dropped, and counted.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ log = logging.getLogger(__name__)
 WAITING_MAX = 4096
 BATCH_TRACES = 256
 BATCH_S = 0.2
-"""What ends within it goes in one request."""
+"""Invocations that end within it are sent in one request."""
 TIMEOUT_S = 5.0
 LAST_S = 2.0
-"""For what is left when the controller ends."""
+"""Timeout for the traces that are left when the controller ends."""
 
 _KINDS: dict[Kind, SpanKind] = {
     "server": SpanKind.SERVER,
@@ -66,18 +66,18 @@ class TraceExport:
             self._counts["dropped"] += 1
 
     def families(self) -> list[MetricFamily]:
-        family = MetricFamily("fleetstart_exported_invocations_total", "counter", "Traces by what became of them.")
+        family = MetricFamily("fleetstart_exported_invocations_total", "counter", "Exported traces by outcome.")
         for outcome in ("sent", "failed", "dropped"):
             family.add(self._counts[outcome], outcome=outcome)
         return [family]
 
     def close(self) -> None:
-        """Sends what waits, for a moment; blocks."""
+        """Sends the traces that wait, for LAST_S at most; blocks."""
         try:
             self._waiting.put_nowait(None)
             self._thread.join(LAST_S)
         except queue.Full:
-            log.warning("traces are not sent any more", extra={"traces": self._waiting.qsize()})
+            log.warning("traces dropped at shutdown", extra={"traces": self._waiting.qsize()})
         self._exporter.shutdown()  # type: ignore[no-untyped-call]
 
     # ── its thread ─────────────────────────────────────────────────────────────────────────────────
@@ -91,7 +91,7 @@ class TraceExport:
                 return
 
     def _batch(self) -> tuple[list[InvocationTrace], bool]:
-        """Waits for the first; whether there may be more after these."""
+        """Waits for a batch; the flag is False if it is the last one."""
         batch: list[InvocationTrace] = []
         ends_s = 0.0
         while len(batch) < BATCH_TRACES:
@@ -115,7 +115,9 @@ class TraceExport:
         self._counts["sent" if sent else "failed"] += len(batch)
         if sent == self._failing:
             self._failing = not sent
-            log.warning("traces are taken again" if sent else "the trace collector does not take traces")
+            log.warning(
+                "the trace collector accepts traces again" if sent else "the trace collector does not accept traces"
+            )
 
     def _span(self, trace: InvocationTrace, span: Span) -> ReadableSpan:
         state = TraceState.from_header([trace.context.state]) if trace.context.state else None

@@ -1,4 +1,4 @@
-"""This process itself: how late its event loop is, what it takes of the machine, what it has not written yet."""
+"""Metrics of this process: event loop lag, CPU and memory, unwritten ledger rows."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 class LoopLag:
-    """How much later than asked for the loop gives a turn: what each call waits at each of its steps."""
+    """Event loop lag: the delay of a timer, which each call has at each of its steps."""
 
     def __init__(self) -> None:
         self._seen = Histogram(LAG_S)
@@ -30,15 +30,16 @@ class LoopLag:
             self._seen.observe(max(0.0, time.monotonic() - due_s))
 
     def family(self) -> MetricFamily:
-        family = MetricFamily(
-            "fleetstart_event_loop_lag_seconds", "histogram", "How late the controller's loop gives turns."
-        )
+        family = MetricFamily("fleetstart_event_loop_lag_seconds", "histogram", "Lag of the controller's event loop.")
         family.add_histogram(self._seen)
         return family
 
 
 class ProcessMetrics:
-    """`unwritten` are ledger rows that wait for Redis, `leads` tells whether this controller schedules."""
+    """Metrics of the controller's process.
+
+    `unwritten` counts ledger rows that wait for Redis; `leads` is true if this controller schedules.
+    """
 
     def __init__(self, *, unwritten: Callable[[], int], leads: Callable[[], bool], redis: Callable[[], str]) -> None:
         self._unwritten = unwritten
@@ -60,7 +61,7 @@ class ProcessMetrics:
             _one("process_cpu_seconds_total", "CPU time.", usage.ru_utime + usage.ru_stime, counter=True),
             _one("process_resident_memory_bytes", "Resident memory.", _resident_bytes()),
             _one("process_open_fds", "Open descriptors.", len(os.listdir("/proc/self/fd"))),
-            _one("process_max_fds", "What it may open.", resource.getrlimit(resource.RLIMIT_NOFILE)[0]),
+            _one("process_max_fds", "Limit of open descriptors.", resource.getrlimit(resource.RLIMIT_NOFILE)[0]),
         ]
 
 

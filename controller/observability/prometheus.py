@@ -1,7 +1,7 @@
-"""Prometheus' text format (0.0.4).
+"""Metric families, and Prometheus' text format (0.0.4).
 
-Plain, because a client library costs a sixth of a second to import, on the loop that calls pass through, and a
-microsecond or two at each observation; what this writes is checked with that library's parser.
+Not `prometheus_client`: its `generate_latest` took 150 ms for 18,500 samples (2,000 functions), on the loop that calls
+pass through, where this takes 30 ms. What this writes is checked with that library's parser.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Sample(NamedTuple):
 
 @dataclass(slots=True)
 class MetricFamily:
-    """All samples of one name. Counters' names end in `_total`."""
+    """The samples of one metric. A counter's name ends in `_total`."""
 
     name: str
     kind: Literal["counter", "gauge", "histogram"]
@@ -46,7 +46,7 @@ class MetricFamily:
 
 
 class Histogram:
-    """Observations counted by the smallest bound that holds them."""
+    """A histogram: observations counted by the smallest bound that holds them."""
 
     __slots__ = ("bounds", "counts", "total")
 
@@ -62,7 +62,7 @@ class Histogram:
 
 
 def visible(families: Iterable[MetricFamily], sees: Callable[[str], bool]) -> list[MetricFamily]:
-    """What of them is about functions of which `sees` is true: what is about the whole system has no function."""
+    """The samples of functions that the caller may see; samples of the whole system have no function."""
     return [
         MetricFamily(
             family.name,

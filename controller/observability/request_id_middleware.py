@@ -1,8 +1,8 @@
-"""The outermost layer of the controller: each request gets its id and its trace context, whatever becomes of it.
+"""The outermost middleware of the controller: gives each request its id and its trace context.
 
 Both stand in the request's headers for the layers below and for the worker, and in its context for log lines and
-spans. Answers of the platform that no worker had a part in are counted here by their code, wherever they come from:
-keys, budgets, queues, sizes, functions that are not there.
+spans. Error responses to calls that reached no worker are counted here by their code, wherever they come from: keys,
+budgets, queues, sizes, functions that do not exist.
 """
 
 from __future__ import annotations
@@ -32,8 +32,11 @@ _OURS = frozenset((_REQUEST, _PARENT, _STATE))
 
 
 class RequestIdMiddleware:
-    """`refused` is told the code of each error answer to a call that no worker had a part in. `sample`: whether spans
-    are sent to anybody."""
+    """Sets the request id and trace context of each request.
+
+    `refused` is called with the code of each error response to a call that reached no worker. `sample`: spans are
+    exported.
+    """
 
     def __init__(self, app: App, *, refused: Callable[[str], None], sample: bool) -> None:
         self._app = app
@@ -44,19 +47,19 @@ class RequestIdMiddleware:
         if "headers" not in scope:
             await self._app(scope, receive, send)
             return
-        request_id = self._name(scope)
+        request_id = self._identify(scope)
         calls = scope["path"].startswith(PREFIX)
 
         async def sending(message: Message) -> None:
             # A WebSocket may be refused with one, too; good answers of the gateway need nothing.
             if message["type"].endswith("http.response.start") and (not calls or message["status"] >= 400):
-                self._look(message, request_id, calls=calls)
+                self._inspect(message, request_id, calls=calls)
             await send(message)
 
         await self._app(scope, receive, sending)
 
-    def _name(self, scope: Scope) -> str:
-        """Into the request's headers and its context; the id."""
+    def _identify(self, scope: Scope) -> str:
+        """Puts id and trace context into the request's headers and its context. Returns the id."""
         headers = []
         given: bytes | None = None
         parents: list[bytes] = []
@@ -69,7 +72,7 @@ class RequestIdMiddleware:
                 given = pair[1] if given is None else given
             else:
                 (parents if name == _PARENT else states).append(pair[1])
-        chance = token_hex(34)  # once: asking for it is most of the work here
+        chance = token_hex(34)  # once: reading random bytes is most of the work here
         request_id = valid_request_id(given) or _prefix(scope) + chance[48:]
         parent = parents[0] if len(parents) == 1 else None  # two contradict each other
         context = trace_context(parent, b",".join(states), sample=self._sample, chance=chance)
@@ -82,7 +85,7 @@ class RequestIdMiddleware:
         TRACE.set(context)
         return request_id
 
-    def _look(self, message: Message, request_id: str, *, calls: bool) -> None:
+    def _inspect(self, message: Message, request_id: str, *, calls: bool) -> None:
         code, named, started = b"", False, False
         for name, value in message.get("headers", ()):
             if name == _REQUEST:
@@ -98,5 +101,5 @@ class RequestIdMiddleware:
 
 
 def _prefix(scope: Scope) -> str:
-    """As of `new_invocation_id`, for calls."""
+    """The id's prefix; for calls that of `new_invocation_id`."""
     return "inv-" if scope["path"].startswith(PREFIX) else "req-"

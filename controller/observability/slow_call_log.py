@@ -1,7 +1,7 @@
-"""A line in the controller's log for each call that waited for a start or failed, with where its time went.
+"""The slow-call log: a line for each call that waited for a start or failed, with its phases.
 
-Written in the call's own context, so that the line has its request id and its trace. Calls that went well and quickly
-have none: the ledger has their row.
+Written in the call's own context, so that the line has its request id and its trace. Other
+calls have none: the ledger has their row.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from fleetstart.runtime.contract.process.token_bucket import TokenBucket
 log = logging.getLogger(__name__)
 
 LINES_PER_S = 10
-"""Sustained: a system in trouble must not spend itself on saying so."""
+"""Sustained rate limit of these lines."""
 BURST_LINES = 100
 
 

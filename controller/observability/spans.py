@@ -32,7 +32,7 @@ SERVICES: dict[PhaseName, Service] = {
     "load": "worker",
     "execute": "worker",
 }
-"""Who did it; all others the gateway."""
+"""The service that does each phase; the gateway does the others."""
 START: frozenset[PhaseName] = frozenset({"place", "start", "fetch", "device", "import", "load"})
 ATTEMPT: frozenset[PhaseName] = frozenset({"execute", "respond"})
 
@@ -132,6 +132,6 @@ def _call(trace: InvocationTrace) -> dict[str, Attribute]:
 
 
 def _error(trace: InvocationTrace) -> str:
-    """What counts as one for a server: 4xx is the caller's."""
+    """The error of a server span: 5xx; a 4xx is the caller's."""
     row = trace.row
     return (row.error or f"HTTP {row.status}") if row.status >= 500 else ""

@@ -1,1 +1,1 @@
-"""Who is let in, and what a rejected caller is told."""
+"""Admission control: which calls are rejected before their body is read, and with what error."""

@@ -1,7 +1,7 @@
-"""Who may come in: decided before a body is read, so that those who may not cost next to nothing.
+"""Admission control. Rejects a request before its body is read, so that a rejection is cheap.
 
-Budgets, broken versions, the function's own limits, bodies that are too large, and calls whose turn would come too
-late: these go away at once with the time of their turn, so that what is let in is answered within its time.
+Reasons are budgets, broken versions, the function's own limits, bodies that are too large, and predicted waits that are
+too long. A rejection says when to come back, and a call that is admitted is answered within its time.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from .rejections import queue_timeout, rejection, retry_after_s
 from .wait_predictor import WaitPrediction, WaitPredictor
 
 SAFE_WAIT_SHARE = 0.7
-"""Of the time that a call may wait, what its predicted wait may take: service times vary, and who is let in and then
-does not make it has had the worst of both."""
+"""A call is admitted only if its predicted wait is below this share of what it may wait: service times vary, and a call
+that is admitted and then times out has both waited and failed."""
 
 
 class LimitUsage:
-    """Of one function's limits, at this gateway."""
+    """Usage of one function's limits at this gateway."""
 
     __slots__ = ("calls", "due_s")
 
@@ -45,18 +45,18 @@ class LimitUsage:
 
 
 class AdmissionLimits(NamedTuple):
-    """On which a call is let in."""
+    """Limits of one admitted call."""
 
     timeout_s: float
     queue_s: float | None
-    """How long it may wait for a worker; None: as long as it has time."""
+    """Its wait for a worker at most; None: until its deadline."""
     max_body_bytes: int
     used: LimitUsage | None = None
-    """Where it is counted, of a function with limits."""
+    """Counts the call, if the function has limits."""
 
 
 class AdmissionControl:
-    """One a gateway."""
+    """Decides for a gateway which calls are admitted, and counts those under way."""
 
     def __init__(
         self,
@@ -75,11 +75,11 @@ class AdmissionControl:
         self._demand = demand
         self._max_body_bytes = max_body_bytes
         self._body_bytes = 0
-        """Of the calls under way."""
+        """Bodies of the calls under way."""
         self._used: dict[FunctionName, LimitUsage] = {}
 
     def admit(self, backend: VersionBackend, scope: Scope) -> AdmissionLimits:
-        """Errors: FleetError, for one who is turned away."""
+        """Admits a request and returns its limits. Errors: FleetError if it is rejected."""
         spec = backend.spec
         granted = AdmissionLimits(
             timeout_s=timeout_s(header(scope, b"fs-timeout-s"), spec.timeout_s),
@@ -99,11 +99,11 @@ class AdmissionControl:
             )
         limits = self._limits(backend)
         if limits is not NO_LIMITS:
-            return granted._replace(used=self._enter(backend, limits, now_ns))
+            return granted._replace(used=self._count_call(backend, limits, now_ns))
         return granted
 
     def check(self, backend: VersionBackend, body_bytes: int, max_body_bytes: int | None = None) -> None:
-        """What has nothing to do with whose turn it is. Errors: FleetError, for one who is turned away."""
+        """Checks body size, budget and the version's starts, but not the wait. Errors: FleetError if it is rejected."""
         own = backend.spec.max_body_bytes
         limit_bytes = max_body_bytes or min(own or self._max_body_bytes, self._max_body_bytes)
         if body_bytes > limit_bytes:
@@ -113,17 +113,17 @@ class AdmissionControl:
         if error is not None:
             raise error
 
-    def took(self, body_bytes: int) -> None:
-        """The body of a call that was let in is here."""
+    def body_received(self, body_bytes: int) -> None:
+        """Counts the body of an admitted call."""
         self._body_bytes += body_bytes
 
-    def leave(self, granted: AdmissionLimits, body_bytes: int) -> None:
-        """A call that was let in has ended."""
+    def release(self, granted: AdmissionLimits, body_bytes: int) -> None:
+        """Ends an admitted call: its body and its place are free again."""
         self._body_bytes -= body_bytes
         if granted.used is not None:
             granted.used.calls -= 1
 
-    # ── the line ───────────────────────────────────────────────────────────────────────────────────
+    # ── the wait ───────────────────────────────────────────────────────────────────────────────────
 
     def _check_wait(self, backend: VersionBackend, granted: AdmissionLimits, now_ns: int) -> None:
         predicted = self._predict(backend, now_ns)
@@ -134,17 +134,17 @@ class AdmissionControl:
         if backend.queue.full:
             allowed_s = None
         elif allowed_s:
-            gateway_share = SAFE_WAIT_SHARE if backend.workers else 1.0
-            if not predicted.sure or predicted.wait.seconds <= gateway_share * allowed_s:
+            share = SAFE_WAIT_SHARE if backend.workers else 1.0
+            if not predicted.sure or predicted.wait.seconds <= share * allowed_s:
                 return
         backend.record_rejected()
         error = self._rejection(backend, predicted, allowed_s)
         if not backend.queue and not isinstance(error, QueueFull):
-            self._demand()  # those who wait have told already
+            self._demand()  # waiting calls are reported already
         raise error
 
     def queue_full(self, backend: VersionBackend) -> FleetError:
-        """The queue has become full while the call's body came."""
+        """The error for a call when the queue became full while its body was read."""
         return self._rejection(backend, self._predict(backend, time.monotonic_ns()), None)
 
     def queue_timeout(self, backend: VersionBackend, call: Call) -> FleetError:
@@ -163,7 +163,7 @@ class AdmissionControl:
     # ── the function's own limits ──────────────────────────────────────────────────────────────────
 
     def _limits(self, backend: VersionBackend) -> Limits:
-        """This gateway's share of them."""
+        """This gateway's share of the function's limits."""
         limits = limits_of(self._view.functions.get(backend.key.name), backend.spec)
         if limits == NO_LIMITS:
             self._used.pop(backend.key.name, None)
@@ -171,7 +171,7 @@ class AdmissionControl:
         gateways = sorted({*self._view.gateways, self._gateway})
         return gateway_share(limits, len(gateways), gateways.index(self._gateway))
 
-    def _enter(self, backend: VersionBackend, limits: Limits, now_ns: int) -> LimitUsage:
+    def _count_call(self, backend: VersionBackend, limits: Limits, now_ns: int) -> LimitUsage:
         """Errors: RateLimited."""
         name = backend.key.name
         used = self._used.setdefault(name, LimitUsage())

@@ -20,11 +20,11 @@ from ...state.view import View
 from ..dispatch.backend import VersionBackend
 
 NODE_STATES_KEPT_NS = 250_000_000
-"""How long the nodes' states are good for: changes come in hundreds a second, and each may ask for each function."""
+"""Lifetime of the nodes' cached states: changes come in hundreds a second, and each checks each function."""
 
 
 def start_failure(view: View, backend: VersionBackend, now_unix_ms: int) -> FleetError | None:
-    """The error of its starts, if they are given up and there is no worker from before."""
+    """The error of the version's starts, if they are given up and no worker is left."""
     failure = view.failures.get(backend.key)
     if backend.workers or failure is None or not broken(failure, now_unix_ms):
         return None
@@ -34,7 +34,7 @@ def start_failure(view: View, backend: VersionBackend, now_unix_ms: int) -> Flee
 
 
 class FeasibilityCheck:
-    """One a gateway."""
+    """Decides for a gateway which waiting calls are unschedulable."""
 
     def __init__(self, view: View) -> None:
         self._view = view
@@ -43,7 +43,7 @@ class FeasibilityCheck:
         self._made_ns: int | None = None
 
     def unschedulable(self, backend: VersionBackend, now_ns: int, now_unix_ms: int) -> tuple[FleetError, int] | None:
-        """The error for the calls of the backend that were accepted until then, or None: they may wait on."""
+        """The error for waiting calls, and until when they were accepted to get it; None if they may wait on."""
         if self._view.synced and backend.key.name not in self._view.functions:
             return NotFound(f"function {backend.key.name} was deleted while the call waited"), now_ns
         error = start_failure(self._view, backend, now_unix_ms)
@@ -62,7 +62,7 @@ class FeasibilityCheck:
         return None
 
     def _unplaced(self, backend: VersionBackend, now_ns: int, now_unix_ms: int) -> tuple[ErrorInfo | None, bool]:
-        """Why no nodes could take its start now, if there is none to come; and whether none ever could."""
+        """The planner's error if no worker comes and no node has room for one now; and whether none ever will."""
         view = self._view
         if backend.workers or view.redis != "ok":
             return None, False
@@ -80,7 +80,7 @@ class FeasibilityCheck:
         return reason, bool(fitting) and _shortage(request, fitting) is not None
 
     def nodes(self, now_ns: int, now_unix_ms: int) -> list[NodeState]:
-        """As the planner sees them, a moment ago at most."""
+        """States of the nodes for the planner, from the cache while they are fresh."""
         if self._made_ns is None or now_ns - self._made_ns > NODE_STATES_KEPT_NS:
             self._made_ns = now_ns
             self._states = list(cluster_of(self._view, self._shapes, now_ns, now_unix_ms * 1_000_000))
@@ -88,7 +88,7 @@ class FeasibilityCheck:
 
 
 def _shortage(request: PlanRequest, states: list[NodeState]) -> ErrorInfo | None:
-    """Why they have no room for it; None if they have."""
+    """The planner's error if these nodes have no room for the request; None if they have."""
     return make_plan(
         request, Cluster(replace(state, link=replace(state.link, fetches=())) for state in states), 0.0
     ).error

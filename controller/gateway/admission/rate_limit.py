@@ -1,4 +1,4 @@
-"""A function's own limits, as they hold at one of several gateways: calls a second with a burst, and calls at a time.
+"""The share of a function's limits that one of several gateways enforces: calls a second with a burst, calls at a time.
 
 The rate is a token bucket (`contract.process.token_bucket`). Gateways do not talk about each call: each of n takes an
 n-th of the limits.
@@ -18,8 +18,10 @@ def burst_of(limits: Limits) -> int:
 
 
 def gateway_share(limits: Limits, gateways: int, place: int) -> Limits:
-    """Of one of so many gateways, the `place`-th (from 0) of them. What does not divide goes to the first ones; a burst
-    and calls at a time are one at least, or a gateway could never let anybody in."""
+    """Limits of the `place`-th (from 0) of so many gateways.
+
+    The remainder goes to the first ones; burst and calls at a time are one at least, or a gateway would reject all.
+    """
     if gateways <= 1:
         return limits
     return Limits(

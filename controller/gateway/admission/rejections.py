@@ -1,4 +1,4 @@
-"""What one who is turned away is told: why, when to come back, and how that was computed."""
+"""Errors of rejected calls: the reason, Retry-After, and how that was computed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fleetstart.runtime.contract.sizes import MIB
 RETRY_LEAST_S = 0.05
 RETRY_MOST_S = 3600.0
 RETRY_UNKNOWN_S = 5.0
-"""Where nothing is known of a start: soon enough to be there when it is."""
+"""Retry-After where nothing is known of a start: short enough to come back in time."""
 
 
 def retry_after_s(wait: WaitEstimate) -> float:
@@ -28,19 +28,22 @@ def retry_after_s(wait: WaitEstimate) -> float:
 
 
 def rejection(name: FunctionName, wait: WaitEstimate, *, allowed_s: float | None, at_most: bool) -> FleetError:
-    """`allowed_s`: how long it would have waited; None if the queue is full. `at_most`: whether the function has all
-    the workers that it may have, so that only its owner can change that."""
-    told = _explanation(wait)
+    """The error of a call that is not admitted.
+
+    `allowed_s`: how long it would have waited; None if the queue is full. `at_most`: the function runs `scale.max`
+    workers already, so that only its owner can change that.
+    """
+    details = _explanation(wait)
     if allowed_s is None:
         why = f"{wait.queued} calls wait already, as many as may"
     elif allowed_s == 0:
         why = "no worker is free now, and the call is not to wait"
     else:
-        why = f"its turn would come in {_seconds(wait.seconds)}, and it waits {_seconds(allowed_s)} at most"
+        why = f"its predicted wait is {_seconds(wait.seconds)}, and it waits {_seconds(allowed_s)} at most"
     kind = QueueFull if at_most else Overloaded
     hint = "try again after Retry-After seconds"
     hint += ", or raise `scale.max`" if at_most else ""
-    return kind(f"function {name}: {why}: {told}", hint=hint, retry_after_s=retry_after_s(wait), wait=_finite(wait))
+    return kind(f"function {name}: {why}: {details}", hint=hint, retry_after_s=retry_after_s(wait), wait=_finite(wait))
 
 
 def queue_timeout(name: FunctionName, wait: WaitEstimate, *, waited_s: float) -> QueueTimeout:
@@ -60,7 +63,7 @@ def _finite(wait: WaitEstimate) -> WaitEstimate | None:
 def _explanation(wait: WaitEstimate) -> str:
     parts = []
     if wait.slots:
-        place = "place" if wait.slots == 1 else "places"
+        place = "slot" if wait.slots == 1 else "slots"
         parts.append(f"{wait.queued} wait for {wait.slots} {place}, each taken for {_seconds(wait.call_s)} a call")
     elif wait.queued:
         parts.append(f"{wait.queued} wait for a worker")
@@ -77,4 +80,4 @@ def _start(worker: PendingStart) -> str:
 
 
 def _seconds(seconds: float) -> str:
-    return f"{seconds:.3g} s" if math.isfinite(seconds) else "nobody knows how long"
+    return f"{seconds:.3g} s" if math.isfinite(seconds) else "an unknown time"

@@ -1,10 +1,10 @@
-"""When a call that comes now will have its turn: from the line ahead, measured service times, and starts under way.
+"""Queueing model of the wait for a slot, from the queue ahead, measured service times, and starts under way.
 
-Pure: values and `now` in, seconds out. Where they come from is `waiting`'s affair, what is told of them `refusals`'.
+Pure: values and `now` in, seconds out. `wait_predictor` gathers the values, `rejections` words the result.
 
-A start is predicted as the planner predicts it (HydraServe eq. 5), with what has passed taken off: its own steps and
-the bytes that are missing go on side by side. Bytes are expected at the rate at which they were seen to arrive; before
-two reports have told, at the planner's.
+A start is predicted as the planner predicts it (HydraServe eq. 5), less the time that has passed: its own steps and its
+missing bytes go on side by side. Bytes are expected at the rate at which they arrived; before two reports, at the
+planner's.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ LEAST_CALL_S = 0.001
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueState:
-    """What is ahead of a call that comes now."""
+    """The queue, slots and pending starts that a call finds when it comes."""
 
     queued: int
     slots: int
-    """Of workers that are ready."""
+    """Slots of ready workers."""
     running: int
-    """Of the slots, those that are taken."""
+    """Slots that are taken."""
     elapsed_s: float
-    """How long the running calls have run, together."""
+    """Sum of the run times of the running calls."""
     call_s: float
-    """How long a call keeps its slot."""
+    """Mean service time."""
     coming: Sequence[PendingStart] = ()
 
 
 def predicted_wait_s(line: QueueState) -> float:
-    """Until a call that comes now has a slot; UNKNOWN_S if there is nothing that it could wait for.
+    """Predicts the time until a call that comes now has a slot; UNKNOWN_S if no slot is to come.
 
     Slots that are taken come free at a rate of slots / call_s, the first of them as much sooner as the calls on them
     have run; each worker that comes brings its slots at once, and its share of the rate from then on.
@@ -69,20 +69,22 @@ def predicted_wait_s(line: QueueState) -> float:
 
 
 def remaining_start_s(*, own_s: float, since_s: float, fetch_s: float) -> float:
-    """Until a worker is ready whose order was given `since_s` ago: `own_s` is what all its own steps were predicted to
-    take, `fetch_s` what its missing bytes still will."""
+    """Predicts the time until a worker is ready whose order was given `since_s` ago.
+
+    `own_s` is what all its own steps were predicted to take, `fetch_s` what its missing bytes still will.
+    """
     left_s = max(own_s - since_s, fetch_s)
     return left_s if left_s > 0 else LATE_SHARE * max(0.0, since_s)
 
 
 class FillRate:
-    """At which rate the bytes of one segment come in, by the reports of its node."""
+    """The rate at which the bytes of one segment arrive, by the reports of its node."""
 
     def __init__(self) -> None:
         self._seen: deque[tuple[int, int]] = deque(maxlen=SAMPLES)
 
     def note(self, counted_unix_ns: int, ready_bytes: int) -> None:
-        """The same report again changes nothing; one with fewer bytes than before begins anew: they were evicted."""
+        """The same report again changes nothing; one with fewer bytes than before starts over: they were evicted."""
         if self._seen:
             last_unix_ns, last_bytes = self._seen[-1]
             if counted_unix_ns <= last_unix_ns:
@@ -101,5 +103,5 @@ class FillRate:
 
 
 def remaining_fetch_s(pending_bytes: int, bytes_per_s: float, since_counted_s: float) -> float:
-    """Until bytes are here that were missing `since_counted_s` ago."""
+    """Time until bytes are here that were missing `since_counted_s` ago."""
     return max(0.0, pending_bytes / bytes_per_s - max(0.0, since_counted_s))

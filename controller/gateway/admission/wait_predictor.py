@@ -1,7 +1,7 @@
-"""What a gateway knows of the wait for each version's workers: the line, and the starts under way with their loads.
+"""Predicts the wait for a slot of each version: gathers the inputs of `wait_model` from backends and the view.
 
-Gathers the values that `waits` computes with, from routes and the view; keeps how segments were seen to fill. A
-prediction of starts is good for a moment, so that a thousand refusals cost one look.
+Keeps the rates at which segments fill. A prediction of starts is cached for a moment, so that a thousand rejections
+compute it once.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ FILL_RATES_KEPT = 256
 class WaitPrediction(NamedTuple):
     wait: WaitEstimate
     sure: bool
-    """Whether it rests on what was measured of this version, and not on priors: only then is anybody refused for it."""
+    """It rests on measurements of this version, not on priors: only then are calls rejected for it."""
     workers: int
-    """That are ready, or come."""
+    """Workers that are ready or ordered."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,12 +45,12 @@ class _PendingStarts:
     at_ns: int
     coming: tuple[PendingStart, ...]
     ordered: int
-    """Of the coming, those that are ordered already."""
+    """Pending starts that are ordered already; the others are what the planner would order."""
     sure: bool
 
 
 class WaitPredictor:
-    """One a gateway."""
+    """Predicts waits at one gateway."""
 
     def __init__(self, gateway: str, view: View, feasibility: FeasibilityCheck) -> None:
         self._gateway = gateway
@@ -61,8 +61,8 @@ class WaitPredictor:
         self._arrivals: dict[tuple[NodeId, CheckpointId], FillRate] = {}
 
     def predict(self, backend: VersionBackend, now_ns: int, now_unix_ns: int) -> WaitPrediction:
-        """For a call that comes now and has no free slot."""
-        starts = self.look(backend, now_ns, now_unix_ns)
+        """Predicts the wait of a call that comes now and finds no free slot."""
+        starts = self.pending_starts(backend, now_ns, now_unix_ns)
         passed_s = (now_ns - starts.at_ns) / 1e9
         coming = [msgspec.structs.replace(one, ready_s=max(0.0, one.ready_s - passed_s)) for one in starts.coming]
         running, elapsed_s = backend.slots_in_use(now_ns)
@@ -86,11 +86,11 @@ class WaitPredictor:
         sure = (measured or not waits_for_calls) and (starts.sure or bool(line.slots)) and wait.seconds < UNKNOWN_S
         return WaitPrediction(wait, sure, len(backend.workers) + starts.ordered)
 
-    def look(self, backend: VersionBackend, now_ns: int, now_unix_ns: int) -> _PendingStarts:
-        """At the starts under way, unless that was done just now."""
+    def pending_starts(self, backend: VersionBackend, now_ns: int, now_unix_ns: int) -> _PendingStarts:
+        """The pending starts, from the cache while they are fresh."""
         known = self._starts.get(backend.key)
         if known is None or now_ns - known.at_ns > PENDING_STARTS_KEPT_NS:
-            known = self._starts[backend.key] = self._looked(backend, now_ns, now_unix_ns)
+            known = self._starts[backend.key] = self._compute_starts(backend, now_ns, now_unix_ns)
         return known
 
     def forget(self, key: VersionKey) -> None:
@@ -104,7 +104,7 @@ class WaitPredictor:
 
     # ── starts ─────────────────────────────────────────────────────────────────────────────────────
 
-    def _looked(self, backend: VersionBackend, now_ns: int, now_unix_ns: int) -> _PendingStarts:
+    def _compute_starts(self, backend: VersionBackend, now_ns: int, now_unix_ns: int) -> _PendingStarts:
         measures = measures_of(self._view, backend.key, backend.record)
         learned = bool(measures.library_s.count or measures.ttft_error.count)
         starts = self._under_way(backend, now_ns)
@@ -120,7 +120,7 @@ class WaitPredictor:
         )
 
     def _under_way(self, backend: VersionBackend, now_ns: int) -> list[list[OrderState]]:
-        """The orders of each start: of one worker, or of all stages of a pipeline."""
+        """Orders of each pending start: one worker's, or those of all stages of a pipeline."""
         view, groups = self._view, defaultdict[str, list[OrderState]](list)
         shape = layout_in(self._shapes, backend.record)
         for order in view.orders.values():
@@ -141,7 +141,7 @@ class WaitPredictor:
         measures: VersionMeasures,
         now_unix_ns: int,
     ) -> tuple[PendingStart, bool]:
-        """Ready when its last stage is; and whether its bytes were seen to come."""
+        """Predicts one start, which is ready when its last stage is; and whether its fill rate was measured."""
         slowest, slowest_seen = PendingStart(ready_s=-1.0), False
         for seen in stages:
             order, state = seen.order, states.get(seen.order.node)
@@ -181,7 +181,7 @@ class WaitPredictor:
         return None
 
     def _rate(self, order: WorkerOrder, segment: SegmentReport | None) -> float | None:
-        """As seen; None before there were two reports."""
+        """Measured fill rate; None before there were two reports."""
         if segment is None or not segment.counted_unix_ns:
             return None
         key = (order.node, segment.checkpoint)
@@ -194,7 +194,7 @@ class WaitPredictor:
         return arrival.bytes_per_s
 
     def _planned(self, backend: VersionBackend, states: Sequence[NodeState], now_ns: int) -> tuple[PendingStart, ...]:
-        """The start that nobody has ordered yet, as the planner would have it."""
+        """The start that the planner would order now."""
         request = request_of(self._view, backend.key, backend.record, 1)
         plan = plan_start(request, Cluster(states), now_ns / 1e9)
         if plan.error is not None and not plan.wait_s:
@@ -204,7 +204,7 @@ class WaitPredictor:
 
 
 def _link_share(state: NodeState | None) -> float:
-    """Of its node's link, before it was seen: what the planner gives each fetch."""
+    """Expected rate before a measurement: a fetch's share of its node's link, as the planner has it."""
     if state is None:
         return NodeMeasures().store_bytes_per_s.value
     return state.link.bytes_per_s / max(1, len(state.link.fetches))

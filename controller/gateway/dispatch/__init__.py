@@ -1,1 +1,1 @@
-"""From a slot on a worker to the last byte of the response."""
+"""Dispatch: a call's slot on a worker, its attempts, its response and its record."""

@@ -23,9 +23,9 @@ from ...state.records import VersionKey, VersionRecord
 from .queue import CallQueue, ServiceTime
 
 BUSY_BACKOFF_NS = 20_000_000
-"""How long a worker that was full (with another gateway's calls) gets no calls, unless one of ours ends there."""
+"""Backoff of a worker that was full (with another gateway's calls), unless a call of ours ends there."""
 SUSPECT_BACKOFF_NS = 500_000_000
-"""How long a worker that broke a connection gets no calls: by then its node has reported whether it lives."""
+"""Backoff of a worker that broke a connection: by then its node has reported whether it lives."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -44,7 +44,7 @@ class Call:
     queue_ends_ns: int = 0
     """When its wait for a worker ends; 0: at its deadline."""
     price: PriceSheet = FIRST
-    """In force when it was accepted."""
+    """Prices in force when it was accepted."""
     key: str = ""
     """Name of the API key that its caller showed."""
 
@@ -57,7 +57,7 @@ class Attempt:
     worker: Worker
     started_ns: int
     first_on_worker: bool
-    """Whether it is the first that this gateway gave to the worker."""
+    """It is the first call that this gateway gave to the worker."""
 
     @property
     def active(self) -> bool:
@@ -87,7 +87,7 @@ class Worker:
     avoid_until_ns: int = 0
     called: bool = False
     drain_callbacks: dict[Attempt, Callable[[], None]] = field(default_factory=dict)
-    """Of WebSockets, which have no end of their own: called when the worker is drained."""
+    """Called when the worker is drained, for WebSockets, which have no end of their own."""
 
     @property
     def id(self) -> WorkerId:
@@ -112,16 +112,16 @@ class VersionBackend:
         self.workers: dict[WorkerId, Worker] = {}
         self.service_time = ServiceTime()
         self.peak = 0
-        """Most calls at one time since the last report: short ones between two reports keep their worker warm, too."""
+        """Most calls at one time since the last published report: short ones in between keep a worker warm, too."""
         self.arrived = 0
-        """Calls, ever."""
+        """Calls that have arrived, a counter."""
         self.reported_busy = False
-        """Whether its last report told of calls."""
+        """Its last report counted calls."""
         self.idle_report_pending = False
-        """Whether the end of its last call is about to be reported."""
+        """The end of its last call is about to be reported."""
         self.unplaced_since_ns: int | None = None
         self._draining: dict[WorkerId, Worker] = {}
-        """Draining or gone, but with calls of ours that have not ended."""
+        """Workers that are draining or gone, with calls of ours that have not ended."""
         self._elsewhere = elsewhere
         self._later = later
 
@@ -133,21 +133,21 @@ class VersionBackend:
 
     @property
     def slots(self) -> int:
-        """Of the workers that are ready."""
+        """Slots of ready workers, taken or free."""
         return len(self.workers) * self.spec.concurrency
 
     def has_free_slot(self, now_ns: int) -> bool:
-        """Whether a call that came now would have a slot at once."""
+        """True if a call that came now would have a slot at once."""
         return not self.queue and self._best(now_ns) is not None
 
     def slots_in_use(self, now_ns: int) -> tuple[int, float]:
-        """Slots that are taken, also by other gateways' calls, and how long these calls have run together, in s."""
+        """Slots that are taken, also by other gateways' calls, and the sum of these calls' run times, in s."""
         count, elapsed_ns, elsewhere = 0, 0, 0
         for worker in self.workers.values():
             count += len(worker.attempts)
             elapsed_ns += sum(now_ns - attempt.started_ns for attempt in worker.attempts)
             elsewhere += self._elsewhere(worker.id)
-        # How long the others' have run is not known: half of it.
+        # How long other gateways' calls have run is not known: half of the mean.
         return count + elsewhere, elapsed_ns / 1e9 + elsewhere * self.service_time.mean_s / 2
 
     @property
@@ -276,7 +276,7 @@ class VersionBackend:
                     drained()
 
     def load(self) -> FunctionLoad:
-        """For the report; what was at its peak since the last published one counts as running."""
+        """Load for the report. The peak since the last published report counts as running."""
         per_worker = {
             worker.id: len(worker.attempts)
             for worker in (*self.workers.values(), *self._draining.values())

@@ -35,7 +35,7 @@ IDLE_REPORT_DELAY_S = 0.1
 
 
 class CallRecorder:
-    """One a gateway."""
+    """Opens the records of a gateway's calls, and reports when versions become busy or idle."""
 
     def __init__(
         self, gateway: str, view: View, ledger: LedgerWriter, *, demand: Callable[[], None], freed: Callable[[], None]
@@ -85,7 +85,7 @@ class CallRecorder:
 
 
 class CallRecord:
-    """What became of one call. Written by its own methods alone."""
+    """The attempts, timeline and outcome of one call. Written by its own methods alone."""
 
     __slots__ = ("_recorder", "attempt", "attempts", "backend", "begun", "billed_ms", "call", "error", "events",
                  "finished", "queue_ns", "start", "status", "timeline")  # fmt: skip
@@ -96,17 +96,17 @@ class CallRecord:
         self.call = call
         self.timeline = Timeline()
         self.attempt: Attempt | None = None
-        """Under way, or the last one."""
+        """The attempt under way, or the last one."""
         self.attempts = 0
         self.queue_ns = 0
         self.start: StartKind | None = None
         """Hot, unless its worker got ready after the call came. A stream that moves stays what it began as."""
         self.begun = False
-        """Whether the response's head was sent: after that the call cannot be tried again, only continued."""
+        """The response's head was sent: from then on the call cannot be tried again, only continued."""
         self.events: int | None = None
         """Events of the response that were sent; None if it is no event stream, which alone can tell its own end."""
         self.finished = False
-        """Whether its row is written, and all that is left is to send the last bytes."""
+        """Its row is written, and all that is left is to send the last bytes."""
         self.status = 0
         self.error = ""
         self.billed_ms = 0
@@ -187,7 +187,7 @@ class CallRecord:
             self._recorder.ledger.ended(self.trace(time.monotonic_ns()), self.start_outcome())
 
     def close(self) -> None:
-        """The last that is done for a call, however it ended."""
+        """Closes the record, however the call ended."""
         self.release(waive=True)
         self.finish()
         self._recorder.closed(self.backend)
@@ -248,7 +248,7 @@ class CallRecord:
         )
 
     def trace(self, now_ns: int) -> InvocationTrace:
-        """What the ledger keeps of a call that has ended, and `fs trace` shows."""
+        """The row and trace of a call that has ended, as the ledger keeps them and `fs trace` shows them."""
         call, spec = self.call, self.backend.spec
         worker = self.attempt.worker if self.attempt is not None else None
         start: StartKind = self._start_kind(self.attempt) if self.attempt is not None else "cold"

@@ -39,7 +39,7 @@ from .host_liveness import HostLiveness
 from .stream_relay import StreamRelay
 
 SILENT_BACKOFF_NS = 2_000_000_000
-"""How long a worker whose host is silent gets no calls: by then another one may be ready, or the host back."""
+"""Backoff of a worker whose host is silent: by then another one may be ready, or the host back."""
 DEATHS_ALLOWED = 3
 """A call that ended three workers would end the fourth: it must not eat workers for ever."""
 LARGE_BODY_BYTES = 1 << 20
@@ -94,7 +94,7 @@ class SlotAcquirer:
 
 
 class Dispatcher:
-    """One a gateway."""
+    """Dispatches the calls of a gateway."""
 
     def __init__(self, session: aiohttp.ClientSession, slots: SlotAcquirer, *, final_status: FinalStatus) -> None:
         self._session = session

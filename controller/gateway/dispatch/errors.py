@@ -1,4 +1,4 @@
-"""How an attempt at a worker fails, besides with an error of the function's own.
+"""Errors of an attempt at a worker, besides errors of the function's own.
 
 UpstreamError
 ├── UpstreamUnreachable    no connection: the worker never saw the call

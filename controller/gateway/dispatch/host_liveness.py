@@ -1,8 +1,8 @@
-"""Notices that the host of a worker is gone while a call waits for the worker's next bytes.
+"""Liveness probes of a worker's host, while a call waits for the worker's next bytes.
 
-A connection to a host that lost its power or its cable stays silent for ever, like one to a worker that has much to
-do. So after a short silence the host is asked: its kernel answers a new connection whatever its processes are at, so
-that a slow or a stuck worker is never taken for a lost one. Only who was silent is asked, and less and less often.
+A connection to a host without power or network stays silent for ever, like one to a busy worker. So after a short
+silence the host is probed: its kernel answers a new connection whatever its processes do, so that a slow or stuck
+worker is never taken for a lost one. Only silent hosts are probed, and less and less often.
 """
 
 from __future__ import annotations
@@ -18,42 +18,42 @@ from typing import TypeVar
 from .errors import HostSilent
 
 SILENT_S = 0.4
-"""Of a stream's tokens, a few; of a link, many round trips."""
+"""Silence before the first probe: a few tokens of a stream, many round trips of a link."""
 MAX_PROBE_INTERVAL_S = 10.0
-"""Longest time between two questions. A worker that does not accept holds 256 connections that nobody waits for."""
+"""Longest interval of probes. The backlog of a worker that does not accept holds 256 unused connections."""
 PROBES = 3
 PROBE_EVERY_S = 0.27
-"""A packet or two may be lost; a second after a host has gone quiet it is known to be gone."""
+"""Interval of probes: a packet or two may be lost, and a host is known to be gone a second after it went silent."""
 _UNREACHED = frozenset((errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ETIMEDOUT))
 
 Value = TypeVar("Value")
 
 
 class HostLiveness:
-    """Of one call at one worker. Costs a timer; a task only while the worker is silent. Used by one task."""
+    """Probes the worker's host for one attempt. Costs a timer, and a task only while the worker is silent."""
 
     def __init__(self, endpoint: str) -> None:
-        """`endpoint` is `host:port`; one whose host is a name is not watched, because to look it up takes time."""
+        """`endpoint` is `host:port`. A host given by name is not probed, because the lookup takes time."""
         self._endpoint = endpoint
         self._loop = asyncio.get_running_loop()
         self._task = asyncio.current_task()
         self._cancelling = self._task.cancelling() if self._task is not None else 0
         self._since_s: float | None = None
-        """Since when its bytes are waited for."""
+        """Start of the present wait for its bytes."""
         self._lost = False
-        self._seldom = False
-        self._asking: asyncio.Task[None] | None = None
-        self._timer = self._loop.call_later(SILENT_S, self._look)
+        self._slow = False
+        self._probing: asyncio.Task[None] | None = None
+        self._timer = self._loop.call_later(SILENT_S, self._check)
 
     async def wait(self, awaited: Awaitable[Value]) -> Value:
-        """What the worker gives. Errors: HostSilent; and what `awaited` raises."""
+        """Awaits bytes from the worker. Errors: HostSilent; and those of `awaited`."""
         self._since_s = self._loop.time()
-        if self._seldom:
-            self._look_in(SILENT_S)
+        if self._slow:
+            self._check_in(SILENT_S)
         try:
             return await awaited
         except asyncio.CancelledError:
-            # Unless somebody else wants it to end as well.
+            # Unless the task was cancelled by something else as well.
             if self._lost and self._task is not None and self._task.uncancel() <= self._cancelling:
                 raise HostSilent from None
             raise
@@ -62,28 +62,28 @@ class HostLiveness:
 
     def close(self) -> None:
         self._timer.cancel()
-        if self._asking is not None:
-            self._asking.cancel()
+        if self._probing is not None:
+            self._probing.cancel()
 
-    def _look_in(self, wait_s: float) -> None:
-        self._seldom = wait_s > SILENT_S
+    def _check_in(self, wait_s: float) -> None:
+        self._slow = wait_s > SILENT_S
         self._timer.cancel()
-        self._timer = self._loop.call_later(wait_s, self._look)
+        self._timer = self._loop.call_later(wait_s, self._check)
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         silent_s = self._loop.time() - self._since_s if self._since_s is not None else 0.0
         if silent_s < SILENT_S:
-            self._look_in(SILENT_S - silent_s)
-        elif self._asking is None:
-            self._asking = self._loop.create_task(self._ask(self._since_s))
+            self._check_in(SILENT_S - silent_s)
+        elif self._probing is None:
+            self._probing = self._loop.create_task(self._probe_host(self._since_s))
 
-    async def _ask(self, since_s: float | None) -> None:
+    async def _probe_host(self, since_s: float | None) -> None:
         address = numeric_address(self._endpoint)
         answers = address is None or await responds(address)
-        self._asking = None
+        self._probing = None
         if answers or self._since_s != since_s:
             silent_s = self._loop.time() - self._since_s if self._since_s is not None else 0.0
-            self._look_in(min(max(silent_s, SILENT_S), MAX_PROBE_INTERVAL_S))
+            self._check_in(min(max(silent_s, SILENT_S), MAX_PROBE_INTERVAL_S))
         elif self._task is not None:
             self._lost = True
             self._task.cancel()
@@ -93,7 +93,7 @@ Address = tuple[socket.AddressFamily, tuple[str, int]]
 
 
 def numeric_address(endpoint: str) -> Address | None:
-    """None if its host is a name."""
+    """The address of an endpoint; None if its host is a name."""
     host, _, port = endpoint.rpartition(":")
     try:
         found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
@@ -104,40 +104,40 @@ def numeric_address(endpoint: str) -> Address | None:
 
 
 async def responds(address: Address) -> bool:
-    """Whether the host answers one of a few knocks. Takes a moment also if it does: nobody waits for that.
+    """True if the host answers one of a few probes. Takes a moment even then; no call waits for it.
 
-    The answers are in the sockets, however late this process comes to look: one that is busy blames nobody else.
+    The answers are in the sockets, however late this process looks: a busy gateway blames no host.
     """
-    knocks: list[socket.socket] = []
+    probes: list[socket.socket] = []
     try:
         for _ in range(PROBES):
             try:
-                knocks += _probe(*address)
+                probes += _probe(*address)
             except OSError:
                 return True  # no descriptors, no ports: that says nothing of the host
             await asyncio.sleep(PROBE_EVERY_S)
-            if any(map(_responded, knocks)):
+            if any(map(_responded, probes)):
                 return True
         return False
     finally:
-        for knock in knocks:
-            knock.close()
+        for probe in probes:
+            probe.close()
 
 
 def _probe(family: socket.AddressFamily, where: tuple[str, int]) -> list[socket.socket]:
-    """A connection under way; none if there is no way at the moment."""
-    knock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
-    code = knock.connect_ex(where)
+    """Starts a connection; none if there is no route at the moment."""
+    probe = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+    code = probe.connect_ex(where)
     if code in (0, errno.EINPROGRESS):
-        return [knock]
-    knock.close()
+        return [probe]
+    probe.close()
     if code in _UNREACHED:
         return []
     raise OSError(code, os.strerror(code))
 
 
-def _responded(knock: socket.socket) -> bool:
-    """A refusal is an answer, too."""
+def _responded(probe: socket.socket) -> bool:
+    """True if the host has answered: a refused connection is an answer, too."""
     poll = select.poll()
-    poll.register(knock, select.POLLOUT)
-    return bool(poll.poll(0)) and knock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) not in _UNREACHED
+    poll.register(probe, select.POLLOUT)
+    return bool(poll.poll(0)) and probe.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) not in _UNREACHED

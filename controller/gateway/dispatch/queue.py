@@ -1,8 +1,7 @@
-"""Who waits for a worker, in what order, and who is sent away: a bounded queue for each version.
+"""The bounded queue of a version's waiting calls, and the mean of their service times.
 
-First come, first served. A call that a worker handed back (it was full, draining, or died) goes to the front:
-it has waited longest. Those past their deadline are passed over. A full queue sheds at once; what it says then is for
-`refusals`, from how long calls really take.
+First in, first out. A call that is tried again (its worker was full, draining, or died) goes to the front: it has
+waited longest. Calls past their deadline are skipped. A full queue rejects at once; `admission.rejections` words it.
 """
 
 from __future__ import annotations
@@ -14,9 +13,9 @@ from typing import Generic, Protocol, TypeVar
 from fleetstart.runtime.contract.process.moving_average import MovingAverage
 
 QUEUE_LIMIT = 1000
-"""Calls that wait for one version. Far more than any worker clears within a usual timeout."""
+"""Most calls that wait for one version. Far more than any worker clears within a usual timeout."""
 BODY_BUDGET_FACTOR = 8
-"""Bodies held by one gateway, in multiples of the largest allowed: what bounds its memory under overload."""
+"""Most bytes of bodies that a gateway holds, in multiples of the largest body allowed: bounds its memory."""
 SERVICE_CALLS = 25
 """That the mean of service times counts: fewer, and a wait that is predicted from it is off by chance alone."""
 
@@ -45,19 +44,19 @@ class CallQueue(Generic[Entry]):
         return len(self._entries) >= self._limit
 
     def offer(self, entry: Entry) -> bool:
-        """False if the queue is full: the caller is sent away."""
+        """Appends an entry; False if the queue is full."""
         if self.full:
             return False
         self._entries[entry] = None
         return True
 
     def put_back(self, entry: Entry) -> None:
-        """To the front, whether or not the queue is full: it was admitted already."""
+        """Puts an entry at the front, even if the queue is full: it was admitted already."""
         self._entries[entry] = None
         self._entries.move_to_end(entry, last=False)
 
     def take(self, now_ns: int) -> Entry | None:
-        """The next one that still has time."""
+        """Removes and returns the first entry before its deadline; None if there is none."""
         while self._entries:
             entry, _ = self._entries.popitem(last=False)
             if entry.deadline_ns > now_ns:

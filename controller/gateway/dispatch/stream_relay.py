@@ -45,12 +45,12 @@ class StreamRelay:
         self._send = send
         self._final_status = final_status
         self._markers: ResumeMarkers | None = None
-        """Of an event stream whose worker says that another can continue it."""
+        """Markers of an event stream that another worker can continue; None if it cannot be continued."""
         self._lost_ns = 0
         self._moves = 0
 
     def resume_state(self) -> bytes:
-        """What the next worker needs to continue the stream; empty before it has begun."""
+        """The resume state for the next worker; empty before the stream has begun."""
         return self._markers.encode() if self._markers is not None else b""
 
     async def forward(self, attempt: Attempt, response: aiohttp.ClientResponse, liveness: HostLiveness) -> None:

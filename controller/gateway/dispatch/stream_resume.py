@@ -1,8 +1,8 @@
-"""Keeps what a streamed answer needs to go on at another worker, and takes it out of what the client gets.
+"""Resume markers of an event stream: kept for the next worker, removed from what the client gets.
 
-A worker that can be continued puts marks between its events (`headers.MARK`). What they say is for workers alone.
-Events are passed on once their mark is there, so the client always has what the marks say and no more: whoever
-continues after the last of them leaves out nothing and repeats nothing. Pure.
+A worker whose streams can be continued puts markers between its events (`worker_headers.MARK`), for other workers
+alone. Events are forwarded once their marker is there, so the client always has what the markers cover and no more: a
+worker that continues after the last of them omits nothing and repeats nothing. Pure.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from __future__ import annotations
 from fleetstart.runtime.contract.worker_headers import MARK
 
 KEPT_BYTES = 2 << 20
-"""Marks of one stream: those of a hundred thousand tokens. One with more is passed on, and cannot be continued."""
+"""Most bytes of markers kept of one stream, about a hundred thousand tokens. Beyond, it cannot be continued."""
 HELD_BYTES = 256 << 10
-"""Events whose mark has not come. A worker writes them together, so that a stream that has more is not marked."""
+"""Most bytes of events held until their marker comes. A worker writes both together: a stream beyond has no markers."""
 
 
 class ResumeMarkers:
@@ -21,10 +21,10 @@ class ResumeMarkers:
         self._kept: list[bytes] = []
         self._kept_bytes = 0
         self.whole = True
-        """Whether they tell of all that was passed on."""
+        """The markers cover all that was forwarded."""
 
     def feed(self, piece: bytes) -> bytes:
-        """What the client may have now."""
+        """Takes a piece from the worker. Returns what may be forwarded now."""
         held = self._held
         held += piece
         ready = bytearray()
@@ -38,7 +38,7 @@ class ResumeMarkers:
         return bytes(ready)
 
     def flush(self) -> bytes:
-        """What came after the last mark: to be passed on if the stream has ended as it should."""
+        """Returns what came after the last marker, to be forwarded when the stream has ended normally."""
         rest = bytes(self._held)
         self._held.clear()
         if rest:
@@ -46,12 +46,12 @@ class ResumeMarkers:
         return rest
 
     def encode(self) -> bytes:
-        """All marks, for the next worker. What came after the last of them is forgotten: that worker says it anew."""
+        """Encodes the markers for the next worker. Drops what came after the last one: that worker sends it again."""
         self._held.clear()
         return b"\n".join(self._kept)
 
     def _find(self) -> tuple[int, int] | None:
-        """Where the next mark begins and where it ends."""
+        """Offsets of the next marker's begin and end; None if it is not complete."""
         if self._held.startswith(MARK):
             begin = 0
         else:

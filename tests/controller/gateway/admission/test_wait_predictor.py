@@ -58,7 +58,7 @@ def test_a_line_is_as_long_as_measured_calls_say() -> None:
     error = rejection(KEY.name, found.wait, allowed_s=1.0, at_most=False)
     assert isinstance(error, Overloaded)
     assert error.retry_after_s == found.wait.seconds
-    assert "2 wait for 2 places, each taken for 3 s a call" in error.message
+    assert "2 wait for 2 slots, each taken for 3 s a call" in error.message
 
 
 def test_other_gateways_calls_are_in_the_line() -> None:
