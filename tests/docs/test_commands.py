@@ -19,18 +19,33 @@ pytestmark = pytest.mark.e2e
 AROUND = ("fs up", "fs down")
 """Done around each page; `make`, `key=` and the like are for `test_blocks`."""
 KEY = "key=$(cat ~/.fleetstart/key)"
-PAGES = [name for name in NAMES if any(not block.not_run for block in blocks(name, "sh"))]
 LIMIT_S = 60
 SILENT = ("fs rm", "fs budget rm", "fs key revoke", "python ")
 """Commands that print no data."""
+
+
+def _steps(page: str) -> list[tuple[str, str]]:
+    """A path and what stands in it, or "" and a command."""
+    steps: list[tuple[str, str]] = []
+    for block in blocks(page, "sh", "python"):
+        if block.file:
+            steps.append((block.file, block.text))
+        elif block.language == "sh" and not block.not_run:
+            steps += [("", line) for line in block.commands if _is_run(line)]
+    return steps if any(not kind for kind, _ in steps) else []
+
+
+def _is_run(line: str) -> bool:
+    return line.startswith(("fs ", "curl ", "python ")) and not line.startswith(AROUND)
+
+
+PAGES = [name for name in NAMES if _steps(name)]
 
 
 @pytest.mark.parametrize("page", PAGES)
 def test_each_command_works_as_printed(page: str, tmp_path: Path) -> None:
     """One test a page, because a call needs the deploy that stands above it."""
     steps = _steps(page)
-    if not steps:
-        return
     if not (ROOT / "examples/chat/weights/model.safetensors").exists():
         pytest.skip("no weights: make models")
     if shutil.which("curl") is None:
@@ -56,21 +71,6 @@ def test_there_are_commands_of_both_kinds() -> None:
     lines = [text for page in PAGES for kind, text in _steps(page) if not kind]
     assert {line.split()[0] for line in lines} == {"fs", "curl", "python"}
     assert len(lines) > 80
-
-
-def _steps(page: str) -> list[tuple[str, str]]:
-    """A path and what stands in it, or "" and a command."""
-    steps: list[tuple[str, str]] = []
-    for block in blocks(page, "sh", "python"):
-        if block.file:
-            steps.append((block.file, block.text))
-        elif block.language == "sh" and not block.not_run:
-            steps += [("", line) for line in block.commands if _is_run(line)]
-    return steps if any(not kind for kind, _ in steps) else []
-
-
-def _is_run(line: str) -> bool:
-    return line.startswith(("fs ", "curl ", "python ")) and not line.startswith(AROUND)
 
 
 def _run(system: System, line: str, folder: Path) -> None:
