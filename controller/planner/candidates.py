@@ -1,9 +1,9 @@
-"""Every way to start that is worth a look: sizes of group, whole workers in it, and on which nodes (Algorithm 1).
+"""Candidate generation: every useful way to start, by group size, number of whole workers and nodes (Algorithm 1).
 
-For s stages with w full-memory workers among them, the first w stages go to the quickest nodes with room for the whole
-model, the others to the quickest that are left with room for their stage. Generalised: before that, each stage goes
-where enough of its layers lie already to make it quicker than any node that must fetch it. Two variants where there is
-a choice: on free devices only, and on any. Never two stages on one node: they would share its link and gain nothing.
+For s stages with w full-memory workers among them, the first w stages go to the fastest nodes with room for the whole
+model, the others to the fastest remaining nodes with room for their stage. Generalised: before that, each stage goes
+to a node that already holds enough of its layers to be faster than any node that must fetch it. Two variants where
+there is a choice: on free devices only, and on any. Never two stages on one node: they would share its link.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .node_filter import CandidateNode, Fetch, missing_bytes
 from .plan import PlanRequest
 
 SHARING = 2.0
-"""What a worker's memory counts on a node with others, against one on a free device: it slows them, and they it."""
+"""Cost factor of memory on a node that has other workers, against a free device: the workers slow each other."""
 
 
 class Candidate(NamedTuple):
@@ -38,15 +38,15 @@ class Candidate(NamedTuple):
     reserved_bytes: list[int]
     ttft_s: float
     margin: float
-    """What `ttft_s` is multiplied by before it is held to be within the SLO."""
+    """Factor on `ttft_s` before it is compared with the SLO."""
     tpot_s: float
     whole_s: float
     ready_s: float
     hidden_s: float
-    """What overlapping hides: the difference between eq. 1 and eq. 5."""
+    """Time hidden by overlapping: the difference between eq. 1 and eq. 5."""
     cost_gib_s: float
     weight: float
-    """Cost, with what it takes from others: what is compared."""
+    """Cost including the effect on other workers, by which candidates are compared."""
 
 
 def _margin(request: PlanRequest, stages: int, fetching: bool) -> float:
@@ -56,7 +56,7 @@ def _margin(request: PlanRequest, stages: int, fetching: bool) -> float:
 
 
 class TooFewNodes(NamedTuple):
-    """A size for which there are not enough nodes."""
+    """A group size for which there are not enough nodes."""
 
     stages: int
     full: int
@@ -64,7 +64,8 @@ class TooFewNodes(NamedTuple):
 
 
 class Search:
-    """One request among its seats at one moment. Most of a decision's time is spent here, in small loops."""
+    """The search for candidates of one request over its nodes at one time. Hot: most of a decision's time is spent
+    here."""
 
     def __init__(self, request: PlanRequest, seats: Sequence[CandidateNode], now_s: float) -> None:
         self._request = request
@@ -75,7 +76,7 @@ class Search:
         self._any_held = any(seat.held is not None for seat in seats)
 
     def least_ttft_s(self, size: int) -> float:
-        """No candidate of this size can be quicker: every worker whole, the quickest node's link for all."""
+        """Lower bound on the TTFT of this group size: every worker whole, each with the fastest node's link."""
         known, seats = self._request.measures, self._variants[-1]
         if not seats:
             return float("inf")
@@ -92,7 +93,7 @@ class Search:
         )  # fmt: skip
 
     def candidates(self, sizes: Iterable[int]) -> Iterator[Candidate | TooFewNodes]:
-        """In rising size and number of whole workers. A single worker has all memory: it has no low-memory variant."""
+        """Yields candidates in order of size and number of whole workers. A single worker has no low-memory variant."""
         for size in sizes:
             cuts = self._request.shape.cuts(size)
             kept = [self._kept(cuts, variant) if self._any_held else [] for variant in self._variants]
@@ -106,7 +107,7 @@ class Search:
         for variant, pairs in zip(self._variants, kept, strict=True):
             chosen = self._choose(cuts, full, variant, pairs)
             if isinstance(chosen, TooFewNodes) and pairs:
-                chosen = self._choose(cuts, full, variant, [])  # what was kept took the room that another stage needs
+                chosen = self._choose(cuts, full, variant, [])  # holders took the room of another stage
             if isinstance(chosen, TooFewNodes):
                 if variant is self._variants[-1]:
                     yield chosen
@@ -156,7 +157,8 @@ class Search:
         return seat.state.free_bytes >= need
 
     def _kept(self, cuts: tuple[Cut, ...], seats: Sequence[CandidateNode]) -> list[tuple[float, int, int, int]]:
-        """(seconds to fetch, stages that the seat would do for, stage, seat), best first.
+        """Placements on nodes that hold layers: (fetch seconds, number of stages the node suits, stage, node), best
+        first.
 
         Where layers that are there make a stage quicker than fetching it on the quickest node. Greedy, but a node that
         holds one stage takes it before a node that holds them all.
@@ -182,7 +184,8 @@ class Search:
         return known
 
     def _fetched(self, cut: Cut, seat: CandidateNode) -> Fetch:
-        """Host memory costs nothing, disk its own rate, the store the share of the link that is left; in parallel."""
+        """The fetch of a stage on a node. Host memory is free, disk and store are read in parallel at their own
+        rates."""
         held, size_bytes = seat.held, cut.size_bytes
         if not self._weigh:
             return Fetch(0, 0, 0.0)
@@ -202,7 +205,7 @@ class Search:
         return seat.link.fetch_s(size_bytes, self._now_s) if seat.link.fetches else size_bytes / seat.bytes_per_s
 
     def _opens(self, cut: Cut, seat: CandidateNode) -> bool:
-        """Whether its link takes the stage: whether what it must fetch breaks no promise."""
+        """Whether the node's link accepts the stage's fetch without breaking the deadlines of others."""
         return not seat.link.fetches or seat.link.accepts(self._fetch(cut, seat).store_bytes, self._now_s)
 
     def _predicted(self, cuts: tuple[Cut, ...], full: int, seats: list[CandidateNode]) -> Candidate:

@@ -1,4 +1,4 @@
-"""A checkpoint as the planner sees it: what each stage of each cut weighs, and which layers that is.
+"""The layout of a checkpoint for the planner: size and layers of each stage of each cut.
 
 Sets of layers are integers, one bit a layer, so that "what does this node lack" is one operation. The first layer's
 bit stands for both ends of the model too, as in `contract.stage`. A checkpoint without numbered layers has one.
@@ -17,19 +17,19 @@ EVERY_LAYER = -1
 
 
 class Cut(NamedTuple):
-    """One stage of a cut: layers `first .. end - 1`."""
+    """A stage of a cut: layers `first .. end - 1`."""
 
     first: int
     end: int
     size_bytes: int
     layers: int
-    """As a set."""
+    """The layers as a bit set."""
     share: float
-    """Of the model's layers, and so of its arithmetic."""
+    """Share of the model's layers, and so of its arithmetic."""
 
 
 class CheckpointLayout:
-    """Remembers its cuts: a cut is a search, and the same few are asked for at every start."""
+    """A checkpoint's layers and their sizes. Caches cuts: a cut is a search, and each start needs the same few."""
 
     __slots__ = ("_before_bytes", "_cuts", "_every", "_layout", "count", "total_bytes")
 
@@ -37,14 +37,14 @@ class CheckpointLayout:
         self._layout = layout if layout.layer_bytes else LayerLayout(0, [layout.total_bytes])
         self._cuts: dict[int, tuple[Cut, ...]] = {}
         self.count = len(self._layout.layer_bytes)
-        """Of layers; no pipeline has more stages."""
+        """Number of layers; no pipeline has more stages."""
         self.total_bytes = layout.total_bytes
         self._every = layer_set(0, self.count)
         ends_first = [self._layout.layer_bytes[0] + self._layout.ends_bytes, *self._layout.layer_bytes[1:]]
         self._before_bytes = [0, *accumulate(ends_first)]
 
     def cuts(self, stages: int) -> tuple[Cut, ...]:
-        """Errors: ValueError if there are fewer layers."""
+        """The stages of a cut into that many. Errors: ValueError if there are fewer layers."""
         known = self._cuts.get(stages)
         if known is None:
             known = self._cuts[stages] = tuple(self.stage(*ends) for ends in cut(self._layout, stages))
@@ -55,7 +55,7 @@ class CheckpointLayout:
         return Cut(first, end, size_bytes, layer_set(first, end), (end - first) / self.count)
 
     def layers_in(self, ranges: Sequence[tuple[int, int]]) -> int:
-        """The layers of which all chunks are in these (begin, end); none if it is not known where they lie."""
+        """The layers whose chunks all lie in these (begin, end) ranges; none if the layers' chunks are not known."""
         chunks = self._layout.layer_chunks
         if not chunks or not ranges:
             return 0
@@ -65,7 +65,7 @@ class CheckpointLayout:
         return found if ends else found & ~1
 
     def size_bytes(self, layers: int) -> int:
-        """Of a set of layers: a sum over its runs, of which there are few."""
+        """Size of a set of layers: a sum over its runs, of which there are few."""
         layers &= self._every
         found = 0
         while layers:
@@ -78,7 +78,7 @@ class CheckpointLayout:
 
 
 def _inside(own: tuple[int, int], ranges: Sequence[tuple[int, int]]) -> bool:
-    """Whether disjoint ranges, in order, hold all of it; they may touch."""
+    """Whether disjoint, ordered ranges, which may touch, cover a range."""
     at, end = own
     for begin, stop in ranges:
         if at >= end or begin > at:
@@ -92,5 +92,5 @@ def layer_set(first: int, end: int) -> int:
 
 
 def checkpoint_layout(layout: LayerLayout | None, segment_bytes: int) -> CheckpointLayout:
-    """Of a version: without a layout it is one piece."""
+    """The layout of a version's checkpoint; one indivisible layer if its layers are not known."""
     return CheckpointLayout(layout if layout is not None else LayerLayout(segment_bytes, []))

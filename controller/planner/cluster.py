@@ -1,9 +1,9 @@
-"""The nodes, kept in the order in which a start would want them, so that a decision looks at a few of a thousand.
+"""The nodes of the cluster, sorted by preference for a start, so that a decision examines a few of a thousand.
 
-Two lists, of nodes whose device is free and of the others, each sorted by 1/b + 1/p (HydraServe section 4.1; b is what
-one more fetch would get), and for each checkpoint who holds any of it, all of it in memory first. A node is moved when
-its state changes; that its fetches go on meanwhile changes its place little, and figures are taken afresh at each
-decision.
+Two lists, of nodes whose device is free and of the others, each sorted by 1/b + 1/p (HydraServe section 4.1; b is the
+bandwidth that one more fetch would get), and for each checkpoint the nodes that hold any of it. A node is moved when
+its
+state changes; the progress of its fetches changes its rank little, and figures are computed anew at each decision.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from .contention import Link
 from .node_state import HeldLayers, NodeState
 
 HOLDERS = 16
-"""Of one checkpoint that a decision looks at: twice the stages of the largest group. A popular one is everywhere."""
+"""Holders of a checkpoint that a decision examines: twice the stages of the largest group."""
 
 Rank = tuple[float, NodeId]
 """Lower is better."""
 
 
 class NodeSnapshot(NamedTuple):
-    """A node, and its link as it is at the time of the decision."""
+    """A node's state, and its link at the time of the decision."""
 
     state: NodeState
     link: Link
 
 
 class Cluster:
-    """One owner, no threads."""
+    """The nodes that starts are planned on. Not thread-safe."""
 
     def __init__(self, states: Iterable[NodeState] = ()) -> None:
         self._states: dict[NodeId, NodeState] = {}
@@ -85,7 +85,8 @@ class Cluster:
         now_s: float,
         wanted: PlacementConstraints = NO_CONSTRAINTS,
     ) -> list[NodeSnapshot]:
-        """The best of those that have any of it, in memory, on the way or on disk, and that much room."""
+        """The best nodes that hold any of the checkpoint, in memory, being fetched or on disk, and have that much
+        room."""
         if checkpoint is None or checkpoint not in self._holders:
             return []
         states = (self._states[node] for _, node in self._holders[checkpoint])
@@ -104,11 +105,12 @@ class Cluster:
         now_s: float,
         wanted: PlacementConstraints = NO_CONSTRAINTS,
     ) -> tuple[list[NodeSnapshot], list[NodeSnapshot]]:
-        """Of each list, the first `enough` there that have room for each of these needs and take the fetches.
+        """The fastest nodes of each list: the first `enough` that have room for each of these needs and accept the
+        fetches.
 
         `needs_bytes` falls from left to right: room for one is room for all that follow. `fetch_bytes` are the least
-        and the most to be fetched: who takes the most takes all. Who takes only less is looked at too, but not relied
-        on. Also those that had room but refused even the least, because of what they had promised to others.
+        and the most to be fetched: a link that accepts the most accepts all. Nodes that accept only less are returned
+        too, but not counted. The second list has nodes with room whose link accepts not even the least.
         """
         found: list[NodeSnapshot] = []
         refused: list[NodeSnapshot] = []
@@ -140,6 +142,7 @@ class Cluster:
 
 
 def _holder_rank(held: HeldLayers, rank: Rank) -> Rank:
-    """In memory whole, in memory in part or on its way, on disk; then by speed, which is far less than 1 s a byte."""
+    """Rank of a holder: all in memory, part in memory or being fetched, on disk; then by speed, far below 1 s a
+    byte."""
     kind = 0 if held.host == EVERY_LAYER else 1 if held.host or held.coming else 2
     return (kind + rank[0], rank[1])

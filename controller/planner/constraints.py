@@ -1,7 +1,7 @@
-"""Where a function may run: which nodes fit, and what is said where none does.
+"""Placement constraints: the regions and the isolation that a function requires of a node, and the error if none fits.
 
-A node says in which region it is, or nothing; and what it shuts workers in by. A function that names regions runs in
-these alone, each stage of a pipeline too; one that names none runs anywhere.
+A node reports its region, or none, and its isolations. A function that names regions runs in these alone, each stage of
+a pipeline too; one that names none runs anywhere.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from fleetstart.runtime.contract.function.spec import FunctionSpec, Isolation
 
 
 class PlacementConstraints(NamedTuple):
-    """By a function, of a node."""
+    """A function's requirements on its nodes."""
 
     regions: tuple[str, ...] = ()
     isolation: Isolation = "namespaces"
 
 
 class NodeTraits(Protocol):
-    """A node."""
+    """The properties of a node that constraints are about."""
 
     @property
     def region(self) -> str:
-        """Empty if it says none."""
+        """The node's region; empty if it has none."""
 
     @property
     def isolations(self) -> Collection[str]:
-        """Beyond namespaces."""
+        """Supported isolations beyond namespaces."""
 
 
 NO_CONSTRAINTS = PlacementConstraints()
@@ -45,7 +45,7 @@ def admits(wanted: PlacementConstraints, node: NodeTraits) -> bool:
 
 
 def unmet_constraint(wanted: PlacementConstraints, nodes: Iterable[NodeTraits]) -> tuple[str, str]:
-    """Why none of the nodes may run it, and what to do; empty if one may, or if there is no node."""
+    """The reason why no node satisfies the constraints, and a hint; empty if one does, or if there is no node."""
     found = list(nodes)
     if not found or any(admits(wanted, node) for node in found):
         return "", ""
@@ -60,13 +60,13 @@ def unmet_constraint(wanted: PlacementConstraints, nodes: Iterable[NodeTraits]) 
     count = f"none of {len(there)} nodes{place} has" if len(there) > 1 else f"the node{place} has not"
     return (
         f"it asks for isolation {isolation}, which {count}",
-        "install gVisor there (Debian: apt install runsc) and restart the node, whose log says what is amiss; "
+        "install gVisor there (Debian: apt install runsc) and restart the node, whose log has the reason; "
         "or deploy without `isolation`",
     )
 
 
 def region_counts(regions: Iterable[str]) -> str:
-    """ "2 nodes are in us, 1 in no region"."""
+    """Counts regions in words: "2 nodes are in us, 1 in no region"."""
     counts = sorted(Counter(regions).items(), key=lambda pair: (not pair[0], -pair[1], pair[0]))
     parts = [f"{count} in {region or 'no region'}" for region, count in counts]
     first = counts[0][1]

@@ -1,11 +1,12 @@
-"""Cold starts that share a node's link, and whether one more would break what the others were promised.
+"""Contention of cold starts on a node's link: whether one more fetch would break the deadlines of the others.
 
-HydraServe section 4.2, eq. 3 and 4. All fetches on a link get equal shares. What is pending of each is known from the
-node's report, and between reports from eq. 4; when it is through, the others get its share. Bytes are those of the
-stage, not of the model. Departures: eq. 3 gives every fetch B / (N + 1) to its end, ours the shares of those that have
-ended too, so that a small fetch is not refused because of a large one, nor a large one because of many small ones; a
-fetch without a promise has no deadline and never objects; a promise that cannot be kept any more even without the
-newcomer objects to nobody, or a stalled store would close the node for good.
+HydraServe section 4.2, eq. 3 and 4. All fetches on a link get equal shares. The pending bytes of each are known from
+the
+node's report, and between reports from eq. 4; when one ends, the others get its share. Bytes are those of the stage,
+not of the model. Departures: eq. 3 gives every fetch B / (N + 1) to its end, ours also the shares of those that have
+ended, so that a small fetch is not refused because of a large one, nor a large one because of many small ones; a fetch
+without a promise has no deadline and never blocks others; a deadline that cannot be met even without the newcomer does
+not block it, or a stalled store would close the node for good.
 """
 
 from __future__ import annotations
@@ -18,27 +19,29 @@ from fleetstart.runtime.contract.ids import CheckpointId, WorkerId
 
 NEVER = float("inf")
 ROUNDING = 1 + 1e-9
-"""Of sums of floats: a promise that is kept to the last byte is kept."""
+"""Tolerance for the rounding of float sums: a deadline that is met to the last byte is met."""
 
 
 class PendingFetch(NamedTuple):
+    """A fetch in progress, with its deadline."""
+
     worker: WorkerId
     checkpoint: CheckpointId
     pending_bytes: float
     deadline_s: float = NEVER
-    """On the clock of `now_s`; NEVER is no promise."""
+    """Deadline on the clock of `now_s`; NEVER if there is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """What a node fetches from the store, as it was at `at_s`."""
+    """A node's link to the store, with its fetches as they were at `at_s`."""
 
     bytes_per_s: float
     at_s: float = 0.0
     fetches: tuple[PendingFetch, ...] = ()
 
     def at(self, now_s: float) -> Link:
-        """Eq. 4, once for each fetch that ended since: S' = S - B/N x (T - T')."""
+        """The link at a later time, by eq. 4, once for each fetch that ended since: S' = S - B/N x (T - T')."""
         if not self.fetches or now_s <= self.at_s:
             return self
         left, since_s = list(self.fetches), self.at_s
@@ -55,7 +58,7 @@ class Link:
         return Link(bytes_per_s=self.bytes_per_s, at_s=now_s, fetches=fetches)
 
     def accepts(self, size_bytes: float, now_s: float) -> bool:
-        """Eq. 3: whether every promise that can be kept now can be kept beside a fetch of so many bytes more."""
+        """Eq. 3: whether every deadline that can be met now can still be met beside another fetch of that size."""
         link = self.at(now_s)
         return not any(
             link._keeps(fetch, 0.0) and not link._keeps(fetch, size_bytes)
@@ -64,24 +67,24 @@ class Link:
         )
 
     def fetch_s(self, size_bytes: float, now_s: float) -> float:
-        """What one fetch more of so many bytes would take beside the others, each with an equal share."""
+        """Duration of another fetch of that size beside the others, each with an equal share."""
         before_bytes = sum([min(fetch.pending_bytes, size_bytes) for fetch in self.at(now_s).fetches])
         return (size_bytes + before_bytes) / self.bytes_per_s
 
     def pending_s(self, checkpoint: CheckpointId, now_s: float) -> float:
-        """Until what is on its way of that checkpoint is here, if nothing else changes."""
+        """Time until the pending bytes of that checkpoint are fetched, if nothing else changes."""
         link = self.at(now_s)
         return max(
             [link._left_s(one.pending_bytes) for one in link.fetches if one.checkpoint == checkpoint], default=0.0
         )
 
     def ends_s(self, now_s: float) -> list[float]:
-        """When each fetch will have ended, if nothing else changes."""
+        """End time of each fetch, if nothing else changes."""
         link = self.at(now_s)
         return [now_s + link._left_s(fetch.pending_bytes) for fetch in link.fetches]
 
     def broken(self, now_s: float) -> tuple[WorkerId, ...]:
-        """Whose promises will not be kept as things stand."""
+        """The workers whose deadlines will be missed if nothing changes."""
         link = self.at(now_s)
         return tuple(fetch.worker for fetch in link.fetches if not link._keeps(fetch, 0.0))
 
@@ -90,12 +93,12 @@ class Link:
         return replace(link, at_s=now_s, fetches=(*link.fetches, fetch))
 
     def without(self, workers: Iterable[WorkerId], now_s: float) -> Link:
-        """After these ended, were drained, or have said that their bytes are here."""
+        """The link without the fetches of these workers, which have ended."""
         gone, link = set(workers), self.at(now_s)
         return replace(link, at_s=now_s, fetches=tuple(fetch for fetch in link.fetches if fetch.worker not in gone))
 
     def _left_s(self, pending_bytes: float) -> float:
-        """With equal shares a fetch ends when each other has had as much, or has ended."""
+        """Remaining time of a fetch: with equal shares it ends when each other has had as many bytes, or has ended."""
         return sum([min(fetch.pending_bytes, pending_bytes) for fetch in self.fetches]) / self.bytes_per_s
 
     def _keeps(self, fetch: PendingFetch, newcomer_bytes: float) -> bool:

@@ -1,8 +1,8 @@
-"""How much longer than predicted a start may take: what a candidate must have in hand to be held within its SLO.
+"""Error margins: factors on a predicted TTFT before it is compared with the SLO.
 
-Of predictions that are right on average half are exceeded. So the planner keeps what its last starts took over what
-was predicted for them, and multiplies a prediction by a high quantile of that before it makes a promise of it. By kind,
-because they err differently: a start without a fetch by tenths of a second, one with a fetch by what happens on its
+Half of the predictions that are right on average are exceeded. So the planner keeps the ratios of observed to predicted
+TTFT of the last starts, and multiplies a prediction by a high quantile of them before it promises it. By kind, because
+they err differently: a start without a fetch by tenths of a second, one with a fetch by what happens on its
 link, a group by the slowest of its stages. HydraServe promises the bare prediction (section 4.1); this is ours.
 """
 
@@ -13,19 +13,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 Kind = Literal["warm", "alone", "group"]
-"""No weights to fetch; one worker that fetches; several."""
+"""Kinds of start: no weights to fetch; one worker that fetches; several."""
 Ratios = Mapping[Kind, Sequence[float]]
 """Observed TTFT over predicted, of the last starts of each kind, the latest last."""
 
 KEPT = 20
-"""Of one version and kind: a day of a function that is seldom called, a minute of one that is always."""
+"""Ratios kept for one version and kind: a day of a rarely called function, a minute of a busy one."""
 ENOUGH = 10
-"""With so many a version speaks for itself; what is missing is taken from the other versions' quantile."""
+"""Ratios with which a version's own quantile is used; missing ones are filled with the other versions' quantile."""
 QUANTILE = 0.9
 PRIOR = 1.2
-"""Of starts that nobody has seen yet."""
+"""Margin before any start was observed."""
 MOST = 2.0
-"""Beyond it the prediction is wrong, not uncertain: no margin makes up for that."""
+"""Maximum margin: above it the prediction is wrong, not uncertain, and no margin makes up for that."""
 
 
 class Margins(NamedTuple):
@@ -44,7 +44,7 @@ def with_ratio(known: Ratios, kind: Kind, ratio: float) -> dict[Kind, list[float
 
 
 def pooled_margins(versions: Iterable[Ratios]) -> Margins:
-    """Of all versions together, for those that have started seldom."""
+    """The margins of all versions together, for those with few starts of their own."""
     pooled: dict[Kind, list[float]] = {}
     for ratios in versions:
         for kind, found in ratios.items():

@@ -1,7 +1,7 @@
-"""What is known of nodes and versions from their history, and how an observation changes it.
+"""Estimates of nodes and versions from their history, and their updates from observations.
 
 Two kinds of record, one a node and one a version, so that each lies in Redis by itself and learning of one start
-rewrites two small values. Nothing here reads a clock or Redis: estimates and an observation in, estimates out.
+rewrites two small values. Pure: estimates and an observation in, estimates out.
 
 Departure from the paper: HydraServe takes library loading (t_l) as one constant of the cluster. Ours is the
 version's, because a handler without imports and one with three frameworks share nodes and differ a hundredfold.
@@ -21,13 +21,14 @@ from fleetstart.runtime.contract.timeline import Timeline
 from .error_margins import PRIOR_MARGINS, Kind, Margins, pooled_margins, with_ratio
 
 LEAST_FETCH_BYTES = 16 * 1024 * 1024
-"""Less measures round trips, not bandwidth."""
+"""Minimum size of a fetch that counts: a smaller one measures round trips, not bandwidth."""
 REST_SHARE_MAX = 0.25
-"""Of a TTFT, what `rest_s` may learn from it: a stalled store is not a habit of the version's."""
+"""Maximum of `rest_s` as a share of the observed TTFT: a stalled store is not a property of the version."""
 
 
 class NodeMeasures(msgspec.Struct, frozen=True, kw_only=True):
-    """Of one node. The priors are a modest server's: a start planned on them is rather too wide than too slow."""
+    """Estimates of one node. The priors are a modest server's: a start planned on them is rather too wide than too
+    slow."""
 
     start_s: MovingAverage = MovingAverage(0.05)
     """t_cc: order seen until our code runs in the worker's process."""
@@ -41,7 +42,7 @@ class NodeMeasures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class VersionMeasures(msgspec.Struct, frozen=True, kw_only=True):
-    """Of one version, whole and on a device of its own."""
+    """Estimates of one version, as a whole worker on a device of its own."""
 
     library_s: MovingAverage = MovingAverage(0.3)
     """t_l: imports, and building the model around its weights."""
@@ -52,23 +53,25 @@ class VersionMeasures(msgspec.Struct, frozen=True, kw_only=True):
     hop_s: MovingAverage = MovingAverage(0.002)
     """t_n: hidden states from one stage to the next."""
     rest_s: MovingAverage = MovingAverage(0.01)
-    """What no formula names: orders and news on their way, the last chunk's binding, the gateway."""
+    """The part of a start that no formula names: propagation of orders and statuses, the last chunk's binding, the
+    gateway."""
     call_s: MovingAverage = MovingAverage(1.0)
-    """How long a call keeps its place on a worker."""
+    """Time that a call keeps its slot on a worker."""
     ttft_error: MovingAverage = MovingAverage(0.0)
-    """Of predictions: |observed - predicted| / observed."""
+    """Mean error of TTFT predictions: |observed - predicted| / observed."""
     ttft_ratios: dict[Kind, list[float]] = {}
-    """Of its last starts: observed TTFT over predicted, for the margin."""
+    """Observed over predicted TTFT of the last starts, for the margins."""
 
 
 def version_prior(weight_bytes: int) -> VersionMeasures:
-    """Before its first call. A token reads every weight once; 50 GB/s lies between a CPU's memory and a GPU's."""
+    """Estimates before the first call. A token reads every weight once; 50 GB/s lies between a CPU's and a GPU's
+    memory."""
     decode_s = max(0.002, weight_bytes / 50e9)
     return VersionMeasures(decode_s=MovingAverage(decode_s), prefill_s=MovingAverage(0.05 + 5 * decode_s))
 
 
 class FleetMeasures(NamedTuple):
-    """What all versions together show, for those that have shown little: it is the cluster's more than theirs."""
+    """Estimates over all versions, for those with few observations: hops and margins depend more on the cluster."""
 
     margins: Margins = PRIOR_MARGINS
     hop_s: MovingAverage | None = None
@@ -86,14 +89,14 @@ def fleet_measures(versions: Collection[VersionMeasures]) -> FleetMeasures:
 
 
 def with_fleet_measures(version: VersionMeasures, others: FleetMeasures) -> VersionMeasures:
-    """With the others' where it has only priors."""
+    """A version's estimates, with those over all versions in place of priors."""
     hop_s = version.hop_s if version.hop_s.count else others.hop_s or version.hop_s
     rest_s = version.rest_s if version.rest_s.count else others.rest_s or version.rest_s
     return msgspec.structs.replace(version, hop_s=hop_s, rest_s=rest_s)
 
 
 def node_prior(known: list[NodeMeasures]) -> NodeMeasures:
-    """For a node that has started nothing yet: the middle of what its neighbours showed, by measure."""
+    """Estimates of a node without starts: the median of the other nodes, by measure."""
     fields: dict[str, MovingAverage] = {}
     for name in NodeMeasures.__struct_fields__:
         values = sorted(getattr(one, name).value for one in known if getattr(one, name).count)
@@ -104,7 +107,7 @@ def node_prior(known: list[NodeMeasures]) -> NodeMeasures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartObservation:
-    """One start as it was observed; None where it did not show."""
+    """The measured parts of one start; None for a part that was not measured."""
 
     start_s: float | None = None
     device_s: float | None = None
@@ -113,7 +116,7 @@ class StartObservation:
     fetch_bytes: int = 0
     source: Literal["store", "disk"] = "store"
     sharers: float = 1.0
-    """Fetches on that node's link meanwhile, this one included."""
+    """Concurrent fetches on that node's link, this one included."""
 
 
 def start_observation(
@@ -124,7 +127,7 @@ def start_observation(
     source: Literal["store", "disk"] = "store",
     sharers: float = 1.0,
 ) -> StartObservation:
-    """From a worker's timeline. `load` shows how long building takes only if no weights were waited for (`warm`)."""
+    """Reads a start from a worker's timeline. `load` measures building only if no weights were awaited (`warm`)."""
     names = {phase.name for phase in timeline.phases}
 
     def seconds(name: Literal["start", "device", "import", "load", "fetch"]) -> float | None:
@@ -173,7 +176,8 @@ def observe_generation(
     stages: int = 1,
     work: float = 1.0,
 ) -> VersionMeasures:
-    """One call by a worker that was ready. `decode_s` is None for an answer of one token; `work` is `predict.work`'s.
+    """Learns from one call on a ready worker. `decode_s` is None for an answer of one token; `work` as in
+    `latency_model`.
 
     A pipeline's call says what a hop takes, if whole workers' calls have told what the model takes; before, it is a
     better guess at that than the prior.
@@ -201,7 +205,8 @@ def observe_outcome(
     hindsight_s: float | None,
     shared: bool = False,
 ) -> VersionMeasures:
-    """How a prediction of TTFT came out: its error is a metric, its ratio makes margins, its bias goes into `rest_s`.
+    """Learns from the outcome of a TTFT prediction: its error is a metric, its ratio makes margins, its bias is
+    `rest_s`.
 
     `hindsight_s` is the prediction with the start's own parts as they turned out to be: a link that was slower than
     was known is no bias. None if that is not known; then it is not learned. `shared`: later starts were let onto its

@@ -1,4 +1,5 @@
-"""HydraServe's formulas: time to first token without overlap (eq. 1) and with it (eq. 5), and per token (eq. 2).
+"""The latency model, HydraServe's formulas: time to first token without overlap (eq. 1) and with it (eq. 5), and per
+token (eq. 2).
 
 Generalised in two ways that give the paper's values back for equal stages: a stage has bytes of its own (M_i, not
 M / s), and a worker with a device's time costs its own share of the layers (not 1 / s). Departures: one worker alone
@@ -15,7 +16,7 @@ from fleetstart.runtime.contract.sizes import GIB
 
 
 class StageTimes(NamedTuple):
-    """Of one stage on its node."""
+    """The parts of one stage's start on its node."""
 
     start_s: float
     """t_cc + t_cu."""

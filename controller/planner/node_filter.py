@@ -1,4 +1,4 @@
-"""Nodes as one request meets them now: what of its weights lies or comes there, and which of them are worth a look."""
+"""Node filter: the nodes worth considering for a request, with the parts of its weights that they hold or fetch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .plan import PlanRequest
 
 
 class CandidateNode:
-    """A node as this request meets it now."""
+    """A node that a request may be placed on, with figures for this request at this time."""
 
     __slots__ = (
         "bytes_per_s", "coming_s", "fetches", "fits_whole", "held", "link", "missing_bytes", "ratio", "shared", "state",
@@ -27,30 +27,32 @@ class CandidateNode:
         self.shared = state.workers > 0
         self.held = state.held.get(request.checkpoint) if request.checkpoint is not None else None
         self.coming_s = 0.0
-        """Until what is on its way of this checkpoint is there."""
+        """Time until the pending fetch of this checkpoint is done."""
         if self.held is not None and self.held.coming and request.checkpoint is not None:
             self.coming_s = link.pending_s(request.checkpoint, now_s)
         self.fetches: dict[Cut, Fetch] = {}
-        """Of each stage that was thought of for it."""
+        """Cached fetches of the stages considered for this node."""
         self.missing_bytes = missing_bytes(self.held, EVERY_LAYER, request.segment_bytes, request.shape)
         self.fits_whole = state.free_bytes >= request.memory_bytes + self.missing_bytes
 
 
 class Fetch(NamedTuple):
+    """The predicted fetch of a stage on a node."""
+
     missing_bytes: int
     store_bytes: int
     seconds: float
 
 
 def missing_bytes(held: HeldLayers | None, layers: int, size_bytes: int, shape: CheckpointLayout) -> int:
-    """Of these layers, which weigh `size_bytes`: neither in memory there nor on their way."""
+    """Size of those layers, of `size_bytes` in all, that are neither in the node's memory nor being fetched."""
     return size_bytes if held is None or not size_bytes else shape.size_bytes(layers & ~(held.host | held.coming))
 
 
 def find_candidate_nodes(
     request: PlanRequest, cluster: Cluster, sizes: Sequence[int], now_s: float
 ) -> tuple[list[CandidateNode], list[NodeSnapshot]]:
-    """The nodes that these sizes could want, quickest first; and those that are bound by their promises."""
+    """The nodes that groups of these sizes may use, fastest first, and those whose links are committed to others."""
     weigh = request.segment_bytes > 0
     needs = {request.memory_bytes + request.segment_bytes}
     for size in sizes:

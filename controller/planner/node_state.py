@@ -1,7 +1,7 @@
-"""One node as the planner sees it: room, speed, what it holds, what it fetches; and how that follows from its report.
+"""Node state for the planner: free memory, speeds, held layers and fetches, derived from report, orders and statuses.
 
-Nothing is kept that orders and reports do not say, so a new scheduler sees what the old one saw. A state is good until
-the report, an order or a status of that node changes; time alone is accounted for (`Link.at`).
+Nothing is kept beyond orders and reports, so a new scheduler sees what the old one saw. A state is valid until the
+report, an order or a status of that node changes; the passing of time is accounted for (`Link.at`).
 """
 
 from __future__ import annotations
@@ -21,23 +21,25 @@ from .plan import StagePlan
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldLayers:
-    """What a node has of one checkpoint, as sets of layers."""
+    """The parts of one checkpoint that a node holds, as sets of layers."""
 
     host: int = 0
     coming: int = 0
-    """On its way for a worker that starts there: nobody fetches it twice."""
+    """Layers being fetched for a starting worker; another one shares the fetch."""
     disk: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeState:
+    """A node's capacity and contents at one time."""
+
     node: NodeId
     epoch: str
     memory_bytes: int
     free_bytes: int
-    """Of memory, less what is promised to workers that have been ordered and to what they fetch."""
+    """Free memory, less the reservations of ordered workers and their fetches."""
     workers: int
-    """There or ordered; 0 makes its device free."""
+    """Number of workers, running or ordered; with 0 its device is free."""
     link: Link
     disk_bytes_per_s: float
     device_bytes_per_s: float
@@ -46,12 +48,12 @@ class NodeState:
     held: Mapping[CheckpointId, HeldLayers]
     region: str = ""
     isolations: frozenset[str] = frozenset()
-    """Where it is; empty if it does not say."""
+    """Supported isolations beyond namespaces."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrderState:
-    """An order on the node, and what is known of its worker and its weights."""
+    """An order on the node, with its worker's status and its checkpoint's layout."""
 
     order: WorkerOrder
     status: WorkerStatus | None
@@ -64,7 +66,7 @@ class OrderState:
 
     @property
     def size_bytes(self) -> int:
-        """Of weights that it needs before it is ready."""
+        """Size of the weights that it needs before it is ready."""
         stage = self.order.stage
         return self.shape.total_bytes if stage is None else self.shape.stage(stage.first, stage.end).size_bytes
 
@@ -82,7 +84,7 @@ def node_state(
     now_s: float,
     now_unix_ns: int,
 ) -> NodeState:
-    """`shapes` are of the checkpoints that are deployed; of others it counts nothing. `seen` are of this node."""
+    """Derives a node's state. `shapes`: layouts of the deployed checkpoints; others are ignored. `seen`: its orders."""
     alive = [one for one in seen if one.status is None or one.status.state not in FINAL]
     store = measures.store_bytes_per_s
     disk = measures.disk_bytes_per_s
@@ -111,7 +113,7 @@ def node_state(
 def with_stage(
     state: NodeState, stage: StagePlan, worker: WorkerId, checkpoint: CheckpointId | None, now_s: float
 ) -> NodeState:
-    """After the stage was ordered there: the next decision of the same step counts it."""
+    """The state after a stage was ordered on the node, for the next decision of the same step."""
     link, held = state.link, state.held
     if checkpoint is not None and stage.missing_bytes:
         known = held.get(checkpoint, HeldLayers())
@@ -126,7 +128,7 @@ def with_stage(
 
 
 def _promised_bytes(alive: Sequence[OrderState], segments: Mapping[CheckpointId, SegmentReport]) -> int:
-    """For orders that the node has not answered: the worker's own memory, and that of a segment not opened yet."""
+    """Memory reserved for unanswered orders: the workers' own, and that of segments not opened yet."""
     fetched: dict[CheckpointId, int] = {}
     own_bytes = 0
     for one in alive:
@@ -178,7 +180,7 @@ def _fetches(
 
 
 def pending_bytes(one: OrderState, segment: SegmentReport | None) -> int:
-    """Of what it needs before it is ready, as the node last counted."""
+    """Bytes still to be fetched before the worker is ready, by the node's last count."""
     if segment is None:
         return one.size_bytes
     if segment.state == "ready":
@@ -194,7 +196,8 @@ def _held(
     segments: Mapping[CheckpointId, SegmentReport],
     shapes: Mapping[CheckpointId, CheckpointLayout],
 ) -> dict[CheckpointId, HeldLayers]:
-    """In memory and on disk as the report says, chunk by chunk; on the way as the orders of those that start say."""
+    """Held layers: in memory and on disk by the report, chunk by chunk; being fetched by the orders of starting
+    workers."""
     held: dict[CheckpointId, HeldLayers] = {}
     for checkpoint in segments.keys() | report.disk.keys():
         shape = shapes.get(checkpoint)

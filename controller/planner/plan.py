@@ -1,6 +1,6 @@
-"""What a decision says: who runs which stage, what is expected of it, and what else was considered.
+"""Plans: the planner's request and its result, with stages, predictions and the candidates considered.
 
-These are kept with the invocation that caused them, so that `fs explain` can print them later, from any controller.
+Plans are stored with the invocation that caused them, so that `fs explain` can print them later, from any controller.
 """
 
 from __future__ import annotations
@@ -20,78 +20,83 @@ from .estimates import VersionMeasures
 
 
 class StagePlan(msgspec.Struct, frozen=True, kw_only=True):
-    """One worker of the plan. The first stage of a pipeline has both ends of the model."""
+    """A worker of the plan. The first stage of a pipeline has both ends of the model."""
 
     node: NodeId
     region: str = ""
-    """Where the node is, if it says so."""
+    """The node's region; empty if it has none."""
     epoch: str
     first: int
     end: int
     """Layers first .. end - 1; 0, 1 of a model without numbered layers."""
     full: bool
-    """Whether it has a whole worker's memory, and so may grow into one."""
+    """Whether it has a whole worker's memory, and so may become one."""
     memory_bytes: int
     """The worker's own limit: the spec's, or what is left of it without the other layers' KV cache."""
     reserved_bytes: int
-    """Own memory and what the node's segment must take in."""
+    """The worker's own memory, and the growth of the node's segment."""
     missing_bytes: int
-    """Of weights, not in the node's memory and not on their way there."""
+    """Weights neither in the node's memory nor being fetched."""
     store_bytes: int
-    """Of those, what must come from the store."""
+    """The part of `missing_bytes` that must come from the store."""
     fetch_s: float
     fetch_within_s: float | None = None
-    """The promise: after the order. None: there is none."""
+    """Deadline of the fetch, after the order; None: no promise."""
 
 
 class CandidateReport(msgspec.Struct, frozen=True, kw_only=True):
+    """A candidate that was considered, as `fs explain` prints it."""
+
     stages: int
     full: int
     nodes: list[NodeId]
-    """Empty if there were not enough with room; the figures are then 0."""
+    """The candidate's nodes; empty if there were not enough with room, and the figures are then 0."""
     ttft_s: float = 0.0
     margin: float = 1.0
-    """What it is multiplied by before it is held to be within the SLO."""
+    """Factor on `ttft_s` before it is compared with the SLO."""
     tpot_s: float = 0.0
     cost_gib_s: float = 0.0
     why_not: str = ""
-    """Empty of the one that was taken."""
+    """Reason for not taking it; empty for the one that was taken."""
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """The decision about one start."""
+
     stages: list[StagePlan]
-    """None if no node can take a worker now; `error` says why."""
+    """The workers to order; empty if no node can take one now, and `error` has the reason."""
     ttft_s: float = 0.0
     """Predicted, from the decision."""
     margin: float = 1.0
-    """Of the prediction: `margins`."""
+    """Error margin of the prediction (`error_margins`)."""
     sequential_ttft_s: float = 0.0
-    """The same start, if its parts did not overlap (eq. 1): for comparison."""
+    """TTFT of the same start without overlapping (eq. 1), for comparison."""
     ready_s: float = 0.0
-    """Of it, until its stages have started and have their weights."""
+    """The part of `ttft_s` until all stages have started and have their weights."""
     tpot_s: float = 0.0
     """Predicted, while the pipeline is one."""
     cost_gib_s: float = 0.0
     whole_s: float = 0.0
-    """From the first token until whole workers can take over."""
+    """Time from the first token until whole workers can take over."""
     meets_slo: bool = True
     reason: str
     regions: list[str] = []
     isolation: Isolation = "namespaces"
-    """In which it may run; none: anywhere. Only nodes there were looked at."""
+    """Its constraints; only nodes that satisfy them were considered. No region: any."""
     considered: list[CandidateReport] = []
     decided_unix_ms: int = 0
-    """By the clock of whoever ordered it; the planner has none."""
+    """Time of the decision by the scheduler's clock; the planner has none."""
     whole_unix_ms: int = 0
-    """When its pipeline was one whole worker; 0 of a single worker, and until then. Noted when it is observed."""
+    """Time at which its pipeline had become whole workers, written when observed; 0 until then, and for a single
+    worker."""
     wait_s: float = 0.0
-    """After which a start could keep its SLO, if it is worth waiting for."""
+    """Time to postpone the start by, if it could then keep its SLO."""
     error: ErrorInfo | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanRequest:
-    """One version that needs workers."""
+    """A request for workers of one version."""
 
     function: FunctionName
     shape: CheckpointLayout
@@ -104,20 +109,20 @@ class PlanRequest:
     margins: Margins = PRIOR_MARGINS
     slo: SLO | None = None
     waited_s: float = 0.0
-    """How long its oldest call has waited already."""
+    """Time that its oldest call has waited already."""
     patient: bool = True
-    """Whether it may wait for links to be free, if that keeps its SLO."""
+    """Whether the start may be postponed until links are free, if that keeps its SLO."""
     workers: int = 1
-    """Whole workers that are wanted of this start in the end."""
+    """Whole workers that the start should become."""
     most: int = 1
-    """That its function may ever have: so many more calls may make of its helpers."""
+    """Maximum number of workers of the function, which later calls may need."""
     wanted: PlacementConstraints = NO_CONSTRAINTS
-    """In which it may run; none: anywhere."""
+    """Constraints on its nodes."""
 
     @property
     def segment_bytes(self) -> int:
         return self.shape.total_bytes if self.checkpoint is not None else 0
 
     def own_bytes(self, cut: Cut, *, full: bool) -> int:
-        """A low-memory worker does without the KV cache of the layers that others have."""
+        """A worker's own memory; a low-memory worker has no KV cache for the layers of other stages."""
         return self.memory_bytes if full else self.memory_bytes - round(self.kv_bytes * (1 - cut.share))

@@ -1,4 +1,4 @@
-"""A plan beside what came of it: for `fs explain`, as text and as JSON, and the predictor's error for the metrics."""
+"""Reports of plans: prediction and outcome side by side, for `fs explain` as text and as JSON, and for the metrics."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .plan import CandidateReport, Plan, StagePlan
 
 
 class ObservedStart(msgspec.Struct, frozen=True, kw_only=True):
-    """What was observed, from the decision on; None what has not been seen (yet)."""
+    """The observed outcome of a start, from the decision on; None for what was not observed (yet)."""
 
     ttft_s: float | None = None
     tpot_s: float | None = None
@@ -19,6 +19,8 @@ class ObservedStart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
+    """A predicted figure beside the observed one."""
+
     what: str
     predicted: float
     observed: float | None = None
@@ -27,7 +29,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
-    """What `fs explain --json` prints."""
+    """A plan and its outcome, as `fs explain --json` prints them."""
 
     plan: Plan
     compared: list[Comparison]
@@ -52,7 +54,7 @@ def explain(plan: Plan, outcome: ObservedStart) -> Explanation:
 
 
 def format_explanation(explanation: Explanation) -> str:
-    """The decision, its stages, prediction and outcome, and the candidates, as aligned columns."""
+    """Formats the decision, its stages, prediction and outcome, and the candidates, as aligned columns."""
     plan = explanation.plan
     if not plan.stages:
         return "\n".join([f"nothing was started: {plan.reason}", *_table(_candidates(plan.considered))])
@@ -60,7 +62,7 @@ def format_explanation(explanation: Explanation) -> str:
     if plan.regions:
         head += f"\nit may run in {', '.join(plan.regions)}"
     if plan.isolation != "namespaces":
-        head += f"\nit runs inside {plan.isolation}, whole: no others could reach a stage there"
+        head += f"\nit runs inside {plan.isolation}, as a whole worker: stages inside it could not reach each other"
     hidden_s = plan.sequential_ttft_s - plan.ttft_s
     if hidden_s > 0:
         head += f"\noverlapping the parts of the start hides {hidden_s:.2f} s"

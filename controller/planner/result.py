@@ -1,4 +1,5 @@
-"""What a choice comes to as a plan: its stages with what is promised of them; or why there is none, or none yet."""
+"""Results of planning: a choice as a plan with its stages and deadlines, a postponed start, or the error if none
+fits."""
 
 from __future__ import annotations
 
@@ -16,11 +17,13 @@ from .plan import CandidateReport, Plan, PlanRequest, StagePlan
 
 
 class Choice(NamedTuple):
+    """The candidate that was taken, and the reason."""
+
     taken: Candidate
     reason: str
     meets_slo: bool
     sure: bool = True
-    """With the margin of the prediction's error."""
+    """Whether it meets the SLO with its error margin."""
 
 
 def plan_of(request: PlanRequest, choice: Choice, considered: list[CandidateReport]) -> Plan:
@@ -67,7 +70,7 @@ def _stages(request: PlanRequest, choice: Choice) -> list[StagePlan]:
 
 
 def _fetch_within_s(request: PlanRequest, choice: Choice) -> float:
-    """How long after its order a stage's bytes may take for the promise on TTFT to be kept (D_i of eq. 3)."""
+    """Deadline of a stage's fetch after its order, so that the promised TTFT is kept (D_i of eq. 3)."""
     slo, taken = request.slo, choice.taken
     if slo is None or slo.ttft_s is None or not choice.meets_slo:
         return NEVER
@@ -77,7 +80,7 @@ def _fetch_within_s(request: PlanRequest, choice: Choice) -> float:
 
 def postponed(request: PlanRequest, wait_s: float) -> Plan:
     error = Unavailable(
-        f"function {request.function}: better started when other cold starts have fetched, in {wait_s:.2f} s",
+        f"function {request.function}: its start is postponed by {wait_s:.2f} s, until other cold starts have fetched",
         retry_after_s=1,
     )
     return Plan(stages=[], meets_slo=False, reason=error.message, wait_s=wait_s, error=error.info())
@@ -88,8 +91,8 @@ def no_plan(request: PlanRequest, cluster: Cluster, found: Sequence[Candidate | 
     need_mib = (request.memory_bytes + request.segment_bytes) // MIB
     if refused:
         error = Unavailable(
-            f"function {request.function}: {refused} nodes have room, and promised their links to other cold starts",
-            hint="it is tried again as fetches end; add nodes, or loosen the SLOs of what starts now",
+            f"function {request.function}: {refused} nodes have room, but promised their links to other cold starts",
+            hint="it is tried again as fetches end; add nodes, or relax the SLOs of the functions that start now",
             retry_after_s=1,
         )
     elif not len(cluster):

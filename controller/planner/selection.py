@@ -1,4 +1,4 @@
-"""Which of the candidates is taken, and why each of the others is not.
+"""Selection of a candidate, with a reason for each one that is not taken.
 
 With an SLO, the cheapest that keeps it with a margin for the predictor's own error (HydraServe section 4.1 takes the
 one with the least sharing of devices: here memory on a shared node counts double); groups of more than four only if
@@ -23,28 +23,31 @@ from .plan import CandidateReport, Plan, PlanRequest
 from .result import Choice, no_plan, plan_of, postponed
 
 SIZE_USUAL = 4
-"""Beyond it a group gains little and takes many devices (HydraServe section 4.1)."""
+"""Usual maximum group size: above it a group gains little and takes many devices (HydraServe section 4.1)."""
 SIZE_MOST = 8
 WAITS = (0, 1, 3, 7)
-"""Of the fetches under way, in the order of their ends, those after which starting is thought of: in a crowd many end
+"""Pending fetches, by index in the order of their ends, after which a postponed start is evaluated: under load many end
 at about the same time."""
 PATIENCE = 2.0
-"""Times the SLO. Who has waited for longer has waited for fetches that do not end as predicted: a store may stall."""
+"""How long a start may be postponed for other fetches, in multiples of the SLO. Beyond it, those fetches are not ending
+as predicted, for example because the store stalls."""
 WORTH = 0.85
-"""Without an SLO: a dearer candidate must reach the first token in this share of the cheaper one's time."""
+"""Maximum TTFT of a dearer candidate relative to a cheaper one, without an SLO."""
 
 
 class SearchResult(NamedTuple):
+    """The candidates found, and the choice among them."""
+
     choice: Choice | None
     found: list[Candidate | TooFewNodes]
     links: list[Link]
-    """Of the nodes that were looked at."""
+    """Links of the nodes examined."""
     refused: int
-    """Of them, those that had room and had promised their links to others."""
+    """Number of nodes with room whose links are committed to other fetches."""
 
 
 def make_plan(request: PlanRequest, cluster: Cluster, now_s: float) -> Plan:
-    """Decides one start. Changes nothing: what is ordered is told to the cluster with `nodes.with_stage` and `put`."""
+    """Plans one start. Changes nothing: orders are entered into the cluster with `with_stage` and `Cluster.put`."""
     looked = _looked(request, cluster, now_s)
     choice = looked.choice
     if request.patient and not (choice is not None and choice.meets_slo):
@@ -76,8 +79,8 @@ def _looked(request: PlanRequest, cluster: Cluster, now_s: float) -> SearchResul
 
 
 def _worth_waiting_s(request: PlanRequest, cluster: Cluster, looked: SearchResult, now_s: float) -> float | None:
-    """Until a start would keep the SLO because fetches of others have ended, or else would be done that much sooner;
-    None if it had better begin now.
+    """Time to postpone a start so that it keeps the SLO, or reaches its first token much sooner, once fetches of others
+    have ended; None if it should begin now.
 
     Departure: the paper starts a single worker at once, which is late. It then holds a link for long, and makes those
     late that come after it.
@@ -103,7 +106,8 @@ def _worth_waiting_s(request: PlanRequest, cluster: Cluster, looked: SearchResul
 
 
 def _settled(request: PlanRequest, single: Sequence[Candidate | TooFewNodes]) -> Choice | None:
-    """One worker, if it will do and waits for no weights: a group would only cost more, and is not looked at."""
+    """The choice of a single worker, if it meets the SLO and does not wait for weights: a group would only cost
+    more."""
     hidden = [
         one
         for one in single
@@ -118,7 +122,7 @@ def _settled(request: PlanRequest, single: Sequence[Candidate | TooFewNodes]) ->
 
 
 def _wider(request: PlanRequest, cluster: Cluster, now_s: float) -> list[Candidate | TooFewNodes]:
-    """Larger groups than usual, of the sizes that could keep the SLO; none if none of them does."""
+    """Candidates of larger groups than usual, of the sizes that could keep the SLO; none if none of them does."""
     sizes = range(SIZE_USUAL + 1, min(SIZE_MOST, request.shape.count) + 1)
     if not sizes:
         return []
@@ -167,13 +171,13 @@ def _worthwhile(found: Sequence[Candidate]) -> Choice:
 
 
 def _lacking(request: PlanRequest, one: Candidate) -> int:
-    """Whole workers that are wanted and that the group has no memory for: it could not be consolidated into them."""
+    """Number of requested whole workers that the group has no memory for, and so could not be consolidated into."""
     most = min(request.workers, SIZE_USUAL, request.shape.count)
     return max(0, most - one.full)
 
 
 def _meets(request: PlanRequest, one: Candidate, *, bare: bool = False) -> bool:
-    """With its margin, or if the prediction is just right."""
+    """Whether a candidate meets the SLO, with its error margin or (`bare`) without."""
     slo = request.slo
     if slo is None:
         return True

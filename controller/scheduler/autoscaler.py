@@ -1,7 +1,6 @@
-"""How long workers are kept: up at once, down when the keep-alive has seen no need.
+"""The autoscaler: scales up at once, and down after a keep-alive without need. Pure.
 
-The need is a step function of time: each sample holds until the next; `planner.window` says what it is. Knative's
-autoscaler taught us to keep deciding apart from doing.
+The need is a step function of time: each sample holds until the next. Deciding apart from doing is Knative's idea.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from fleetstart.runtime.contract.function.spec import FunctionSpec, Scale
 
 
 class KeepAliveWindow:
-    """The highest need over the last `keep_alive_s`.
+    """The keep-alive window: the highest need over the last `keep_alive_s`.
 
     A new scheduler has seen nothing yet: it begins with the workers that are there, so that a change of
     scheduler never sends warm workers away before their time.
@@ -22,7 +21,7 @@ class KeepAliveWindow:
     def __init__(self, workers: int, now_ns: int) -> None:
         self._current = 0
         self._past: deque[tuple[int, int]] = deque()
-        """(until when it held, need): needs fall from left to right, so the highest is first."""
+        """Past needs as (end, need). Needs fall from left to right, so the highest is first."""
         if workers:
             self._past.append((now_ns, workers))
 
@@ -36,7 +35,7 @@ class KeepAliveWindow:
         self._current = need
 
     def falls_ns(self, scale: Scale) -> int | None:
-        """When the highest need of the window leaves it, as far as is known now."""
+        """Time at which the highest need leaves the window, as far as is known now."""
         if not self._past or self._past[0][1] <= self._current:
             return None
         return self._past[0][0] + round(scale.keep_alive_s * 1e9)
@@ -50,11 +49,11 @@ class KeepAliveWindow:
 
 
 WINDOW_S = 10.0
-"""A burst is seen whole, and what was before it is forgotten before the pipeline is one worker again."""
+"""Length of the arrival window: a burst fits into it, and it is forgotten before a pipeline has consolidated."""
 
 
 class ArrivalWindow:
-    """The calls of the last window. A new scheduler has seen none, and learns within one window."""
+    """Counts the calls of the last window. A new scheduler has seen none, and learns within one window."""
 
     def __init__(self, window_s: float = WINDOW_S) -> None:
         self._window_s = window_s
@@ -63,7 +62,7 @@ class ArrivalWindow:
         self._count = 0
 
     def observe(self, total: int, now_s: float) -> None:
-        """`total` calls ever. Less than before: a gateway has gone, and its calls with it."""
+        """Takes the total number of calls so far. It falls when a gateway has gone, and its calls with it."""
         arrived = total - self._total if self._total is not None else 0
         self._total = total
         if arrived > 0:
@@ -71,7 +70,7 @@ class ArrivalWindow:
             self._count += arrived
 
     def predicted(self, now_s: float) -> int:
-        """The most calls that the next window is expected to bring: as many as the last one brought."""
+        """The number of calls expected in the next window: as many as in the last."""
         while self._seen and self._seen[0][0] <= now_s - self._window_s:
             self._count -= self._seen.popleft()[1]
         return self._count
@@ -80,7 +79,7 @@ class ArrivalWindow:
 def workers_needed(
     *, queued: int, running: int, predicted: int, call_s: float, spec: FunctionSpec, window_s: float = WINDOW_S
 ) -> int:
-    """Workers that these calls would keep busy: waiting, running, and on average those that are predicted.
+    """The number of workers for the queued and running calls and, on average, the predicted ones.
 
     What runs is part of what was predicted a window ago, so the larger of the two counts, and all that waits. Of the
     average, whole calls count: a few short ones find their place between the others.
@@ -90,7 +89,8 @@ def workers_needed(
 
 
 def consolidation_count(*, group: int, full: int, needed: int, others: int) -> int:
-    """How many of a group's workers become whole: one (scale down), or as many as are needed beside the `others`.
+    """The number of a group's workers that become whole: one (scale down), or as many as are needed beside the
+    `others`.
 
     `others` are whole workers that there are or that are promised by other groups; `full` of the group have memory
     for it. The first stages grow: they have the memory, and the head keeps its streams.

@@ -1,7 +1,6 @@
-"""What a start, its first answer and later calls teach the planner: measures and an observation in, measures out.
+"""Calibration of the planner: reads observations from statuses, plans and reports. Estimates in, estimates out. Pure.
 
-`learner` brings the observations and keeps the measures. How an estimate changes is `planner.measures`' affair; this
-knows where in statuses, plans and reports the observations stand.
+`calibrator` collects the observations and stores the estimates; `planner.estimates` updates them.
 """
 
 from __future__ import annotations
@@ -36,13 +35,13 @@ Measures = tuple[NodeMeasures, VersionMeasures]
 
 
 def stage_of(plan: Plan, order: WorkerOrder) -> StagePlan | None:
-    """What was planned for this worker; None if the plan is of something else."""
+    """The plan of this worker's stage; None if the plan has no such stage."""
     index = order.stage.index if order.stage is not None else 0
     return plan.stages[index] if index < len(plan.stages) else None
 
 
 def sharers(view: View, order: WorkerOrder) -> int:
-    """Checkpoints that its node fetched at about the same time, its own included."""
+    """Number of checkpoints that the node fetched at about the same time, the worker's own included."""
     others = {
         other.spec.weights
         for other in view.orders.values()
@@ -59,8 +58,8 @@ def _starts(view: View, order: WorkerOrder) -> bool:
 def start_seen(
     status: WorkerStatus, stage: StagePlan, bytes_per_s: Mapping[str, float], sharers: int, *, alone: bool
 ) -> StartObservation:
-    """A start that got ready. What the node itself measured (`bytes_per_s`) is better than bytes by time, unless others
-    had their share of the link. `alone` is False of a stage, whose `load` also waits for the other stages.
+    """The observation of a start that succeeded. The node's own bandwidth (`bytes_per_s`) is better than bytes by time,
+    unless other fetches shared the link. `alone` is False for a stage, whose `load` also waits for the other stages.
     """
     source = _source(stage)
     seen = start_observation(
@@ -77,7 +76,7 @@ def start_seen(
 
 
 def _source(stage: StagePlan) -> Literal["store", "disk"] | None:
-    """Where all of its bytes came from; None if they came from both, which tells nothing of either."""
+    """The source of the stage's bytes; None if they came from both, which measures neither."""
     if stage.store_bytes == stage.missing_bytes:
         return "store"
     return "disk" if stage.store_bytes == 0 else None
@@ -93,18 +92,18 @@ def learn_start(
 
 
 def ready_s(status: WorkerStatus, version: VersionMeasures) -> float:
-    """What this start took by the formula that it was planned with (eq. 5), with its own times put in."""
+    """Duration of a start by the formula that it was planned with (eq. 5), from its own measured times."""
     seen = start_observation(status.timeline, warm=status.start == "warm")
     own_s = (seen.start_s or 0.0) + (seen.device_s or 0.0) + version.library_s.value
     return max(own_s, seen.fetch_s or 0.0)
 
 
 class StartSample(NamedTuple):
-    """What getting ready took of a start, as its slowest stage has it."""
+    """The measured time to ready of a start, of its slowest stage."""
 
     took_s: float
     shared: bool
-    """Whether other starts fetched over a link of its meanwhile."""
+    """Whether other starts shared one of its links."""
 
     def with_stage(self, took_s: float, sharers: int) -> StartSample:
         return StartSample(max(self.took_s, took_s), self.shared or sharers > 1)
@@ -116,7 +115,7 @@ NOT_YET = StartSample(took_s=0.0, shared=False)
 def learn_outcome(
     version: VersionMeasures, plan: Plan, outcome: StartOutcome, readied: StartSample | None
 ) -> VersionMeasures:
-    """As much as clocks of two machines tell."""
+    """Learns from a first answer. The times are by the clocks of two machines, and impossible ones are ignored."""
     observed_s = (outcome.first_byte_unix_ms - plan.decided_unix_ms) / 1000
     if observed_s <= 0 or not plan.decided_unix_ms or not plan.stages:
         return version
@@ -137,7 +136,7 @@ def _kind(plan: Plan) -> Kind:
 
 
 def learn_speed(version: VersionMeasures, speed: Speed) -> VersionMeasures:
-    """A pipeline's stages together do what the whole model does: what is more, its hops take."""
+    """Learns from mean call latencies. What a pipeline takes beyond the whole model's time is spent on its hops."""
     return observe_generation(
         version,
         prefill_s=speed.prefill_s,
@@ -149,15 +148,15 @@ def learn_speed(version: VersionMeasures, speed: Speed) -> VersionMeasures:
 
 
 class SpeedTracker:
-    """Which calls of the nodes' reports were learned from: a report repeats itself until there are new ones."""
+    """Tracks the calls in node reports that were learned from: reports repeat latencies until there are new calls."""
 
     def __init__(self, reports: Iterable[NodeReport] = ()) -> None:
-        """What these say, somebody else has learned."""
+        """`reports`: already learned from, by another scheduler."""
         self._calls: dict[tuple[NodeId, str, str], int] = {}
         self.news(reports)
 
     def news(self, reports: Iterable[NodeReport]) -> list[tuple[VersionKey, Speed]]:
-        """Speeds that have calls which were not there before. Forgets what no report tells any more."""
+        """The latencies that include new calls. Forgets versions that no report has any more."""
         found: list[tuple[VersionKey, Speed]] = []
         calls: dict[tuple[NodeId, str, str], int] = {}
         for report in reports:
@@ -171,8 +170,9 @@ class SpeedTracker:
 
 
 def outdated(view: View) -> list[str]:
-    """Fields of the measures that nobody will plan with: of nodes that were removed, of versions that are neither
-    in service nor called nor ordered."""
+    """Fields of fs:measures that are no longer needed: of removed nodes, and of versions that are neither in service
+    nor
+    called nor ordered."""
     live = {
         VersionKey(record.name, version) for record in view.functions.values() for version in tracked_versions(record)
     }

@@ -1,7 +1,7 @@
-"""Lets the planner learn, in the controller that schedules: hears of starts and answers, keeps the measures in Redis.
+"""Calibrates the planner in the scheduling controller: collects starts and answers, stores the estimates in Redis.
 
-Nothing waits for it, and losing what it was about to learn costs one sample. Writes are fenced like the scheduler's,
-and what must count once has a mark in Redis, so that a new scheduler neither forgets nor learns anything twice.
+Nothing waits for it, and a lost observation costs one sample. Writes are fenced like the scheduler's, and an
+observation that must count once has a mark in Redis, so that a new scheduler learns nothing twice.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ from .leader import PLAN_KEPT_S
 log = logging.getLogger(__name__)
 
 EVERY_S = 1.0
-"""As often as nodes report."""
+"""Interval of learning: that of the nodes' reports."""
 PRUNE_EVERY = 60
 """Rounds."""
 OUTCOMES_AT_ONCE = 100
 STARTS_HELD = 1000
-"""Whose first answer has not ended. A start that nobody calls has none."""
+"""Starts held until their first answer has ended. A start without calls has none."""
 LEARNED_KEPT_S = PLAN_KEPT_S + 3600
-"""Longer than the plan, without which nothing is learned: so that it is not learned again."""
+"""Expiry of the marks, later than the plan's: without a plan nothing is learned, so nothing is learned twice."""
 
 
 class Calibrator:
@@ -61,11 +61,11 @@ class Calibrator:
         self._fence = fence
         self._script = Script(state.client, "save_estimates")
         self._ready: dict[WorkerId, WorkerStatus] = {}
-        """That nobody may have learned from yet."""
+        """Ready workers that may not have been learned from."""
         self._speeds = SpeedTracker()
         self._led_with = 0
         self._readied: OrderedDict[WorkerId | PipelineId, StartSample] = OrderedDict()
-        """Until the start's outcome is known."""
+        """Times to ready, until the start's outcome is known."""
         self._plans = msgspec.json.Decoder(Plan)
         self._wake = asyncio.Event()
         state.view.on_worker(self._heard)
@@ -90,7 +90,7 @@ class Calibrator:
                 if rounds % PRUNE_EVERY == 0:
                     await self._prune()
             except REDIS_ERRORS as error:
-                log.debug("what was observed waits for redis", extra={"error": str(error)})
+                log.debug("observations cannot be stored: redis is unavailable", extra={"error": str(error)})
 
     async def _learn(self) -> None:
         if self._led_with != self._fence():
@@ -164,7 +164,7 @@ class Calibrator:
             self._readied.popitem(last=False)
 
     async def _note_whole(self, order: WorkerOrder, plan: Plan, whole_unix_ms: int) -> None:
-        """In the plan, for each worker of the start: what it cost is known now."""
+        """Writes the time of consolidation into the plan of each worker of the start, so that its cost is known."""
         if plan.whole_unix_ms:
             return
         raw = msgspec.json.encode(msgspec.structs.replace(plan, whole_unix_ms=whole_unix_ms))
@@ -175,7 +175,7 @@ class Calibrator:
             await pipe.execute()
 
     def _version(self, key: VersionKey) -> VersionMeasures | None:
-        """As known so far; None of a version that this controller does not know."""
+        """A version's current estimates; None if this controller does not know the version."""
         known, record = self._view.version_measures.get(key), self._view.versions.get(key)
         if known is None and record is not None:
             return version_prior(record.segment_bytes)
@@ -185,7 +185,8 @@ class Calibrator:
         return self._plans.decode(raw) if raw else None
 
     async def _keep(self, once: str | None, measures: Mapping[str, NodeMeasures | VersionMeasures]) -> None:
-        """In Redis, and in the view at once. `once` is the mark of what must not be learned twice."""
+        """Stores estimates in Redis, and in the view at once. `once` is the mark of an observation that must count
+        once."""
         raw = {field.encode(): msgspec.json.encode(value) for field, value in measures.items()}
         if await self._write(once, raw):
             nodes, versions = read_measures(raw)
@@ -206,10 +207,10 @@ class Calibrator:
 
 
 def _start(order: WorkerOrder) -> WorkerId | PipelineId:
-    """What the stages of one start have in common."""
+    """The identity of a start, which its stages share."""
     return order.stage.pipeline if order.stage is not None else order.worker
 
 
 def _stands_for_its_start(order: WorkerOrder) -> bool:
-    """Calls of a helper that has grown come long after its pipeline's first token."""
+    """Whether a worker's calls show its start's TTFT; not those of a consolidated helper, which come long after it."""
     return order.stage is None or order.stage.index == 0

@@ -1,6 +1,6 @@
-"""What a deploy would come to before anything is sent: where it can run, how quickly it would wake, what a call costs.
+"""The forecast of a deploy (`fs deploy --dry-run`): nodes, cold start time and cost.
 
-The planner's own answer for a cold start now, with what was learned of the function's live version, if it has one.
+The planner's result for a cold start now, with the estimates of the function's live version, if it has one.
 """
 
 from __future__ import annotations

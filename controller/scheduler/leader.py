@@ -1,4 +1,4 @@
-"""The scheduler's lease, and its fenced writes: refused as soon as another one schedules."""
+"""Leader lease of the scheduler, and its fenced writes, which are rejected once another controller schedules."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from ..state.view import View
 from .reconcile import Step
 
 PLAN_KEPT_S = 24 * 3600
-"""As long as traces."""
+"""Expiry of plans, the same as that of traces."""
 LEADER_LEASE_MS = 2_000
-"""Four renewals long: a busy machine keeps its scheduler, a dead one is replaced within two seconds."""
+"""Length of the lease, four renewals: a busy machine keeps its scheduler, a dead one is replaced within two seconds."""
 
 
 class LeaderLease:
     def __init__(self, client: redis.Redis, view: View, writes: asyncio.Lock) -> None:
-        """`writes` keeps full reads of the view out while something is written."""
+        """`writes`: lock that keeps a full resync of the view out during a write."""
         self.view = view
         self._client = client
         self._writes = writes
-        self._lead = Script(client, "leader_lease")
-        self._schedule = Script(client, "apply_step")
+        self._lease = Script(client, "leader_lease")
+        self._apply = Script(client, "apply_step")
 
-    async def lead(self, gateway: str, fence: int) -> int:
-        """Takes or renews the scheduler's lease; the fence to write with, 0 if another one schedules."""
-        answer = await self._lead([keys.LEADER, keys.FENCE], [gateway, LEADER_LEASE_MS, fence])
+    async def acquire_or_renew(self, gateway: str, fence: int) -> int:
+        """Acquires or renews the lease. Returns the fencing token for writes, 0 if another controller schedules."""
+        answer = await self._lease([keys.LEADER, keys.FENCE], [gateway, LEADER_LEASE_MS, fence])
         self.view.leader = answer[1].decode()
         return int(answer[0])
 
-    async def stop(self, gateway: str) -> None:
-        await self._lead([keys.LEADER, keys.FENCE], [gateway, 0, 0])
+    async def release(self, gateway: str) -> None:
+        await self._lease([keys.LEADER, keys.FENCE], [gateway, 0, 0])
 
     async def write(self, step: Step, fence: int) -> bool:
-        """Carries a step out in Redis and in the view; False if the fence is old, and nothing was written."""
+        """Writes a step to Redis and to the view; False, and nothing is written, if the fencing token is old."""
         names: list[str] = [keys.FENCE]
         args: list[str | bytes | int] = [fence]
         for key, failure in step.failures:
@@ -58,7 +58,7 @@ class LeaderLease:
         if len(names) == 1:
             return True
         async with self._writes:
-            if not await self._schedule(names, args):
+            if not await self._apply(names, args):
                 return False
             self._written(step)
         await self._keep_plans(step)

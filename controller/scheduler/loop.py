@@ -1,4 +1,4 @@
-"""The scheduler's shell: holds the lease, runs a reconcile step whenever something changed, writes what it wants.
+"""The scheduler's loop: holds the leader lease, runs a reconcile step on each change, and writes its result.
 
 Every controller runs one; only the one with the lease steps. It wakes on any change of the view, so that demand
 becomes an order within a millisecond or two, and on a tick for what time alone changes.
@@ -31,21 +31,21 @@ ABANDONED_EVERY_S = 5.0
 
 class Scheduler:
     def __init__(
-        self, gateway: str, leading: LeaderLease, ledger: LedgerWriter, seal: Callable[[WorkerOrder], WorkerOrder]
+        self, gateway: str, lease: LeaderLease, ledger: LedgerWriter, seal: Callable[[WorkerOrder], WorkerOrder]
     ) -> None:
-        """`seal` puts into an order what only its node may read."""
+        """`seal` adds secrets to an order, encrypted for its node."""
         self._gateway = gateway
-        self._leading = leading
-        self._view = leading.view
+        self._lease = lease
+        self._view = lease.view
         self._ledger = ledger
         self._seal = seal
         self._wake = asyncio.Event()
         self._reconciler = Reconciler()
         self.fence = 0
-        """0: another one schedules, or nobody knows."""
+        """Fencing token; 0 while another controller schedules, or it is not known which."""
         self.unplaced: dict[VersionKey, ErrorInfo] = {}
-        """Versions for whose workers the last step found no room, and why."""
-        leading.view.on_change(self._wake.set)
+        """Versions whose workers the last step could not place, with the reason."""
+        lease.view.on_change(self._wake.set)
 
     def wake(self) -> None:
         self._wake.set()
@@ -54,19 +54,19 @@ class Scheduler:
         await run_all(self._hold_lease(), self._steps(), self._close_abandoned())
 
     async def release(self) -> None:
-        """Hands the lease to whoever asks next."""
+        """Gives the lease up, so that another controller can schedule at once."""
         if self.fence:
             self.fence = 0
-            await self._leading.stop(self._gateway)
+            await self._lease.release(self._gateway)
 
     async def _hold_lease(self) -> None:
         while True:
             try:
                 async with asyncio.timeout(RENEW_S * 2):
-                    fence = await self._leading.lead(self._gateway, self.fence)
+                    fence = await self._lease.acquire_or_renew(self._gateway, self.fence)
                 self._take(fence)
             except REDIS_ERRORS:
-                pass  # while nobody can write, nobody else can lead; a stale fence is refused anyway
+                pass  # without Redis no other controller can lead; a stale fence is rejected anyway
             await asyncio.sleep(RENEW_S)
 
     def _take(self, fence: int) -> None:
@@ -93,7 +93,7 @@ class Scheduler:
             try:
                 again_unix_ms = await self._step()
             except REDIS_ERRORS as error:
-                log.warning("orders wait for redis", extra={"error": str(error)})
+                log.warning("orders cannot be written: redis is unavailable", extra={"error": str(error)})
                 wait_s = 0.1
                 continue
             if again_unix_ms is not None:
@@ -102,12 +102,12 @@ class Scheduler:
     async def _step(self) -> int | None:
         step = self._reconciler.step(self._view, now_ns=time.monotonic_ns(), now_unix_ns=time.time_ns())
         step.orders = [self._seal(order) for order in step.orders]
-        if not await self._leading.write(step, self.fence):
-            log.warning("a stale scheduler's orders were refused", extra={"fence": self.fence})
+        if not await self._lease.write(step, self.fence):
+            log.warning("orders were rejected: another controller schedules", extra={"fence": self.fence})
             self.fence = 0
             return None
         self.unplaced = step.unplaced
-        _tell(step)
+        _log_step(step)
         return step.again_unix_ms
 
     async def _close_abandoned(self) -> None:
@@ -118,7 +118,7 @@ class Scheduler:
                     await self._ledger.close_abandoned(time.time_ns() // 1_000_000)
 
 
-def _tell(step: Step) -> None:
+def _log_step(step: Step) -> None:
     for order in step.orders:
         log.info(
             "worker ordered" if order.wanted == "run" else "worker drained",

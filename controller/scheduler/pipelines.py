@@ -1,8 +1,8 @@
-"""What becomes of the pipelines that were ordered: their stages learn of each other, and go when nobody needs them.
+"""Pipelines: updates the orders of their stages with each other's addresses, consolidates them, drains unneeded ones.
 
-A pipeline is the orders that name it. Its first stage stands for it: that one is counted, called, and made whole.
-The others are helpers, and are drained once the first is whole, or at once if it is gone: half a pipeline serves
-nobody. Where more workers are wanted, helpers grow into them instead (HydraServe section 6.1). Pure: orders and
+A pipeline is the set of orders that name it. Its first stage represents it: it is counted, called, and made whole. The
+others are helpers, and are drained once the first is whole, or at once if it is gone: part of a pipeline can serve no
+calls. Where more workers are needed, helpers become whole workers instead (HydraServe section 6.1). Pure: orders and
 statuses in, changed orders out.
 """
 
@@ -25,7 +25,7 @@ def update_pipelines(
     lost: frozenset[WorkerId],
     now_unix_ns: int,
 ) -> list[WorkerOrder]:
-    """Orders that must be written anew. `lost` are workers whose node is gone."""
+    """The orders that change. `lost`: workers whose node is gone."""
     pipelines: dict[PipelineId, list[WorkerOrder]] = defaultdict(list)
     for order in orders:
         if order.stage is not None:
@@ -48,7 +48,7 @@ def _tend_one(
 
     first = next((order for order in stages if order.stage is not None and order.stage.index == 0), None)
     first_status = statuses.get(first.worker) if first is not None else None
-    # One that is drained still has calls, and they need its pipeline.
+    # A draining first stage still has calls, which need its pipeline.
     needed = first is not None and not over(first) and not (first_status is not None and first_status.whole)
     links = _links([order for order in stages if order.worker not in lost], statuses)
     here = {order.stage.index for order in stages if order.stage is not None and not over(order)}
@@ -60,16 +60,16 @@ def _tend_one(
         if helps and not needed and not _still_grows(order, now_unix_ns):
             changed.append(msgspec.structs.replace(order, wanted="drain", ordered_unix_ns=now_unix_ns))
         elif needed:
-            told = msgspec.structs.replace(
+            updated = msgspec.structs.replace(
                 order, peers=_merged(order.peers, links, here), relayed=_relayed(order, stages, statuses)
             )
-            if told != order:
-                changed.append(msgspec.structs.replace(told, ordered_unix_ns=now_unix_ns))
+            if updated != order:
+                changed.append(msgspec.structs.replace(updated, ordered_unix_ns=now_unix_ns))
     return changed
 
 
 def _still_grows(order: WorkerOrder, now_unix_ns: int) -> bool:
-    """A helper on its way to a worker of its own, for no longer than a worker may take to start."""
+    """Whether a helper is becoming a whole worker, for no longer than a worker may take to start."""
     return order.grow and now_unix_ns - order.ordered_unix_ns < order.spec.start_timeout_s * 1e9
 
 
@@ -82,7 +82,7 @@ def consolidation_orders(
     memory_bytes: int,
     now_unix_ns: int,
 ) -> list[WorkerOrder]:
-    """Orders by which up to `count` helpers become whole workers: those that have a whole worker's memory."""
+    """Orders by which up to `count` helpers with a whole worker's memory become whole workers."""
     found = []
     for order in sorted(orders, key=lambda order: order.stage.index if order.stage is not None else 0):
         status = statuses.get(order.worker)
@@ -94,7 +94,7 @@ def consolidation_orders(
 
 
 def _links(stages: list[WorkerOrder], statuses: Mapping[WorkerId, WorkerStatus]) -> dict[int, str]:
-    """Where each stage of which that is known can be reached."""
+    """The known addresses of stages."""
     found: dict[int, str] = {}
     for order in stages:
         status = statuses.get(order.worker)
@@ -106,7 +106,7 @@ def _links(stages: list[WorkerOrder], statuses: Mapping[WorkerId, WorkerStatus])
 def _relayed(
     order: WorkerOrder, stages: list[WorkerOrder], statuses: Mapping[WorkerId, WorkerStatus]
 ) -> tuple[int, ...]:
-    """Stages that found no way to this one but the object store. What was told stays told."""
+    """Stages that reach this one through the object store only. Entries are never removed."""
     found = set(order.relayed)
     for other in stages:
         status = statuses.get(other.worker)
@@ -116,6 +116,6 @@ def _relayed(
 
 
 def _merged(peers: tuple[str, ...], links: Mapping[int, str], here: Set[int]) -> tuple[str, ...]:
-    """A link that was told stays told: the nodes connected to it, and do not again. A stage that is gone before it
-    told of its own is waited for by nobody."""
+    """Addresses of the peers. A known one stays: the nodes have connected to it, and do not again. A stage that ended
+    before it reported one is marked as absent."""
     return tuple(known or links.get(index, "" if index in here else NO_PEER) for index, known in enumerate(peers))

@@ -1,4 +1,4 @@
-"""Cold starts as the planner sees them: the view as its cluster, its plan as orders."""
+"""Planning of cold starts: converts the view to the planner's cluster, and its plan to orders."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from ..state.view import View
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IdSource:
-    """What a plan does not say of its orders, and nobody may guess."""
+    """Generators of ids and pipeline secrets, random so that they cannot be guessed."""
 
     worker: Callable[[], WorkerId]
     pipeline: Callable[[], PipelineId]
@@ -66,7 +66,7 @@ def request_of(
     others: FleetMeasures = NO_OTHERS,
     waited_s: float = 0.0,
 ) -> PlanRequest:
-    """For so many whole workers in the end, if it becomes a pipeline. `others`: what all versions together show."""
+    """The planner's request for so many whole workers. `others`: estimates over all versions."""
     spec = record.spec
     measures = with_fleet_measures(measures_of(view, key, record), others)
     return PlanRequest(
@@ -86,7 +86,7 @@ def request_of(
 
 
 def plan_start(request: PlanRequest, cluster: Cluster, now_s: float) -> Plan:
-    """If what was promised to a call that has waited cannot be kept any more, what those after it are promised can."""
+    """Plans a start. If it cannot meet the SLO of a call that has waited, it is planned for the calls after it."""
     chosen = make_plan(request, cluster, now_s)
     if request.waited_s and not chosen.meets_slo and chosen.error is None:
         return make_plan(dataclasses.replace(request, waited_s=0.0, patient=False), cluster, now_s)
@@ -94,7 +94,7 @@ def plan_start(request: PlanRequest, cluster: Cluster, now_s: float) -> Plan:
 
 
 def cluster_of(view: View, shapes: dict[CheckpointId, CheckpointLayout], now_ns: int, now_unix_ns: int) -> Cluster:
-    """The nodes that are there, with what was ordered on them. `shapes` remembers those of checkpoints."""
+    """The live nodes with the orders on them. `shapes` caches the layouts of checkpoints."""
     seen: dict[NodeId, list[OrderState]] = defaultdict(list)
     for order in view.orders.values():
         key = VersionKey(order.spec.name, order.version)
@@ -135,9 +135,9 @@ def layout_in(shapes: dict[CheckpointId, CheckpointLayout], record: VersionRecor
 
 
 def orders_of(plan: Plan, record: VersionRecord, ids: IdSource, *, grow: int, now_unix_ns: int) -> list[WorkerOrder]:
-    """One a stage, the first first; the first `grow` become whole workers once the pipeline serves.
+    """The orders of a plan, one a stage; the first `grow` become whole workers once the pipeline serves.
 
-    Those that the plan gives less than a whole worker's memory are held to it (HydraServe section 4.1).
+    Stages that are planned with less than a whole worker's memory are limited to it (HydraServe section 4.1).
     """
     count = len(plan.stages)
     cuts = tuple((stage.first, stage.end) for stage in plan.stages)
@@ -162,7 +162,7 @@ def orders_of(plan: Plan, record: VersionRecord, ids: IdSource, *, grow: int, no
 
 
 def reserve(cluster: Cluster, plan: Plan, orders: list[WorkerOrder], request: PlanRequest, now_ns: int) -> None:
-    """The cluster after these were ordered, for the next decision of the same step."""
+    """Enters orders into the cluster, for the next decision of the same step."""
     for stage, order in zip(plan.stages, orders, strict=True):
         state = cluster[stage.node]
         cluster.put(with_stage(state, stage, order.worker, request.checkpoint, now_ns / 1e9))
@@ -177,4 +177,4 @@ def _with_memory(spec: FunctionSpec, memory_bytes: int) -> FunctionSpec:
 
 
 UNPLACED_NS = 10_000_000_000
-"""How long calls wait for a node to have room, or to come back: a restarted node needs a second or two."""
+"""Time that calls wait for a node with room, or for a node to come back: a restart takes a second or two."""

@@ -1,8 +1,8 @@
-"""One step of the scheduler: the view and `now` in, writes out.
+"""Reconciliation, one step of the scheduler: the view and `now` in, writes out. Pure.
 
-Goes through every version that is live, ordered or called, asks autoscale how many workers it needs, pool what
-to do about the difference, and the planner where, alone or as a pipeline. Touches nothing: `scheduler` carries the
-writes out.
+For every version that is live, ordered or called: `autoscaler` computes the desired workers, `worker_pool` decides
+about
+the difference, and the planner places new ones, as single workers or pipelines. `loop` carries the writes out.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ from .worker_pool import Decision, Member, decide
 
 NO_LOAD = FunctionLoad(0, 0)
 WAITED_LEAST_S = 0.05
-"""Less is what demand takes to get here."""
+"""Minimum waiting time that counts: less is the latency of load reports."""
 
 
 @dataclass(slots=True)
 class Step:
-    """What one step wants written, in this order."""
+    """The writes of one step, in this order."""
 
     failures: list[tuple[VersionKey, Failure | None]] = field(default_factory=list)
-    """None clears the record."""
+    """Records of failed starts; None clears the record."""
     orders: list[WorkerOrder] = field(default_factory=list)
     taken_back: list[WorkerOrder] = field(default_factory=list)
     unplaced: dict[VersionKey, ErrorInfo] = field(default_factory=dict)
     plans: dict[WorkerId, Plan] = field(default_factory=dict)
-    """Why each new worker is where it is; the stages of a pipeline share theirs."""
+    """The plan of each new worker; the stages of a pipeline share one."""
     again_unix_ms: int | None = None
 
     def soonest(self, unix_ms: int | None) -> None:
@@ -57,7 +57,8 @@ class Step:
 
 
 class Reconciler:
-    """Owns the autoscaling windows, the only memory that the scheduler has; losing it costs nothing but warmth."""
+    """Reconciles versions. Owns the autoscaling windows, the scheduler's only state: losing it costs some warm
+    workers."""
 
     def __init__(self, ids: IdSource = NEW_IDS) -> None:
         self._windows: dict[VersionKey, KeepAliveWindow] = {}
@@ -74,7 +75,7 @@ class Reconciler:
         room = _Room(view, lambda: cluster_of(view, self._shapes, now_ns, now_unix_ns))
         keys = {VersionKey(name, version) for name, record in view.functions.items() for version in needed_of(record)}
         called = {key for text in loads if (key := parse_version_key(text)) is not None}
-        for key in sorted(keys | called | orders.keys(), key=lambda key: _turn(key, loads)):
+        for key in sorted(keys | called | orders.keys(), key=lambda key: _start_order(key, loads)):
             load = loads.get(str(key), NO_LOAD)
             self._version(step, view, room, key, load, orders.get(key, []), now_ns, now_unix_ns)
         for gone in self._windows.keys() - keys - called - orders.keys():
@@ -129,8 +130,9 @@ class Reconciler:
         failure: Failure | None,
         now_ns: int,
     ) -> int:
-        """An old version gets what its calls need and no keep-alive; a failing one no more than calls ask for now;
-        one that is being tried a worker to be tried on."""
+        """Desired workers. Out of service: current demand, no keep-alive. After failed starts: no more than current
+        demand.
+        In a rollout: at least one."""
         function = view.functions.get(key.name)
         need = self._needed(key, load, spec, now_ns / 1e9) if function is not None else 0
         if function is not None and function.rollout is not None and function.rollout.version == key.version:
@@ -150,8 +152,8 @@ class Reconciler:
         return desired
 
     def _needed(self, key: VersionKey, load: FunctionLoad, spec: FunctionSpec, now_s: float) -> int:
-        """What lately came is expected to come again, as long as there are calls at all: idle workers are kept by
-        the keep-alive alone."""
+        """Workers needed now. Recent arrivals count as long as there are calls at all: idle workers are kept by the
+        keep-alive alone."""
         arrivals = self._arrivals.setdefault(key, ArrivalWindow())
         arrivals.observe(load.arrived, now_s)
         if not load.queued + load.running:
@@ -202,8 +204,9 @@ class Reconciler:
         missing: int,
         now_unix_ns: int,
     ) -> int:
-        """As the orders are after what was decided above, so that a pipeline goes together. Of the workers that are
-        missing, how many its helpers will be."""
+        """Updates the version's pipeline orders after the scaling decision, so that all stages stop together. Returns
+        how
+        many missing workers are covered by stages that become whole."""
         if all(order.stage is None for order in orders):
             return 0
         changed = {order.worker: order for order in step.orders}
@@ -232,7 +235,8 @@ class Reconciler:
         now_ns: int,
         now_unix_ns: int,
     ) -> None:
-        """Alone, or in groups of which as many become whole workers as are wanted (HydraServe section 6.1)."""
+        """Orders new workers, single or in groups of which as many become whole as are needed (HydraServe section
+        6.1)."""
         while count > 0:
             request = request_of(view, key, record, min(count, SIZE_USUAL), others=room.others, waited_s=waited_s)
             chosen = plan_start(request, room.cluster, now_ns / 1e9)
@@ -252,7 +256,7 @@ class Reconciler:
 
 
 class _Room:
-    """What a step's starts are planned with; made when the first asks for it: most steps start nothing."""
+    """The cluster that a step's starts are planned on, made on first use: most steps start nothing."""
 
     def __init__(self, view: View, make: Callable[[], Cluster]) -> None:
         self._view = view
@@ -267,13 +271,13 @@ class _Room:
         return fleet_measures(self._view.version_measures.values())
 
 
-def _turn(key: VersionKey, loads: Mapping[str, FunctionLoad]) -> tuple[float, VersionKey]:
-    """Those whose calls came first are started first."""
+def _start_order(key: VersionKey, loads: Mapping[str, FunctionLoad]) -> tuple[float, VersionKey]:
+    """Sort key of versions: that with the oldest waiting call starts first."""
     return loads.get(str(key), NO_LOAD).oldest_unix_ms or math.inf, key
 
 
 def _waited_s(load: FunctionLoad, members: list[Member], now_unix_ns: int) -> float:
-    """How long the call that a start is for has waited already: what starts before it is for those who came before."""
+    """Time that the call behind a start has waited; 0 if another worker is starting, which serves the earlier calls."""
     starting = any(m.wanted == "run" and m.state in (None, "starting") and not (m.lost or m.helper) for m in members)
     if starting or not load.oldest_unix_ms:
         return 0.0

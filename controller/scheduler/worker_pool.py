@@ -1,9 +1,9 @@
-"""The state machine of one version's workers: what is there and what is wanted in, orders out.
+"""The state machine of one version's workers: existing and desired workers in, decisions out. Pure.
 
-Nothing is remembered here: members follow from orders and statuses, failed starts from their record, so a new
-scheduler decides as the old one would have. Backoff keeps a version that cannot start from costing; after three
-failed starts in a row it is *broken*, and its callers get the start's own error, until a minute has passed and
-somebody calls again (half-open), or it is deployed again.
+No state is kept: members follow from orders and statuses, failed starts from their record, so a new scheduler decides
+as the old one would have. Starts back off after failures; after three in a row the version is *broken* (an open circuit
+breaker), and its callers get the start's own error, until a minute has passed and a call comes (half-open), or it is
+deployed again.
 """
 
 from __future__ import annotations
@@ -23,60 +23,62 @@ FAILURES_TO_BREAK = 3
 BACKOFF_FIRST_MS = 500
 BACKOFF_LONGEST_MS = 30_000
 HALF_OPEN_MS = 60_000
-"""Long enough that a broken version costs next to nothing, short enough that a cured cause is found out."""
+"""Time until a broken version is tried again: long enough to cost next to nothing, short enough to notice a fix."""
 START_SLACK_MS = 5_000
-"""The node ends a late start itself and knows more about it; we step in only when it does not."""
+"""Grace beyond the start timeout: the node ends a late start itself, with a better error."""
 DRAIN_SLACK_MS = 60_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
-    """One worker that was ordered for the version."""
+    """An ordered worker of the version."""
 
     worker: WorkerId
     wanted: Literal["run", "drain"]
     ordered_unix_ms: int
     state: WorkerState | None = None
-    """None: its node has not answered the order yet."""
+    """State by its status; None until its node has answered the order."""
     lost: bool = False
-    """Its node died, or was started again since."""
+    """Whether its node died, or was restarted since."""
     served: bool = False
-    """Whether it was ready at some time: its end is then no failed start."""
+    """Whether it was ever ready: then its end is no failed start."""
     ready_unix_ms: int = 0
     running: int = 0
     error: ErrorInfo | None = None
     helper: bool = False
-    """Whether it is a stage that works for another member: its end is that member's affair, and it is not counted,
-    unless it grows into a worker of its own."""
+    """Whether it is a helper stage of another member: its end is handled with that member, and it is not counted unless
+    it becomes a whole worker."""
     grows: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
+    """Changes to the version's orders."""
+
     start: int = 0
     drain: tuple[WorkerId, ...] = ()
     take_back: tuple[WorkerId, ...] = ()
     failure: Failure | None = None
-    """A record to write."""
+    """Record of a failed start, to be written."""
     clear_failure: bool = False
     again_unix_ms: int | None = None
-    """When the backoff ends and this wants deciding again."""
+    """End of the backoff, when the version must be decided again."""
 
 
 def broken(failure: Failure | None, now_unix_ms: int) -> bool:
-    """Whether starts are given up for now."""
+    """Whether the version is broken, so that no start is tried."""
     return (
         failure is not None and failure.count >= FAILURES_TO_BREAK and now_unix_ms < failure.last_unix_ms + HALF_OPEN_MS
     )
 
 
 def backoff_ms(count: int) -> int:
-    """How long to wait after `count` failed starts in a row."""
+    """Delay after `count` failed starts in a row."""
     return int(min(BACKOFF_FIRST_MS * 2 ** min(count - 1, 16), BACKOFF_LONGEST_MS))
 
 
 def failure_after(failure: Failure | None, error: ErrorInfo, now_unix_ms: int) -> Failure:
-    """One more failed start. What the caller alone can mend (4xx) is not tried three times: it would fail again."""
+    """The record after another failed start. Errors of the deploy (4xx) are not retried: they would fail again."""
     count = (failure.count if failure else 0) + 1
     if error_from(error).status < 500:
         count = max(count, FAILURES_TO_BREAK)
@@ -122,7 +124,7 @@ def decide(
 
 
 def _starts(missing: int, alive: Sequence[Member], failure: Failure | None, now_unix_ms: int) -> tuple[int, int | None]:
-    """How many to order now, and when to ask again. After a failure one worker goes ahead and shows."""
+    """The number of workers to order now, and when to decide again. After a failure one worker is tried first."""
     if missing <= 0:
         return 0, None
     if failure is None:
@@ -138,7 +140,7 @@ def _starts(missing: int, alive: Sequence[Member], failure: Failure | None, now_
 
 
 def _surplus(alive: Sequence[Member], count: int) -> tuple[WorkerId, ...]:
-    """Those that are missed least: not ready yet, then idle, then the youngest."""
+    """The workers to drain: not ready ones first, then idle ones, then the youngest."""
     if count <= 0:
         return ()
     order = sorted(alive, key=lambda m: (m.state == "ready", m.running, -m.ordered_unix_ms, m.worker))
@@ -152,13 +154,13 @@ def _late(member: Member, spec: FunctionSpec, now_unix_ms: int) -> bool:
 
 
 def _stuck(member: Member, spec: FunctionSpec, now_unix_ms: int) -> bool:
-    """Told to drain, and not gone long after its last call must have ended: an order away ends it."""
+    """Whether a draining worker has not ended long after its last call must have: deleting its order ends it."""
     limit_ms = spec.timeout_s * 1000 + DRAIN_SLACK_MS
     return member.wanted == "drain" and now_unix_ms - member.ordered_unix_ms > limit_ms
 
 
 def _start_error(member: Member, spec: FunctionSpec, late: bool) -> ErrorInfo | None:
-    """Why its start failed, if it did; a worker that was ready or that we sent away did not fail to start."""
+    """The error of a failed start, if it was one: not of a worker that was ready, or that was drained."""
     if late:
         return StartFailed(
             f"function {spec.name}: no worker was ready {spec.start_timeout_s:g} s after its order",

@@ -101,7 +101,7 @@ def test_a_start_waits_for_links_if_that_keeps_its_slo() -> None:
     assert names(found) == []
     assert found.wait_s == pytest.approx(0.8)
     assert found.error is not None
-    assert "in 0.80 s" in found.error.message
+    assert "postponed by 0.80 s" in found.error.message
     later = make_plan(second(2.2, waited_s=0.8), promised(), 1.0)
     assert len(later.stages) == 4
     assert later.meets_slo

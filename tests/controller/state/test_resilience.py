@@ -198,13 +198,13 @@ def test_a_stale_fence_is_refused(redis_server: RedisServer) -> None:
         order = WorkerOrder(
             worker=WorkerId("w"), node=NodeId("n"), epoch="e", version=Version(1), spec=spec(), ordered_unix_ns=1
         )
-        first = await one.lead("gw-1", 0)
+        first = await one.acquire_or_renew("gw-1", 0)
         assert await one.write(Step(orders=[order]), first)
-        assert await two.lead("gw-2", 0) == 0, "the lease is held"
+        assert await two.acquire_or_renew("gw-2", 0) == 0, "the lease is held"
         await client.delete(keys.LEADER)  # it expires
-        later = await two.lead("gw-2", 0)
+        later = await two.acquire_or_renew("gw-2", 0)
         assert later > first
-        assert await two.lead("gw-2", later) == later, "renewal keeps the fence"
+        assert await two.acquire_or_renew("gw-2", later) == later, "renewal keeps the fence"
         assert not await one.write(Step(taken_back=[order]), first)
         assert await client.hexists(keys.desired(NodeId("n")), "w"), "nothing of a refused step was written"
         assert await two.write(Step(taken_back=[order]), later)

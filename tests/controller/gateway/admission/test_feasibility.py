@@ -108,7 +108,7 @@ def test_links_that_are_promised_to_others_are_no_lack_of_room() -> None:
         )
     )  # fmt: skip
     cluster.load(1)
-    assert "when other cold starts have fetched" in cluster.step().unplaced[KEY].message
+    assert "until other cold starts have fetched" in cluster.step().unplaced[KEY].message
     for now_ns in (0, UNPLACED_NS + 1):
         assert feasibility.unschedulable(backend, now_ns, 0) is None
 
