@@ -18,6 +18,8 @@ import pytest
 from tests import outcomes
 from tests.servers import RedisServer
 
+HERE = Path(__file__).parent
+BENCHMARKS = HERE / "bench" / "test_scripts.py"
 GUARD = pytest.StashKey[outcomes.QuickGuard]()
 
 
@@ -35,6 +37,17 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("filterwarnings", "ignore::ResourceWarning")
         warnings.simplefilter("ignore", ResourceWarning)  # also at the end of the run
         config.addinivalue_line("filterwarnings", "ignore::pytest.PytestUnraisableExceptionWarning")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """For `--dist loadgroup`: a file's tests share a worker and what is set up in it; each benchmark goes where it can.
+
+    Together the benchmarks would be the longest file by far, and the other workers would wait for theirs.
+    """
+    for item in items:
+        if item.path != BENCHMARKS:
+            item.add_marker(pytest.mark.xdist_group(str(item.path)))
 
 
 @pytest.hookimpl(wrapper=True)
