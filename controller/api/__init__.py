@@ -1,1 +1,1 @@
-"""The management API, one file a topic."""
+"""Management API: a table of endpoints (`endpoints`), and one file of handlers a topic."""

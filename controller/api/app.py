@@ -41,13 +41,13 @@ async def _fleet_error(request: Request, error: Exception) -> Response:
 
 
 async def _unforeseen(request: Request, error: Exception) -> Response:
-    log.error("a request failed in an unforeseen way", extra={"path": request.url.path}, exc_info=error)
-    return await _fleet_error(request, FleetError(f"{type(error).__name__} in the controller: its log says where"))
+    log.error("unhandled exception in a request", extra={"path": request.url.path}, exc_info=error)
+    return await _fleet_error(request, FleetError(f"{type(error).__name__} in the controller: see its log"))
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    shown = NotFound(f"{request.method} {request.url.path} is not there", hint="/openapi.json lists what is")
+    shown = NotFound(f"{request.method} {request.url.path} does not exist", hint="/openapi.json lists all endpoints")
     response = await _fleet_error(request, shown)
     response.status_code = error.status_code
     return response
@@ -55,5 +55,5 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 async def _redis_error(request: Request, error: Exception) -> Response:
     return await _fleet_error(
-        request, Unavailable("Redis does not answer, so nothing can be read or changed", retry_after_s=1)
+        request, Unavailable("Redis does not answer: nothing can be read or changed", retry_after_s=1)
     )

@@ -1,4 +1,4 @@
-"""The management API's part that deals with money: usage, invoices, the rows themselves, prices, budgets."""
+"""Handlers of usage, invoices, ledger rows, prices and budgets."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from ..schemas.functions import BudgetInfo, BudgetTerms, LedgerLine, NewPrices
 from ..state.view import View
 
 CHUNK_ROWS = 1000
-"""Added up at a time: a millisecond or two, then calls get their turn."""
+"""Rows that are summed at a time: a millisecond or two, then the loop serves calls."""
 TIME_MAX_MS = 1 << 53
 
 Kind = TypeVar("Kind", bound=msgspec.Struct)
@@ -41,7 +41,7 @@ class BillingApi:
         self._view = view
 
     def shown(self) -> list[BudgetInfo]:
-        """As last read."""
+        """The budgets' state as last read from Redis."""
         return [state.info() for state in self._watch.states]
 
     # ── sums ───────────────────────────────────────────────────────────────────────────────────────
@@ -85,7 +85,7 @@ class BillingApi:
     async def _chunks(
         self, request: Request, since_unix_ms: int, until_unix_ms: int
     ) -> AsyncIterator[list[LedgerEntry]]:
-        """Of functions that the caller sees."""
+        """Yields the ledger's rows of functions that the caller may see."""
         caller = caller_of(request)
         async for page in self._reader.entries(since_unix_ms, until_unix_ms):
             for begin in range(0, len(page), CHUNK_ROWS):
@@ -99,7 +99,7 @@ class BillingApi:
         return json_response(await self._sheets())
 
     async def add_prices(self, request: Request) -> Response:
-        """Of two at the same time one gets the number; the other is told to look again."""
+        """Adds a price sheet. Of two concurrent requests one is rejected."""
         new = await json_body(request, NewPrices)
         sheets = await self._sheets()
         sheet = PriceSheet(
@@ -110,7 +110,7 @@ class BillingApi:
         )
         check_next(sheets, sheet, now_unix_ms())
         if not await self._client.hsetnx(keys.PRICES, str(sheet.version), msgspec.json.encode(sheet)):
-            raise InvalidInput(f"price sheet {sheet.version} was made by somebody else meanwhile", hint="look again")
+            raise InvalidInput(f"price sheet {sheet.version} was added concurrently", hint="read the prices again")
         await self._watch.read()
         return json_response(sheet, status=201)
 
@@ -147,6 +147,6 @@ class BillingApi:
 
 
 def _span(request: Request) -> tuple[int, int]:
-    """What was booked until now, if nothing else is asked for: the last millisecond may still be written."""
+    """The requested time span, by default all until now. The last millisecond may still be written."""
     since_ms = query_int(request, "since_unix_ms", 0, TIME_MAX_MS)
     return since_ms, query_int(request, "until_unix_ms", now_unix_ms() + 1, TIME_MAX_MS)

@@ -22,7 +22,7 @@ class Endpoint:
     method: str
     """`SOCKET` for a WebSocket."""
     path: str
-    """As starlette writes it: `/api/v1/objects/{key:path}`."""
+    """Path in starlette's syntax: `/api/v1/objects/{key:path}`."""
     permission: Permission
     handler: Callable[..., Awaitable[Any]]
     """An unbound method of the class under which the table lists the endpoint."""

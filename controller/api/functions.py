@@ -1,4 +1,4 @@
-"""The management API's part that deals with functions: deployed, shown, described, followed and removed."""
+"""Handlers of functions: deploy, forecast, list, logs, OpenAPI, delete."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ class FunctionsApi:
         return newest[0][0] if newest else b"0"
 
     async def interface(self, request: Request) -> Response:
-        """Of one version; it wakes nothing."""
+        """The OpenAPI document of one version's calls, without starting a worker."""
         record = self._record(request.path_params["name"])
         wanted = request.query_params.get("version") or LIVE
         if wanted.isascii() and wanted.isdecimal() and len(wanted) < 10:
@@ -192,7 +192,7 @@ def prediction_of(view: View, key: VersionKey) -> Prediction | None:
 
 
 async def _ending_quietly(lines: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """A follow that has begun ends when Redis goes away; its reader asks again."""
+    """Ends a stream that has begun when Redis does not answer; the client reconnects."""
     try:
         async for line in lines:
             yield line

@@ -1,4 +1,4 @@
-"""The management API's part that deals with kept invocations, webhooks and schedules; resources say what is what."""
+"""Handlers of stored (async) invocations, webhook secrets and schedules."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from ..state.view import View
 LIMIT = 50
 LIMIT_MAX = 1_000
 SEARCHED = 10_000
-"""How many a listing looks through before it gives up."""
+"""Invocations that a listing searches, at most."""
 
 
 class InvocationsApi:
@@ -86,7 +86,7 @@ class InvocationsApi:
         return json_response(found)
 
     async def one(self, request: Request) -> InvocationInfo | None:
-        """None if it is none of the kept ones."""
+        """Reads a stored invocation, waiting for its end if `Prefer: wait` asks for it; None if it is not stored."""
         invocation = _id(request)
         _, wait_s = preferences.read_prefer(request.headers.get("prefer", ""))
         entry = await self._invocations.wait_ended(invocation, wait_s, self._stopping)
@@ -97,7 +97,7 @@ class InvocationsApi:
         return await self._presenter.fully(entry)
 
     async def _own(self, request: Request) -> StoredInvocation:
-        """Errors: NotFound, also for one of a function that the caller may not see."""
+        """Reads a stored invocation. Errors: NotFound, also if the caller may not see its function."""
         entry = await self._invocations.require(_id(request))
         if not caller_of(request).sees(entry.envelope.function):
             raise not_kept(entry.envelope.id)
@@ -126,7 +126,7 @@ class InvocationsApi:
     # ── changing ───────────────────────────────────────────────────────────────────────────────────
 
     async def cancel(self, request: Request) -> Response:
-        """It answers at once; one that runs ends a moment later, when its worker has let go of it."""
+        """Cancels an invocation. Answers at once; a running one ends a moment later, when its worker has stopped it."""
 
         def change(entry: StoredInvocation) -> Progress:
             return lifecycle.cancelling(entry.progress, entry.envelope, now_unix_ms())
@@ -142,7 +142,7 @@ class InvocationsApi:
                 raise InvalidInput(
                     f"invocation {envelope.id} is {progress.status}"
                     + (", and was a synchronous call" if envelope.origin == "sync" else ""),
-                    hint="async ones that failed, expired or were cancelled are redriven; `fs replay` repeats any",
+                    hint="only async ones that failed, expired or were cancelled are redriven; `fs replay` repeats any",
                 )
             return lifecycle.redriven(progress, envelope, now_unix_ms())
 
@@ -154,7 +154,7 @@ class InvocationsApi:
             if not entry.envelope.webhook or not entry.progress.ended:
                 what = "has no webhook" if not entry.envelope.webhook else f"is {entry.progress.status}"
                 raise InvalidInput(
-                    f"invocation {entry.envelope.id} {what}", hint="those that have ended are told again"
+                    f"invocation {entry.envelope.id} {what}", hint="only webhooks of ended invocations are delivered"
                 )
             return lifecycle.redelivered(entry.progress, now_unix_ms())
 
@@ -166,7 +166,7 @@ class InvocationsApi:
         entry = await self._own(request)
         kept = await self._payloads.request(entry.envelope.id)
         if kept is None:
-            raise NotFound(f"the request of invocation {entry.envelope.id} is not kept any more")
+            raise NotFound(f"the request of invocation {entry.envelope.id} is not stored any more")
         past, body = kept
         target = _retargeted(past.target, past.function, terms.version)
         envelope = msgspec.structs.replace(
@@ -234,7 +234,7 @@ def _fits(entry: StoredInvocation, function: str, status: str, *, dead: bool) ->
 
 
 def _retargeted(target: str, function: str, version: int | str | None) -> str:
-    """The same path of the same function, at another version; without one, at the live one."""
+    """The same path of the same function at another version; without one, at the live one."""
     rest = target.removeprefix("/fn/")
     end = min((at for mark in "/?" if (at := rest.find(mark)) >= 0), default=len(rest))
     named = f"@{quote(str(version)[:80], safe='')}" if version is not None else ""
@@ -242,7 +242,7 @@ def _retargeted(target: str, function: str, version: int | str | None) -> str:
 
 
 async def _collected(payloads: PayloadStore, entry: StoredInvocation) -> Response:
-    """The kept answer, made by the very code that answers a call."""
+    """The stored response, sent by the code that answers a call."""
     messages: list[Message] = []
 
     async def send(message: Message) -> None:

@@ -1,4 +1,4 @@
-"""The management API's part that deals with keys: made, listed, rotated, revoked. Their texts are shown once."""
+"""Handlers of API keys: create, list, rotate, revoke. A key's text is returned once."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ GRACE_MAX_S = 30 * 86_400
 class KeysApi:
     def __init__(self, state: StateSync) -> None:
         self._state = state
-        self._shelf = CasHash(state, keys.KEYS, KeyRecord)
+        self._hash = CasHash(state, keys.KEYS, KeyRecord)
 
     @property
     def _table(self) -> AccessTable:
@@ -54,7 +54,7 @@ class KeysApi:
                 raise InvalidInput(f"key {new.name} {why}", hint="choose another name, or: fs key rotate NAME")
             return record
 
-        await self._shelf.change(new.name, first_of_its_name)
+        await self._hash.change(new.name, first_of_its_name)
         return json_response(KeyCreated(key=made.text, info=info(record, now), first=not table.locked), status=201)
 
     async def rotate(self, request: Request) -> Response:
@@ -64,7 +64,7 @@ class KeysApi:
             raise InvalidInput(f"a grace period has 0 s to {GRACE_MAX_S // 86_400} days, got {terms.grace_s:g} s")
         now = now_unix_ms()
         made = new_key_text()
-        record = await self._shelf.change(name, lambda known: _rotated(self._known(known, name), made, terms, now))
+        record = await self._hash.change(name, lambda known: _rotated(self._known(known, name), made, terms, now))
         assert record is not None
         return json_response(KeyCreated(key=made.text, info=info(record, now)))
 
@@ -79,7 +79,7 @@ class KeysApi:
             _require_another_admin(self._table, record, now)
             return msgspec.structs.replace(record, revoked_unix_ms=now)
 
-        record = await self._shelf.change(name, revoked)
+        record = await self._hash.change(name, revoked)
         assert record is not None
         return json_response(info(record, now))
 
@@ -115,10 +115,10 @@ def _record(new: NewKey, made: NewKeyText, table: AccessTable, now: int, by: str
     """Errors: InvalidInput."""
     check_name("key", new.name)
     if new.name == LOCAL:
-        raise InvalidInput(f"no key may be called {LOCAL}: that is who calls without one")
+        raise InvalidInput(f"no key may be called {LOCAL}: the audit log names callers without a key so")
     if not new.rights:
         raise InvalidInput(
-            "a key is good for something", hint="--scope invoke, read, deploy or admin; several may be given"
+            "a key needs at least one right", hint="--scope invoke, read, deploy or admin; several may be given"
         )
     if len(new.functions) > FUNCTIONS_MAX:
         raise InvalidInput(
@@ -144,15 +144,15 @@ def _record(new: NewKey, made: NewKeyText, table: AccessTable, now: int, by: str
     )
     if not table.locked and (record.limited or not record.may("admin") or expires_unix_ms):
         raise InvalidInput(
-            f"the first key must be an admin's, for all functions and without an end: without {new.name[:63]} "
-            "every request will need a key, and nobody could make others",
+            f"the first key must be an admin's, for all functions and without expiry: once {new.name[:63]} exists, "
+            "every request needs a key, and only an admin can create others",
             hint="fs key create admin --scope admin",
         )
     return record
 
 
 def _rotated(record: KeyRecord, made: NewKeyText, terms: Rotation, now: int) -> KeyRecord:
-    """A new text for as long as the last one was made for; the last one until the grace period is over."""
+    """Adds a credential with the lifetime of the last one, which expires after the grace period."""
     if record.revoked_unix_ms:
         raise InvalidInput(f"key {record.name} was revoked", hint="make another: fs key create NAME")
     last = record.credentials[0]
@@ -174,6 +174,6 @@ def _require_another_admin(table: AccessTable, leaving: KeyRecord, now: int) -> 
         if record.name != leaving.name and record.may("admin") and not record.limited and lasting:
             return
     raise InvalidInput(
-        f"key {leaving.name} is the last one of an admin: without it nobody could make others",
-        hint="make another first (fs key create NAME --scope admin), or give this one a new text: fs key rotate",
+        f"key {leaving.name} is the last admin key: without it no others could be created",
+        hint="create another first (fs key create NAME --scope admin), or rotate this one: fs key rotate",
     )

@@ -1,4 +1,4 @@
-"""`/metrics`, the dashboard's files, and what the dashboard asks for that nobody else does."""
+"""Handlers of `/metrics`, of the dashboard's files, and of the recent activity that the dashboard shows."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ POLICY = "; ".join(
         "base-uri 'none'", "form-action 'none'", "frame-ancestors 'none'", "require-trusted-types-for 'script'",
     )
 )  # fmt: skip
-"""Nothing but its own files, and no text that becomes code."""
+"""Content security policy of the dashboard: its own files only, and no text that becomes code."""
 HEADERS = {
     "content-security-policy": POLICY,
     "x-content-type-options": "nosniff",
@@ -49,7 +49,7 @@ SPENT_FIELDS_AT_ONCE = 500
 
 
 class ObservabilityApi:
-    """`extra` gives families that other parts count themselves."""
+    """Serves metrics, dashboard and activity. `extra` gives metric families that other parts count themselves."""
 
     def __init__(
         self,
@@ -102,7 +102,7 @@ class ObservabilityApi:
         return Response(content, headers={**HEADERS, "content-type": f"{kind}; charset=utf-8"})
 
     async def activity(self, request: Request) -> Response:
-        """The last minutes, by function that the caller sees."""
+        """The activity of the last minutes, by function that the caller may see."""
         now_unix_ms = time.time_ns() // 1_000_000
         async with self._reading:
             await self._read(now_unix_ms)
@@ -113,7 +113,7 @@ class ObservabilityApi:
         return Response(msgspec.json.encode(found), media_type="application/json")
 
     async def _read(self, now_unix_ms: int) -> None:
-        """What was booked since it was read last, or within the window."""
+        """Reads the ledger's rows since the last read, or of the window."""
         since_unix_ms = max(self._last.unix_ms, now_unix_ms - WINDOW_MS)
         async for page in self._reader.entries(since_unix_ms):
             for begin in range(0, len(page), CHUNK_ROWS):
@@ -132,7 +132,7 @@ class ObservabilityApi:
 
 
 def _dashboard() -> dict[str, tuple[str, bytes]]:
-    """Media type and content by name; all of it is small."""
+    """Reads the dashboard's files: media type and content by name."""
     found: dict[str, tuple[str, bytes]] = {}
     for entry in files("fleetstart.controller").joinpath("dashboard").iterdir():
         kind = TYPES.get(entry.name[entry.name.rfind(".") :])

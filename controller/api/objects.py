@@ -1,4 +1,4 @@
-"""The management API's part that deals with the store: objects by their keys, checkpoints by their ids."""
+"""Handlers of the object store: objects by key, checkpoints by id."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class ObjectsApi:
 
 
 async def _begun(blocks: AsyncGenerator[bytes, None]) -> AsyncIterator[bytes]:
-    """The same blocks, with the first one read already: an error of the store still gets a status of its own."""
+    """Reads the first block before the response begins, so that an error of the store still gets its own status."""
     first = await anext(blocks, b"")
 
     async def rest() -> AsyncIterator[bytes]:

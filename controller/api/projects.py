@@ -1,4 +1,4 @@
-"""The management API's part that deals with projects: names that group functions, and what each may have."""
+"""Handlers of projects, which group functions, and their quotas."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class ProjectsApi:
     def __init__(self, state: StateSync, webhook_secrets: WebhookSecrets) -> None:
         self._view = state.view
         self._webhook_secrets = webhook_secrets
-        self._shelf = CasHash(state, keys.PROJECTS, ProjectRecord)
+        self._hash = CasHash(state, keys.PROJECTS, ProjectRecord)
 
     async def projects(self, request: Request) -> Response:
         caller = caller_of(request)
@@ -52,14 +52,14 @@ class ProjectsApi:
                 name=name, quotas=quotas, created_unix_ms=known.created_unix_ms, created_by=known.created_by
             )
 
-        await self._shelf.change(name, changed)
+        await self._hash.change(name, changed)
         return json_response(project_info(self._view, name))
 
     async def remove(self, request: Request) -> Response:
         name = request.path_params["name"]
         table = self._view.access
         if name == DEFAULT:
-            raise InvalidInput(f"project {DEFAULT} is where functions are that name none: it stays")
+            raise InvalidInput(f"project {DEFAULT} holds functions that name none, and cannot be removed")
         if name not in table.projects:
             raise project_not_found(name, table.projects)
         info = project_info(self._view, name)
@@ -74,7 +74,7 @@ class ProjectsApi:
                     f"project {name} has {what}: {', '.join(names[:5])}" + (", …" if len(names) > 5 else ""),
                     hint=f"remove them first: {advice} {names[0]}",
                 )
-        await self._shelf.change(name, lambda known: None)
+        await self._hash.change(name, lambda known: None)
         await self._webhook_secrets.forget(name)
         return json_response(info)
 

@@ -1,4 +1,4 @@
-"""The management API's part that deals with secrets: set, listed by name, removed, encrypted anew. None is shown."""
+"""Handlers of secrets: set, list by name, remove, re-encrypt. Values are never returned."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from ..state.sync import StateSync
 
 VALUE_MAX_BYTES = 32 * 1024
 BODY_MAX_BYTES = 8 * VALUE_MAX_BYTES
-"""A byte may be written as six in JSON."""
+"""Maximum size of the request: JSON may write a byte as six."""
 SECRETS_MAX = 1000
-"""Of all projects: each gateway has them in memory, as they are encrypted."""
+"""Number of secrets of all projects: each gateway has them in memory, encrypted."""
 
 
 class SecretsApi:
@@ -37,7 +37,7 @@ class SecretsApi:
         self._view = state.view
         self._webhook_secrets = webhook_secrets
         self._cipher = cipher
-        self._shelf = CasHash(state, keys.SECRETS, SecretRecord)
+        self._hash = CasHash(state, keys.SECRETS, SecretRecord)
 
     async def secrets(self, request: Request) -> Response:
         caller = caller_of(request)
@@ -70,7 +70,7 @@ class SecretsApi:
                 updated_by=by,
             )
 
-        record = await self._shelf.change(secret_field(project, name), changed)
+        record = await self._hash.change(secret_field(project, name), changed)
         assert record is not None
         return json_response(self._info(record))
 
@@ -87,16 +87,16 @@ class SecretsApi:
                 f"secret {name} is used by {', '.join(info.used_by)}, whose workers would not start without it",
                 hint="deploy them without it first, or insist: --force",
             )
-        await self._shelf.change(record.field, lambda known: None)
+        await self._hash.change(record.field, lambda known: None)
         return json_response(info)
 
     async def rekey(self, request: Request) -> Response:
-        """Under another master key; those before it are forgotten when nothing needs them any more."""
+        """Encrypts all secrets under a new master key, and drops the older keys once nothing needs them."""
         master = self._cipher.add_master_key()
         set_audit_object(request, master)
         count = 0
         for field in list(self._view.access.secrets):
-            await self._shelf.change(field, self._reencrypt)
+            await self._hash.change(field, self._reencrypt)
             count += 1
         count += await self._webhook_secrets.reencrypt_all()
         if all(record.master == master for record in self._view.access.secrets.values()):
@@ -153,7 +153,7 @@ def _may_see(caller: Caller, project: str) -> bool:
 
 
 def _checked(name: str, value: str) -> str:
-    """Errors: InvalidInput, which does not repeat it."""
+    """Validates a value. Errors: InvalidInput, without the value."""
     size_bytes = len(value.encode())
     if size_bytes > VALUE_MAX_BYTES:
         raise InvalidInput(f"secret {name} has {size_bytes} bytes, {VALUE_MAX_BYTES} at most")

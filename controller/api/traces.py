@@ -34,14 +34,16 @@ from .functions import prediction_of
 from .invocations import InvocationsApi
 
 SEARCHED_ROWS = 100_000
-"""How far back a listing looks for a function's calls before it gives up."""
+"""Rows that a listing searches for a function's calls, at most."""
 LIMIT = 20
 LIMIT_MAX = 1_000
 LEAST_EVENTS = 5
-"""Of a stream, for the time between its tokens: fewer are mostly its first and its last."""
+"""Events of a stream below which its time per token is not computed: most would be its first and its last."""
 
 
 class History:
+    """Reads rows from the ledger, traces and plans from Redis."""
+
     def __init__(self, client: redis.Redis, reader: LedgerReader) -> None:
         self._client = client
         self._reader = reader
@@ -49,7 +51,7 @@ class History:
     async def invocations(
         self, function: FunctionName | None, limit: int, sees: Callable[[str], bool]
     ) -> list[InvocationRow]:
-        """The newest first, of functions that the caller sees."""
+        """Lists invocations, newest first, of functions that the caller may see."""
         found: list[InvocationRow] = []
         searched = 0
         async with aclosing(self._reader.newest()) as pages:
@@ -69,11 +71,11 @@ class History:
         return msgspec.json.decode(raw, type=InvocationTrace)
 
     async def plan(self, trace: InvocationTrace) -> Plan:
-        """By which the worker that had the call was started. Errors: NotFound."""
+        """Reads the plan by which the call's worker was started. Errors: NotFound."""
         row = trace.row
         if not row.worker:
             raise NotFound(
-                f"invocation {row.id} met no worker: HTTP {row.status} {row.error}".rstrip(),
+                f"invocation {row.id} reached no worker: HTTP {row.status} {row.error}".rstrip(),
                 hint=f"nothing was started for it; `fs trace {row.id}` shows where it waited",
             )
         raw = await self._client.get(keys.plan(row.worker))
@@ -130,6 +132,7 @@ def no_trace(invocation: InvocationId) -> NotFound:
 def invocation_plan(
     trace: InvocationTrace, plan: Plan, *, is_llm: bool, prediction: Prediction | None
 ) -> InvocationPlan:
+    """Sets the plan of a worker's start beside what was observed of the call that waited for it. Pure."""
     row = trace.row
     first_s = _first_byte_s(trace.timeline)
     decided_s = (plan.decided_unix_ms - row.accepted_unix_ms) / 1000
@@ -149,13 +152,13 @@ def invocation_plan(
 
 
 def _first_byte_s(timeline: Timeline) -> float | None:
-    """None if it had no answer of a worker's."""
+    """Time from acceptance to the first byte of a worker's response; None without one."""
     accepted_ns, answered_ns = _begin_ns(timeline, "queue"), _end_ns(timeline, "execute")
     return None if accepted_ns is None or answered_ns is None else (answered_ns - accepted_ns) / 1e9
 
 
 def _token_s(trace: InvocationTrace) -> float | None:
-    """Of a stream of tokens: one an event, and an opening or a closing one besides."""
+    """Mean time per token of a stream: an event a token, besides opening and closing ones."""
     begun_ns, ended_ns = _begin_ns(trace.timeline, "respond"), _end_ns(trace.timeline, "respond")
     if begun_ns is None or ended_ns is None or trace.events < LEAST_EVENTS:
         return None
@@ -163,7 +166,7 @@ def _token_s(trace: InvocationTrace) -> float | None:
 
 
 def _cost_gib_s(plan: Plan, ttft_s: float) -> float | None:
-    """Memory held until the first token, or until a pipeline was one worker; None while it is not."""
+    """Memory reserved until the first token, or until a pipeline had become one worker; None before that."""
     reserved_bytes = sum(stage.reserved_bytes for stage in plan.stages)
     if len(plan.stages) == 1:
         return cost_gib_s(reserved_bytes, ttft_s, 0.0)

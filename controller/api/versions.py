@@ -1,4 +1,4 @@
-"""The management API's part that deals with versions: which there are, and which of them calls go to."""
+"""Handlers of a function's versions and traffic: aliases, splits, rollbacks, scaling."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class VersionsApi:
         return json_response(traffic_of(await self._registry.change(name, change, fresh=fresh)))
 
     async def _version(self, record: FunctionRecord, ref: int | str) -> Version:
-        """A number that exists, or what an alias points at. Errors: NotFound."""
+        """Resolves a version number or an alias. Errors: NotFound."""
         if isinstance(ref, str) and not (ref.isascii() and ref.isdecimal() and len(ref) <= 9):
             return versions.version_of_alias(record, ref)
         return (await self._registry.version(record.name, Version(int(ref)))).version
@@ -106,7 +106,7 @@ class VersionsApi:
         return record
 
     def _error(self, record: FunctionRecord, version: Version) -> str:
-        """Why it has no workers, if that is so."""
+        """The error of its last start, or of its rejected rollout; "" if there is none."""
         failure = self._view.failures.get(VersionKey(record.name, version))
         if record.rejected is not None and record.rejected.version == version:
             return record.rejected.error.message
@@ -128,6 +128,6 @@ def traffic_of(record: FunctionRecord) -> Traffic:
 
 
 async def _or_nothing(request: Request, kind: type[Kind]) -> Kind | None:
-    """No body, or null, is nothing."""
+    """Decodes an optional JSON body: None for an empty one, or null."""
     either: Any = kind | None
     return cast("Kind | None", await json_body(request, either, empty=b"null"))

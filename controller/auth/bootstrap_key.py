@@ -31,7 +31,7 @@ class BootstrapKey:
         self._state = state
         self._audit = audit
         self._path = path
-        self._shelf = CasHash(state, keys.KEYS, KeyRecord)
+        self._hash = CasHash(state, keys.KEYS, KeyRecord)
         self._changed = asyncio.Event()
         self._changed.set()
         state.view.on_change(self._changed.set)
@@ -60,7 +60,7 @@ class BootstrapKey:
         known_before = self._path.exists()
         shown = await asyncio.to_thread(load_or_create, self._path)
         wanted = owner_key_record(shown, NAME, now_unix_ms())
-        record = await self._shelf.change(NAME, lambda known: known or wanted)
+        record = await self._hash.change(NAME, lambda known: known or wanted)
         if record is not None and record.credentials[0].id == shown.id:
             event = AuditEvent(
                 unix_ms=now_unix_ms(), by=LOCAL, address=LOCAL, verb="key.create", object=f"key {NAME}", status=201,

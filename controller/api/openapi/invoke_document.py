@@ -1,6 +1,6 @@
-"""The OpenAPI description of one function, out of the interface that its deploy read: it wakes and bills nothing.
+"""OpenAPI document of one function's calls, made from the interface that its deploy read: starts and bills nothing.
 
-An ASGI app describes itself, at a path of its own; here stands where.
+An ASGI app describes itself at a path of its own, to which the document links.
 """
 
 from __future__ import annotations
@@ -21,36 +21,36 @@ MULTIPART = "multipart/form-data"
 UNKNOWN = Interface(takes="unknown", gives="response")
 
 ERRORS = {
-    "400": ("invalid_input", "The input does not fit: `field`, `expected` and `got` say where and how."),
-    "402": ("budget_spent", "The function's budget is spent; Retry-After says when it renews."),
+    "400": ("invalid_input", "The input is invalid: `field`, `expected` and `got` name the mismatch."),
+    "402": ("budget_spent", "The function's budget is spent; Retry-After is the time until it renews."),
     "404": ("not_found", "No such function, version or alias."),
-    "413": ("too_large", "The request's body is larger than is allowed."),
-    "429": ("queue_full", "Too many calls wait; Retry-After says when to come again."),
-    "500": ("handler_error", "The handler raised, gave what its signature does not say, or could not be started."),
-    "502": ("worker_lost", "Workers died under the call."),
-    "503": ("unavailable", "No room for a worker now; Retry-After says when to come again."),
-    "504": ("deadline_exceeded", "No answer within the call's time."),
+    "413": ("too_large", "The request body exceeds the limit."),
+    "429": ("queue_full", "The queue is full, or a rate limit was exceeded; see Retry-After."),
+    "500": ("handler_error", "The handler raised, returned a value that its signature excludes, or could not start."),
+    "502": ("worker_lost", "The worker was lost during the call, and retries failed."),
+    "503": ("unavailable", "No capacity for a worker now; see Retry-After."),
+    "504": ("deadline_exceeded", "No response within the call's timeout."),
 }
 HEADERS = {
-    "X-Request-Id": "Id of the invocation: `fs trace` and `fs logs --request` take it.",
+    "X-Request-Id": "Id of the invocation, for `fs trace` and `fs logs --request`.",
     "Fs-Version": "The version that answered.",
     "Fs-Start": "hot, warm or cold.",
     "Server-Timing": "The phases of the call, in milliseconds.",
-    "Fs-Billed-Ms": "Billed milliseconds; of a stream they stand in its closing event.",
-    "Fs-Cost": "In dollars; of a stream it stands in its closing event.",
+    "Fs-Billed-Ms": "Billed milliseconds; a stream has them in its closing event.",
+    "Fs-Cost": "Cost in dollars; a stream has it in its closing event.",
 }
 _STREAM = (
     "Server-sent events: each item of the answer is one event with `id` and JSON in `data`. `event: error` ends a "
-    "stream that failed, with an error as `data`; `event: fleetstart` closes it with what it cost."
+    "stream that failed, with an error as `data`; `event: fleetstart` closes it with its cost."
 )
 _PROGRESS = (
-    "With `Accept: text/event-stream`, if the handler tells its progress: `event: progress` with `fraction` and "
-    "`message`, then the answer as one event."
+    "With `Accept: text/event-stream`, if the handler reports progress: `event: progress` with `fraction` and "
+    "`message`, then the result as one event."
 )
 
 
 def function_document(spec: FunctionSpec, version: Version, url: str) -> dict[str, Any]:
-    """`url`: of the function's calls."""
+    """Makes the document. `url`: the URL of the function's calls."""
     interface = spec.interface or UNKNOWN
     _, errors = msgspec.json.schema_components([ErrorBody], ref_template="#/components/schemas/{name}")
     document: dict[str, Any] = {
@@ -62,7 +62,7 @@ def function_document(spec: FunctionSpec, version: Version, url: str) -> dict[st
     }
     if interface.takes == "asgi":
         document["externalDocs"] = {
-            "description": "An ASGI app answers at all paths, and describes itself.",
+            "description": "An ASGI app serves all paths, and describes itself.",
             "url": f"{url}/openapi.json",
         }
     return document
@@ -120,7 +120,7 @@ def _is_file(schema: Schema) -> bool:
 
 
 def _query(interface: Interface) -> list[dict[str, Any]] | None:
-    """None if what it takes cannot stand in a query."""
+    """The parameters as a query string's; None if the input cannot be given in one."""
     if interface.takes != "fields":
         return None
     properties: dict[str, Schema] = interface.input.get("properties", {})
