@@ -263,7 +263,7 @@ def route_rules() -> list[RouteRule]:
 
 def markdown_table() -> str:
     """The endpoints as a Markdown table, for `docs/http.md`."""
-    lines = ["| endpoint | permission | body | answer | |", "| --- | --- | --- | --- | --- |"]
+    lines = ["| endpoint | permission | body | response | description |", "| --- | --- | --- | --- | --- |"]
     lines += [
         f"| `{one.method} {_url(one)}` | {one.permission} | {_type_name(one.body)} | {_answer(one)} | {one.summary} |"
         for one in endpoints()

@@ -1,4 +1,4 @@
-"""One line of the audit log."""
+"""Structs of the management API: audit log, API keys, projects, secrets."""
 
 from __future__ import annotations
 
@@ -8,21 +8,23 @@ from ..state.access_records import Quotas, Right
 
 
 class AuditEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One row of the audit log."""
+
     unix_ms: int
     by: str
-    """Name of the key; `local` for the owner of a home, and for who needs none; empty for who showed none."""
+    """Name of the key; `local` for the owner of a home and for callers that need no key; empty without a valid key."""
     address: str = ""
-    """Where the request came from."""
+    """IP address of the caller."""
     verb: str
     object: str = ""
     status: int
     code: str = ""
-    """Of the error, if it was refused."""
+    """Error code, if the request failed."""
     before: str = ""
     after: str = ""
-    """Digests of the object; equal ones: nothing has changed."""
+    """Digests of the object; equal ones: it did not change."""
     times: int = 1
-    """How many refusals of this kind the line stands for."""
+    """Number of rejections that the row stands for."""
 
 
 class NewKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -31,12 +33,12 @@ class NewKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     functions: list[str] = []
     project: str = ""
     expires_s: float | None = None
-    """From now."""
+    """Lifetime from now; None: no expiry."""
 
 
 class Rotation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     grace_s: float = 3600.0
-    """How long the text before is still good."""
+    """How long the old text still works."""
 
 
 class KeyInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,9 +47,9 @@ class KeyInfo(msgspec.Struct, frozen=True, kw_only=True):
     functions: list[str]
     project: str
     id: str
-    """Of its newest text: what comes after `fs_`."""
+    """Id of its newest text, after `fs_`."""
     previous_id: str = ""
-    """Of the text before its last rotation."""
+    """Id of the text before its last rotation."""
     created_unix_ms: int
     created_by: str
     expires_unix_ms: int
@@ -55,7 +57,7 @@ class KeyInfo(msgspec.Struct, frozen=True, kw_only=True):
     state: str
     """`good`, `expired` or `revoked`."""
     old_until_unix_ms: int = 0
-    """Until when the text before its last rotation is good; 0: it is not."""
+    """End of the grace period of the text before its last rotation; 0: it has ended."""
     used_unix_ms: int = 0
     """0: never."""
 
@@ -64,7 +66,7 @@ class KeyCreated(msgspec.Struct, frozen=True, kw_only=True):
     key: str
     info: KeyInfo
     first: bool = False
-    """Whether there was none before: from now on every request needs one."""
+    """Whether this is the first key: from now on every request needs one."""
 
 
 class ProjectTerms(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -77,7 +79,7 @@ class ProjectInfo(msgspec.Struct, frozen=True, kw_only=True):
     quotas: Quotas
     functions: list[str]
     workers: int
-    """What its functions may come to."""
+    """Sum of its functions' `scale.max`."""
     memory_bytes: int
     secrets: list[str]
 
@@ -101,7 +103,7 @@ class SecretInfo(msgspec.Struct, frozen=True, kw_only=True):
     used_by: list[str]
     """Functions whose live version declares it."""
     running: int = 0
-    """Workers of these that run: they keep the value that they started with."""
+    """Running workers of these functions: they keep the value that they started with."""
 
 
 class Rekeyed(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""An example of a value, out of its JSON schema: its own if it has one, else the plainest that fits."""
+"""Example values made from JSON schemas: the schema's own example, else the simplest valid value."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 Schema = dict[str, Any]
 DEPTH_MAX = 6
-"""Of objects in objects: a schema may hold itself."""
+"""Maximum nesting: a schema may be recursive."""
 ITEMS_MAX = 3
 
 _TEXTS = {

@@ -21,20 +21,20 @@ class Deployed(msgspec.Struct, frozen=True, kw_only=True):
     version: Version
     url: str
     created: bool
-    """False if the very same spec was in service already."""
+    """False if a version in service already has this spec."""
     trying: bool = False
-    """Whether its calls wait for it to be tried: `traffic` tells what comes of that."""
+    """Whether a rollout began: the version gets calls once it is ready. `traffic` has the outcome."""
     warning: str = ""
-    """What would keep it from running as things are now."""
+    """Why no node could run it at present; empty if one could."""
 
 
 class Prediction(msgspec.Struct, frozen=True, kw_only=True):
-    """How far the predictions of TTFT were off."""
+    """Accuracy of the predictions of TTFT."""
 
     error: float
     """|observed - predicted| / observed, as a running mean."""
     starts: int
-    """That were compared."""
+    """Starts that were compared."""
 
 
 class FunctionInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,11 +50,11 @@ class FunctionInfo(msgspec.Struct, frozen=True, kw_only=True):
     broken: ErrorInfo | None = None
     """Why its starts are given up for now, if they are."""
     prediction: Prediction | None = None
-    """Of its starts so far."""
+    """Accuracy of predictions for its starts so far."""
     scale: Scale = Scale()
-    """In effect: what its live version says, and what `fs scale` has set over it."""
+    """Effective scale: that of its live version, overridden by `fs scale`."""
     limits: Limits = Limits()
-    """In effect, too."""
+    """Effective limits."""
 
 
 class VersionInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,7 +65,7 @@ class VersionInfo(msgspec.Struct, frozen=True, kw_only=True):
     deployed_unix_ms: int
     spec: FunctionSpec
     error: str = ""
-    """Of its last starts, if they failed."""
+    """Error of its last starts, if they failed."""
 
 
 class VersionRef(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -80,23 +80,23 @@ class Share(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class Traffic(msgspec.Struct, frozen=True, kw_only=True):
-    """Which versions a function's calls go to."""
+    """Routing of a function's calls to its versions."""
 
     name: FunctionName
     live: Version
     aliases: dict[str, Version]
     split: list[Share]
-    """Of the calls that name no version; empty: all go to `live`."""
+    """Shares of the calls that name no version; empty: all go to `live`."""
     past: list[Version]
     """Versions that were live, the last one last."""
     trying: Version | None = None
-    """The version that gets its calls once a worker of it has answered."""
+    """The version being rolled out: it gets calls once one of its workers is ready."""
     rejected: Version | None = None
-    """The version that did not, of the last deploy."""
+    """The version of the last deploy, if its rollout was rejected."""
     error: ErrorInfo | None = None
     """Why it was rejected."""
     scaled: ScaleOverride | None = None
-    """What `fs scale` has set."""
+    """Override set by `fs scale`."""
 
 
 class CheckpointInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,15 +104,15 @@ class CheckpointInfo(msgspec.Struct, frozen=True, kw_only=True):
     complete: bool
     """Whether it can be deployed."""
     problem: str
-    """What it lacks; empty if it is complete."""
+    """Why it is incomplete; empty if it is complete."""
     weight_bytes: int
     object_bytes: int
-    """What it takes in the store."""
+    """Its size in the store."""
     tensors: int
     files: int
     parts: int
     adapter: bool
-    """Whether it is a LoRA adapter, to be used on top of other weights."""
+    """Whether it is a LoRA adapter."""
     created_unix_ms: int
     used_by: list[str]
     """Versions of deployed functions, as name@version."""
@@ -124,19 +124,19 @@ class SystemStatus(msgspec.Struct, frozen=True, kw_only=True):
     gateway: str
     leader: str
     redis: str
-    """"ok", or what is wrong."""
+    """"ok", or the error."""
     store: str
     nodes: list[NodeReport]
     functions: list[FunctionInfo]
     budgets: list[BudgetInfo] = []
     access: Literal["keys", "open"] = "keys"
-    """Whether every call shows a key; "open": this whole machine may do everything, as was chosen (`fs up --open`)."""
+    """"keys": every request needs a key; "open": this machine needs none (`fs up --open`)."""
     limited: bool = False
-    """Whether the key that was shown is for some functions only: it is told of these, and of no nodes."""
+    """Whether the caller's key is limited: the status then has its functions only, and no nodes."""
 
 
 class UsageLine(msgspec.Struct, frozen=True, kw_only=True):
-    """Sum of the ledger's rows that agree in what usage is shown by; what it is not shown by is empty, or 0."""
+    """Sum of the ledger's rows of one group. Fields that usage is not grouped by are empty, or 0."""
 
     function: FunctionName
     version: Version
@@ -153,7 +153,7 @@ class UsageLine(msgspec.Struct, frozen=True, kw_only=True):
     duration_ms: int
     """Billed milliseconds of invocations, length of phases."""
     waived_ms: int = 0
-    """Of them, what nobody pays for: starts, fetches, idle time that was not asked for."""
+    """Milliseconds that are not charged: starts, fetches, idle time without `min`."""
     cost_nusd: int
 
 
@@ -183,19 +183,19 @@ class InvoiceLine(msgspec.Struct, frozen=True, kw_only=True):
 class Invoice(msgspec.Struct, frozen=True, kw_only=True):
     month: str
     complete: bool
-    """Whether the month is over. Then this never changes: rows count to the month in which they were booked."""
+    """Whether the month is over and the invoice final: rows count to the month in which they were booked."""
     lines: list[InvoiceLine]
     rows: int
     total_nusd: int
     segments: int
-    """How many segments of the ledger were published when it was made."""
+    """Number of the ledger's segments that were published when it was made."""
     checksum: str
-    """Of the last of them, which names the one before, and so on."""
+    """Checksum of the last of them. Each segment names the checksum of the one before."""
 
 
 class LedgerLine(msgspec.Struct, frozen=True, kw_only=True):
     entry: str
-    """Unix ms at which it was booked, and which one of that millisecond."""
+    """Unix ms at which it was booked, and its number within that millisecond."""
     row: LedgerRow
 
 
@@ -208,7 +208,7 @@ class NewPrices(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 class BudgetTerms(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     limit_nusd: int
     per: Literal["day", "month"]
-    """Of the calendar, UTC."""
+    """Calendar period, UTC."""
     alert_percent: int = 80
 
 

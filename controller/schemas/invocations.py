@@ -1,4 +1,4 @@
-"""An invocation as the API, webhooks and the command line show it."""
+"""Structs of the management API and of webhooks: stored invocations, webhook secrets, schedules."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ class InvocationInfo(msgspec.Struct, frozen=True, kw_only=True):
     source: str = ""
     history: list[HistoryEvent] = []
     progress: ReportedProgress | None = None
-    """What its handler last told, up to a second ago; None if it tells nothing."""
+    """Progress that its handler reported, up to a second old; None without a report."""
     row: InvocationRow | msgspec.UnsetType = msgspec.UNSET
-    """Of its last run, as in InvocationTrace; it comes with `timeline`."""
+    """Ledger row of its last run, as in InvocationTrace; present together with `timeline`."""
     timeline: Timeline | msgspec.UnsetType = msgspec.UNSET
     isolation: str = ""
     pooled: bool = False
@@ -75,7 +75,7 @@ class ScheduleInfo(msgspec.Struct, frozen=True, kw_only=True):
     timezone: str
     next_unix_ms: int
     last_unix_ms: int = 0
-    """When it was last due; 0 before the first time."""
+    """Time at which it was last due; 0 before the first time."""
     last: InvocationId | None = None
     status: Status | None = None
-    """Of the last one, while it is kept."""
+    """Status of the last invocation, while it is stored."""

@@ -1,4 +1,4 @@
-"""Plans as the management API shows them: the forecast of a deploy, and the plan behind an invocation."""
+"""Structs of the management API: the forecast of a deploy, and the placement decision behind an invocation."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SIZE_MAX_BYTES = 1 << 50
 
 
 class Proposal(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A version that is not there yet; its weights need not be in the store."""
+    """A version to forecast; its weights need not be in the store."""
 
     spec: FunctionSpec
     segment_bytes: int = 0
@@ -32,29 +32,29 @@ class Proposal(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class Forecast(msgspec.Struct, frozen=True, kw_only=True):
-    """What `fs deploy --dry-run` prints of one function, besides what would be sent."""
+    """Forecast of a deploy, for `fs deploy --dry-run`."""
 
     live: Version | None
     """The version that is live now; None if there is none."""
     changes: bool
     """Whether the deploy would make a new version."""
     learned: bool
-    """Whether the figures rest on starts and calls of the live version, or on none."""
+    """Whether the figures are calibrated with starts and calls of the live version."""
     explanation: Explanation
-    """Of a cold start now, for one call."""
+    """Plan of a cold start at present, for one call."""
 
 
 class InvocationPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What `fs explain` prints."""
+    """The placement decision of an invocation's worker, beside what was observed, for `fs explain`."""
 
     row: InvocationRow
     explanation: Explanation
-    """Of its worker's start. Nothing was observed of it by a call that met a worker that was ready: `row.start` hot."""
+    """Plan of its worker's start. A hot call (`row.start`) observed nothing of it."""
     ttft_s: float | None
-    """From the call's acceptance to the first byte of its answer: what the caller waited, however the start went."""
+    """Time from the call's acceptance to the first byte of its response."""
     decided_s: float
-    """When the plan was made, after the call was accepted; negative if before."""
+    """Time of the decision after the call's acceptance; negative if before."""
     relayed: tuple[int, ...] = ()
     """Stages that the first one reached through the object store only."""
     prediction: Prediction | None
-    """How far predictions for this version were off so far; None if none was ever compared."""
+    """Accuracy of predictions for this version so far; None if none was compared yet."""

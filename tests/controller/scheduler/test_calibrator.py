@@ -139,7 +139,7 @@ def test_a_call_that_met_no_worker_has_no_plan(controller: ControllerProcess) ->
     wait_until(lambda: controller.rows("f"), what="its row")
     answer = controller.http.get(f"/api/v1/invocations/{call.headers['x-request-id']}/plan")
     assert answer.status_code == 404
-    assert f"met no worker: HTTP {call.status_code}" in answer.json()["error"]["message"]
+    assert f"reached no worker: HTTP {call.status_code}" in answer.json()["error"]["message"]
 
 
 def _with_learner(redis_url: str, act: Callable[[StateSync, Calibrator], Awaitable[None]], fence: int) -> None:
