@@ -43,6 +43,6 @@ def with_site_links(markdown: str, source: str) -> str:
         if target.startswith("docs/"):
             name = text.removeprefix("docs/").removesuffix(".md") if text == path else text
             return f"{mark}[{name}]({target.removeprefix('docs/')}{anchor})"
-        return text
+        return f"`{text}`" if "/" in text and "`" not in text else text
 
     return _LINK.sub(rewritten, markdown)
