@@ -77,7 +77,7 @@ class Compactor:
                 if self._fence():
                     await self._tick()
             except REDIS_ERRORS as error:
-                log.warning("the ledger is not compacted while redis is away", extra={"error": str(error)})
+                log.warning("the ledger cannot be compacted: redis is unavailable", extra={"error": str(error)})
             except FleetError as error:
                 log.error("the ledger is not compacted: %s", error.message, extra={"hint": error.hint})
                 pause_s = TROUBLE_S

@@ -1,1 +1,1 @@
-"""What lies in Redis, the in-memory view of it, and how the two are kept in step."""
+"""State: the records in Redis, the in-memory view of them, and their synchronisation."""

@@ -1,4 +1,4 @@
-"""What lies in Redis of keys, projects and secrets. No key's and no secret's cleartext is among it."""
+"""Records of API keys, projects and secrets in Redis. No key and no secret is stored in cleartext."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import msgspec
 from fleetstart.runtime.contract.errors import InvalidInput
 
 Right = Literal["invoke", "read", "deploy", "admin"]
-"""What a key is good for. `deploy` includes `read`; `admin` includes everything."""
+"""The permissions of a key. `deploy` includes `read`; `admin` includes everything."""
 RIGHTS: tuple[Right, ...] = get_args(Right)
 _INCLUDED: dict[Right, frozenset[Right]] = {
     "invoke": frozenset({"invoke"}),
@@ -20,15 +20,15 @@ _INCLUDED: dict[Right, frozenset[Right]] = {
     "admin": frozenset(RIGHTS),
 }
 LOCAL = "local"
-"""Who calls without a key where none is needed, and who owns the home; no key may have that name."""
+"""Name of callers without a key where none is needed, and of the owner of the home; no key may have it."""
 DEFAULT = "default"
-"""The project of all functions that name none. It always exists."""
+"""The project of functions that name none. It always exists."""
 FUNCTIONS_MAX = 100
 _NAME = re.compile(r"[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?")
 
 
 def check_name(what: str, name: str) -> str:
-    """Errors: InvalidInput."""
+    """Checks the name of a key or a project. Errors: InvalidInput."""
     if not _NAME.fullmatch(name):
         raise InvalidInput(
             f"{what} name {name[:80]!r} is not allowed",
@@ -38,7 +38,7 @@ def check_name(what: str, name: str) -> str:
 
 
 class Credential(msgspec.Struct, frozen=True, kw_only=True):
-    """One text by which a key can be shown; after a rotation the key has two for a while."""
+    """A credential of a key, as a hash; after a rotation the key has two for a while."""
 
     id: str
     sha256: str
@@ -51,16 +51,16 @@ class Credential(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KeyRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """Kept after it was revoked: the ledger and the audit log name it, and its name is not given again."""
+    """An API key. It is kept after it was revoked: the ledger and the audit log name it, and its name is not reused."""
 
     name: str
     rights: list[Right]
     functions: list[str] = []
-    """Those that it is for; empty: all of its project."""
+    """Functions that it is limited to; empty: all of its project."""
     project: str = ""
-    """Empty: all projects."""
+    """Project that it is limited to; empty: all projects."""
     credentials: list[Credential]
-    """The newest first."""
+    """Its credentials, the newest first."""
     created_unix_ms: int
     created_by: str
     revoked_unix_ms: int = 0
@@ -70,7 +70,7 @@ class KeyRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def limited(self) -> bool:
-        """Whether it is for some functions only."""
+        """Whether it is limited to some functions."""
         return bool(self.functions or self.project)
 
     def usable(self, now_unix_ms: int) -> bool:
@@ -78,7 +78,7 @@ class KeyRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Quotas(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """None: no limit."""
+    """Quotas of a project; None is no limit."""
 
     functions: int | None = None
     workers: int | None = None
@@ -103,7 +103,7 @@ class ProjectRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 class SecretRecord(msgspec.Struct, frozen=True, kw_only=True):
     name: str
-    """That of the environment variable."""
+    """Name of the environment variable."""
     project: str
     box: str
     """AES-256-GCM: nonce and ciphertext, base64 (`auth.secret_encryption`)."""
@@ -120,12 +120,12 @@ class SecretRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def secret_field(project: str, name: str) -> str:
-    """Of fs:secrets."""
+    """The field of a secret in fs:secrets."""
     return f"{project}/{name}"
 
 
 def digest(record: msgspec.Struct | None) -> str:
-    """For the audit log: tells that something changed, and not what it is; "" for nothing."""
+    """A short digest of a record for the audit log, which shows a change without its content; "" for no record."""
     if record is None:
         return ""
     plain = msgspec.to_builtins(record, str_keys=True)  # a split has numbers for keys, which have no order of their own

@@ -1,7 +1,7 @@
-"""Keys, projects and secrets as last read from Redis: what every decision goes by, without asking anybody.
+"""The access table: keys, projects and secrets as last read from Redis, for decisions without a round trip.
 
-A table never changes; the next reading that differs makes another. What is not understood (a later version wrote it)
-is left out, and keys that were left out still count as keys: the door does not open because it cannot read.
+A table is immutable; a reading that differs makes another. Entries that cannot be decoded (a later version wrote them)
+are left out, but still count as keys: an unreadable key does not open access.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ Kind = TypeVar("Kind", bound=msgspec.Struct)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccessTable:
     locked: bool = False
-    """Whether there is any key, be it revoked: from then on every request needs one."""
+    """Whether any key exists, revoked ones included: from then on every request needs one."""
     keys: Mapping[str, KeyRecord] = field(default_factory=dict)
     by_id: Mapping[str, tuple[KeyRecord, Credential]] = field(default_factory=dict)
     projects: Mapping[str, ProjectRecord] = field(default_factory=dict)
-    """Those that somebody made, or gave quotas."""
+    """Projects that were created or have quotas."""
     secrets: Mapping[str, SecretRecord] = field(default_factory=dict)
-    """Keyed {project}/{name}."""
+    """Secrets by {project}/{name}."""
     rates: Mapping[str, float] = field(default_factory=dict)
-    """Calls a second, of projects that have such a quota."""
+    """Calls a second by project, where there is such a quota."""
     raw: tuple[Raw, Raw, Raw] = field(default=({}, {}, {}), repr=False)
 
     def has_project(self, name: str) -> bool:
@@ -49,7 +49,7 @@ EMPTY = AccessTable()
 
 
 def read_table(raw_keys: Raw, raw_projects: Raw, raw_secrets: Raw, last: AccessTable = EMPTY) -> AccessTable:
-    """`last` itself if nothing has changed."""
+    """Decodes the hashes; returns `last` itself if nothing has changed."""
     raw = (raw_keys, raw_projects, raw_secrets)
     if raw == last.raw:
         return last
@@ -77,5 +77,5 @@ def _decoded(raw: Raw, kind: type[Kind]) -> list[Kind]:
             found.append(msgspec.json.decode(data, type=kind))
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             extra = {"kind": kind.__name__, "entry": field_name.decode(errors="replace"), "error": str(error)}
-            log.warning("an entry in Redis is not understood", extra=extra)
+            log.warning("an entry in Redis cannot be decoded", extra=extra)
     return found

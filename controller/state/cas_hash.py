@@ -1,7 +1,7 @@
-"""One hash in Redis of keys, projects or secrets: changed by compare-and-set, and every gateway hears of it.
+"""A hash in Redis (of keys, projects or secrets) that is changed by compare-and-set, with a publication of each change.
 
-Gateways read all three again at once when a change is published, and once a second anyhow: so long does a key that was
-revoked stay good where a publication was lost.
+Gateways read all three again when a change is published, and once a second anyway: a revoked key stays valid for that
+long where a publication was lost.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ TRIES = 20
 
 
 class CasHash(Generic[Record]):
+    """Records of one type in a Redis hash."""
+
     def __init__(self, state: StateSync, name: str, kind: type[Record]) -> None:
         self._state = state
         self._name = name
@@ -29,7 +31,7 @@ class CasHash(Generic[Record]):
         self._swap = Script(state.client, "compare_and_set")
 
     async def change(self, field: str, change: Callable[[Record | None], Record | None]) -> Record | None:
-        """What `change` makes of the record as it is; None is no record. The view knows it when this returns.
+        """Replaces a record by `change(record)`; None is no record. The view has the new one when this returns.
 
         Errors: those of `change`, Unavailable, REDIS_ERRORS.
         """
@@ -40,4 +42,4 @@ class CasHash(Generic[Record]):
             if data == raw or await self._swap([self._name], [field, raw, data, keys.EVENTS_FUNCTIONS]):
                 await self._state.resync()
                 return new
-        raise Unavailable(f"{field}: somebody else changes it again and again", retry_after_s=1)
+        raise Unavailable(f"{field}: other changes kept coming first", retry_after_s=1)

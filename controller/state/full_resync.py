@@ -1,6 +1,6 @@
-"""Reads into the view all that Redis has for it, in a few round trips; what has not changed is decoded once.
+"""The full resync: reads all state from Redis into the view, in a few round trips. Unchanged entries are not decoded.
 
-`state` decides when, and keeps the process's own writes away meanwhile.
+`sync` decides when, and keeps the process's own writes out meanwhile.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ log = logging.getLogger(__name__)
 
 
 class _DecodeCache(dict[bytes, Any]):
-    """Structs by the bytes that they came from: a full read decodes only what has changed."""
+    """A cache of decoded structs by their bytes, so that a resync decodes only what has changed."""
 
     def __init__(self, kind: Any) -> None:
         self._decoder = msgspec.json.Decoder(kind)
         self._next: dict[bytes, Any] = {}
 
     def read(self, raw: bytes) -> Any:
-        """The struct, or None (and a log line) if the bytes are not one."""
+        """Decodes a struct; None (and a log line) if it cannot be decoded."""
         value = self.get(raw)
         if value is None:
             try:
                 value = self._decoder.decode(raw)
             except msgspec.DecodeError as error:
-                log.warning("an entry in Redis is not understood", extra={"error": str(error)})
+                log.warning("an entry in Redis cannot be decoded", extra={"error": str(error)})
                 return None
         self._next[raw] = value
         return value
 
     def turn(self) -> None:
-        """Forgets what the last full read did not see."""
+        """Forgets entries that the last resync did not see."""
         self.clear()
         self.update(self._next)
         self._next = {}
@@ -66,7 +66,7 @@ class FullResync:
         self._measures: dict[bytes, bytes] = {}
 
     async def read(self) -> None:
-        """All of it, applied at once."""
+        """Reads everything and applies it to the view at once."""
         view = self._view
         async with self._client.pipeline(transaction=False) as pipe:
             pipe.hgetall(keys.FUNCTIONS)
@@ -175,7 +175,7 @@ _NODE, _VERSION = msgspec.json.Decoder(NodeMeasures), msgspec.json.Decoder(Versi
 def read_measures(
     raw: Mapping[bytes, bytes],
 ) -> tuple[dict[NodeId, NodeMeasures], dict[VersionKey, VersionMeasures]]:
-    """The hash, decoded. What is not understood is left out: it is learned anew."""
+    """Decodes fs:measures. Entries that cannot be decoded are left out, and learned again."""
     nodes: dict[NodeId, NodeMeasures] = {}
     versions: dict[VersionKey, VersionMeasures] = {}
     for field, value in raw.items():

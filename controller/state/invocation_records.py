@@ -1,8 +1,8 @@
-"""What is kept of an invocation that outlives its connection.
+"""Records of stored invocations, those that outlive their connection.
 
-An `Envelope` is the call as it was accepted and never changes; `Progress` is what has become of it so far. Both lie in
-Redis, the envelope also at the head of the request in the object store, so that a Redis that lost its last second can
-be told again. Bodies and answers are in the store alone.
+An `Envelope` is the call as it was accepted and never changes; `Progress` is its state so far. Both lie in Redis, the
+envelope also at the head of the request in the object store, so that it can be restored to a Redis that lost its last
+second. Bodies and answers are in the store alone.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Status = Literal["queued", "running", "succeeded", "failed", "cancelled", "expir
 Origin = Literal["async", "sync", "schedule", "replay"]
 ENDED: frozenset[Status] = frozenset(("succeeded", "failed", "cancelled", "expired"))
 MOMENTS_MAX = 32
-"""Lines of an invocation's history: more are retries that look alike."""
+"""Maximum entries of an invocation's history: more are retries that look alike."""
 MESSAGE_MAX = 300
 
 
@@ -33,15 +33,15 @@ class Envelope(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     headers: list[tuple[str, str]]
     body_bytes: int
     fingerprint: str
-    """sha256 of method, target and body: the same call again, or another one under the same id."""
+    """sha256 of project, method, target and body, to tell a repeated call from another one under the same id."""
     accepted_unix_ms: int
     queue_s: int
-    """How long it may wait for its turn, retries included."""
+    """Maximum time in the queue, retries included."""
     ttl_s: int
-    """How long its answer is kept after its end."""
+    """Retention of its answer after its end."""
     origin: Origin = "async"
     source: str = ""
-    """The invocation that it replays, or the moment for which it was scheduled."""
+    """The invocation that it replays, or the time that it was scheduled for."""
     webhook: str = ""
     project: str = ""
     key: str = ""
@@ -49,7 +49,7 @@ class Envelope(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The head of a kept answer; its body lies in the store, under the claim that made it."""
+    """Status and headers of a stored answer; its body lies in the object store, under the claim that made it."""
 
     claim: int
     http_status: int
@@ -58,31 +58,33 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     content_type: str = ""
     billed_ms: int = 0
     cost: str = ""
-    """Dollars."""
+    """Cost in dollars."""
     version: int = 0
     start: str = ""
 
 
 class Delivery(msgspec.Struct, frozen=True, kw_only=True):
-    """How far the webhook is."""
+    """State of an invocation's webhook delivery."""
 
     state: Literal["pending", "delivered", "failed"] = "pending"
     tries: int = 0
     next_unix_ms: int = 0
-    """When it is tried (again), or when whoever tries it now is taken for dead."""
+    """Time of the next attempt; during an attempt, the time after which it counts as lost."""
     http_status: int = 0
-    """That the receiver answered last."""
+    """Last status of the receiver."""
     error: str = ""
     delivered_unix_ms: int = 0
 
 
 class HistoryEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """An entry of an invocation's history."""
+
     unix_ms: int
     what: str
 
 
 class ReportedProgress(msgspec.Struct, frozen=True, kw_only=True):
-    """How far its handler last said that it was."""
+    """Progress as last reported by the handler."""
 
     fraction: float
     message: str = ""
@@ -90,28 +92,30 @@ class ReportedProgress(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The state of a stored invocation."""
+
     status: Status = "queued"
     due_unix_ms: int = 0
-    """Queued: not before. Running: when whoever runs it is taken for dead."""
+    """Queued: earliest start. Running: expiry of the runner's lease."""
     queue_until_unix_ms: int = 0
     claims: int = 0
-    """How often a gateway took it: the fencing token of whoever has it."""
+    """Number of claims by gateways; the fencing token of the current one."""
     gateway: str = ""
     runs: int = 1
-    """Which execution it is at: each has a row of its own in the ledger."""
+    """Number of the execution; each has its own row in the ledger."""
     losses: int = 0
-    """Executions that the platform lost; too many end it."""
+    """Executions that the platform lost; too many end the invocation."""
     cancelling: bool = False
     started_unix_ms: int = 0
     finished_unix_ms: int = 0
     answer: Answer | None = None
     error: ErrorInfo | None = None
     dead: bool = False
-    """Whether it failed because the platform did, again and again: a dead letter."""
+    """Whether it is a dead letter: the platform failed repeatedly."""
     delivery: Delivery | None = None
     moments: list[HistoryEvent] = []
     told: ReportedProgress | None = None
-    """Of the run under way, or of the one that ended it."""
+    """Progress of the current run, or of the last one."""
 
     @property
     def ended(self) -> bool:
@@ -119,5 +123,5 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def run_id(invocation: InvocationId, run: int) -> InvocationId:
-    """The request id of one execution, and so of its row: the first has the invocation's own."""
+    """The request id of an execution and of its row; the first has the invocation's own."""
     return invocation if run <= 1 else InvocationId(f"{invocation}.{run}")

@@ -1,4 +1,4 @@
-"""What the controller alone keeps in Redis: functions, versions, failed starts, first answers."""
+"""Records that only the controller writes to Redis: functions, versions, failed starts, first answers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fleetstart.runtime.contract.weights.stage import LayerLayout
 
 
 class VersionKey(NamedTuple):
-    """Names a version; `str()` is the key of `GatewayReport.loads`."""
+    """The name of a version; `str()` is the key of `GatewayReport.loads`."""
 
     name: FunctionName
     version: Version
@@ -29,18 +29,18 @@ def parse_version_key(text: str) -> VersionKey | None:
 
 
 class Rollout(msgspec.Struct, frozen=True, kw_only=True):
-    """A version that is tried before calls go to it, and what becomes of it then."""
+    """A rollout: a version that is probed before it gets calls, and its traffic afterwards."""
 
     version: Version
     alias: str = LIVE
-    """That points at it afterwards."""
+    """Alias that points at the version afterwards."""
     percent: int = 100
-    """Of the calls of `live` that it gets; less than all is a canary."""
+    """Percent of the calls of `live` that it gets; less than all is a canary."""
     begun_unix_ms: int
 
 
 class Rejection(msgspec.Struct, frozen=True, kw_only=True):
-    """A version that was tried and did not get any calls."""
+    """A failed rollout: the version was probed and gets no calls."""
 
     version: Version
     error: ErrorInfo
@@ -48,7 +48,7 @@ class Rejection(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ScaleOverride(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What `fs scale` has set over what the versions say; None leaves a version's own."""
+    """Settings of `fs scale` that override those of the versions; None keeps a version's own."""
 
     min: int | None = None
     max: int | None = None
@@ -59,20 +59,20 @@ class ScaleOverride(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class FunctionRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """Which versions a function's calls go to. `versions` decides how it changes."""
+    """A function and its traffic: the versions that its calls go to. `traffic` computes its changes."""
 
     name: FunctionName
     live: Version
     deployed_unix_ms: int
     aliases: dict[str, Version] = {}
-    """Besides `live`."""
+    """Aliases besides `live`."""
     split: dict[Version, int] = {}
-    """Percent of the calls that name no version; empty: all go to `live`."""
+    """Percent by version of the calls that name none; empty: all go to `live`."""
     past: list[Version] = []
     """Versions that were live, the last one last: where `fs rollback` goes."""
     rollout: Rollout | None = None
     rejected: Rejection | None = None
-    """The last one, until the next deploy."""
+    """The last failed rollout, until the next deploy."""
     scaled: ScaleOverride | None = None
 
 
@@ -83,14 +83,14 @@ class VersionRecord(msgspec.Struct, frozen=True, kw_only=True):
     digest: str
     spec: FunctionSpec
     segment_bytes: int
-    """What the checkpoint takes of a node's memory; 0 without weights."""
+    """Memory that the checkpoint takes on a node; 0 without weights."""
     created_unix_ms: int
     layout: LayerLayout | None = None
-    """What its stages would weigh; None if our engine does not run it, or it was deployed before there were stages."""
+    """Sizes of its layers; None if it cannot be cut into stages, or was deployed before there were stages."""
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
-    """Starts of one version that failed one after the other."""
+    """Consecutive failed starts of one version."""
 
     count: int
     last_unix_ms: int
@@ -107,5 +107,5 @@ class StartOutcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def is_helper(order: WorkerOrder, status: WorkerStatus | None) -> bool:
-    """Whether it only works for another worker. One that has grown works for callers."""
+    """Whether a worker is a helper stage of another one. A consolidated one is not."""
     return order.stage is not None and order.stage.index > 0 and not (status is not None and status.whole)

@@ -1,4 +1,4 @@
-"""How this process talks to Redis: its connection, its scripts, and what says that Redis is away."""
+"""The Redis client: connection, Lua scripts, and the errors that mean that Redis is unavailable."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from redis.backoff import NoBackoff
 from redis.exceptions import NoScriptError, RedisError
 
 REDIS_ERRORS = (RedisError, OSError, asyncio.TimeoutError)
+"""Errors of a Redis that is unavailable: callers retry, or answer 503."""
 
 
 def connect(url: str) -> redis.Redis:
-    """One quick second try hides a connection that broke while idle; more would only make callers wait."""
+    """Connects with one immediate retry, for a connection that broke while idle; more would only make callers wait."""
     return redis.Redis.from_url(
         url,
         socket_timeout=2.0,
@@ -26,7 +27,7 @@ def connect(url: str) -> redis.Redis:
 
 
 class Script:
-    """A Lua file that loads itself again after Redis was restarted."""
+    """A Lua script, loaded on first use and again after Redis was restarted."""
 
     def __init__(self, client: redis.Redis, name: str) -> None:
         self._client = client

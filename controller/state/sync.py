@@ -1,7 +1,8 @@
-"""Keeps the view as Redis has it.
+"""Synchronises the view with Redis.
 
-Two ways in: publications, at once, and a full read once a second and after each reconnect, which makes up for
-lost ones. While Redis is away nothing ends: the view stays, `view.redis` tells why, and the next full read mends it.
+By publications, at once, and by a full resync once a second and after each reconnect, which makes up for lost ones.
+While Redis is unavailable the view stays as it was, `view.redis` has the error, and the next resync brings it up to
+date.
 """
 
 from __future__ import annotations
@@ -34,12 +35,14 @@ RESYNC_S = 1.0
 
 
 class StateSync:
+    """Owner of the view's synchronisation, and of the lock between resyncs and writes."""
+
     def __init__(self, client: redis.Redis, view: View, *, monotonic_ns: Callable[[], int] = time.monotonic_ns):
         self.client = client
         self.view = view
         self._monotonic_ns = monotonic_ns
         self.writes = asyncio.Lock()
-        """A full read and a write exclude each other: a read from before the write would undo it in the view."""
+        """Lock between full resyncs and writes: a read from before a write would undo it in the view."""
         self._resync_now = asyncio.Event()
         self._full = FullResync(client, view, monotonic_ns)
         self._reports = msgspec.json.Decoder(GatewayReport)
@@ -63,14 +66,14 @@ class StateSync:
 
     def _failed(self, error: BaseException) -> None:
         if self.view.redis == "ok":
-            log.warning("redis is away", extra={"error": str(error)})
+            log.warning("redis is unavailable", extra={"error": str(error)})
         self.view.redis = f"{type(error).__name__}: {error}"
         for seen in self.view.nodes.values():
             seen.absent_since_ns = None
-            """Nodes could not renew either: they get their grace anew."""
+            """Nodes could not renew their leases either: their grace period starts again."""
 
     async def resync(self) -> None:
-        """One full read, then listeners are told."""
+        """Resyncs the view and calls its listeners."""
         view = self.view
         async with self.writes:
             view.touched.clear()
@@ -78,18 +81,20 @@ class StateSync:
         view.forget_gateways(self._monotonic_ns())
         view.synced = True
         if view.redis != "ok":
-            log.info("redis is read", extra={"functions": len(view.functions), "nodes": len(view.nodes)})
+            log.info(
+                "redis is available, and was read", extra={"functions": len(view.functions), "nodes": len(view.nodes)}
+            )
         view.redis = "ok"
         view.changed()
 
     async def version(self, key: VersionKey) -> VersionRecord | None:
-        """A version that need not be live; immutable, so read once."""
+        """Loads any version, live or not. Versions are immutable, so each is read once."""
         if key not in self.view.versions:
             await self._full.load_versions([key])
         return self.view.versions.get(key)
 
     async def function(self, name: FunctionName) -> FunctionRecord | None:
-        """Asks Redis itself: for a name that was deployed a moment ago through another controller."""
+        """Loads a function from Redis, for a name that another controller may have deployed just now."""
         raw = await cast(Awaitable[bytes | None], self.client.hget(keys.FUNCTIONS, name))
         if raw is None:
             return None
@@ -138,6 +143,6 @@ class StateSync:
                 if known is None or known.ordered_unix_ns < order.ordered_unix_ns:
                     view.put_order(order)
         except msgspec.DecodeError as error:
-            log.warning("a publication is not understood", extra={"channel": channel, "error": str(error)})
+            log.warning("a publication cannot be decoded", extra={"channel": channel, "error": str(error)})
             return
         view.changed()

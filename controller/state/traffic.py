@@ -1,7 +1,7 @@
-"""Which version a call goes to, and how that changes: aliases, splits, deploys, rollbacks.
+"""Traffic of a function: the version that a call goes to, and its changes by aliases, splits, deploys and rollbacks.
 
-Records in, records out; versions themselves never change. `registry` writes the records, `rollouts` finds out
-whether a new version answers, the gateway asks for each call.
+Pure: records in, records out; versions themselves never change. `registry` writes the records, `rollouts` probes new
+versions, the gateway chooses a version for each call.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _ALIAS = re.compile(r"[a-z]([a-z0-9-]{0,30}[a-z0-9])?")
 def version_for_call(
     record: FunctionRecord, alias: str, invocation: str, is_broken: Callable[[Version], bool]
 ) -> Version:
-    """For a call that names no number. The same invocation gets the same version, so that a repetition does.
+    """The version for a call that names no number. The same invocation id gets the same version, also when repeated.
 
     A version of the split whose starts are given up gets no calls: those of a canary go to `live`.
     Errors: NotFound.
@@ -49,7 +49,7 @@ def version_for_call(
 
 
 def version_of_alias(record: FunctionRecord, alias: str) -> Version:
-    """Errors: NotFound, with the aliases that there are."""
+    """The version that an alias points at. Errors: NotFound, with the known aliases."""
     if alias == LIVE:
         return record.live
     version = record.aliases.get(alias)
@@ -62,12 +62,12 @@ def version_of_alias(record: FunctionRecord, alias: str) -> Version:
 
 
 def in_service(record: FunctionRecord) -> set[Version]:
-    """Those that calls reach without naming a number: they are scaled and kept warm as they ask for."""
+    """The versions that calls reach without a number: these are scaled and kept warm by their settings."""
     return {record.live, *record.split, *record.aliases.values()}
 
 
 def tracked_versions(record: FunctionRecord) -> set[Version]:
-    """Those that schedulers and gateways must know."""
+    """The versions that schedulers and gateways must know: those in service, and one being rolled out."""
     return in_service(record) | ({record.rollout.version} if record.rollout is not None else set())
 
 
@@ -75,7 +75,7 @@ def tracked_versions(record: FunctionRecord) -> set[Version]:
 
 
 def with_live(record: FunctionRecord, version: Version, now_unix_ms: int) -> FunctionRecord:
-    """All calls go to this version, which is scaled as it says itself if it is another one."""
+    """Sends all calls to a version. Another one than before starts without `fs scale` overrides."""
     if version == record.live:
         return replace(record, split={})
     past = [*record.past, record.live][-PAST_KEPT:]
@@ -83,7 +83,7 @@ def with_live(record: FunctionRecord, version: Version, now_unix_ms: int) -> Fun
 
 
 def with_alias(record: FunctionRecord, alias: str, version: Version, now_unix_ms: int) -> FunctionRecord:
-    """Errors: InvalidInput."""
+    """Points an alias at a version. Errors: InvalidInput."""
     if alias == LIVE:
         return with_live(record, version, now_unix_ms)
     check_alias(alias)
@@ -97,7 +97,7 @@ def with_alias(record: FunctionRecord, alias: str, version: Version, now_unix_ms
 
 
 def without_alias(record: FunctionRecord, alias: str) -> FunctionRecord:
-    """Errors: NotFound, InvalidInput."""
+    """Removes an alias. Errors: NotFound, InvalidInput."""
     if alias == LIVE:
         raise InvalidInput("live cannot be removed", hint=f"`fs rm {record.name}` removes the function")
     version_of_alias(record, alias)
@@ -114,7 +114,8 @@ def check_alias(alias: str) -> str:
 
 
 def with_split(record: FunctionRecord, weights: Mapping[Version, int], now_unix_ms: int) -> FunctionRecord:
-    """`live` stays what it is if it has a share, or becomes the version with the largest. Errors: InvalidInput."""
+    """Splits the calls. `live` stays if it has a share, else the version with the largest is live. Errors:
+    InvalidInput."""
     if any(percent < 0 for percent in weights.values()) or sum(weights.values()) != 100:
         shown = " + ".join(str(percent) for percent in weights.values()) or "nothing"
         raise InvalidInput(
@@ -127,7 +128,7 @@ def with_split(record: FunctionRecord, weights: Mapping[Version, int], now_unix_
 
 
 def scaled(record: FunctionRecord, change: ScaleOverride | None) -> FunctionRecord:
-    """None takes back what was set before; what a change leaves open stays. Errors: InvalidSpec."""
+    """Changes the `fs scale` overrides; None removes them, fields that are None stay. Errors: InvalidSpec."""
     if change is None:
         return replace(record, scaled=None)
     fields = {name: value for name in ScaleOverride.__struct_fields__ if (value := getattr(change, name)) is not None}
@@ -144,7 +145,7 @@ def scaled(record: FunctionRecord, change: ScaleOverride | None) -> FunctionReco
 
 
 def scale_of(record: FunctionRecord | None, spec: FunctionSpec) -> Scale:
-    """Of one version, as it is in effect; what was set counts where the version itself says otherwise."""
+    """The scaling limits of a version in effect: its own, with the overrides of `fs scale`."""
     change = record.scaled if record is not None else None
     if change is None:
         return spec.scale
@@ -157,7 +158,7 @@ def scale_of(record: FunctionRecord | None, spec: FunctionSpec) -> Scale:
 
 
 def limits_of(record: FunctionRecord | None, spec: FunctionSpec) -> Limits:
-    """Of one version, as they are in effect."""
+    """The rate limits of a version in effect: its own, with the overrides of `fs scale`."""
     change = record.scaled if record is not None else None
     if change is None:
         return spec.limits
@@ -168,7 +169,7 @@ def limits_of(record: FunctionRecord | None, spec: FunctionSpec) -> Limits:
 
 
 def rolled_back(record: FunctionRecord, to: Version | None, now_unix_ms: int) -> FunctionRecord:
-    """Undoes what was done last: a deploy that is being tried, a split, or the last change of `live`.
+    """Rolls back the last change: a rollout in progress, a split, or the last change of `live`.
 
     Errors: InvalidInput if there is nothing to go back to.
     """
@@ -192,7 +193,7 @@ def rolled_back(record: FunctionRecord, to: Version | None, now_unix_ms: int) ->
 
 
 def deployed(record: FunctionRecord, plan: Rollout, *, probe: bool) -> FunctionRecord:
-    """The record after a deploy of this version; with `probe` the change of calls waits for `promoted`.
+    """The record after a deploy of a version; with `probe` its traffic changes only by `promoted`.
 
     Errors: InvalidInput for a canary of what is live.
     """
@@ -230,7 +231,7 @@ def _in_effect(record: FunctionRecord, plan: Rollout) -> bool:
 
 
 def promoted(record: FunctionRecord, now_unix_ms: int) -> FunctionRecord:
-    """The version that was tried gets what its deploy wanted for it."""
+    """Ends a rollout successfully: the version gets its traffic."""
     plan = record.rollout
     assert plan is not None
     done = replace(record, rollout=None)
@@ -242,14 +243,14 @@ def promoted(record: FunctionRecord, now_unix_ms: int) -> FunctionRecord:
 
 
 def rejected(record: FunctionRecord, error: ErrorInfo, now_unix_ms: int) -> FunctionRecord:
-    """It gets no calls, and all others go on as before."""
+    """Ends a rollout by rejection: the version gets no calls, and traffic stays as it was."""
     plan = record.rollout
     assert plan is not None
     return replace(record, rollout=None, rejected=Rejection(version=plan.version, error=error, unix_ms=now_unix_ms))
 
 
 def roles(record: FunctionRecord, version: Version) -> list[str]:
-    """What a version is to its function, for people: `live`, `10%`, aliases, `being tried`, `rejected`."""
+    """The roles of a version, for display: `live`, `10%`, aliases, `being tried`, `rejected`."""
     found: list[str] = [LIVE] if version == record.live else []
     if version in record.split:
         found.append(f"{record.split[version]}%")

@@ -1,7 +1,8 @@
-"""What this process knows of the world: Redis as last read, in memory, so that calls never wait for Redis.
+"""The view: an in-memory copy of the state in Redis, so that calls never wait for Redis.
 
-Written by `state.State` (full reads and publications) and by the process's own writes; read by gateway, scheduler
-and API. Listeners hear of changes at once. While Redis is away the view stays as it was: hot functions are served.
+Written by `StateSync` (full resyncs and publications) and by the process's own writes; read by gateway, scheduler and
+API. Listeners are called at once on changes. While Redis is unavailable the view stays as it was, and hot functions
+are served.
 """
 
 from __future__ import annotations
@@ -19,17 +20,19 @@ from .access_table import EMPTY, AccessTable
 from .records import Failure, FunctionRecord, VersionKey, VersionRecord
 
 NODE_GRACE_NS = 2_000_000_000
-"""A node whose lease is gone for longer is lost. Renewal comes once a second, so one may be late."""
+"""Grace period after a node's lease has expired. Leases are renewed once a second, so one renewal may be late."""
 GATEWAY_LEASE_NS = 3_000_000_000
 ENDED_KEPT = 1024
-"""Last statuses of ended workers, kept so that a call can tell why its worker died."""
+"""Number of final worker statuses that are kept, so that a call can be answered with the reason of its worker's end."""
 
 
 @dataclass(slots=True)
 class NodeSeen:
+    """A node's last report, and since when its lease has been missing."""
+
     report: NodeReport
     absent_since_ns: int | None = None
-    """When its lease was first missed, on our clock."""
+    """Monotonic time at which its lease was first missing."""
 
     def lost(self, now_ns: int) -> bool:
         return self.absent_since_ns is not None and now_ns - self.absent_since_ns > NODE_GRACE_NS
@@ -49,17 +52,17 @@ class View:
         self.statuses: dict[WorkerId, WorkerStatus] = {}
         self.shell_orders: dict[WorkerId, WorkerOrder] = {}
         self.shell_statuses: dict[WorkerId, WorkerStatus] = {}
-        """Of workers that are people's shells: nobody but `shells` is to take them for workers."""
+        """Statuses of shell workers, kept apart because they serve no calls."""
         self.gateways: dict[str, tuple[GatewayReport, int]] = {}
         self.node_measures: dict[NodeId, NodeMeasures] = {}
         self.version_measures: dict[VersionKey, VersionMeasures] = {}
-        """What was learned of both, for the planner."""
+        """The planner's estimates of nodes and versions."""
         self.access: AccessTable = EMPTY
-        """Keys, projects, secrets."""
+        """Keys, projects and secrets."""
         self.was_ready: set[WorkerId] = set()
         self.ended: OrderedDict[WorkerId, WorkerStatus] = OrderedDict()
         self.touched: set[WorkerId] = set()
-        """Workers heard of since the last full read began: it may hold older news of them."""
+        """Workers updated since the last resync began, which may have older data of them."""
         self._worker_listeners: list[Callable[[WorkerStatus], None]] = []
         self._shell_listeners: list[Callable[[WorkerStatus], None]] = []
         self._listeners: list[Callable[[], None]] = []
@@ -84,7 +87,7 @@ class View:
         return self.versions.get(VersionKey(name, record.live)) if record else None
 
     def put_status(self, status: WorkerStatus, *, touch: bool = True) -> bool:
-        """Takes over a status unless a newer one is known; True if it says something new."""
+        """Stores a status unless a newer one is known; True if it changes anything."""
         if status.shell:
             self._put_shell_status(status)
             return False
@@ -116,7 +119,7 @@ class View:
             listener(status)
 
     def drop_status(self, worker: WorkerId) -> None:
-        """Its node has forgotten it. Listeners are told that it is gone."""
+        """Removes a status that its node has removed. Listeners get it as `gone`."""
         status = self.statuses.pop(worker, None)
         self.was_ready.discard(worker)
         if status is not None and status.state not in FINAL:
@@ -150,7 +153,7 @@ class View:
         return total
 
     def running_elsewhere(self, worker: WorkerId, key: VersionKey, gateway: str) -> int:
-        """Calls that other gateways have on a worker, as they last told."""
+        """Calls of other gateways on a worker, by their last reports."""
         return sum(
             report.loads[str(key)].per_worker.get(worker, 0)
             for name, (report, _) in self.gateways.items()
@@ -158,7 +161,7 @@ class View:
         )
 
     def worker_lost(self, worker: WorkerId, node: NodeId, epoch: str | None, now_ns: int) -> bool:
-        """Whether its node is dead, or a later daemon than the one that was to run it."""
+        """Whether a worker is lost: its node is dead, or its daemon was restarted since the order."""
         seen = self.nodes.get(node)
         if seen is None:
             return self.synced

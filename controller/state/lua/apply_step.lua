@@ -1,4 +1,4 @@
--- The scheduler's writes, all or none: refused if somebody else has become scheduler meanwhile.
+-- Apply the writes of a scheduler's step, all or none: rejected if another controller has become the scheduler.
 --
 -- KEYS[1] fs:fence; KEYS[1 + i] the key of write i: fs:desired:{node} or fs:failures:{name}:{version}
 -- ARGV[1] the writer's fence, then for each write five: what, field, value, channel, message

@@ -1,10 +1,10 @@
--- Book a row from before the horizon, or drop it, now that the segments were asked whether they have it.
+-- Book a row from before the horizon, or drop it, after it was looked up in the segments.
 --
 -- KEYS[1] fs:ledger:late; KEYS[2] fs:ledger:ids; KEYS[3] fs:ledger; KEYS[4] fs:ledger:segments; KEYS[5] fs:ledger:spent
 -- ARGV[1] entry in KEYS[1], ARGV[2] row id, ARGV[3] row (JSON; '' if a segment has it), ARGV[4] function, ARGV[5] cost
--- ARGV[6] how many segments there were when they were asked
+-- ARGV[6] number of segments at the time of the look-up
 --
--- Returns 1 if it is booked, 0 if it was known; -1 if there are more segments by now, and nothing was done: ask again.
+-- Returns 1 if it is booked, 0 if it was known; -1, and nothing is done, if there are more segments now: look up again.
 if redis.call('HLEN', KEYS[4]) ~= tonumber(ARGV[6]) then
   return -1
 end

@@ -1,4 +1,4 @@
--- Write an event down, once.
+-- Append a budget event to the stream of alerts, once.
 --
 -- KEYS[1] fs:alerted:{what}  string, expiring: the event is written
 -- KEYS[2] fs:alerts          stream

@@ -1,4 +1,4 @@
--- Take the entries of a published segment out of the stream, and ids that nobody can need any more out of the set.
+-- Remove the entries of a published segment from the stream, and old row ids from the set.
 --
 -- KEYS[1] fs:ledger:segments  hash: number -> header; as many as there are
 -- KEYS[2] fs:ledger           stream
@@ -8,7 +8,7 @@
 -- ARGV[4] ids with lower scores are forgotten, as all of them are in segments; ARGV[5] the horizon, no lower than that
 --
 -- Returns 1, or 0 if that segment is known, or the one before it is not: nothing is changed then. The segment is
--- published and will not change, so it does not matter who says so, or how often.
+-- published and immutable, so any controller may call this, any number of times.
 if redis.call('HLEN', KEYS[1]) ~= tonumber(ARGV[1]) - 1 then
   return 0
 end

@@ -1,9 +1,9 @@
--- Change an idempotency key's claim if nobody else did since it was read.
+-- Compare and set the claim of an idempotency key.
 --
 -- KEYS[1] fs:idempotency:{digest}
 -- ARGV[1] claim as it was read ('' for none); ARGV[2] new claim ('' frees the key); ARGV[3] milliseconds that it lives
 --
--- Returns the claim that stands afterwards ('' for none): another one than ARGV[2] if it was changed by somebody else.
+-- Returns the claim afterwards ('' for none): not ARGV[2] if it had changed since it was read.
 local known = redis.call('GET', KEYS[1]) or ''
 if known ~= ARGV[1] then
   return known

@@ -1,14 +1,14 @@
--- Change an invocation's state if nobody else did since it was read, and when somebody must look at it again.
+-- Compare and set an invocation's state, together with its timers.
 --
 -- KEYS[1] fs:invocation:{id}; KEYS[2] fs:invocations:due:{function}; KEYS[3] fs:invocations:functions
 -- KEYS[4] fs:invocations:kept; KEYS[5] fs:invocations:index; KEYS[6] fs:invocation:events:{id}
 -- KEYS[7] fs:invocations:timers
 -- ARGV[1] id; ARGV[2] function; ARGV[3] state as it was read ('' for none); ARGV[4] new state ('' deletes all of it)
 -- ARGV[5] the call, of a new one; ARGV[6] unix ms at which its run is due, ARGV[7] its timer ('' for never)
--- ARGV[8] kept until unix ms; ARGV[9] accepted unix ms; ARGV[10] channel; ARGV[11] status ('' tells nobody)
+-- ARGV[8] kept until unix ms; ARGV[9] accepted unix ms; ARGV[10] channel; ARGV[11] status ('' publishes nothing)
 -- ARGV[12] most that a function may have due
 --
--- Returns 1; 0 if the state is another by now; -1 if the function has too many already.
+-- Returns 1; 0 if the state has changed since it was read; -1 if the function has too many due invocations.
 if (redis.call('HGET', KEYS[1], 'state') or '') ~= ARGV[3] then
   return 0
 end

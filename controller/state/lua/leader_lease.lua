@@ -1,10 +1,10 @@
--- Become or stay the scheduler.
+-- Acquire, renew or release the scheduler's leader lease.
 --
 -- KEYS[1] fs:leader  string, expiring: id of the gateway that schedules
 -- KEYS[2] fs:fence   fencing token: one more at each change of scheduler
 -- ARGV[1] own id, ARGV[2] lease in ms (0 gives the lease up), ARGV[3] fence held so far (0: none)
 --
--- Returns {fence, leader}: fence is 0 for those who do not lead.
+-- Returns {fence, leader}: fence is 0 if another controller leads.
 local leader = redis.call('GET', KEYS[1])
 if ARGV[2] == '0' then
   if leader == ARGV[1] then

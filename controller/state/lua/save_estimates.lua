@@ -1,4 +1,4 @@
--- Keep what was learned, if nobody else has become scheduler, and of each thing once.
+-- Store the planner's estimates, fenced, and each observation once.
 --
 -- KEYS[1] fs:fence; KEYS[2] fs:measures; KEYS[3] fs:learned:{worker}:{what}, absent for what may be learned again
 -- ARGV[1] the writer's fence, ARGV[2] how long KEYS[3] is kept, in s; then fields of KEYS[2] and their values ('' removes)
