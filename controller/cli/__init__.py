@@ -1,7 +1,7 @@
-"""The `fs` command line: what a person types. It talks HTTP to a controller and imports nothing heavy early.
+"""The `fs` command line: a client of the management API. Nothing heavy is imported before it is needed.
 
-`fs up` is the exception that starts processes: the supervisor (`supervisor.py`) owns Redis, controller and node
-daemon of one machine. Deploying reads handlers by their syntax tree and never runs them (`declarations.py`).
+`fs up` alone starts processes: the supervisor (`local/supervisor.py`) owns Redis, controller and node daemon of one
+machine. Deploying reads handlers by their syntax tree and never runs them (`handler/source/`).
 """
 
 from .root import main

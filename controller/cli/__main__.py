@@ -1,4 +1,4 @@
-"""`python -m fleetstart.controller.cli` is `fs`."""
+"""Entry point of `python -m fleetstart.controller.cli`, which is `fs`."""
 
 from .root import main
 

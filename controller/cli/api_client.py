@@ -1,7 +1,7 @@
-"""The management API as the command line calls it: typed answers, errors of the contract, a server that is found.
+"""Client of the management API: finds the server, decodes typed answers, raises the contract's errors.
 
-A controller may be restarted under us. Its listening socket stays open meanwhile, so a call waits rather than
-fails; a call that was cut is made again if it can be without doing something twice.
+The controller may restart during a call. Its listening socket stays open meanwhile, so the call waits and does not
+fail; a call whose connection breaks is made again if that cannot do something twice.
 """
 
 from __future__ import annotations
@@ -43,22 +43,24 @@ if TYPE_CHECKING:
 Answer = TypeVar("Answer")
 
 RETRY_S = 10.0
-"""How long a read is tried again: a controller is back within 5 s."""
+"""How long a request is retried: a restarted controller is back within 5 s."""
 PAUSE_S = 0.1
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 
 
 class Address(NamedTuple):
+    """URL of a server, and the API key for it."""
+
     url: str
     key: str = ""
-    """The API key to show there; empty: none."""
+    """Empty: none."""
     key_in: str = ""
-    """Where a shell has it from: `$FS_KEY`, or `$(cat FILE)`."""
+    """Shell expression for the key: `$FS_KEY`, or `$(cat FILE)`."""
 
 
 def find_server(url: str | None, home: Path) -> Address:
-    """The server to talk to, as given or as `fs up` wrote it, and the key: FS_KEY, or for our own server that of its
-    home, which nobody else is shown."""
+    """Address of the server: the URL given, or the one that `fs up` wrote. Its key is FS_KEY; for the server of this
+    home, the home's key, which is sent to no other server."""
     layout = HomeLayout(home)
     try:
         own = layout.endpoint.read_text().strip()
@@ -79,7 +81,7 @@ def find_server(url: str | None, home: Path) -> Address:
 
 
 def own_server(home: Path) -> Address:
-    """The one that `fs up` wrote, with the key of its home if there is one, whatever FS_KEY is for."""
+    """Address of the server that `fs up` wrote, with the home's key if there is one, even if FS_KEY is set."""
     found = find_server(None, home)
     own = _with_own_key(found.url, HomeLayout(home))
     return own if own.key else found
@@ -90,14 +92,14 @@ def _with_own_key(url: str, layout: HomeLayout) -> Address:
 
 
 def shell_path(path: Path) -> str:
-    """As a shell takes it, and a person reads it."""
+    """The path quoted for a shell, beginning with ~ inside the user's folder."""
     user = Path.home()
     return f"~/{shlex.quote(str(path.relative_to(user)))}" if path.is_relative_to(user) else shlex.quote(str(path))
 
 
 @contextmanager
 def _left_out(module: str) -> Iterator[None]:
-    """Imports of it fail meanwhile, unless it is there already."""
+    """Makes imports of the module fail inside the block, unless it is imported already."""
     if module in sys.modules:
         yield
         return
@@ -113,7 +115,7 @@ def function_path(name: str) -> str:
 
 
 class ApiClient:
-    """One server. Also the ObjectStore that a deploy writes to."""
+    """HTTP client of one server. Also the UploadTarget of a deploy."""
 
     def __init__(self, address: Address | str, *, timeout_s: float = 30.0) -> None:
         # Late, as it is the largest import of the command line, and without a command line of its own.
@@ -122,7 +124,7 @@ class ApiClient:
         url, key, _ = Address(address) if isinstance(address, str) else address
         self.url = url
         if not key.isascii() or not key.isprintable():
-            raise Unauthorized("FS_KEY is no key: it has characters that no key has")
+            raise Unauthorized("FS_KEY is not a key: it has characters that keys do not have")
         self._httpx = httpx
         self._cut = (httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError)
         local = urlsplit(url).hostname in LOOPBACK
@@ -155,7 +157,7 @@ class ApiClient:
         return self._decoded(response, kind)
 
     def send_once(self, method: str, path: str, body: Any, kind: type[Answer]) -> Answer:
-        """Once: two rollbacks are not one."""
+        """Sends a request that must not be repeated: two rollbacks are not one."""
         headers = {"content-type": "application/json"}
         with self.connection_errors():
             return self._decoded(
@@ -188,7 +190,7 @@ class ApiClient:
             raise error_of(response.status_code, response.content)
 
     def read_object(self, key: str, limit_bytes: int) -> bytes | None:
-        """A small object; None if it is not there."""
+        """Reads a small object; None if it does not exist."""
         response = self.request_with_retry("GET", f"/api/v1/objects/{key}", headers={"range": f"bytes=0-{limit_bytes}"})
         if response.status_code in (404, 416):  # 416: an empty one has no range
             return None if response.status_code == 404 else b""
@@ -199,7 +201,7 @@ class ApiClient:
         return response.content
 
     def read_range(self, key: str, offset: int, size_bytes: int) -> Iterator[bytes]:
-        """Exactly these bytes, in pieces of any size; goes on where a connection was cut."""
+        """Reads a range of an object, in blocks of any size; resumes where a connection breaks."""
         end, broke_at_s = offset + size_bytes, None
         while offset < end:
             try:
@@ -239,17 +241,17 @@ class ApiClient:
 
     @contextmanager
     def connection_errors(self) -> Iterator[None]:
-        """Turns errors of the connection into Unreachable."""
+        """Turns connection errors into Unreachable."""
         try:
             yield
         except self._httpx.TransportError as error:
             raise (ConnectionCut if isinstance(error, self._cut) else Unreachable)(
                 f"{self.url} does not answer: {str(error) or type(error).__name__}",
-                hint="is it running? `fs up` starts a server on this machine, `fs doctor` looks for problems",
+                hint="is it running? `fs up` starts a server on this machine, `fs doctor` checks this machine",
             ) from error
 
     def request_with_retry(self, method: str, path: str, **request: Any) -> httpx.Response:
-        """A request that may be made twice; a refused connection is final, a cut one is not."""
+        """Sends a request that may be repeated. Retries after a broken connection, not after a refused one."""
         ends = time.monotonic() + RETRY_S
         with self.connection_errors():
             while True:
@@ -267,13 +269,13 @@ class ApiClient:
             return msgspec.json.decode(response.content, type=kind)
         except msgspec.DecodeError as error:
             raise FleetError(
-                f"{self.url} answered something else than this `fs` expects: {error}",
-                hint="is it a fleetstart server, and of this version?",
+                f"{self.url} sent an answer that this `fs` cannot read: {error}",
+                hint="is it a fleetstart server of this version?",
             ) from error
 
 
 def error_of(status: int, body: bytes) -> FleetError:
-    """The error that a response of the platform stands for."""
+    """Decodes the error of a response."""
     try:
         return error_from(msgspec.json.decode(body, type=ErrorBody).error)
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -284,7 +286,7 @@ def error_of(status: int, body: bytes) -> FleetError:
 
 @contextmanager
 def suggest_function(server: ApiClient, name: str) -> Iterator[None]:
-    """A name that does not exist is answered with the nearest that does."""
+    """Adds the nearest existing function to the hint of a NotFound raised in the block."""
     try:
         yield
     except NotFound as error:

@@ -1,4 +1,4 @@
-"""Async invocations on the command line: makes one, waits for its end with `Prefer: wait`, shows it and its result."""
+"""Async invocations on the command line: submit one, wait for its end with `Prefer: wait`, print it and its result."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from .api_client import ApiClient, error_of
 from .units import format_utc
 
 ENDED = frozenset(("succeeded", "failed", "cancelled", "expired"))
-ASK_S = 20
-"""Of one request: shorter than the client's own timeout."""
+POLL_S = 20
+"""How long one request waits for the end: shorter than the client's own timeout."""
 
 
 def wait_for_end(server: ApiClient, invocation: str, *, timeout_s: float) -> InvocationInfo:
-    """As it is when it has ended. Errors: DeadlineExceeded, NotFound, Unreachable."""
+    """Waits until the invocation ends, and returns it. Errors: DeadlineExceeded, NotFound, Unreachable."""
     ends_s = time.monotonic() + timeout_s
     while True:
-        left_s = max(0, min(ASK_S, round(ends_s - time.monotonic())))
+        left_s = max(0, min(POLL_S, round(ends_s - time.monotonic())))
         with server.connection_errors():
             response = server.http.get(
                 f"/api/v1/invocations/{quote(invocation, safe='')}", headers={"prefer": f"wait={left_s}"}
@@ -52,7 +52,7 @@ def invoke_async(
     wait_s: float | None,
     as_json: bool,
 ) -> int:
-    """The exit code. It carries a request id, under which the server accepts it once."""
+    """Submits an async call and returns the exit code. Its request id makes the server accept it once."""
     response = server.request_with_retry(method, target, content=content, headers=headers)
     if response.status_code != 202:
         raise error_of(response.status_code, response.content)
@@ -80,18 +80,18 @@ def invocation_path(invocation: str) -> str:
 
 
 def get_invocation(server: ApiClient, invocation: str) -> InvocationInfo:
-    """Errors: NotFound, also for a synchronous call of which only the trace is left."""
+    """Fetches a stored invocation. Errors: NotFound, also for a synchronous call, of which only the trace is stored."""
     found = server.get(invocation_path(invocation), dict[str, msgspec.Raw])
     if "status" not in found:
         raise NotFound(
-            f"{invocation} was a synchronous call, and its request is not kept",
-            hint="`fs trace` shows its timeline; functions with keep_requests=True have their calls kept",
+            f"{invocation} was a synchronous call, and its request is not stored",
+            hint="`fs trace` shows its timeline; requests are stored of functions with keep_requests=True",
         )
     return msgspec.json.decode(msgspec.json.encode(found), type=InvocationInfo)
 
 
 def print_result(server: ApiClient, invocation: str) -> int:
-    """The kept answer on stdout; a line on stderr if there is none yet."""
+    """Writes the stored answer to stdout; if there is none yet, a line to stderr."""
     with server.connection_errors():
         response = server.http.get(f"{invocation_path(invocation)}/result")
     if response.headers.get("fs-error") or response.status_code == 404:

@@ -1,6 +1,7 @@
-"""How to call a system from a shell, told so that it works as it is pasted.
+"""curl commands that call a server or a function, ready to paste into a shell.
 
-The key is never printed: the line reads it where it is kept, and curl hides from `ps` what follows `--oauth2-bearer`.
+They do not contain the key: the shell reads it from its file or variable, and curl hides what follows
+`--oauth2-bearer` from `ps`.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from ..schemas.examples import example
 from .api_client import Address
 
 EXAMPLE_MAX_CHARS = 200
-"""Longer ones are for `openapi.json`."""
+"""A longer example body is not shown; `openapi.json` has it."""
 
 
 def curl_command(url: str, address: Address) -> str:
@@ -24,7 +25,7 @@ def curl_command(url: str, address: Address) -> str:
 
 
 def curl_for_function(url: str, interface: Interface | None, address: Address) -> str:
-    """With the plainest input that the function takes."""
+    """curl command with an example of the function's input."""
     if interface is None:
         return curl_command(url, address)
     if interface.takes == "llm":
@@ -41,11 +42,11 @@ def curl_for_function(url: str, interface: Interface | None, address: Address) -
 
 
 def access_line(kind: str, address: Address) -> str:
-    """One line: who may call, and how. `kind`: SystemStatus.access."""
+    """One line on who may call the server, and how. `kind`: SystemStatus.access."""
     if kind == "open":
         return (
-            "open: whoever is on this machine may do everything without a key, until there is one "
+            "open: programs on this machine need no key, until the first one is created "
             "(fs key create admin --scope admin)"
         )
     line = curl_command(address.url + "/api/v1/status", address)
-    return f"every call shows a key; in a browser: fs dashboard; in a shell: {line}"
+    return f"every request needs a key; in a browser: fs dashboard; in a shell: {line}"

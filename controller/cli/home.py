@@ -1,8 +1,8 @@
-"""Where `fs up` keeps things under FS_HOME, and who of us is alive.
+"""Files of `fs up` under FS_HOME, and whether its processes run.
 
-Whether a supervisor runs is told by a lock that it holds and the kernel frees, never by a file that somebody
-forgot. Its record (`run/supervisor.json`) names pid and start time, so that a signal cannot hit a stranger
-who got the same pid later.
+A supervisor runs as long as it holds a lock, which the kernel frees: a file left behind means nothing. Its record
+(`run/supervisor.json`) names pid and start time, so that a signal cannot hit another process that got the same pid
+later.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ SOCKET_DIR_PREFIX = "fleetstart-"
 
 
 class SupervisorRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """Content of `run/supervisor.json`."""
+
     pid: int
     start_ticks: int
     url: str
@@ -37,7 +39,7 @@ class SupervisorRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServiceRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One process under the supervisor; pid 0 while it does not run."""
+    """State of one process under the supervisor; pid 0 while it does not run."""
 
     pid: int
     deaths: int
@@ -45,11 +47,13 @@ class ServiceRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class HomeLayout:
+    """Paths of the files under one FS_HOME."""
+
     home: Path
 
     @property
     def run(self) -> Path:
-        """Only while a supervisor runs."""
+        """Folder of run files; it exists only while a supervisor runs."""
         return self.home / "run"
 
     @property
@@ -82,27 +86,27 @@ class HomeLayout:
 
     @property
     def key(self) -> Path:
-        """The owner's API key, which the local `fs` shows (`access.own_key`)."""
+        """File of the owner's API key, which the local `fs` sends (`auth.owner_key`)."""
         return self.home / "key"
 
     @property
     def open(self) -> Path:
-        """There if it was chosen that this machine needs no key."""
+        """Marker file of `fs up --open`: requests from this machine need no key."""
         return self.home / "open"
 
     @property
     def is_open(self) -> bool:
-        """A home that has a key is not, whatever was chosen before."""
+        """Whether requests from this machine need no key; a home that has a key is not open."""
         return self.open.exists() and not self.key.exists()
 
     @property
     def dashboard_page(self) -> Path:
-        """A page that leads to the dashboard with the key, mode 0600; `fs dashboard --open` shows it."""
+        """Page that redirects to the dashboard with the key, mode 0600; `fs dashboard --open` opens it."""
         return self.home / "dashboard.html"
 
     @property
     def master_key(self) -> Path:
-        """The controller's, for secrets (`auth.secret_encryption`)."""
+        """File of the controller's master key for secrets (`auth.secret_encryption`)."""
         return self.home / "master.key"
 
     @property
@@ -117,13 +121,13 @@ class HomeLayout:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
 
     def socket_dir(self, runtime_dir: str | None) -> Path:
-        """`run` if a socket's path fits there; otherwise a new private folder, whose path is short."""
+        """Folder for sockets: `run` if their paths fit, otherwise a new private folder with a short path."""
         if len(os.fsencode(self.run / "redis.sock")) <= SOCKET_PATH_MAX_BYTES:
             return self.run
         return Path(tempfile.mkdtemp(prefix=SOCKET_DIR_PREFIX, dir=runtime_dir or None))
 
     def clean_run(self) -> None:
-        """Removes what a supervisor leaves when it ends, however it ended. Call with the lock free or held."""
+        """Removes the run files of a supervisor that has ended. Call with the lock free or held."""
         record = read_record(self.supervisor, SupervisorRecord)
         if record and record.socket_dir:
             _remove_socket_dir(Path(record.socket_dir))
@@ -131,7 +135,7 @@ class HomeLayout:
 
 
 def _remove_socket_dir(folder: Path) -> None:
-    """Only sockets, and only in a folder that we made: the path comes from a file."""
+    """Removes sockets, and only in a folder that `socket_dir` made: the path comes from a file."""
     if not folder.name.startswith(SOCKET_DIR_PREFIX) or folder.is_symlink():
         return
     with suppress(OSError):
@@ -163,7 +167,7 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 @contextmanager
 def try_lock(path: Path) -> Iterator[bool]:
-    """Holds the lock inside the block, if nobody else does. A forked child that execs does not keep it."""
+    """Tries to take the lock for the block; yields whether it did. A forked child that execs does not keep it."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -185,7 +189,7 @@ def is_locked(path: Path) -> bool:
 
 
 def start_ticks(pid: int) -> int | None:
-    """When the process began, in the kernel's ticks since boot; None if there is none, or only its corpse."""
+    """Start time of a process in kernel ticks since boot; None if it does not exist or is a zombie."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:

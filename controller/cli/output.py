@@ -1,7 +1,7 @@
-"""What the command line says, where it says it, and with which exit code it ends.
+"""Output and exit codes of the command line.
 
-Data alone goes to stdout, so that `url=$(fs deploy handler.py)` works; everything that is meant for a person
-goes to stderr. Exit codes are a promise to scripts: see EXIT_CODES.
+Only data goes to stdout, so that `url=$(fs deploy handler.py)` works; messages for people go to stderr. Scripts may
+rely on the exit codes (EXIT_CODES).
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ UNREACHABLE = 4
 INTERRUPTED = 130
 
 EXIT_CODES = {
-    OK: "it worked",
+    OK: "success",
     FAILED: "the call, the function or the operation failed",
-    USAGE: "the command line is wrong",
+    USAGE: "invalid command line",
     NOT_FOUND: "no such function, invocation or file",
     UNREACHABLE: "no server answers",
     INTERRUPTED: "interrupted",
@@ -41,7 +41,7 @@ class Unreachable(FleetError):
 
 
 class ConnectionCut(Unreachable):
-    """The server was there, and the connection broke under the call: it may be back in a moment."""
+    """The connection to the server broke during a call; the server may be back in a moment."""
 
 
 def exit_code(error: FleetError) -> int:
@@ -51,12 +51,12 @@ def exit_code(error: FleetError) -> int:
 
 
 def message(text: str = "") -> None:
-    """A line for people."""
+    """Writes a line for people to stderr."""
     click.echo(text, err=True)
 
 
 def data(text: str) -> None:
-    """A line for whoever reads stdout."""
+    """Writes a line of data to stdout."""
     click.echo(text)
 
 
@@ -78,7 +78,7 @@ def show_error(error: FleetError, *, as_json: bool) -> None:
 
 
 def is_terminal() -> bool:
-    """Whether a person looks at stderr: bars and colours, or plain lines."""
+    """Whether stderr is a terminal, which gets progress bars and colours in place of plain lines."""
     return sys.stderr.isatty()
 
 
@@ -107,7 +107,7 @@ def csv(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def format_size(count: int) -> str:
-    """1536 → "1.5 KiB"."""
+    """Formats a size: 1536 → "1.5 KiB"."""
     amount = float(count)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if amount < 1024:
@@ -117,7 +117,7 @@ def format_size(count: int) -> str:
 
 
 def format_age(seconds: float) -> str:
-    """ "45s", "12m", "3h", "2d"."""
+    """Formats an age: "45s", "12m", "3h" or "2d"."""
     for limit, length, unit in ((120, 1, "s"), (7200, 60, "m"), (172_800, 3600, "h")):
         if seconds < limit:
             return f"{int(seconds // length)}{unit}"

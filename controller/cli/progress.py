@@ -1,4 +1,4 @@
-"""Progress of long work on stderr: a bar for a person, a line now and then for a log."""
+"""Progress of long operations on stderr: a bar on a terminal, a line every few seconds in a log."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LINE_EVERY_S = 5.0
 
 
 class ProgressBar:
-    """Called with what is done, bytes done and bytes in all; its line is gone at the end."""
+    """Progress bar. Called with the current step, bytes done and bytes in all; its line is removed at the end."""
 
     def __init__(self, label: str, *, live: bool) -> None:
         self._label = label
@@ -45,7 +45,7 @@ class ProgressBar:
 
 
 def _bar() -> Progress:
-    """rich is imported here: most commands end without it."""
+    """Makes the bar; rich is imported only here, since most commands do not need it."""
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 

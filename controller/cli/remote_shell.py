@@ -1,6 +1,6 @@
-"""The client's side of a shell: its terminal in raw mode or its pipes, on a WebSocket (`contract.terminal`).
+"""Client side of `fs shell`: connects the terminal (in raw mode) or pipes to a WebSocket (`contract.node.shell`).
 
-Whatever happens, the terminal is put back as it was.
+The terminal's mode is restored in every case.
 """
 
 from __future__ import annotations
@@ -39,15 +39,17 @@ from .api_client import LOOPBACK, Address, error_of
 from .output import Unreachable
 
 OPEN_S = 600.0
-"""The server has limits of its own on the start of a worker, and says what went wrong; this is for one that is dead."""
+"""Timeout of opening a shell, for a dead server: a live one limits the worker's start itself, and reports errors."""
 WAITING_FRAMES = 1024
-"""32 MiB that a pager need not have taken yet: meanwhile the connection is kept alive."""
+"""Received frames (32 MiB) that a slow reader, such as a pager, may leave waiting while the connection stays alive."""
 
 Write = Callable[[int, bytes], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShellRequest:
+    """A shell to open, or a command to run."""
+
     path: str
     version: str
     idle_s: float | None
@@ -56,7 +58,7 @@ class ShellRequest:
 
 
 def run_shell(address: Address, wanted: ShellRequest, write: Write) -> int:
-    """The command's exit status. `write` gets 1 or 2, and what was printed. Errors: FleetError."""
+    """Runs a shell or a command, and returns its exit status. `write` gets 1 or 2, and output. Errors: FleetError."""
     return asyncio.run(_converse(address, wanted, write))
 
 
@@ -84,7 +86,7 @@ async def _converse(address: Address, wanted: ShellRequest, write: Write) -> int
         why = close.reason if close is not None and close.reason else "the connection broke"
         raise WorkerLost(f"the shell has ended: {why}") from error
     except BrokenPipeError:
-        raise  # whoever reads what is printed has enough of it
+        raise  # the reader of stdout has closed it
     except (OSError, InvalidHandshake) as error:
         raise Unreachable(f"{address.url} does not answer: {error or type(error).__name__}") from error
 
@@ -93,48 +95,48 @@ async def _session(socket: ClientConnection, wanted: ShellRequest, write: Write)
     loop = asyncio.get_running_loop()
     window = _window() if wanted.terminal else None
     term = os.environ.get("TERM") or "dumb"
-    await _say(socket, Start(argv=list(wanted.argv), window=window, term=term))
-    with _raw() if wanted.terminal else contextlib.nullcontext():
+    await _send(socket, Start(argv=list(wanted.argv), window=window, term=term))
+    with _raw_terminal() if wanted.terminal else contextlib.nullcontext():
         if wanted.terminal:
             tasks: set[asyncio.Task[None]] = set()
 
             def resized() -> None:
-                task = loop.create_task(_say(socket, _window()))
+                task = loop.create_task(_send(socket, _window()))
                 tasks.add(task)
                 task.add_done_callback(tasks.discard)
 
             loop.add_signal_handler(signal.SIGWINCH, resized)
-        threading.Thread(target=_type, args=(socket, loop), daemon=True).start()
-        return await _printed(socket, write)
+        threading.Thread(target=_forward_stdin, args=(socket, loop), daemon=True).start()
+        return await _receive_output(socket, write)
 
 
-async def _printed(socket: ClientConnection, write: Write) -> int:
+async def _receive_output(socket: ClientConnection, write: Write) -> int:
     while True:
         frame = await socket.recv()
         if isinstance(frame, str):
             try:
                 return read_exit(frame).status
             except msgspec.DecodeError as error:
-                raise FleetError(f"the shell said something that is not understood: {error}") from error
+                raise FleetError(f"the server sent a shell message that is not understood: {error}") from error
         if frame[:1] in (STDOUT, STDERR):
-            # Whoever reads us may be slow; the connection must not wait for it.
+            # The reader of stdout may be slow; the connection must not wait for it.
             await asyncio.to_thread(write, 1 if frame[:1] == STDOUT else 2, frame[1:])
 
 
-async def _say(socket: ClientConnection, message: msgspec.Struct) -> None:
-    with contextlib.suppress(ConnectionClosed):  # who reads the other way hears of it
+async def _send(socket: ClientConnection, message: msgspec.Struct) -> None:
+    with contextlib.suppress(ConnectionClosed):  # the receiving side raises it
         await socket.send(msgspec.json.encode(message).decode())
 
 
-def _type(socket: ClientConnection, loop: asyncio.AbstractEventLoop) -> None:
-    """In a thread of its own: a file on stdin cannot be waited for in any other way."""
+def _forward_stdin(socket: ClientConnection, loop: asyncio.AbstractEventLoop) -> None:
+    """Forwards stdin, in a thread of its own: a file on stdin cannot be awaited."""
     with contextlib.suppress(RuntimeError, ConnectionClosed):  # the loop, or the connection, is closed
-        while data := _read():
+        while data := _read_stdin():
             asyncio.run_coroutine_threadsafe(socket.send(data), loop).result()
-        asyncio.run_coroutine_threadsafe(_say(socket, EndOfInput()), loop).result()
+        asyncio.run_coroutine_threadsafe(_send(socket, EndOfInput()), loop).result()
 
 
-def _read() -> bytes:
+def _read_stdin() -> bytes:
     try:
         return os.read(0, CHUNK_BYTES)
     except OSError:
@@ -147,8 +149,9 @@ def _window() -> Size:
 
 
 @contextmanager
-def _raw() -> Iterator[None]:
-    """Every key goes to the other side, ctrl-C too. A polite end from outside ends it as ctrl-C ends other verbs."""
+def _raw_terminal() -> Iterator[None]:
+    """Raw mode inside the block: every key is sent, ctrl-C too. SIGTERM and SIGHUP end the shell as ctrl-C ends other
+    verbs."""
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     before = termios.tcgetattr(0)
     for number in (signal.SIGTERM, signal.SIGHUP):
@@ -159,7 +162,7 @@ def _raw() -> Iterator[None]:
     except asyncio.CancelledError:
         raise KeyboardInterrupt from None
     finally:
-        with contextlib.suppress(termios.error):  # it may be gone
+        with contextlib.suppress(termios.error):  # the terminal may be closed
             termios.tcsetattr(0, termios.TCSADRAIN, before)
 
 

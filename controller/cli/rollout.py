@@ -1,4 +1,4 @@
-"""Waits for what becomes of a version that is tried before calls go to it, and says why if they do not."""
+"""Rollout of a new version: waits until calls go to it, or says why they do not; prints a function's traffic."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ from . import output
 from .api_client import ApiClient
 
 POLL_S = 0.1
-TELL_S = 1.0
-"""A trial that takes longer is told of."""
+MESSAGE_AFTER_S = 1.0
+"""A rollout that takes longer prints a message."""
 LOGS_TAIL = 1000
 LOGS_SHOWN = 20
 
 
 def is_serving(traffic: Traffic, version: Version) -> bool:
-    """Whether it has its calls; not yet while it is tried. Errors: why it was rejected; Unavailable if replaced."""
+    """Whether calls go to the version; not yet while it is tried. Errors: why it was rejected; Unavailable if another
+    change replaced it."""
     if traffic.trying == version:
         return False
     if traffic.rejected == version and traffic.error is not None:
@@ -32,8 +33,8 @@ def is_serving(traffic: Traffic, version: Version) -> bool:
     if version in {traffic.live, *traffic.aliases.values(), *(share.version for share in traffic.split)}:
         return True
     raise Unavailable(
-        f"{traffic.name}@{version} was being tried when somebody changed what calls go to",
-        hint=f"`fs versions {traffic.name}` lists them; `fs alias {traffic.name} live {version}` takes this one",
+        f"the rollout of {traffic.name}@{version} ended when another change moved the calls",
+        hint=f"`fs versions {traffic.name}` lists them; `fs alias {traffic.name} live {version}` makes this one live",
     )
 
 
@@ -51,15 +52,15 @@ def _rejection(traffic: Traffic, version: Version) -> FleetError:
 
 
 def wait_until_serving(server: ApiClient, deployed: Deployed, *, sleep: Callable[[float], None] = time.sleep) -> None:
-    """Returns when it has its calls. Errors: those of `is_serving`, after the last lines of its workers."""
+    """Waits until calls go to the version. Errors: those of `is_serving`, after the last log lines of its workers."""
     path = f"/api/v1/functions/{quote(deployed.name, safe='')}/traffic"
     began_s = time.monotonic()
     told = False
     try:
         while not is_serving(server.get(path, Traffic), deployed.version):
-            if not told and time.monotonic() - began_s > TELL_S:
+            if not told and time.monotonic() - began_s > MESSAGE_AFTER_S:
                 told = True
-                output.message(f"trying {deployed.name}@{deployed.version} before calls go to it")
+                output.message(f"starting a worker of {deployed.name}@{deployed.version} before calls go to it")
             sleep(POLL_S)
     except FleetError:
         for line in _last_lines(server, deployed):
@@ -73,13 +74,13 @@ def _last_lines(server: ApiClient, deployed: Deployed) -> Iterator[LogLine]:
 
 
 def version_or_alias(text: str) -> int | str:
-    """ "3" and "v3" are numbers, everything else an alias."""
+    """Parses "3" or "v3" as a version, anything else as an alias."""
     number = text.removeprefix("v")
     return int(number) if number.isascii() and number.isdecimal() and len(number) <= 9 else text
 
 
 def describe_traffic(traffic: Traffic) -> str:
-    """ "hello: calls go to version 3; prod is 2; version 4 is being tried"."""
+    """Describes a function's traffic: "hello: calls go to version 3; prod is 2; version 4 is being tried"."""
     if traffic.split:
         calls = " and ".join(f"{share.percent}% to version {share.version}" for share in traffic.split)
     else:

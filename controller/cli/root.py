@@ -1,4 +1,4 @@
-"""The root of `fs`: finds the verb, loads its module alone, and turns every error into words and an exit code.
+"""Root of `fs`: finds the verb, loads only its module, and turns every error into a message and an exit code.
 
 Loading verbs late keeps `fs --help` fast: it must not pay for HTTP clients and tables that it does not use.
 """
@@ -20,48 +20,48 @@ from .output import EXIT_CODES, FAILED, INTERRUPTED, OK, USAGE, exit_code, show_
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 KEY_META = "fleetstart.key"
-"""Where the command's context has FS_KEY."""
+"""Key of FS_KEY in the command's context."""
 VERBS = {
     "up": "Start everything on this machine: Redis, controller, node.",
     "down": "Stop everything that `fs up` started.",
     "status": "Show the server, its nodes and its functions.",
     "deploy": "Deploy the functions in a handler file.",
-    "dev": "Serve a handler on this machine while you work on it, anew at each save.",
-    "config": "Show each setting of a handler, and where it was made.",
+    "dev": "Serve a handler on this machine while you work on it; redeploy at each save.",
+    "config": "Show each setting of a handler, and its origin.",
     "ls": "List functions.",
     "invoke": "Call a function.",
     "invocations": "List async calls; show, cancel and redrive them.",
-    "replay": "Make a past call again, and compare the answers.",
-    "schedules": "List functions that are called by the clock.",
-    "webhooks": "Show the secret that webhooks are signed with; deliver one again.",
-    "logs": "Show what a function's workers printed.",
-    "shell": "Open a shell, or run a command, where a function's workers run.",
-    "trace": "Show where the time of an invocation went.",
-    "explain": "Show why a call's worker was started as it was, and what came of it.",
+    "replay": "Repeat a past call, and compare the answers.",
+    "schedules": "List functions with a schedule, and their next calls.",
+    "webhooks": "Show the secret that signs webhooks; deliver a webhook again.",
+    "logs": "Show the log lines of a function's workers.",
+    "shell": "Open a shell, or run a command, in the environment of a function's workers.",
+    "trace": "Show the timeline of an invocation.",
+    "explain": "Show the placement decision behind an invocation's worker, and its result.",
     "dashboard": "Print the URL of the dashboard, or open it.",
-    "weights": "Send, list, check, export and remove checkpoints.",
-    "versions": "List a function's versions, and what calls go to.",
-    "rollback": "Go back to a version that was live before.",
-    "alias": "Show, set and remove names for versions.",
+    "weights": "Push, list, verify, export and remove checkpoints.",
+    "versions": "List a function's versions, and the traffic of each.",
+    "rollback": "Roll back to a version that was live before.",
+    "alias": "Show, set and remove aliases of versions.",
     "split": "Split a function's calls over versions.",
     "scale": "Change how many workers a function has, without a deploy.",
-    "nodes": "Show the nodes, and what lies on each.",
-    "usage": "Show the bill, by function, version, phase, key, project, tag or day.",
-    "invoice": "Show the bill of a month, line by line as it was priced.",
-    "budget": "Set, list and remove what functions may cost.",
-    "price": "Show the price sheets, and set rates for what is to come.",
-    "key": "Make, list, rotate and revoke API keys.",
-    "project": "Group functions, with quotas.",
-    "secret": "Set, list and remove what workers get in their environment.",
-    "audit": "Show who changed what, and what was refused.",
+    "nodes": "Show the nodes, with memory, weights and workers.",
+    "usage": "Show usage and cost, by function, version, phase, key, project, tag or day.",
+    "invoice": "Show the invoice of a month, line by line.",
+    "budget": "Set, list and remove budgets of functions.",
+    "price": "Show the price sheets, and set rates from a later moment on.",
+    "key": "Create, list, rotate and revoke API keys.",
+    "project": "Group functions into projects with quotas.",
+    "secret": "Set, list and remove secrets for workers' environments.",
+    "audit": "Show the audit log: changes and rejected requests.",
     "rm": "Remove a function.",
-    "completion": "Print the script for completion in bash, zsh or fish.",
-    "doctor": "Check what this machine offers, and say what to do about the rest.",
+    "completion": "Print the completion script for bash, zsh or fish.",
+    "doctor": "Check this machine, and advise on what is missing or slow.",
 }
 
 
 class RootGroup(click.Group):
-    """Knows the verbs by name; imports `commands/<verb>.py` only when that verb is asked for."""
+    """Group of all verbs; imports `commands/<verb>.py` only when that verb is used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(VERBS)
@@ -82,12 +82,12 @@ class RootGroup(click.Group):
         with formatter.section("Environment"):
             formatter.write_dl(
                 [
-                    ("FS_URL", "the server to talk to; without it, the one that `fs up` started"),
+                    ("FS_URL", "URL of the server; without it, the one that `fs up` started"),
                     (
                         "FS_KEY",
-                        "the API key to show there; without it, the one that is kept in FS_HOME for its own server",
+                        "the API key for it; without it, the key in FS_HOME, for the server of that home only",
                     ),
-                    ("FS_HOME", "where `fs up` keeps state, logs and run files (~/.fleetstart)"),
+                    ("FS_HOME", "folder of `fs up` for state, logs and run files (~/.fleetstart)"),
                 ]
             )
 
@@ -122,7 +122,7 @@ def root(ctx: click.Context, home: Path | None, key: str | None) -> None:
 
 
 def verb(*, server: bool = True) -> Callable[[Command], Command]:
-    """Options that every verb has: `--json`, and `--url` if it talks to a server."""
+    """Decorator with the options of every verb: `--json`, and `--url` if it talks to a server."""
 
     def decorate(function: Command) -> Command:
         function = click.option("--json", "as_json", is_flag=True, help="Data as JSON on stdout.")(function)
@@ -136,7 +136,7 @@ def verb(*, server: bool = True) -> Callable[[Command], Command]:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """The whole command line as a function: arguments in, exit code out."""
+    """Runs a command line, and returns its exit code."""
     try:
         result = root.main(list(arguments), prog_name="fs", standalone_mode=False)
         return result if isinstance(result, int) else OK
@@ -152,7 +152,7 @@ def run(arguments: Sequence[str]) -> int:
     except (click.Abort, KeyboardInterrupt):
         return INTERRUPTED
     except BrokenPipeError:
-        # Whoever read our stdout has enough of it, as in `fs logs chat | head`. Nothing more can be said there.
+        # The reader of stdout has closed it, as in `fs logs chat | head`.
         sys.stdout = None
         return OK
 

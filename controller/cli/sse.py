@@ -1,4 +1,4 @@
-"""Server-sent events as a client reads them: lines in, events out; and the text inside OpenAI's chunks."""
+"""Parser of server-sent events, and of the text inside OpenAI's chunks."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ import msgspec
 
 @dataclass(frozen=True, slots=True)
 class ServerSentEvent:
+    """One event of a stream."""
+
     name: str
     data: str
 
 
 def parse_events(lines: Iterable[str]) -> Iterator[ServerSentEvent]:
-    """An event ends with an empty line; comments and unknown fields are passed over, as the standard says."""
+    """Parses lines into events. An empty line ends an event; comments and unknown fields are skipped (WHATWG HTML)."""
     name, data = "message", list[str]()
     for line in lines:
         if not line:
@@ -35,7 +37,7 @@ def parse_events(lines: Iterable[str]) -> Iterator[ServerSentEvent]:
 
 
 def chunk_text(data: str) -> str | None:
-    """The text that one event adds: a JSON string, or an OpenAI chunk of chat or completion; None if it is neither."""
+    """Text of one event's data: a JSON string, or an OpenAI chunk of chat or completion; None for anything else."""
     try:
         chunk: Any = msgspec.json.decode(data)
         if isinstance(chunk, str):

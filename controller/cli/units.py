@@ -1,4 +1,4 @@
-"""Moments and amounts of money as people write them."""
+"""Parsing and formatting of times, durations and amounts of money."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 
 def parse_unix_ms(text: str, *, now_s: float, option: str) -> int:
-    """Of an age ("24h" ago) or a date, which is UTC unless it says otherwise. Errors: click.BadParameter."""
+    """Parses an age ("24h" ago) or a date, UTC unless it has another zone. Errors: click.BadParameter."""
     if match := _LENGTH.fullmatch(text.strip()):
         return round((now_s - float(match[1]) * _SECONDS[match[2]]) * 1000)
     try:
@@ -24,21 +24,21 @@ def parse_unix_ms(text: str, *, now_s: float, option: str) -> int:
 
 
 def parse_seconds(text: str, *, option: str) -> float:
-    """Of a length such as 90s, 12h or 30d. Errors: click.BadParameter."""
+    """Parses a duration such as 90s, 12h or 30d. Errors: click.BadParameter."""
     match = _LENGTH.fullmatch(text.strip())
     if match is None:
-        raise click.BadParameter(f"{text!r} is no length such as 90s, 12h or 30d", param_hint=option)
+        raise click.BadParameter(f"{text!r} is not a duration such as 90s, 12h or 30d", param_hint=option)
     return float(match[1]) * _SECONDS[match[2]]
 
 
 def parse_nano_dollars(text: str, *, option: str) -> int:
-    """ "0.05" → 50,000,000. Errors: click.BadParameter."""
+    """Parses an amount in dollars: "0.05" → 50,000,000. Errors: click.BadParameter."""
     try:
         amount = Decimal(text.strip().removeprefix("$")) * 10**9
     except InvalidOperation as error:
-        raise click.BadParameter(f"{text!r} is no amount such as 5 or 0.25", param_hint=option) from error
+        raise click.BadParameter(f"{text!r} is not an amount such as 5 or 0.25", param_hint=option) from error
     if not amount.is_finite() or amount < 0 or amount != int(amount):
-        raise click.BadParameter(f"{text!r} is no amount of 0 or more with up to nine decimals", param_hint=option)
+        raise click.BadParameter(f"{text!r} is not an amount of 0 or more with up to nine decimals", param_hint=option)
     return int(amount)
 
 

@@ -1,4 +1,4 @@
-"""A timeline as a chart of text: one bar a phase on a common axis, so that overlap is seen."""
+"""Waterfall chart of a timeline as text: one bar a phase on a common axis, so that overlap is visible."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MEANING = {
 
 
 def waterfall(phases: Sequence[Phase], *, width: int = 100) -> str:
-    """Lines `phase  |bars|  ms`, ordered by start, one a name; a phase too short to draw still shows its mark."""
+    """Draws a timeline: one line `phase  bars  ms` a name, ordered by start; the shortest phase still has a mark."""
     if not phases:
         return "no phases were recorded"
     rows: dict[str, list[Phase]] = {}
@@ -48,7 +48,7 @@ def waterfall(phases: Sequence[Phase], *, width: int = 100) -> str:
 
 
 def compare_timelines(before: Sequence[Phase], now: Sequence[Phase], *, width: int = 100) -> str:
-    """Two timelines on one axis, both from its beginning: of each phase, what it is now and, below, what it was."""
+    """Draws two timelines on one axis, both starting at zero: each phase now and, below it, before."""
     if not (before and now):
         return waterfall(now or before, width=width)
     rows: dict[str, tuple[list[Phase], list[Phase]]] = {}
@@ -105,7 +105,7 @@ def render_trace(trace: InvocationTrace, *, width: int) -> str:
 
 
 def trace_summary(trace: InvocationTrace) -> str:
-    """What call it was, and what it came to, on one line."""
+    """The call and its outcome on one line."""
     row = trace.row
     outcome = f"HTTP {row.status}" + (f" {row.error}" if row.error else "")
     worker = f"worker {row.worker or 'none'}{', pooled' if trace.pooled else ''}"

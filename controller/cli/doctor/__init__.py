@@ -1,1 +1,1 @@
-"""Checks and throughput."""
+"""`fs doctor`: checks of this machine, and what limits the throughput of weight loads."""

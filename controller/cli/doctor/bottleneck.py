@@ -1,7 +1,7 @@
-"""Which limit a slow load is hitting: what loads reached, held against what the machine gives. No measuring here.
+"""Bottleneck of a weight load: compares the rates of past loads with the measured limits of the machine.
 
-A load passes several limits one after the other: its source, the checksum, and, if no memory was made ahead, the
-making of memory. It can be no faster than the slowest of them; the one that it comes near is the one that it hits.
+A load passes several limits one after the other: its source, the checksum, and, if no memory was allocated ahead, the
+allocation of memory. It can be no faster than the slowest of them; the limit that it comes near is its bottleneck.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from fleetstart.runtime.contract.node.throughput import Ceilings, Limit
 from .checks import Finding
 
 NEAR = 0.8
-"""Of its source's ceiling: a load that reaches that much is as fast as the source."""
+"""A load that reaches this share of its source's limit is as fast as the source."""
 EXPLAINS = 0.7
-"""Of another ceiling, which must itself be lower than the source's: two measurements agree no better than that."""
+"""A load that reaches this share of another, lower limit is bound by it: two measurements agree no better than that."""
 ABOVE = 1.25
-"""More than the ceiling by that much is no load from there: caches helped, or the source has changed."""
+"""A load above this multiple of its source's limit was helped by a cache, or the source has changed."""
 
 _SOURCES: dict[str, Limit] = {"disk": "disk", "store": "store", "device": "device"}
 _PASSED: dict[str, tuple[Limit, ...]] = {"disk": ("checksum", "prefault"), "store": ("checksum", "prefault")}
-_SMALL_PAGES = "memory for weights is of 4 KiB pages, which slow direct reads down"
+_SMALL_PAGES = "memory for weights has 4 KiB pages, which slow direct reads down"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObservedLoads:
-    """What one node says of its last loads."""
+    """Rates of a node's latest loads, by source."""
 
     node: str
     pages: str
@@ -35,14 +35,14 @@ class ObservedLoads:
 
 
 def format_rate(bytes_per_s: float) -> str:
-    """2.9e9 → "2.90 GB/s"; three digits, so that slow networks have some too."""
+    """Formats a rate: 2.9e9 → "2.90 GB/s"; four decimals below 0.1, for slow networks."""
     amount = bytes_per_s / 1e9
     digits = 1 if amount >= 100 else 2 if amount >= 0.1 else 4
     return f"{amount:.{digits}f} GB/s"
 
 
 def diagnose(ceilings: Ceilings, observed: ObservedLoads, *, remote_store: bool) -> list[Finding]:
-    """One finding for each source of which the node loaded something."""
+    """One finding for each source from which the node has loaded."""
     return [
         _diagnose(source, reached, ceilings, observed, remote_store)
         for source, reached in observed.bytes_per_s.items()
@@ -61,9 +61,9 @@ def _diagnose(source: str, reached: float, ceilings: Ceilings, observed: Observe
         return Finding(check="loads", verdict="ok", found=f"{begun}; nothing to compare: {why}", numbers=numbers)
     share = reached / own
     numbers["share"] = share
-    begun += f", {share:.0%} of what it gives now ({format_rate(own)})"
+    begun += f", {share:.0%} of the rate measured now ({format_rate(own)})"
     if share >= ABOVE:
-        found = f"{begun}: a cache helped, or it is slower now than it was then"
+        found = f"{begun}: a cache helped, or the source is slower now than it was then"
         return Finding(check="loads", verdict="ok", found=found, numbers=numbers)
     if share >= NEAR:
         limit, advice = _at_the_limit(source, observed, remote_store)
@@ -76,7 +76,7 @@ def _at_the_limit(source: str, observed: ObservedLoads, remote_store: bool) -> t
     if source == "device":
         return "PCIe is the limit", ""
     if source == "store" and remote_store:
-        return "the network or the store is the limit", "what is kept on the disk need not come again: FS_DISK_CACHE"
+        return "the network or the store is the limit", "cache weights on the node's disk: FS_DISK_CACHE"
     if observed.pages == "small":
         return f"the disk is the limit, and {_SMALL_PAGES}", "give it huge pages, see above"
     return "the disk is the limit", ""
@@ -85,34 +85,34 @@ def _at_the_limit(source: str, observed: ObservedLoads, remote_store: bool) -> t
 def _below(
     source: str, reached: float, own: float, ceilings: Ceilings, observed: ObservedLoads, remote_store: bool
 ) -> tuple[str, str]:
-    """The limit among the others that it comes nearest, if it comes near one."""
+    """The other limit that the load comes nearest to, if it comes near one."""
     near = max(_explanations(source, reached, own, ceilings), default=None)
     if near is not None:
         _, limit, ceiling = near
         if limit == "prefault":
             return (
-                f"memory is the limit: new memory comes at {format_rate(ceilings.bytes_per_s['prefault'])}, "
-                f"which leaves {format_rate(ceiling)}",
-                "keep more of it ready: FS_POOL_MEMORY",
+                f"memory allocation is the limit: it runs at {format_rate(ceilings.bytes_per_s['prefault'])}, "
+                f"which allows {format_rate(ceiling)}",
+                "allocate more memory ahead: FS_POOL_MEMORY",
             )
         return (
-            f"the cores are the limit: together they check {format_rate(ceiling)}",
+            f"the cores are the limit: together they checksum {format_rate(ceiling)}",
             "give the node more cores, or fewer workers that compute while it loads",
         )
     if observed.pages == "small" and ceilings.pages != "small":
         return (
-            f"the node's {_SMALL_PAGES}; this machine gives better ones now",
-            "start it again: fs down, fs up",
+            f"the node's {_SMALL_PAGES}; larger pages are available now",
+            "restart it: fs down, fs up",
         )
     if source == "device":
-        return "no limit is near", "the segment's pieces may come late, or the cores that copy them be busy"
+        return "no limit is near", "the segment's chunks may arrive late, or the cores that copy them may be busy"
     if source == "store" and remote_store:
-        return "no limit is near", "ask for more ranges at once: FS_FETCH_THREADS"
-    return "no limit is near", "others may have used the disk or the cores then: load again, and compare"
+        return "no limit is near", "fetch more ranges at once: FS_FETCH_THREADS"
+    return "no limit is near", "other programs may have used the disk or the cores: load again, and compare"
 
 
 def _explanations(source: str, reached: float, own: float, ceilings: Ceilings) -> Iterator[tuple[float, Limit, float]]:
-    """Share of it that was reached, limit, and the ceiling that it makes."""
+    """Other limits that the load comes near: the share reached, the limit, and the rate that it allows."""
     for limit in _PASSED.get(source, ()):
         rate_alone = ceilings.bytes_per_s.get(limit)
         if not rate_alone:

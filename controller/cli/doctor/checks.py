@@ -1,4 +1,4 @@
-"""What `fs doctor` looks at: each check is a function that answers how it is, and what to do if it is bad.
+"""Checks of `fs doctor`: each is a function that returns a finding, with advice if something is wrong.
 
 `ok` means as it should be, `warn` that something works less well, `bad` that `fs up` or a function cannot work.
 """
@@ -34,12 +34,14 @@ Verdict = Literal["ok", "warn", "bad"]
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
+    """Result of one check."""
+
     check: str
     verdict: Verdict
     found: str
     advice: str = ""
     numbers: dict[str, float] = {}
-    """What was measured; the unit is in the name."""
+    """Measured values; the unit is in the name."""
 
 
 def check_python() -> Finding:
@@ -94,14 +96,14 @@ def check_namespaces() -> Finding:
 
 
 def check_sandboxes() -> Finding:
-    """What is installed; whether it works here, a node tries at its start, and `fs nodes` tells."""
+    """Whether gVisor is installed. A node tries at its start whether it works; `fs nodes` shows the result."""
     program = shutil.which("runsc")
     if program is None:
         return Finding(
             check="sandboxes",
             verdict="ok",
-            found='no runsc (gVisor): functions cannot ask for isolation="gvisor"',
-            advice="apt install runsc, if some should",
+            found='no runsc (gVisor): functions with isolation="gvisor" cannot run',
+            advice="apt install runsc, if they should",
         )
     said = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=PROBE_S, check=True)
     return Finding(check="sandboxes", verdict="ok", found=f"{said.stdout.splitlines()[0]} (gVisor), {program}")
@@ -117,7 +119,7 @@ def check_limits() -> Finding:
     return Finding(
         check="limits",
         verdict="warn",
-        found="cgroups cannot be written: memory limits are watched, not enforced by the kernel",
+        found="cgroups cannot be written: memory limits are polled by the node, not enforced by the kernel",
         advice="run as root, or delegate a cgroup to this user",
     )
 
@@ -137,7 +139,7 @@ def check_redis() -> Finding:
 
 
 def check_access(home: Path) -> Finding:
-    """Files that tell secrets are for their owner alone; whether anybody needs a key can only the server tell."""
+    """Whether other users can read the files with secrets, and whether this home has a key."""
     layout = HomeLayout(home)
     private = (layout.key, layout.master_key, layout.dashboard_page)
     loose = [path for path in private if path.exists() and path.stat().st_mode & 0o077]
@@ -157,16 +159,18 @@ def check_access(home: Path) -> Finding:
         return Finding(
             check="access",
             verdict="ok",
-            found="open, as it was chosen: whoever is on this machine may do everything, and others nothing",
-            advice="every call shows a key from the first on: fs key create admin --scope admin",
+            found="open, as chosen: programs on this machine need no key, requests from elsewhere are rejected",
+            advice="to require keys, create the first: fs key create admin --scope admin",
         )
     if not layout.key.exists():
-        return Finding(check="access", verdict="ok", found="the next `fs up` makes the first key, for this user alone")
-    return Finding(check="access", verdict="ok", found=f"the local fs' key is in {layout.key}, for its owner alone")
+        return Finding(check="access", verdict="ok", found="the next `fs up` creates the first key, for this user only")
+    return Finding(
+        check="access", verdict="ok", found=f"the key of the local fs is in {layout.key}, readable by its owner only"
+    )
 
 
 def available_bytes() -> int:
-    """Of memory, as the kernel reckons it."""
+    """Available memory, as the kernel estimates it."""
     fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
     return int(fields["MemAvailable"].split()[0]) * 1024
 
@@ -174,7 +178,7 @@ def available_bytes() -> int:
 def check_memory() -> Finding:
     free_bytes = available_bytes()
     verdict: Verdict = "ok" if free_bytes >= MEMORY_LEAST_BYTES else "warn"
-    advice = "" if verdict == "ok" else "models need room: end other programs, or deploy with less --memory"
+    advice = "" if verdict == "ok" else "models need memory: stop other programs, or deploy with less --memory"
     return Finding(check="memory", verdict=verdict, found=f"{format_size(free_bytes)} available", advice=advice)
 
 
@@ -185,7 +189,7 @@ def check_home(home: Path) -> Finding:
     if not os.access(folder, os.W_OK | os.X_OK) or not folder.is_dir():
         return Finding(check="store", verdict="bad", found=f"{folder} is not writable", advice="set FS_HOME elsewhere")
     if free_bytes < DISK_LEAST_BYTES:
-        return Finding(check="store", verdict="warn", found=found, advice="make room, or set FS_HOME elsewhere")
+        return Finding(check="store", verdict="warn", found=found, advice="free some space, or set FS_HOME elsewhere")
     return Finding(check="store", verdict="ok", found=found)
 
 
@@ -207,7 +211,7 @@ def check_port(home: Path, number: int) -> Finding:
 
 
 def run_checks(home: Path, port_number: int) -> list[Finding]:
-    """All checks; one that breaks is itself a finding."""
+    """Runs all checks; one that fails to run is a finding, too."""
     checks: list[tuple[str, Callable[[], Finding]]] = [
         ("python", check_python),
         ("server parts", check_server_parts),
@@ -236,7 +240,7 @@ def _installed(module: str) -> bool:
 
 
 def _unshares(flag: int) -> bool:
-    """Tried in a child, as root and otherwise inside a new user namespace."""
+    """Whether unshare works: tried in a child process, as root and otherwise inside a new user namespace."""
     pid = os.fork()
     if pid == 0:
         libc = ctypes.CDLL(None)

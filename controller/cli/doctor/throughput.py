@@ -1,7 +1,7 @@
-"""What `fs doctor` says of speed: ceilings, measured by a process of the node's room, and how loads compare with them.
+"""Throughput findings of `fs doctor`: the limits of this machine, and how loads compare with them.
 
-The measuring is in `prefetcher.ceilings` and `runtime.ceilings`, which the command line runs and never imports; what
-the figures mean for loads is in `diagnosis`.
+Programs of the prefetcher and the runtime measure the limits (`diagnostics/throughput`, `weights/device_throughput`);
+the command line runs and never imports them. `bottleneck.py` decides what the figures mean for loads.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from .checks import Finding, available_bytes
 Answer = TypeVar("Answer")
 
 MEASURE_S = 60.0
-"""It takes some five seconds, and a few times that with a store that does not answer."""
+"""Timeout of the measurement. It takes about 5 s, and a few times that with a store that does not answer."""
 STATUS_S = 5.0
 BACKED_BYTES_PER_S = 1e9
-"""Zeroing a page is several times faster than that, if the host has one at hand."""
+"""Below this rate the host does not back the memory: zeroing a page that it has is several times faster."""
 HUGE_PAGE_BYTES = 2 * MIB
 GPU_NODES = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
-"""Without one of them torch need not be asked, which takes seconds."""
+"""Device files of GPUs. Without one torch is not imported to look, which takes seconds."""
 
 PAGES = {
     "hugetlb": "reserved huge pages of 2 MiB (hugetlb)",
     "thp": "transparent huge pages of 2 MiB",
-    "small": "4 KiB pages: direct reads into them are two to three times slower",
+    "small": "4 KiB pages, into which direct reads are two to three times slower",
 }
 LIMIT_NAMES: dict[Limit, str] = {
     "checksum": "checksums",
@@ -53,11 +53,11 @@ LIMIT_NAMES: dict[Limit, str] = {
 
 
 class MeasurementFailed(Exception):
-    """What the measuring process said, or did not say in time."""
+    """The measuring process failed or timed out; the text says how."""
 
 
 def check_throughput(home: Path, store: str, size_bytes: int = 0) -> list[Finding]:
-    """Everything: pages, ceilings, and how the loads of a server that runs here compare. Takes seconds."""
+    """Pages, limits, and how the loads of a server that runs here compare with them. Takes seconds."""
     node, problem = running_node(home)
     try:
         ceilings = measure(home, store, size_bytes)
@@ -72,15 +72,15 @@ def check_throughput(home: Path, store: str, size_bytes: int = 0) -> list[Findin
 
 
 def store_location(home: Path) -> str:
-    """The store of the server that runs here, or that `fs up` would use."""
+    """Store of the server that runs here, or of the one that `fs up` would start."""
     record = read_record(HomeLayout(home).supervisor, SupervisorRecord)
     return record.store if record is not None else str(HomeLayout(home).store)
 
 
 def running_node(home: Path) -> tuple[NodeReport | None, str]:
-    """The node that `fs up` runs here, if it does, as its server sees it; or what is the matter.
+    """Report of the node that `fs up` runs here, and why there is none if the server does not answer.
 
-    Nodes on other machines have other ceilings.
+    Nodes on other machines have other limits.
     """
     layout = HomeLayout(home)
     record = read_record(layout.supervisor, SupervisorRecord)
@@ -99,7 +99,7 @@ def running_node(home: Path) -> tuple[NodeReport | None, str]:
 
 
 def measure(home: Path, store: str, size_bytes: int = 0) -> Ceilings:
-    """`size_bytes` are moved to find each, and by default as many as it takes. NotMeasured."""
+    """Measures all limits, moving `size_bytes` for each; 0: as many as it takes. Errors: MeasurementFailed."""
     options = ("--home", str(home), "--store", store, "--bytes", str(size_bytes))
     ceilings = _answer("fleetstart.prefetcher.diagnostics.throughput", options, Ceilings)
     device = _device()
@@ -131,19 +131,19 @@ def _answer(module: str, options: Sequence[str], kind: type[Answer]) -> Answer:
     except subprocess.TimeoutExpired as error:
         raise MeasurementFailed(f"{module} took more than {MEASURE_S:g} s") from error
     if process.returncode:
-        last = (process.stderr.decode(errors="replace").strip().splitlines() or ["without a word"])[-1]
+        last = (process.stderr.decode(errors="replace").strip().splitlines() or ["no message"])[-1]
         raise MeasurementFailed(f"{module} ended with {process.returncode}: {last}")
     try:
         return msgspec.json.decode(process.stdout, type=kind)
     except msgspec.DecodeError as error:
-        raise MeasurementFailed(f"{module} said something else: {error}") from error
+        raise MeasurementFailed(f"{module} printed no result: {error}") from error
 
 
 # ── what it says ───────────────────────────────────────────────────────────────────────────────────
 
 
 def page_finding(ceilings: Ceilings, node: NodeReport | None) -> Finding:
-    """Of the node that runs, which may hold all the huge pages there are; else of one that would."""
+    """Page size of the running node, which may hold all huge pages; without one, of a node started now."""
     said = node.weights_memory if node is not None else ceilings
     refused = "".join(f"; no {kind}: {why}" for kind, why in said.refused.items())
     found = PAGES[said.pages] + refused
@@ -177,15 +177,15 @@ def _speed(limit: Limit, ceilings: Ceilings) -> Finding:
         return Finding(
             check=check,
             verdict="warn",
-            found=f"{found}: the host does not have this machine's memory at hand, and each first load pays for it",
-            advice="keep memory for weights ready: FS_POOL_MEMORY; give a virtual machine fixed memory, no balloon",
+            found=f"{found}: the host has not backed this machine's memory yet, which slows each first load down",
+            advice="allocate memory for weights ahead: FS_POOL_MEMORY; give a virtual machine fixed memory, no balloon",
             numbers=numbers,
         )
     if limit in ceilings.buffered:
         return Finding(
             check=check,
             verdict="warn",
-            found=f"{found}: its file system refuses direct reads, so all goes through the page cache",
+            found=f"{found}: its file system rejects direct reads, so all reads go through the page cache",
             advice="keep it on a local disk with ext4 or xfs",
             numbers=numbers,
         )

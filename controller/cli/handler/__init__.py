@@ -1,1 +1,1 @@
-"""From a handler file to a FunctionSpec."""
+"""Handler files: declarations, settings, bundle and FunctionSpec."""

@@ -24,7 +24,7 @@ from fleetstart.runtime.contract.sizes import MIB
 from .source.parse import imports_of, parse
 
 BUNDLE_MAX_BYTES = 64 * MIB
-"""A worker waits for its bundle, and it stays in the node's cache: data and weights belong elsewhere."""
+"""Largest bundle. A worker waits for it, and the node caches it: data and weights belong elsewhere."""
 FILES_MAX = 10_000
 
 _SKIPPED_FOLDERS = frozenset({"__pycache__", "node_modules", "site-packages", "venv", "env", "build", "dist"})
@@ -32,6 +32,8 @@ _SKIPPED_FOLDERS = frozenset({"__pycache__", "node_modules", "site-packages", "v
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bundle:
+    """A packed bundle."""
+
     id: BundleId
     data: bytes
     files: tuple[str, ...]
@@ -70,7 +72,7 @@ def make_bundle(folder: Path, *, include: Collection[str] = (), skip: Collection
 
 
 def pack(contents: dict[str, bytes]) -> bytes:
-    """A tar that depends on names and bytes alone."""
+    """Packs files into a tar that depends on their names and bytes only."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as archive:
         for name in sorted(contents):

@@ -1,4 +1,4 @@
-"""What `fs deploy --dry-run` says of one function."""
+"""Result of `fs deploy --dry-run` for one function, and its text."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ from .. import output
 
 
 class DryRun(msgspec.Struct, frozen=True, kw_only=True):
+    """Sizes and forecast of one function that a deploy would send."""
+
     name: FunctionName
     bundle_bytes: int
     new_bundle_bytes: int
-    """Of the bundle, what the store lacks: all of it, or nothing."""
+    """Bytes of the bundle that the store lacks: all or none."""
     weight_bytes: int
     new_weight_bytes: int
-    """What would be sent for them; 0 if the store has them."""
+    """Bytes of weights that would be sent; 0 if the store has them."""
     memory_bytes: int
     forecast: Forecast
 
@@ -32,14 +34,14 @@ def render_dry_run(one: DryRun) -> str:
         lines.append(f"weights  {_sent(one.weight_bytes, one.new_weight_bytes)}")
     second = dollars(cost_nusd(1000, one.memory_bytes, PRICE_NUSD_PER_GIB_S))
     lines.append(f"cost     ${second} a second of a call, at the list price; its start is waived")
-    basis = "by what its live version was seen to take" if forecast.learned else "before anything is known of it"
-    lines.append(f"a cold start now, {basis}:\n")
+    basis = "from the measured starts of its live version" if forecast.learned else "without any measured start of it"
+    lines.append(f"predicted cold start, {basis}:\n")
     return "\n".join(lines) + "\n" + format_explanation(forecast.explanation)
 
 
 def _version(forecast: Forecast) -> str:
     if forecast.live is None:
-        return "would be version 1, or the next number that it had"
+        return "would be version 1, or the next one if it existed before"
     return (
         f"would be a new version after {forecast.live}" if forecast.changes else f"is live as version {forecast.live}"
     )

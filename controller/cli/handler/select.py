@@ -1,4 +1,4 @@
-"""The functions of a handler file that a command line means, with their settings from file, `fs.toml` and flags."""
+"""Selects the functions of a handler file that a command names, with their settings from file, `fs.toml` and flags."""
 
 from __future__ import annotations
 
@@ -19,19 +19,22 @@ from .spec import module_name
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfiguredHandler:
+    """One function of a handler file with its merged settings."""
+
     declaration: Declaration
-    """With all its settings, wherever they were made."""
+    """The declaration with the settings of all origins."""
     settings: Mapping[Key, Setting]
 
 
 def select_handlers(handler: str, flags: Mapping[str, Any]) -> tuple[Path, list[ConfiguredHandler]]:
-    """`handler.py` or `handler.py:Name`: the file and its functions. Errors: those of reading; click.UsageError."""
+    """Reads `handler.py` or `handler.py:Name`: the file's path and its functions. Errors: those of reading it;
+    click.UsageError."""
     file, _, wanted = handler.rpartition(":") if ":" in handler and not Path(handler).exists() else (handler, "", "")
     path = Path(file)
     declarations = read_declarations(path)
     module_name(path)
     settings = read_settings_file(path.parent)
-    _tell_unused(settings, declarations, path)
+    _warn_unused(settings, declarations, path)
     if wanted:
         chosen = [declaration for declaration in declarations if declaration.attribute == wanted]
         if not chosen:
@@ -49,8 +52,8 @@ def _settled(declaration: Declaration, file: SettingsFile, flags: Mapping[str, A
     return ConfiguredHandler(declaration=apply_settings(declaration, settings), settings=settings)
 
 
-def _tell_unused(file: SettingsFile, declarations: Sequence[Declaration], path: Path) -> None:
-    """A table may be for another file of the folder, or have a name that is misspelt."""
+def _warn_unused(file: SettingsFile, declarations: Sequence[Declaration], path: Path) -> None:
+    """Names tables of `fs.toml` that fit no function: they may be for another file of the folder, or misspelt."""
     used = {name for declaration in declarations for name in file.names(declaration)}
     for name in sorted(file.functions.keys() - used):
         output.message(f"{file.path} has settings for {name[:80]!r}, which {path} does not declare")
@@ -76,7 +79,7 @@ def flags_of(
     project: str | None = None,
     region: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """What was given, as the settings that it stands for."""
+    """The settings that command line flags stand for."""
     scale = {"min": min_workers, "max": max_workers, "keep_alive_s": keep_alive_s}
     limits = {"rate": rate, "burst": burst, "concurrent": concurrent}
     given: dict[str, Any] = {

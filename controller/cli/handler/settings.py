@@ -1,4 +1,4 @@
-"""A function's settings from three places: what its file declares, `fs.toml` beside it, and flags. The later wins.
+"""Settings of a function from three origins: its declaration, `fs.toml` beside it, and flags. The later one wins.
 
 `fs.toml` has settings for all functions of its folder at the top, and for one under `[function.NAME]`, NAME being the
 function's or the handler's own. Tables (`scale`, `slo`, `limits`, `env`, `tags`) are merged key by key, all else is
@@ -27,28 +27,30 @@ FILE_MAX_BYTES = 64 * 1024
 DECORATOR, FLAG = "decorator", "flag"
 TABLES = ("scale", "slo", "limits", "env", "tags")
 GENERAL = tuple(dict.fromkeys(name for names in SETTINGS.values() for name in names if name != "name"))
-"""What may stand at the top: those that a function does not have are for the others."""
+"""Settings allowed at the top of `fs.toml`: those that one kind of function does not have are for the others."""
 
 Key = tuple[str, ...]
 """("memory",), or ("env", "TOKEN") inside a table."""
 
 
 class Setting(NamedTuple):
+    """Value of a setting, and its origin."""
+
     value: Any
     origin: str
-    """Where it comes from: "decorator", "fs.toml" or "flag"."""
+    """"decorator", "fs.toml" or "flag"."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettingsFile:
-    """What `fs.toml` says; empty where there is none."""
+    """Content of `fs.toml`; empty if there is none."""
 
     path: Path
     general: Mapping[str, Any] = field(default_factory=dict)
     functions: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def of(self, declaration: Declaration) -> dict[Key, Any]:
-        """Errors: InvalidSpec for a setting that a function of this kind does not have."""
+        """Settings for one declaration. Errors: InvalidSpec for one that a function of this kind does not have."""
         known = SETTINGS[declaration.kind]
         found = flatten({name: value for name, value in self.general.items() if name in known})
         for name in self.names(declaration):
@@ -59,13 +61,13 @@ class SettingsFile:
         return found
 
     def names(self, declaration: Declaration) -> list[str]:
-        """Under which its table may stand; the later one wins."""
+        """Names of the tables for one declaration; the later one wins."""
         name = declaration.settings.get("name") or default_name(declaration.attribute)
         return list(dict.fromkeys([declaration.attribute, str(name)]))
 
 
 def read_settings_file(folder: Path) -> SettingsFile:
-    """Errors: InvalidSpec, naming the file, and the line or the setting."""
+    """Reads `fs.toml` of a folder. Errors: InvalidSpec, naming the file, and the line or the setting."""
     import tomllib  # late: most verbs do not need it
 
     path = folder / FILE
@@ -97,7 +99,8 @@ def _check_known(where: str, key: str, known: Sequence[str]) -> None:
 
 
 def flatten(values: Mapping[str, Any]) -> dict[Key, Any]:
-    """Tables opened; what a `Scale`, `SLO` or `Limits` of a decorator leaves at its default was not said there."""
+    """Opens tables: {"env": {"A": 1}} → {("env", "A"): 1}. Defaults inside a decorator's `Scale`, `SLO` or `Limits` are
+    left out, as nobody set them."""
     found: dict[Key, Any] = {}
     for name, value in values.items():
         if isinstance(value, Scale | SLO | Limits):
@@ -115,7 +118,7 @@ def flatten(values: Mapping[str, Any]) -> dict[Key, Any]:
 
 
 def unflatten(values: Mapping[Key, Any]) -> dict[str, Any]:
-    """The opposite of `flatten`."""
+    """Closes tables: the opposite of `flatten`."""
     found: dict[str, Any] = {}
     for (name, *part), value in values.items():
         if not part:
@@ -127,7 +130,7 @@ def unflatten(values: Mapping[Key, Any]) -> dict[str, Any]:
 
 
 def merge_settings(declaration: Declaration, file: SettingsFile, flags: Mapping[str, Any]) -> dict[Key, Setting]:
-    """Every setting that somebody made, and who made it last."""
+    """All settings made for a declaration, each with its last origin."""
     found: dict[Key, Setting] = {}
     for origin, values in (
         (DECORATOR, flatten(declaration.settings)),
@@ -139,6 +142,6 @@ def merge_settings(declaration: Declaration, file: SettingsFile, flags: Mapping[
 
 
 def apply_settings(declaration: Declaration, settings: Mapping[Key, Setting]) -> Declaration:
-    """The declaration as if all of it stood in the handler's file."""
+    """The declaration with the merged settings in place of its own."""
     values = unflatten({key: setting.value for key, setting in settings.items()})
     return dataclasses.replace(declaration, settings=msgspec.to_builtins(values))

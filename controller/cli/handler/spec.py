@@ -1,4 +1,4 @@
-"""From what a handler file declares, and what flags override, to the spec that the controller stores.
+"""Builds the FunctionSpec that the controller stores from a declaration and its overrides.
 
 Defaults are decided here: the name from the attribute's, the fork server's profile from the bundle's imports,
 memory and concurrency of an LLM from its batch. Flags win over the file.
@@ -68,7 +68,10 @@ def build_spec(
     interface: Interface | None = None,
     batch: int = 0,
 ) -> FunctionSpec:
-    """`batch`: how many calls the handler computes as one, if it does. Errors: InvalidSpec, naming the setting."""
+    """Builds the spec of one function. `batch`: calls that a batched handler computes at once, or 0.
+
+    Errors: InvalidSpec, naming the setting.
+    """
     settings = {**declaration.settings, **overrides}
     fields: dict[str, Any] = {
         "name": FunctionName(settings.get("name") or default_name(declaration.attribute)),
@@ -110,7 +113,7 @@ def weights_of(declaration: Declaration) -> str | None:
 
 
 def layer_pattern_of(declaration: Declaration) -> str:
-    """How the names of layers begin; "" where they are usual ones. Errors: InvalidSpec."""
+    """Pattern of the layers' tensor names; "" for the usual ones. Errors: InvalidSpec."""
     layers = declaration.settings.get("layers", "")
     if not isinstance(layers, str) or ("layers" in declaration.settings and "{}" not in layers):
         raise InvalidSpec(
@@ -121,7 +124,7 @@ def layer_pattern_of(declaration: Declaration) -> str:
 
 
 def adapter_of(declaration: Declaration) -> str | None:
-    """Errors: InvalidSpec, also without weights that it could adapt."""
+    """Path of the adapter, if there is one. Errors: InvalidSpec, also for an adapter without weights."""
     adapter = _path(declaration, "adapter")
     if adapter is not None and weights_of(declaration) is None:
         raise InvalidSpec(
@@ -146,7 +149,7 @@ def include_of(declaration: Declaration) -> list[str]:
 
 
 def module_name(file: PurePath) -> str:
-    """The module that a file at the bundle's root is, once unpacked."""
+    """Module name of a file at the bundle's root. Errors: InvalidSpec."""
     if file.suffix != ".py" or not file.stem.isidentifier():
         raise InvalidSpec(
             f"{file.name} cannot be imported as a module",

@@ -1,1 +1,1 @@
-"""What `fs up`, `down` and `dev` run on this machine."""
+"""Local system of `fs up`, `fs down` and `fs dev`: supervisor, services, file watching."""

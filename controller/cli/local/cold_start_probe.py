@@ -1,6 +1,6 @@
-"""Calls a function from zero and shows where the time went, beside the time before: `fs dev --cold`.
+"""Cold start probe of `fs dev --cold`: calls a function at zero, and compares the timeline with the last one.
 
-Its system keeps neither idle workers nor idle weights, so zero is where it is soon after a call; that is waited for.
+The system of `fs dev --cold` keeps neither idle workers nor idle weights, so it is at zero soon after each call.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from ..api_client import ApiClient, function_path
 from ..waterfall import compare_timelines, render_trace, trace_summary
 
 ZERO_S = 60.0
-"""For a worker to end once nobody needs it: it may close what it has open."""
+"""How long to wait for scale to zero: a worker that ends may have files and connections to close."""
 TRACE_S = 10.0
-"""Between a call's answer and its trace."""
+"""How long a trace may be missing after the call's answer."""
 CALL_S = 600.0
 POLL_S = 0.05
 
 
 @dataclass(slots=True, kw_only=True)
 class ColdStartProbe:
-    """`path` and `body` are of the call that is made; `body` is JSON, or @ and a file's name."""
+    """Makes one call from zero at a time. `path` and `body` are the call's; `body` is JSON, or @ and a file's name."""
 
     server: ApiClient
     path: str
@@ -44,10 +44,10 @@ class ColdStartProbe:
     _last: dict[str, InvocationTrace] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        _content(self.body)  # what is wrong with it is said at once
+        _content(self.body)  # so that an error in it is raised at once
 
     def probe(self, name: str) -> None:
-        """Errors: FleetError; an answer that tells of one is shown as others are."""
+        """Calls a function from zero, and prints its timeline, also of an error answer. Errors: FleetError."""
         _wait_for_zero(self.server, name)
         trace = self._called(name)
         before, self._last[name] = self._last.get(name), trace
@@ -64,7 +64,7 @@ class ColdStartProbe:
         output.data(f"{now_ms:.1f} ms from zero, before {before_ms:.1f} ms: {now_ms - before_ms:+.1f} ms")
 
     def _called(self, name: str) -> InvocationTrace:
-        """The file of a body is read at each call: it may be what is being worked on."""
+        """Calls the function. A body's file is read at each call, since it may have changed."""
         call = new_invocation_id()
         path = self.path if self.path.startswith(("/", "?")) or not self.path else f"/{self.path}"
         target = f"/fn/{quote(name, safe='')}{path}"
@@ -75,7 +75,7 @@ class ColdStartProbe:
 
 
 def span_ms(phases: list[Phase]) -> float:
-    """From the first beginning to the last end."""
+    """Duration from the first phase's start to the last phase's end."""
     if not phases:
         return 0.0
     return (max(phase.ended_ns for phase in phases) - min(phase.started_ns for phase in phases)) / 1e6
@@ -107,8 +107,8 @@ def _trace(server: ApiClient, call: InvocationId) -> InvocationTrace:
 
 
 def _wait_for_zero(server: ApiClient, name: str) -> None:
-    """No worker of it, and no weights in memory; but the parent of workers is there, as it is in a system that has been
-    up for more than a moment. Errors: Unavailable."""
+    """Waits until the function has no worker and no weights in memory, and its fork server runs, as in a system that
+    has been up for a while. Errors: Unavailable."""
     ends_s = time.monotonic() + ZERO_S
     while True:
         info = server.get(function_path(name), FunctionInfo)
@@ -118,5 +118,5 @@ def _wait_for_zero(server: ApiClient, name: str) -> None:
             return
         if time.monotonic() > ends_s:
             left = f"{len(workers)} workers and {len(segments)} checkpoints in memory"
-            raise Unavailable(f"{name} is not at zero after {ZERO_S:g} s: {left}", hint="a call may be under way")
+            raise Unavailable(f"{name} is not at zero after {ZERO_S:g} s: {left}", hint="a call may still be running")
         time.sleep(POLL_S)

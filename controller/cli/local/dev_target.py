@@ -1,6 +1,6 @@
-"""The functions that `fs dev` has on a system that others use: their names, and the tag by which they are known.
+"""Functions that `fs dev` deploys to a shared system: their names, and the tag that marks them.
 
-What somebody else deployed under such a name is neither taken over nor removed; what a killed `fs dev` left, is.
+A function of that name without the tag is neither replaced nor removed; one that a killed `fs dev` left behind is.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ TAG = "fs-dev"
 
 
 def with_dev_name(declaration: Declaration) -> Declaration:
-    """Under a name of its own, so that it takes no calls away from what is deployed, and with the tag."""
+    """The declaration with a name of its own, so that it takes no calls from the deployed function, and the tag."""
     name = str(declaration.settings.get("name") or default_name(declaration.attribute))
     settings = {**declaration.settings, "name": name[: NAME_MAX - len(SUFFIX)] + SUFFIX}
     tags = settings.get("tags", {})
-    if isinstance(tags, Mapping):  # what else it is, the deploy refuses
+    if isinstance(tags, Mapping):  # the deploy rejects anything else
         settings["tags"] = {**tags, TAG: "yes"}
     return replace(declaration, settings=settings)
 
@@ -38,7 +38,7 @@ def dev_name(declaration: Declaration) -> str:
 
 
 def belongs_to_others(server: ApiClient, name: str) -> bool:
-    """Whether there is such a function, and no `fs dev` made it."""
+    """Whether a function of that name exists that `fs dev` did not deploy."""
     try:
         return TAG not in server.get(function_path(name), FunctionInfo).spec.tags
     except NotFound:
@@ -46,16 +46,19 @@ def belongs_to_others(server: ApiClient, name: str) -> bool:
 
 
 def require_own(server: ApiClient, name: str) -> None:
-    """Errors: Refused."""
+    """Checks that the name is free for `fs dev`. Errors: Refused."""
     if belongs_to_others(server, name):
         raise Refused(
-            f"function {name} at {server.url} is none that `fs dev` made, and stays as it is",
+            f"function {name} at {server.url} was not deployed by `fs dev`, and is left as it is",
             hint=f"choose another name with --name, or remove it with `fs rm {name}`",
         )
 
 
 def create_secrets(server: ApiClient, declarations: Sequence[Declaration], environ: Mapping[str, str]) -> None:
-    """Errors: InvalidSpec for a secret that is not in the environment; those of the server."""
+    """Creates the projects and secrets of declarations; values are from the environment.
+
+    Errors: InvalidSpec for a secret that is not in the environment; those of the server.
+    """
     for declaration in declarations:
         project = str(declaration.settings.get("project") or DEFAULT)
         if project != DEFAULT:
@@ -64,7 +67,7 @@ def create_secrets(server: ApiClient, declarations: Sequence[Declaration], envir
         for name in names if isinstance(names, list | tuple) else ():
             if name not in environ:
                 raise InvalidSpec(
-                    f"{declaration.attribute}: secret {name} is not in the environment, where `fs dev` looks for it",
+                    f"{declaration.attribute}: secret {name} is not in the environment, from which `fs dev` takes it",
                     hint=f"export {name}=... before `fs dev`",
                 )
             path = f"/api/v1/secrets/{quote(project, safe='')}/{quote(str(name), safe='')}"

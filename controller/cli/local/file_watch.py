@@ -1,4 +1,4 @@
-"""Notices that somebody has saved a file that a function is made of."""
+"""Watches the files of a function for changes."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pathlib import Path
 from ..handler.settings import FILE
 
 FileStamps = dict[str, tuple[int, int]]
-"""File → (time of its last change in ns, size)."""
+"""File name → (modification time in ns, size)."""
 
 _SKIPPED = frozenset({"__pycache__", "node_modules", "site-packages", "venv", "env", "build", "dist"})
 FILES_MAX = 10_000
 
 
 def file_stamps(folder: Path, also: Collection[str] = ()) -> FileStamps:
-    """Of the folder's Python files, its `fs.toml`, and what else the last bundle had in it, by the name there."""
+    """Stamps of the folder's Python files, its `fs.toml`, and `also`: other files of the last bundle."""
     found: FileStamps = {}
     for parent, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".") and name not in _SKIPPED]
@@ -39,14 +39,14 @@ def _add(found: FileStamps, path: Path) -> None:
 
 
 class ChangeDetector:
-    """Says once of each change that is over: editors write in several steps."""
+    """Detects each finished change once. Editors write in several steps, so a quiet look must follow a change."""
 
     def __init__(self, first: FileStamps) -> None:
         self._served = first
         self._last = first
 
     def changed(self, now: FileStamps) -> bool:
-        """Whether to deploy again: there is a change, and nothing more has changed since the last look."""
+        """Whether to deploy again: something has changed, and nothing more since the last look."""
         settled, self._last = now == self._last, now
         if not settled or now == self._served:
             return False

@@ -1,4 +1,4 @@
-"""Lets the owner of a home in again whose key is lost: another one is put into the system's Redis itself."""
+"""Recovery of a lost owner key: writes another one directly into the system's Redis."""
 
 from __future__ import annotations
 
@@ -19,19 +19,20 @@ from ..api_client import Address, ApiClient
 from ..home import HomeLayout, SupervisorRecord, read_record
 from ..output import Unreachable
 
-HEARD_S = 5.0
-"""For the controller to hear of it, or else to read Redis again, once a second."""
+KNOWN_S = 5.0
+"""How long the controller may take to learn of the key: it is notified, and reads Redis once a second."""
 POLL_S = 0.05
 
 
 def recover_key(layout: HomeLayout, url: str) -> str:
-    """The name of the new key, which is kept and good when this returns. Errors: Unreachable, NotFound."""
+    """Creates an admin key and stores it in the home. Returns its name once it is valid. Errors: Unreachable,
+    NotFound."""
     record = read_record(layout.supervisor, SupervisorRecord)
     if record is None:
         raise Unreachable(f"no server runs in {layout.home}", hint="start it with `fs up`, then recover its key")
     text = new_key_text().text
     try:
-        with redis.Redis.from_url(record.redis_url, socket_timeout=HEARD_S) as client:
+        with redis.Redis.from_url(record.redis_url, socket_timeout=KNOWN_S) as client:
             name = _put(client, text)
     except redis.RedisError as error:
         raise Unreachable(f"the system's Redis does not answer: {error}", hint="see `fs status`") from error
@@ -42,7 +43,7 @@ def recover_key(layout: HomeLayout, url: str) -> str:
 
 
 def _put(client: redis.Redis, text: str) -> str:
-    """Under a name that no key has had. Errors: NotFound."""
+    """Writes the key under a name that no key has had. Errors: NotFound."""
     if not client.exists(keys.KEYS):
         raise NotFound("there are no keys, so none is lost", hint="make the first: fs key create admin --scope admin")
     now_unix_ms = time.time_ns() // 1_000_000
@@ -61,7 +62,7 @@ def _put(client: redis.Redis, text: str) -> str:
 
 
 def _await(address: Address) -> None:
-    ends = time.monotonic() + HEARD_S
+    ends = time.monotonic() + KNOWN_S
     with ApiClient(address) as server:
         while True:
             try:

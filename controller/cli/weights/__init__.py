@@ -1,1 +1,1 @@
-"""From weight files to a published checkpoint and back."""
+"""Checkpoints: published from weight files, verified and exported."""

@@ -1,9 +1,9 @@
-"""Writes a checkpoint back as plain safetensors, with the files beside them.
+"""Exports a checkpoint as plain safetensors, with the small files beside them.
 
-As the files were when the weights were first pushed, byte for byte: the same names, shards and headers, because the
-checkpoint keeps their layout. Without a layout (or with a size for shards that somebody asks for) the files are made
-anew: the same tensors bit for bit under all their names, in the order of layers, with an index if there are several.
-Every chunk is checked before a byte of it is written, and no file has its name before all of them are whole.
+The files are those that were first pushed, byte for byte: the same names, shards and headers, because the checkpoint
+keeps their layout. Without a layout, or with a given shard size, new files are written: the same tensors bit for bit
+under all their names, in the order of layers, with an index if there are several. Every chunk's checksum is verified
+before a byte of it is written, and no file has its final name before all of them are complete.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from .source_layout import LAYOUT_MAX_BYTES, LAYOUT_OBJECT, read_layout
 from .verify import Chunk, Progress, for_each_part, open_checkpoint, read_part
 
 SHARD_MAX_BYTES = 5_000_000_000
-"""Hugging Face's own default."""
+"""Default size of a shard, as in Hugging Face's tools."""
 PARTIAL = ".partial"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportFile:
-    """A file of the export: `head` at its beginning, and what comes from the segment at its places."""
+    """A file of the export: `head` at its beginning, and tensors at offsets."""
 
     name: str
     head: bytes
@@ -47,7 +47,7 @@ class ExportFile:
 
 @dataclass(frozen=True, slots=True)
 class FileSpan:
-    """A range of the segment that goes to one place of one file."""
+    """A range of the checkpoint's bytes, and its place in a file."""
 
     begin: int
     end: int
@@ -58,7 +58,8 @@ class FileSpan:
 def export(
     server: ApiClient, checkpoint: CheckpointId, folder: Path, *, shard_max_bytes: int | None, progress: Progress
 ) -> list[Path]:
-    """The files that were written. Errors: InvalidInput if the folder is not empty; ChecksumMismatch; NotFound."""
+    """Writes the files, and returns their paths. Errors: InvalidInput if the folder is not empty; ChecksumMismatch;
+    NotFound."""
     manifest = open_checkpoint(server, checkpoint)
     files = _as_pushed(server, checkpoint, manifest) if shard_max_bytes is None else None
     files = files or new_files(manifest, shard_max_bytes or SHARD_MAX_BYTES)
@@ -123,7 +124,7 @@ def _write(descriptor: int, span: FileSpan, chunk: Chunk) -> None:
 
 
 def file_spans(manifest: Manifest, files: Sequence[ExportFile]) -> list[FileSpan]:
-    """Sorted by their beginning; a tensor with several names has several."""
+    """All ranges to write, sorted by their beginning; a tensor with several names has several."""
     spans = [
         FileSpan(entry.offset, entry.offset + entry.size_bytes, file.name, file_offset)
         for file in files
@@ -136,12 +137,12 @@ def file_spans(manifest: Manifest, files: Sequence[ExportFile]) -> list[FileSpan
 
 
 def _small(manifest: Manifest) -> list[str]:
-    """What lay beside the weights; what was made for workers did not."""
+    """Names of the small files that were pushed; generated ones are left out."""
     return [name for name in manifest.files if name != token_table.FILE]
 
 
 def _as_pushed(server: ApiClient, checkpoint: CheckpointId, manifest: Manifest) -> list[ExportFile] | None:
-    """The files as they were, if it is known and can be believed."""
+    """The files as they were pushed; None if the checkpoint has no layout."""
     data = server.read_object(checkpoint_key(checkpoint, LAYOUT_OBJECT), LAYOUT_MAX_BYTES)
     if data is None:
         return None
@@ -166,7 +167,7 @@ def _as_pushed(server: ApiClient, checkpoint: CheckpointId, manifest: Manifest) 
 
 
 def new_files(manifest: Manifest, shard_max_bytes: int) -> list[ExportFile]:
-    """Files as Hugging Face's tools would write them: one, or shards with an index."""
+    """New files as Hugging Face's tools would write them: one, or shards with an index."""
     groups: list[list[str]] = [[]]
     held = 0
     for name in [*manifest.tensors, *manifest.aliases]:
@@ -216,7 +217,7 @@ def _claim(folder: Path) -> None:
         raise InvalidInput(f"{folder} cannot be written to: {error.strerror}") from error
     if taken is not None:
         raise InvalidInput(
-            f"{folder} is not empty: {taken.name} is there", hint="name a folder that is, or does not exist"
+            f"{folder} is not empty: {taken.name} is there", hint="name an empty folder, or one that does not exist"
         )
 
 

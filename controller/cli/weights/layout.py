@@ -1,4 +1,4 @@
-"""Where each byte of a loading-optimised checkpoint goes: a pure plan, made before a byte is copied.
+"""Layout of a loading-optimised checkpoint: a pure plan of where each byte goes, made before any is copied.
 
 Order: small files, then what runs before the first layer, then the layers by number, then the rest, so that a
 stage of layers is one contiguous range and chunks arrive in the order of use (ServerlessLLM section 4.1).
@@ -36,19 +36,19 @@ from .safetensors_header import StoredTensor
 from .source import SmallFile, Source
 
 PART_MAX_BYTES = 256 * MIB
-"""A part is what an upload that broke repeats: 2 s at 1 Gbit/s, half a minute at home. It is at least 64 chunks: ranges
-in parallel lose nothing at its ends, and a model of 140 GB has 600 of them, which no listing or manifest feels.
-Less would only be worth something inside a part, which S3 could resume and a folder could not."""
+"""Largest part. An interrupted upload repeats a part: 2 s at 1 Gbit/s, half a minute at home. A part has at least 64
+chunks, so parallel ranges lose nothing at its ends, and a model of 140 GB has 600 parts, which listings and manifests
+can hold. Resuming inside a part would be possible with S3, but not with a folder."""
 CHUNKS_LEAST = 256
-"""Of a checkpoint, if its chunks can be so small. A stage has up to a chunk too much at each of its ends, which of a
-quarter of 256 is a thirtieth at most."""
+"""Least number of chunks in a checkpoint, as long as they are not too small. A stage has up to one chunk too much at
+each of its ends: of a quarter of 256 chunks, a thirtieth at most."""
 CHUNK_LEAST_BYTES = 256 * 1024
-"""Below that each chunk's own work, of threads and of the control block, costs more than its bytes."""
+"""Smallest chunk: below this, the work for each chunk in threads and control block costs more than its bytes."""
 HEADER_ALIGNMENT_BYTES = 4096
 """Data begins on a page, so that a reader may use direct I/O from the part's first tensor on."""
 PAD_PREFIX = "__pad__."
 PATTERN_MAX = 200
-"""Characters that say how layers are named."""
+"""Longest pattern of layer names, in characters."""
 
 _BEFORE = re.compile(
     r"(?:^|[._])(?:embed\w*|wte|wpe|tok_embeddings|patch_embed\w*|cls_token|pos_embed\w*|rotary_emb)(?:[._]|$)"
@@ -57,7 +57,7 @@ _BEFORE = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartPiece:
-    """Bytes of a part that come from one place; zeros if there is none."""
+    """Bytes of a part from one source file; zeros if `file` is None."""
 
     file: SourceFile | None
     file_offset: int
@@ -66,6 +66,8 @@ class PartPiece:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartPlan:
+    """Plan of one part: its header, and the source of its data."""
+
     object: str
     header: bytes
     data_bytes: int
@@ -79,13 +81,15 @@ class PartPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointPlan:
+    """Plan of a whole checkpoint."""
+
     parts: tuple[PartPlan, ...]
     tensors: dict[str, TensorEntry]
     files: dict[str, FileEntry]
     chunk_bytes: int
     aliases: dict[str, str] = field(default_factory=dict)
     layers: int | None = None
-    """How many, if the source said which they are."""
+    """Number of layers, if the source has a pattern of their names."""
 
     @property
     def object_bytes(self) -> int:
@@ -118,7 +122,7 @@ class CheckpointPlan:
 
 
 def layer_numbers(names: Iterable[str], pattern: str = "") -> dict[str, int | None]:
-    """The layer that each name tells; None of those that tell none.
+    """Layer number in each name; None if a name has none.
 
     A pattern says how the names of layers begin, with `{}` for numbers ("layer{}.{}"). Layers are then counted in the
     order of these numbers, so that they need neither begin at 0 nor be without gaps. Errors: InvalidSpec.
@@ -136,7 +140,7 @@ def layer_numbers(names: Iterable[str], pattern: str = "") -> dict[str, int | No
 
 
 def layer_of_tensors(names: Iterable[str], pattern: str = "") -> dict[str, int]:
-    """The layer in which each tensor is used: LAYER_BEFORE, 0.., and one past the last for what comes after."""
+    """Layer in which each tensor is used: LAYER_BEFORE, 0.., and one past the last for tensors used after it."""
     numbered_names = layer_numbers(names, pattern)
     after = max((number for number in numbered_names.values() if number is not None), default=-1) + 1
     return {
@@ -146,7 +150,7 @@ def layer_of_tensors(names: Iterable[str], pattern: str = "") -> dict[str, int]:
 
 
 def in_order_of_use(tensors: Sequence[StoredTensor], pattern: str = "") -> list[StoredTensor]:
-    """In the order of use."""
+    """Sorts tensors in the order of use."""
     layers = layer_of_tensors((tensor.name for tensor in tensors), pattern)
     return sorted(tensors, key=lambda tensor: (layers[tensor.name], *_natural(tensor.name)))
 
@@ -158,7 +162,8 @@ def plan_checkpoint(
     part_max_bytes: int = PART_MAX_BYTES,
     chunk_bytes: int = 0,
 ) -> CheckpointPlan:
-    """`aliases` are tensors that are not stored, each with the equal one that is; `chunk_bytes` 0 goes by their size.
+    """Plans the checkpoint of a source. `aliases` are tensors that are not stored, each with the equal one that is;
+    `chunk_bytes` 0 is chosen by size.
 
     Errors: CheckpointInvalid if there are no weights, too many, or names that the plan needs for itself.
     """
@@ -189,13 +194,13 @@ def plan_checkpoint(
 
 
 def _count(source: Source) -> int:
-    """Of layers, of which the last may have tensors that are stored under the names of others."""
+    """Number of layers; the tensors of the last may all be stored under other names."""
     found = layer_numbers((tensor.name for tensor in source.tensors), source.layers)
     return max((number for number in found.values() if number is not None), default=-1) + 1
 
 
 def chunk_size(total_bytes: int) -> int:
-    """The largest power of two that makes CHUNKS_LEAST of it, within what is worth while."""
+    """Largest power of two that cuts the bytes into CHUNKS_LEAST chunks, within CHUNK_LEAST_BYTES and CHUNK_BYTES."""
     size_bytes = CHUNK_BYTES
     while size_bytes > CHUNK_LEAST_BYTES and total_bytes < size_bytes * CHUNKS_LEAST:
         size_bytes //= 2
@@ -203,7 +208,7 @@ def chunk_size(total_bytes: int) -> int:
 
 
 def _cut(items: Iterable[SmallFile | StoredTensor], part_max_bytes: int) -> list[list[SmallFile | StoredTensor]]:
-    """Groups of at most the given size, except that one item larger than that has a part of its own."""
+    """Cuts items into groups of at most the given size; a larger item has a group of its own."""
     groups: list[list[SmallFile | StoredTensor]] = [[]]
     end = 0
     for item in items:

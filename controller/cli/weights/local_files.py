@@ -1,7 +1,7 @@
-"""Where the bytes of a checkpoint's source come from: files of this machine, objects in S3, or memory.
+"""Source files of a checkpoint: the protocol, and its implementations over local files and memory (S3: `s3_files.py`).
 
-All that publishing asks of one is here, so that a plan and both passes over it are the same for each. An origin is
-read at any place, by several threads at once, and says so if it is no longer what it was.
+A source file is read at any offset, by several threads at once, and a change during the read is an error. So the plan
+and both passes over the files are the same for each implementation.
 """
 
 from __future__ import annotations
@@ -15,34 +15,34 @@ from typing import Protocol
 from fleetstart.runtime.contract.errors import CheckpointInvalid, WeightsMissing
 
 BLOCK_BYTES = 1024 * 1024
-"""One read and one piece of an upload: large enough to be cheap, small enough for a smooth bar."""
+"""Size of one read and one upload block: large enough to be cheap, small enough for a smooth progress bar."""
 
 
 class SourceFile(Protocol):
-    """One file. `str()` says which, to a person."""
+    """One file of a model. `str()` names it in messages."""
 
     @property
     def name(self) -> str:
-        """Without the folder."""
+        """File name without its folder."""
         ...
 
     @property
     def size_bytes(self) -> int: ...
 
     def facts(self) -> tuple[object, ...]:
-        """Other ones whenever its bytes could be other ones. Plain values."""
+        """Plain values that change whenever the file's bytes could have changed."""
         ...
 
     def blocks(self, offset: int, size_bytes: int) -> Iterator[bytes]:
-        """Exactly these bytes. Errors: CheckpointInvalid if they are not there any more."""
+        """Reads a range in blocks. Errors: CheckpointInvalid if the file has changed."""
         ...
 
 
 class SourceFolder(Protocol):
-    """What lies together: a model with its files."""
+    """A folder with a model's files."""
 
-    def origins(self) -> dict[str, SourceFile]:
-        """By name, in the order of names; not what lies deeper. Errors: WeightsMissing."""
+    def source_files(self) -> dict[str, SourceFile]:
+        """Files by name, in order; not those in folders below. Errors: WeightsMissing."""
         ...
 
 
@@ -56,6 +56,8 @@ def read_at(origin: SourceFile, offset: int, size_bytes: int) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class LocalFile:
+    """A file of this machine."""
+
     path: Path
 
     def __str__(self) -> str:
@@ -85,7 +87,7 @@ class LocalFile:
 
 @dataclass(frozen=True, slots=True)
 class GeneratedFile:
-    """What is no file of the user's, but was made for the checkpoint, or stands for one that is not at hand."""
+    """A file in memory: generated for the checkpoint, or a stand-in for one that is not available."""
 
     name: str
     data: bytes
@@ -98,7 +100,7 @@ class GeneratedFile:
         return len(self.data)
 
     def facts(self) -> tuple[object, ...]:
-        """None of its own: it follows from the files that it was made of."""
+        """Empty: the content follows from the files that it was generated from."""
         return ()
 
     def blocks(self, offset: int, size_bytes: int) -> Iterator[bytes]:
@@ -107,25 +109,27 @@ class GeneratedFile:
 
 @dataclass(frozen=True, slots=True)
 class LocalFolder:
+    """A folder of this machine."""
+
     path: Path
 
     def __str__(self) -> str:
         return str(self.path)
 
-    def origins(self) -> dict[str, SourceFile]:
+    def source_files(self) -> dict[str, SourceFile]:
         return {path.name: LocalFile(path) for path in sorted(self.path.iterdir()) if path.is_file()}
 
 
 @dataclass(frozen=True, slots=True)
 class FileList:
-    """Files that were named one by one, as if they lay in one folder."""
+    """Files that were named one by one, as if they were in one folder."""
 
     paths: Sequence[Path]
 
     def __str__(self) -> str:
         return " ".join(map(str, self.paths))
 
-    def origins(self) -> dict[str, SourceFile]:
+    def source_files(self) -> dict[str, SourceFile]:
         found: dict[str, SourceFile] = {}
         for path in sorted(self.paths, key=lambda path: path.name):
             if not path.is_file():

@@ -1,9 +1,9 @@
-"""Publishes weights as a checkpoint: checksums in a first pass, an upload of what the store lacks in a second.
+"""Publishes weights as a checkpoint: computes checksums in a first pass, uploads what the store lacks in a second.
 
 Nothing holds the whole model: both passes stream through a few buffers. The first pass gives the manifest, whose
 digest names every object; so parts that the store has already are recognised, a second push of equal weights uploads
 nothing, and one that goes on after a break uploads the rest. A manifest is remembered for as long as the files do not
-change, so that going on begins at once. It is uploaded last: a checkpoint without one does not exist for anybody.
+change, so that going on begins at once. It is uploaded last: a checkpoint without a manifest does not exist.
 """
 
 from __future__ import annotations
@@ -32,25 +32,27 @@ from .tied_tensors import find_tied
 from .upload import UploadObject, UploadTarget, upload
 
 Progress = Callable[[str, int, int], None]
-"""Called with what is being done, bytes done and bytes in all."""
+"""Callback with the current step, bytes done and bytes in all."""
 READERS = 4
-"""Threads of the first pass: disks and object stores give more to several, and a checksum lets go of the GIL."""
+"""Threads of the first pass: disks and object stores are faster with several, and checksums release the GIL."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Published:
+    """A checkpoint that is in the store."""
+
     id: CheckpointId
     weight_bytes: int
     uploaded_bytes: int
     """0 if the store had everything."""
     segment_bytes: int
-    """What it takes of a node's memory."""
+    """Size of its segment in a node's memory."""
     layout: LayerLayout
-    """What its layers weigh."""
+    """Bytes of each layer."""
 
 
 def publish(weights: Path, store: UploadTarget, *, cache: Path, progress: Progress) -> Published:
-    """Brings the weights behind the path into the store. `cache` is a folder that remembers unchanged files.
+    """Publishes the weights at a path. `cache` is a folder that remembers the checksums of unchanged files.
 
     Errors: WeightsMissing, PickleRefused, CheckpointInvalid; what the store raises.
     """
@@ -74,7 +76,7 @@ def publish_source(
     items = [part_item(part) for part in plan.parts]
     layout = encode_layout(source)
     if layout is not None and store.object_size(checkpoint_key(checkpoint, LAYOUT_OBJECT)) is None:
-        # That of the first push stays: one that follows has other files, but the same weights.
+        # The first push's layout stays: later pushes may have other files, but have the same weights.
         items.append(UploadObject.of(checkpoint_key(checkpoint, LAYOUT_OBJECT), layout))
     manifest = UploadObject.of(checkpoint_key(checkpoint, MANIFEST_OBJECT), data)
     sent = upload(items, manifest, store, progress)
@@ -95,7 +97,7 @@ def _made(memory: Path, source: Source, part_max_bytes: int, progress: Progress)
 
 
 def checksums(plan: CheckpointPlan, progress: Progress) -> list[int]:
-    """xxh3-64 of every chunk of the segment, in order: the first pass."""
+    """First pass: xxh3-64 of every chunk of the segment, in order."""
     total = sum(part.data_bytes for part in plan.parts)
     done = 0
     lock = Lock()
@@ -118,7 +120,7 @@ def checksums(plan: CheckpointPlan, progress: Progress) -> list[int]:
 
 
 def read_data(part: PartPlan) -> Iterator[bytes]:
-    """The part's data section, in blocks. CheckpointInvalid if a source file is not what it was."""
+    """Reads a part's data section in blocks. Errors: CheckpointInvalid if a source file has changed."""
     for piece in part.pieces:
         if piece.file is None:
             yield bytes(piece.size_bytes)
@@ -173,7 +175,7 @@ class _ChunkHasher:
 
 def _fingerprint(source: Source) -> str:
     """Changes whenever a source file could have."""
-    return sha256(msgspec.json.encode([origin.facts() for origin in source.origins()])).hexdigest()
+    return sha256(msgspec.json.encode([origin.facts() for origin in source.source_files()])).hexdigest()
 
 
 def _remembered(memory: Path, source: Source, part_max_bytes: int) -> tuple[CheckpointPlan, bytes] | None:

@@ -1,4 +1,4 @@
-"""Which checkpoint a person means: by its id, by the beginning of its id, or by the name of a function that has it."""
+"""Finds a checkpoint by its id, a prefix of its id, or the name of a function that uses it."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from ..api_client import ApiClient
 
 PREFIX_MIN = 4
 SHORT = 12
-"""Digits that are shown to people: one in 10^14 pairs is alike."""
+"""Digits of an id in messages and tables: one in 10^14 pairs is equal."""
 
 _HEX = re.compile(r"[0-9a-f]{1,64}")
 
 
 def find_checkpoint(server: ApiClient, text: str, *, unfinished: bool = False) -> CheckpointInfo:
-    """Errors: NotFound with the nearest that there is; InvalidInput if several are meant."""
+    """The checkpoint that a text names. Errors: NotFound with the nearest name; InvalidInput for several."""
     checkpoints = server.get("/api/v1/checkpoints", list[CheckpointInfo], unfinished=int(unfinished))
     functions = server.get("/api/v1/functions", list[FunctionInfo])
     return choose_checkpoint(text, checkpoints, functions)
@@ -33,16 +33,16 @@ def choose_checkpoint(
     function = next((function for function in functions if function.name == text), None)
     if function is not None and by_id and function.spec.weights not in {info.id for info in by_id}:
         raise InvalidInput(
-            f"{text!r} is a function, and the beginning of checkpoint {by_id[0].id[:SHORT]}",
+            f"{text!r} is a function, and a prefix of checkpoint {by_id[0].id[:SHORT]}",
             hint=f"write more of the id: {by_id[0].id[:SHORT]}",
         )
     if function is not None:
         return _of_function(function, checkpoints)
     if by_id and len(wanted) < PREFIX_MIN:
-        raise InvalidInput(f"{text!r} is too little of an id", hint=f"write at least {PREFIX_MIN} digits")
+        raise InvalidInput(f"{text!r} is too short for an id", hint=f"write at least {PREFIX_MIN} digits")
     if len(by_id) > 1:
         alike = ", ".join(info.id[:SHORT] for info in by_id[:5])
-        raise InvalidInput(f"{text!r} is the beginning of {len(by_id)} checkpoints: {alike}", hint="write more digits")
+        raise InvalidInput(f"{text!r} is a prefix of {len(by_id)} checkpoints: {alike}", hint="write more digits")
     if by_id:
         return by_id[0]
     raise NotFound(f"no checkpoint {text[:80]!r} is in the store", hint=_nearest(wanted, checkpoints, functions))
@@ -70,4 +70,4 @@ def _nearest(wanted: str, checkpoints: Sequence[CheckpointInfo], functions: Sequ
     near = get_close_matches(wanted, names, n=1)
     if near:
         return f"did you mean {names[near[0]]!r}?"
-    return "`fs weights ls` lists what is" if checkpoints else "the store is empty: fs weights push FOLDER"
+    return "`fs weights ls` lists all" if checkpoints else "the store is empty: fs weights push FOLDER"

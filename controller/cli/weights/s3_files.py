@@ -1,7 +1,7 @@
-"""Weights that lie in S3 already: headers by ranges, data streamed, nothing kept on this machine's disk.
+"""Source files in S3: headers are read by range, data is streamed, nothing is written to this machine's disk.
 
-Credentials, region and endpoint are boto3's own affair (AWS_* variables, profiles, instance roles). Each read asks
-for the object as it was listed, by its ETag, so that one replaced between the two passes is noticed at once.
+boto3 finds credentials, region and endpoint (AWS_* variables, profiles, instance roles). Each read names the ETag under
+which the object was listed, so that an object replaced between the two passes is noticed at once.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ WINDOW_BYTES = 8 * 1024 * 1024
 WINDOWS = 16
 CONNECTIONS = 24
 OBJECTS_MAX = 10_000
-"""Of one folder: more is no model but a bucket."""
+"""Most objects in one folder: a prefix with more is not a model's folder."""
 
 
 def read_s3(url: str) -> Source:
-    """Errors: InvalidInput, WeightsMissing, StoreFailed, and those of any source."""
+    """Reads a folder or a file at an s3:// URL. Errors: InvalidInput, WeightsMissing, StoreFailed, and those of any
+    source."""
     named = parse_s3(url)
     bucket = Bucket(named.bucket)
     if named.path.endswith(".safetensors"):
@@ -37,7 +38,7 @@ def read_s3(url: str) -> Source:
 
 
 class Bucket:
-    """One bucket's client; several threads use it."""
+    """Client of one bucket; several threads use it."""
 
     def __init__(self, name: str) -> None:
         try:
@@ -57,7 +58,7 @@ class Bucket:
 
     @contextmanager
     def answering(self, what: str) -> Iterator[None]:
-        """Turns errors of the store into ours."""
+        """Turns errors of boto3 into the contract's."""
         from botocore.exceptions import BotoCoreError, ClientError
         from urllib3.exceptions import HTTPError
 
@@ -68,7 +69,7 @@ class Bucket:
             if code in ("PreconditionFailed", "412"):
                 raise _changed(what) from error
             if code in ("NoSuchKey", "404", "NotFound", "InvalidRange", "416"):
-                raise WeightsMissing(f"{what} is not there, or not any more") from error
+                raise WeightsMissing(f"{what} does not exist, or no longer") from error
             if code == "NoSuchBucket":
                 raise WeightsMissing(f"there is no bucket {self.name!r}") from error
             raise StoreFailed(
@@ -87,26 +88,30 @@ class Bucket:
         return S3Object(self, key, int(answer["ContentLength"]), str(answer["ETag"]))
 
     def objects(self, prefix: str) -> list[S3Object]:
-        """Those right below the prefix, which ends with a slash or is empty."""
+        """Objects directly below a prefix, which ends with a slash or is empty."""
         found: list[S3Object] = []
         with self.answering(self._url(prefix)):
             paginator = self.client.get_paginator("list_objects_v2")
             for page in paginator.paginate(Bucket=self.name, Prefix=prefix, Delimiter="/"):
                 found.extend(S3Object(self, row["Key"], row["Size"], row["ETag"]) for row in page.get("Contents", ()))
                 if len(found) > OBJECTS_MAX:
-                    raise InvalidInput(f"{self._url(prefix)} has more than {OBJECTS_MAX:,} objects, which is no model")
+                    raise InvalidInput(
+                        f"{self._url(prefix)} has more than {OBJECTS_MAX:,} objects, which is not a model"
+                    )
         return found
 
 
 @dataclass(frozen=True, slots=True)
 class S3Folder:
+    """Objects below one prefix."""
+
     bucket: Bucket
     prefix: str
 
     def __str__(self) -> str:
         return str(S3Url(self.bucket.name, self.prefix))
 
-    def origins(self) -> dict[str, SourceFile]:
+    def source_files(self) -> dict[str, SourceFile]:
         objects = self.bucket.objects(f"{self.prefix}/" if self.prefix else "")
         found: dict[str, SourceFile] = {one.name: one for one in sorted(objects, key=lambda one: one.key) if one.name}
         if not found:
@@ -116,6 +121,8 @@ class S3Folder:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class S3Object:
+    """One object; small reads come from cached windows."""
+
     bucket: Bucket
     key: str
     size_bytes: int
@@ -159,7 +166,7 @@ class S3Object:
         return window
 
     def _streamed(self, offset: int, size_bytes: int) -> Iterator[bytes]:
-        """One request, begun again where it breaks off."""
+        """Streams a range; continues with another request where one breaks off."""
         end = offset + size_bytes
         breaks = 0
         while offset < end:

@@ -1,6 +1,6 @@
 """Reads the header of a safetensors file, strictly, without the tensors and without torch.
 
-The ways to be wrong are the checks below and no others: too short, header too large, not JSON, a key that stands
+The errors are these and no others: file too short, header too large, not JSON, a key that stands
 twice, not a table of tensors, metadata that is not text, unknown dtype, offsets outside the file, offsets that do not
 fit the shape, holes and overlaps, a file cut short. After `read_file` every tensor's bytes are where it says.
 """
@@ -21,10 +21,10 @@ from fleetstart.runtime.contract.weights.manifest import DTYPE_BYTES
 from .local_files import SourceFile, read_at
 
 HEADER_MAX_BYTES = 100_000_000
-"""The format's own limit."""
+"""Largest header that the format allows."""
 SHAPE_MAX_DIMENSIONS = 64
 COUNT_MAX = (1 << 63) - 1
-"""Of offsets and dimensions, as every reader of the format has it."""
+"""Largest offset and dimension, as in other readers of the format."""
 METADATA = "__metadata__"
 
 PICKLE_SUFFIXES = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle"})
@@ -34,7 +34,7 @@ _SUB_BYTE = frozenset({"F4", "F6_E2M3", "F6_E3M2"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredTensor:
-    """One tensor as its file has it; `offset` from the beginning of the file."""
+    """One tensor of a safetensors file; `offset` is from the beginning of the file."""
 
     name: str
     dtype: str
@@ -46,7 +46,7 @@ class StoredTensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredFile:
-    """A safetensors file: `header` is its text, as it stands between the length and the first tensor."""
+    """A safetensors file; `header` is the text between the length and the first tensor."""
 
     origin: SourceFile
     header: bytes
@@ -54,7 +54,7 @@ class StoredFile:
 
 
 def read_file(file: SourceFile) -> StoredFile:
-    """Its tensors in the order of their bytes. Errors: CheckpointInvalid, PickleRefused."""
+    """Reads a file's header; tensors are in the order of their bytes. Errors: CheckpointInvalid, PickleRefused."""
     total = file.size_bytes
     head = read_at(file, 0, min(9, total))
     refuse_pickle(file, head)
@@ -76,7 +76,7 @@ def read_file(file: SourceFile) -> StoredFile:
 
 
 def parse_header(file: SourceFile, header: bytes) -> list[StoredTensor]:
-    """The tensors that a header promises, without a look at what follows it. Errors: CheckpointInvalid."""
+    """Tensors of a header, without a look at the data that follows. Errors: CheckpointInvalid."""
     tensors = [
         _tensor(file, name, entry, data_begin=8 + len(header))
         for name, entry in _decoded(file, header).items()
@@ -88,7 +88,7 @@ def parse_header(file: SourceFile, header: bytes) -> list[StoredTensor]:
 
 
 def refuse_pickle(file: SourceFile, head: bytes) -> None:
-    """A pickle runs code when it is opened, so it is refused by its name and by its first bytes."""
+    """Rejects a pickle, by its name and by its first bytes: opening one runs code. Errors: PickleRefused."""
     # A safetensors header may begin with any length, but its ninth byte is always "{".
     by_content = head.startswith(_PICKLE_STARTS) and head[8:9] != b"{"
     path = PurePath(file.name)

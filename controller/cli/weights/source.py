@@ -1,4 +1,4 @@
-"""Finds the tensors and small files of a model: a folder in the style of Hugging Face, or single files.
+"""Reads the tensors and small files of a model: a folder in the style of Hugging Face, or single files.
 
 A folder is one model (`model.safetensors`, or shards with their index) or one LoRA adapter in PEFT's format. What an
 index says of a tensor's shard holds; shards that it does not name are not looked at, as every other reader does it.
@@ -27,7 +27,8 @@ ADAPTER = "adapter_model.safetensors"
 INDEX = "model.safetensors.index.json"
 INDEX_MAX_BYTES = 64 * MIB
 FILE_MAX_BYTES = 64 * MIB
-"""A file travels with the weights and is handed to the worker whole: a tokenizer, not a data set."""
+"""Largest file beside the weights. It is part of the checkpoint and given to the worker whole: a tokenizer, not a data
+set."""
 FILE_SUFFIXES = frozenset({".json", ".txt", ".jinja", ".model", ".tiktoken", ".vocab", ".yaml", ".yml"})
 
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
@@ -35,6 +36,8 @@ _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SmallFile:
+    """A file beside the weights."""
+
     name: str
     file: SourceFile
     size_bytes: int
@@ -42,24 +45,26 @@ class SmallFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
+    """Tensors and small files of one model or adapter."""
+
     tensors: tuple[StoredTensor, ...]
     files: tuple[SmallFile, ...]
     shards: tuple[StoredFile, ...] = ()
-    """The safetensors files as they were, for an export."""
+    """Safetensors files as they were, for an export."""
     index: bytes | None = None
     adapter: bool = False
     layers: str = ""
-    """How the names of layers begin, `{}` for numbers; without it they are told by the usual names."""
+    """Pattern of the layers' names, with `{}` for numbers; "" for the usual names."""
 
-    def origins(self) -> list[SourceFile]:
-        """Every file that is read, once."""
+    def source_files(self) -> list[SourceFile]:
+        """All files that are read, each once."""
         found = {str(origin): origin for origin in (tensor.file for tensor in self.tensors)}
         found.update((str(file.file), file.file) for file in self.files)
         return [found[name] for name in sorted(found)]
 
 
 def read_source(weights: Path) -> Source:
-    """Reads headers and sizes only. Errors: WeightsMissing, PickleRefused, CheckpointInvalid."""
+    """Reads the model at a path: headers and sizes only. Errors: WeightsMissing, PickleRefused, CheckpointInvalid."""
     if not weights.exists():
         raise WeightsMissing(
             f"weights {weights} do not exist",
@@ -69,13 +74,14 @@ def read_source(weights: Path) -> Source:
 
 
 def read_single(origin: SourceFile) -> Source:
-    """One safetensors file, without anything beside it."""
+    """Reads one safetensors file, without the files beside it."""
     shard = read_file(origin)
     return Source(tensors=_unique([shard], {}), files=(), shards=(shard,))
 
 
 def read_folder(folder: SourceFolder) -> Source:
-    origins = folder.origins()
+    """Reads a folder with a model or a LoRA adapter."""
+    origins = folder.source_files()
     if CONFIG in origins:
         return _adapter(folder, origins)
     index = origins.get(INDEX)
@@ -128,7 +134,7 @@ def _index_text(index: SourceFile) -> bytes:
 
 
 def _weight_map(folder: SourceFolder, index: SourceFile, text: bytes, origins: dict[str, SourceFile]) -> dict[str, str]:
-    """Which shard holds each tensor; a name that is no file of this very folder is no shard."""
+    """The shard that holds each tensor, by the index; every shard must be a file of the folder."""
     try:
         table: Any = msgspec.json.decode(text)
         weight_map = dict(table["weight_map"].items())
@@ -158,7 +164,7 @@ def _check_index(index: SourceFile | None, weight_map: dict[str, str], tensors: 
 
 
 def _unique(shards: Iterable[StoredFile], weight_map: dict[str, str]) -> tuple[StoredTensor, ...]:
-    """All tensors; of one that stands in several shards, the one that the index means."""
+    """All tensors; for one that is in several shards, the one that the index names."""
     seen: dict[str, StoredTensor] = {}
     for shard in shards:
         for tensor in shard.tensors:
@@ -171,7 +177,7 @@ def _unique(shards: Iterable[StoredFile], weight_map: dict[str, str]) -> tuple[S
 
 
 def _made_files(files: Iterable[SmallFile]) -> list[SmallFile]:
-    """What workers read in place of files that are slow to parse."""
+    """Generated files, which workers read in place of files that are slow to parse."""
     made = []
     for file in files:
         if file.name == "tokenizer.json" and (table := build_table(read_all(file.file))) is not None:

@@ -1,4 +1,4 @@
-"""How weights lay in their files before they became a checkpoint, so that an export gives the same files back.
+"""Layout of the source files of a checkpoint, so that an export writes the same files again.
 
 The layout is an object of its own beside the checkpoint's parts, and no part of what its id names: equal weights are
 one checkpoint, however they were sharded, and the layout is that of whoever pushed them first. It holds each
@@ -24,18 +24,22 @@ from .source import INDEX, Source
 LAYOUT_OBJECT = "layout.json.gz"
 FORMAT = "fleetstart-layout/1"
 LAYOUT_MAX_BYTES = 4 * HEADER_MAX_BYTES
-"""Unpacked. A header of tens of thousands of tensors has a few megabytes."""
+"""Largest layout, uncompressed. A header of tens of thousands of tensors has a few megabytes."""
 
 _NAME = re.compile(r"[^/\\\x00-\x1f.][^/\\\x00-\x1f]{0,254}")
 
 
 class ShardHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Name and header of one safetensors file."""
+
     name: str
     header: str
     """The safetensors header's text, padding included."""
 
 
 class ShardLayout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Content of the layout object."""
+
     format: str = FORMAT
     files: list[ShardHeader]
     index: str | None = None
@@ -43,7 +47,7 @@ class ShardLayout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 def encode_layout(source: Source) -> bytes | None:
-    """Equal for equal sources: no time stands in it. None of files whose tensors are not all in the checkpoint."""
+    """Encodes a layout, equal for equal sources. None if some tensors of the files are not in the checkpoint."""
     if not source.shards or sum(len(shard.tensors) for shard in source.shards) != len(source.tensors):
         return None
     files = [ShardHeader(shard.origin.name, shard.header.decode()) for shard in source.shards]
@@ -52,7 +56,7 @@ def encode_layout(source: Source) -> bytes | None:
 
 
 def read_layout(data: bytes, manifest: Manifest) -> tuple[ShardLayout, list[list[StoredTensor]]]:
-    """The layout and each file's tensors, by name as the manifest has them.
+    """Decodes a layout, and the tensors of each file.
 
     Errors: CheckpointInvalid if it is unreadable, leads out of a folder, or does not fit the manifest.
     """
@@ -81,7 +85,7 @@ def _check_names(layout: ShardLayout, manifest: Manifest) -> None:
 
 
 def _check_tensors(files: list[list[StoredTensor]], manifest: Manifest) -> None:
-    """Every tensor of the manifest in some file, and no file with a tensor that differs from it."""
+    """Checks that every tensor of the manifest is in some file, and that no file's tensor differs from it."""
     missing = {*manifest.tensors, *manifest.aliases}
     for tensor in (tensor for file in files for tensor in file):
         entry = manifest.tensors.get(manifest.aliases.get(tensor.name, tensor.name))

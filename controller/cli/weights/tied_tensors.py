@@ -1,4 +1,4 @@
-"""Finds tensors that are equal to others of the same model, so that their bytes are stored and fetched once.
+"""Tied tensors: finds tensors that are equal to others of the same model, to store and fetch their bytes once.
 
 Models tie weights (the head is the embedding), and tools that write safetensors then write the bytes twice. Most
 tensors of a model have the shape of others, so reading all of them to compare would be a pass of its own: a few
@@ -20,16 +20,17 @@ from .local_files import read_at
 from .safetensors_header import StoredTensor
 
 TIED_MIN_BYTES = MIB
-"""Below this a copy costs less than the exception: small tensors (norms, masks) are often equal by chance."""
+"""Smallest tied tensor: a copy of a smaller one costs little, and small tensors (norms, masks) are often equal by
+chance."""
 SAMPLE_BYTES = 4096
 READERS = 16
-"""A sample is one round trip where the source is an object store."""
+"""Threads that read samples: each is one round trip if the source is an object store."""
 
 Key = Callable[[StoredTensor], object]
 
 
 def find_tied(tensors: Sequence[StoredTensor], *, layers: str = "", min_bytes: int = TIED_MIN_BYTES) -> dict[str, str]:
-    """Names of tensors that need not be stored, each with the equal one that comes first in the order of use."""
+    """Tensors that need not be stored, each with the equal one that is first in the order of use."""
     large = [tensor for tensor in in_order_of_use(tensors, layers) if tensor.size_bytes >= max(1, min_bytes)]
     groups = _split([large], lambda tensor: (tensor.dtype, tensor.shape))
     with ThreadPoolExecutor(READERS) as pool:
@@ -41,7 +42,7 @@ def find_tied(tensors: Sequence[StoredTensor], *, layers: str = "", min_bytes: i
 
 
 def _split(groups: Iterable[Sequence[StoredTensor]], key: Key) -> list[list[StoredTensor]]:
-    """Finer groups, in the same order, without those of one."""
+    """Splits groups by a key, in the same order; groups of one tensor are dropped."""
     finer: list[list[StoredTensor]] = []
     for group in groups:
         found: defaultdict[object, list[StoredTensor]] = defaultdict(list)

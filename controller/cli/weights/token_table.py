@@ -1,7 +1,7 @@
-"""Makes the token table of a tokenizer.json (layout: `runtime.contract.token_table`).
+"""Builds the token table of a tokenizer.json (layout: `runtime.contract.weights.token_table`).
 
-Only of tokenizers that a table can stand for exactly: byte-level BPE over text as it is. Any other one, and one that
-cannot be read, gets none; the worker then parses tokenizer.json, as it would have done anyway.
+A table can represent byte-level BPE over text as it is, exactly. Any other tokenizer, and one that cannot be read, has
+no table: the worker then parses tokenizer.json.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from fleetstart.runtime.contract.weights.token_table import (
 )
 
 SPLITTERS = frozenset(("Digits", "Split"))
-"""Pre-tokenizers that may stand before ByteLevel: they cut text and leave it as it is."""
+"""Pre-tokenizers allowed before ByteLevel: they split text and do not change it."""
 TOKENS_MAX = 1 << 22
 
 
 def build_table(tokenizer_json: bytes) -> bytes | None:
-    """The table's bytes, equal for equal tokenizers; None if this one needs the library."""
+    """Bytes of the table, equal for equal tokenizers; None if the tokenizer needs the library."""
     try:
         whole = msgspec.json.decode(tokenizer_json, type=dict[str, Any])
         if not _is_plain(whole):
@@ -142,7 +142,7 @@ def _rest(whole: dict[str, Any], added: list[dict[str, Any]]) -> RestOfTokenizer
 
 
 def byte_letters() -> list[str]:
-    """How byte-level vocabularies write each byte: printable ones as themselves, the others from U+0100 on."""
+    """Character that byte-level vocabularies use for each byte: printable ones themselves, others from U+0100 on."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = (byte for byte in range(256) if byte not in printable)
     moved = {byte: 0x100 + number for number, byte in enumerate(others)}

@@ -1,7 +1,7 @@
-"""Sends objects to the store: several at a time, only those that it lacks, and the one that publishes them last.
+"""Uploads objects to the store: several in parallel, only those that it lacks, and last the one that publishes them.
 
-An object is there whole or not at all, so what an upload that broke had sent whole is not sent again. A connection
-that is cut is no end: the controller may have been restarted, and is back within seconds.
+An object exists whole or not at all, so an upload that is repeated sends only the rest. A broken connection is retried:
+the controller may have been restarted, and is back within seconds.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from typing import Protocol
 from ..output import ConnectionCut
 
 UPLOADS = 4
-"""At a time: one connection rarely fills a long line, and each holds a few megabytes at most."""
+"""Parallel uploads: one connection rarely fills a long line, and each holds a few megabytes at most."""
 RETRY_S = 30.0
-"""How long one object is tried again from its first break; a controller is back within 5 s."""
+"""How long one object is retried after its first break; a restarted controller is back within 5 s."""
 PAUSE_S = 0.25
 
 Progress = Callable[[str, int, int], None]
 
 
 class UploadTarget(Protocol):
-    """What publishing needs of the store; `Server` is one. Several threads use it at once."""
+    """Store that publishing writes to; ApiClient is one. Several threads use it at once."""
 
     def object_size(self, key: str) -> int | None: ...
 
@@ -34,10 +34,12 @@ class UploadTarget(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class UploadObject:
+    """One object to upload."""
+
     key: str
     size_bytes: int
     content: Callable[[], Iterator[bytes]]
-    """Anew at each call, because a connection may be cut."""
+    """Starts over at each call, since an upload may be retried."""
 
     @classmethod
     def of(cls, key: str, data: bytes) -> UploadObject:
@@ -45,11 +47,11 @@ class UploadObject:
 
 
 class UploadAborted(Exception):
-    """Another object of the same upload failed."""
+    """The upload of another object failed, so this one was aborted."""
 
 
 def upload(items: Sequence[UploadObject], last: UploadObject, store: UploadTarget, progress: Progress) -> int:
-    """Bytes that were sent; 0 if all was there. `last` is sent when everything else is."""
+    """Uploads the objects, then `last`. Returns the bytes sent; 0 if the store had all."""
     missing = [item for item in items if store.object_size(item.key) != item.size_bytes]
     if not missing and store.object_size(last.key) == last.size_bytes:
         return 0
@@ -78,7 +80,7 @@ class _Sending:
         self._lock = Lock()
 
     def send(self, item: UploadObject) -> None:
-        """Errors: those of the store, after which no other object is begun or goes on."""
+        """Sends one object. Errors: those of the store, after which the other objects are aborted."""
         try:
             self._send(item)
         except BaseException:
@@ -107,7 +109,7 @@ class _Sending:
 
 
 class _Counted:
-    """An item's blocks once, counted as they go; ends with Stopped when there is no use in going on."""
+    """Blocks of one attempt, counted as they are sent; raises UploadAborted when another object has failed."""
 
     def __init__(self, sending: _Sending, item: UploadObject) -> None:
         self.sent = 0

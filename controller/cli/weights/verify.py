@@ -1,4 +1,4 @@
-"""Reads a checkpoint back through the server, chunk by chunk, and says which chunk is not what was published."""
+"""Verifies a checkpoint: reads it through the server chunk by chunk, and compares checksums with the manifest."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ from .local_files import GeneratedFile
 from .safetensors_header import parse_header
 
 READERS = 4
-"""Parts at a time."""
+"""Parts that are read in parallel."""
 
 Progress = Callable[[str, int, int], None]
 
 
 class CorruptRange(msgspec.Struct, frozen=True, kw_only=True):
-    """A range of a part's object that is not what the manifest says."""
+    """A range of a part that differs from the manifest."""
 
     object: str
     offset: int
     size_bytes: int
     expected: str
-    """The checksum, in hex; or what else was expected, in words."""
+    """Checksum in hex, or another expectation in words."""
     found: str
 
     def __str__(self) -> str:
@@ -50,10 +50,12 @@ class CorruptRange(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
+    """A chunk as it was read."""
+
     range: ChunkRange
     data: bytes
     found: int
-    """Its checksum as it is."""
+    """Checksum of the data."""
 
     @property
     def bad(self) -> CorruptRange | None:
@@ -69,7 +71,7 @@ class Chunk:
 
 
 def open_checkpoint(server: ApiClient, checkpoint: CheckpointId) -> Manifest:
-    """Errors: NotFound; CheckpointInvalid if the manifest is not the one that the id names."""
+    """Reads a checkpoint's manifest. Errors: NotFound; CheckpointInvalid if it is not the one that the id names."""
     data = server.read_object(checkpoint_key(checkpoint, MANIFEST_OBJECT), MANIFEST_MAX_BYTES)
     if data is None:
         raise NotFound(f"checkpoint {checkpoint[:12]} is not in the store", hint="`fs weights ls` lists what is")
@@ -77,7 +79,7 @@ def open_checkpoint(server: ApiClient, checkpoint: CheckpointId) -> Manifest:
 
 
 def read_part(server: ApiClient, checkpoint: CheckpointId, manifest: Manifest, part: Part) -> Iterator[Chunk]:
-    """The part's chunks in order, right or wrong."""
+    """Reads the chunks of a part in order, corrupt ones too."""
     ranges = iter([one for one in chunk_ranges(manifest) if one.object == part.object])
     held = bytearray()
     for block in server.read_range(checkpoint_key(checkpoint, part.object), part.header_bytes, part.data_bytes):
@@ -94,7 +96,7 @@ def _chunk(expected: ChunkRange, data: bytes) -> Chunk:
 
 
 def for_each_part(manifest: Manifest, work: Callable[[Part], None]) -> None:
-    """Several at a time; the first failure is the whole's."""
+    """Works on several parts in parallel; raises the first failure."""
     pool = ThreadPoolExecutor(READERS)
     try:
         for _ in pool.map(work, manifest.parts):
@@ -104,7 +106,8 @@ def for_each_part(manifest: Manifest, work: Callable[[Part], None]) -> None:
 
 
 def verify(server: ApiClient, checkpoint: CheckpointId, progress: Progress) -> list[CorruptRange]:
-    """Reads everything again; what is wrong, in the order of the parts. Errors: NotFound, CheckpointInvalid."""
+    """Reads the whole checkpoint, and returns what is corrupt, in the order of parts. Errors: NotFound,
+    CheckpointInvalid."""
     manifest = open_checkpoint(server, checkpoint)
     total = sum(part.data_bytes for part in manifest.parts)
     bad: dict[str, list[CorruptRange]] = {part.object: [] for part in manifest.parts}
@@ -137,7 +140,7 @@ def verify(server: ApiClient, checkpoint: CheckpointId, progress: Progress) -> l
 
 
 def _wrong_header(server: ApiClient, checkpoint: CheckpointId, manifest: Manifest, part: Part) -> CorruptRange | None:
-    """No checksum covers a part's header, because no worker reads it; but any other tool that opens the part does."""
+    """Checks a part's header. No checksum covers it, since no worker reads it; other tools that open the part do."""
     data = b"".join(server.read_range(checkpoint_key(checkpoint, part.object), 0, part.header_bytes))
     told = ""
     if int.from_bytes(data[:8], "little") != len(data) - 8:

@@ -32,7 +32,7 @@ def test_a_rejection_keeps_its_code_and_says_who_serves() -> None:
 
 
 def test_a_version_that_another_deploy_replaced_is_told_of() -> None:
-    with pytest.raises(Unavailable, match="somebody changed"):
+    with pytest.raises(Unavailable, match="another change moved the calls"):
         is_serving(traffic(trying=3), Version(2))
 
 

@@ -188,7 +188,7 @@ def test_elsewhere_a_function_that_no_fs_dev_made_is_neither_taken_over_nor_remo
         with working(Dev(tmp_path / "before", "--url", system.url, source=PLAIN)) as dev:
             assert dev.process.wait(30) == 1
             dev.reader.join(10)
-            assert f"plain-dev at {system.url} is none that `fs dev` made" in dev.text
+            assert f"plain-dev at {system.url} was not deployed by `fs dev`" in dev.text
             assert "fs rm plain-dev" in dev.text
         assert system.ok("plain-dev") == 0
 
@@ -197,7 +197,7 @@ def test_elsewhere_a_function_that_no_fs_dev_made_is_neither_taken_over_nor_remo
             assert dev.answer() == "1"
             system.deploy(PLAIN.replace("ANSWER", "0"), name="plain-dev")
             dev.save("2")
-            wait_until(lambda: "is none that `fs dev` made" in dev.text, 30, what="the refusal")
+            wait_until(lambda: "was not deployed by `fs dev`" in dev.text, 30, what="the refusal")
             assert dev.end(signal.SIGTERM) == 0
         assert system.ok("plain-dev") == 0
 

@@ -123,8 +123,8 @@ def test_open_is_chosen_and_stays_until_a_key_is_made(system: System) -> None:
     up = system.fs("up", "--port", "0", "--open")
     assert status_of(up.stdout.strip()) == 200
     assert not system.layout.key.exists()
-    assert "open: whoever is on this machine may do everything without a key" in up.stderr
-    assert "access   open: whoever is on this machine" in system.fs("status").stdout
+    assert "open: programs on this machine need no key" in up.stderr
+    assert "access   open: programs on this machine" in system.fs("status").stdout
     assert "open, as it was chosen" in system.fs("doctor", "--no-measure", code=None).stdout
     assert system.fs("dashboard").stdout.strip().endswith("/ui/")
     assert "there are no keys, so none is lost" in system.fs("key", "recover", code=3).stderr
@@ -134,7 +134,7 @@ def test_open_is_chosen_and_stays_until_a_key_is_made(system: System) -> None:
     made = system.fs("key", "create", "me", "--scope", "admin")
     assert system.layout.key.read_text() == made.stdout
     assert (status_of(url), status_of(url, made.stdout.strip())) == (401, 200)
-    assert "every call shows a key" in system.fs("status").stdout
+    assert "every request needs a key" in system.fs("status").stdout
     refused = system.fs("up", "--open", code=1).stderr
     assert f"{system.home} has a key, so it does not become open" in refused
     system.down()

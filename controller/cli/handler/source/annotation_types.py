@@ -63,12 +63,12 @@ class _Place:
 
 @dataclass(slots=True)
 class _Field:
-    """A field of a class: where its annotation is, and its default. `name` is that in JSON."""
+    """A field of a class: where its annotation is, and its default. `name` is that in JSON if the class states one."""
 
     annotation: ast.expr
     place: _Place
-    name: str
     required: bool
+    name: str | None
     metas: list[msgspec.Meta]
     default: Any = msgspec.NODEFAULT
     """NODEFAULT also for a default that cannot be told."""
@@ -215,7 +215,7 @@ class AnnotationTypes:
                     name = module.short(outer)
                     if name in ("ClassVar", "dataclasses.KW_ONLY") or (kind == "model" and attribute.startswith("_")):
                         continue
-                    field = _Field(annotation, place, attribute, value is None, [])
+                    field = _Field(annotation, place, value is None, None, [])
                     if kind == "typeddict":
                         field.required = name == "Required" or (total and name != "NotRequired")
                     elif value is not None:

@@ -13,7 +13,7 @@ from typing import Any
 
 TEXT_MAX = 64 * 1024
 NUMBER_MAX = 1 << 128
-"""Beyond this an integer is no setting but an attempt to keep the reader busy."""
+"""Largest integer: no setting needs a larger one, and computing with it would take long."""
 POWER_MAX = 128
 
 _BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
@@ -38,7 +38,7 @@ class NotConstant(Exception):
 
 
 class Computed:
-    """Stands for a name that is bound, but to something that cannot be read."""
+    """Value of a name that is bound to an expression that cannot be read."""
 
     def __init__(self, line: int) -> None:
         self.line = line
@@ -91,7 +91,7 @@ def _constant(node: ast.expr, name: str, names: Mapping[str, object]) -> object:
     if isinstance(value, Computed):
         raise NotConstant(node, f"`{name}` is computed at line {value.line}")
     if value is node:
-        raise NotConstant(node, f"`{name}` is no constant of this file")
+        raise NotConstant(node, f"`{name}` is not a constant of this file")
     return value
 
 
@@ -110,7 +110,7 @@ def _number(node: ast.expr, names: Mapping[str, object], calls: Mapping[str, Cal
 
 
 def _arithmetic(node: ast.expr, op: type[ast.operator], left: Any, right: Any) -> Any:
-    """Bounded before it is computed: `9 ** 9 ** 9` must not be tried."""
+    """Result of a binary operation, bounded before it is computed: `9 ** 9 ** 9` must not be tried."""
     if op is ast.Add and isinstance(left, str) and isinstance(right, str):
         if len(left) + len(right) > TEXT_MAX:
             raise NotConstant(node, f"text of more than {TEXT_MAX} characters")

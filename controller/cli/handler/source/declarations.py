@@ -4,7 +4,7 @@ Deploying must not need what the handler needs (torch, a GPU, the secrets of pro
 what the handler does. So the settings are read, not executed: `@function`, `@function(...)`,
 `name = function(...)(app)` and `name = LLM(...)` at module level, with values as `constants.py` reads them. A class
 that is `Layered` is known by its bases (`layered.py`).
-What the settings mean together is decided in `specs.py`.
+What the settings mean together is decided in `handler/spec.py`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _MAKERS: dict[str, Kind] = {"function": "function", "LLM": "llm"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Declaration:
-    """One function of a file: the module's attribute that holds it, and its settings as they were written."""
+    """Declaration of one function: the module's attribute that holds it, and its settings as written."""
 
     attribute: str
     kind: Kind
@@ -53,7 +53,7 @@ class Declaration:
 
 
 def read_declarations(path: Path) -> list[Declaration]:
-    """All functions of the file, in order.
+    """Reads all declarations of a file, in order.
 
     Errors: NotFound, HandlerSyntax, NoHandler, InvalidSpec (each naming file and line).
     """
@@ -149,7 +149,7 @@ class _Reader:
                 self._declare(statement.name, self._kind(statement.name, decorator.lineno), decorator.lineno, call)
 
     def _kind(self, name: str, line: int) -> Kind:
-        """Of what `function` declares under that name. Errors: NoHandler for a layered class that lacks a part."""
+        """Kind of the function under a name. Errors: NoHandler for a layered class that lacks a part."""
         if name not in self.layered:
             return "function"
         self.layered.check(name, f"{self.path}:{line}")
@@ -177,7 +177,7 @@ class _Reader:
                     self.names[name] = Computed(value.lineno)
 
     def _branch(self, statement: ast.stmt) -> None:
-        """Imports count wherever they stand; a function that may or may not be declared is refused."""
+        """Reads imports inside a branch, and rejects a function that may or may not be declared."""
         for node in ast.walk(statement):
             if isinstance(node, ast.Import | ast.ImportFrom):
                 self._import(node)
@@ -198,7 +198,7 @@ class _Reader:
                 self._forget(node.id, statement.lineno)
 
     def _forget(self, name: str, line: int) -> None:
-        """The name means something else from here on."""
+        """Drops a name that is bound to something else from here on."""
         self.names[name] = Computed(line)
         self.makers.pop(name, None)
         self.calls.pop(name, None)

@@ -142,7 +142,7 @@ class _Reader:
         )
 
     def function(self, name: str, method: str) -> Function | None:
-        """What is called: the function itself, or the method of its class or of a base of that in the file."""
+        """The function that is called: itself, or a method of its class or of a base of that in the file."""
         for _ in range(10):
             value = self._module.values.get(name)
             if name in self._module.functions or name in self._module.classes or not isinstance(value, ast.Call):

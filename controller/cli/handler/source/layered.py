@@ -1,7 +1,7 @@
-"""Models in layers, as a deploy sees them: classes that are `Layered`, and weights whose names tell of layers.
+"""Checks of layered models at deploy: classes that are `Layered`, and weights whose names have layer numbers.
 
-Both are looked at before anything is sent, so that what is missing is told with its file and line. What only running
-the file would show (a base out of another module) is left to the worker's start.
+Both are checked before anything is sent, so that an error names file and line. What only running the file would show
+(a base class from another module) is left to the worker's start.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ PARTS = {
     "before": "def before(self, image: bytes): ...  # a request's input -> activations",
     "layer": "def layer(self, weights, index): ...  # gives the index-th layer, which is called with activations",
 }
-"""What a class must have of its own, and how it is written."""
+"""Methods that a class must have, and how each is written."""
 SYNCHRONOUS = ("load", "layer", "before", "after")
 
 
 @dataclass(frozen=True, slots=True)
 class ClassMethods:
-    """What a class has: the methods' names, and the asynchronous ones among them; `known` if that is all of it."""
+    """Methods of a class, and the asynchronous ones among them; `known` if all its bases are known."""
 
     methods: frozenset[str]
     asynchronous: frozenset[str]
@@ -35,7 +35,7 @@ class ClassMethods:
 
 
 class LayeredClasses:
-    """Names by which a file reaches `Layered`, and the classes that it makes of it."""
+    """The layered classes of a file, by name, `Layered` itself among them."""
 
     def __init__(self) -> None:
         self._shapes: dict[str, ClassMethods] = {}
@@ -44,7 +44,7 @@ class LayeredClasses:
         return name in self._shapes
 
     def offer(self, name: str) -> None:
-        """By this name it is imported."""
+        """Registers a name under which `Layered` is imported."""
         self._shapes[name] = ClassMethods(frozenset(), frozenset())
 
     def forget(self, name: str) -> None:
@@ -54,7 +54,7 @@ class LayeredClasses:
         self._shapes[name] = shape
 
     def shape_of(self, statement: ast.ClassDef) -> ClassMethods | None:
-        """None if no base of the class is known to be layered."""
+        """Methods of a class statement; None if no base of it is layered."""
         names = [dotted(base) for base in statement.bases]
         bases = [self._shapes[name] for name in names if name in self._shapes]
         if not bases:
@@ -69,7 +69,7 @@ class LayeredClasses:
         return ClassMethods(frozenset(methods), frozenset(asynchronous), known)
 
     def check(self, name: str, where: str) -> None:
-        """Errors: NoHandler, naming the part that a declared class lacks."""
+        """Checks that a declared class is complete. Errors: NoHandler, naming the method that it lacks."""
         shape = self._shapes[name]
         for part, how in PARTS.items():
             if shape.known and part not in shape.methods:
@@ -83,7 +83,7 @@ class LayeredClasses:
 
 
 def _names(statement: ast.stmt) -> set[str]:
-    """What a statement of a class's body defines."""
+    """Names that a statement of a class's body defines."""
     match statement:
         case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
             return {name}
@@ -95,7 +95,7 @@ def _names(statement: ast.stmt) -> set[str]:
 
 
 def with_layer_names(source: Source, pattern: str, where: str) -> Source:
-    """The weights with what was said of their layers. Errors: InvalidSpec, which shows names, if none tells of any."""
+    """The weights with the pattern of their layers' names. Errors: InvalidSpec if no tensor's name fits it."""
     names = [tensor.name for tensor in source.tensors]
     if any(number is not None for number in layer_numbers(names, pattern).values()):
         return dataclasses.replace(source, layers=pattern)
@@ -106,6 +106,6 @@ def with_layer_names(source: Source, pattern: str, where: str) -> Source:
             hint="each {} stands for digits, and a dot or the name's end follows the pattern",
         )
     raise InvalidSpec(
-        f"{where}: the names of the weights' {len(names)} tensors tell of no layers: {shown}",
+        f"{where}: none of the {len(names)} tensor names in the weights has a layer number: {shown}",
         hint='say how the layers\' names begin, with {} for a number: @function(weights=..., layers="features.{}")',
     )

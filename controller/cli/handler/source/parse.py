@@ -1,4 +1,4 @@
-"""Python source as a syntax tree, without running anything: errors as people read them, and what it imports."""
+"""Parses Python source into a syntax tree, with readable errors; lists its imports. Nothing is run."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ SOURCE_MAX_BYTES = 4 * 1024 * 1024
 
 
 def parse(source: bytes, name: str) -> ast.Module:
-    """The syntax tree; HandlerSyntax with line, column and a caret otherwise."""
+    """The syntax tree. Errors: HandlerSyntax with line, column and a caret."""
     if len(source) > SOURCE_MAX_BYTES:
         raise HandlerSyntax(f"{name} has {len(source)} bytes, {SOURCE_MAX_BYTES} at most for a source file")
     try:
         with warnings.catch_warnings():
-            # An invalid escape in somebody's handler is their warning, at their run time.
+            # A warning about the handler's source (an invalid escape) belongs to its run time.
             warnings.simplefilter("ignore")
             return ast.parse(source, filename=name)
     except SyntaxError as error:

@@ -1,4 +1,4 @@
-"""The structs that settings in a handler file are built with, as `Scale(max=8)`: what each takes, by name and type."""
+"""Structs that settings of a handler file are built with, such as `Scale(max=8)`, with checks of their arguments."""
 
 from __future__ import annotations
 

@@ -30,13 +30,21 @@ def one(
     ("finding", "said", "advice"),
     [
         # As fast as their source.
-        (one("store", 0.96), "0.96 GB/s, 96% of what it gives now (1.00 GB/s): the network or the store", "DISK_CACHE"),
-        (one("store", 2.9, remote=False, store=3.0), "97% of what it gives now (3.00 GB/s): the disk is the limit", ""),
-        (one("disk", 2.4), "80% of what it gives now (3.00 GB/s): the disk is the limit", ""),
-        (one("disk", 1.4, pages="small", here="small", disk=1.5), "the limit, and memory for weights is of 4", "huge"),
-        (one("device", 46.0), "loads to the device run at 46.00 GB/s, 92% of what it gives now (50.00", ""),
+        (
+            one("store", 0.96),
+            "0.96 GB/s, 96% of the rate measured now (1.00 GB/s): the network or the store",
+            "DISK_CACHE",
+        ),
+        (
+            one("store", 2.9, remote=False, store=3.0),
+            "97% of the rate measured now (3.00 GB/s): the disk is the limit",
+            "",
+        ),
+        (one("disk", 2.4), "80% of the rate measured now (3.00 GB/s): the disk is the limit", ""),
+        (one("disk", 1.4, pages="small", here="small", disk=1.5), "the limit, and memory for weights has 4", "huge"),
+        (one("device", 46.0), "loads to the device run at 46.00 GB/s, 92% of the rate measured now (50.00", ""),
         # Faster than it can give: no reading from there at all.
-        (one("store", 8.0, remote=False, store=3.0), "267% of what it gives now (3.00 GB/s): a cache helped", ""),
+        (one("store", 8.0, remote=False, store=3.0), "267% of the rate measured now (3.00 GB/s): a cache helped", ""),
     ],
 )
 def test_what_runs_at_its_ceiling_is_well(finding: Finding, said: str, advice: str) -> None:
@@ -50,20 +58,24 @@ def test_what_runs_at_its_ceiling_is_well(finding: Finding, said: str, advice: s
     ("finding", "said", "advice"),
     [
         # Memory is made and then read into: 3 and 1 GB/s, one after the other, are 0.75.
-        (one("disk", 0.7, prefault=1), "new memory comes at 1.00 GB/s, which leaves 0.75 GB/s", "FS_POOL_MEMORY"),
-        (one("disk", 0.2, prefault=0.26), "memory is the limit: new memory comes at 0.26 GB/s", "FS_POOL_MEMORY"),
-        (one("store", 0.2, prefault=0.26), "memory is the limit", "FS_POOL_MEMORY"),
-        (one("disk", 1.4, checksum=1.5), "the cores are the limit: together they check 1.50 GB/s", "cores"),
+        (
+            one("disk", 0.7, prefault=1),
+            "memory allocation is the limit: it runs at 1.00 GB/s, which allows 0.75 GB/s",
+            "FS_POOL_MEMORY",
+        ),
+        (one("disk", 0.2, prefault=0.26), "memory allocation is the limit: it runs at 0.26 GB/s", "FS_POOL_MEMORY"),
+        (one("store", 0.2, prefault=0.26), "memory allocation is the limit", "FS_POOL_MEMORY"),
+        (one("disk", 1.4, checksum=1.5), "the cores are the limit: together they checksum 1.50 GB/s", "cores"),
         # Of two that are near, the nearer one.
         (one("disk", 1.4, checksum=1.5, prefault=3.5), "the cores are the limit", "cores"),
         # A limit that loads do not come near does not explain them, nor does one that lies above the source's.
         (one("disk", 0.3, prefault=1), "no limit is near", "load again"),
         (one("disk", 2.2, prefault=20), "no limit is near", "load again"),
-        (one("disk", 1.2, pages="small"), "40% of what it gives now (3.00 GB/s): the node's memory", "start it again"),
+        (one("disk", 1.2, pages="small"), "40% of the rate measured now (3.00 GB/s): the node's memory", "restart it"),
         (one("disk", 1.2, pages="small", here="small"), "no limit is near", "load again"),
-        (one("store", 0.25), "25% of what it gives now (1.00 GB/s): no limit is near", "FS_FETCH_THREADS"),
+        (one("store", 0.25), "25% of the rate measured now (1.00 GB/s): no limit is near", "FS_FETCH_THREADS"),
         (one("store", 0.25, remote=False), "no limit is near", "load again"),
-        (one("device", 20), "40% of what it gives now", "cores"),
+        (one("device", 20), "40% of the rate measured now", "cores"),
     ],
 )
 def test_what_runs_below_its_ceiling_gets_a_reason_and_advice(finding: Finding, said: str, advice: str) -> None:

@@ -79,9 +79,9 @@ def test_a_measurement_that_breaks_is_a_finding(tmp_path: Path, monkeypatch: pyt
 def test_files_that_tell_secrets_are_for_their_owner_alone(tmp_path: Path) -> None:
     layout = HomeLayout(tmp_path)
     assert check_access(tmp_path).verdict == "ok"
-    assert check_access(tmp_path).found == "the next `fs up` makes the first key, for this user alone"
+    assert check_access(tmp_path).found == "the next `fs up` creates the first key, for this user only"
     layout.open.touch()
-    assert "open, as it was chosen: whoever is on this machine may do everything" in check_access(tmp_path).found
+    assert "open, as chosen: programs on this machine need no key" in check_access(tmp_path).found
     assert "fs key create admin --scope admin" in check_access(tmp_path).advice
     for path in (layout.key, layout.master_key):
         path.touch(mode=0o600)
@@ -137,9 +137,9 @@ def test_speeds_say_what_is_wrong_with_them() -> None:
     )
     found = {finding.check: finding for finding in speed_findings(ceilings)}
     assert [finding.verdict for finding in found.values()] == ["ok", "warn", "warn", "warn", "ok"]
-    assert "each first load pays for it" in found["new memory"].found
+    assert "slows each first load down" in found["new memory"].found
     assert "FS_POOL_MEMORY" in found["new memory"].advice
-    assert "refuses direct reads" in found["disk speed"].found
+    assert "rejects direct reads" in found["disk speed"].found
     assert found["store speed"].found == "could not be measured: s3://b does not give it: no credentials"
     assert found["device speed"].found == "left out: no GPU here"
 

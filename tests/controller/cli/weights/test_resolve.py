@@ -47,9 +47,9 @@ def test_what_is_found(text: str, found: CheckpointId) -> None:
 @pytest.mark.parametrize(
     ("text", "error", "says", "hint"),
     [
-        ("abcd", InvalidInput, "the beginning of 2 checkpoints: abcd10000000, abcd20000000", "more digits"),
-        ("abc", InvalidInput, "too little of an id", "4 digits"),
-        ("1234", InvalidInput, "is a function, and the beginning of checkpoint 123400000000", "123400000000"),
+        ("abcd", InvalidInput, "is a prefix of 2 checkpoints: abcd10000000, abcd20000000", "more digits"),
+        ("abc", InvalidInput, "too short for an id", "4 digits"),
+        ("1234", InvalidInput, "is a function, and a prefix of checkpoint 123400000000", "123400000000"),
         ("abcd3", NotFound, "no checkpoint 'abcd3'", "did you mean 'abcd"),
         ("chatt", NotFound, "no checkpoint 'chatt'", "did you mean 'chat'?"),
         ("hello", NotFound, "function hello has no weights", "fs weights ls"),

@@ -93,7 +93,7 @@ def test_an_object_that_is_replaced_between_the_passes_is_noticed(
         ("s3://", InvalidInput, "names no bucket"),
         ("s3://nobucket/model", WeightsMissing, "no bucket 'nobucket'"),
         ("s3://weights/nothing", WeightsMissing, "has no objects"),
-        ("s3://weights/no.safetensors", WeightsMissing, "not there"),
+        ("s3://weights/no.safetensors", WeightsMissing, "does not exist"),
         ("s3://No_Bucket!/x", FleetError, "No_Bucket"),
     ],
 )

@@ -169,7 +169,7 @@ def test_what_there_is_not_is_said_with_the_nearest(fresh: System, tmp_path: Pat
         wrong = "0" if checkpoint[7] != "0" else "1"
         result = fresh.fs("weights", *verb, checkpoint[:7] + wrong, *more, code=NOT_FOUND)
         assert f"did you mean '{checkpoint[:12]}'?" in result.stderr
-    assert "too little of an id" in fresh.fs("weights", "verify", checkpoint[:3], code=FAILED).stderr
+    assert "too short for an id" in fresh.fs("weights", "verify", checkpoint[:3], code=FAILED).stderr
     assert "did you mean `fs weights verify`?" in fresh.fs("weights", "verfy", code=USAGE).stderr
 
 

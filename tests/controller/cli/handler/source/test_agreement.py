@@ -186,7 +186,7 @@ def accepts(decoder: ArgumentDecoder, value: Any) -> bool:
     return True
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
 @given(parameters=PARAMETERS, data=st.data())
 def test_the_schema_of_a_deploy_accepts_what_the_worker_accepts(
     folder: Path, parameters: list[tuple[str, str]], data: st.DataObject
@@ -199,6 +199,6 @@ def test_the_schema_of_a_deploy_accepts_what_the_worker_accepts(
     assert interface.takes == {"raw": "bytes"}.get(decoder.mode, decoder.mode), text
     schema = {**interface.input, "components": {"schemas": interface.schemas}}
     validator = jsonschema_rs.Draft202012Validator(schema)
-    for _ in range(10):
+    for _ in range(6):
         value = data.draw(near(interface.input, interface.schemas))
         assert validator.is_valid(value) == accepts(decoder, value), (text, value, interface)

@@ -143,7 +143,7 @@ def test_a_file_without_a_function_says_what_to_add(tmp_path: Path, source: str)
         ),
         ("import os\n@function(memory=os.environ['M'])\ndef f(): ...", ":3: function(memory=...)"),
         ("M = print()\n@function(memory=M)\ndef f(): ...", "`M` is computed at line 2"),
-        ("@function(memory=M)\ndef f(): ...", "`M` is no constant of this file"),
+        ("@function(memory=M)\ndef f(): ...", "`M` is not a constant of this file"),
         ("M = 1\nM += 1\n@function(memory=M)\ndef f(): ...", "`M` is computed at line 3"),
         ("M = 1\nfor M in []: ...\n@function(memory=M)\ndef f(): ...", "`M` is computed at line 3"),
         ("@function(memory=9**9**9)\ndef f(): ...", "a power beyond"),

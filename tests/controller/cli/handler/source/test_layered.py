@@ -195,7 +195,10 @@ def test_one_folder_under_two_patterns_is_two_checkpoints(tmp_path: Path) -> Non
     assert ids[0] == ids[3] != ids[1] == ids[2]
 
 
-@pytest.mark.parametrize(("pattern", "what"), [("", "tell of no layers: f.0.w, "), ("g.{}", "as layers='g.{}' says")])
+@pytest.mark.parametrize(
+    ("pattern", "what"),
+    [("", "tensor names in the weights has a layer number: f.0.w, "), ("g.{}", "as layers='g.{}' says")],
+)
 def test_names_without_layers_are_shown(tmp_path: Path, pattern: str, what: str) -> None:
     with pytest.raises(InvalidSpec) as caught:
         with_layer_names(weights(tmp_path / "w", *NAMES), pattern, "handler.py:2")
