@@ -92,7 +92,7 @@ class OrderReconciler:
             case StartWorker(order):
                 self._start(order)
             case RejectOrder(order, reason):
-                log.info("order refused", extra={"worker": order.worker, "reason": reason})
+                log.info("order rejected", extra={"worker": order.worker, "reason": reason})
                 self._statuses.publish_end(order)
             case UpdateWorker(order):
                 if order.worker in self._workers:

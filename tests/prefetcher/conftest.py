@@ -1,4 +1,4 @@
-"""Stores, a model in one, an S3 server, and a node daemon as a process of its own."""
+"""Fixtures: stores, a model in a store, an S3 server, and a node daemon as a process of its own."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.servers import RedisServer
 
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
-    """In a bucket's place, so that an S3 server can be put over it."""
+    """A store in a folder of a bucket, so that an S3 server can serve it."""
     return Store(tmp_path / "buckets" / "weights")
 
 
@@ -66,7 +66,7 @@ def source(request: pytest.FixtureRequest, store: Store) -> Source:
 
 @pytest.fixture
 def node(redis_server: RedisServer, store: Store, tmp_path: Path) -> Iterator[Node]:
-    """Started."""
+    """A running node daemon."""
     node = Node(redis_server, str(store.folder), tmp_path / "home")
     try:
         yield node.start()

@@ -1,4 +1,4 @@
-"""An HTTP server over a folder that answers ranges as S3 does, or breaks in one of the ways in which stores break."""
+"""An HTTP server over a folder that answers ranges as S3 does, or fails in one of the ways of real stores."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 class FaultyS3(ThreadingHTTPServer):
-    """`faults` are for the next ranges, one each; `always` is for those after them."""
+    """A server with injected faults: `faults` apply to the next ranges, one each; `always` to those after them."""
 
     daemon_threads = True
 

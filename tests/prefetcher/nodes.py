@@ -110,7 +110,7 @@ def checkpoint_of(parts: Iterable[bytes], *, chunk_bytes: int) -> tuple[Manifest
 
 
 class S3Server:
-    """localbucket as a process of its own, over a folder whose folders are buckets."""
+    """localbucket as a process of its own, over a folder whose subfolders are buckets."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -147,7 +147,7 @@ class S3Server:
 
 
 class Node:
-    """A daemon as a real process, ordered about by hand."""
+    """A daemon as a real process; tests write its orders."""
 
     def __init__(self, server: RedisServer, store: str, home: Path, **env: str) -> None:
         self.server = server

@@ -1,4 +1,4 @@
-"""A server that workers and proxies reach in tests: it answers with what it heard, or holds the connection."""
+"""A server that workers and proxies connect to in tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Both ends of a link through a real store, in this process."""
+"""Both ends of a relayed link through a real store, in this process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ LINK = RelayLink(pipeline=PipelineId("p-1"), sender=0, receiver=1, secret="word"
 
 
 class Ends:
-    """`sender` and `receiver` are what the two workers have. The receiver's is there once the first bytes are."""
+    """A link's workers: `sender` and `receiver` are their sockets. The receiver's exists once the first bytes have
+    come."""
 
     def __init__(self, relays: Relays, link: RelayLink = LINK) -> None:
         self.link = link
@@ -67,7 +68,7 @@ class Ends:
 
 @contextlib.contextmanager
 def joined(relays: Relays, link: RelayLink = LINK) -> Iterator[Ends]:
-    """A link at work."""
+    """A link that carries bytes."""
     ends = Ends(relays, link)
     ends.send()
     ends.receive()
@@ -79,7 +80,7 @@ def joined(relays: Relays, link: RelayLink = LINK) -> Iterator[Ends]:
 
 
 def carry_late(relays: Relays, s3_server: S3Server, ends: Ends) -> None:
-    """A write that was given up and repeated, all of it read, and both ends gone."""
+    """Repeats a write that the store carries out late, after both ends have gone."""
     assert s3_server.process is not None
     s3_server.process.send_signal(signal.SIGSTOP)
     ends.sender.sendall(b"late")
@@ -94,7 +95,7 @@ def carry_late(relays: Relays, s3_server: S3Server, ends: Ends) -> None:
 
 
 def left(store: Store) -> list[str]:
-    """Objects of relays in the bucket."""
+    """Objects of relays that are left in the bucket."""
     found = [Path(folder, name) for folder, _, names in os.walk(store.path(RELAY)) for name in names]
     return sorted(str(path.relative_to(store.folder)) for path in found)
 
@@ -104,7 +105,7 @@ def wait_empty(store: Store) -> None:
 
 
 def repeats(relays: Relays) -> bool:
-    """Whether some write was given up and is tried again."""
+    """True if some write failed and is being repeated."""
     return any(outgoing._repeated for outgoing in relays._outgoing)
 
 
@@ -113,7 +114,7 @@ def at_work(part: str) -> bool:
 
 
 def says_more(ends: Ends) -> bool:
-    """As a stage does that says that it is there. True once nobody hears it any more."""
+    """Writes as a stage does that is alive. True once the link is closed."""
     try:
         ends.sender.sendall(b"is anybody there?")
     except BrokenPipeError:

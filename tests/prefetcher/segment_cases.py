@@ -1,4 +1,4 @@
-"""Segments of one node, for as long as a scenario lasts, and sources that count what is read."""
+"""A node's segments for the time of a scenario, and sources that count reads."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def content(segment: Segment, offset: int, size_bytes: int) -> bytes:
 
 
 def reading(segment: Segment, size_bytes: int) -> bytes:
-    """What a worker sees."""
+    """The bytes that a worker sees."""
     return bytes(native.Region.attach([os.dup(fd) for fd in segment.descriptors()[1:]], size_bytes).view(0, size_bytes))
 
 
@@ -80,7 +80,7 @@ def part_path(store: Store, checkpoint: CheckpointId, number: int = 0) -> Path:
 
 
 class CountingSource(FileSource):
-    """Counts chunks, which it gives one by one; can hold them up at a gate."""
+    """A source that counts chunks, yields them one by one, and can hold them at a gate."""
 
     run_bytes = 1
 

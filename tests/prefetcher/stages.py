@@ -1,4 +1,4 @@
-"""A store's model of layers, a source that can be held up, and a table of segments to try them on."""
+"""A model of layers in a store, a source with a gate, and scenarios over a node's segments."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Scenario = Callable[[SegmentStore], Coroutine[Any, Any, None]]
 
 
 class Model:
-    """An embedding of a chunk, then layers of a whole number of chunks, in a store."""
+    """A model of one chunk of embedding, then layers of a whole number of chunks."""
 
     def __init__(self, store: Store, *, layer_chunks: int = LAYER_CHUNKS, layers: int = LAYERS) -> None:
         sizes = [CHUNK_BYTES, *[layer_chunks * CHUNK_BYTES] * layers]
@@ -62,7 +62,7 @@ class Model:
 
 
 class Gated(FileSource):
-    """Counts what it gives, and breaks, or waits at a gate, when it is told to. Chunks come one by one."""
+    """A source that counts its reads, fails on demand, or waits at a gate. Yields chunks one by one."""
 
     run_bytes = 1
     threads = 4
@@ -111,7 +111,7 @@ def run(source: Source, scenario: Scenario, *, memory_bytes: int = 1 << 30, disk
 
 
 def reading() -> int:
-    """Threads that read the store."""
+    """Number of threads that are reading the store."""
     return sum(thread.name.startswith("store-") for thread in threading.enumerate())
 
 
@@ -128,7 +128,7 @@ def state(segment: Segment) -> str:
 
 
 def right(segment: Segment, model: Model, chunks: set[int]) -> bool:
-    """What a worker sees of them, that attached when it began."""
+    """True if a worker that attached at the start sees the right bytes of these chunks."""
     fds = [os.dup(fd) for fd in segment.descriptors()[1:]]
     region = native.Region.attach(fds, len(model.data))
     return all(
@@ -140,14 +140,14 @@ def right(segment: Segment, model: Model, chunks: set[int]) -> bool:
 async def filled(
     segments: SegmentStore, model: Model, worker: WorkerId, stage: tuple[int, int] | None = None
 ) -> Segment:
-    """The worker's segment, once what it asked for has come or failed."""
+    """The worker's segment, once its chunks have come or failed."""
     segment = await segments.acquire(model.checkpoint, worker, stage)
     await segment.filled.wait()
     return segment
 
 
 async def growing(segments: SegmentStore, segment: Segment, gated: Gated) -> asyncio.Task[None]:
-    """A growth that waits at the gate with its first read."""
+    """A growth whose first read waits at the gate."""
     gated.gate.clear()
     growth = asyncio.create_task(segments.grow(segment))
     await until(lambda: gated.waiting == 1, "a read")

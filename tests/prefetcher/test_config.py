@@ -1,4 +1,4 @@
-"""Settings are read once and refused by name."""
+"""Settings are read once; invalid ones are rejected by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The daemon as a process, and what goes wrong around it: Redis, fork server, parent, its own end."""
+"""The daemon as a process, and failures around it: Redis, fork server, parent, its own end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The workers that a node has forked."""
+"""Workers that a node has forked."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SPARE = "worker preforked"
 
 
 def workers_of(node: Node) -> list[psutil.Process]:
-    """Forked ones, spares included: those below a fork server."""
+    """Processes below a fork server, preforked ones included."""
     assert node.process is not None
     return [
         worker for server in psutil.Process(node.process.pid).children() for worker in server.children(recursive=True)

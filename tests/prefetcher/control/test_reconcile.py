@@ -1,4 +1,4 @@
-"""What a node does about its orders: tables, and the law that doing it leaves nothing to do."""
+"""Reconciliation of orders: tables of actions, and the law that doing them leaves none to do."""
 
 from __future__ import annotations
 

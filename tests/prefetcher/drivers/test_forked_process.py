@@ -1,4 +1,4 @@
-"""What a worker says, heard by its node: all of it, in its order, and never so much at once that others wait."""
+"""Messages of a forked worker: all of them, in order, and never so many at once that other workers wait."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When a spare worker is forked: never in the way of a start, never faster than the machine allows."""
+"""Prefork policy: no fork in the way of a start, and none faster than the machine allows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lines of workers: nothing lost, nothing without bounds, bytes of any kind."""
+"""Worker log lines: nothing lost, nothing unbounded, bytes of any kind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A fetch under attack and fault: the right bytes, or one clear error to every waiter; nothing is leaked."""
+"""Fetches under attack and fault: the right bytes, or one clear error to every waiter; nothing is leaked."""
 
 from __future__ import annotations
 
@@ -67,7 +67,8 @@ def faulty(store: Store, aws: None, monkeypatch: pytest.MonkeyPatch) -> Iterator
 
 
 def fill(checkpoint: CheckpointId, size_bytes: int) -> tuple[list[str], FleetError | None, bytes]:
-    """What each of several waiters was told (nothing, if all is there), the segment's error, what a worker reads."""
+    """The error of each of several waiters (None if all chunks came), the segment's error, the bytes that a worker
+    reads."""
     told: list[str] = []
     result: list[tuple[FleetError | None, bytes]] = []
 
@@ -179,7 +180,7 @@ def test_a_store_that_stays_broken_is_one_clear_error_to_every_waiter(
 
 
 def replaced(content: Callable[[bytes], bytes]) -> Fault:
-    """From this range on, the object is another one."""
+    """A fault: from this range on, the object is another one."""
 
     def fault(handler: Handler, data: bytes, begin: int, end: int) -> None:
         other = content(data)

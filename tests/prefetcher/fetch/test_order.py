@@ -1,4 +1,4 @@
-"""Fetch order against a model: every chunk once, runs that are one range, what is wanted before the rest."""
+"""Fetch order against a model: every chunk once, runs that are one range, wanted chunks first."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SIZE = 4096
 
 
 def chunks(parts: list[int]) -> list[ChunkRange]:
-    """So many chunks in each part; the last of each is short."""
+    """Chunks of several parts; the last chunk of each part is short."""
     found: list[ChunkRange] = []
     for number, count in enumerate(parts):
         for at in range(count):

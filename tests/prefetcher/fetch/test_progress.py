@@ -1,4 +1,4 @@
-"""What a fetch does next: a chunk is one thread's at a time, what is wanted comes first, and the end is told."""
+"""Fetch progress: each chunk belongs to one thread at a time, wanted chunks come first, and the end is reported."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CHUNKS = [ChunkRange(index, "part", index * SIZE, index * SIZE, SIZE, 0) for ind
 
 
 class Unread:
-    """A source_index's source that nobody asks here: one chunk is one run."""
+    """A chunk source that is never read; its runs have one chunk."""
 
     run_bytes = SIZE
 
@@ -45,7 +45,7 @@ def filling(*, on_disk: int = 0, threads: int = 3) -> FetchProgress:
 
 
 def all_runs(fill: FetchProgress, source_index: int = 0) -> list[ChunkRun]:
-    """What one thread would take after the other, all of it under way."""
+    """All runs that one thread would take, none of them finished."""
     runs = []
     while fill.begin_thread(source_index):
         run = fill.next_run(source_index)

@@ -1,4 +1,4 @@
-"""The proxy at a worker's way out, over real sockets: what passes, what is refused, and what it takes from whom."""
+"""The egress proxy over real sockets: forwarding, rejections, limits, and its end."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def peer() -> Iterator[Peer]:
     peer.close()
 
 
-class Way:
-    """A way out as its worker sees it."""
+class ProxyUnderTest:
+    """An egress proxy as its worker sees it."""
 
     def __init__(self, entries: list[str], bounds: EgressLimits) -> None:
         self._loop = asyncio.new_event_loop()
@@ -81,19 +81,19 @@ def read_all(sock: socket.socket) -> bytes:
     return said
 
 
-Open = Callable[..., Way]
+OpenProxy = Callable[..., ProxyUnderTest]
 
 
 @pytest.fixture
-def way(peer: Peer) -> Iterator[Open]:
-    """Opens one; what is not said otherwise, it leads to the peer alone."""
-    opened: list[Way] = []
+def open_egress(peer: Peer) -> Iterator[OpenProxy]:
+    """Opens proxies; by default their list allows the peer alone."""
+    opened: list[ProxyUnderTest] = []
 
-    def open_way(*entries: str, **bounds: Any) -> Way:
-        opened.append(Way(list(entries) or [f"127.0.0.1:{peer.port}"], EgressLimits(**bounds)))
+    def open_proxy(*entries: str, **bounds: Any) -> ProxyUnderTest:
+        opened.append(ProxyUnderTest(list(entries) or [f"127.0.0.1:{peer.port}"], EgressLimits(**bounds)))
         return opened[-1]
 
-    yield open_way
+    yield open_proxy
     for one in opened:
         one.close()
 
@@ -101,8 +101,8 @@ def way(peer: Peer) -> Iterator[Open]:
 # ── what passes ────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_tunnel_carries_both_ways(way: Open, peer: Peer) -> None:
-    out = way()
+def test_a_tunnel_carries_both_ways(open_egress: OpenProxy, peer: Peer) -> None:
+    out = open_egress()
     connection = out.tunnel("127.0.0.1", peer.port)
     connection.request("POST", "/x", body=b"y" * 300_000)
     answer = connection.getresponse().read()
@@ -114,8 +114,8 @@ def test_a_tunnel_carries_both_ways(way: Open, peer: Peer) -> None:
 
 
 @pytest.mark.parametrize("client", ["httpx", "urllib"])
-def test_plain_http_passes_by_whole_urls(way: Open, peer: Peer, client: str) -> None:
-    out, url = way(), f"http://127.0.0.1:{peer.port}/path?q=1"
+def test_plain_http_passes_by_whole_urls(open_egress: OpenProxy, peer: Peer, client: str) -> None:
+    out, url = open_egress(), f"http://127.0.0.1:{peer.port}/path?q=1"
     if client == "httpx":
         with httpx.Client(proxy=out.url) as http_client:
             answers = [http_client.post(url, content=LONG).content for _ in range(2)]
@@ -125,21 +125,21 @@ def test_plain_http_passes_by_whole_urls(way: Open, peer: Peer, client: str) -> 
     assert answers == [f"POST /path?q=1 HTTP/1.1|{LONG}".encode()] * 2
 
 
-def test_a_listed_name_leads_to_a_private_address_that_is_listed_too(way: Open, peer: Peer) -> None:
-    listed = way(f"localhost:{peer.port}", f"127.0.0.0/8:{peer.port}")
+def test_a_listed_name_leads_to_a_private_address_that_is_listed_too(open_egress: OpenProxy, peer: Peer) -> None:
+    listed = open_egress(f"localhost:{peer.port}", f"127.0.0.0/8:{peer.port}")
     connection = listed.tunnel("localhost", peer.port)
     connection.request("GET", "/")
     assert connection.getresponse().read() == b"GET / HTTP/1.1|"
     connection.close()
 
-    alone = way(f"localhost:{peer.port}")
+    alone = open_egress(f"localhost:{peer.port}")
     answer = alone.says(b"CONNECT localhost:%d HTTP/1.1\r\n\r\n" % peer.port)
     assert answer.startswith(b"HTTP/1.1 403 ")
     assert b"no public address" in answer
 
 
-def test_what_was_sent_ahead_of_the_answer_is_not_lost(way: Open, peer: Peer) -> None:
-    answer = way().says(b"CONNECT 127.0.0.1:%d HTTP/1.1\r\n\r\nGET /early HTTP/1.1\r\n\r\n" % peer.port)
+def test_what_was_sent_ahead_of_the_answer_is_not_lost(open_egress: OpenProxy, peer: Peer) -> None:
+    answer = open_egress().says(b"CONNECT 127.0.0.1:%d HTTP/1.1\r\n\r\nGET /early HTTP/1.1\r\n\r\n" % peer.port)
     assert answer.startswith(b"HTTP/1.1 200 ")
     assert answer.endswith(b"GET /early HTTP/1.1|")
 
@@ -147,8 +147,8 @@ def test_what_was_sent_ahead_of_the_answer_is_not_lost(way: Open, peer: Peer) ->
 # ── what is refused ────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_refusal_names_host_port_and_list_and_is_told_once(way: Open) -> None:
-    out = way("api.example.com", "*.example.org:8443")
+def test_a_refusal_names_host_port_and_list_and_is_told_once(open_egress: OpenProxy) -> None:
+    out = open_egress("api.example.com", "*.example.org:8443")
     for _ in range(3):
         answer = out.says(b"CONNECT evil.example:443 HTTP/1.1\r\n\r\n").decode()
         assert answer.startswith("HTTP/1.1 403 Forbidden: evil.example:443 is not in the list")
@@ -163,8 +163,8 @@ def test_a_refusal_names_host_port_and_list_and_is_told_once(way: Open) -> None:
         assert client.post("http://evil.example/", content=LONG).status_code == 403
 
 
-def test_a_log_is_not_flooded_with_refusals(way: Open) -> None:
-    out = way("api.example.com")
+def test_a_log_is_not_flooded_with_refusals(open_egress: OpenProxy) -> None:
+    out = open_egress("api.example.com")
     for number in range(LOGGED_REJECTIONS_MOST + 5):
         out.says(b"CONNECT h%d.example:443 HTTP/1.1\r\n\r\n" % number)
     assert len(out.said) == LOGGED_REJECTIONS_MOST + 1
@@ -172,17 +172,21 @@ def test_a_log_is_not_flooded_with_refusals(way: Open) -> None:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.1", "[::ffff:127.0.0.1]", "0.0.0.0", "[::1]", "169.254.169.254"])
-def test_this_machine_is_not_reached_by_any_of_its_names(way: Open, peer: Peer, host: str) -> None:
-    out = way(f"0.0.0.0/0:{peer.port}", f"[::/0]:{peer.port}")
+def test_this_machine_is_not_reached_by_any_of_its_names(open_egress: OpenProxy, peer: Peer, host: str) -> None:
+    out = open_egress(f"0.0.0.0/0:{peer.port}", f"[::/0]:{peer.port}")
     answer = out.says(f"CONNECT {host}:{peer.port} HTTP/1.1\r\n\r\n".encode())
     assert answer.startswith(b"HTTP/1.1 403 ")
 
 
-def test_nobody_there_is_told(way: Open) -> None:
+def test_nobody_there_is_told(open_egress: OpenProxy) -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
-    assert way(f"127.0.0.1:{port}").says(b"CONNECT 127.0.0.1:%d HTTP/1.1\r\n\r\n" % port).startswith(b"HTTP/1.1 502 ")
-    answer = way("nobody.invalid").says(b"CONNECT nobody.invalid:443 HTTP/1.1\r\n\r\n")
+    assert (
+        open_egress(f"127.0.0.1:{port}")
+        .says(b"CONNECT 127.0.0.1:%d HTTP/1.1\r\n\r\n" % port)
+        .startswith(b"HTTP/1.1 502 ")
+    )
+    answer = open_egress("nobody.invalid").says(b"CONNECT nobody.invalid:443 HTTP/1.1\r\n\r\n")
     assert answer.startswith((b"HTTP/1.1 502 ", b"HTTP/1.1 504 "))  # what name servers say of it, if there are any
 
 
@@ -202,16 +206,16 @@ def test_nobody_there_is_told(way: Open) -> None:
     ],
 )
 def test_what_is_no_request_gets_an_answer_and_the_next_is_served(
-    way: Open, peer: Peer, request_: bytes, status: int
+    open_egress: OpenProxy, peer: Peer, request_: bytes, status: int
 ) -> None:
-    out = way(head_s=0.3 if status == 408 else 20.0)
+    out = open_egress(head_s=0.3 if status == 408 else 20.0)
     with contextlib.suppress(ConnectionError):
         assert out.says(request_).startswith(b"HTTP/1.1 %d " % status)
     assert out.says(b"CONNECT 127.0.0.1:%d HTTP/1.1\r\n\r\nGET / HTTP/1.1\r\n\r\n" % peer.port).endswith(b"|")
 
 
-def test_who_says_nothing_and_leaves_costs_nothing(way: Open) -> None:
-    out = way()
+def test_who_says_nothing_and_leaves_costs_nothing(open_egress: OpenProxy) -> None:
+    out = open_egress()
     for request in (b"", b"CONNECT"):
         assert out.says(request, end=True) == b""
     wait_until(lambda: out.egress.traffic.open == 0, what="no connection")
@@ -220,7 +224,7 @@ def test_who_says_nothing_and_leaves_costs_nothing(way: Open) -> None:
 # ── limits ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-def hold(out: Way, peer: Peer) -> socket.socket:
+def hold(out: ProxyUnderTest, peer: Peer) -> socket.socket:
     before = len(peer.held)
     sock = out.socket()
     sock.sendall(b"CONNECT 127.0.0.1:%d HTTP/1.1\r\n\r\nHOLD\r\n\r\n" % peer.port)
@@ -230,8 +234,10 @@ def hold(out: Way, peer: Peer) -> socket.socket:
 
 
 @pytest.mark.parametrize("bound", ["connections", "connections_of_node"])
-def test_one_connection_too_many_is_told_so_and_there_is_room_when_one_ends(way: Open, peer: Peer, bound: str) -> None:
-    out = way(**{bound: 2})
+def test_one_connection_too_many_is_told_so_and_there_is_room_when_one_ends(
+    open_egress: OpenProxy, peer: Peer, bound: str
+) -> None:
+    out = open_egress(**{bound: 2})
     with hold(out, peer):
         with hold(out, peer):
             answer = out.says(b"CONNECT 127.0.0.1:%d HTTP/1.1\r\n\r\n" % peer.port)
@@ -248,14 +254,14 @@ def test_a_node_with_few_descriptors_keeps_most_of_them() -> None:
     assert egress_limits(256) == EgressLimits(connections=32, connections_of_node=32)
 
 
-def test_a_connection_over_which_nothing_goes_ends(way: Open, peer: Peer) -> None:
-    with hold(way(idle_s=0.2), peer) as sock:
+def test_a_connection_over_which_nothing_goes_ends(open_egress: OpenProxy, peer: Peer) -> None:
+    with hold(open_egress(idle_s=0.2), peer) as sock:
         assert read_all(sock) == b""
         assert peer.is_left()
 
 
-def test_each_side_may_have_said_its_last_before_the_other(way: Open, peer: Peer) -> None:
-    with hold(way(), peer) as sock:
+def test_each_side_may_have_said_its_last_before_the_other(open_egress: OpenProxy, peer: Peer) -> None:
+    with hold(open_egress(), peer) as sock:
         sock.shutdown(socket.SHUT_WR)
         assert peer.is_left()
         peer.held[0].sendall(b"still here")
@@ -263,9 +269,9 @@ def test_each_side_may_have_said_its_last_before_the_other(way: Open, peer: Peer
         assert read_all(sock) == b"still here"
 
 
-def test_everything_ends_with_the_worker_and_with_the_node(way: Open, peer: Peer) -> None:
+def test_everything_ends_with_the_worker_and_with_the_node(open_egress: OpenProxy, peer: Peer) -> None:
     for index, how in enumerate(("worker", "node")):
-        out = way()
+        out = open_egress()
         with hold(out, peer) as sock:
             out.end() if how == "worker" else out.side.close()
             assert read_all(sock) == b""

@@ -1,4 +1,4 @@
-"""The way in to workers that cannot listen: what comes through, and that nobody is left waiting when it ends."""
+"""The ingress proxy: connections to a worker are forwarded, and none is left waiting when it ends."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ DESCRIPTORS = 8 * 12
 """Of which a node gives twelve connections' to all doorways, and half of them to one."""
 
 
-class Entrance:
-    """A doorway, driven as a daemon drives it; `workers` are the ends that its worker was handed."""
+class ForwarderUnderTest:
+    """An ingress forwarder, driven as the daemon drives it; `workers` are the ends passed to its worker."""
 
     def __init__(self, doorways: NodeIngress) -> None:
         self.workers: list[socket.socket] = []
@@ -65,8 +65,8 @@ def doorways(side: IoThread) -> NodeIngress:
 
 
 @pytest.fixture
-def entrance(doorways: NodeIngress) -> Iterator[Entrance]:
-    entrance = Entrance(doorways)
+def entrance(doorways: NodeIngress) -> Iterator[ForwarderUnderTest]:
+    entrance = ForwarderUnderTest(doorways)
     yield entrance
     entrance.close()
 
@@ -78,7 +78,7 @@ def is_left(sock: socket.socket) -> bool:
         return True
 
 
-def test_bytes_go_both_ways_and_each_says_its_last_by_itself(entrance: Entrance) -> None:
+def test_bytes_go_both_ways_and_each_says_its_last_by_itself(entrance: ForwarderUnderTest) -> None:
     caller, worker = entrance.called()
     with caller:
         caller.sendall(b"question")
@@ -91,7 +91,7 @@ def test_bytes_go_both_ways_and_each_says_its_last_by_itself(entrance: Entrance)
         assert caller.recv(100) == b""
 
 
-def test_much_passes_while_nobody_reads_the_other_way(entrance: Entrance) -> None:
+def test_much_passes_while_nobody_reads_the_other_way(entrance: ForwarderUnderTest) -> None:
     caller, worker = entrance.called()
     data = bytes(range(256)) * 40_000
     sending = threading.Thread(target=lambda: caller.sendall(data))
@@ -105,14 +105,14 @@ def test_much_passes_while_nobody_reads_the_other_way(entrance: Entrance) -> Non
     assert is_left(worker)
 
 
-def test_a_worker_that_leaves_is_told_to_its_callers(entrance: Entrance) -> None:
+def test_a_worker_that_leaves_is_told_to_its_callers(entrance: ForwarderUnderTest) -> None:
     caller, worker = entrance.called()
     with caller:
         worker.close()
         assert is_left(caller)
 
 
-def test_its_end_ends_every_connection(entrance: Entrance) -> None:
+def test_its_end_ends_every_connection(entrance: ForwarderUnderTest) -> None:
     caller, worker = entrance.called()
     with caller:
         entrance.end()
@@ -121,7 +121,7 @@ def test_its_end_ends_every_connection(entrance: Entrance) -> None:
         wait_until(lambda: _is_refused(entrance), what="the end of the listening socket")
 
 
-def test_who_comes_as_it_ends_is_not_left_waiting(entrance: Entrance, side: IoThread) -> None:
+def test_who_comes_as_it_ends_is_not_left_waiting(entrance: ForwarderUnderTest, side: IoThread) -> None:
     """Both fall into one turn of the loop: the end is asked for when the connection is there already."""
     gate, busy = threading.Event(), threading.Event()
 
@@ -138,7 +138,7 @@ def test_who_comes_as_it_ends_is_not_left_waiting(entrance: Entrance, side: IoTh
         assert is_left(caller)
 
 
-def test_the_end_of_the_side_loop_is_the_end_of_all(entrance: Entrance, side: IoThread) -> None:
+def test_the_end_of_the_side_loop_is_the_end_of_all(entrance: ForwarderUnderTest, side: IoThread) -> None:
     caller, worker = entrance.called()
     with caller:
         side.close()
@@ -147,7 +147,7 @@ def test_the_end_of_the_side_loop_is_the_end_of_all(entrance: Entrance, side: Io
         entrance.end()
 
 
-def test_too_many_callers_of_one_worker_are_turned_away_until_there_is_room(entrance: Entrance) -> None:
+def test_too_many_callers_of_one_worker_are_turned_away_until_there_is_room(entrance: ForwarderUnderTest) -> None:
     with contextlib.ExitStack() as callers:
         first, worker = entrance.called()
         for _ in range(5):
@@ -160,9 +160,11 @@ def test_too_many_callers_of_one_worker_are_turned_away_until_there_is_room(entr
         wait_until(lambda: _is_taken(entrance), what="room for one more")
 
 
-def test_all_doorways_together_take_no_more_than_their_node_can_bear(entrance: Entrance, doorways: NodeIngress) -> None:
+def test_all_doorways_together_take_no_more_than_their_node_can_bear(
+    entrance: ForwarderUnderTest, doorways: NodeIngress
+) -> None:
     with contextlib.ExitStack() as opened:
-        others = [Entrance(doorways) for _ in range(2)]
+        others = [ForwarderUnderTest(doorways) for _ in range(2)]
         for other in others:
             opened.callback(other.close)
         for one in (entrance, others[0]):
@@ -174,7 +176,7 @@ def test_all_doorways_together_take_no_more_than_their_node_can_bear(entrance: E
         wait_until(lambda: _is_taken(others[1]), what="room for one more")
 
 
-def _is_taken(entrance: Entrance) -> bool:
+def _is_taken(entrance: ForwarderUnderTest) -> bool:
     with entrance.call() as caller:
         caller.settimeout(0.2)
         try:
@@ -185,7 +187,7 @@ def _is_taken(entrance: Entrance) -> bool:
             return False
 
 
-def _is_refused(entrance: Entrance) -> bool:
+def _is_refused(entrance: ForwarderUnderTest) -> bool:
     try:
         entrance.call().close()
     except ConnectionRefusedError:

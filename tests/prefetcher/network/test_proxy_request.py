@@ -1,4 +1,4 @@
-"""Heads of requests to the proxy: what is sent on says what was judged, and nothing breaks the reader."""
+"""Parser of proxy requests: the forwarded head names the checked server, and hostile input is rejected."""
 
 from __future__ import annotations
 

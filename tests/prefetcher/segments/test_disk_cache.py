@@ -1,4 +1,4 @@
-"""The disk tier: what came once is read from the disk the next time, checked again, and never costs a start."""
+"""The disk cache: a fetched checkpoint is read from the disk the next time, verified again, and never costs a start."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Scenario = Callable[[SegmentStore], Coroutine[Any, Any, None]]
 
 
 class Network(FileSource):
-    """A folder that counts as far away, and can be cut off."""
+    """A folder that counts as a remote store, and can be made to fail."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)
@@ -62,7 +62,7 @@ def network(store: Store) -> Network:
 
 
 def run(network: Network, folder: Path, scenario: Scenario, *, budget_bytes: int = GIB) -> None:
-    """With a daemon's memory and disk tier, as after a start of the daemon."""
+    """Runs a scenario with memory and disk cache as after a start of the daemon."""
 
     async def main() -> None:
         segments = SegmentStore(
@@ -228,7 +228,7 @@ def test_what_is_larger_than_the_budget_is_served_and_not_kept(network: Network,
 
 @pytest.fixture
 def mounted(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
-    """A file system of its own; needs the right to mount."""
+    """A mounted file system; needs the right to mount."""
     kind, options = request.param
     folder = tmp_path / kind
     folder.mkdir()
@@ -306,7 +306,7 @@ def test_an_image_has_what_was_written_to_it_and_nothing_else(tmp_path_factory: 
 
 
 def aligned(data: bytes) -> memoryview:
-    """The bytes on whole pages, as a segment has them."""
+    """The bytes padded to whole pages, as a segment has them."""
     size = -(-len(data) // 4096) * 4096
     region = native.SlabPool("test", pages="small", slab_bytes=1 << (size - 1).bit_length(), capacity=1).take(size)
     view = region.view(0, size)

@@ -1,4 +1,4 @@
-"""Eviction keeps its laws, and gives up what is cheapest to lose."""
+"""Eviction keeps its laws, and evicts what is cheapest to lose."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What goes wrong with a segment: damage is found and named, waiters wake, and the next start tries again."""
+"""Failures of segments: corrupt bytes are detected and named, waiters wake, and the next start tries again."""
 
 from __future__ import annotations
 

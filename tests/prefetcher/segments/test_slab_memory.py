@@ -1,4 +1,4 @@
-"""The memory of a node's segments: which pages, what is kept ready, and that workers come before what is kept."""
+"""Slab memory: kinds of pages, slabs kept ready, and workers before kept slabs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SLAB = slab_size(64 << 20)
 
 @contextmanager
 def memory(*, slabs: int, keep: int = 0, others: int = 0) -> Iterator[tuple[SegmentMemory, list[int]]]:
-    """And the bytes that others have, which may be changed."""
+    """Slab memory, and the bytes reserved for others, which a test may change."""
     others_bytes = [others * SLAB]
     made = SegmentMemory(
         budget_bytes=slabs * SLAB, keep_bytes=keep * SLAB, others_bytes=lambda: others_bytes[0], kinds=("small",)

@@ -1,4 +1,4 @@
-"""Segments that hold a stage: what is fetched and what is not, for one who asks and for several."""
+"""Segments of pipeline stages: which chunks are fetched, for one worker and for several."""
 
 from __future__ import annotations
 

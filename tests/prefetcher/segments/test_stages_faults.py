@@ -1,4 +1,4 @@
-"""Segments that hold a stage, or grow, when something fails: whom it concerns, and who keeps what it has."""
+"""Failures of segments that hold a stage or grow: who gets the error, and who keeps its chunks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Segments that grow: behind the workers' back at a pace, and at full speed when somebody waits."""
+"""Growth of segments: throttled in the background, and at full speed once all chunks are wanted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Segments that hold a stage: what it takes of a node's memory and disk."""
+"""Memory and disk of segments that hold a stage."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.prefetcher.stages import ONE, SLAB_BYTES, TWO, Gated, Model, filled, 
 
 @pytest.fixture
 def large(store: Store) -> Model:
-    """A slab a layer, as nearly as it goes."""
+    """A model of about one slab a layer."""
     return Model(store, layers=3, layer_chunks=SLAB_BYTES // CHUNK_BYTES)
 
 

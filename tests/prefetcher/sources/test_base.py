@@ -1,4 +1,4 @@
-"""One suite over every source: what it reads, and how it says that it cannot."""
+"""One suite over every source: reads, and errors of reads."""
 
 from __future__ import annotations
 

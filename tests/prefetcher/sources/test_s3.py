@@ -1,4 +1,4 @@
-"""The S3 reader against a store that breaks: the right bytes, or an error that says what the store did."""
+"""The S3 source against a failing store: the right bytes, or an error that names the failure."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def faulty(tmp_path: Path, aws: None, monkeypatch: pytest.MonkeyPatch) -> Iterat
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Seconds become tenths."""
+    """Shortens timeouts from seconds to tenths."""
     monkeypatch.setattr(s3, "STALL_S", 0.2)
     monkeypatch.setattr(s3, "READ_TIMEOUT_S", 0.6)
     monkeypatch.setattr(s3, "LAG_AFTER_S", 0.1)

@@ -1,4 +1,4 @@
-"""Pacing: never more than its share, whatever the clock does; small portions; and what S3 makes of it."""
+"""The background throttle: never above its share, whatever the clock does; small portions; its use by S3."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Links through the object store: bytes arrive as they were sent, and whatever breaks, nothing stays in the bucket."""
+"""Relayed links: bytes arrive as they were sent, and whatever fails, no object stays in the bucket."""
 
 from __future__ import annotations
 

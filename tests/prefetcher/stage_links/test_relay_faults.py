@@ -1,4 +1,4 @@
-"""Links through a store that stalls or stays away, and objects in it that are not theirs: nothing wrong is read."""
+"""Relayed links through a store that stalls or fails, and forged objects: no wrong byte is delivered."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stages as they are ordered of a real daemon: links, peers, growth, drain; and orders that nobody should write."""
+"""Orders of pipeline stages at a real daemon: links, peers, growth, drain, and malformed orders."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def bundle(store: Store) -> BundleId:
 
 @pytest.fixture
 def other() -> Iterator[socket.socket]:
-    """Where the daemon is told that a stage of another node listens."""
+    """An address at which the order claims that another node's stage listens."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.settimeout(10)
         yield listener

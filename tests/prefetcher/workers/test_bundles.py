@@ -1,4 +1,4 @@
-"""Bundles: what is good appears once and whole, what is hostile leaves nothing behind."""
+"""Bundles: valid ones appear once and whole, hostile ones leave nothing behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a node tells of how long calls take."""
+"""Call latencies that a node reports."""
 
 from __future__ import annotations
 

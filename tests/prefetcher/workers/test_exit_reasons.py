@@ -1,4 +1,4 @@
-"""Why a worker ended, in words that its user can act on."""
+"""Errors of ended workers, in words that users can act on."""
 
 from __future__ import annotations
 

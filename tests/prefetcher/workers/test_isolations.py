@@ -1,4 +1,4 @@
-"""What a node says of the sandboxes that it can start: what it has been told, until it has tried and knows better."""
+"""Isolations that a node reports: as configured, until its launcher has tried them."""
 
 from __future__ import annotations
 

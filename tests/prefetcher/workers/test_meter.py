@@ -1,4 +1,4 @@
-"""Rows tile a worker's life: no millisecond lost, none twice."""
+"""Ledger rows tile a worker's lifetime: no millisecond lost, none twice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The way out of workers that run: what they reach, what they cannot make the node take, and how it ends."""
+"""Egress of running workers: allowed destinations, rejections, and its end."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def hello(port: int, what: str):
 
 @pytest.fixture
 def abroad() -> Iterator[Peer]:
-    """At an address of this machine that clients inside a worker do not take for the worker's own."""
+    """An address of this machine that a worker's clients do not take for the worker's own loopback."""
     peer = Peer("127.0.0.2")
     yield peer
     peer.close()

@@ -1,4 +1,4 @@
-"""Workers of a real daemon that die, take too much, or never start: what is said of them, and what is left."""
+"""Workers of a real daemon that crash, exceed limits or never start: their errors, and what is left of them."""
 
 from __future__ import annotations
 
