@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import os
 import shutil
 import signal
@@ -354,9 +353,6 @@ def _shared_memory() -> set[str]:
 
 def _control_groups(pid: int) -> list[Path]:
     """Groups of the daemon that had this number, wherever this machine lets daemons make them."""
-    return [path for folder in _group_parents() for path in folder.glob(f"fleetstart-{pid}.*")]
-
-
-@functools.cache
-def _group_parents() -> list[Path]:
-    return [CGROUPS, *(path for path in CGROUPS.rglob("*") if path.is_dir() and "fleetstart-" not in str(path))]
+    # os.walk, unlike rglob, does not mind that others' groups vanish meanwhile.
+    prefix = f"fleetstart-{pid}."
+    return [Path(at, name) for at, names, _ in os.walk(CGROUPS) for name in names if name.startswith(prefix)]
