@@ -105,7 +105,7 @@ def test_a_first_stage_and_its_successor_are_killed_in_mid_stream(fleet: Fleet, 
         assert call.join().text == function.answer(LONG), call
         assert answer.result() == call.text
     check_moved(fleet, call, 2)
-    fleet.settled(function)
+    fleet.check_after(function)
 
 
 @pytest.mark.parametrize("whole", [False, True])

@@ -61,17 +61,6 @@ def test_the_first_stage_is_killed_before_its_first_token_and_the_call_tried_aga
     fleet.check_after(function)
 
 
-def test_the_first_stage_is_killed_in_mid_stream_and_the_stream_goes_on_elsewhere(
-    fleet: Fleet, function: Function
-) -> None:
-    call = fleet.call(function, LONG)
-    orders = fleet.pipeline(function)
-    call.wait_for(5)
-    fleet.kill(orders[0])
-    assert call.join().text == function.answer(LONG), call
-    fleet.check_after(function)
-
-
 @pytest.mark.parametrize("when", ["before", "stream"])
 def test_the_host_of_a_later_stage_is_cut_off(fleet: Fleet, function: Function, when: str) -> None:
     call = fleet.call(function, LONG)
