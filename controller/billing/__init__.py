@@ -1,4 +1,4 @@
-"""Money: the ledger's segments and their compaction, prices, sums and invoices, budgets.
+"""Billing: the ledger's writer and archive, usage and invoices, prices, budgets.
 
-The rows themselves are `runtime.contract.ledger`; gateways (`controller.ledger`) and nodes write them.
+The rows are defined in `runtime.contract.billing.ledger`; gateways and nodes write them.
 """

@@ -1,4 +1,4 @@
-"""What a call costs: its share of its worker's busy time, in integers that add up exactly.
+"""Apportionment of a worker's busy time among its calls, in integers that add up exactly.
 
 While n calls run on one worker, each is charged a n-th of the time that passes, so that a worker's busy second is
 sold once. Nanoseconds that do not divide go to the calls that began first; what is left below a millisecond when
@@ -26,7 +26,7 @@ class Meter:
         self._shares[call] = 0
 
     def end(self, call: Hashable, now_ns: int) -> int:
-        """The call's billed milliseconds; 0 for one that is not known (any more)."""
+        """Ends a call and returns its billed milliseconds; 0 for an unknown one."""
         self._pass(now_ns)
         share_ns = self._shares.pop(call, None)
         if share_ns is None:
@@ -35,7 +35,7 @@ class Meter:
         return billed_ms
 
     def waive(self, call: Hashable, now_ns: int) -> None:
-        """Ends a call that nobody pays for: its worker died under it, or never took it."""
+        """Ends a call without billing it: its worker died, or never accepted it."""
         self._pass(now_ns)
         self._shares.pop(call, None)
 

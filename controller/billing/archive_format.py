@@ -4,8 +4,8 @@
     body       zlib; then a line a row: the entry's id, a space, the row's JSON as it was written
 
 A segment's checksum is the sha256 of its header line, which has the sha256 of the body. Its header names its
-predecessor's checksum, so the last header vouches for every row there ever was. Numbers count from 1 without a gap,
-segments as well as rows. Where segments are kept is `archive`'s affair, when they are made `compactor`'s.
+predecessor's checksum, so the last header authenticates every row there ever was. Numbers count from 1 without a gap,
+segments as well as rows. `archive_store` stores segments, `compactor` makes them.
 """
 
 from __future__ import annotations
@@ -22,16 +22,17 @@ from fleetstart.runtime.contract.errors import ChecksumMismatch
 
 FORMAT = 1
 SEGMENT_BYTES = 8 << 20
-"""Of rows, before they are compressed."""
+"""Size of a segment's rows before compression."""
 SEGMENT_MAX_BYTES = 2 * SEGMENT_BYTES
-"""Whatever claims to be larger is no segment of ours."""
+"""Maximum size of a segment; larger objects are rejected."""
 HEADER_MAX_BYTES = 4096
 ROOT = "0" * 64
-"""What the first segment names as its predecessor's checksum."""
+"""The predecessor's checksum in the first segment."""
 
 
 class EntryId(NamedTuple):
-    """When a row was booked, on Redis' clock, and which of that millisecond it was: later entries are larger."""
+    """The id of a booked row: the time by Redis' clock, and a number within the millisecond. Later entries are
+    larger."""
 
     unix_ms: int
     number: int
@@ -41,22 +42,26 @@ class EntryId(NamedTuple):
 
 
 def parse_entry(text: str | bytes) -> EntryId:
-    """Errors: ValueError."""
+    """Parses an entry id. Errors: ValueError."""
     unix_ms, _, number = (text.decode() if isinstance(text, bytes) else text).partition("-")
     return EntryId(int(unix_ms), int(number))
 
 
 class LedgerEntry(NamedTuple):
+    """A booked row."""
+
     id: EntryId
     raw: bytes
     row: LedgerRow
 
 
 class SegmentHeader(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The header of a segment: its place in the chain, and what its body must match."""
+
     format: int = FORMAT
     sequence: int
     previous: str
-    """Checksum of the segment before; ROOT for the first."""
+    """Checksum of the segment before; ROOT in the first."""
     first_row: int
     """The number of its first row, counted over all segments from 1."""
     rows: int
@@ -88,12 +93,13 @@ class SegmentHeader(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 def decode_entry(entry_id: bytes, raw: bytes) -> LedgerEntry:
-    """Errors: msgspec.DecodeError, ValueError."""
+    """Decodes an entry of the stream. Errors: msgspec.DecodeError, ValueError."""
     return LedgerEntry(parse_entry(entry_id), raw, _ROWS.decode(raw))
 
 
 def pack(entries: Sequence[LedgerEntry], after: SegmentHeader | None) -> tuple[SegmentHeader, bytes]:
-    """The next segment after that one (None: the first), of at least one entry, and its bytes."""
+    """Makes the segment that follows another (None: the first) from at least one entry. Returns its header and
+    bytes."""
     body = zlib.compress(b"".join(b"%s %s\n" % (str(entry.id).encode(), entry.raw) for entry in entries), 6)
     times = [began_unix_ms(entry.row) for entry in entries]
     header = SegmentHeader(
@@ -113,7 +119,7 @@ def pack(entries: Sequence[LedgerEntry], after: SegmentHeader | None) -> tuple[S
 
 
 def unpack(data: bytes, sequence: int) -> tuple[SegmentHeader, list[LedgerEntry]]:
-    """All of a segment, every promise of its header kept. Errors: ChecksumMismatch."""
+    """Decodes a segment and verifies it against its header. Errors: ChecksumMismatch."""
     header, body = _split(data, sequence)
     if len(body) != header.body_bytes or hashlib.sha256(body).hexdigest() != header.body_sha256:
         raise _wrong(sequence, f"its body has {len(body):,} bytes that are not the {header.body_bytes:,} promised")
@@ -130,7 +136,7 @@ def unpack(data: bytes, sequence: int) -> tuple[SegmentHeader, list[LedgerEntry]
 
 
 def check_successor(header: SegmentHeader, after: SegmentHeader | None) -> None:
-    """Whether a segment goes on where that one ended. Errors: ChecksumMismatch."""
+    """Checks that a segment directly follows another. Errors: ChecksumMismatch."""
     sequence, checksum, row = (
         (after.sequence + 1, after.checksum, after.first_row + after.rows) if after is not None else (1, ROOT, 1)
     )
@@ -141,7 +147,7 @@ def check_successor(header: SegmentHeader, after: SegmentHeader | None) -> None:
 
 
 def decode_header(line: bytes, sequence: int) -> SegmentHeader:
-    """Errors: ChecksumMismatch."""
+    """Decodes and checks a header. Errors: ChecksumMismatch."""
     try:
         header = msgspec.json.decode(line, type=SegmentHeader)
         first, last = header.first, header.last

@@ -1,8 +1,7 @@
-"""The segments in the object store: created once, read whole, never changed.
+"""The ledger archive: segments in the object store, created once, read whole, never changed.
 
-That an object is created once is what makes a segment the one of its number: of two schedulers that believe to be the
-one, the second learns so when it publishes. A store that overwrites instead is found out before anything is entrusted
-to it. Headers are kept in memory, and the last segments that were read; both never change.
+Create-once makes the numbering safe: of two controllers that both schedule, the second one's publication fails. A store
+that overwrites instead is detected before the first segment is written. The last segments read are cached.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from .archive_format import SEGMENT_MAX_BYTES, LedgerEntry, SegmentHeader, check
 FOLDER = "ledger/"
 PROBE = FOLDER + "created-once"
 KEPT_SEGMENTS = 4
-"""In memory, with their rows: some tens of MB."""
+"""Number of cached segments, with their rows: some tens of MB."""
 
 
 def segment_key(sequence: int) -> str:
@@ -31,7 +30,7 @@ class LedgerArchive:
         self._kept: OrderedDict[int, list[LedgerEntry]] = OrderedDict()
 
     async def check_creates_once(self) -> None:
-        """Errors: StoreFailed if the store would overwrite a segment."""
+        """Checks that the store creates objects only once. Errors: StoreFailed if it would overwrite a segment."""
         await self._store.create(PROBE, b"first\n")
         if await self._store.create(PROBE, b"second\n"):
             raise StoreFailed(
@@ -40,11 +39,11 @@ class LedgerArchive:
             )
 
     async def create(self, header: SegmentHeader, data: bytes) -> bool:
-        """False if the store has another one of that number, or the same."""
+        """Publishes a segment; False if the store has one of that number."""
         return await self._store.create(segment_key(header.sequence), data)
 
     async def find(self, sequence: int, after: SegmentHeader | None) -> tuple[SegmentHeader, list[LedgerEntry]] | None:
-        """A segment that may be there. Errors: StoreFailed; ChecksumMismatch, also if it does not go on after that."""
+        """Reads a segment if it exists. Errors: StoreFailed; ChecksumMismatch, also if it does not follow `after`."""
         data = await self._store.read(segment_key(sequence), SEGMENT_MAX_BYTES)
         if data is None:
             return None

@@ -1,8 +1,9 @@
-"""What a gateway must know of money without asking for it: the prices, and how far each budget is spent.
+"""The budget watch: prices and spent budgets in memory, for gateways to check without a round trip.
 
-Read from Redis once a second. In between, what this gateway's own calls cost counts at once; what other gateways'
-calls cost is known a second later. While Redis is away the last sums stay and our own calls go on counting.
-The scheduler's watch also tells people (log, fs:alerts), and says which workers are kept because of `min` (fs:kept).
+Read from Redis once a second. The cost of this gateway's own calls counts at once, that of others' a second later.
+While
+Redis is unavailable the last sums stay, and own calls go on counting. On the scheduling controller the watch also
+writes alerts (log, fs:alerts), and the workers that are kept because of `min` (fs:kept).
 """
 
 from __future__ import annotations
@@ -43,19 +44,19 @@ class BudgetWatch:
         unwritten: Callable[[], Iterable[InvocationRow]],
         fence: Callable[[], int],
     ) -> None:
-        """`unwritten`: rows of our calls that Redis does not have; `fence` is 0 while another one schedules."""
+        """`unwritten`: own rows that Redis does not have yet; `fence`: 0 while another controller schedules."""
         self._client = client
         self._view = view
         self._unwritten = unwritten
         self._fence = fence
         self._alert = Script(client, "budget_alert")
         self.known = asyncio.Event()
-        """Set when prices and budgets were read once."""
+        """Set when prices and budgets were first read."""
         self._states: dict[FunctionName, BudgetState] = {}
         self._sheets: list[PriceSheet] = []
-        self._told: set[tuple[FunctionName, str, str, int]] = set()
-        self.told = 0
-        """How often the scheduler's watch has told what there was to tell."""
+        self._alerted: set[tuple[FunctionName, str, str, int]] = set()
+        self.alert_rounds = 0
+        """Number of rounds in which alerts were written."""
         self._kept: frozenset[WorkerId] | None = None
 
     async def run(self) -> None:
@@ -63,19 +64,19 @@ class BudgetWatch:
             try:
                 await self.read()
                 if self._fence():
-                    await self._tell()
-                    await self._say_kept()
-                    self.told += 1
+                    await self._write_alerts()
+                    await self._write_kept()
+                    self.alert_rounds += 1
                 else:
                     self._kept = None
             except (*REDIS_ERRORS, msgspec.DecodeError) as error:
                 log.warning("prices and budgets were not read", extra={"error": str(error)})
             await asyncio.sleep(READ_S)
 
-    # ── what others ask ────────────────────────────────────────────────────────────────────────────
+    # ── queries ───────────────────────────────────────────────────────────────────────────────────
 
     def price(self, unix_ms: int) -> PriceSheet:
-        """Errors: Unavailable while no price is known, as just after the start."""
+        """The price sheet in force. Errors: Unavailable while none is known, as just after the start."""
         if not self._sheets:
             raise Unavailable("prices are not known yet: Redis was not read", retry_after_s=1)
         return in_force(self._sheets, unix_ms)
@@ -85,7 +86,7 @@ class BudgetWatch:
         return state.refusal(now_unix_ms) if state is not None else None
 
     def note(self, row: InvocationRow) -> None:
-        """One of our calls has ended."""
+        """Counts the cost of an own call that has ended."""
         state = self._states.get(row.function)
         if state is not None:
             state.spent_nusd += row.cost_nusd
@@ -101,7 +102,7 @@ class BudgetWatch:
     # ── reading ────────────────────────────────────────────────────────────────────────────────────
 
     async def read(self) -> None:
-        """Errors: REDIS_ERRORS, msgspec.DecodeError."""
+        """Reads prices, budgets and sums. Errors: REDIS_ERRORS, msgspec.DecodeError."""
         now_unix_ms = time.time_ns() // 1_000_000
         async with self._client.pipeline(transaction=False) as pipe:
             pipe.hvals(keys.PRICES)
@@ -123,16 +124,16 @@ class BudgetWatch:
 
     # ── the scheduler's ────────────────────────────────────────────────────────────────────────────
 
-    async def _tell(self) -> None:
+    async def _write_alerts(self) -> None:
         now_unix_ms = time.time_ns() // 1_000_000
         for state in self._states.values():
             for event in state.events(now_unix_ms):
                 what = (event.function, event.period, event.stage, event.limit_nusd)
-                if what not in self._told:
-                    await self._tell_once(event)
-                    self._told.add(what)
+                if what not in self._alerted:
+                    await self._alert_once(event)
+                    self._alerted.add(what)
 
-    async def _tell_once(self, event: BudgetEvent) -> None:
+    async def _alert_once(self, event: BudgetEvent) -> None:
         name = keys.alerted(f"{event.function}:{event.period}:{event.limit_nusd}:{event.stage}")
         if await self._alert([name, keys.ALERTS], [msgspec.json.encode(event), ALERTED_KEPT_S, ALERTS_KEPT]):
             log.warning(
@@ -145,7 +146,7 @@ class BudgetWatch:
                 },
             )
 
-    async def _say_kept(self) -> None:
+    async def _write_kept(self) -> None:
         spent = frozenset(state.budget.function for state in self._states.values() if state.stage == "spent")
         kept = kept_workers(self._view, spent)
         if kept == self._kept or not self._view.synced:
@@ -159,7 +160,7 @@ class BudgetWatch:
 
 
 def kept_workers(view: View, spent: Set[FunctionName]) -> frozenset[WorkerId]:
-    """Of each live version the `min` workers that are ready for longest; none of a function whose budget is spent."""
+    """The `min` longest-ready workers of each live version; none of a function whose budget is spent."""
     kept: set[WorkerId] = set()
     for name, record in view.functions.items():
         version = view.versions.get(VersionKey(name, record.live))

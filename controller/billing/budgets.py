@@ -1,8 +1,8 @@
-"""Budgets: what a function may cost in a day or a month, and what follows from what it has cost. Pure.
+"""Budgets: limits on a function's cost in a day or a month, and their state. Pure.
 
-A budget is a hard stop for calls: once it is spent, new ones are refused with 402 until the period is over, those under
-way are served and billed, and the idle time of workers that are kept for the function is waived. So the overshoot is
-what was under way at that moment, and what other gateways billed in the second before they heard of it (`watch`).
+A budget is a hard stop for calls: once it is spent, new ones are refused with 402 until the period is over, those in
+progress are served and billed, and the idle time of workers that are kept for the function is waived. So the overshoot
+is the calls in progress at that moment, and what other gateways bill in the second until they know (`budget_watch`).
 """
 
 from __future__ import annotations
@@ -22,12 +22,14 @@ from ..schemas.functions import BudgetInfo, BudgetTerms
 
 DAY_S = 86_400
 LIMIT_MAX_NUSD = 10**9 * 10**9
-"""A thousand million dollars; sums stay well within 64 bits."""
+"""Maximum budget: a thousand million dollars, so that sums stay well within 64 bits."""
 
 Stage = Literal["ok", "alert", "spent"]
 
 
 class Budget(msgspec.Struct, frozen=True, kw_only=True):
+    """A function's budget."""
+
     function: FunctionName
     limit_nusd: int
     per: Literal["day", "month"]
@@ -35,7 +37,7 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BudgetEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """In fs:alerts, once for each stage of each period and limit."""
+    """An alert in fs:alerts, once for each stage of each period and limit."""
 
     function: FunctionName
     stage: Literal["alert", "spent"]
@@ -46,9 +48,10 @@ class BudgetEvent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Period(NamedTuple):
+    """A day or a month, in days since 1970."""
+
     name: str
     first_day: int
-    """Since 1970."""
     end_day: int
 
     @property
@@ -57,7 +60,7 @@ class Period(NamedTuple):
 
 
 def budget_of(function: FunctionName, terms: BudgetTerms) -> Budget:
-    """Errors: InvalidInput."""
+    """Makes a function's budget from its terms. Errors: InvalidInput."""
     if not 0 < terms.limit_nusd <= LIMIT_MAX_NUSD:
         raise InvalidInput(f"a budget is more than $0 and at most ${dollars(LIMIT_MAX_NUSD)}")
     if not 1 <= terms.alert_percent <= 100:
@@ -75,14 +78,14 @@ def period_at(per: Literal["day", "month"], unix_ms: int) -> Period:
 
 
 def fields_of(budget: Budget, period: Period, unix_ms: int) -> list[str]:
-    """Of fs:ledger:spent: the days of the period until now, and one more, as Redis' clock may be ahead."""
+    """Fields of fs:ledger:spent: the days of the period until now, and one more, as Redis' clock may be ahead."""
     today = unix_ms // (DAY_S * 1000)
     return [f"{day}:{budget.function}" for day in range(period.first_day, min(period.end_day, today + 2))]
 
 
 @dataclass(slots=True)
 class BudgetState:
-    """What a budget has come to in a period, as far as this process knows."""
+    """A budget's spending in a period, as known to this process."""
 
     budget: Budget
     period: Period
@@ -95,7 +98,7 @@ class BudgetState:
         return "alert" if self.spent_nusd * 100 >= self.budget.limit_nusd * self.budget.alert_percent else "ok"
 
     def refusal(self, now_unix_ms: int) -> BudgetSpent | None:
-        """Why a call is not taken now; None if it is, as after the end of the period."""
+        """The error for a call if the budget is spent; None if it is not, or the period is over."""
         left_ms = self.period.renews_unix_ms - now_unix_ms
         if self.stage != "spent" or left_ms <= 0:
             return None
@@ -121,7 +124,7 @@ class BudgetState:
         )
 
     def events(self, now_unix_ms: int) -> list[BudgetEvent]:
-        """All that its stage implies; whether they are new is for whoever writes them down."""
+        """All alerts of its stage; the writer skips those that were written before."""
         stages: Mapping[Stage, tuple[Literal["alert", "spent"], ...]] = {
             "ok": (), "alert": ("alert",), "spent": ("alert", "spent"),
         }  # fmt: skip

@@ -1,14 +1,14 @@
-"""Moves the ledger from Redis into segments, in steps between any two of which everything may die.
+"""Compaction: moves the ledger from Redis into segments, in steps that are safe against a crash between any two.
 
 1. Read the oldest rows, and wait until Redis' disk has them: from now on no crash takes them out of the stream again.
 2. Publish the segment. The store creates an object once, so this is the moment that counts, whoever does it.
-3. Tell Redis (`compact.lua`): the segment is known, its entries leave the stream, old ids leave the set.
+3. Record it in Redis (`compact.lua`): the segment is known, its entries leave the stream, old ids leave the set.
 
 After a crash between 2 and 3, or with a Redis that came back older than it was, the rows are in both places, and
 readers go by what Redis knows: nothing is missed or read twice. The next scheduler finds the segment when it looks for
 one that follows the last it knows, or when it tries to publish its own, and goes on with step 3.
 
-Run by the scheduler that holds the lease; two at a time do no harm, they are only in each other's way.
+Run by the controller that holds the leader lease; two at a time do no harm.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ log = logging.getLogger(__name__)
 CHECK_S = 2.0
 TROUBLE_S = 30.0
 SEGMENT_AGE_MS = 3_600_000
-"""A row waits in Redis for so long at most: a quiet system makes 24 small segments a day."""
+"""Maximum age of a row in Redis: a quiet system makes 24 small segments a day."""
 IDS_KEPT_MS = 3_600_000
-"""Ids of rows that began within are known to Redis itself: whoever is not sure asks again within seconds."""
+"""Retention of row ids in Redis: a writer that is not sure of a write repeats it within seconds."""
 SPENT_KEPT_DAYS = 62
-"""Budgets look back to the first of a month."""
+"""Retention of daily sums: budgets look back to the first of a month."""
 LATE_ROWS = 100
 DISK_MS = 1_500
 
@@ -57,7 +57,7 @@ class Compactor:
         segment_age_ms: int = SEGMENT_AGE_MS,
         ids_kept_ms: int = IDS_KEPT_MS,
     ) -> None:
-        """`fence` is 0 while another one schedules."""
+        """`fence`: 0 while another controller schedules."""
         self._client = client
         self._archive = archive
         self._reader = reader
@@ -96,7 +96,7 @@ class Compactor:
     # ── segments ───────────────────────────────────────────────────────────────────────────────────
 
     async def catch_up(self) -> int:
-        """Tells Redis of segments that it does not know; how many there were."""
+        """Records published segments that Redis does not know; returns their number."""
         found = 0
         while (segment := await self._archive.find(*await self._next())) is not None:
             await self._settle(segment[0], found=True)
@@ -104,7 +104,7 @@ class Compactor:
         return found
 
     async def compact(self, now_unix_ms: int) -> bool:
-        """Makes one segment if it is time for one. Errors: REDIS_ERRORS, StoreFailed, ChecksumMismatch."""
+        """Makes one segment if one is due. Errors: REDIS_ERRORS, StoreFailed, ChecksumMismatch."""
         if not await self._due(now_unix_ms):
             return False
         await self._check_store()
@@ -141,7 +141,7 @@ class Compactor:
         return len(headers) + 1, headers[-1] if headers else None
 
     async def _oldest(self) -> list[LedgerEntry]:
-        """As many as a segment takes; on Redis' disk when this returns. Errors: REDIS_ERRORS."""
+        """The oldest entries, as many as fit a segment; on Redis' disk when this returns. Errors: REDIS_ERRORS."""
         entries: list[LedgerEntry] = []
         size_bytes, start, whole = 0, "-", False
         while not whole:
@@ -155,7 +155,7 @@ class Compactor:
                     break
                 entries.append(decode_entry(entry_id, fields[b"row"]))
             if not entries:
-                return []  # somebody else has compacted meanwhile
+                return []  # another controller has compacted meanwhile
             start = f"({entries[-1].id}"
             whole = whole or len(page) < PAGE_ROWS or len(entries) >= self._segment_rows
         await self._wait_for_disk(len(entries))
@@ -176,8 +176,9 @@ class Compactor:
             raise TimeoutError(f"{rows} rows are not on Redis' disk after {DISK_MS} ms")
 
     async def _settle(self, header: SegmentHeader, *, found: bool = False) -> None:
-        """Ids below the segment's last entry are in segments, so they may go. A Redis that did not know the segment
-        perhaps does not know its ids either: then they are asked for in the segments from now on."""
+        """Records a segment, and removes its entries and old row ids. A Redis that did not know the segment may not
+        know
+        its row ids either: from then on they are looked up in the segments."""
         await self._check_stream(header)
         last_ms = header.last.unix_ms
         forget_ms = min(last_ms, time.time_ns() // 1_000_000 - self._ids_kept_ms)
@@ -189,7 +190,7 @@ class Compactor:
         await self._forget_spent(last_ms // 86_400_000 - SPENT_KEPT_DAYS)
 
     async def _check_stream(self, header: SegmentHeader) -> None:
-        """What is about to leave the stream is what the segment has. Errors: StoreFailed."""
+        """Checks that the entries to be removed are those of the segment. Errors: StoreFailed."""
         oldest: Any = await self._client.xrange(keys.LEDGER, "-", "+", 1)
         if oldest and header.first != parse_entry(oldest[0][0]) <= header.last:
             raise StoreFailed(
@@ -207,7 +208,8 @@ class Compactor:
     # ── late rows ──────────────────────────────────────────────────────────────────────────────────
 
     async def book_late(self) -> int:
-        """Books what came too late for Redis to know whether it has it; how many rows were new."""
+        """Books late rows, whose ids Redis may have forgotten, unless a segment has them; returns the number of new
+        ones."""
         booked = 0
         names = [keys.LEDGER_LATE, keys.LEDGER_IDS, keys.LEDGER, keys.LEDGER_SEGMENTS, keys.LEDGER_SPENT]
         while page := cast(Any, await self._client.xrange(keys.LEDGER_LATE, "-", "+", LATE_ROWS)):
@@ -220,7 +222,7 @@ class Compactor:
         return booked
 
     async def _in_segments(self, row: LedgerRow, headers: list[SegmentHeader]) -> bool:
-        """A row has the same own time wherever it is written, so few segments can have it."""
+        """Whether a segment has the row. Its own time is the same in every copy, so few segments can have it."""
         began = began_unix_ms(row)
         for header in headers:
             if header.first_unix_ms <= began <= header.last_unix_ms:

@@ -1,8 +1,8 @@
-"""Rows of calls that were answered, in a local file until Redis has them: a kill -9 in between loses none.
+"""The journal: a local write-ahead file of ledger rows until Redis has them, so that a kill -9 loses none.
 
 One file a controller, locked for its life. A row is appended before the last byte of its answer is sent: one
-write into the page cache, which outlives the process. Whoever starts next in the same home takes over the rows of
-files that nobody locks any more; the ledger takes an id once, so a row that Redis had already does no harm.
+write into the page cache, which outlives the process. The next controller in the same home recovers the rows of
+unlocked files; the ledger takes an id once, so a row that Redis had already does no harm.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fleetstart.runtime.contract.billing.ledger import InvocationRow
 log = logging.getLogger(__name__)
 
 COMPACT_BYTES = 1 << 20
-"""A busy file is rewritten with the unwritten rows alone when it has grown to this: some thousand calls."""
+"""Size at which the file is rewritten with the unwritten rows alone: some thousand calls."""
 SUFFIX = ".rows"
 
 
@@ -45,7 +45,7 @@ class Journal:
             self._broken = True
 
     def settle(self, unwritten: Callable[[], list[InvocationRow]]) -> None:
-        """Redis has all rows but these; asked for only if the file is to be shortened."""
+        """Shortens the file to the `unwritten` rows, which are computed only if needed: Redis has all others."""
         if not self._size_bytes:
             return
         try:
@@ -69,7 +69,7 @@ class Journal:
         self._descriptor = descriptor
 
     def recover(self) -> Iterator[InvocationRow]:
-        """Rows that dead controllers left. Each is to be appended here before the next is asked for."""
+        """Yields the rows of dead controllers. Append each one here before taking the next."""
         for path in sorted(self._folder.glob(f"*{SUFFIX}")):
             if path == self._path:
                 continue
@@ -79,7 +79,7 @@ class Journal:
                 path.unlink()
 
     def close(self) -> None:
-        """Leaves nothing behind if everything is written."""
+        """Closes the journal, and deletes its file if Redis has everything."""
         if not self._size_bytes:
             self._path.unlink(missing_ok=True)
         os.close(self._descriptor)

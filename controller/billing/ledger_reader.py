@@ -1,4 +1,4 @@
-"""The ledger as one: segments and what is in the stream still, in the order in which rows were booked.
+"""The ledger reader: segments and the rest of the stream as one sequence, in the order of booking.
 
 Each page is read together with the number of segments, in one transaction, so a compaction in between is seen: what it
 took from the stream is then read from its segment. Entry ids grow over both, so nothing is read twice or missed.
@@ -21,7 +21,7 @@ from .archive_format import EntryId, LedgerEntry, SegmentHeader, decode_entry, d
 from .archive_store import LedgerArchive
 
 PAGE_ROWS = 500
-"""Read at a time: a few milliseconds, then calls get their turn."""
+"""Rows read at a time: a few milliseconds, then the event loop serves calls."""
 BEFORE_ALL = EntryId(0, 0)
 
 
@@ -53,7 +53,7 @@ class LedgerReader:
             cursor = page[-1].id
 
     async def newest(self) -> AsyncGenerator[list[LedgerEntry], None]:
-        """Everything, in pages, the newest row first."""
+        """All rows in pages, the newest first."""
         cursor: EntryId | None = None
         while True:
             headers, page = await self._snapshot("XREVRANGE", "+" if cursor is None else f"({cursor}", "-")
@@ -70,7 +70,7 @@ class LedgerReader:
                 yield older
 
     async def headers(self) -> list[SegmentHeader]:
-        """Of all segments that Redis knows of. Errors: REDIS_ERRORS, ChecksumMismatch."""
+        """Headers of all segments known to Redis. Errors: REDIS_ERRORS, ChecksumMismatch."""
         count = int(await self._client.hlen(keys.LEDGER_SEGMENTS))
         return await self._known(count)
 
@@ -83,7 +83,7 @@ class LedgerReader:
         return await self._known(int(count)), entries
 
     async def _known(self, count: int) -> list[SegmentHeader]:
-        """The first `count` headers; those that are new are read, and must go on where the last one ended."""
+        """The first `count` headers; new ones are read, and must follow the last known one."""
         if count < len(self._headers):  # Redis came back with less than it had: the scheduler will find the rest again
             self._headers = self._headers[:count]
         missing = range(len(self._headers) + 1, count + 1)

@@ -1,7 +1,7 @@
-"""Writes the ledger behind the calls: batched, kept and tried again while Redis is away, each row once.
+"""The ledger writer: writes rows in batches behind the calls, retries while Redis is unavailable, books each row once.
 
-A call never waits for it: the journal keeps its row over our own death, until it is on Redis' disk. What was accepted
-is noted in fs:open by the same writer, so that rows of calls whose gateway died can be written by the scheduler
+A call never waits for it: the journal keeps its row across a crash, until it is on Redis' disk. Accepted calls are
+recorded in fs:open by the same writer, so that the scheduler can write rows of calls whose gateway died
 (`close_abandoned`). The ledger takes an id once: a client that sends an X-Request-Id a second time is served again, and
 billed for the first.
 """
@@ -41,19 +41,19 @@ from .journal import Journal
 log = logging.getLogger(__name__)
 
 BATCH_S = 0.01
-"""Calls that end within this share one round trip."""
+"""Batching interval: calls that end within it share one round trip."""
 BATCH_ROWS = 500
 TRACE_KEPT_S = 24 * 3600
 OUTCOMES_KEPT = 1000
-"""That nobody has learned from: without a scheduler, only the last of them matter."""
+"""Maximum of start outcomes waiting for the calibrator: without a scheduler, only the last of them matter."""
 TRACES_HELD = 20_000
-"""While Redis is away rows are all kept, timelines only of so many: they are for people, not for money."""
+"""Maximum of timelines held while Redis is unavailable; rows are all held, timelines only inform people."""
 CONFIRM_S = 0.5
 DISK_MS = 1_500
-"""How long to wait for Redis to sync its log, which it does once a second; below the client's own timeout."""
+"""Timeout for Redis to sync its log, which it does once a second; below the client's own timeout."""
 MARK_KEPT_S = 60
 ABANDONED_MS = 30_000
-"""How long a dead gateway's call may be taken over by its client's retry before it is closed as lost."""
+"""Time that a client's retry has to take over a dead gateway's call, before it is closed as lost."""
 
 
 class LedgerWriter:
@@ -69,9 +69,9 @@ class LedgerWriter:
         self._listeners: list[Callable[[InvocationRow], None]] = []
         self._trace_listeners: list[Callable[[InvocationTrace], None]] = []
         self._written: dict[InvocationId, InvocationTrace] = {}
-        """Redis has them, its disk perhaps not."""
+        """Traces that Redis has, but perhaps not on its disk."""
         self._redis_run = ""
-        """Which Redis process it was that was last seen to have everything on its disk."""
+        """Run id of the Redis process that last confirmed that everything was on its disk."""
         self._mark = keys.durable(secrets.token_hex(6))
 
     def on_row(self, listener: Callable[[InvocationRow], None]) -> None:
@@ -79,7 +79,7 @@ class LedgerWriter:
         self._listeners.append(listener)
 
     def on_trace(self, listener: Callable[[InvocationTrace], None]) -> None:
-        """The same, with its timeline."""
+        """Called for each call that ends here, once, with its timeline."""
         self._trace_listeners.append(listener)
 
     def opened(self, invocation: OpenInvocation) -> None:
@@ -87,14 +87,14 @@ class LedgerWriter:
         self._wake.set()
 
     def recover(self) -> None:
-        """Takes over what controllers before us had answered and not yet written."""
+        """Takes over rows that earlier controllers in this home had not written yet."""
         for row in self._journal.recover() if self._journal is not None else ():
             self.ended(InvocationTrace(row=row, timeline=Timeline()))
 
     def ended(self, trace: InvocationTrace, outcome: StartOutcome | None = None) -> None:
-        """From now on the row is safe from our death. A call whose opening was not written yet needs none.
+        """Records the end of a call; its row is safe from a crash when this returns. An unwritten opening is dropped.
 
-        `outcome` is what it shows of its worker's start; it is written with the row, for the planner to learn from.
+        `outcome`: the outcome of its worker's start, written with the row for the calibrator.
         """
         if outcome is not None:
             self._outcomes.append(outcome)
@@ -107,8 +107,8 @@ class LedgerWriter:
             self._ended[trace.row.id] = trace
             for listener in self._listeners:
                 listener(trace.row)
-            for told in self._trace_listeners:
-                told(trace)
+            for on_trace in self._trace_listeners:
+                on_trace(trace)
         self._wake.set()
 
     @property
@@ -117,7 +117,7 @@ class LedgerWriter:
 
     @property
     def unwritten(self) -> Iterable[InvocationRow]:
-        """Rows that nobody sees in Redis yet."""
+        """Rows that are not in Redis yet."""
         return (trace.row for trace in self._ended.values())
 
     async def run(self) -> None:
@@ -131,11 +131,14 @@ class LedgerWriter:
             try:
                 await self._write_batch()
             except REDIS_ERRORS as error:
-                log.warning("ledger rows wait for redis", extra={"rows": len(self._ended), "error": str(error)})
+                log.warning(
+                    "ledger rows cannot be written: redis is unavailable",
+                    extra={"rows": len(self._ended), "error": str(error)},
+                )
                 await asyncio.sleep(0.2)
 
     async def flush(self) -> None:
-        """Writes all that is pending; what fails stays pending, and what may not be on the disk yet in the journal."""
+        """Writes all pending rows; failed ones stay pending, and those not confirmed on disk stay in the journal."""
         while self.pending:
             await self._write_batch()
 
@@ -147,7 +150,8 @@ class LedgerWriter:
                     await self.confirm()
 
     async def confirm(self) -> None:
-        """Waits until Redis' disk has what was written, and shortens the journal; what may be lost is written again.
+        """Waits until written rows are on Redis' disk, and shortens the journal; rows that may be lost are written
+        again.
 
         Redis may hold a write's log back for up to two seconds while its disk is slow, and a kill -9 loses it. So rows
         count as written when a later write of ours is on the disk, and the Redis that says so is the one that took
@@ -227,7 +231,7 @@ class LedgerWriter:
         pipe.evalsha(self._sha, len(APPEND_KEYS), *APPEND_KEYS, *append_args(row))
 
     async def close_abandoned(self, now_unix_ms: int) -> int:
-        """Writes a lost row for each old call whose gateway's lease is gone; how many there were."""
+        """Closes old calls whose gateway's lease is gone with a row as lost; returns their number."""
         raw = await cast(Awaitable[dict[bytes, bytes]], self._client.hgetall(keys.OPEN))
         old = [
             call

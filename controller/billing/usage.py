@@ -1,4 +1,4 @@
-"""Sums of the ledger's rows: what `fs usage` and `fs invoice` show. Pure: rows in, lines out, integers throughout.
+"""Usage and invoices: sums of the ledger's rows for `fs usage` and `fs invoice`. Pure, integers throughout.
 
 Any grouping is a partition of the same rows, so its lines add up to the same total, to the last nano-dollar.
 """
@@ -47,17 +47,17 @@ def phase_of(row: LedgerRow) -> str:
 
 
 def duration_ms(row: LedgerRow) -> int:
-    """What the rate is for: an invocation's share of its worker's time, a phase's length."""
+    """The time that the rate applies to: an invocation's share of its worker's time, a phase's length."""
     return row.billed_ms if isinstance(row, InvocationRow) else row.duration_ms
 
 
 def is_waived(row: LedgerRow) -> bool:
-    """Time of a worker that nobody pays for. Its `execute` time is paid for by the invocations that share it."""
+    """Whether the row is unbilled time of a worker. `execute` time is billed by the invocations that share it."""
     return row.rate_nusd_per_gib_s == 0 and phase_of(row) != "execute"
 
 
 def day_of(entry: LedgerEntry) -> str:
-    """The day (UTC) on which it was booked."""
+    """The day (UTC) on which an entry was booked."""
     return datetime.fromtimestamp(entry.id.unix_ms // 1000, UTC).strftime("%Y-%m-%d")
 
 

@@ -84,7 +84,7 @@ def test_people_are_told_once_whoever_schedules(redis_url: str) -> None:
 
 async def _runs_until_read(watch: BudgetWatch) -> None:
     running = asyncio.create_task(watch.run())
-    await until(lambda: watch.told)
+    await until(lambda: watch.alert_rounds)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
 
