@@ -1,4 +1,4 @@
-"""`python -m fleetstart.controller`: one controller, configured by FS_* variables, until SIGTERM."""
+"""The controller process, `python -m fleetstart.controller`: configured by FS_* variables, runs until SIGTERM."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ async def _run(config: Config) -> None:
     from .app import Controller
 
     controller = Controller(config)
-    gc.freeze()  # what is loaded now stays: the collector need not look at it under load
+    gc.freeze()  # loaded modules stay for good: the garbage collector need not scan them under load
     await controller.run()
 
 
@@ -38,9 +38,9 @@ def main() -> int:
     if config.parent_death:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
-            return 1  # it died before the kernel knew
+            return 1  # the parent died before prctl
     configure(config.log_format, "controller", log_fields)
-    logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # a stream that is cut on purpose is no news
+    logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # it logs streams that are cut on purpose
     try:
         uvloop.run(_run(config))
     except ConfigError as error:

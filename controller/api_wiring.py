@@ -1,4 +1,4 @@
-"""Puts together what answers beside the calls themselves, for `app`: the management API and what stands behind it."""
+"""Wiring of the management API and its services, for `app`."""
 
 from __future__ import annotations
 

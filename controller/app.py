@@ -1,4 +1,4 @@
-"""Puts the controller together: gateway, API, scheduler and ledger writer in one loop, and their orderly end."""
+"""The controller: gateway, API, scheduler and ledger writer in one event loop, with graceful shutdown."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from .observability.slow_call_log import SlowCallLog
 log = logging.getLogger(__name__)
 
 FIRST_READ_S = 1.0
-"""How long the door stays shut for the first reading of Redis; without Redis it opens all the same, and says so."""
+"""Maximum delay of serving for the first read of Redis; without Redis serving begins all the same."""
 
 
 class Controller:
@@ -72,7 +72,7 @@ class Controller:
             await self._management.api(scope, receive, send)  # starlette refuses WebSockets that have no route
 
     def stop(self) -> None:
-        """Stops accepting; `run` returns when calls have ended, or had their time."""
+        """Stops accepting connections; `run` returns when calls have ended, or at the drain timeout."""
         self._stopping.set()
         self._server.should_exit = True
 
@@ -109,7 +109,8 @@ class Controller:
             raise refusal
 
     async def _first_read(self) -> None:
-        """Callers wait in the socket's backlog meanwhile: better than an answer from a view that knows nothing."""
+        """Waits for the first read of Redis. Connections queue in the socket's backlog: better than an answer from an
+        empty view."""
         read = asyncio.Event()
         self._core.view.on_change(read.set)
         with contextlib.suppress(TimeoutError):
@@ -120,15 +121,17 @@ class Controller:
                     await self._first_key.there.wait()
 
     def _refusal(self) -> ConfigError | None:
-        """Others than this machine could call, and nobody would ask them who they are."""
+        """The error if other machines could call without authentication."""
         host = self._listener.getsockname()[0]
         if self._loopback:
             return None
         if self._config.open:
-            return ConfigError(f"{host} is reached by other machines, and FS_OPEN=1 is for 127.0.0.1 alone: unset it")
+            return ConfigError(
+                f"{host} can be reached by other machines, and FS_OPEN=1 is for 127.0.0.1 alone: unset it"
+            )
         if not self._core.view.synced or self._core.view.access.locked:
             return None
         return ConfigError(
-            f"{host} is reached by other machines, and there are no API keys: start on 127.0.0.1 first "
+            f"{host} can be reached by other machines, and there are no API keys: start on 127.0.0.1 first "
             "(`fs up --redis URL` makes the first key), and start again"
         )

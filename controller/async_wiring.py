@@ -1,4 +1,4 @@
-"""Puts the parts of this package together, for `app`."""
+"""Wiring of asynchronous invocations, for `app`."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ class AsyncInvocations:
     webhook_delivery: WebhookDelivery
 
     async def hand_back(self) -> None:
-        """Before the last ledger rows are written: what runs here ends, and is queued for others."""
+        """Ends running invocations and queues them for other gateways; to be called before the last ledger rows are
+        written."""
         await self.runner.hand_back()
         await self.retention.close()
 

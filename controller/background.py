@@ -1,4 +1,4 @@
-"""What of the controller works in the background for as long as it serves."""
+"""Background tasks of the controller, restarted after a failure."""
 
 from __future__ import annotations
 
@@ -12,14 +12,16 @@ RESTART_S = 0.5
 
 
 class BackgroundTask(Protocol):
+    """A part of the controller that runs for as long as it serves."""
+
     async def run(self) -> None: ...
 
 
 async def run_with_restarts(part: BackgroundTask) -> None:
-    """A bug in one part must not take the door down with it: calls of hot functions need none of them."""
+    """Runs a task and restarts it after an exception: a bug in one must not stop calls of hot functions."""
     while True:
         try:
             await part.run()
         except Exception:
-            log.exception("a part of the controller failed and is started again", extra={"part": type(part).__name__})
+            log.exception("a background task failed and is restarted", extra={"task": type(part).__name__})
             await asyncio.sleep(RESTART_S)

@@ -1,4 +1,4 @@
-"""The controller's settings: read once from FS_* variables in __main__, passed down by constructor."""
+"""Configuration of the controller: read once from FS_* variables in __main__, passed down by constructor."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ class Config:
     store: str
     """A folder, or s3://bucket/prefix."""
     url: str
-    """What people are told to call."""
+    """Public base URL, as shown to users."""
     host: str = "127.0.0.1"
     port: int = 7433
     listen_fd: int | None = None
-    """A socket that listens already: its owner keeps it over our restart, so that no connection is refused."""
+    """An inherited listening socket: its owner keeps it across a restart, so that no connection is refused."""
     max_body_bytes: int = 64 * MIB
     parent_death: bool = False
     segment_rows: int = 10_000
-    """Of the ledger, in one object of the store: with fewer, Redis holds less, and reading takes longer."""
+    """Rows in a segment of the ledger: with fewer, Redis holds less, and reading takes longer."""
     log_format: LogFormat = "text"
     otlp_endpoint: str = ""
-    """Where spans are posted; empty: nowhere."""
+    """URL of the collector of spans; empty: none."""
     webhook_allow: tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...] = ()
-    """Networks that webhooks may go to although they are not public."""
+    """Networks that webhooks may reach although they are not public."""
     drain_s: float = 10.0
-    """How long calls under way may go on after SIGTERM."""
+    """Drain timeout: time for calls in progress after SIGTERM."""
     open: bool = False
-    """Whether this whole machine may do everything as long as there is no key; without it, the first key is made."""
+    """Whether this machine may do everything without a key, as long as there is none; if not, a first key is made."""
     master_key: str = ""
     """For secrets; empty: a key file in the home (`auth.secret_encryption`)."""
 
@@ -75,7 +75,8 @@ def read_config(env: Mapping[str, str]) -> Config:
 
 
 def _otlp_endpoint(env: Mapping[str, str]) -> str:
-    """Ours, or OpenTelemetry's own variables: one names the URL itself, the other what it begins with."""
+    """The URL for spans, from FS_OTLP_ENDPOINT or OpenTelemetry's own variables, of which one is the URL, the other its
+    base."""
     url = env.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "")
     base = env.get("FS_OTLP_ENDPOINT") or ("" if url else env.get("OTEL_EXPORTER_OTLP_ENDPOINT", ""))
     if base:

@@ -1,4 +1,4 @@
-"""Puts together what a call passes through and what decides about its workers, for `app`."""
+"""Wiring of the data path and the scheduler, for `app`."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from .state.view import View
 log = logging.getLogger(__name__)
 
 FLUSH_S = 3.0
-"""How long the last ledger rows may take on the way out; what is still unwritten then stays in the journal."""
+"""Timeout for the last ledger rows at shutdown; those still unwritten then stay in the journal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Core:
-    """Owns the connection to Redis and the journal."""
+    """The parts of the data path and the scheduler. Owns the connection to Redis and the journal."""
 
     gateway_id: str
     client: redis.Redis
@@ -51,11 +51,11 @@ class Core:
         return (self.state, self.scheduler, self.learner, self.reporter, self.ledger, self.billing)
 
     def fence(self) -> int:
-        """0 while another controller schedules."""
+        """The fencing token; 0 while another controller schedules."""
         return self.scheduler.fence
 
     async def withdraw(self) -> None:
-        """When all calls have ended: the last rows are written, and others schedule at once."""
+        """Writes the last ledger rows and releases the leader lease, after all calls have ended."""
         try:
             async with asyncio.timeout(FLUSH_S):
                 await self.ledger.flush()

@@ -1,4 +1,4 @@
-"""Opens what the configuration names: the object store, the cipher of secrets, the collector of spans."""
+"""Opens the external dependencies of the configuration: object store, encryption of secrets, export of spans."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def open_store(url: str) -> ObjectStore:
 
 
 def open_secret_cipher(config: Config) -> SecretCipher:
-    """Errors: ConfigError."""
+    """Opens the encryption of secrets. Errors: ConfigError."""
     try:
         return SecretCipher(config.home, config.master_key)
     except SecretCipherError as error:
@@ -36,13 +36,13 @@ def open_secret_cipher(config: Config) -> SecretCipher:
 
 
 def open_traces(endpoint: str) -> TraceExport | None:
-    """Errors: ConfigError if it cannot be had."""
+    """Opens the export of spans, if there is an endpoint. Errors: ConfigError if it is not installed."""
     if not endpoint:
         return None
     try:
-        from .observability.otlp import TraceExport  # late: nobody else pays for it
+        from .observability.otlp import TraceExport  # late: only those who use it pay for the import
     except ImportError as error:
         raise ConfigError(
-            f"spans shall go to {endpoint}, and {error.name} is not installed: pip install 'fleetstart[otel]'"
+            f"spans are to be sent to {endpoint}, but {error.name} is not installed: pip install 'fleetstart[otel]'"
         ) from error
     return TraceExport(endpoint)

@@ -1,4 +1,4 @@
-"""The controller's socket, and the HTTP server at it."""
+"""The controller's listening socket and its uvicorn server."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BACKLOG = 1024
 
 
 class UvicornServer(uvicorn.Server):
-    """uvicorn, with signals left to us: it would end the process before the ledger is written."""
+    """uvicorn without its signal handlers, which would end the process before the ledger is written."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -44,7 +44,7 @@ def server_of(config: Config, entrance: RequestIdMiddleware) -> UvicornServer:
 
 
 def listener_of(config: Config) -> socket.socket:
-    """The inherited socket, or one of our own."""
+    """The listening socket: the inherited one, or a new one."""
     if config.listen_fd is not None:
         inherited = socket.socket(fileno=config.listen_fd)
         inherited.setblocking(False)

@@ -1,1 +1,1 @@
-"""The object store: one protocol, a folder and S3 behind it."""
+"""The object store: one protocol with two implementations, a folder and S3."""

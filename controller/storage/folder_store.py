@@ -1,4 +1,5 @@
-"""Objects in a local folder: written beside, synced, renamed, so that a reader sees all of an object or none."""
+"""The object store in a local folder. Objects are written aside, synced and renamed, so that a reader sees all or
+none."""
 
 from __future__ import annotations
 
@@ -18,6 +19,8 @@ BLOCK_BYTES = 1 << 20
 
 
 class FolderStore:
+    """`ObjectStore` in a folder."""
+
     def __init__(self, root: Path) -> None:
         self._root = root
         self._incoming = root / ".incoming"
@@ -44,7 +47,7 @@ class FolderStore:
             raise StoreFailed(f"{key}: cannot be written to {self._root}: {error.strerror}") from error
 
     def _create(self, incoming: Path, target: Path, data: bytes) -> bool:
-        """A link, because a rename would replace what is there."""
+        """Publishes with a link, because a rename would replace an existing object."""
         try:
             with incoming.open("xb", buffering=0) as file:
                 _write(file.fileno(), data)
@@ -108,7 +111,8 @@ class FolderStore:
             path.parent.rmdir()
 
     async def sweep(self, older_than_s: float) -> int:
-        """An upload in progress writes all the time; what was left by a killed controller grows old."""
+        """Removes old incomplete uploads. One in progress is written all the time; one of a killed controller grows
+        old."""
         swept = 0
         for left in self._incoming.iterdir():
             with contextlib.suppress(FileNotFoundError):

@@ -1,9 +1,8 @@
-"""The object store as the control plane uses it: uploads of a deploy, and a look at what is there.
+"""The object store of the control plane: its protocol, uploads, and checks that bundles and checkpoints are complete.
 
-Keys that others may name are `bundles/{sha256}` and `checkpoints/{id}/{object}` and nothing else, checked by strict
-patterns: no key leads out of the store, or to the `ledger/` in it. A bundle's and a manifest's digest is checked before
-anybody can see the object; parts are checked chunk by chunk by the node that fetches them. Whether a checkpoint is
-whole is decided here, too; which checkpoints there are is `checkpoints`' affair.
+Callers of the API may name only bundles and checkpoints (`contract.object_keys`), never the `ledger/`. The digests of
+bundles and manifests are checked before the object is published; parts are checked chunk by chunk by the node that
+fetches them. `registry.checkpoints` lists and removes checkpoints.
 """
 
 from __future__ import annotations
@@ -34,43 +33,43 @@ class StoredObject:
 
 
 class ObjectStore(Protocol):
-    """What both stores can do; keys have passed `check_key`. Errors: StoreFailed."""
+    """An object store. Keys from callers must have passed `check_key`. Errors: StoreFailed."""
 
     async def put(self, key: str, upload: Upload) -> None:
         """Stores all bytes of the upload, published only after `upload.check()` has passed."""
         ...
 
     async def create(self, key: str, data: bytes) -> bool:
-        """Publishes a small object as a whole; False, and nothing is changed, if there is one of that name."""
+        """Publishes a small object at once; False, and nothing is changed, if the key exists."""
         ...
 
     async def size(self, key: str) -> int | None:
-        """None if there is no such object."""
+        """The size of an object; None if there is none."""
         ...
 
     async def read(self, key: str, limit_bytes: int) -> bytes | None:
-        """A small object; TooLarge if it has more."""
+        """Reads a small object; None if there is none. Errors: TooLarge above the limit."""
         ...
 
     def read_range(self, key: str, offset: int, size_bytes: int) -> AsyncGenerator[bytes, None]:
-        """Bytes of an object that has them; NotFound and StoreFailed come with the first block."""
+        """Reads a range of an object; NotFound and StoreFailed are raised with the first block."""
         ...
 
     async def list(self, prefix: str) -> list[StoredObject]:
-        """All objects below a prefix that ends with a slash."""
+        """Lists all objects under a prefix that ends with a slash."""
         ...
 
     async def delete(self, key: str) -> None:
-        """An object that is not there is as good as deleted."""
+        """Deletes an object, if it exists."""
         ...
 
     async def sweep(self, older_than_s: float) -> int:
-        """Throws away what uploads left that never came to their end; how many there were."""
+        """Removes incomplete uploads; returns their number."""
         ...
 
 
 class Upload:
-    """Bytes on their way in, digested as they pass; `check()` tells whether they are what the key says."""
+    """An upload, digested as it passes; `check()` compares it with the digest in its key."""
 
     def __init__(self, key: str, chunks: AsyncIterator[bytes]) -> None:
         self._key = key
@@ -81,7 +80,7 @@ class Upload:
         self.size_bytes = 0
 
     async def blocks(self, block_bytes: int) -> AsyncIterator[bytes]:
-        """The bytes in blocks of that size; the last may be shorter."""
+        """Yields the bytes in blocks of that size; the last may be shorter."""
         block = bytearray()
         async for chunk in self._chunks:
             self.size_bytes += len(chunk)
@@ -127,7 +126,7 @@ def check_checkpoint(text: str) -> CheckpointId:
 
 
 def expected_digest(key: str) -> str | None:
-    """The sha256 that the key promises; None for parts, whose chunks the manifest checks."""
+    """The sha256 in a key of a bundle or a manifest; None for parts, whose chunks the manifest has checksums of."""
     named = parse_key(key)
     if isinstance(named, CheckpointKey):
         return named.checkpoint if named.object == MANIFEST_OBJECT else None
@@ -146,7 +145,8 @@ async def require_bundle(store: ObjectStore, name: FunctionName, bundle: BundleI
 
 
 async def require_checkpoint(store: ObjectStore, name: FunctionName, checkpoint: CheckpointId) -> Manifest:
-    """The manifest, if all of the checkpoint is there; names the first thing that is not."""
+    """Reads the manifest of a complete checkpoint. Errors: WeightsMissing, CheckpointInvalid, naming the first
+    object."""
     key = checkpoint_key(checkpoint, MANIFEST_OBJECT)
     if not is_digest(checkpoint):
         raise InvalidSpec(f"function {name}: weights {checkpoint[:80]!r} are not a checkpoint's id")
@@ -174,7 +174,7 @@ async def require_checkpoint(store: ObjectStore, name: FunctionName, checkpoint:
 async def read_file(
     store: ObjectStore, checkpoint: CheckpointId, manifest: Manifest, name: str, limit_bytes: int
 ) -> bytes:
-    """A small file that travels with the weights. What its bytes are, the chunks' checksums do not tell here."""
+    """Reads a small file of a checkpoint. Its bytes are not checked against the chunks' checksums."""
     entry = manifest.files[name]
     if entry.size_bytes > limit_bytes:
         raise TooLarge(

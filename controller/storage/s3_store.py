@@ -1,4 +1,5 @@
-"""Objects in S3: one PUT if it is small, a multipart upload else, completed only when the digest is right."""
+"""The object store in S3: one PUT for a small object, else a multipart upload that is completed if its digest
+matches."""
 
 from __future__ import annotations
 
@@ -19,6 +20,8 @@ READ_BYTES = 1 << 20
 
 
 class S3Store:
+    """`ObjectStore` in a bucket, under a prefix."""
+
     def __init__(self, bucket: str, prefix: str) -> None:
         import boto3  # late: it takes 0.3 s, and a folder store never needs it
         from botocore.config import Config
@@ -56,7 +59,7 @@ class S3Store:
         return {"PartNumber": number, "ETag": answer["ETag"]}
 
     async def create(self, key: str, data: bytes) -> bool:
-        """By `If-None-Match: *`. A server that does not know it overwrites: who relies on it should try first."""
+        """Creates an object by `If-None-Match: *`. A server without support overwrites: check before relying on it."""
         from botocore.exceptions import ClientError
 
         try:
@@ -143,7 +146,7 @@ class S3Store:
         return swept + len(stale)
 
     async def _call(self, key: str, method: Callable[..., Any], *, absent: bool = False, **arguments: Any) -> Any:
-        """One request; with `absent`, None instead of an error where there is no such object."""
+        """Sends a request; with `absent`, None instead of an error if there is no such object."""
 
         def call() -> Any:
             return method(Bucket=self._bucket, Key=self._prefix + key, **arguments)
