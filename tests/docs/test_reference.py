@@ -103,3 +103,11 @@ def test_every_public_name_of_the_handler_api_has_a_place() -> None:
     shown = set(re.findall(r"^::: [\w.]+\.(\w+)$", text, re.MULTILINE))
     assert {name for name in fleetstart.runtime.__all__ if name != "context"} <= shown
     assert "Context" in shown
+
+
+def test_messages_that_are_quoted_are_those_of_the_code() -> None:
+    symptoms = " ".join(row[0] for row in rows((ROOT / "docs" / "troubleshooting.md").read_text()))
+    quoted = re.findall(r'"([^"]+)"', symptoms)
+    assert len(quoted) > 5
+    source = "".join(path.read_text() for room in ("controller", "runtime") for path in (ROOT / room).rglob("*.py"))
+    assert [message for message in quoted if message not in source] == []
