@@ -29,7 +29,9 @@ from .control.orders import OrderReconciler
 from .control.outbox import Outbox, retries
 from .control.redis_state import REDIS_ERRORS, NodeState
 from .control.status_publisher import StatusPublisher
-from .drivers.cgroups import Cgroups, epoch_is_alive, new_epoch, open_cgroups, read_hierarchies
+from .drivers.cgroup_setup import open_cgroups, read_hierarchies
+from .drivers.cgroups import Cgroups
+from .drivers.epoch import epoch_is_alive, new_epoch
 from .drivers.forkserver import ForkServer
 from .drivers.prefork_policy import is_unsandboxed
 from .drivers.prefork_pool import PreforkPool

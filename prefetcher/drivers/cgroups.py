@@ -1,4 +1,4 @@
-"""Resource limits by control groups, version 1 or 2, whichever this machine lets us write.
+"""Resource limits by control groups, version 1 or 2. `cgroup_setup` finds the one that this machine lets us write.
 
 Each worker has a group of its own below `fleetstart-<epoch>`, made before the worker is forked: attaching a process
 takes milliseconds and must not fall into a cold start. The limits are written when the worker is assigned. Groups
@@ -8,24 +8,14 @@ no group can be written, `workers.memory_watchdog` limits memory instead.
 
 from __future__ import annotations
 
-import contextlib
-import logging
 import os
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
-
-log = logging.getLogger(__name__)
 
 PIDS_MAX = 512
 """Limit of processes and threads: enough for torch on a large machine, far below a fork bomb."""
 PREFIX = "fleetstart-"
-SEARCH_DEPTH = 6
-"""Levels below a mount that are searched for groups of dead daemons."""
-V1_CONTROLLERS = ("memory", "pids", "cpu")
-"""cpu without a quota: groups share the cores evenly, whatever their number of threads."""
 
 
 class Cgroup(Protocol):
@@ -55,28 +45,6 @@ class Cgroups(Protocol):
     def create(self, worker: str) -> Cgroup: ...
 
     def close(self) -> None: ...
-
-
-def new_epoch(token: str) -> str:
-    """A new epoch, which names its process, so that others can check whether it is alive."""
-    return f"{os.getpid()}.{_started_ticks(os.getpid())}.{token}"
-
-
-def epoch_is_alive(epoch: str) -> bool:
-    """True if the daemon of this epoch still runs."""
-    pid, _, rest = epoch.partition(".")
-    ticks = rest.partition(".")[0]
-    return pid.isdecimal() and _started_ticks(int(pid)) == ticks != ""
-
-
-def _started_ticks(pid: int) -> str:
-    """Start time of a process in clock ticks: with the pid it identifies a process for good. Empty if none runs."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return ""
-    # Where process 1 does not reap orphans, a zombie may stay for ever: it counts as dead.
-    return "" if fields[0] in "ZX" else fields[19]
 
 
 # ── version 1 ──────────────────────────────────────────────────────────────────────────────────────
@@ -171,114 +139,6 @@ class CgroupsV2:
         remove_tree(self._parent)
 
 
-# ── detection ──────────────────────────────────────────────────────────────────────────────────────
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Hierarchy:
-    """One mounted hierarchy, as this process sees it."""
-
-    controllers: frozenset[str]
-    """Empty for version 2."""
-    mount: Path
-    own: Path
-    """This process' group, below the mount (or the mount itself, where it cannot be seen)."""
-
-
-def read_hierarchies(mountinfo: str, own_cgroup: str) -> list[Hierarchy]:
-    """Parses the texts of /proc/self/mountinfo and /proc/self/cgroup."""
-    own_paths: dict[frozenset[str], str] = {}
-    for line in own_cgroup.splitlines():
-        _, names, path = line.split(":", 2)
-        own_paths[frozenset(name for name in names.split(",") if name)] = path
-    found: list[Hierarchy] = []
-    for line in mountinfo.splitlines():
-        before, _, after = line.partition(" - ")
-        fields, (kind, _, options) = before.split(), after.split()[:3]
-        if kind not in ("cgroup", "cgroup2"):
-            continue
-        root, mount = fields[3], Path(fields[4])
-        controllers = next(
-            (known for known in own_paths if known and kind == "cgroup" and known <= set(options.split(","))),
-            frozenset[str](),
-        )
-        if kind == "cgroup" and not controllers:
-            continue
-        path = own_paths.get(controllers, "/")
-        inside = os.path.relpath(path, root) if path.startswith(root) else "."
-        found.append(Hierarchy(controllers=controllers, mount=mount, own=mount / inside))
-    return found
-
-
-def open_cgroups(epoch: str, hierarchies: list[Hierarchy]) -> Cgroups | None:
-    """Control groups of this daemon in the first writable place, or None. Removes those of dead daemons."""
-    for hierarchy in hierarchies:
-        for stale in _stale_groups(hierarchy.mount):
-            log.info("removing the group of a dead daemon", extra={"group": str(stale)})
-            remove_tree(stale)
-    return _open_v1(epoch, hierarchies) or _open_v2(epoch, hierarchies)
-
-
-def _open_v1(epoch: str, hierarchies: list[Hierarchy]) -> CgroupsV1 | None:
-    parents: dict[str, Path] = {}
-    for controller in V1_CONTROLLERS:
-        hierarchy = next((entry for entry in hierarchies if controller in entry.controllers), None)
-        made = hierarchy and _make_parent(epoch, hierarchy)
-        if made:
-            parents[controller] = made
-    if "memory" not in parents:
-        for parent in parents.values():
-            remove_tree(parent)
-        return None
-    return CgroupsV1(parents)
-
-
-def _open_v2(epoch: str, hierarchies: list[Hierarchy]) -> CgroupsV2 | None:
-    """Needs memory and pids. Tries our own group first, then the root, which systemd prepares for its children."""
-    wanted = {"memory", "pids"}
-    for hierarchy in (entry for entry in hierarchies if not entry.controllers):
-        for place in dict.fromkeys((hierarchy.own, hierarchy.mount)):
-            if not wanted <= _words(place / "cgroup.controllers"):
-                continue
-            parent = place / f"{PREFIX}{epoch}"
-            try:
-                _enable(place, wanted)
-                parent.mkdir()
-                _enable(parent, wanted)
-                return CgroupsV2(parent)
-            except OSError as error:
-                log.info("cannot use this control group", extra={"group": str(place), "error": str(error)})
-                remove_tree(parent)
-    return None
-
-
-def _enable(folder: Path, controllers: set[str]) -> None:
-    control = folder / "cgroup.subtree_control"
-    if missing := controllers - _words(control):
-        control.write_text(" ".join(f"+{name}" for name in sorted(missing)))
-
-
-def _make_parent(epoch: str, hierarchy: Hierarchy) -> Path | None:
-    for place in dict.fromkeys((hierarchy.own, hierarchy.mount)):
-        parent = place / f"{PREFIX}{epoch}"
-        with contextlib.suppress(OSError):
-            parent.mkdir()
-            return parent
-    return None
-
-
-def _stale_groups(mount: Path) -> Iterator[Path]:
-    for folder, names, _ in os.walk(mount):
-        depth = len(Path(folder).relative_to(mount).parts)
-        for name in list(names):
-            if name.startswith(PREFIX):
-                names.remove(name)
-                if not epoch_is_alive(name.removeprefix(PREFIX)):
-                    yield Path(folder, name)
-        if depth >= SEARCH_DEPTH:
-            names.clear()
-
-
 def remove_tree(folder: Path, timeout_s: float = 1.0) -> bool:
     """Removes a group and those below it, waiting briefly for processes that are exiting."""
     deadline = time.monotonic() + timeout_s
@@ -300,13 +160,6 @@ def _remove(folder: Path) -> bool:
     except OSError:
         return False
     return True
-
-
-def _words(path: Path) -> set[str]:
-    try:
-        return set(path.read_text().split())
-    except OSError:
-        return set()
 
 
 def _field(path: Path, name: str) -> int:

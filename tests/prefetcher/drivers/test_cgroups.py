@@ -10,16 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from fleetstart.prefetcher.drivers.cgroups import (
-    PREFIX,
-    CgroupsV1,
-    CgroupsV2,
-    Hierarchy,
-    epoch_is_alive,
-    new_epoch,
-    open_cgroups,
-    read_hierarchies,
-)
+from fleetstart.prefetcher.drivers.cgroup_setup import Hierarchy, open_cgroups, read_hierarchies
+from fleetstart.prefetcher.drivers.cgroups import PREFIX, CgroupsV1, CgroupsV2
+from fleetstart.prefetcher.drivers.epoch import epoch_is_alive, new_epoch
 from fleetstart.prefetcher.workers.memory_watchdog import private_bytes
 from tests.servers import spawn, wait_until
 

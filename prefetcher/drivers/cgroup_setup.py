@@ -1,0 +1,133 @@
+"""Finds where this machine lets us write control groups, makes the daemon's own, and removes those of dead daemons."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from .cgroups import PREFIX, Cgroups, CgroupsV1, CgroupsV2, remove_tree
+from .epoch import epoch_is_alive
+
+log = logging.getLogger(__name__)
+
+SEARCH_DEPTH = 6
+"""Levels below a mount that are searched for groups of dead daemons."""
+
+V1_CONTROLLERS = ("memory", "pids", "cpu")
+"""cpu without a quota: groups share the cores evenly, whatever their number of threads."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hierarchy:
+    """One mounted hierarchy, as this process sees it."""
+
+    controllers: frozenset[str]
+    """Empty for version 2."""
+    mount: Path
+    own: Path
+    """This process' group, below the mount (or the mount itself, where it cannot be seen)."""
+
+
+def read_hierarchies(mountinfo: str, own_cgroup: str) -> list[Hierarchy]:
+    """Parses the texts of /proc/self/mountinfo and /proc/self/cgroup."""
+    own_paths: dict[frozenset[str], str] = {}
+    for line in own_cgroup.splitlines():
+        _, names, path = line.split(":", 2)
+        own_paths[frozenset(name for name in names.split(",") if name)] = path
+    found: list[Hierarchy] = []
+    for line in mountinfo.splitlines():
+        before, _, after = line.partition(" - ")
+        fields, (kind, _, options) = before.split(), after.split()[:3]
+        if kind not in ("cgroup", "cgroup2"):
+            continue
+        root, mount = fields[3], Path(fields[4])
+        controllers = next(
+            (known for known in own_paths if known and kind == "cgroup" and known <= set(options.split(","))),
+            frozenset[str](),
+        )
+        if kind == "cgroup" and not controllers:
+            continue
+        path = own_paths.get(controllers, "/")
+        inside = os.path.relpath(path, root) if path.startswith(root) else "."
+        found.append(Hierarchy(controllers=controllers, mount=mount, own=mount / inside))
+    return found
+
+
+def open_cgroups(epoch: str, hierarchies: list[Hierarchy]) -> Cgroups | None:
+    """Control groups of this daemon in the first writable place, or None. Removes those of dead daemons."""
+    for hierarchy in hierarchies:
+        for stale in _stale_groups(hierarchy.mount):
+            log.info("removing the group of a dead daemon", extra={"group": str(stale)})
+            remove_tree(stale)
+    return _open_v1(epoch, hierarchies) or _open_v2(epoch, hierarchies)
+
+
+def _open_v1(epoch: str, hierarchies: list[Hierarchy]) -> CgroupsV1 | None:
+    parents: dict[str, Path] = {}
+    for controller in V1_CONTROLLERS:
+        hierarchy = next((entry for entry in hierarchies if controller in entry.controllers), None)
+        made = hierarchy and _make_parent(epoch, hierarchy)
+        if made:
+            parents[controller] = made
+    if "memory" not in parents:
+        for parent in parents.values():
+            remove_tree(parent)
+        return None
+    return CgroupsV1(parents)
+
+
+def _open_v2(epoch: str, hierarchies: list[Hierarchy]) -> CgroupsV2 | None:
+    """Needs memory and pids. Tries our own group first, then the root, which systemd prepares for its children."""
+    wanted = {"memory", "pids"}
+    for hierarchy in (entry for entry in hierarchies if not entry.controllers):
+        for place in dict.fromkeys((hierarchy.own, hierarchy.mount)):
+            if not wanted <= _words(place / "cgroup.controllers"):
+                continue
+            parent = place / f"{PREFIX}{epoch}"
+            try:
+                _enable(place, wanted)
+                parent.mkdir()
+                _enable(parent, wanted)
+                return CgroupsV2(parent)
+            except OSError as error:
+                log.info("cannot use this control group", extra={"group": str(place), "error": str(error)})
+                remove_tree(parent)
+    return None
+
+
+def _enable(folder: Path, controllers: set[str]) -> None:
+    control = folder / "cgroup.subtree_control"
+    if missing := controllers - _words(control):
+        control.write_text(" ".join(f"+{name}" for name in sorted(missing)))
+
+
+def _make_parent(epoch: str, hierarchy: Hierarchy) -> Path | None:
+    for place in dict.fromkeys((hierarchy.own, hierarchy.mount)):
+        parent = place / f"{PREFIX}{epoch}"
+        with contextlib.suppress(OSError):
+            parent.mkdir()
+            return parent
+    return None
+
+
+def _stale_groups(mount: Path) -> Iterator[Path]:
+    for folder, names, _ in os.walk(mount):
+        depth = len(Path(folder).relative_to(mount).parts)
+        for name in list(names):
+            if name.startswith(PREFIX):
+                names.remove(name)
+                if not epoch_is_alive(name.removeprefix(PREFIX)):
+                    yield Path(folder, name)
+        if depth >= SEARCH_DEPTH:
+            names.clear()
+
+
+def _words(path: Path) -> set[str]:
+    try:
+        return set(path.read_text().split())
+    except OSError:
+        return set()

@@ -1,0 +1,28 @@
+"""Epochs: names of a node daemon's starts, by which others can check whether that daemon is alive."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def new_epoch(token: str) -> str:
+    """A new epoch, which names its process, so that others can check whether it is alive."""
+    return f"{os.getpid()}.{_started_ticks(os.getpid())}.{token}"
+
+
+def epoch_is_alive(epoch: str) -> bool:
+    """True if the daemon of this epoch still runs."""
+    pid, _, rest = epoch.partition(".")
+    ticks = rest.partition(".")[0]
+    return pid.isdecimal() and _started_ticks(int(pid)) == ticks != ""
+
+
+def _started_ticks(pid: int) -> str:
+    """Start time of a process in clock ticks: with the pid it identifies a process for good. Empty if none runs."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return ""
+    # Where process 1 does not reap orphans, a zombie may stay for ever: it counts as dead.
+    return "" if fields[0] in "ZX" else fields[19]
