@@ -46,7 +46,7 @@ class Config:
     open: bool = False
     """Whether this machine may do everything without a key, as long as there is none; if not, a first key is made."""
     master_key: str = ""
-    """For secrets; empty: a key file in the home (`auth.secret_encryption`)."""
+    """Master key that encrypts secrets; empty: a key file in the home (`auth.secret_encryption`)."""
 
 
 def read_config(env: Mapping[str, str]) -> Config:

@@ -1,7 +1,7 @@
 """Compaction: moves the ledger from Redis into segments, in steps that are safe against a crash between any two.
 
 1. Read the oldest rows, and wait until Redis' disk has them: from now on no crash takes them out of the stream again.
-2. Publish the segment. The store creates an object once, so this is the moment that counts, whoever does it.
+2. Publish the segment. The store creates an object once, so this commits it, whichever controller does it.
 3. Record it in Redis (`compact.lua`): the segment is known, its entries leave the stream, old ids leave the set.
 
 After a crash between 2 and 3, or with a Redis that came back older than it was, the rows are in both places, and

@@ -43,7 +43,7 @@ def work(stages: int, own: int, own_share: float) -> float:
 
     `own` stages have a device's time for themselves, and `own_share` of the layers together. Any other, a low-memory
     worker among others' workers, gets no more of the device than its part of the memory, and takes as long as the whole
-    model would. Departure: the paper counts every low-memory worker so, also on a device that nobody else uses.
+    model would. Departure: the paper counts every low-memory worker so, also on a device of its own.
     """
     return stages - own + own_share
 

@@ -29,7 +29,7 @@ WAITS = (0, 1, 3, 7)
 """Pending fetches, by index in the order of their ends, after which a postponed start is evaluated: under load many end
 at about the same time."""
 PATIENCE = 2.0
-"""How long a start may be postponed for other fetches, in multiples of the SLO. Beyond it, those fetches are not ending
+"""Maximum postponement of a start for other fetches, in multiples of the SLO. Beyond it, those fetches are not ending
 as predicted, for example because the store stalls."""
 WORTH = 0.85
 """Maximum TTFT of a dearer candidate relative to a cheaper one, without an SLO."""

@@ -105,7 +105,8 @@ class Calibrator:
         await self._learn_outcomes()
 
     def _take_over(self) -> None:
-        """A new scheduler: starts that the last one did not see through are in the view, calls were its affair."""
+        """Takes over from another scheduler: its unfinished starts are in the view; calls before now it has learned
+        from."""
         self._led_with = self._fence()
         self._speeds = SpeedTracker(self._reports())
         for status in self._view.statuses.values():

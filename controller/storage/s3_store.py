@@ -119,7 +119,7 @@ class S3Store:
         await self._call(key, self._client.delete_object, absent=True)
 
     async def sweep(self, older_than_s: float) -> int:
-        """Parts of a multipart upload that nobody completed are paid for until somebody aborts it; what nodes say to
+        """Parts of an incomplete multipart upload are billed by the store until it is aborted; what nodes send to
         each other through the store (`relay/`) stays if both ends were killed. Neither lives for long."""
         stale = [one for one in await self.list(RELAY) if time.time() - one.modified_unix_ms / 1000 > older_than_s]
         for one in stale:

@@ -61,7 +61,7 @@ def checkpoint_key(checkpoint: CheckpointId, name: str) -> str:
 
 
 def parse_key(key: str) -> BundleId | CheckpointKey | None:
-    """What a key of the first two kinds names; None for every other text."""
+    """Parses the key of a bundle or a checkpoint's object; None for every other text."""
     folder, _, rest = key.partition("/")
     if f"{folder}/" == BUNDLES:
         return BundleId(rest) if is_digest(rest) else None

@@ -55,9 +55,9 @@ class WorkerOrder(msgspec.Struct, frozen=True, kw_only=True):
     grow: bool = False
     """Whether the stage is to become a whole worker."""
     sealed: Sealed | None = None
-    """The secrets that its function declares, which nobody but its node can read."""
+    """The secrets that its function declares, which only its node can decrypt."""
     shell: bool = False
-    """For a person and not for calls: its door is a terminal (`contract.terminal`). The controller that serves the
+    """Whether it is a shell worker, which serves a terminal (`node.shell`) and no calls. The controller that serves the
     session writes and takes back its order; schedulers leave it alone."""
 
 

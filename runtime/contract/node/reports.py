@@ -1,6 +1,6 @@
 """Heartbeat reports of nodes and gateways in Redis; each report exists only under its writer's lease.
 
-They are renewed with the lease and published, so that nobody polls (see `orders` for what passes between them).
+Reports are renewed with the lease and published, so that no polling is needed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class MemoryReport(msgspec.Struct, frozen=True, kw_only=True):
     slab_bytes: int = 0
     used_bytes: int = 0
     free_bytes: int = 0
-    """Made already, and used by nobody."""
+    """Memory that is prefaulted and unused."""
     refused: dict[str, str] = {}
     """Better kinds of pages, and why the machine does not give them."""
 

@@ -22,7 +22,7 @@ class TokenDecision(NamedTuple):
     due_s: float
     """When the next token is due; unchanged if none was taken."""
     wait_s: float
-    """How long until a token can be taken; 0 if one was taken now."""
+    """Time until a token can be taken; 0 if one was taken now."""
 
 
 def take_token(due_s: float, *, per_s: float, burst: float, now_s: float) -> TokenDecision:
@@ -53,6 +53,6 @@ class TokenBucket:
         return wait_s == 0
 
     def pop_refused(self) -> int:
-        """How many takers were refused since this was last asked."""
+        """Returns the number of refused takers since the last call of this."""
         refused, self._refused = self._refused, 0
         return refused
