@@ -119,7 +119,7 @@ class Execution:
                     self._gone.set()
                     return
             except REDIS_ERRORS:
-                continue  # nobody else can take it over meanwhile
+                continue  # no other gateway can take it over meanwhile
             if self._entry.progress.cancelling:
                 self._gone.set()
 

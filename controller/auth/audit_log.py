@@ -177,40 +177,40 @@ class AuditLog:
     async def _newest(self, since_unix_ms: int) -> AsyncIterator[AuditEvent]:
         """Yields each row once, though it may be both in the store and in Redis, or in two objects."""
         entries: Any = await self._client.xrevrange(keys.AUDIT, min=str(since_unix_ms))
-        oldest: _Place | None = None
+        oldest: _RowId | None = None
         for entry, fields in entries:
-            oldest = _place(entry)
+            oldest = _row_id(entry)
             yield msgspec.json.decode(fields[b"event"], type=AuditEvent)
         objects = await self._store.list(FOLDER)
-        for key in sorted((one.key for one in objects), key=_first_place, reverse=True):
+        for key in sorted((one.key for one in objects), key=_first_row_id, reverse=True):
             data = await self._store.read(key, SEGMENT_MAX_BYTES)
             if data is None:
                 continue
             for line in reversed(_lines(key, data)):
                 entry, _, event = line.partition(b" ")
-                place = _place(entry)
-                if place.unix_ms < since_unix_ms:
+                row_id = _row_id(entry)
+                if row_id.unix_ms < since_unix_ms:
                     return
-                if oldest is None or place < oldest:
-                    oldest = place
+                if oldest is None or row_id < oldest:
+                    oldest = row_id
                     yield msgspec.json.decode(event, type=AuditEvent)
 
 
-class _Place(NamedTuple):
+class _RowId(NamedTuple):
     """Position of a row in the stream."""
 
     unix_ms: int
     number: int
 
 
-def _place(entry: bytes) -> _Place:
+def _row_id(entry: bytes) -> _RowId:
     unix_ms, _, number = entry.partition(b"-")
-    return _Place(int(unix_ms), int(number))
+    return _RowId(int(unix_ms), int(number))
 
 
-def _first_place(key: str) -> _Place:
+def _first_row_id(key: str) -> _RowId:
     unix_ms, number, _ = key.removeprefix(FOLDER).split("-")
-    return _Place(int(unix_ms), int(number))
+    return _RowId(int(unix_ms), int(number))
 
 
 def _lines(key: str, data: bytes) -> list[bytes]:
