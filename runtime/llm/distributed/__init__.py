@@ -1,1 +1,1 @@
-"""Pipeline stages, consolidation, request migration."""
+"""Distributed LLM: pipeline stages, consolidation, request migration."""

@@ -1,10 +1,9 @@
-"""Consolidation at the first stage: it takes the rest of the model in and the running requests over (scale down).
+"""Consolidation at the first stage: it loads the rest of the model and takes over the running requests (scale down).
 
-Beside the pipeline, which serves on, a thread waits for the other layers, then copies the keys and values of what
-runs, round after round, from the stages that have them. What is left in the end is a few tokens: the engine ends the
-steps under way, the rest is copied, and it goes on alone, with the same tokens (HydraServe section 6.2 stops all
-requests for the whole of the copy). If the pipeline breaks at any point, the requests begin anew from the tokens that
-they have, as soon as the layers are here.
+While the pipeline serves, a thread waits for the other layers, then copies keys and values of running requests from the
+other stages in rounds. When few tokens are left, the engine completes the steps in flight, the rest is copied, and the
+stage continues alone with the same tokens (HydraServe section 6.2 stops all requests for the whole copy). If the
+pipeline breaks, the requests are recomputed from their tokens as soon as the layers are loaded.
 """
 
 from __future__ import annotations
@@ -29,9 +28,9 @@ log = logging.getLogger(__name__)
 
 ROUNDS_MOST = 20
 FEW_TOKENS = 2
-"""A sequence, left to copy: the last round is worth it."""
+"""Tokens a sequence left to copy at which the last round starts."""
 PIECE_S = 10.0
-"""For one piece from a stage that is alive: far longer than a slow link takes."""
+"""Time limit of one piece from a live stage: far longer than a slow link takes."""
 SNAPSHOT_S = 60.0
 
 
@@ -43,27 +42,27 @@ class WholeDecoder(Decoder, Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsolidationPlan:
-    """What grows, and into what."""
+    """Inputs of a consolidation: the serving pipeline and the loader of the whole model."""
 
     service: EngineService
     pipeline: PipelineRunner
     load: Callable[[], WholeDecoder]
-    """Waits for all layers, and binds them."""
+    """Waits for all layers and binds them."""
     cuts: tuple[tuple[int, int], ...]
-    """Layers of each stage."""
+    """Layers [first, end) of each stage."""
     kv_bytes: int
-    """That one layer keeps of one token."""
+    """Size of one layer's key and value of one token."""
     block_tokens: int
 
 
 class Consolidation:
-    """One growing; `on_end` is called once, with the error or None, in its thread."""
+    """One consolidation, in its own thread; `on_end` is called once there, with the error or None."""
 
     def __init__(self, parts: ConsolidationPlan, on_end: Callable[[FleetError | None], None]) -> None:
         self._parts = parts
         self._on_end = on_end
         self._copy = KvCopyPlan(parts.block_tokens)
-        self._thread = threading.Thread(target=self._run, name="llm-growth", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="llm-consolidation", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
@@ -78,14 +77,14 @@ class Consolidation:
         except FleetError as error:
             self._on_end(error)
         except Exception as error:
-            log.exception("growing failed")
+            log.exception("consolidation failed")
             self._on_end(FleetError(f"{type(error).__name__}: {error}"))
         else:
             self._on_end(None)
 
     def _copy_in_rounds(self, whole: WholeDecoder) -> None:
         for _ in range(ROUNDS_MOST):
-            running = self._running()
+            running = self._computed_sequences()
             spans = self._copy.missing(running)
             try:
                 for span in spans:
@@ -95,7 +94,7 @@ class Consolidation:
             if sum(span.end - span.begin for span in spans) <= FEW_TOKENS * len(running):
                 return
 
-    def _running(self) -> list[ComputedSequence]:
+    def _computed_sequences(self) -> list[ComputedSequence]:
         found: list[ComputedSequence] = []
 
         def look(engine: Engine) -> list[TokenDelta]:
@@ -106,28 +105,28 @@ class Consolidation:
         return found
 
     def _take_over(self, engine: Engine, whole: WholeDecoder) -> list[TokenDelta]:
-        """In the engine's thread. Either all that runs has its keys and values here, or it begins anew."""
+        """Switches the engine to the whole model, in its thread; keys and values are copied or recomputed."""
         pipeline = self._parts.pipeline
         deltas = engine.settle()
         try:
             for span in self._copy.missing(computed_sequences(engine)):
-                if pipeline.broken:  # and no step was under way that would have told the engine
+                if pipeline.broken:  # without a step in flight, the engine has not noticed
                     raise _CopyFailed(pipeline.broken)
                 self._fetch(span, whole)
         except _CopyFailed as error:
-            log.warning("running requests are computed anew", extra={"error": str(error)})
+            log.warning("running requests are recomputed", extra={"error": str(error)})
             engine.scheduler.restart()
         engine.take_over(LocalRunner(whole))
         return deltas
 
     def _fetch(self, span: KvSpan, whole: WholeDecoder) -> None:
-        """From all stages at once. Errors: _CopyBroken."""
+        """Copies one span from all stages in parallel. Errors: _CopyFailed."""
         pipeline, table = self._parts.pipeline, list(span.table)
         arrived = threading.Semaphore(0)
         asked = 0
         try:
             for stage in range(1, pipeline.stages):
-                pipeline.read_kv(stage, table, span.begin, span.end, self._taker(span, stage, whole, arrived))
+                pipeline.read_kv(stage, table, span.begin, span.end, self._writer(span, stage, whole, arrived))
                 asked += 1
         except LinkBroken as error:
             raise _CopyFailed(str(error)) from error
@@ -140,10 +139,10 @@ class Consolidation:
                     raise _CopyFailed(pipeline.broken or f"a stage did not answer in {PIECE_S:g} s")
         self._copy.done(span)
 
-    def _taker(
+    def _writer(
         self, span: KvSpan, stage: int, whole: WholeDecoder, arrived: threading.Semaphore
     ) -> Callable[[bytearray], None]:
-        """What to do with the stage's answer. A short one would leave layers that nobody wrote."""
+        """Handler of a stage's answer. It checks the size, since a short one would leave layers unwritten."""
         first, end = self._parts.cuts[stage]
         expected_bytes = (end - first) * (span.end - span.begin) * self._parts.kv_bytes
 
@@ -156,7 +155,7 @@ class Consolidation:
         return take
 
     def _in_engine(self, act: Callable[[Engine], list[TokenDelta]]) -> None:
-        """Runs it between two steps and waits for its end."""
+        """Runs a function in the engine's thread between two steps, and waits for it."""
         done = threading.Event()
         failure: list[Exception] = []
 
@@ -171,16 +170,17 @@ class Consolidation:
 
         self._parts.service.do(acting)
         if not done.wait(SNAPSHOT_S):
-            raise FleetError(f"the engine took no notice for {SNAPSHOT_S:g} s")
+            raise FleetError(f"the engine did not respond within {SNAPSHOT_S:g} s")
         if failure:
             raise failure[0]
 
 
 class _CopyFailed(Exception):
-    """Some keys and values cannot be had."""
+    """Some keys and values could not be copied."""
 
 
 def computed_sequences(engine: Engine) -> list[ComputedSequence]:
+    """Running sequences that have keys and values."""
     return [
         ComputedSequence(sequence.id, tuple(sequence.table), sequence.computed)
         for sequence in engine.scheduler.running

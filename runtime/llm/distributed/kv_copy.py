@@ -1,9 +1,8 @@
-"""Which keys and values are still to be copied to a worker that takes running requests over.
+"""Plan of a KV cache copy: the keys and values that are still to be copied to a worker that takes over requests.
 
-Keys and values of a token never change once they are written, so they can be copied while the pipeline goes on, and
-what came since is copied in the next round: the last round, in which everything stands still, is a few tokens
-(ServerlessLLM section 5 does the same with tokens). A block that went from one sequence to another is copied anew.
-Pure: sequences in, spans out.
+A token's key and value never change, so they are copied while the pipeline runs, and newer ones in the next round; the
+last round, during which no step runs, is a few tokens (ServerlessLLM section 5 does the same with tokens). A block that
+moved to another sequence is copied again. Pure: sequences in, spans out.
 """
 
 from __future__ import annotations
@@ -12,12 +11,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 PIECE_TOKENS = 64
-"""Asked for at once: a long answer would stand before the pipeline's own in the queue of a slow link."""
+"""Tokens a request: a long answer would delay the pipeline's own frames on a slow link."""
 
 
 @dataclass(frozen=True, slots=True)
 class ComputedSequence:
-    """What a running sequence has: tokens `[0, computed)` in the blocks of its table."""
+    """A running sequence with keys and values of tokens `[0, computed)` in the blocks of its table."""
 
     id: int
     table: tuple[int, ...]
@@ -26,7 +25,7 @@ class ComputedSequence:
 
 @dataclass(frozen=True, slots=True)
 class KvSpan:
-    """Tokens `[begin, end)` of one sequence, to be copied."""
+    """Tokens `[begin, end)` of one sequence to copy."""
 
     id: int
     table: tuple[int, ...]
@@ -35,7 +34,7 @@ class KvSpan:
 
 
 class KvCopyPlan:
-    """What the target has: of each block, whose tokens and how many from its beginning."""
+    """Copied part of each block: its sequence and number of tokens from the beginning."""
 
     def __init__(self, block_tokens: int) -> None:
         self._block_tokens = block_tokens
@@ -43,7 +42,7 @@ class KvCopyPlan:
         """Block → sequence, place in its table, tokens."""
 
     def missing(self, sequences: Iterable[ComputedSequence]) -> list[KvSpan]:
-        """In pieces of at most PIECE_TOKENS."""
+        """Spans to copy, of at most PIECE_TOKENS each."""
         spans: list[KvSpan] = []
         for held in sequences:
             begin = self._copied(held)
@@ -54,13 +53,13 @@ class KvCopyPlan:
         return spans
 
     def done(self, span: KvSpan) -> None:
-        """The span's tokens are there, and all of its sequence before them."""
+        """Marks a span as copied, after all earlier ones of its sequence."""
         size = self._block_tokens
         for place in range(span.begin // size, -(-span.end // size)):
             self._have[span.table[place]] = (span.id, place, min(size, span.end - place * size))
 
     def _copied(self, held: ComputedSequence) -> int:
-        """Tokens of the sequence that are there, from its first on."""
+        """Number of copied tokens of a sequence, from its first on."""
         size = self._block_tokens
         for place in range(-(-held.computed // size)):
             owner, at, tokens = self._have.get(held.table[place], (-1, -1, 0))

@@ -1,8 +1,7 @@
-"""The first stage's way to compute: its own layers, the other stages', then the head.
+"""Runner along a pipeline: the first stage's layers, the other stages' layers, then the head.
 
-Several steps are under way at once, so that every stage has work; they come back in the order in which they left.
-If a stage is lost, so are the keys and values of its layers: whoever waits is told, and nothing more is taken until
-the whole model is here (`growth`).
+Several steps are in flight, so that every stage has work; results arrive in order. If a stage is lost, so are the keys
+and values of its layers: waiting steps fail, and no step is accepted until the whole model is loaded (`consolidation`).
 """
 
 from __future__ import annotations
@@ -31,16 +30,15 @@ from ...pipeline.frames import (
 )
 from ...pipeline.links import StageLinks
 from ...pipeline.peer_stages import PeerStages
-from ..engine.batch import Batch
-from ..engine.runner import RunnerLost
+from ..engine.runner import Batch, RunnerLost
 from .stage_worker import bytes_of, rows_of
 
 RESULT_S = 60.0
-"""For one step through all stages: far longer than any takes, so a stage that hangs is a stage that is lost."""
+"""Time limit of one step through all stages: far longer than any takes, so a stage that hangs counts as lost."""
 
 
 class FrontDecoder(Protocol):
-    """The first stage: embedding and first layers, and the head that the last layer's output comes back to."""
+    """Decoder of the first stage: embedding, first layers, and head."""
 
     def forward(self, batch: Batch, hidden: Tensor | None = None) -> Tensor: ...
 
@@ -50,8 +48,8 @@ class FrontDecoder(Protocol):
 
 
 class PipelineRunner(PeerStages):
-    """A `Runner`. `links` must call `on_frame` and `on_lost` of this object; `on_broken` is called once, with the
-    reason, from one of their threads."""
+    """`Runner` along a pipeline. `StageLinks` must call `on_frame` and `on_lost` of this object; `on_broken` is called
+    once, with the reason, in one of their threads."""
 
     def __init__(self, stages: int, on_broken: Callable[[str], None]) -> None:
         def told(why: str) -> None:
@@ -67,7 +65,7 @@ class PipelineRunner(PeerStages):
         self._lock = threading.Lock()
         self._kv: dict[int, Callable[[bytearray], None]] = {}
         self.on_migration: Callable[[int, MigrationMessage | None], None] = lambda stage, message: None
-        """Gets what stages say of requests that were lent to them, and None when one is lost."""
+        """Receives messages about requests that stages compute, and None when a stage is lost."""
 
     # ── as a runner ────────────────────────────────────────────────────────────────────────────────
 
@@ -116,7 +114,7 @@ class PipelineRunner(PeerStages):
     # ── its links ──────────────────────────────────────────────────────────────────────────────────
 
     def begin(self, links: StageLinks, front: FrontDecoder, hidden_size: int) -> None:
-        """The first stage's own layers are there. The others may have told of theirs before."""
+        """Sets the first stage's decoder once it is loaded; other stages may have reported before."""
         self._links, self._front, self._hidden_size = links, front, hidden_size
 
     @property
@@ -125,7 +123,7 @@ class PipelineRunner(PeerStages):
         return self._front
 
     def read_kv(self, stage: int, table: list[int], begin: int, end: int, take: Callable[[bytearray], None]) -> None:
-        """Asks for what the stage keeps of those tokens; `take` gets it, in a thread of the links.
+        """Requests a stage's keys and values of tokens `[begin, end)`; `take` is called in a thread of the links.
 
         Errors: LinkBroken.
         """

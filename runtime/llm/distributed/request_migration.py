@@ -1,9 +1,9 @@
-"""Running requests go on at a worker that has just become whole (scale up), token for token.
+"""Migration of running requests to a worker that has just consolidated (scale up), token for token.
 
-The first stage keeps the client's stream and the request; the other worker computes. It first computes the tokens
-that there are, while the owner goes on with them; then the owner stops between two steps and sends what came
-meanwhile, so that nobody waits for more than a few tokens' computation. Nothing but tokens travels: keys and values
-follow from them, to the last bit (ServerlessLLM section 5.2). A worker that is lost costs time and no token.
+The first stage keeps the request and its client's stream; the other worker computes. It first computes the existing
+tokens while the owner continues; then the owner stops between two steps and sends the newer tokens, so the pause is a
+few tokens' computation. Only tokens are sent: keys and values follow from them exactly (ServerlessLLM section 5.2). A
+lost worker costs time and no token.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from ..server.engine_service import EngineService
 log = logging.getLogger(__name__)
 
 WORTH_TOKENS = 16
-"""A request with fewer to come is done before it has moved."""
+"""Least remaining tokens of a migrated request: a shorter one ends before it has moved."""
 
 
 def choose_migrations(running: Sequence[tuple[int, int]], lent: Mapping[int, int], to: int) -> list[int]:
-    """Which of the requests that run here (id, most tokens to come) go to that stage; `lent` is what each has to do.
+    """Chooses the running requests (id, most remaining tokens) that move to a stage; `lent`: requests of each stage.
 
-    An even share for every whole worker, those first that will run longest.
+    Every whole worker gets an even share, of the longest requests first.
     """
     whole = len(lent) + 1
     fair = (len(running) + sum(lent.values())) // whole
@@ -54,11 +54,11 @@ def choose_migrations(running: Sequence[tuple[int, int]], lent: Mapping[int, int
 class _Migration:
     stage: int
     id: int
-    begun: bool = False
+    handed_over: bool = False
 
 
 class MigrationSource:
-    """The first stage's side. What it does to the engine it does in the engine's thread, and keeps its books there."""
+    """Source of migrations: the first stage. Acts and keeps its state in the engine's thread."""
 
     def __init__(self, service: EngineService, send: Callable[[int, Message], None]) -> None:
         self._service = service
@@ -68,7 +68,7 @@ class MigrationSource:
         self._whole: set[int] = set()
 
     def on_frame(self, stage: int, message: MigrationMessage | None) -> None:
-        """From any thread; None: the stage is lost."""
+        """Handles a stage's message, from any thread; None if the stage is lost."""
         self._service.do(lambda engine: self._act(engine, stage, message))
 
     def _act(self, engine: Engine, stage: int, message: MigrationMessage | None) -> list[TokenDelta]:
@@ -91,7 +91,7 @@ class MigrationSource:
         return []
 
     def _offer(self, engine: Engine, stage: int, own: int) -> None:
-        """`own` requests came to it by themselves."""
+        """Offers requests to a stage, which already has `own` requests."""
         lent = {
             whole: sum(migration.stage == whole for migration in self._migrations.values()) for whole in self._whole
         }
@@ -103,7 +103,9 @@ class MigrationSource:
             tokens, prompt_count, max_new_tokens, sampling = found
             number = next(self._numbers)
             self._migrations[number] = _Migration(stage, id)
-            self._say(engine, number, MigrationOffer(number, tokens, prompt_count, max_new_tokens, asdict(sampling)))
+            self._send_or_end(
+                engine, number, MigrationOffer(number, tokens, prompt_count, max_new_tokens, asdict(sampling))
+            )
 
     def _hand_over(self, engine: Engine, number: int) -> list[TokenDelta]:
         migration = self._migrations.get(number)
@@ -111,23 +113,23 @@ class MigrationSource:
             return []
         deltas = engine.settle()
         tokens = engine.start_remote(migration.id, lambda: self._drop(number))
-        if tokens is None:  # it has ended meanwhile
+        if tokens is None:  # ended meanwhile
             self._drop(number)
             return deltas
-        migration.begun = True
-        self._say(engine, number, MigrationHandover(number, tokens))
+        migration.handed_over = True
+        self._send_or_end(engine, number, MigrationHandover(number, tokens))
         return deltas
 
     def _accept(self, engine: Engine, stage: int, number: int, token: int) -> list[TokenDelta]:
         migration = self._migrations.get(number)
-        if migration is None or not migration.begun or migration.stage != stage:
-            return []  # a token that was on its way when the migration ended
+        if migration is None or not migration.handed_over or migration.stage != stage:
+            return []  # a token in flight when the migration ended
         return engine.accept_remote(migration.id, token)
 
     def _end(self, engine: Engine, number: int) -> None:
-        """The request goes on here."""
+        """Ends a migration; the request continues here."""
         migration = self._migrations.pop(number, None)
-        if migration is not None and migration.begun:
+        if migration is not None and migration.handed_over:
             engine.resume_locally(migration.id)
 
     def _drop(self, number: int) -> None:
@@ -136,9 +138,9 @@ class MigrationSource:
             try:
                 self._send(migration.stage, MigrationAborted(number))
             except LinkBroken:
-                return  # gone with all that it had
+                return  # the stage is lost
 
-    def _say(self, engine: Engine, number: int, message: Message) -> None:
+    def _send_or_end(self, engine: Engine, number: int, message: Message) -> None:
         try:
             self._send(self._migrations[number].stage, message)
         except LinkBroken:
@@ -146,7 +148,7 @@ class MigrationSource:
 
 
 class MigrationTarget:
-    """The other side: a worker that has grown out of the same pipeline."""
+    """Target of migrations: a consolidated later stage of the same pipeline."""
 
     def __init__(self, service: EngineService, send: Callable[[Message], None]) -> None:
         self._service = service
@@ -154,29 +156,29 @@ class MigrationTarget:
         self._numbers: set[int] = set()
 
     def on_frame(self, message: MigrationMessage | None) -> None:
-        """From any thread; None: the owner is lost, and its requests with it."""
+        """Handles the owner's message, from any thread; None if the owner is lost with its requests."""
         self._service.do(lambda engine: self._act(engine, message))
 
     def _act(self, engine: Engine, message: MigrationMessage | None) -> list[TokenDelta]:
         match message:
             case None:
                 for number in list(self._numbers):
-                    self._give_back(engine, number)
+                    self._remove(engine, number)
             case MigrationOffer():
-                self._borrow(engine, message)
+                self._accept_offer(engine, message)
             case MigrationHandover(number=number, tokens=tokens):
                 engine.continue_migrated(_id(number), tokens)
             case MigrationAborted(number=number):
-                self._give_back(engine, number)
+                self._remove(engine, number)
             case _:
                 log.warning("a frame that no source sends", extra={"frame": type(message).__name__})
         return []
 
-    def _borrow(self, engine: Engine, lend: MigrationOffer) -> None:
+    def _accept_offer(self, engine: Engine, lend: MigrationOffer) -> None:
         number = lend.number
         sequence = Tokens(
             id=_id(number),
-            tokens=lend.tokens[:-1],  # the last one's turn comes with those that are still to be told
+            tokens=lend.tokens[:-1],  # the last one is computed with the tokens still to come
             prompt_count=lend.prompt_count,
             max_new_tokens=lend.max_new_tokens,
         )
@@ -186,25 +188,25 @@ class MigrationTarget:
             engine.add_migrated(
                 sequence,
                 SamplingParams(**sampling),
-                caught_up=lambda: self._say(MigrationCaughtUp(number)),
-                on_token=lambda token: self._say(MigratedToken(number, token)),
+                caught_up=lambda: self._send_or_end(MigrationCaughtUp(number)),
+                on_token=lambda token: self._send_or_end(MigratedToken(number, token)),
             )
         except (FleetError, TypeError) as error:
-            log.warning("a request cannot go on here", extra={"error": str(error)})
+            log.warning("rejected a migrated request", extra={"error": str(error)})
             self._numbers.discard(number)
-            self._say(MigrationAborted(number))
+            self._send_or_end(MigrationAborted(number))
 
-    def _give_back(self, engine: Engine, number: int) -> None:
+    def _remove(self, engine: Engine, number: int) -> None:
         self._numbers.discard(number)
         engine.remove_migrated(_id(number))
 
-    def _say(self, message: Message) -> None:
+    def _send_or_end(self, message: Message) -> None:
         try:
             self._send(message)
         except LinkBroken as error:
-            log.warning("the owner of a request cannot be told", extra={"error": str(error)})
+            log.warning("the owner of a migrated request cannot be reached", extra={"error": str(error)})
 
 
 def _id(number: int) -> int:
-    """Of a migrated sequence: the worker's own requests count from 0 up."""
+    """Sequence id of a migrated request; the worker's own count from 0 up."""
     return -1 - number

@@ -1,7 +1,7 @@
-"""A stage that is not the first: hidden states in from the stage before, through its layers, and on to the next.
+"""Compute loop of a later LLM stage: receives hidden states, runs its layers, sends them to the next stage.
 
-Steps are computed in the order in which they come, by one thread; what the first stage asks of keys and values is
-read beside it, because it is only asked for tokens whose steps have ended.
+One thread computes steps in order; another reads keys and values for the first stage, which only requests tokens whose
+steps have ended.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from ...pipeline.frames import (
 )
 from ...pipeline.links import StageLinks
 from ...pipeline.stage_protocol import StageProtocol
-from ..engine.batch import Batch
+from ..engine.runner import Batch
 
 log = logging.getLogger(__name__)
 
@@ -45,19 +45,19 @@ class StageDecoder(Protocol):
 
 
 class LLMStageWorker(StageProtocol):
-    """Computes once `run` was called."""
+    """Later stage of an LLM pipeline; computes after `run`."""
 
     def __init__(self, on_end: Callable[[str], object]) -> None:
         super().__init__(on_end)
         self.on_migration: Callable[[MigrationMessage | None], object] = lambda message: None
-        """Gets what the first stage says of requests that it lends, and None when it is lost."""
+        """Receives messages about migrated requests, and None when the first stage is lost."""
         self._decoder: StageDecoder | None = None
         self._hidden_size = 0
         self._work: queue.SimpleQueue[tuple[StageStep, bytearray] | None] = queue.SimpleQueue()
         self._reads: queue.SimpleQueue[KvRequest | None] = queue.SimpleQueue()
 
     def run(self, links: StageLinks, decoder: StageDecoder, hidden_size: int) -> None:
-        """Its layers and its links are there: it tells the first stage, and works from now on."""
+        """Starts to compute, when layers and links are ready, and reports that to the first stage."""
         self._decoder, self._hidden_size = decoder, hidden_size
         for name, body in (("stage", lambda: self._compute(links.stage)), ("stage-kv", self._read)):
             threading.Thread(target=self._guarded, args=(body,), name=name, daemon=True).start()
@@ -117,13 +117,13 @@ class LLMStageWorker(StageProtocol):
 
 
 def bytes_of(hidden: Tensor) -> memoryview:
-    """Hidden states as they travel: rows of fp32."""
+    """Hidden states as bytes on the wire: rows of fp32."""
     numbers: Any = hidden.detach().float().cpu().contiguous().view(-1).view(torch.uint8).numpy()
     return memoryview(numbers)
 
 
 def rows_of(payload: bytearray, hidden_size: int) -> Tensor:
-    """Hidden states [rows, hidden_size] of a frame. ValueError if they are not whole rows."""
+    """Hidden states [rows, hidden_size] from a frame's payload. Errors: ValueError for partial rows."""
     if len(payload) % (4 * hidden_size):
         raise ValueError(f"{len(payload)} bytes are no rows of {hidden_size} numbers")
     if not payload:

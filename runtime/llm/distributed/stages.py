@@ -1,7 +1,6 @@
-"""A worker that has a stage: what it serves, its links, and how it grows into a whole worker.
+"""LLM pipeline stages: a worker with some of the layers, its links, and its consolidation into a whole worker.
 
-`LLMFirstStage` serves the function's routes like a worker with the whole model. `LLMLaterStage` serves nobody but the
-stages beside it, until it has grown. Both are made by `start` and told of connections and of growth by the shell.
+`start` builds them; `NodeMessages` calls `connect` and `consolidate`.
 """
 
 from __future__ import annotations
@@ -29,16 +28,16 @@ from .request_migration import MigrationSource, MigrationTarget
 from .stage_worker import LLMStageWorker
 
 FIRST_CALLS_S = 0.5
-"""For calls that wait at the gateway: who has grown takes those first, and running requests only if there is room."""
+"""Delay before a consolidated stage accepts migrations: calls that wait at the gateway come first."""
 
 
 class LLMFirstStage:
-    """Loads its layers; ready when all stages are, or, if one is lost on the way, when it has the whole model."""
+    """First stage: serves the function's routes; ready with all stages or, if one is lost, with the whole model."""
 
     def __init__(
         self, weights: ModelWeights, settings: LLMSettings, context: StageContext, *, name: str, threads: int
     ) -> None:
-        """Returns when its own layers are there. Errors: as of `load_model`."""
+        """Loads its own layers. Errors: as of `load_model`."""
         self._stage = context.stage
         self._lifecycle = FirstStageLifecycle(context)
         self._pipeline = PipelineRunner(context.stage.count, self._lifecycle.on_broken)
@@ -74,11 +73,11 @@ class LLMFirstStage:
         self.links.connect(index, link)
 
     def wait_until_ready(self) -> None:
-        """Errors: StartFailed, and what kept it from growing."""
+        """Blocks until it can serve. Errors: StartFailed, those of consolidation."""
         self._lifecycle.wait_until_ready()
 
     def consolidate(self) -> None:
-        """Takes the whole model in and the requests over."""
+        """Starts to load the whole model and to take over the requests."""
         self._lifecycle.consolidate()
 
     def speed(self) -> Speed | None:
@@ -90,10 +89,12 @@ class LLMFirstStage:
 
 
 class LLMLaterStage(LaterStageLifecycle[LLMApp]):
+    """Later stage: computes for the other stages; serves calls after consolidation."""
+
     def __init__(
         self, weights: ModelWeights, settings: LLMSettings, context: StageContext, *, name: str, threads: int
     ) -> None:
-        """Returns when its layers are there. Errors: as of `load_model`."""
+        """Loads its layers. Errors: as of `load_model`."""
         self._load_app: Callable[[], LLMApp] = partial(_app, weights, settings, threads, name)
         self._closed = threading.Event()
         self._worker = LLMStageWorker(self.on_end)
@@ -118,7 +119,7 @@ class LLMLaterStage(LaterStageLifecycle[LLMApp]):
 
     def _on_consolidated(self, app: LLMApp) -> None:
         self._closed.wait(FIRST_CALLS_S)
-        with contextlib.suppress(LinkBroken):  # then there is nobody whose requests it could take
+        with contextlib.suppress(LinkBroken):  # no first stage, no requests to take over
             self.links.send(0, Promoted(app.service.active_count))
 
 

@@ -1,1 +1,1 @@
-"""Scheduler, blocks, sampler, step loop."""
+"""LLM engine: scheduler, KV block pool, sampler, step loop."""

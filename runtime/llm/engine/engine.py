@@ -1,8 +1,8 @@
-"""The engine: requests in, text out, one step at a time.
+"""LLM engine: requests in, text out, one step at a time.
 
-Synchronous and alone in its thread (`service.py` joins it to the server). A step asks the scheduler what
-to compute, the runner for logits, the sampler for tokens, and each request's `Generation` for text that may be shown.
-Along a pipeline several steps are under way at once, each with sequences of its own.
+Synchronous, in its own thread (`engine_service` joins it to the server). A step gets a plan from the scheduler, logits
+from the runner, tokens from the sampler, and text from each request's `Generation`. Along a pipeline several steps are
+in flight, each with its own sequences.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from dataclasses import dataclass
 
 from ...contract.errors import DeadlineExceeded, FleetError, HandlerFailed
 from ..text.tokenizer import Vocabulary
-from .batch import Batch
 from .generation import (
     Generation,
     MigratedRequest,
@@ -26,7 +25,7 @@ from .generation import (
     resumed_sampler,
     start_generation,
 )
-from .runner import Runner, RunnerLost
+from .runner import Batch, Runner, RunnerLost
 from .sampler import SamplingParams, sample
 from .scheduler import PlannedChunk, Scheduler, Sequence
 
@@ -35,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _StepInFlight:
-    """A step under way, and those of its chunks whose last row is sampled."""
+    """A submitted step, and those of its chunks whose last row is sampled."""
 
     chunks: list[PlannedChunk]
     sampling: list[PlannedChunk]
@@ -54,7 +53,7 @@ class EngineLoad:
 
 
 class Engine:
-    """Runs requests step by step. Not thread-safe, except `check` and `past`, which read constants, and `load`."""
+    """Runs requests step by step. Not thread-safe, except `check` and `resume`, which read constants, and `load`."""
 
     def __init__(self, runner: Runner, scheduler: Scheduler, tokenizer: Vocabulary, eos_ids: frozenset[int]) -> None:
         self._runner = runner
@@ -67,15 +66,15 @@ class Engine:
         self._ids = itertools.count()
 
     def check(self, request: Request) -> None:
-        """Errors: InvalidInput for what this engine can never finish."""
+        """Checks a request. Errors: InvalidInput if it can never fit."""
         self.scheduler.check(len(request.tokens), request.max_new_tokens)
 
-    def past(self, request: Request, tokens: list[int]) -> ResumeState:
-        """What the request needs to go on after tokens that it put out elsewhere. Errors: as of `resume_state`."""
+    def resume(self, request: Request, tokens: list[int]) -> ResumeState:
+        """State to resume a request after tokens of another worker. Errors: as of `resume_state`."""
         return resume_state(request, tokens, self._tokenizer, self._eos_ids)
 
     def add(self, request: Request, id: int | None = None) -> int:
-        """Errors: InvalidInput, as `check`."""
+        """Adds a request; returns its id. Errors: InvalidInput, as `check`."""
         id = next(self._ids) if id is None else id
         answer = start_generation(request, id, self._tokenizer, self._eos_ids)
         self.scheduler.add(answer.sequence)
@@ -83,7 +82,7 @@ class Engine:
         return id
 
     def cancel(self, id: int) -> None:
-        """Frees its blocks at once; a finished or unknown id is no error, since it may finish meanwhile."""
+        """Cancels a request and frees its blocks; ignores a finished or unknown id."""
         active = self._active.pop(id, None)
         if active is None:
             return
@@ -92,10 +91,10 @@ class Engine:
         else:
             self.scheduler.remove(active.sequence)
 
-    # ── sequences that another worker computes, and those of another worker ────────────────────────
+    # ── migration: requests that another worker computes, and those of another worker ──────────────
 
     def migration_candidates(self) -> list[tuple[int, int]]:
-        """Requests that are computed here and have begun to answer: (id, most tokens to come)."""
+        """Requests that are computed here and have output: (id, most remaining tokens)."""
         return [
             (sequence.id, sequence.max_new_tokens - sequence.output_count)
             for sequence in self.scheduler.running
@@ -103,7 +102,7 @@ class Engine:
         ]
 
     def migration_snapshot(self, id: int) -> tuple[list[int], int, int, SamplingParams] | None:
-        """Tokens so far, how many of them are prompt, most new ones, how they are drawn; None if it has ended."""
+        """A request's tokens, prompt length, token limit and sampling; None if it ended or is computed elsewhere."""
         active = self._active.get(id)
         if active is None or active.on_remote_cancel is not None:
             return None
@@ -111,7 +110,10 @@ class Engine:
         return list(sequence.tokens), sequence.prompt_count, sequence.max_new_tokens, active.request.sampling
 
     def start_remote(self, id: int, drop: Callable[[], object]) -> list[int] | None:
-        """Its tokens so far: from now on they come with `accept`. Nothing may be under way. None if it has ended."""
+        """Stops computing a request here; returns its tokens, None if it has ended. `accept_remote` brings new ones.
+
+        No step may be in flight. `drop` is called if the request is cancelled.
+        """
         active = self._active.get(id)
         if active is None or active.on_remote_cancel is not None:
             return None
@@ -120,12 +122,12 @@ class Engine:
         return list(active.sequence.tokens)
 
     def accept_remote(self, id: int, token: int) -> list[TokenDelta]:
-        """The next token of one that is lent."""
+        """Adds the next token of a request that another worker computes."""
         active = self._active.get(id)
         return [] if active is None or active.on_remote_cancel is None else [self._accept(active, token)]
 
     def resume_locally(self, id: int) -> None:
-        """One that was lent goes on here, from the tokens that it has."""
+        """Continues a request here that another worker computed."""
         active = self._active.get(id)
         if active is None or active.on_remote_cancel is None:
             return
@@ -140,9 +142,9 @@ class Engine:
         caught_up: Callable[[], object],
         on_token: Callable[[int], object],
     ) -> None:
-        """Computes the tokens that are known, and says so; `begin` brings those that came meanwhile.
+        """Computes the known tokens of another worker's request, then calls `caught_up` and waits.
 
-        Errors: InvalidInput for what does not fit here.
+        `continue_migrated` brings the tokens since then. Errors: InvalidInput if the request does not fit.
         """
         sequence.held = True
         self.scheduler.add(sequence)
@@ -151,7 +153,7 @@ class Engine:
         )
 
     def continue_migrated(self, id: int, tokens: list[int]) -> None:
-        """All tokens so far, of which the last is not computed yet: from now on it is continued here."""
+        """Continues another worker's request with all its tokens, of which the last is not computed yet."""
         migrated = self._migrated_in.get(id)
         if migrated is None:
             return
@@ -161,7 +163,7 @@ class Engine:
         migrated.sampler = resumed_sampler(sequence, migrated.sampler.params)
 
     def remove_migrated(self, id: int) -> None:
-        """Its owner needs it no longer here."""
+        """Removes another worker's request."""
         migrated = self._migrated_in.pop(id, None)
         if migrated is not None:
             self.scheduler.remove(migrated.sequence)
@@ -183,16 +185,16 @@ class Engine:
 
     @property
     def stages(self) -> int:
-        """That compute a step: 1 if all of it is computed here."""
+        """Number of stages that compute a step: 1 without a pipeline."""
         return self._runner.depth
 
     @property
     def stalled(self) -> bool:
-        """Whether nothing can be computed for now: the runner takes nothing, or all that runs is computed elsewhere."""
+        """Whether no step can run now: the runner is stalled, or all requests are computed elsewhere."""
         return not self._in_flight and (self._runner.stalled or not self.scheduler.pending)
 
     def step(self, now_ns: int = 0) -> list[TokenDelta]:
-        """Sets steps going until the runner is busy, and ends the oldest; the deltas that it brought."""
+        """Submits steps until the runner is busy, and completes the oldest; returns its deltas."""
         deltas = self._expire(now_ns)
         try:
             self._submit_steps()
@@ -201,7 +203,7 @@ class Engine:
             self._restart(error)
             return deltas
         except Exception as error:
-            # Nothing of the steps under way is known to be right. Their sequences end; those that wait go on.
+            # Results of the steps in flight are unknown. Their sequences fail; waiting ones continue.
             logger.exception("step failed", extra={"steps": len(self._in_flight)})
             self._in_flight.clear()
             reason = error if isinstance(error, FleetError) else HandlerFailed(f"the model failed: {error!r}")
@@ -212,7 +214,7 @@ class Engine:
             return deltas + [TokenDelta(id=sequence.id, error=reason) for sequence in failed]
 
     def settle(self) -> list[TokenDelta]:
-        """Ends all steps under way and begins none; what they brought."""
+        """Completes all steps in flight and submits none; returns their deltas."""
         deltas: list[TokenDelta] = []
         try:
             while self._in_flight:
@@ -222,17 +224,17 @@ class Engine:
         return deltas
 
     def _restart(self, error: RunnerLost) -> None:
-        logger.warning("the pipeline is broken, requests begin anew", extra={"error": str(error)})
+        logger.warning("the pipeline is broken, requests are recomputed", extra={"error": str(error)})
         self._in_flight.clear()
         self.scheduler.restart()
 
     def take_over(self, runner: Runner) -> None:
-        """From now on steps go there. Nothing may be under way; it has the keys and values of all that runs."""
+        """Replaces the runner by one with the keys and values of all running sequences; no step may be in flight."""
         assert not self._in_flight
         self._runner = runner
 
     def fail_all(self, error: FleetError) -> list[TokenDelta]:
-        """Ends every request with the error: the worker is going away."""
+        """Ends every request with the error, when the worker ends."""
         deltas = [TokenDelta(id=id, error=error) for id in self._active]
         for delta in deltas:
             self.cancel(delta.id)
@@ -264,7 +266,7 @@ class Engine:
             self._runner.submit(batch)
 
     def _complete_oldest(self) -> list[TokenDelta]:
-        """The oldest step under way: its tokens are computed, and those that end a sequence sampled."""
+        """Completes the oldest step in flight: advances its sequences and samples their next tokens."""
         if not self._in_flight:
             return []
         logits = self._runner.collect()
@@ -301,7 +303,7 @@ class Engine:
             self.remove_migrated(sequence.id)
 
     def _runs(self, chunk: PlannedChunk) -> bool:
-        """Not if it was cancelled meanwhile."""
+        """Whether the chunk's sequence still runs."""
         return chunk.sequence.id in self._active or chunk.sequence.id in self._migrated_in
 
     def _accept(self, answer: Generation, token: int) -> TokenDelta:
@@ -312,7 +314,7 @@ class Engine:
 
 
 def _batch(chunks: list[PlannedChunk]) -> tuple[Batch, list[PlannedChunk]]:
-    """The chunks laid end to end, and those of them whose last row is sampled."""
+    """The batch of the concatenated chunks, and the chunks whose last row is sampled."""
     tokens: list[int] = []
     positions: list[int] = []
     starts = [0]

@@ -1,6 +1,6 @@
-"""What a request asks, and what becomes of its tokens: text that may be shown, until a stop, the end or the limit.
+"""Generation requests and their state: tokens become text, until a stop string, the end token or the limit.
 
-A request may have a past: tokens that another worker put out, and whose text was shown. It goes on from there.
+A request may resume after tokens that another worker generated and whose text was sent.
 """
 
 from __future__ import annotations
@@ -20,18 +20,20 @@ FinishReason = Literal["stop", "length"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResumeState:
-    """Of a request that began elsewhere. Used once."""
+    """State of a request that started on another worker. Used once."""
 
     tokens: list[int]
     detokenizer: Detokenizer
     stops: StopMatcher
-    """Both as they were left: what they have given was shown, what they hold back was not."""
+    """Detokenizer and matcher after these tokens: text that they returned was sent, held-back text was not."""
     finish: FinishReason | None
-    """If it is over: then there is nothing to compute."""
+    """Set if the request has finished: then nothing is computed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
+    """One generation request."""
+
     tokens: list[int]
     max_new_tokens: int
     sampling: SamplingParams = field(default_factory=SamplingParams)
@@ -39,12 +41,12 @@ class Request:
     ignore_eos: bool = False
     deadline_ns: int | None = None
     """Monotonic; past it the request ends with DeadlineExceeded."""
-    past: ResumeState | None = None
+    resume: ResumeState | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenDelta:
-    """What one step brought one request. After one with `finish` or `error` nothing more comes."""
+    """Output of one step for one request. One with `finish` or `error` is the last."""
 
     id: int
     text: str = ""
@@ -59,7 +61,7 @@ class TokenDelta:
 
 @dataclass(slots=True)
 class Generation:
-    """One request under way."""
+    """State of one running request."""
 
     request: Request
     sequence: Tokens
@@ -68,10 +70,10 @@ class Generation:
     stops: StopMatcher
     eos_ids: frozenset[int]
     on_remote_cancel: Callable[[], object] | None = None
-    """Its tokens come from another worker, which is told so if it is to stop."""
+    """Set while another worker computes the tokens: called on cancellation."""
 
     def accept(self, token: int) -> TokenDelta:
-        """The next token; the delta that it makes."""
+        """Adds the next token; returns its delta."""
         sequence = self.sequence
         sequence.tokens.append(token)
         if token in self.eos_ids and not self.request.ignore_eos:
@@ -90,7 +92,7 @@ class Generation:
 
 @dataclass(slots=True)
 class MigratedRequest:
-    """Another worker's sequence, computed here: its tokens are told as they come, and are the other's to judge."""
+    """Sequence of another worker that is computed here. `on_token` sends each token to its owner."""
 
     sequence: Tokens
     sampler: SamplerState
@@ -99,16 +101,16 @@ class MigratedRequest:
 
 
 def resumed_sampler(sequence: Tokens, sampling: SamplingParams) -> SamplerState:
-    """Of a sequence that has tokens already."""
+    """Sampler state of a sequence that has output tokens."""
     return SamplerState.resumed(sampling, sequence.tokens[sequence.prompt_count :])
 
 
 def start_generation(request: Request, id: int, vocabulary: Vocabulary, eos_ids: frozenset[int]) -> Generation:
-    """One that begins, or goes on after its request's past."""
-    past = request.past
+    """State of a new request, or of one that resumes."""
+    resume = request.resume
     sequence = Tokens(
         id=id,
-        tokens=[*request.tokens, *(past.tokens if past is not None else ())],
+        tokens=[*request.tokens, *(resume.tokens if resume is not None else ())],
         prompt_count=len(request.tokens),
         max_new_tokens=request.max_new_tokens,
     )
@@ -116,8 +118,8 @@ def start_generation(request: Request, id: int, vocabulary: Vocabulary, eos_ids:
         request=request,
         sequence=sequence,
         sampler=resumed_sampler(sequence, request.sampling),
-        detokenizer=past.detokenizer if past is not None else Detokenizer(vocabulary),
-        stops=past.stops if past is not None else StopMatcher(request.stops),
+        detokenizer=resume.detokenizer if resume is not None else Detokenizer(vocabulary),
+        stops=resume.stops if resume is not None else StopMatcher(request.stops),
         eos_ids=eos_ids,
     )
 
@@ -125,9 +127,9 @@ def start_generation(request: Request, id: int, vocabulary: Vocabulary, eos_ids:
 def resume_state(
     request: Request, tokens: Sequence[int], vocabulary: Vocabulary, eos_ids: frozenset[int]
 ) -> ResumeState:
-    """After the request has put these out. Takes as long as to show them did: some tens of microseconds each.
+    """State of a request after these output tokens. Takes some tens of microseconds a token.
 
-    Errors: InvalidInput if it would have ended before the last of them.
+    Errors: InvalidInput if the request would have ended before the last of them.
     """
     answer = start_generation(request, 0, vocabulary, eos_ids)
     finish: FinishReason | None = None

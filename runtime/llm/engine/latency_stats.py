@@ -1,7 +1,7 @@
-"""How long requests take until their first token, and for each one after it: what the planner predicts from.
+"""Latency statistics of requests: time to first token and time per output token, for the planner's predictions.
 
-Fed by the engine's thread with what each step brought and when; any thread may read `mean`. A request that was
-computed by a pipeline first and by a whole worker in the end says nothing clear of either, and is not counted.
+The engine's thread records each step's deltas; any thread may read `mean`. A request that started in a pipeline and
+ended on a whole worker is not counted.
 """
 
 from __future__ import annotations
@@ -22,20 +22,23 @@ class _OpenRequest:
 
 
 class LatencyStats:
+    """Mean latencies of completed requests."""
+
     def __init__(self) -> None:
         self._open: dict[int, _OpenRequest] = {}
         self.mean: Speed | None = None
-        """Of all that were measured; `call_s` is the time in the engine."""
+        """Mean over the measured requests; `call_s` is the time in the engine."""
 
-    def begins(self, id: int, now_ns: int, stages: int) -> None:
+    def add(self, id: int, now_ns: int, stages: int) -> None:
+        """Starts to measure a request."""
         self._open[id] = _OpenRequest(now_ns, stages)
 
-    def forgets(self, id: int) -> None:
-        """It was cancelled."""
+    def discard(self, id: int) -> None:
+        """Drops a cancelled request."""
         self._open.pop(id, None)
 
-    def sees(self, deltas: Iterable[TokenDelta], now_ns: int, stages: int) -> None:
-        """What a step of a runner of so many stages brought."""
+    def record(self, deltas: Iterable[TokenDelta], now_ns: int, stages: int) -> None:
+        """Records the deltas of a step that ran on that many stages."""
         for delta in deltas:
             request = self._open.get(delta.id)
             if request is None:

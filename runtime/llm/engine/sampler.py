@@ -1,4 +1,4 @@
-"""Chooses the next token from logits: greedy, or drawn with temperature, top-k, top-p and penalties.
+"""Sampler: chooses the next token from logits, greedily or with temperature, top-k, top-p and penalties.
 
 A draw uses one uniform number of the sequence's own generator, and depends on nothing else in the batch:
 the same seed gives the same text, alone or among others, and after a preemption.
@@ -20,7 +20,7 @@ TOP_CANDIDATES = 512
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """`temperature` 0 is greedy; `top_k` 0 and `top_p` 1 keep every token."""
+    """Sampling parameters. `temperature` 0 is greedy; `top_k` 0 and `top_p` 1 keep every token."""
 
     temperature: float = 1.0
     top_k: int = 0
@@ -36,11 +36,11 @@ class SamplingParams:
 
 @dataclass(slots=True)
 class SamplerState:
-    """What one sequence's draws depend on besides its logits."""
+    """Sampling state of one sequence: token counts and random generator."""
 
     params: SamplingParams
     counts: Counter[int] = field(default_factory=Counter)
-    """How often each token was put out; the prompt does not count."""
+    """Count of each output token, without the prompt."""
     generator: random.Random = field(init=False)
 
     def __post_init__(self) -> None:
@@ -48,7 +48,7 @@ class SamplerState:
 
     @classmethod
     def resumed(cls, params: SamplingParams, outputs: list[int]) -> SamplerState:
-        """As it is after these were put out: the next draw is the one that would have followed."""
+        """State after these output tokens: the next draw is the one that would have followed."""
         state = cls(params, Counter(outputs))
         if not params.greedy:
             for _ in outputs:
@@ -61,7 +61,7 @@ class SamplerState:
 
 
 def sample(logits: Tensor, states: list[SamplerState]) -> list[int]:
-    """One token for each row, and notes it in its state.
+    """Samples one token a row, and counts it in the row's state.
 
     Shapes:  logits [len(states), vocab], float; not changed.
     """
@@ -104,7 +104,7 @@ def _penalise(row: Tensor, state: SamplerState) -> Tensor:
 
 
 def _candidates(row: Tensor, params: SamplingParams) -> tuple[Tensor, Tensor]:
-    """Logits and ids to draw from: by token id if all of them, else the best ones in falling order."""
+    """Candidate logits and token ids: all by id, or the best ones in descending order."""
     vocab = row.shape[0]
     if params.top_k:
         best = torch.topk(row, min(params.top_k, vocab))

@@ -1,14 +1,14 @@
-"""Decides what the next step computes: who decodes, whose prompt goes on, who is let in, who must yield.
+"""Scheduler: decides which sequences the next step decodes, prefills, admits and preempts.
 
-Continuous batching with chunked prefill: every sequence that decodes gets its one row, the rest of the
-token budget goes to prompts, oldest first, in chunks. When blocks run out the youngest sequence yields:
-its blocks are freed and its tokens, prompt and output alike, are computed anew later. The oldest never
-yields, and alone it always fits (`check` refuses what never could), so each step ends in progress.
+Continuous batching with chunked prefill: every decoding sequence gets one row, the rest of the token budget goes to
+prompts, oldest first, in chunks. When blocks run out the youngest sequence is preempted: its blocks are freed and its
+tokens, prompt and output alike, are recomputed later. The oldest is never preempted, and alone it always fits (`check`
+rejects what never could), so each step makes progress.
 
-Several steps may be under way at once, along a pipeline. A sequence whose last token is not known yet waits for it; a
-long prompt does not: its next chunk follows the one before, and every stage takes them in that order.
+Along a pipeline several steps are in flight. A sequence waits for its last token; a long prompt does not wait: its next
+chunk follows the one before, and every stage computes them in that order.
 
-Pure: no clock, no tensors. The engine computes what the plan says and reports with `advance`.
+Pure: no clock, no tensors. The engine computes the plan and reports with `advance`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .block_pool import BlockPool
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """One sequence's tokens, prompt first, and where they are kept."""
+    """One sequence: its tokens, prompt first, and its block table."""
 
     id: int
     tokens: list[int]
@@ -31,17 +31,17 @@ class Sequence:
     computed: int = 0
     """Tokens whose keys and values are in the blocks."""
     submitted: int = 0
-    """The same once all steps that are under way have ended."""
+    """`computed` after all steps in flight."""
     table: list[int] = field(default_factory=list)
     held: bool = False
-    """Computed as far as its tokens go, and not sampled: more of them come from elsewhere."""
+    """Whether it is computed but not sampled, because more of its tokens come from another worker."""
 
     @property
     def output_count(self) -> int:
         return len(self.tokens) - self.prompt_count
 
     @property
-    def flying(self) -> bool:
+    def in_flight(self) -> bool:
         return self.submitted != self.computed
 
 
@@ -59,6 +59,8 @@ class PlannedChunk:
 
 
 class Scheduler:
+    """Queue and running sequences of one engine."""
+
     def __init__(self, pool: BlockPool, *, max_batch: int, token_budget: int, context_tokens: int) -> None:
         if token_budget < max_batch:
             raise ValueError(f"a budget of {token_budget} tokens cannot hold {max_batch} decodes")
@@ -72,7 +74,7 @@ class Scheduler:
         self.preemptions = 0
 
     def check(self, prompt_count: int, max_new_tokens: int) -> None:
-        """Errors: InvalidInput for what could never be finished, however long it waited."""
+        """Checks a request's size. Errors: InvalidInput if it can never fit."""
         if prompt_count < 1:
             raise InvalidInput("the prompt is empty", hint="send at least one token of text")
         if prompt_count + max_new_tokens > self.context_tokens:
@@ -87,8 +89,8 @@ class Scheduler:
         self.waiting.append(sequence)
 
     def remove(self, sequence: Sequence) -> None:
-        """The sequence is finished or given up; its blocks are free at once."""
-        self._forget(sequence)
+        """Removes a finished or cancelled sequence and frees its blocks."""
+        self._free(sequence)
         if sequence in self.running:
             self.running.remove(sequence)
         else:
@@ -100,13 +102,13 @@ class Scheduler:
 
     @property
     def pending(self) -> bool:
-        """Whether there is something to compute."""
+        """Whether a sequence has tokens to compute."""
         return bool(self.waiting) or any(len(one.tokens) > one.submitted for one in self.running)
 
     def plan(self, share: int = 1) -> list[PlannedChunk]:
-        """The next step: decodes first, then prompts begun, then new ones. `share` steps shall have work each.
+        """Plans the next step: decodes first, then prompts in progress, then new ones; spread over `share` steps.
 
-        Empty only if idle, or if steps are under way that must end first.
+        Empty only if idle, or if steps in flight must end first.
         """
         chunks: dict[int, PlannedChunk] = {}
         budget = self.token_budget
@@ -115,18 +117,18 @@ class Scheduler:
         for decoding in (True, False):
             for sequence in list(self.running):
                 if sequence not in self.running or budget == 0 or len(chunks) >= most:
-                    continue  # it has just yielded to an older one
+                    continue  # just preempted for an older one
                 pending = len(sequence.tokens) - sequence.submitted
                 if pending == 0 or (pending == 1) is not decoding:
                     continue
                 count = min(pending, budget)
-                if self._make_room(sequence, count, chunks):
+                if self._allocate(sequence, count, chunks):
                     chunks[sequence.id] = _chunk(sequence, count)
                     budget = self.token_budget - sum(chunk.end - chunk.begin for chunk in chunks.values())
         while self.waiting and budget > 0 and len(self.running) < self.max_batch and len(chunks) < most:
             sequence = self.waiting[0]
-            # All of it must fit now, though only a chunk runs: letting in half a prompt that then
-            # yields to the decodes beside it would compute that half for nothing.
+            # The whole prompt must fit now, though only a chunk runs: half a prompt that is then
+            # preempted by decodes would be computed for nothing.
             if self.pool.blocks_for(len(sequence.tokens)) > self.pool.free_count - self._reserve():
                 break
             self.waiting.popleft()
@@ -141,44 +143,44 @@ class Scheduler:
         return list(chunks.values())
 
     def advance(self, chunk: PlannedChunk) -> None:
-        """The chunk was computed."""
+        """Marks a chunk as computed."""
         chunk.sequence.computed = chunk.end
 
     def put_first(self, sequence: Sequence) -> None:
-        """One that was here before, and comes back: computed anew, before those that wait."""
-        self._yield(sequence)
+        """Puts a removed sequence at the head of the queue, to be recomputed."""
+        self._preempt(sequence)
 
     def restart(self) -> None:
-        """Nothing that was computed is there any more, nor is anything under way: all begin anew, in their order."""
+        """Requeues all running sequences in order, after the loss of all computed keys and values."""
         while self.running:
-            self._yield(self.running.pop())
+            self._preempt(self.running.pop())
 
     def _reserve(self) -> int:
-        """Blocks kept for those that run, one each, so that who comes in is not thrown out at once."""
+        """Blocks kept for running sequences, one each, so that a new one is not preempted at once."""
         return len(self.running)
 
-    def _make_room(self, sequence: Sequence, count: int, chunks: dict[int, PlannedChunk]) -> bool:
-        """Blocks for `count` more tokens, taken from the youngest if need be; False if it must wait, or yielded."""
+    def _allocate(self, sequence: Sequence, count: int, chunks: dict[int, PlannedChunk]) -> bool:
+        """Allocates blocks for `count` more tokens, preempting the youngest; False if it must wait or was preempted."""
         while not self.pool.grow(sequence.table, sequence.submitted + count):
-            # What is under way writes into the blocks that it has: if only such are younger, this one waits.
-            victim = next((one for one in reversed(self.running) if not one.flying), None)
+            # A sequence in flight writes into its blocks: if all younger ones are, this one waits.
+            victim = next((one for one in reversed(self.running) if not one.in_flight), None)
             if victim is None or self.running.index(victim) < self.running.index(sequence):
                 return False
             if victim is sequence and sequence is not self.running[-1]:
                 return False
             self.running.remove(victim)
             chunks.pop(victim.id, None)
-            self._yield(victim)
+            self._preempt(victim)
             self.preemptions += 1
             if victim is sequence:
                 return False
         return True
 
-    def _yield(self, sequence: Sequence) -> None:
-        self._forget(sequence)
+    def _preempt(self, sequence: Sequence) -> None:
+        self._free(sequence)
         self.waiting.appendleft(sequence)
 
-    def _forget(self, sequence: Sequence) -> None:
+    def _free(self, sequence: Sequence) -> None:
         self.pool.release(sequence.table)
         sequence.computed = sequence.submitted = 0
 

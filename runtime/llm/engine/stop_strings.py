@@ -1,4 +1,4 @@
-"""Stop strings over a stream of text: what may be shown already, and whether a stop has come.
+"""Stop strings over a stream of text: releases safe text, detects the first stop.
 
 A stop string may begin in one token and end three tokens later, so text that could still become one is
 held back. Pure.
@@ -8,13 +8,15 @@ from __future__ import annotations
 
 
 class StopMatcher:
+    """Matches stop strings in the text of one sequence."""
+
     def __init__(self, stops: list[str]) -> None:
         self._stops = [stop for stop in stops if stop]
         self._held = ""
         self.stopped = False
 
     def feed(self, text: str) -> str:
-        """The text that is now known to be shown; the stop string itself, and what follows it, never is."""
+        """Adds text; returns the part that can be shown, never the stop string or text after it."""
         if self.stopped:
             return ""
         self._held += text
@@ -29,13 +31,13 @@ class StopMatcher:
         return shown
 
     def flush(self) -> str:
-        """What was held back in vain: the sequence has ended."""
+        """Returns the held-back text at the end of the sequence."""
         shown, self._held = self._held, ""
         return shown
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of `text` that begins `stop`."""
+    """Length of the longest suffix of `text` that is a proper prefix of `stop`."""
     for length in range(min(len(text), len(stop) - 1), 0, -1):
         if text.endswith(stop[:length]):
             return length

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fleetstart.native import Decoder
 
-from ..engine.batch import Batch
+from ..engine.runner import Batch
 from .config import LlamaConfig
 from .layers import LayerWeights, StageWeights
 from .rope import inverse_frequencies

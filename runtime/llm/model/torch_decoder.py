@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ..engine.batch import Batch
+from ..engine.runner import Batch
 from .config import LlamaConfig
 from .layers import LayerWeights, StageWeights
 from .rope import inverse_frequencies

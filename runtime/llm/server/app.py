@@ -212,9 +212,9 @@ class LLMApp:
     async def _go_on(self, work: _EngineCall, kind: Literal["chat", "text"], carried: bytes) -> _EngineCall:
         """A stream that another worker began."""
         before = read_carried(carried, choices=len(work.requests), vocab_size=self._model.vocab_size)
-        past, requests = self._model.engine.past, []
+        resume, requests = self._model.engine.resume, []
         for request, tokens in zip(as_chosen(work.requests, before.chosen), before.tokens, strict=True):
-            requests.append(replace(request, past=await asyncio.to_thread(past, request, tokens)))
+            requests.append(replace(request, resume=await asyncio.to_thread(resume, request, tokens)))
         work.usage.completion_tokens = sum(map(len, before.tokens))
         answer = openai.OpenAIResponse(kind, self._name, before.chosen.id, before.chosen.created_s)
         return replace(work, requests=requests, answer=answer, marker=ResumeMarkWriter(None))
@@ -251,7 +251,7 @@ class LLMApp:
         return [(texts[index], finishes[index]) for index in sorted(texts)]
 
     async def _send_stream(self, work: _EngineCall, send: Send) -> None:
-        to_do = [index for index, one in enumerate(work.requests) if one.past is None or one.past.finish is None]
+        to_do = [index for index, one in enumerate(work.requests) if one.resume is None or one.resume.finish is None]
         async with self.service.open([work.requests[index] for index in to_do]) as stream:
             begun = False
             try:
@@ -270,7 +270,7 @@ class LLMApp:
     @staticmethod
     async def _chunks(work: _EngineCall, stream: DeltaStream, to_do: list[int]) -> AsyncIterator[bytes]:
         """Events, each with its mark. `to_do` are the choices that the stream brings."""
-        opened = {index for index, one in enumerate(work.requests) if one.past is not None and one.past.tokens}
+        opened = {index for index, one in enumerate(work.requests) if one.resume is not None and one.resume.tokens}
         answer, with_usage, marker = work.answer, work.include_usage, work.marker
         async for number, delta in stream:
             index = to_do[number]

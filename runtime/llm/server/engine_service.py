@@ -159,7 +159,7 @@ class EngineService:
                 self._prepare()
             while self._obey():
                 deltas = self._engine.step(time.monotonic_ns())
-                self._speeds.sees(deltas, time.monotonic_ns(), self._engine.stages)
+                self._speeds.record(deltas, time.monotonic_ns(), self._engine.stages)
                 self._publish(deltas)
         except Exception as error:
             # A bug of ours: say so to everybody who waits, rather than let them wait for ever.
@@ -194,14 +194,14 @@ class EngineService:
                     return False
                 case _Add(id=id, request=request):
                     self._engine.add(request, id)
-                    self._speeds.begins(id, time.monotonic_ns(), self._engine.stages)
+                    self._speeds.add(id, time.monotonic_ns(), self._engine.stages)
                 case _Run(act=act):
                     deltas = act(self._engine)
-                    self._speeds.sees(deltas, time.monotonic_ns(), self._engine.stages)
+                    self._speeds.record(deltas, time.monotonic_ns(), self._engine.stages)
                     self._publish(deltas)
                 case _Cancel(id=id):
                     self._engine.cancel(id)
-                    self._speeds.forgets(id)
+                    self._speeds.discard(id)
 
     def _publish(self, deltas: list[TokenDelta]) -> None:
         if not deltas or self._loop is None:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fleetstart.runtime.llm.engine.batch import Batch
+from fleetstart.runtime.llm.engine.runner import Batch
 from tests.runtime.llm.models import BLOCK_TOKENS, native, tiny
 
 

@@ -9,7 +9,7 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fleetstart.runtime.llm.engine.batch import Batch
+from fleetstart.runtime.llm.engine.runner import Batch
 from fleetstart.runtime.llm.model.native_decoder import NativeDecoder
 from fleetstart.runtime.llm.model.torch_decoder import TorchDecoder
 from tests.runtime.llm.batches import Piece, batch_of, some_tokens

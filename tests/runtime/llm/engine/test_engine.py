@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fleetstart.runtime.contract.errors import DeadlineExceeded, HandlerFailed, InvalidInput, Unavailable
-from fleetstart.runtime.llm.engine.batch import Batch
 from fleetstart.runtime.llm.engine.generation import Request
+from fleetstart.runtime.llm.engine.runner import Batch
 from fleetstart.runtime.llm.engine.sampler import SamplingParams
 from fleetstart.runtime.llm.text.tokenizer import Tokenizer
 from tests.runtime.llm.models import Checkpoint, engine, native, plain, run, text_of, tiny, tokens_of

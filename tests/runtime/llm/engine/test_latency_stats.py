@@ -17,12 +17,12 @@ def token(id: int, *, last: bool = False) -> TokenDelta:
 
 def test_the_first_token_and_those_after_it_are_told_apart() -> None:
     speeds = LatencyStats()
-    speeds.begins(1, 100 * MS, stages=1)
-    speeds.sees([], 200 * MS, stages=1)
-    speeds.sees([token(1)], 300 * MS, stages=1)
-    speeds.sees([token(1)], 340 * MS, stages=1)
+    speeds.add(1, 100 * MS, stages=1)
+    speeds.record([], 200 * MS, stages=1)
+    speeds.record([token(1)], 300 * MS, stages=1)
+    speeds.record([token(1)], 340 * MS, stages=1)
     assert speeds.mean is None, "it has not ended"
-    speeds.sees([token(1, last=True)], 360 * MS, stages=1)
+    speeds.record([token(1, last=True)], 360 * MS, stages=1)
     assert speeds.mean is not None
     assert (speeds.mean.calls, speeds.mean.stages) == (1, 1)
     assert speeds.mean.prefill_s == pytest.approx(0.2)
@@ -33,8 +33,8 @@ def test_the_first_token_and_those_after_it_are_told_apart() -> None:
 def test_an_answer_of_one_token_tells_nothing_of_the_others() -> None:
     speeds = LatencyStats()
     for id in range(2):
-        speeds.begins(id, 0, stages=1)
-        speeds.sees([token(id, last=True)], 50 * MS, stages=1)
+        speeds.add(id, 0, stages=1)
+        speeds.record([token(id, last=True)], 50 * MS, stages=1)
     assert speeds.mean is not None
     assert (speeds.mean.calls, speeds.mean.decode_s) == (2, None)
 
@@ -42,19 +42,21 @@ def test_an_answer_of_one_token_tells_nothing_of_the_others() -> None:
 def test_what_was_cut_or_failed_is_not_counted() -> None:
     speeds = LatencyStats()
     for id in range(3):
-        speeds.begins(id, 0, stages=1)
-    speeds.forgets(0)
-    speeds.sees([token(0), token(1)], 10 * MS, stages=1)
-    speeds.sees([TokenDelta(id=1, error=DeadlineExceeded("late")), TokenDelta(id=2, finish="stop")], 20 * MS, stages=1)
+        speeds.add(id, 0, stages=1)
+    speeds.discard(0)
+    speeds.record([token(0), token(1)], 10 * MS, stages=1)
+    speeds.record(
+        [TokenDelta(id=1, error=DeadlineExceeded("late")), TokenDelta(id=2, finish="stop")], 20 * MS, stages=1
+    )
     assert speeds.mean is None
 
 
 def test_a_pipeline_and_the_worker_that_it_became_are_not_mixed() -> None:
     speeds = LatencyStats()
     for id, (stages, end_ms) in enumerate([(4, 400), (1, 100)]):
-        speeds.begins(id, 0, stages=stages)
-        speeds.sees([token(id, last=True)], end_ms * MS, stages=stages)
-    speeds.begins(9, 0, stages=4)
-    speeds.sees([token(9, last=True)], 999 * MS, stages=1)
+        speeds.add(id, 0, stages=stages)
+        speeds.record([token(id, last=True)], end_ms * MS, stages=stages)
+    speeds.add(9, 0, stages=4)
+    speeds.record([token(9, last=True)], 999 * MS, stages=1)
     assert speeds.mean is not None
     assert (speeds.mean.calls, speeds.mean.stages, speeds.mean.prefill_s) == (2, 1, 0.1)

@@ -207,13 +207,13 @@ def test_an_engine_goes_on_after_any_token(tiny_model: Checkpoint, sampling: Sam
     tokens = tokens_of(whole)
     for count in range(len(tokens) + 1):
         subject = engine(tiny_model, native(tiny_model))
-        past = subject.past(request, tokens[:count])
+        past = subject.resume(request, tokens[:count])
         shown = "".join(delta.text for delta in whole[:count])
         if count == len(tokens):
             assert past.finish == whole[-1].finish
             continue
         assert past.finish is None
-        (rest,) = run(subject, [replace(request, past=past)])
+        (rest,) = run(subject, [replace(request, resume=past)])
         assert tokens_of(rest) == tokens[count:]
         assert shown + text_of(rest) == text_of(whole)
         assert rest[-1].finish == whole[-1].finish
