@@ -1,6 +1,6 @@
-"""Models of the user's own that run layer by layer (`Layered`): alone, or along a pipeline of workers.
+"""User-defined layered models (`Layered`): run on one worker or along a pipeline.
 
-The same stages, links, frames and consolidation as the language models of `runtime.llm`, for any activations.
+They use the same links, frames and stage lifecycles as the language models of `runtime.llm`, for any activations.
 """
 
 __all__: list[str] = []

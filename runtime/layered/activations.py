@@ -1,7 +1,7 @@
-"""Activations between layers, and how they travel: their form in a message, their numbers behind it.
+"""Activations between layers: validation and wire format.
 
-One array or a dict of them, of numpy or torch. What does not fit this is refused wherever it appears, also where
-nothing travels: a model that works on one worker works on four.
+Activations are one numpy array or torch tensor, or a dict of them. Anything else is rejected everywhere, also on a
+single worker: a model that works on one worker works on four.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ _OF_TORCH = {f"torch.{name}": dtype for dtype, name in _TORCH.items()}
 
 
 class InvalidActivations(TypeError):
-    """What a layer gave is nothing that could go on to the next."""
+    """Error of a layer's result that is not activations."""
 
 
 def forms_of(activations: Any) -> tuple[list[ArrayForm], bool]:
-    """Of each array, and whether it is one that stands alone. Errors: NoActivations, which says what it is."""
+    """Forms of the arrays, and whether it is a single array. Errors: InvalidActivations."""
     single = not isinstance(activations, Mapping)
     named: Mapping[Any, Any] = {"": activations} if single else activations
     if not 1 <= len(named) <= ARRAYS_MAX:
@@ -53,7 +53,7 @@ def forms_of(activations: Any) -> tuple[list[ArrayForm], bool]:
 
 
 def pack(number: int, activations: Any) -> tuple[Activations, Buffer]:
-    """The frame of one call's activations. Errors: NoActivations."""
+    """Encodes one call's activations as a frame. Errors: InvalidActivations."""
     forms, single = forms_of(activations)
     arrays = [activations] if single else list(activations.values())
     if single:
@@ -65,7 +65,7 @@ def pack(number: int, activations: Any) -> tuple[Activations, Buffer]:
 
 
 def unpack(frame: Activations, payload: bytearray) -> Any:
-    """The activations, over the payload's own memory. Errors: ValueError if message and payload do not fit."""
+    """Decodes activations, as views of the payload. Errors: ValueError if message and payload do not fit."""
     _check(frame, payload)
     arrays = {
         form.name: _array(form, payload, offset)
@@ -90,7 +90,7 @@ def _form(name: object, array: Any) -> ArrayForm:
             f"{where}{_kind(array)}, where a numpy array, a torch tensor or a dict of such is expected"
         )
     if dtype is None or array.ndim > DIMENSIONS_MAX:
-        raise InvalidActivations(f"{where}{what} with {array.ndim} dimensions, which cannot travel between stages")
+        raise InvalidActivations(f"{where}{what} with {array.ndim} dimensions, which cannot be sent between stages")
     return ArrayForm(name, dtype, tuple(array.shape), "torch" if library == "torch" else "numpy")
 
 

@@ -1,4 +1,4 @@
-"""A model in layers as an ASGI app: `before`, the layers wherever they are, `after`."""
+"""ASGI app of a layered model: `before`, the layers on one worker or several, `after`."""
 
 from __future__ import annotations
 
@@ -21,18 +21,19 @@ SYNCHRONOUS = ("load", "layer", "before", "after")
 
 
 class LayerRunner(Protocol):
-    """All layers, in this process or along a pipeline. For several threads."""
+    """Runs all layers, in this process or along a pipeline. Thread-safe."""
 
-    def run(self, activations: Any) -> Any: ...
+    def run(self, activations: Any) -> Any:
+        """Returns the activations after the last layer."""
 
 
 class LayeredApp:
-    """An ASGI app without lifespan. Answers as a handler class does whose `__call__` has the parameters of `before`."""
+    """ASGI app without lifespan, like a handler class whose `__call__` has the parameters of `before`."""
 
     def __init__(
         self, model: Layered, runner: LayerRunner, *, stages: int = 1, slots: int, timeout_s: float, bundle_dir: str
     ) -> None:
-        """`stages` of a pipeline run the layers. Errors: NoHandler; those of `handler_app`."""
+        """`stages`: number of workers that run the layers. Errors: those of `handler_app`."""
         self._model = model
         self._runner = runner
         self._stages = stages
@@ -52,18 +53,18 @@ class LayeredApp:
         await self._app(scope, receive, send)
 
     def take_over(self, runner: LayerRunner) -> None:
-        """It has the whole model: calls that lost their stage, and all that come, run there."""
+        """Replaces the runner by one with the whole model, for new calls and for calls that lost their stage."""
         with self._replaced:
             self._runner, self._stages = runner, 1
             self._replaced.notify_all()
 
     def speed(self) -> Speed | None:
-        """Of the last calls; None until one has ended. From any thread."""
+        """Mean call times; None until one call has ended. From any thread."""
         return self._speed
 
     def _call(self, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        """In a thread of the call's own. A lost stage costs it time: it begins anew, because layers may write into
-        what they are given."""
+        """Runs one call in its thread. If a stage is lost, the call is retried from `before`, because layers may change
+        their input in place."""
         ends_s = time.monotonic() + self._timeout_s
         began_s, stages = time.monotonic(), self._stages
         with without_gradients():
@@ -74,7 +75,7 @@ class LayeredApp:
                     break
                 except StageLost as error:
                     if not self._wait_for_other(runner, ends_s - time.monotonic()):
-                        text = f"{error}, and the rest of the model did not come"
+                        text = f"{error}, and the rest of the model did not arrive"
                         raise Unavailable(text, retry_after_s=1) from error
             answer = self._model.after(activations)
         self._note(time.monotonic() - began_s, stages)
@@ -90,10 +91,10 @@ class LayeredApp:
 
 
 def instantiate_model(target: Any) -> Layered:
-    """The model of an entry. Errors: NoHandler for what a deploy could not see; what its `__init__` raises."""
+    """Instantiates the model of an entry. Errors: NoHandler for an invalid class; those of its `__init__`."""
     if not (inspect.isclass(target) and issubclass(target, Layered)):
         raise NoHandler(
-            f"the version was deployed as a Layered class, and its entry is {target!r}", hint="deploy it again"
+            f"the version was deployed as a Layered class, but its entry is {target!r}", hint="deploy it again"
         )
     model: Layered = target()
     for part in SYNCHRONOUS:

@@ -1,4 +1,4 @@
-"""A row of layers in this process, and what is computed with it: for one call at a time."""
+"""Consecutive layers in this process, run for one call at a time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Layer = Callable[[Any], Any]
 
 
 class LayerRange:
-    """Layers `first ..`, in order. Thread-safe."""
+    """Layers from number `first` on, in order. Thread-safe."""
 
     def __init__(self, first: int, layers: Sequence[Layer]) -> None:
         self._first = first
@@ -24,13 +24,13 @@ class LayerRange:
         self._lock = threading.Lock()
 
     def within(self, before: Sequence[Layer], after: Sequence[Layer]) -> LayerRange:
-        """A longer one over the same layers, which are still called by one thread at a time."""
+        """A longer range around the same layers, which are still called by one thread at a time."""
         longer = LayerRange(self._first - len(before), [*before, *self._layers, *after])
         longer._lock = self._lock
         return longer
 
     def run(self, activations: Any) -> Any:
-        """Errors: NoActivations, naming the layer; what a layer raises."""
+        """Runs the layers. Errors: InvalidActivations, naming the layer; those of a layer."""
         check("before() gave", activations)
         with self._lock, without_gradients():
             for index, layer in enumerate(self._layers, self._first):
@@ -40,6 +40,7 @@ class LayerRange:
 
 
 def check(who: str, activations: Any) -> None:
+    """Checks a result. Errors: InvalidActivations, beginning with `who`."""
     try:
         forms_of(activations)
     except InvalidActivations as error:
@@ -47,20 +48,20 @@ def check(who: str, activations: Any) -> None:
 
 
 def without_gradients() -> contextlib.AbstractContextManager[object]:
-    """Nobody trains here. It counts for the thread that is in it."""
+    """Context without gradients in this thread, if torch is imported."""
     torch = sys.modules.get("torch")
     return torch.no_grad() if torch is not None else contextlib.nullcontext()
 
 
 def build(model: Layered, weights: Any, first: int, end: int) -> list[Layer]:
-    """Waits for the weights of each as the model asks for them. Errors: InvalidSpec for what is no layer."""
+    """Builds layers `first .. end - 1`, waiting for their weights. Errors: InvalidSpec for one that is not callable."""
     found: list[Layer] = []
     for index in range(first, end):
         layer = model.layer(weights, index)
         if not callable(layer):
             raise InvalidSpec(
-                f"layer({index}) of {type(model).__name__} gave a {type(layer).__name__}",
-                hint="give something that is called with activations: a torch module, or a function",
+                f"layer({index}) of {type(model).__name__} returned a {type(layer).__name__}",
+                hint="return a callable of activations: a torch module, or a function",
             )
         found.append(layer)
     return found

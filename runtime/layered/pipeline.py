@@ -1,7 +1,7 @@
-"""Calls along the stages of a model in layers: out to the second stage, and back from the last.
+"""Runner of a layered model along a pipeline: sends calls to the second stage, receives them from the last.
 
-As many are under way as callers ask for, so that every stage has work. If a stage is lost, all that are under way are
-told so, and nothing is taken any more: whoever called begins anew on the whole model (`app`).
+As many calls are in flight as callers make, so that every stage has work. If a stage is lost, all calls in flight fail
+with StageLost and no new ones are accepted; `app` retries them on the whole model.
 """
 
 from __future__ import annotations
@@ -22,35 +22,35 @@ from .layer_range import LayerRange
 
 
 class StageLost(Exception):
-    """Part of the pipeline is gone, and with it the calls that were under way."""
+    """Error of a call in flight when a stage was lost."""
 
 
 class LayeredPipeline(PeerStages):
-    """`links` must call `on_frame` and `on_lost` of this object."""
+    """Runs calls along the pipeline. `StageLinks` must call `on_frame` and `on_lost`."""
 
     def __init__(self, stages: int, on_broken: Callable[[str], None], *, answer_s: float) -> None:
-        """A stage that has not answered a call in `answer_s` hangs, and is lost."""
+        """`answer_s`: time limit of one call in the other stages; beyond it a stage counts as lost."""
         super().__init__(stages, on_broken)
         self._answer_s = answer_s
-        self._row: LayerRange | None = None
+        self._layer_range: LayerRange | None = None
         self._numbers = itertools.count()
         self._under_way: dict[int, Future[Any]] = {}
         self._idle = threading.Condition()
 
-    def begin(self, links: StageLinks, row: LayerRange) -> None:
-        """The first stage's own layers are there. The others may have told of theirs before."""
-        self._links, self._row = links, row
+    def begin(self, links: StageLinks, layer_range: LayerRange) -> None:
+        """Sets the first stage's layers once they are loaded; other stages may have reported before."""
+        self._links, self._layer_range = links, layer_range
 
     def run(self, activations: Any) -> Any:
-        """What all layers make of them. Errors: StageLost; what a layer raised, as a FleetError of another stage."""
-        assert self._row is not None
+        """Runs all layers. Errors: StageLost; those of a layer, as a FleetError from another stage."""
+        assert self._layer_range is not None
         number, answer = next(self._numbers), Future[Any]()
         with self._idle:
             if self.broken or self._dismissed:
-                raise StageLost(self.broken or "the pipeline was let go")
+                raise StageLost(self.broken or "the pipeline was dismissed")
             self._under_way[number] = answer
         try:
-            message, payload = pack(number, self._row.run(activations))
+            message, payload = pack(number, self._layer_range.run(activations))
             return self._passed_on(message, payload, answer)
         finally:
             with self._idle:
@@ -68,7 +68,7 @@ class LayeredPipeline(PeerStages):
             raise StageLost(self.broken) from None
 
     def dismiss(self) -> None:
-        """Lets the other stages go once the calls under way have ended; those that come meanwhile are told so."""
+        """Dismisses the other stages after the calls in flight; new calls fail with StageLost."""
         with self._idle:
             self._idle.wait_for(lambda: not self._under_way, self._answer_s)
             self._dismissed = True
@@ -84,7 +84,7 @@ class LayeredPipeline(PeerStages):
                 self.handle(stage, message)
 
     def _answer(self, number: int, answer: Callable[[Future[Any]], None]) -> None:
-        """Once; a call that nobody waits for any more has no use for it."""
+        """Sets the result of a call, unless it has ended."""
         with self._idle:
             future = self._under_way.get(number)
             if future is not None and not future.done():

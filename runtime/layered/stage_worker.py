@@ -1,6 +1,6 @@
-"""A stage that is not the first: activations in from the stage before, through its layers, and on to the next.
+"""Compute loop of a later layered stage: receives activations, runs its layers, sends them to the next stage.
 
-Calls are computed in the order in which they come, by one thread. What a layer raises fails its call, and nothing else.
+One thread computes calls in order. An exception of a layer fails only its call.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ log = logging.getLogger(__name__)
 
 
 class LayeredStageWorker(StageProtocol):
-    """Computes once `run` was called."""
+    """Later stage of a layered model; computes after `run`."""
 
     def __init__(self, on_end: Callable[[str], object], *, bundle_dir: str) -> None:
         super().__init__(on_end)
         self._bundle_dir = bundle_dir
         self._work: queue.SimpleQueue[tuple[int, Any] | None] = queue.SimpleQueue()
 
-    def run(self, links: StageLinks, row: LayerRange) -> None:
-        """Its layers and its links are there: it tells the first stage, and works from now on."""
-        threading.Thread(target=self._compute, args=(links.stage, row), name="stage", daemon=True).start()
+    def run(self, links: StageLinks, layer_range: LayerRange) -> None:
+        """Starts to compute, when layers and links are ready, and reports that to the first stage."""
+        threading.Thread(target=self._compute, args=(links.stage, layer_range), name="stage", daemon=True).start()
         self.begin(links)
 
     def on_frame(self, index: int, message: Message, payload: bytearray) -> None:
-        """Errors: ValueError for activations that cannot be; their link is given up then."""
+        """Handles a frame. Errors: ValueError for invalid activations; their link is closed."""
         match message:
             case Activations():
                 self._work.put((message.number, unpack(message, payload)))
@@ -49,12 +49,12 @@ class LayeredStageWorker(StageProtocol):
     def close(self) -> None:
         self._work.put(None)
 
-    def _compute(self, stage: Stage, row: LayerRange) -> None:
+    def _compute(self, stage: Stage, layer_range: LayerRange) -> None:
         following = (stage.index + 1) % stage.count
         while (work := self._work.get()) is not None:
             number, activations = work
             try:
-                message, payload = pack(number, row.run(activations))
+                message, payload = pack(number, layer_range.run(activations))
             except Exception as error:
                 self.send(0, LayerCallFailed(number, self._explained(error)))
             else:

@@ -1,8 +1,7 @@
-"""A worker that has a stage of a model in layers: what it serves, its links, and how it grows into a whole worker.
+"""Layered pipeline stages: a worker with some of the layers, its links, and its consolidation into a whole worker.
 
-Nothing is copied when it grows, because calls keep no state in the layers: new calls go to the whole model,
-running calls end in the pipeline, and then the other stages are dismissed. The worker forwards connections and growth
-messages to `LayeredFirstStage` and `LayeredLaterStage`.
+Nothing is copied on consolidation, because calls keep no state in the layers: new calls go to the whole model, running
+calls end in the pipeline, and then the other stages are dismissed. `NodeMessages` calls `connect` and `consolidate`.
 """
 
 from __future__ import annotations
@@ -32,20 +31,21 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayeredModel:
-    """What every worker of such a function is made of. `weights` is given to the model as it is."""
+    """Inputs of every worker of a layered function; `weights` is passed to the model."""
 
     model: Layered
     weights: Any
     layers: int
-    """Of the whole model."""
+    """Number of layers of the whole model."""
     spec: FunctionSpec
     bundle_dir: str
 
-    def row(self, first: int, end: int) -> LayerRange:
+    def layer_range(self, first: int, end: int) -> LayerRange:
+        """Builds layers `first .. end - 1`."""
         return LayerRange(first, build(self.model, self.weights, first, end))
 
     def app(self, runner: LayerRunner, stages: int = 1) -> LayeredApp:
-        """Waits for what the ends of the model need."""
+        """Loads the ends of the model and builds the app."""
         self.model.load(self.weights)
         return LayeredApp(
             self.model,
@@ -58,24 +58,24 @@ class LayeredModel:
 
 
 def whole_app(parts: LayeredModel) -> LayeredApp:
-    """Of a worker that has the whole model from the beginning. `load` first: its weights come first."""
+    """App of a worker with the whole model. `load` runs first: its weights arrive first."""
     app = parts.app(_NotReady())
-    app.take_over(parts.row(0, parts.layers))
+    app.take_over(parts.layer_range(0, parts.layers))
     return app
 
 
 class _NotReady:
-    """Before the layers are there; nobody calls until they are."""
+    """Runner before the layers are loaded, when no call can arrive."""
 
     def run(self, activations: Any) -> Any:
-        raise AssertionError("called before it was ready")
+        raise AssertionError("called before the layers were loaded")
 
 
 class LayeredFirstStage:
-    """Loads its layers; ready when all stages are, or, if one is lost on the way, when it has the whole model."""
+    """First stage: serves calls; ready with all stages or, if one is lost, with the whole model."""
 
     def __init__(self, parts: LayeredModel, context: StageContext) -> None:
-        """Returns when its own layers are there. Errors: what the model raises."""
+        """Loads its own layers. Errors: those of the model."""
         self._parts = parts
         self._stage = context.stage
         self._lifecycle = FirstStageLifecycle(context)
@@ -89,8 +89,8 @@ class LayeredFirstStage:
         )
         context.node_messages.adopt(self)
         self.app = parts.app(self._pipeline, context.stage.count)
-        self._row = parts.row(context.stage.first, context.stage.end)
-        self._pipeline.begin(self.links, self._row)
+        self._layer_range = parts.layer_range(context.stage.first, context.stage.end)
+        self._pipeline.begin(self.links, self._layer_range)
         self._lifecycle.loaded(self._pipeline, self._start_consolidation)
         self.speed: Callable[[], Speed | None] = self.app.speed
 
@@ -98,7 +98,7 @@ class LayeredFirstStage:
         self.links.connect(index, link)
 
     def wait_until_ready(self) -> None:
-        """Errors: StartFailed, and what kept it from growing."""
+        """Blocks until it can serve. Errors: StartFailed, those of consolidation."""
         self._lifecycle.wait_until_ready()
 
     def consolidate(self) -> None:
@@ -108,18 +108,18 @@ class LayeredFirstStage:
         self.links.close()
 
     def _start_consolidation(self, on_end: Callable[[FleetError | None], None]) -> None:
-        threading.Thread(target=self._consolidate, args=(on_end,), name="layered-growth", daemon=True).start()
+        threading.Thread(target=self._consolidate, args=(on_end,), name="layered-consolidation", daemon=True).start()
 
     def _consolidate(self, on_end: Callable[[FleetError | None], None]) -> None:
         parts = self._parts
         try:
             rest = build(parts.model, parts.weights, self._stage.end, parts.layers)
-            self.app.take_over(self._row.within([], rest))
+            self.app.take_over(self._layer_range.within([], rest))
             self._pipeline.dismiss()
         except FleetError as error:
             on_end(error)
         except Exception as error:
-            log.exception("growing failed")
+            log.exception("consolidation failed")
             on_end(FleetError(f"{type(error).__name__}: {error}"))
         else:
             on_end(None)
@@ -127,19 +127,19 @@ class LayeredFirstStage:
 
 class LayeredLaterStage(LaterStageLifecycle[LayeredApp]):
     def __init__(self, parts: LayeredModel, context: StageContext) -> None:
-        """Returns when its layers are there. Errors: what the model raises."""
+        """Loads its layers. Errors: those of the model."""
         self._parts = parts
         self._worker = LayeredStageWorker(self.on_end, bundle_dir=parts.bundle_dir)
         super().__init__(context, self._worker)
-        self._row = parts.row(context.stage.first, context.stage.end)
+        self._layer_range = parts.layer_range(context.stage.first, context.stage.end)
 
     def _run(self) -> None:
-        self._worker.run(self.links, self._row)
+        self._worker.run(self.links, self._layer_range)
 
     def _load(self) -> LayeredApp:
         parts, stage = self._parts, self._context.stage
         app = parts.app(_NotReady())
         before = build(parts.model, parts.weights, 0, stage.first)
         after = build(parts.model, parts.weights, stage.end, parts.layers)
-        app.take_over(self._row.within(before, after))
+        app.take_over(self._layer_range.within(before, after))
         return app

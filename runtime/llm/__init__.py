@@ -1,7 +1,7 @@
-"""Our engine for Llama-family models: what `LLM(...)` in a handler file becomes inside a worker.
+"""LLM engine for Llama-family models: runs a handler file's `LLM(...)` in a worker.
 
-`create_app` is the whole face. Importing this costs nothing; torch comes in with the first call,
-unless the fork server has imported it before.
+`create_app` is the only entry. Importing the package is cheap; torch is imported with the first call, unless the fork
+server has imported it.
 """
 
 from __future__ import annotations
@@ -17,12 +17,11 @@ __all__ = ["create_app"]
 
 
 def create_app(weights: ModelWeights, settings: LLMSettings, *, name: str, threads: int) -> LLMApp:
-    """An ASGI app (no lifespan) that serves the model; `app.close()` ends its thread.
+    """Creates an ASGI app (no lifespan) that serves the model; `app.close()` ends its thread.
 
-    Blocks until every weight is there and verified. `threads` counts for arithmetic on the CPU and is
-    overruled by `settings.threads`; zero of both means all cores that this process may use.
-    Errors: CheckpointInvalid if the checkpoint is not a model that this engine runs, and what the
-    weights raise when they do not arrive.
+    Blocks until every weight is verified. `threads` is the number of CPU threads, overridden by `settings.threads`; if
+    both are zero, all cores of this process are used.
+    Errors: CheckpointInvalid if the engine cannot run the model, and those of weights that do not arrive.
     """
     from .server.app import create_app as create
 

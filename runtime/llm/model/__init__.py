@@ -1,1 +1,1 @@
-"""Decoder, layers, loading."""
+"""Model: configuration, layers, decoders, loading."""

@@ -1,7 +1,7 @@
-"""Reads config.json of a Llama-family checkpoint, and refuses by name what the engine does not compute.
+"""Model configuration: reads config.json of a Llama-family checkpoint, and rejects unsupported fields by name.
 
-A wrong answer is worse than a refusal: every field that changes the arithmetic is either honoured or
-refused here. Fields that do not (dropout, initialisers) are ignored.
+A wrong result is worse than an error: every field that changes the arithmetic is either honoured or rejected here.
+Fields that do not (dropout, initialisers) are ignored.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ...contract.errors import CheckpointInvalid
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeScaling:
-    """Llama 3's stretching of rotary frequencies to longer contexts."""
+    """Llama 3's scaling of rotary frequencies to longer contexts."""
 
     factor: float
     low_freq_factor: float
@@ -42,12 +42,12 @@ class LlamaConfig:
 
     @property
     def kv_width(self) -> int:
-        """Numbers that one token adds to one layer's keys, and again to its values."""
+        """Numbers of one token's key in one layer, and of its value."""
         return self.kv_head_count * self.head_dim
 
 
 def read_config(config: bytes, generation: bytes | None = None) -> LlamaConfig:
-    """Errors: CheckpointInvalid, naming the field."""
+    """Reads a configuration. Errors: CheckpointInvalid, naming the field."""
     fields = _json_object(config, "config.json")
     kind = fields.get("model_type", "llama")
     if kind != "llama":
@@ -129,7 +129,7 @@ def _rope_scaling(rope: dict[str, Any]) -> RopeScaling | None:
 
 
 def _eos_ids(fields: dict[str, Any], generation: dict[str, Any]) -> frozenset[int]:
-    """generation_config.json wins: instruct models add their end-of-turn there."""
+    """End tokens; generation_config.json has precedence, where instruct models add their end-of-turn token."""
     value = generation.get("eos_token_id", fields.get("eos_token_id"))
     ids = value if isinstance(value, list) else [] if value is None else [value]
     if not all(isinstance(token, int) for token in ids):

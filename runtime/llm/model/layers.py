@@ -1,4 +1,4 @@
-"""Which tensors a slice of a Llama model consists of, by their Hugging Face names, with shapes checked."""
+"""Layers of a Llama model: gathers a stage's tensors by their Hugging Face names, and checks their shapes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HEAD = "lm_head.weight"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerWeights:
-    """One layer; matrices are [out, in]."""
+    """Tensors of one layer; matrices are [out, in]."""
 
     attention_norm: Tensor
     q: Tensor
@@ -32,7 +32,7 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageWeights:
-    """Layers `first, first + 1, ...`, and in the first stage what stands at either end of the model."""
+    """Tensors of one stage: layers `first, first + 1, ...`, and in the first stage both ends of the model."""
 
     first: int
     embedding: Tensor | None
@@ -42,7 +42,7 @@ class StageWeights:
 
 
 def gather(weights: ModelWeights, config: LlamaConfig, first: int, end: int) -> StageWeights:
-    """The stage of layers `first .. end - 1`, waiting for its tensors in the order in which they run.
+    """Gathers layers `first .. end - 1`, waiting for their tensors in the order in which they run.
 
     The first stage has both ends of the model (`contract.stage` says why), so that tied ones are one tensor.
 
@@ -63,12 +63,12 @@ def gather(weights: ModelWeights, config: LlamaConfig, first: int, end: int) -> 
 
 
 def _head(weights: ModelWeights, config: LlamaConfig, embedding: Tensor) -> Tensor:
-    """Tied, it is the embedding: the same tensor, so that it is moved and converted once."""
+    """The head; a tied one is the embedding's tensor itself, so that it is moved and converted once."""
     table = (config.vocab_size, config.hidden_size)
     if not config.tied_embeddings:
         return _tensor(weights, HEAD, table)
     if isinstance(weights, AdaptedWeights) and not weights.changed.isdisjoint((HEAD, EMBEDDING)):
-        # An adapter that was trained on one of the two changes that one alone, as PEFT has it.
+        # An adapter that was trained on one of the two changes only that one, as in PEFT.
         return _tensor(weights, HEAD, table) if HEAD in weights.changed else _tensor(weights.base, EMBEDDING, table)
     return embedding
 
@@ -103,7 +103,7 @@ def _tensor(weights: ModelWeights, name: str, shape: tuple[int, ...]) -> Tensor:
     except KeyError as error:
         raise CheckpointInvalid(f"the checkpoint has no tensor {name}") from error
     if tuple(tensor.shape) != shape:
-        raise CheckpointInvalid(f"tensor {name} has shape {list(tensor.shape)}, config.json wants {list(shape)}")
+        raise CheckpointInvalid(f"tensor {name} has shape {list(tensor.shape)}, config.json requires {list(shape)}")
     if not tensor.is_floating_point() or tensor.element_size() not in (2, 4):
         raise CheckpointInvalid(f"tensor {name} is {tensor.dtype}: store fp16, bf16 or fp32")
     return tensor

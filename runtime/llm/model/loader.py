@@ -1,6 +1,6 @@
-"""From a checkpoint and settings to an engine that is ready: which decoder, how many blocks, in what order.
+"""Model loading: builds an engine from a checkpoint and settings.
 
-The arithmetic's side and the text's side are independent: neither waits for the other.
+It chooses the decoder and the number of KV blocks. Decoder and tokenizer are loaded independently of each other.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from .torch_decoder import TorchDecoder
 from .weights import ModelWeights, optional_file
 
 BLOCK_TOKENS = 16
-"""Tokens a block: half of it is wasted a sequence, and the CPU kernels take four keys at a time."""
+"""Tokens a block: a sequence wastes half a block on average, and the CPU kernels read four keys at a time."""
 STEP_TOKENS = 256
 """Rows a step on the CPU: long enough that weights are read once for many rows, short enough (some 0.3 s for
 a small model on one core) that those who decode beside a long prompt do not stall."""
@@ -45,7 +45,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderBuilder:
-    """Makes decoders of some of the model's layers, all with the same KV blocks."""
+    """Builds decoders of ranges of the model's layers, all with the same KV blocks."""
 
     weights: ModelWeights
     config: LlamaConfig
@@ -55,7 +55,7 @@ class DecoderBuilder:
     threads: int
 
     def decoder(self, first: int, end: int) -> NativeDecoder | TorchDecoder:
-        """Of layers `first .. end - 1`; waits for their weights. Errors: CheckpointInvalid, what the weights raise."""
+        """Decoder of layers `first .. end - 1`; waits for their weights. Errors: CheckpointInvalid; the weights'."""
         stage = gather(self.weights, self.config, first, end)
         if self.device.type == "cpu" and runs_natively(self.config):
             return NativeDecoder(
@@ -77,7 +77,7 @@ class DecoderBuilder:
 
     @property
     def kv_bytes(self) -> int:
-        """That one layer keeps of one token: its key and its value."""
+        """Size of one layer's key and value of one token."""
         return 2 * self.config.kv_width * DTYPES[self.settings.dtype].itemsize
 
     def whole(self) -> NativeDecoder | TorchDecoder:
@@ -89,22 +89,22 @@ MakeRunner = Callable[[DecoderBuilder], Runner]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedModel:
-    """A model ready to serve, and what the server must know of it."""
+    """A loaded model: engine, tokenizer, chat template and defaults."""
 
     engine: Engine
     tokenizer: Vocabulary
     chat_template: ChatTemplate | None
     vocab_size: int
     sampling: SamplingParams
-    """What the checkpoint samples with where a request does not say."""
+    """The checkpoint's default sampling parameters."""
 
 
 def decoder_builder(
     weights: ModelWeights, settings: LLMSettings, *, threads: int, device: str = "auto", whole: bool = True
 ) -> DecoderBuilder:
-    """Errors: CheckpointInvalid, InvalidSpec if the KV memory holds not even a few tokens."""
+    """Reads the configuration. Errors: CheckpointInvalid, InvalidSpec if the KV memory is too small."""
     chosen = _device(device)
-    if whole:  # a stage moves the tensors that it has, when it binds them
+    if whole:  # a stage moves its tensors when it binds them
         weights = _moving(weights, chosen)
     config = read_config(_required_file(weights, "config.json"))
     return DecoderBuilder(
@@ -125,9 +125,9 @@ def load_model(
     device: str = "auto",
     runner: MakeRunner | None = None,
 ) -> LoadedModel:
-    """`runner` is where steps go if not all of them are computed here.
+    """Loads a model. `runner` makes the runner of a pipeline stage; without it all layers are computed here.
 
-    Errors: CheckpointInvalid, InvalidSpec if the KV memory holds not even a few tokens.
+    Errors: CheckpointInvalid, InvalidSpec if the KV memory is too small.
     """
     built = decoder_builder(weights, settings, threads=threads, device=device, whole=runner is None)
     parsing = _tokenizer(weights)
@@ -155,14 +155,14 @@ def load_model(
 
 
 def _moving(weights: ModelWeights, device: torch.device) -> ModelWeights:
-    """Begun before anything waits for a file: tensors move to the device beside all that follows. The CPU's decoder
-    reads them where they lie."""
+    """Starts to move the tensors to a GPU in the background, before anything waits for a file. The CPU's decoder reads
+    them in the segment."""
     return weights.to(device) if device.type == "cuda" and isinstance(weights, TensorMapping) else weights
 
 
 def _tokenizer(weights: ModelWeights) -> Vocabulary | _ThreadResult[Vocabulary]:
-    """At once where the checkpoint has a table. Otherwise the vocabulary is parsed, which takes longer than weights
-    take to bind, and so is begun in a thread beside them."""
+    """Tokenizer: at once from a token table; otherwise parsed in a thread, since that takes longer than binding the
+    weights."""
 
     def parse() -> Vocabulary:
         return Tokenizer(_required_file(weights, "tokenizer.json"))
@@ -172,7 +172,7 @@ def _tokenizer(weights: ModelWeights) -> Vocabulary | _ThreadResult[Vocabulary]:
 
 
 def _block_count(config: LlamaConfig, settings: LLMSettings) -> int:
-    """As many blocks as the memory holds, but no more than the batch can ever use."""
+    """Number of KV blocks: as many as fit the memory, at most as many as the batch can use."""
     width_bytes = DTYPES[settings.dtype].itemsize
     block_bytes = 2 * config.layer_count * config.kv_width * width_bytes * BLOCK_TOKENS
     context = min(settings.max_context_tokens, config.max_positions)
@@ -188,7 +188,7 @@ def _block_count(config: LlamaConfig, settings: LLMSettings) -> int:
 
 
 def default_sampling(generation: bytes | None) -> SamplingParams:
-    """generation_config.json's wish: greedy if it says so, else its temperature, top_k and top_p."""
+    """Sampling defaults from generation_config.json: greedy, or its temperature, top_k and top_p."""
     fields = msgspec.json.decode(generation, type=dict[str, Any]) if generation else {}
     if fields.get("do_sample") is False:
         return SamplingParams(temperature=0.0)
@@ -217,7 +217,7 @@ def _required_file(weights: ModelWeights, name: str) -> bytes:
 
 
 class _ThreadResult(Generic[Result]):
-    """One call in a thread of its own; `result` gives its value or raises its error."""
+    """Runs one call in a thread; `result` returns its value or raises its error."""
 
     def __init__(self, call: Callable[[], Result]) -> None:
         self._call = call

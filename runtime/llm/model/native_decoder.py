@@ -1,7 +1,7 @@
-"""The decoder on the CPU: one native call a step over the weights as they lie in the segment.
+"""Native decoder for the CPU: one native call a step, directly over the weights in the segment.
 
-What it computes is what `torch_decoder` computes; the arithmetic is fp32 whatever the weights are stored
-as, and a row's result does not depend on the rows beside it: stages in a row give the same bits as the whole.
+It computes the same as `torch_decoder`, in fp32 for every stored dtype, and a row's result does not depend on other
+rows: consecutive stages give the same bits as the whole model.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from .layers import LayerWeights, StageWeights
 from .rope import inverse_frequencies
 
 LANES = 16
-"""Numbers in the widest vector: rows of every matrix must be whole vectors."""
+"""Numbers in the widest vector: rows of every matrix must be a multiple."""
 
 
 def runs_natively(config: LlamaConfig) -> bool:
-    """Whether the kernels take these shapes; every published Llama has them."""
+    """Whether the kernels support these shapes, which every published Llama has."""
     return not any(width % LANES for width in (config.hidden_size, config.ffn_size, config.head_dim))
 
 
 class NativeDecoder:
-    """Layers of one stage with their KV blocks. See `TorchDecoder`: the methods and their threads are the same."""
+    """Layers of one stage with their KV blocks. Methods and their threads are those of `TorchDecoder`."""
 
     def __init__(
         self,
@@ -69,11 +69,11 @@ class NativeDecoder:
 
     @property
     def isa(self) -> str:
-        """Which kernels run: "avx512", "avx2" or "generic"."""
+        """Name of the kernels in use: "avx512", "avx2" or "generic"."""
         return self._decoder.isa
 
     def forward(self, batch: Batch, hidden: Tensor | None = None) -> Tensor:
-        """As `TorchDecoder.forward`; logits lie in a buffer that the next ones overwrite, hidden states do not."""
+        """Same as `TorchDecoder.forward`; logits are valid until the next call, hidden states longer."""
         if self._whole:
             output = self._room(len(batch.logits_rows))
         else:
@@ -93,19 +93,19 @@ class NativeDecoder:
         return output
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """As `TorchDecoder.logits`; they lie in a buffer that the next ones overwrite."""
+        """Same as `TorchDecoder.logits`; valid until the next call."""
         output = self._room(len(hidden))
         self._decoder.logits(hidden=_rows(hidden), output=_buffer(output.numpy()))
         return output
 
     def read_kv(self, table: list[int], begin: int, end: int) -> bytes:
-        """As `TorchDecoder.read_kv`."""
+        """Same as `TorchDecoder.read_kv`."""
         return self._decoder.read_kv(_int32(table), begin, end)
 
     def write_kv(
         self, table: list[int], begin: int, end: int, first_layer: int, data: bytes | bytearray | memoryview
     ) -> None:
-        """As `TorchDecoder.write_kv`."""
+        """Same as `TorchDecoder.write_kv`."""
         self._decoder.write_kv(_int32(table), begin, end, first_layer, data)
 
     def _room(self, rows: int) -> Tensor:
@@ -115,7 +115,7 @@ class NativeDecoder:
 
 
 def _buffer(array: Any) -> memoryview:
-    """numpy's types tell of buffers from Python 3.12 on only; its arrays are some in 3.11 too."""
+    """Casts an array to Buffer, which numpy's types declare from Python 3.12 on."""
     return memoryview(array)
 
 

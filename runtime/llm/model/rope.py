@@ -1,4 +1,4 @@
-"""Rotary frequencies, in the very arithmetic in which the models were trained and published (fp32)."""
+"""Rotary frequencies, in fp32 as in training."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from .config import LlamaConfig, RopeScaling
 
 
 def inverse_frequencies(config: LlamaConfig) -> Tensor:
-    """Radians a position, one for each pair of a head's numbers: [head_dim / 2], fp32."""
+    """Inverse frequencies in radians a position, one for each pair of a head's numbers: [head_dim / 2], fp32."""
     exponents = torch.arange(0, config.head_dim, 2, dtype=torch.int64).float() / config.head_dim
     frequencies = 1.0 / (config.rope_theta**exponents)
     return frequencies if config.rope_scaling is None else _stretch(frequencies, config.rope_scaling)
 
 
 def _stretch(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
-    """Llama 3.1: long waves are slowed by `factor`, short ones kept, those between blended."""
+    """Scales frequencies as Llama 3.1: long waves by `factor`, short ones not, those between blended."""
     wavelengths = 2 * math.pi / frequencies
     low_wavelength = scaling.original_positions / scaling.low_freq_factor
     high_wavelength = scaling.original_positions / scaling.high_freq_factor

@@ -1,8 +1,7 @@
-"""The decoder in plain torch operations: the reference on the CPU, and what runs on CUDA.
+"""Decoder in plain torch operations: the reference on the CPU, and the decoder on CUDA.
 
-Keys and values lie in one tensor of blocks; a step writes its own there and gathers each sequence's back
-by its block table. One row for each sequence (a pure decode) is computed together, padded to the longest
-context; chunks of prompts go one by one.
+Keys and values are in one tensor of blocks; a step writes its own and gathers each sequence's by its block table. Rows
+of a pure decode, one a sequence, are computed together, padded to the longest context; prompt chunks one by one.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ class _Group:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Step:
-    """What every layer of one step needs: cosines and sines [rows, 1, head_dim], slots written [rows]."""
+    """Inputs of every layer of one step: cosines and sines [rows, 1, head_dim], written slots [rows]."""
 
     cos: Tensor
     sin: Tensor
@@ -48,8 +47,8 @@ class _Step:
 class TorchDecoder:
     """Layers of one stage with their KV blocks.
 
-    `forward` and `logits` are for one thread at a time. `read_kv` and `write_kv` may run beside them, in others: the
-    cache is append-only, so no step changes what earlier steps have written.
+    `forward` and `logits` are not thread-safe. `read_kv` and `write_kv` may run in other threads meanwhile: the cache
+    is append-only, so no step changes keys and values of earlier ones.
     """
 
     def __init__(
@@ -117,7 +116,7 @@ class TorchDecoder:
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
-        """Final norm and head, which the first stage has: what follows when rows come back from the last stage.
+        """Applies final norm and head, which the first stage has, to rows from the last stage.
 
         Shapes:  hidden [n, hidden_size]. Returns [n, vocab_size] in fp32.
         Errors:  ValueError if another stage is asked.
@@ -140,7 +139,7 @@ class TorchDecoder:
     def write_kv(
         self, table: list[int], begin: int, end: int, first_layer: int, data: bytes | bytearray | memoryview
     ) -> None:
-        """Puts what `read_kv` of another decoder gave into the layers from `first_layer` on, as many as it holds.
+        """Writes keys and values from another decoder's `read_kv` into the layers from `first_layer` on.
 
         The tokens are some that no step reads yet.
         Errors:  ValueError, IndexError for tokens and layers that are not here, or data of another size; the cache
@@ -161,7 +160,7 @@ class TorchDecoder:
         self._cache[first_layer : first_layer + layers].index_copy_(2, slots, values)
 
     def _cached(self, table: list[int], begin: int, end: int) -> Tensor:
-        """Slots of tokens that are to be read or written at once."""
+        """Slots of tokens `[begin, end)` of a sequence."""
         room = len(table) * self.block_tokens
         if not 0 <= begin <= end <= room:
             raise ValueError(f"tokens {begin} to {end} of a table with room for {room}")
@@ -171,7 +170,7 @@ class TorchDecoder:
         return self._slots(table, end)[begin:].to(self.device)
 
     def _norm(self, hidden: Tensor, weight: Tensor) -> Tensor:
-        """RMSNorm; the mean is taken in fp32 whatever the dtype, as the models were trained."""
+        """RMSNorm with the mean in fp32 for every dtype, as in training."""
         wide = hidden.float()
         scale = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.config.norm_eps)
         return weight * (wide * scale).to(self.dtype)
@@ -221,7 +220,7 @@ class TorchDecoder:
         return list(zip(batch.tables, batch.starts[1:], strict=True))
 
     def _slots(self, table: list[int], context: int) -> Tensor:
-        """Where positions 0 to context - 1 lie in the cache."""
+        """Cache slots of positions 0 to context - 1."""
         blocks = torch.tensor(table, dtype=torch.long)[:, None] * self.block_tokens
         return (blocks + torch.arange(self.block_tokens)).view(-1)[:context]
 

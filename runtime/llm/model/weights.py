@@ -1,4 +1,4 @@
-"""What the engine asks of weights: tensors by their Hugging Face names, and the small files beside them."""
+"""Interface of a model's weights: tensors by their Hugging Face names, and small files."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 class ModelWeights(Protocol):
-    """`weights[name]` blocks until that tensor's bytes are there and verified; it is a view, not a copy."""
+    """Tensors by name, as views; `weights[name]` blocks until the tensor's bytes are verified."""
 
     def __getitem__(self, name: str, /) -> Tensor: ...
 
@@ -20,6 +20,7 @@ class ModelWeights(Protocol):
 
 
 def optional_file(weights: ModelWeights, name: str) -> bytes | None:
+    """A file of the checkpoint; None if it has none of that name."""
     try:
         return weights.file(name)
     except (KeyError, FileNotFoundError):

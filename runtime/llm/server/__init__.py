@@ -1,1 +1,1 @@
-"""OpenAI routes over the engine."""
+"""LLM server: OpenAI-compatible routes over the engine."""

@@ -1,4 +1,4 @@
-"""The ASGI app over a loaded model: routes, calls from body to answer, streams, clients that go away."""
+"""ASGI app of a language model: routes, requests, responses, streams, disconnecting clients."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from .requests import (
     SamplingFields,
     StreamableCall,
 )
-from .stream_resume import ResumeMarkWriter, as_chosen, chosen, read_carried, split_body
+from .stream_resume import ResumeMarkWriter, apply_settings, choose_settings, read_resume_marks, split_body
 
 BODY_MAX_BYTES = 8 * 1024 * 1024
 """Far more text than any context holds."""
 LONG_TEXT = 16_384
-"""Characters; longer texts take milliseconds to tokenise and do so beside the event loop."""
+"""Length in characters above which a text is tokenised in a thread, since it takes milliseconds."""
 Result = TypeVar("Result")
 STREAMING = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -47,12 +47,13 @@ MARKED = (CONTINUE_HEADER.encode(), b"1")
 
 
 def create_app(weights: ModelWeights, settings: LLMSettings, *, name: str, threads: int) -> LLMApp:
+    """Loads the model and builds its app. Errors: as of `load_model`."""
     return LLMApp(load_model(weights, settings, threads=threads), name=name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _EngineCall:
-    """One call as the engine sees it: a request a choice, and what the answer needs."""
+    """One call for the engine: a request for each choice, and the response's settings."""
 
     requests: list[Request]
     answer: openai.OpenAIResponse
@@ -60,17 +61,17 @@ class _EngineCall:
     stream: bool = False
     include_usage: bool = False
     marker: ResumeMarkWriter | None = None
-    """If the stream can go on elsewhere."""
+    """Set if another worker can resume the stream."""
 
 
 class LLMApp:
-    """An ASGI app without lifespan."""
+    """ASGI app of one model, without lifespan."""
 
     def __init__(self, model: LoadedModel, *, name: str) -> None:
         self._model = model
         self._name = name
         self._created_s = int(time.time())
-        # Sampling is a handful of tensor operations on one row: more threads would only fight the decoder's.
+        # Sampling is a few tensor operations on one row: more threads would only compete with the decoder's.
         on_cpu = not torch.cuda.is_available()
         self.service = EngineService(model.engine, prepare=(lambda: torch.set_num_threads(1)) if on_cpu else None)
         self._chat_reader = CallReader(ChatCall)
@@ -84,11 +85,11 @@ class LLMApp:
         }
 
     def speed(self) -> Speed | None:
-        """From any thread; None until one request has ended."""
+        """Mean latencies; None until one request has ended. From any thread."""
         return self.service.speed()
 
     def close(self) -> None:
-        """Ends what runs with 503 and the engine's thread; returns when it has ended."""
+        """Ends running requests with 503, and the engine's thread; returns when that has ended."""
         self.service.close()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -202,18 +203,18 @@ class LLMApp:
         )
         if not work.stream or carried is None:
             return work
-        return await self._go_on(work, kind, carried) if carried else self._markable(work)
+        return await self._resume_stream(work, kind, carried) if carried else self._with_marks(work)
 
     @staticmethod
-    def _markable(work: _EngineCall) -> _EngineCall:
-        first = chosen(work.answer.id, work.answer.created_s, work.requests)
-        return replace(work, requests=as_chosen(work.requests, first), marker=ResumeMarkWriter(first))
+    def _with_marks(work: _EngineCall) -> _EngineCall:
+        first = choose_settings(work.answer.id, work.answer.created_s, work.requests)
+        return replace(work, requests=apply_settings(work.requests, first), marker=ResumeMarkWriter(first))
 
-    async def _go_on(self, work: _EngineCall, kind: Literal["chat", "text"], carried: bytes) -> _EngineCall:
-        """A stream that another worker began."""
-        before = read_carried(carried, choices=len(work.requests), vocab_size=self._model.vocab_size)
+    async def _resume_stream(self, work: _EngineCall, kind: Literal["chat", "text"], carried: bytes) -> _EngineCall:
+        """Resumes a stream that another worker started."""
+        before = read_resume_marks(carried, choices=len(work.requests), vocab_size=self._model.vocab_size)
         resume, requests = self._model.engine.resume, []
-        for request, tokens in zip(as_chosen(work.requests, before.chosen), before.tokens, strict=True):
+        for request, tokens in zip(apply_settings(work.requests, before.chosen), before.tokens, strict=True):
             requests.append(replace(request, resume=await asyncio.to_thread(resume, request, tokens)))
         work.usage.completion_tokens = sum(map(len, before.tokens))
         answer = openai.OpenAIResponse(kind, self._name, before.chosen.id, before.chosen.created_s)
@@ -224,7 +225,7 @@ class LLMApp:
         room = self._model.engine.scheduler.context_tokens - len(tokens)
         return Request(
             tokens=tokens,
-            # Without a limit the answer may fill the context; with one that does not fit, `open` says so.
+            # Without a limit the response may fill the context; `open` rejects a limit that does not fit.
             max_new_tokens=max(room, 1) if limit is None else limit,
             sampling=call.params(self._model.sampling),
             stops=call.stops(),
@@ -256,32 +257,32 @@ class LLMApp:
             begun = False
             try:
                 async for chunk in self._chunks(work, stream, to_do):
-                    if not begun:  # with the first token: an error before it has its own status
+                    if not begun:  # sent with the first token: an error before it has its own status
                         headers = STREAMING if work.marker is None else [*STREAMING, MARKED]
                         await send({"type": "http.response.start", "status": 200, "headers": headers})
                         begun = True
                     await send({"type": "http.response.body", "body": chunk, "more_body": True})
             except Unavailable as error:
-                if begun and work.marker is not None:  # the worker goes down, and another one goes on
+                if begun and work.marker is not None:  # the worker shuts down, and another one resumes
                     raise ResponseAborted from error
                 raise
             await send({"type": "http.response.body", "body": b""})
 
     @staticmethod
     async def _chunks(work: _EngineCall, stream: DeltaStream, to_do: list[int]) -> AsyncIterator[bytes]:
-        """Events, each with its mark. `to_do` are the choices that the stream brings."""
+        """Events, each with its mark. `to_do`: the choices in the stream."""
         opened = {index for index, one in enumerate(work.requests) if one.resume is not None and one.resume.tokens}
         answer, with_usage, marker = work.answer, work.include_usage, work.marker
         async for number, delta in stream:
             index = to_do[number]
             work.usage.completion_tokens += len(delta.tokens)
             if marker is not None:
-                marker.saw(index, delta.tokens)
+                marker.add(index, delta.tokens)
             events = b""
             if index not in opened:
                 opened.add(index)
                 events = answer.opening(index, with_usage=with_usage)
-            # A token that is half a character, or may yet be a stop, has no text of its own.
+            # A token that is part of a character, or may become a stop string, has no text yet.
             if delta.text or delta.finish:
                 events += answer.chunk(index, delta.text, delta.finish, with_usage=with_usage)
             if events:
@@ -290,7 +291,7 @@ class LLMApp:
 
 
 def _choice(request: Request, number: int) -> Request:
-    """The nth choice of one prompt: with a seed, each has its own."""
+    """The request of the nth choice of a prompt, with its own seed if the call has one."""
     if number == 0 or request.sampling.seed is None:
         return request
     return replace(request, sampling=replace(request.sampling, seed=request.sampling.seed + number))
@@ -320,7 +321,7 @@ async def _read_body(receive: Receive) -> bytes:
 
 
 async def _while_connected(receive: Receive, work: Awaitable[Result]) -> Result:
-    """The work's result; cancels it and raises Disconnected if the client goes away first."""
+    """The work's result; cancels it if the client disconnects. Errors: ClientDisconnected."""
     working = asyncio.ensure_future(work)
     leaving = asyncio.ensure_future(_disconnect(receive))
     try:
@@ -340,5 +341,5 @@ async def _disconnect(receive: Receive) -> None:
 
 
 async def _end_stream(send: Send, error: FleetError) -> None:
-    """An error amid a stream: its own event, and no [DONE], so that nobody takes the text for whole."""
+    """Ends a stream with an error event and without [DONE], so that the text is not taken as complete."""
     await send({"type": "http.response.body", "body": openai.event(openai.error_body(error)), "more_body": False})

@@ -1,7 +1,7 @@
-"""Joins the engine's thread to the asyncio server: requests in through a queue, deltas out to streams.
+"""Engine service: runs the engine in a thread; requests go in through a queue, deltas come out as streams.
 
-Whoever reads a stream owns its requests: leaving the `async with` cancels what is not finished, so a
-client that goes away frees its blocks before the next step.
+The reader of a stream owns its requests: leaving the `async with` cancels unfinished ones, so a client that disconnects
+frees its blocks before the next step.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from ..engine.latency_stats import LatencyStats
 logger = logging.getLogger(__name__)
 
 CLOSE_TIMEOUT_S = 10.0
-"""Longer than any step takes; a thread that is still busy then ends with its process."""
+"""Wait for the thread, longer than any step; a thread that is still busy ends with its process."""
 STALLED_S = 0.02
-"""Between two looks at deadlines, while nothing can be computed."""
+"""Interval of deadline checks while nothing can be computed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class _Cancel:
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """Something of the engine's owner that only its thread may do; gives what it brought the requests."""
+    """A function to run in the engine's thread; returns deltas."""
 
     act: Callable[[Engine], list[TokenDelta]]
 
@@ -57,7 +57,7 @@ _Command = _Add | _Cancel | _Run | _Close
 
 
 class DeltaStream:
-    """Deltas of one call's requests, as (index of the request, delta), until each has had its last."""
+    """Deltas of one call's requests as (index of the request, delta), until each has ended."""
 
     def __init__(self, service: EngineService, ids: list[int]) -> None:
         self._service = service
@@ -65,6 +65,7 @@ class DeltaStream:
         self._deltas: asyncio.Queue[TokenDelta] = asyncio.Queue()
 
     def put(self, delta: TokenDelta) -> None:
+        """Adds a delta; on the loop."""
         self._deltas.put_nowait(delta)
 
     async def __aenter__(self) -> DeltaStream:
@@ -79,7 +80,7 @@ class DeltaStream:
         return self
 
     async def __anext__(self) -> tuple[int, TokenDelta]:
-        """Errors: what ended a request that was not finished."""
+        """The next delta. Errors: the one that ended a request."""
         if not self._index:
             raise StopAsyncIteration
         delta = await self._deltas.get()
@@ -92,10 +93,10 @@ class DeltaStream:
 
 
 class EngineService:
-    """The engine in its thread. Used from one event loop; `close` from anywhere."""
+    """The engine in its thread. Used from one event loop; `do`, `load`, `speed` and `close` from any thread."""
 
     def __init__(self, engine: Engine, *, prepare: Callable[[], None] | None = None) -> None:
-        """`prepare` runs first in the thread, for settings that hold by thread."""
+        """`prepare` runs first in the thread, for per-thread settings."""
         self._engine = engine
         self._prepare = prepare
         self._commands: queue.SimpleQueue[_Command] = queue.SimpleQueue()
@@ -109,7 +110,7 @@ class EngineService:
 
     @property
     def active_count(self) -> int:
-        """Requests that have not had their last delta."""
+        """Number of requests that have not ended."""
         return len(self._streams)
 
     @property
@@ -118,7 +119,7 @@ class EngineService:
         return self._engine.load
 
     def speed(self) -> Speed | None:
-        """Of the last requests; None until one has ended. From any thread."""
+        """Mean latencies of recent requests; None until one has ended. From any thread."""
         return self._speeds.mean
 
     def open(self, requests: list[Request]) -> DeltaStream:
@@ -133,22 +134,23 @@ class EngineService:
         for id, request in zip(ids, requests, strict=True):
             self._streams[id] = stream
             self._commands.put(_Add(id, request))
-        if self._closed:  # meanwhile: the thread may have read its last command before these came
+        if self._closed:  # closed meanwhile: the thread may have stopped reading commands before these
             self.abandon(ids)
             raise Unavailable("the engine is closed", retry_after_s=0)
         return stream
 
     def abandon(self, ids: list[int]) -> None:
+        """Cancels requests that have not ended."""
         for id in ids:
             if self._streams.pop(id, None) is not None:
                 self._commands.put(_Cancel(id))
 
     def do(self, act: Callable[[Engine], list[TokenDelta]]) -> None:
-        """Soon, in the engine's thread, between two steps. From any thread."""
+        """Schedules a function in the engine's thread, between two steps. From any thread."""
         self._commands.put(_Run(act))
 
     def close(self) -> None:
-        """Ends every request with Unavailable and the thread with it; waits for the step under way."""
+        """Ends every request with Unavailable, and the thread; waits for the running step."""
         self._closed = True
         self._commands.put(_Close())
         self._thread.join(CLOSE_TIMEOUT_S)
@@ -157,21 +159,21 @@ class EngineService:
         try:
             if self._prepare is not None:
                 self._prepare()
-            while self._obey():
+            while self._execute_commands():
                 deltas = self._engine.step(time.monotonic_ns())
                 self._speeds.record(deltas, time.monotonic_ns(), self._engine.stages)
                 self._publish(deltas)
         except Exception as error:
-            # A bug of ours: say so to everybody who waits, rather than let them wait for ever.
+            # A bug: fail all waiting requests, which would wait forever otherwise.
             logger.exception("the engine's thread failed")
             self._closed = True
-            self._refuse_all(HandlerFailed(f"the engine failed: {error!r}"))
+            self._fail_all(HandlerFailed(f"the engine failed: {error!r}"))
         else:
-            self._refuse_all(Unavailable("the worker is going down", retry_after_s=0))
+            self._fail_all(Unavailable("the worker is shutting down", retry_after_s=0))
 
-    def _refuse_all(self, error: FleetError) -> None:
+    def _fail_all(self, error: FleetError) -> None:
         deltas = self._engine.fail_all(error)
-        while True:  # those that came after the close was asked for
+        while True:  # commands after the close
             try:
                 command = self._commands.get_nowait()
             except queue.Empty:
@@ -180,8 +182,8 @@ class EngineService:
                 deltas.append(TokenDelta(id=command.id, error=error))
         self._publish(deltas)
 
-    def _obey(self) -> bool:
-        """Carries out what is queued, waiting if there is nothing else to do; False when told to close."""
+    def _execute_commands(self) -> bool:
+        """Executes queued commands, waiting if the engine is idle; False after a close."""
         wait = self._engine.idle or self._engine.stalled
         while True:
             try:
@@ -208,7 +210,7 @@ class EngineService:
             return
         try:
             self._loop.call_soon_threadsafe(self._deliver, deltas)
-        except RuntimeError:  # the loop is closed: nobody listens any more
+        except RuntimeError:  # the loop is closed: no reader is left
             for delta in deltas:
                 self._engine.cancel(delta.id)
 
@@ -216,7 +218,7 @@ class EngineService:
         for delta in deltas:
             stream = self._streams.get(delta.id)
             if stream is None:
-                continue  # abandoned meanwhile
+                continue  # abandoned
             if delta.last:
                 del self._streams[delta.id]
             stream.put(delta)

@@ -1,4 +1,4 @@
-"""Answers in the shapes of the OpenAI API: chat and text completions, whole and in chunks, models, errors."""
+"""Responses of the OpenAI API: chat and text completions, whole and in chunks, models, errors."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ Json = dict[str, Any]
 
 
 class TokenUsage(msgspec.Struct):
-    """Tokens of all choices of one call; the prompt is counted once for each time it was computed."""
+    """Token counts of one call over all choices; a prompt counts once for each computation."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
 
     def json(self) -> Json:
+        """OpenAI's `usage` object."""
         return {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
@@ -31,10 +32,10 @@ class TokenUsage(msgspec.Struct):
 
 
 class OpenAIResponse:
-    """One call's id, time and model, and how its parts are written."""
+    """Writes the response of one call: whole, or chunk by chunk."""
 
     def __init__(self, kind: Literal["chat", "text"], model: str, id: str = "", created_s: int = 0) -> None:
-        """`id` and `created_s` are those of an answer that goes on."""
+        """`id` and `created_s` are set for a resumed stream."""
         self._chat = kind == "chat"
         self.id = id or ("chatcmpl-" if self._chat else "cmpl-") + secrets.token_hex(12)
         self.created_s = created_s or int(time.time())
@@ -52,7 +53,7 @@ class OpenAIResponse:
         return {"index": index, **body, "logprobs": None, "finish_reason": finish}
 
     def opening(self, index: int, *, with_usage: bool) -> bytes:
-        """A chat's first chunk names the role; a text has none."""
+        """First chunk of a choice: the role in a chat, nothing in a text completion."""
         if not self._chat:
             return b""
         return self._chunk([self._delta(index, {"role": "assistant", "content": ""}, None)], with_usage)
@@ -64,7 +65,7 @@ class OpenAIResponse:
         return self._chunk([choice], with_usage)
 
     def closing(self, usage: TokenUsage) -> bytes:
-        """The chunk that `stream_options.include_usage` asks for: no choice, the sums."""
+        """Last chunk with `stream_options.include_usage`: no choice, the token counts."""
         return event({**self._head, "object": self._chunk_kind, "choices": [], "usage": usage.json()})
 
     @property
@@ -83,19 +84,22 @@ class OpenAIResponse:
 
 
 def event(body: Json) -> bytes:
+    """A server-sent event."""
     return b"data: " + msgspec.json.encode(body) + b"\n\n"
 
 
 def models(name: str, created_s: int) -> Json:
+    """Body of `/v1/models`."""
     return {"object": "list", "data": [model(name, created_s)]}
 
 
 def model(name: str, created_s: int) -> Json:
+    """Body of `/v1/models/{name}`."""
     return {"id": name, "object": "model", "created": created_s, "owned_by": "fleetstart"}
 
 
 def error_body(error: FleetError) -> Json:
-    """OpenAI's four fields, and our hint where there is one."""
+    """Error body with OpenAI's four fields, and a hint if there is one."""
     fields: Json = {
         "message": error.message,
         "type": "invalid_request_error" if isinstance(error, Refused) else "server_error",

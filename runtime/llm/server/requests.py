@@ -1,7 +1,7 @@
-"""What callers may ask: the bodies of the OpenAI-compatible routes and of `POST /`, validated by name.
+"""Request bodies of the OpenAI-compatible routes and of `POST /`, validated by field.
 
-Every field of the OpenAI API is either honoured, ignored because it changes no token (`user`), accepted
-at the value that means "off", or refused with its name. Nothing is dropped in silence.
+Every field of the OpenAI API is either honoured, ignored because it changes no token (`user`), accepted at the value
+that means "off", or rejected with its name. None is dropped silently.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _MISSING = re.compile(r"required field `([^`]*)`")
 
 
 class InvalidParameter(InvalidInput):
-    """A parameter that is wrong or not supported, with its name."""
+    """Error of an invalid or unsupported parameter, with its name."""
 
     def __init__(self, message: str, param: str | None = None) -> None:
         super().__init__(message)
@@ -31,54 +31,62 @@ class InvalidParameter(InvalidInput):
 
 
 class ModelNotFound(Refused):
+    """Error of a request for another model."""
+
     code = "model_not_found"
     status = 404
     param = "model"
 
 
 class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """OpenAI's `stream_options`."""
+
     include_usage: bool = False
     include_obfuscation: bool = False
 
 
 class TextPart(msgspec.Struct, frozen=True, tag="text"):
+    """Text part of a chat message."""
+
     text: str
 
 
 class ChatMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One chat message."""
+
     role: str
     content: str | list[TextPart] | None = None
     name: str | None = None
     refusal: str | None = None
-    """Assistant messages that clients send back as they got them carry it, empty."""
+    """Empty field of assistant messages, which clients send back."""
 
     def plain(self) -> dict[str, str]:
-        """As chat templates read it; text in parts is one text."""
+        """The message for a chat template; text parts are concatenated."""
         if isinstance(self.content, list):
             return {"role": self.role, "content": "".join(part.text for part in self.content)}
         return {"role": self.role, "content": self.content or ""}
 
 
 class SamplingFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Fields that every route has."""
+    """Sampling fields of every route."""
 
     model: str | None = None
     max_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
-    """Not OpenAI's, but what vLLM and others read."""
+    """An extension of vLLM and others to OpenAI's API."""
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     seed: int | None = None
     stop: str | list[str] | None = None
     ignore_eos: bool = False
-    """For benchmarks: goes on to max_tokens."""
+    """For benchmarks: generates until max_tokens."""
     user: Any = None
     metadata: Any = None
 
     def params(self, defaults: SamplingParams) -> SamplingParams:
-        """Errors: Wrong, naming the field that is out of its range."""
+        """Sampling parameters with the model's defaults. Errors: InvalidParameter for a field out of range."""
         _in_range("temperature", self.temperature, 0.0, 2.0)
         if self.top_p is not None and not 0.0 < self.top_p <= 1.0:
             raise InvalidParameter(f"top_p must be above 0 and at most 1, is {self.top_p}", "top_p")
@@ -97,17 +105,20 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         )
 
     def stops(self) -> list[str]:
+        """Stop strings. Errors: InvalidParameter."""
         stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
         if len(stops) > MAX_STOPS or not all(stops):
             raise InvalidParameter(f"stop takes up to {MAX_STOPS} strings, none of them empty", "stop")
         return stops
 
     def limit(self) -> int | None:
-        """New tokens asked for; None if the caller leaves it to the context."""
+        """Most new tokens; None for as many as the context holds. Errors: InvalidParameter."""
         return _limit("max_tokens", self.max_tokens)
 
 
 class StreamableCall(SamplingFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Fields of the routes that can stream."""
+
     n: int | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -116,7 +127,7 @@ class StreamableCall(SamplingFields, frozen=True, kw_only=True, forbid_unknown_f
     logprobs: Any = None
 
     def check(self) -> None:
-        """Errors: Wrong for what is out of range, or asks for what the engine does not do."""
+        """Checks the fields. Errors: InvalidParameter for a value out of range or an unsupported feature."""
         _in_range("n", self.n, 1, MAX_CHOICES)
         if self.stream_options is not None and not self.stream:
             raise InvalidParameter("stream_options is only allowed when stream is true", "stream_options")
@@ -130,6 +141,8 @@ class StreamableCall(SamplingFields, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class ChatCall(StreamableCall, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Body of `/v1/chat/completions`."""
+
     messages: list[ChatMessage]
     max_completion_tokens: int | None = None
     response_format: Any = None
@@ -169,6 +182,8 @@ class ChatCall(StreamableCall, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class CompletionCall(StreamableCall, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Body of `/v1/completions`."""
+
     prompt: str | list[str | int | list[int]]
     echo: Any = None
     suffix: Any = None
@@ -184,7 +199,7 @@ class CompletionCall(StreamableCall, frozen=True, kw_only=True, forbid_unknown_f
         return 16 if self.max_tokens is None else super(CompletionCall, self).limit()  # noqa: UP008 - 16 is OpenAI's
 
     def prompts(self) -> list[str | list[int]]:
-        """One prompt, or several: text, or tokens. A list of numbers is one prompt."""
+        """Prompts as text or tokens; a list of numbers is one prompt. Errors: InvalidParameter."""
         if isinstance(self.prompt, str):
             return [self.prompt]
         numbers = [item for item in self.prompt if isinstance(item, int)]
@@ -199,7 +214,7 @@ class CompletionCall(StreamableCall, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class PlainCall(SamplingFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`POST /`: one of prompt and messages."""
+    """Body of `POST /`: either prompt or messages."""
 
     prompt: str | None = None
     messages: list[ChatMessage] | None = None
@@ -213,12 +228,13 @@ Call = TypeVar("Call", ChatCall, CompletionCall, PlainCall)
 
 
 class CallReader(Generic[Call]):
-    """Reads one kind of call. Errors: Wrong, naming the field if one is to blame."""
+    """Decodes and checks the bodies of one route."""
 
     def __init__(self, kind: type[Call]) -> None:
         self._decoder: msgspec.json.Decoder[Call] = msgspec.json.Decoder(kind)
 
     def read(self, body: bytes) -> Call:
+        """The call in a body. Errors: InvalidParameter, with the field if it is known."""
         try:
             call: Call = self._decoder.decode(body)
         except msgspec.ValidationError as error:

@@ -1,9 +1,9 @@
-"""What a stream needs to go on at another worker, as marks between its events, and how it is read there.
+"""Stream resume: marks between a stream's events from which another worker continues it.
 
-Tokens are the state (ServerlessLLM section 5.2): keys and values, text, stops and draws all follow from them, from the
-prompt, which comes with the call itself, and from what the first worker chose: id, time, seeds, limits. The gateway
-keeps the marks and brings them back behind the body of the call (`headers.MARK`, `CONTINUE_HEADER`); nobody else can.
-They are checked nonetheless: a worker computes nothing that it would refuse from a client.
+Tokens are the state (ServerlessLLM section 5.2): keys and values, text, stops and draws follow from them, from the
+prompt, and from the first worker's settings: id, time, seeds, limits. The gateway stores the marks and appends them to
+the body of the retried call (`worker_headers.MARK`, `CONTINUE_HEADER`); clients cannot send them. They are validated
+nonetheless: a worker computes nothing that it would reject from a client.
 """
 
 from __future__ import annotations
@@ -22,33 +22,33 @@ from ..engine.generation import Request
 from .requests import SEED_BITS
 
 CARRIED_MAX_BYTES = 4 << 20
-"""Twice what a gateway keeps."""
+"""Largest size of all marks of a call: twice the gateway's limit."""
 CREATED_MAX_S = 1 << 40
 _ID = re.compile(r"[A-Za-z0-9-]{1,64}")
 
 
 class StreamSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the first worker chose for the call, and for each of its choices."""
+    """Settings that the first worker chose for a call, and for each of its choices."""
 
     id: str
     created_s: int
     seeds: list[int | None]
     limits: list[int]
-    """Most new tokens: where the call does not say, they follow from a worker's memory."""
+    """Most new tokens of each choice; without a limit in the call they depend on a worker's memory."""
 
 
 class _ResumeMark(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     tokens: list[tuple[int, list[int]]]
-    """(choice, its tokens since the last mark)."""
+    """Pairs of a choice and its tokens since the last mark."""
     chosen: StreamSettings | None = None
-    """In the first one."""
+    """Set in the first mark only."""
 
 
 _DECODER = msgspec.json.Decoder(_ResumeMark)
 
 
-def chosen(id: str, created_s: int, requests: Sequence[Request]) -> StreamSettings:
-    """For a stream that begins here. Draws that nobody gave a seed get one, so that they can be made again."""
+def choose_settings(id: str, created_s: int, requests: Sequence[Request]) -> StreamSettings:
+    """Settings of a new stream. Sampled choices without a seed get one, so that they can be repeated."""
     seeds = [
         secrets.randbits(SEED_BITS) if one.sampling.seed is None and not one.sampling.greedy else one.sampling.seed
         for one in requests
@@ -56,7 +56,8 @@ def chosen(id: str, created_s: int, requests: Sequence[Request]) -> StreamSettin
     return StreamSettings(id, created_s, seeds, [one.max_new_tokens for one in requests])
 
 
-def as_chosen(requests: Sequence[Request], by: StreamSettings) -> list[Request]:
+def apply_settings(requests: Sequence[Request], by: StreamSettings) -> list[Request]:
+    """Requests with the settings of their stream."""
     return [
         replace(one, max_new_tokens=limit, sampling=replace(one.sampling, seed=seed))
         for one, seed, limit in zip(requests, by.seeds, by.limits, strict=True)
@@ -67,39 +68,40 @@ class ResumeMarkWriter:
     """Writes the marks of one stream."""
 
     def __init__(self, first: StreamSettings | None) -> None:
-        """`first` is None for a stream that goes on here: it has been said already."""
+        """`first` is None for a resumed stream, whose settings were written by the first worker."""
         self._first = first
         self._tokens: dict[int, list[int]] = {}
 
-    def saw(self, choice: int, tokens: Sequence[int]) -> None:
+    def add(self, choice: int, tokens: Sequence[int]) -> None:
+        """Adds output tokens of a choice."""
         self._tokens.setdefault(choice, []).extend(tokens)
 
     def mark(self) -> bytes:
-        """To be written right behind the event that it stands for."""
+        """Returns the mark of the tokens since the last one, to be sent right after their event."""
         said = _ResumeMark(list(self._tokens.items()), self._first)
         self._tokens, self._first = {}, None
         return MARK + msgspec.json.encode(said) + b"\n\n"
 
 
 class ResumedStream(msgspec.Struct, frozen=True):
-    """A stream that began elsewhere, as its marks tell."""
+    """A stream that another worker started, as decoded from its marks."""
 
     chosen: StreamSettings
     tokens: list[list[int]]
-    """By choice, those that were put out."""
+    """Output tokens by choice."""
 
 
-def read_carried(carried: bytes, *, choices: int, vocab_size: int) -> ResumedStream:
-    """Errors: InvalidInput for what no stream of a call with so many choices can have said."""
+def read_resume_marks(carried: bytes, *, choices: int, vocab_size: int) -> ResumedStream:
+    """Decodes marks. Errors: InvalidInput for marks that no stream with that many choices can have."""
     if len(carried) > CARRIED_MAX_BYTES:
-        raise InvalidInput(f"marks of {len(carried)} bytes; at most {CARRIED_MAX_BYTES} are read")
+        raise InvalidInput(f"marks of {len(carried)} bytes; at most {CARRIED_MAX_BYTES} are allowed")
     try:
         marks = [_DECODER.decode(line) for line in carried.split(b"\n")]
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidInput(f"marks that are none: {error}") from error
+        raise InvalidInput(f"invalid marks: {error}") from error
     first = marks[0].chosen
     if first is None or any(mark.chosen is not None for mark in marks[1:]):
-        raise InvalidInput("marks of which not the first, or not only the first, says what was chosen")
+        raise InvalidInput("marks whose settings are not in the first mark, or not only there")
     _check(first, choices)
     tokens: list[list[int]] = [[] for _ in range(choices)]
     for mark in marks:
@@ -127,9 +129,9 @@ def _check(said: StreamSettings, choices: int) -> None:
 
 
 def split_body(headers: Sequence[tuple[bytes, bytes]], body: bytes) -> tuple[bytes, bytes | None]:
-    """The call's own body, and what is carried behind it: nothing for a call that begins, None without a gateway.
+    """Splits a body into the call's own and the marks after it: empty for a new call, None without a gateway.
 
-    Errors: InvalidInput if the body has not what the header says.
+    Errors: InvalidInput if the header does not fit the body.
     """
     said: Any = next((value for name, value in headers if name == CONTINUE_HEADER.encode()), None)
     if said is None:

@@ -1,8 +1,7 @@
-"""A model of one layer, loaded and called in the fork server, so that no worker is the first to walk the engine's path.
+"""Warm-up of the engine: the fork server loads and calls a model of one layer, so that workers inherit a warm path.
 
-Half of what a warm model's worker did between its assignment and being ready was done for the first time in its life:
-imports that libraries make late, regular expressions, torch's operator tables, pages that it had to copy from its
-parent. The engine's thread has ended when this returns.
+Half of a worker's time between assignment and ready was first-time work: late imports of libraries, regular
+expressions, torch's operator tables, pages copied from its parent. The engine's thread has ended when this returns.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ _CONFIG = {
 
 
 class _TinyWeights:
-    """What the engine asks of weights, made up."""
+    """Weights of a model of one layer."""
 
     def __init__(self) -> None:
         narrow = torch.zeros(16, _WIDTH, dtype=torch.float16)
@@ -68,7 +67,7 @@ class _TinyWeights:
 
 
 def _table() -> bytes:
-    """A token for each byte, and no merges."""
+    """Token table with one token for each byte and no merges."""
     texts = [chr(_BYTES + byte).encode() for byte in range(_BYTES)]
     offsets = array("I", (2 * number for number in range(_BYTES + 1)))
     tokenizer = {
@@ -88,9 +87,9 @@ def _table() -> bytes:
 
 
 def warm_up_engine() -> None:
-    """Errors: RuntimeError if the engine does not work here, in which case no worker's would."""
+    """Loads and calls the model. Errors: RuntimeError if the engine fails here, as it would in every worker."""
     if torch.backends.cuda.is_built():  # type: ignore[no-untyped-call]
-        return  # even to ask whether there is a GPU would begin a CUDA context, which does not survive a fork
+        return  # even looking for a GPU would create a CUDA context, which does not survive a fork
     loop = uvloop.new_event_loop()
     try:
         loop.run_until_complete(asyncio.wait_for(_serve_calls(), DEADLINE_S))
@@ -100,9 +99,9 @@ def warm_up_engine() -> None:
 
 async def _serve_calls() -> None:
     settings = LLMSettings(max_batch=2, max_context_tokens=256, kv_memory_bytes=MIB)
-    for _ in range(2):  # the second load runs on what the first has left specialised
-        # One thread: the decoder's helpers would not be there after a fork.
-        app = create_app(_TinyWeights(), settings, name="rehearsal", threads=1)
+    for _ in range(2):  # the second load runs code that the first has specialised
+        # One thread: the decoder's helper threads would not survive a fork.
+        app = create_app(_TinyWeights(), settings, name="warm-up", threads=1)
         try:
             for call in range(_CALLS):
                 status = await _call(app, stream=call % 2 == 0, temperature=call % 3 / 2)
@@ -113,7 +112,7 @@ async def _serve_calls() -> None:
 
 
 async def _call(app: object, *, stream: bool, temperature: float) -> int:
-    messages = [{"role": "user", "content": "Is this a rehearsal?"}]
+    messages = [{"role": "user", "content": "Is this a warm-up?"}]
     value = {"messages": messages, "stream": stream, "temperature": temperature, "top_p": 0.9, "max_tokens": 4}
     bodies = [msgspec.json.encode(value)]
     status = 0
@@ -121,7 +120,7 @@ async def _call(app: object, *, stream: bool, temperature: float) -> int:
     async def receive() -> Message:
         if bodies:
             return {"type": "http.request", "body": bodies.pop(), "more_body": False}
-        await asyncio.Event().wait()  # the client stays
+        await asyncio.Event().wait()  # the client stays connected
         raise AssertionError
 
     async def send(message: Message) -> None:

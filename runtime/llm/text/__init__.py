@@ -1,1 +1,1 @@
-"""Tokenizers."""
+"""Tokenizers and chat templates."""

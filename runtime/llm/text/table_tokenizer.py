@@ -1,6 +1,6 @@
-"""A tokenizer that reads its vocabulary where it lies: no parsing, ready in a millisecond.
+"""Tokenizer over a token table in shared memory: no parsing, ready in a millisecond.
 
-The library still does what depends on Unicode: it finds added tokens and cuts the text into pieces. Merging a
+The `tokenizers` library still finds added tokens and splits the text into pieces, which depends on Unicode. Merging a
 piece's bytes into tokens is byte-pair encoding over the table's hash table (layout: `contract.token_table`); the
 merges are taken in the library's own order, so that the tokens are the same.
 """
@@ -18,23 +18,23 @@ from ...contract.weights.token_table import EMPTY, HEAD, MAGIC, PIECE, RestOfTok
 from .tokenizer import Vocabulary
 
 PIECES_KEPT = 20_000
-"""Words repeat: their tokens are kept until so many are known."""
+"""Size of the cache of pieces' tokens: words repeat."""
 PIECE_KEPT_MAX_BYTES = 64
 TEXT_MAX = 1 << 16
-"""Longer texts go to the library, whatever it costs to parse its vocabulary then: it merges several times faster."""
+"""Longest text in characters; longer ones use the library, which merges several times faster once it is parsed."""
 
 Merge = tuple[int, int]
-"""Rank, and the token that comes of it."""
+"""Rank of a merge, and its resulting token."""
 
 
 class TableTokenizer:
-    """As `Tokenizer`, from a token table, which is not copied. Thread-safe under the GIL.
+    """Tokenizer over a token table, without a copy of it. Thread-safe under the GIL.
 
-    `library` gives the tokenizer that the table stands for, for texts that are too long for it.
+    `library` returns the equivalent library tokenizer, for long texts.
     """
 
     def __init__(self, table: memoryview, library: Callable[[], Vocabulary]) -> None:
-        """Errors: CheckpointInvalid if the table is not one; ids inside it are checked where they are used."""
+        """Errors: CheckpointInvalid for an invalid table; ids in it are checked on use."""
         if len(table) < HEAD.size:
             raise CheckpointInvalid(f"the token table has {len(table)} bytes, its head alone {HEAD.size}")
         magic, count, slots, text_bytes, rest_bytes, _ = HEAD.unpack_from(table)
@@ -99,7 +99,7 @@ class TableTokenizer:
         return known
 
     def _merged(self, tokens: list[int]) -> list[int]:
-        """Byte-pair encoding: the pair of the lowest rank first, the leftmost of equals.
+        """Byte-pair encoding: merges the pair of the lowest rank first, the leftmost of equals.
 
         Merged neighbours are linked, not moved, and pairs wait in a heap: a piece of n bytes takes n log n.
         """

@@ -1,7 +1,7 @@
-"""Text to tokens, chats to text, and tokens back to text as they come.
+"""Tokenizer, streaming detokenizer and chat template.
 
-The tokenizer is the `tokenizers` library over the checkpoint's tokenizer.json; chats are rendered by the
-checkpoint's own Jinja template in a sandbox, since a checkpoint may come from a stranger.
+The tokenizer is the `tokenizers` library over the checkpoint's tokenizer.json; chats are rendered by the checkpoint's
+Jinja template in a sandbox, since the checkpoint may be untrusted.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from ...contract.errors import CheckpointInvalid, InvalidInput
 
 REPLACEMENT = "�"
 MAX_HELD_TOKENS = 4
-"""A character has four bytes at most and a token at least one: after so many, what is no character yet is none."""
+"""Tokens held for an incomplete character: it has at most four bytes, and a token at least one."""
 
 
 class Vocabulary(Protocol):
-    """Text to tokens and back: `Tokenizer`, or `TableTokenizer` where the checkpoint has a table."""
+    """Encodes text to tokens and decodes tokens: `Tokenizer`, or `TableTokenizer` where the checkpoint has a table."""
 
     @property
     def vocab_size(self) -> int: ...
@@ -32,6 +32,8 @@ class Vocabulary(Protocol):
 
 
 class Tokenizer:
+    """Tokenizer over a tokenizer.json."""
+
     def __init__(self, tokenizer_json: bytes) -> None:
         try:
             self._tokenizer = tokenizers.Tokenizer.from_buffer(tokenizer_json)
@@ -43,7 +45,7 @@ class Tokenizer:
         return self._tokenizer.get_vocab_size()
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """`add_special_tokens` puts what the model's post-processor adds; a rendered chat has its own already."""
+        """Encodes text. `add_special_tokens` adds those of the post-processor; a rendered chat contains its own."""
         return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
 
     def decode(self, tokens: list[int], *, skip_special: bool = True) -> str:
@@ -51,7 +53,7 @@ class Tokenizer:
 
 
 class Detokenizer:
-    """Text of a growing list of tokens, without ever showing half a character.
+    """Streaming detokenizer: returns text of new tokens, without partial characters.
 
     Some tokenizers put a space before the first token of a text or drop it, so new tokens are decoded
     after a few shown ones and the common beginning is taken away.
@@ -72,7 +74,7 @@ class Detokenizer:
         return text
 
     def flush(self) -> str:
-        """What was held back: bytes that never became a character."""
+        """Returns the held-back bytes of an incomplete character."""
         text = self._fresh()
         self._advance()
         return text
@@ -87,7 +89,7 @@ class Detokenizer:
 
 
 class ChatTemplate:
-    """Renders messages as the model was trained to read them. Errors: InvalidInput when the template refuses."""
+    """Chat template of a model: renders messages. Errors: InvalidInput if the template rejects them."""
 
     def __init__(self, source: str, special_tokens: dict[str, str]) -> None:
         environment = ImmutableSandboxedEnvironment(
@@ -111,7 +113,7 @@ class ChatTemplate:
 
 
 def read_chat_template(tokenizer_config: bytes | None, template: bytes | None) -> ChatTemplate | None:
-    """chat_template.jinja wins over the copy in tokenizer_config.json; None if the model has neither."""
+    """Reads the chat template from chat_template.jinja or else tokenizer_config.json; None without either."""
     try:
         config = msgspec.json.decode(tokenizer_config, type=dict[str, Any]) if tokenizer_config else {}
     except msgspec.DecodeError as error:
@@ -124,7 +126,7 @@ def read_chat_template(tokenizer_config: bytes | None, template: bytes | None) -
 
 
 def _content(token: Any) -> str:
-    """Special tokens stand as text or as an object with its text inside."""
+    """Text of a special token, which is a string or an object with `content`."""
     return str(token.get("content", "")) if isinstance(token, dict) else token if isinstance(token, str) else ""
 
 

@@ -333,5 +333,5 @@ def test_a_layer_that_cannot_be_called_is_named() -> None:
         def layer(self, weights: Any, index: int) -> Any:
             return "text"
 
-    with pytest.raises(FleetError, match=r"layer\(0\) of Words gave a str"):
+    with pytest.raises(FleetError, match=r"layer\(0\) of Words returned a str"):
         whole_app(parts_of(Words(), weights_of()))

@@ -19,9 +19,9 @@ from fleetstart.runtime.llm.engine.sampler import SamplingParams
 from fleetstart.runtime.llm.server.stream_resume import (
     CARRIED_MAX_BYTES,
     ResumeMarkWriter,
-    as_chosen,
-    chosen,
-    read_carried,
+    apply_settings,
+    choose_settings,
+    read_resume_marks,
     split_body,
 )
 from tests.runtime.llm.models import Checkpoint, engine, native, run, text_of, tiny, tokens_of
@@ -124,9 +124,9 @@ def marks(tokens: list[tuple[int, list[int]]], **fields: Any) -> bytes:
 @pytest.mark.parametrize(
     ("carried", "why"),
     [
-        (b"no", "none"),
-        (b"[[]]", "chosen"),
-        (marks([]) + b"\n" + marks([]), "chosen"),
+        (b"no", "invalid marks"),
+        (b"[[]]", "settings"),
+        (marks([]) + b"\n" + marks([]), "settings"),
         (marks([], id="x\ny"), "id"),
         (marks([], id="x" * 65), "id"),
         (marks([], created_s=-1), "time"),
@@ -142,9 +142,9 @@ def marks(tokens: list[tuple[int, list[int]]], **fields: Any) -> bytes:
         (marks([(0, [1 << 70])]), "token"),
         (marks([(0, [5] * 41)]), "at most"),
         (marks([(0, [5, 1, 5])]), "ends after 2"),
-        (marks([], more=1), "none"),
-        (b"[" * 2000, "none"),
-        (b"\xff\xfe", "none"),
+        (marks([], more=1), "invalid marks"),
+        (b"[" * 2000, "invalid marks"),
+        (b"\xff\xfe", "invalid marks"),
     ],
 )
 def test_marks_that_no_stream_has_said_are_refused(servers: tuple[Served, Served], carried: bytes, why: str) -> None:
@@ -160,13 +160,13 @@ def test_a_size_that_the_body_has_not_is_refused(servers: tuple[Served, Served],
 
 def test_too_many_marks_are_refused() -> None:
     with pytest.raises(InvalidInput, match="at most"):
-        read_carried(b" " * (CARRIED_MAX_BYTES + 1), choices=1, vocab_size=VOCAB)
+        read_resume_marks(b" " * (CARRIED_MAX_BYTES + 1), choices=1, vocab_size=VOCAB)
 
 
 @given(st.binary(max_size=200) | st.recursive(st.none() | st.integers() | st.text(), st.lists).map(msgspec.json.encode))
 def test_whatever_is_carried_is_read_or_refused(carried: bytes) -> None:
     try:
-        read_carried(carried, choices=1, vocab_size=VOCAB)
+        read_resume_marks(carried, choices=1, vocab_size=VOCAB)
     except InvalidInput:
         return
 
@@ -178,19 +178,19 @@ TOKENS = st.lists(st.tuples(st.integers(0, 2), st.lists(st.integers(0, VOCAB - 1
 def test_what_marks_say_is_read(steps: list[tuple[int, list[int]]], body: bytes) -> None:
     greedy, drawn = SamplingParams(temperature=0), SamplingParams()
     requests = [Request(tokens=[5], max_new_tokens=64, sampling=sampling) for sampling in (greedy, drawn, drawn)]
-    first = chosen("cmpl-7", 17, requests)
+    first = choose_settings("cmpl-7", 17, requests)
     assert (first.seeds[0], *(type(seed) for seed in first.seeds[1:])) == (None, int, int)
-    assert [one.sampling.seed for one in as_chosen(requests, first)] == first.seeds
+    assert [one.sampling.seed for one in apply_settings(requests, first)] == first.seeds
     marker = ResumeMarkWriter(first)
     said = []
     for choice, tokens in steps:
-        marker.saw(choice, tokens)
+        marker.add(choice, tokens)
         said.append(marker.mark())
     said.append(marker.mark())
     carried = b"\n".join(mark[len(MARK) : -2] for mark in said)
     got_body, got = split_body([(CONTINUE_HEADER.encode(), str(len(carried)).encode())], body + carried)
     assert (got_body, got) == (body, carried)
-    read = read_carried(carried, choices=3, vocab_size=VOCAB)
+    read = read_resume_marks(carried, choices=3, vocab_size=VOCAB)
     assert read.chosen == first
     wanted: list[list[int]] = [[], [], []]
     for choice, tokens in steps:
