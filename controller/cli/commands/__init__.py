@@ -1,3 +1,3 @@
-"""One module a verb, each with a click command called `command`; loaded when the verb is typed."""
+"""Verbs: one module each, with a click command called `command`; imported only when the verb is used."""
 
 __all__: list[str] = []

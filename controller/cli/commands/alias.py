@@ -1,4 +1,4 @@
-"""`fs alias`: names for versions, such as prod and staging."""
+"""`fs alias`: aliases of versions, such as prod and staging."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def command(
     """Show a function's aliases, or point one at a version: /fn/NAME@ALIAS then calls that one.
 
     \b
-    fs alias hello                 # all of them
-    fs alias hello prod 3          # set or move one; `live` is one, too
+    fs alias hello                 # list all
+    fs alias hello prod 3          # set or move one; `live` is an alias, too
     fs alias hello prod --rm
     """
     if remove == (version is not None) and alias is not None:

@@ -1,4 +1,4 @@
-"""`fs audit`: who changed what, when, from where, and what was refused."""
+"""`fs audit`: the audit log of changes and rejected requests."""
 
 from __future__ import annotations
 
@@ -16,14 +16,16 @@ from ..units import format_utc, parse_unix_ms
 
 @click.command
 @click.option("--since", default="7d", show_default=True, metavar="AGE|DATE", help="90s, 15m, 24h, 7d or 2026-01-31.")
-@click.option("--by", default="", metavar="KEY", help="Of one key only; `local` is who called without one.")
-@click.option("--limit", default=1000, show_default=True, type=click.IntRange(1, 10_000), help="The newest so many.")
+@click.option("--by", default="", metavar="KEY", help="Only of this key; `local`: without a key.")
+@click.option(
+    "--limit", default=1000, show_default=True, type=click.IntRange(1, 10_000), help="Number of events, newest first."
+)
 @verb()
 @click.pass_obj
 def command(home: Path, *, since: str, by: str, limit: int, url: str | None, as_json: bool) -> None:
-    """Show who changed what, when, from where, and what came of it; refusals too, the oldest first.
+    """Show the audit log: who changed what, when, from where, with which result; oldest first.
 
-    Two digests of the object tell whether it changed. Needs a key that may admin.
+    Rejected requests are included. Digests of the object show whether it changed. Needs a key with scope admin.
     """
     since_unix_ms = max(0, parse_unix_ms(since, now_s=time.time(), option="--since"))
     with ApiClient(find_server(url, home)) as server:
@@ -34,7 +36,7 @@ def command(home: Path, *, since: str, by: str, limit: int, url: str | None, as_
     elif events:
         output.data(table(events))
     else:
-        output.message("nobody changed anything in that time")
+        output.message("no events in that time")
 
 
 def table(events: list[AuditEvent]) -> str:

@@ -1,4 +1,4 @@
-"""`fs budget`: what functions may cost in a day or a month."""
+"""`fs budget`: limits on what functions cost in a day or a month."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from ..units import format_utc, parse_nano_dollars
 
 @click.group(cls=CommandGroup, context_settings={"max_content_width": 100})
 def command() -> None:
-    """What functions may cost. When a budget is spent, calls are refused with 402 until it renews. Each has --json."""
+    """Budgets of functions. When one is spent, calls are rejected with 402 until it renews. Each command has --json."""
 
 
 @command.command("set")
 @click.argument("name")
 @click.option("--usd", required=True, metavar="AMOUNT", help="5, 0.25, or as little as 0.000000001.")
-@click.option("--per", type=click.Choice(["day", "month"]), required=True, help="Of the calendar, UTC.")
+@click.option("--per", type=click.Choice(["day", "month"]), required=True, help="Calendar period, UTC.")
 @click.option("--alert", type=click.IntRange(1, 100), default=80, show_default=True, metavar="PERCENT")
 @verb()
 @click.pass_obj
 def set_(home: Path, *, name: str, usd: str, per: str, alert: int, url: str | None, as_json: bool) -> None:
-    """Give a function a budget, in place of the one it has.
+    """Set a function's budget, replacing the one it has.
 
-    What it has cost in the period so far counts. Calls that are under way when it is spent are served and billed.
+    Costs of the period so far count. Calls that run when the budget is spent are completed and billed.
     """
     terms = BudgetTerms(
         limit_nusd=parse_nano_dollars(usd, option="--usd"), per=cast(Literal["day", "month"], per), alert_percent=alert
@@ -46,7 +46,7 @@ def set_(home: Path, *, name: str, usd: str, per: str, alert: int, url: str | No
 @verb()
 @click.pass_obj
 def ls(home: Path, *, url: str | None, as_json: bool) -> None:
-    """List budgets, and how far they are spent."""
+    """List budgets, and how much of each is spent."""
     with ApiClient(find_server(url, home)) as server:
         budgets = server.get("/api/v1/budgets", list[BudgetInfo])
     if as_json:
@@ -62,15 +62,13 @@ def ls(home: Path, *, url: str | None, as_json: bool) -> None:
 @verb()
 @click.pass_obj
 def rm(home: Path, *, name: str, url: str | None, as_json: bool) -> None:
-    """Take a function's budget away: it may cost what it costs."""
+    """Remove a function's budget: its cost is then unlimited."""
     with ApiClient(find_server(url, home)) as server, suggest_function(server, name):
         info = server.delete(f"/api/v1/budgets/{name}", BudgetInfo)
     if as_json:
         output.json_data(info)
     else:
-        output.message(
-            f"{info.function} has no budget any more; ${dollars(info.spent_nusd)} of {_limit(info)} were spent"
-        )
+        output.message(f"{info.function} has no budget now; ${dollars(info.spent_nusd)} of {_limit(info)} were spent")
 
 
 def table(budgets: list[BudgetInfo]) -> str:

@@ -1,4 +1,4 @@
-"""`fs completion`: the script that makes a shell complete verbs, options and function names."""
+"""`fs completion`: prints the script with which a shell completes verbs and options."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .. import output
 from ..root import root, verb
 
 VARIABLE = "_FS_COMPLETE"
-"""Under which click is asked for completions."""
+"""Environment variable through which a shell asks click for completions."""
 
 
 @click.command

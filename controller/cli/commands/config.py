@@ -1,4 +1,4 @@
-"""`fs config`: what a handler's settings are, and who made each of them."""
+"""`fs config`: the settings of a handler's functions, each with its origin."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SIZES = ("memory", "kv_memory", "max_body")
 
 @click.group(context_settings={"max_content_width": 100})
 def command() -> None:
-    """The settings of a handler's functions. Flags win over fs.toml, fs.toml over the decorator; takes --json."""
+    """Settings of a handler's functions. Flags win over fs.toml, fs.toml over the decorator; takes --json."""
 
 
 @command.command
@@ -35,7 +35,7 @@ def command() -> None:
 @setting_flags
 @verb(server=False)
 def show(*, handler: str, as_json: bool, **flags: Any) -> None:
-    """Print each setting, its value, and where it was made; takes the flags of `fs deploy`, and needs no server."""
+    """Print each setting, its value and its origin; takes the flags of `fs deploy`, and needs no server."""
     path, handlers = select_handlers(handler, flags_of(**flags))
     found = {}
     for one in handlers:
@@ -50,7 +50,7 @@ def show(*, handler: str, as_json: bool, **flags: Any) -> None:
 
 
 def _checked(handler: ConfiguredHandler, module: str) -> FunctionSpec:
-    """As `fs deploy` would send it, had it packed and uploaded everything. Errors: InvalidSpec."""
+    """The spec that `fs deploy` would send, with placeholders for bundle and weights. Errors: InvalidSpec."""
     declaration = handler.declaration
     include_of(declaration)
     adapter = adapter_of(declaration)
@@ -66,7 +66,7 @@ def _checked(handler: ConfiguredHandler, module: str) -> FunctionSpec:
 
 
 def settings_with_defaults(handler: ConfiguredHandler, spec: FunctionSpec) -> dict[Key, Setting]:
-    """All there are, in the order of the documentation; what nobody made has its default."""
+    """All settings in the order of the documentation; those that were not made have their default."""
     defaults = flatten({name: value for name in SETTINGS[handler.declaration.kind] for value in [_default(name, spec)]})
     order = {name: number for number, name in enumerate(SETTINGS[handler.declaration.kind])}
     found = {key: Setting(value, DEFAULT) for key, value in defaults.items()} | dict(handler.settings)
@@ -74,7 +74,7 @@ def settings_with_defaults(handler: ConfiguredHandler, spec: FunctionSpec) -> di
 
 
 def _default(name: str, spec: FunctionSpec) -> Any:
-    """As the spec has it, in the words of the settings."""
+    """Default of a setting, as the spec has it."""
     holder = spec.llm if spec.llm is not None and hasattr(spec.llm, _OF_ENGINE.get(name, name)) else spec
     value = getattr(holder, _OF_ENGINE.get(name, _FIELDS.get(name, name)), None)
     if name in ("weights", "adapter", "include", "layers"):

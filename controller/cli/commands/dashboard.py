@@ -1,4 +1,4 @@
-"""`fs dashboard`: where the server's pages are."""
+"""`fs dashboard`: prints the dashboard's URL, or opens it."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from ..root import verb
 
 
 @click.command
-@click.option("--open", "opens", is_flag=True, help="Also show it in the browser.")
+@click.option("--open", "opens", is_flag=True, help="Also open it in the browser.")
 @verb()
 @click.pass_obj
 def command(home: Path, *, opens: bool, url: str | None, as_json: bool) -> None:
-    """Print the URL of the dashboard: functions, invocations as waterfalls, nodes, usage, all of it live.
+    """Print the URL of the dashboard: functions, invocations as waterfalls, nodes and usage, live.
 
-    The URL has the key in it, if there is one, behind the #: browsers send that to nobody, and the page takes it out of
-    their history. It is for you alone.
+    The URL contains the key, if there is one, after the #: browsers do not send that part, and the page removes it from
+    their history. Do not share it.
     """
     address = find_server(url, home)
     with ApiClient(address) as server:
@@ -34,11 +34,11 @@ def command(home: Path, *, opens: bool, url: str | None, as_json: bool) -> None:
     else:
         output.data(page)
     if opens and not _shown(page, HomeLayout(home)):
-        output.message("no browser was found: open the URL yourself")
+        output.message("no browser found: open the URL yourself")
 
 
 def _shown(page: str, layout: HomeLayout) -> bool:
-    """Through a file for this user alone: others can read what programs are started with."""
+    """Opens the page through a file that only this user can read: others can read the arguments of programs."""
     import webbrowser
 
     layout.home.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -1,4 +1,4 @@
-"""`fs deploy`: declarations by syntax tree, bundle, checkpoint, spec; what the store has is not sent again."""
+"""`fs deploy`: reads declarations, packs the bundle, publishes weights, sends the spec. Nothing is sent twice."""
 
 from __future__ import annotations
 
@@ -52,37 +52,39 @@ class Percent(click.ParamType[int]):
 
 
 def setting_flags(function: Decorated) -> Decorated:
-    """The options that are settings: those of `flags_of`."""
+    """Decorator with the options that are settings: those of `flags_of`."""
     for option in reversed(
         (
             click.option("--name", help="Name of the function; default: the handler's own, in kebab-case."),
             click.option("--memory", metavar="SIZE", help="Limit on a worker's own memory, such as 512MiB."),
             click.option("--concurrency", type=int, help="Calls that one worker serves at a time."),
             click.option(
-                "--timeout", "timeout_s", type=float, metavar="SECONDS", help="Longest that one call may take."
+                "--timeout", "timeout_s", type=float, metavar="SECONDS", help="Longest time that a call may take."
             ),
             click.option(
                 "--queue-timeout",
                 "queue_timeout_s",
                 type=float,
                 metavar="SECONDS",
-                help="Of it, longest that a call may wait for a worker.",
+                help="Longest time of it that a call may wait for a worker.",
             ),
-            click.option("--rate", type=float, metavar="PER_SECOND", help="Calls a second; beyond, they get 429."),
-            click.option("--burst", type=int, help="Calls that may come at once after a pause, beside --rate."),
-            click.option("--concurrent", type=int, help="Calls under way at a time; beyond, they get 429."),
+            click.option("--rate", type=float, metavar="PER_SECOND", help="Calls a second; more get 429."),
+            click.option("--burst", type=int, help="Calls that may arrive at once after a pause, with --rate."),
+            click.option("--concurrent", type=int, help="Calls that may run at a time; more get 429."),
             click.option("--max-body", metavar="SIZE", help="Largest body of a call, such as 10MiB."),
             click.option(
-                "--cors", multiple=True, metavar="ORIGIN", help="Whose pages may call it, or *; may be repeated."
+                "--cors", multiple=True, metavar="ORIGIN", help="Origin whose pages may call it, or *; may be repeated."
             ),
-            click.option("--min", "min_workers", type=int, help="Workers that are there without a call, and billed."),
-            click.option("--max", "max_workers", type=int, help="Most workers at a time."),
+            click.option("--min", "min_workers", type=int, help="Workers that run even without calls, and are billed."),
+            click.option("--max", "max_workers", type=int, help="Largest number of workers."),
             click.option(
                 "--keep-alive", "keep_alive_s", type=float, metavar="SECONDS", help="How long an idle worker stays."
             ),
-            click.option("--tag", "tags", multiple=True, metavar="KEY=VALUE", help="For the bill; may be repeated."),
-            click.option("--region", multiple=True, help="Where it may run, such as eu; may be repeated."),
-            click.option("--project", help="Of which it is one; default: where it is, or `default`."),
+            click.option(
+                "--tag", "tags", multiple=True, metavar="KEY=VALUE", help="Tag for usage and cost; may be repeated."
+            ),
+            click.option("--region", multiple=True, help="Region in which it may run, such as eu; may be repeated."),
+            click.option("--project", help="Its project; default: the one it is in, or `default`."),
             click.option(
                 "--env", multiple=True, metavar="KEY=VALUE", help="Environment of the worker; may be repeated."
             ),
@@ -95,14 +97,12 @@ def setting_flags(function: Decorated) -> Decorated:
 @click.command
 @click.argument("handler", metavar="HANDLER.PY[:NAME]")
 @setting_flags
-@click.option("--alias", default=LIVE, help="Point this alias at it, and leave live where it is.")
+@click.option("--alias", default=LIVE, help="Point this alias at the new version; live does not move.")
 @click.option(
-    "--canary", type=Percent(), default=100, metavar="PERCENT", help="Give it so much of the calls, as in 10%."
+    "--canary", type=Percent(), default=100, metavar="PERCENT", help="Send this share of the calls to it, as in 10%."
 )
-@click.option("--probe/--no-probe", default=True, help="Try a worker of it before calls go to it; the default.")
-@click.option(
-    "--dry-run", is_flag=True, help="Change nothing; show what would be sent, and what a cold start would take."
-)
+@click.option("--probe/--no-probe", default=True, help="Start a worker of it before calls go to it; the default.")
+@click.option("--dry-run", is_flag=True, help="Change nothing; show what would be sent, and the predicted cold start.")
 @verb()
 @click.pass_obj
 def command(
@@ -118,15 +118,14 @@ def command(
     as_json: bool,
     **flags: Any,
 ) -> int:
-    """Deploy the functions in a handler file, or the one that is NAMEd.
+    """Deploy the functions in a handler file, or the one with this NAME.
 
-    The file is read, not run. Flags win over fs.toml beside it, that over what the file declares; `fs config show`
-    tells which did. Calls go to the new version once a worker of it has started and, where there is something to ask
-    for (`probe="/healthz"`; a language model's name), answered; if it does not, the old one keeps them. Prints one URL
-    a function.
+    The file is read, not run. Flags win over fs.toml beside it, and fs.toml over the decorator; `fs config show` prints
+    the origin of each setting. Calls go to the new version once a worker of it has started and answered its probe
+    (`probe="/healthz"`; a language model's name); if it fails, the old version keeps them. Prints one URL a function.
     """
     if canary < 100 and alias != LIVE:
-        raise click.UsageError("--canary gives a part of live's calls, --alias none of them: give one")
+        raise click.UsageError("--canary takes a share of live's calls, --alias takes none: give only one of them")
     path, handlers = select_handlers(handler, flags_of(**flags))
     declarations = [one.declaration for one in handlers]
     bundle = bundle_of(path, declarations)
@@ -154,7 +153,7 @@ def deploy_all(
     target: dict[str, str | int],
     cache: Path,
 ) -> list[Deployed]:
-    """Each, when the one before it has its calls. `target`: the query of the deploy."""
+    """Deploys functions one after the other, waiting for each rollout. `target`: the query of the deploy."""
     if server.object_size(bundle.key) != len(bundle.data):
         server.put_object(bundle.key, bundle.data, len(bundle.data))
     return [_deploy(server, declaration, path, bundle, target, cache) for declaration in declarations]
@@ -184,13 +183,15 @@ def _deploy(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedFunction:
+    """A function that is ready to be deployed."""
+
     spec: FunctionSpec
     checkpoints: list[Published]
-    """Its weights and their adapter, as far as it has them."""
+    """The weights and their adapter, if it has them."""
 
 
 def _packed(store: UploadTarget, declaration: Declaration, path: Path, bundle: Bundle, cache: Path) -> PackedFunction:
-    """The spec, with its weights in the store."""
+    """Publishes the weights of a declaration, and builds its spec."""
     text = weights_of(declaration)
     if declaration.kind != "function" and not text:
         how = f"{declaration.attribute} = LLM" if declaration.kind == "llm" else "@function"
@@ -221,7 +222,7 @@ def _packed(store: UploadTarget, declaration: Declaration, path: Path, bundle: B
 
 
 class _Unsent:
-    """Stands for the store in a rehearsal: knows what it has, and takes nothing."""
+    """Store of a dry run: knows which objects exist, and writes none."""
 
     def __init__(self, server: ApiClient) -> None:
         self.object_size = server.object_size

@@ -1,8 +1,8 @@
-"""`fs dev`: a whole system of its own for one handler, deployed again at each save, gone with ctrl-C.
+"""`fs dev`: serves one handler on a temporary local system, and redeploys it at each save, until ctrl-C.
 
-It is the very system that `fs up` starts, in a folder that is removed afterwards: what works here works there. A save
-that cannot be read, or whose worker does not start, is told of, and the version before it goes on serving. With --url
-there is no system of its own, but a function of its own on another one, which is removed in the end.
+The system is the same that `fs up` starts, in a folder that is removed afterwards. If a save cannot be deployed, the
+error is printed and the previous version keeps serving. With --url the function is deployed to another server under a
+name of its own, and removed in the end.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from .logs import format_line
 from .up import supervisor_argv, wait_ready
 
 LOOK_S = 0.3
-"""Between two looks at the files; a change is deployed at the second look that sees it."""
+"""Interval at which files are checked; a change is deployed at the second check that sees it."""
 PREFIX = "fs-dev-"
 
 
@@ -55,11 +55,11 @@ PREFIX = "fs-dev-"
 )
 @click.argument("handler", metavar="HANDLER.PY[:NAME]")
 @setting_flags
-@click.option("--port", default=0, type=click.IntRange(0, 65535), help="Default: a free one.")
-@click.option("--cold", is_flag=True, help="Call it from zero after each save, and at Enter; show where the time went.")
-@click.option("--path", default="", metavar="PATH", help="Of the calls of --cold, such as /v1/chat/completions.")
-@click.option("--body", default="{}", metavar="JSON|@FILE", help="Of the calls of --cold; default {}.")
-@click.option("--url", default="", help="Serve it there, as NAME-dev, instead of on a system of its own.")
+@click.option("--port", default=0, type=click.IntRange(0, 65535), help="Port of the server; default: a free one.")
+@click.option("--cold", is_flag=True, help="Call it from zero after each save, and at Enter; show the timeline.")
+@click.option("--path", default="", metavar="PATH", help="Path of --cold's calls, such as /v1/chat/completions.")
+@click.option("--body", default="{}", metavar="JSON|@FILE", help="Body of --cold's calls; default {}.")
+@click.option("--url", default="", help="Deploy it to this server as NAME-dev, not to a local system.")
 @verb(server=False)
 @click.pass_obj
 def command(
@@ -75,20 +75,17 @@ def command(
     as_json: bool,
     **flags: Any,
 ) -> None:
-    """Serve a handler on this machine while you work on it: the same contract, deployed again at each save.
+    """Serve a handler on this machine while you work on it, and redeploy it at each save.
 
-    Needs no server: it starts one of its own, which whoever is on this machine may call without a key, and ctrl-C
-    leaves nothing of it. Prints the URLs, then what the workers
-    print. A save that does not work is told of, and the version before it goes on serving. With --cold, no worker and
-    no weights stay between calls, and each save shows what it did to the cold start.
+    Starts a local server, which programs on this machine may call without a key, and removes it at ctrl-C. Prints the
+    URLs, then the workers' logs. If a save cannot be deployed, the error is printed and the previous version keeps
+    serving. With --cold, no worker and no weights stay between calls, and each save shows the change of the cold start.
     """
     if cold and url:
-        raise click.UsageError("--cold empties the memory of its own system, which that of --url is not: give one")
-    file, handlers = select_handlers(
-        handler, flags_of(**flags)
-    )  # what is wrong with it is said before anything is started
+        raise click.UsageError("--cold works on the local system only: give it without --url")
+    file, handlers = select_handlers(handler, flags_of(**flags))  # errors in it are raised before anything is started
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.default_int_handler)  # a polite end is a ctrl-C
+        signal.signal(number, signal.default_int_handler)  # ends like ctrl-C
     if cold:
         flags |= {"keep_alive_s": 0.0, "min_workers": 0}
     cache = HomeLayout(home).cache
@@ -109,7 +106,7 @@ def command(
 
 
 class _Work:
-    """On one handler, on one server."""
+    """Deploys one handler to one server, again and again."""
 
     def __init__(
         self,
@@ -132,7 +129,7 @@ class _Work:
         self._elsewhere = elsewhere
         self._cold_probe = cold_probe
         self._names: list[str] = []
-        """Of what is elsewhere, whatever came of its deploy."""
+        """Names of functions on another server, also of failed deploys."""
         self._followed: set[str] = set()
 
     def go_on(self, file: Path) -> None:
@@ -154,7 +151,7 @@ class _Work:
                 enter.clear()
 
     def remove(self) -> None:
-        """What was deployed elsewhere; what cannot be removed is told of."""
+        """Removes the functions that were deployed to another server; prints errors."""
         for name in self._names:
             try:
                 if belongs_to_others(self._server, name):
@@ -167,7 +164,7 @@ class _Work:
                 output.message(f"{name} stays at {self._address.url}: {error.message}; remove it with `fs rm {name}`")
 
     def _deploy(self) -> tuple[str, ...]:
-        """What the bundle has in it; nothing if it came to none. New names are printed and followed."""
+        """Deploys; returns the bundle's files, none after an error. Prints new functions and follows their logs."""
         try:
             path, handlers = select_handlers(self._handler, flags_of(**self._flags))
             declarations = [one.declaration for one in handlers]
@@ -212,7 +209,7 @@ class _Work:
 
 
 def _enter() -> threading.Event:
-    """Set at each line on stdin."""
+    """An event that is set at each line on stdin."""
     pressed = threading.Event()
 
     def read() -> None:
@@ -224,7 +221,7 @@ def _enter() -> threading.Event:
 
 
 def _follow(address: Address, name: str, as_json: bool) -> None:
-    """Until the server is gone."""
+    """Prints a function's log lines until the server ends."""
     with suppress(FleetError), ApiClient(address) as server:
         for line in server.log_lines(name, tail=0, follow=True):
             if as_json:
@@ -235,7 +232,7 @@ def _follow(address: Address, name: str, as_json: bool) -> None:
 
 @contextmanager
 def _own_system(port: int, *, keep_weights: bool) -> Iterator[str]:
-    """The URL of a system in a folder of its own; both are gone afterwards, the processes also if we are killed."""
+    """URL of a temporary local system. Its folder is removed afterwards; its processes end with this one."""
     folder = Path(tempfile.mkdtemp(prefix=PREFIX))
     layout = HomeLayout(folder / "home")
     try:

@@ -1,4 +1,4 @@
-"""`fs doctor`: every check on one line, the speeds that bound a load, and what to do about what is not well."""
+"""`fs doctor`: checks of this machine, one a line, the speeds that limit weight loads, and advice."""
 
 from __future__ import annotations
 
@@ -17,16 +17,14 @@ MARKS = {"ok": ("ok", "green"), "warn": ("!!", "yellow"), "bad": ("no", "red")}
 
 
 @click.command
-@click.option(
-    "--port", default=7433, show_default=True, type=click.IntRange(1, 65535), help="To look whether it is free."
-)
-@click.option("--store", default="", metavar="PATH|s3://…", help="To measure; by default the server's own.")
+@click.option("--port", default=7433, show_default=True, type=click.IntRange(1, 65535), help="Port to check.")
+@click.option("--store", default="", metavar="PATH|s3://…", help="Store to measure; default: the server's.")
 @click.option("--measure/--no-measure", default=True, help="Measure disk, memory, store and GPU: a few seconds.")
 @click.option("--measure-bytes", default=0, hidden=True, type=click.IntRange(0))
 @verb(server=False)
 @click.pass_obj
 def command(home: Path, *, port: int, store: str, measure: bool, measure_bytes: int, as_json: bool) -> int:
-    """Check what this machine offers, and say what to do about the rest. Exit code 1 if something cannot work."""
+    """Check this machine, and advise on what is missing or slow. Exit code 1 if something cannot work."""
     findings = run_checks(home, port)
     if measure:
         output.message("measuring disk, memory and store for a few seconds; without: --no-measure")

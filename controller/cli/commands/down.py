@@ -1,4 +1,4 @@
-"""`fs down`: asks the supervisor to stop everything, waits, and insists if it must."""
+"""`fs down`: stops the supervisor with SIGTERM, and with SIGKILL if it does not end."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..home import HomeLayout, SupervisorRecord, read_record, start_ticks, try_l
 from ..root import verb
 
 DEADLINE_S = 45.0
-"""More than the graces of controller, node and Redis together."""
+"""Longer than the grace periods of controller, node and Redis together."""
 KILLED_S = 5.0
 POLL_S = 0.02
 
@@ -26,7 +26,7 @@ POLL_S = 0.02
 @verb(server=False)
 @click.pass_obj
 def command(home: Path, *, as_json: bool) -> None:
-    """Stop everything that `fs up` started. Deployed functions stay, for the next `fs up`."""
+    """Stop everything that `fs up` started. Deployed functions stay for the next `fs up`."""
     stopped = stop_supervisor(HomeLayout(home))
     output.message("down" if stopped else f"nothing runs in {home}")
     if as_json:
@@ -34,7 +34,7 @@ def command(home: Path, *, as_json: bool) -> None:
 
 
 def stop_supervisor(layout: HomeLayout) -> bool:
-    """Whether something had to be stopped; nothing runs when this returns.
+    """Stops the system of a home; returns whether it ran. Nothing runs when this returns.
 
     Errors: FleetError if the supervisor outlives even SIGKILL.
     """
@@ -49,7 +49,7 @@ def stop_supervisor(layout: HomeLayout) -> bool:
             raise FleetError(f"{layout.lock} is held, but {layout.supervisor} does not say by whom")
         time.sleep(POLL_S)
     for number, wait_s in ((signal.SIGTERM, DEADLINE_S), (signal.SIGKILL, KILLED_S)):
-        # The record may be a stranger's by now, if the supervisor died and its pid was given away.
+        # The pid may be another process's by now, if the supervisor died.
         if start_ticks(record.pid) == record.start_ticks:
             with suppress(ProcessLookupError):
                 os.kill(record.pid, number)

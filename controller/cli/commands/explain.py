@@ -1,4 +1,4 @@
-"""`fs explain`: why the worker of an invocation was started as it was, and what came of it."""
+"""`fs explain`: the placement decision behind an invocation's worker, and its result."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from .trace import find_trace
 @verb()
 @click.pass_obj
 def command(home: Path, *, which: str, url: str | None, as_json: bool) -> None:
-    """Show why an invocation's worker was started as it was, and what came of it.
+    """Show the placement decision behind an invocation's worker, and its result.
 
-    Of this invocation, or of the latest of a function: the candidates with their predicted time to first token (TTFT),
-    time per token after it (TPOT) and cost, why each was taken or not, and beside the prediction what was observed. A
-    call that met a worker that was ready shows the plan by which that worker had been started.
+    For this invocation, or the latest of a function: the candidates with their predicted time to first token (TTFT),
+    time per token after it (TPOT) and cost, why each was chosen or not, and the measured times beside the predicted
+    ones. For a hot call, the decision by which its worker had been started earlier.
     """
     with ApiClient(find_server(url, home)) as server:
         id = find_trace(server, which).row.id
@@ -46,9 +46,9 @@ def _met(plan: InvocationPlan) -> str:
     waited = "it had no answer" if plan.ttft_s is None else f"the caller waited {plan.ttft_s:.3f} s for the first byte"
     if plan.row.start == "hot":
         ago = f"{output.format_age(max(0.0, -plan.decided_s))} before this call"
-        return f"its worker was ready when it came, {waited}; this is how that worker was started, {ago}"
+        return f"its worker was ready when it arrived, {waited}; this is how that worker was started, {ago}"
     if plan.decided_s < 0:
-        return f"{waited}; its worker had been ordered {-plan.decided_s:.3f} s before it came"
+        return f"{waited}; its worker had been ordered {-plan.decided_s:.3f} s before it arrived"
     return f"{waited}, {plan.decided_s:.3f} s of it before its worker was ordered"
 
 

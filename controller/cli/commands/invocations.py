@@ -1,4 +1,4 @@
-"""`fs invocations`: async calls that wait, run or have ended, and what can be done about them."""
+"""`fs invocations`: lists, shows, cancels and redrives stored invocations."""
 
 from __future__ import annotations
 
@@ -20,29 +20,31 @@ STATUSES = ("queued", "running", "succeeded", "failed", "cancelled", "expired")
 
 @click.group(cls=CommandGroup, context_settings={"max_content_width": 100})
 def command() -> None:
-    """Calls that were made with `fs invoke --async`, by a schedule or by a replay, and those of functions with
-    keep_requests=True. They are kept for a day after their end, or as long as their Fs-Ttl-S said. Each has --json.
+    """Stored invocations: async calls (`fs invoke --async`, schedules, replays), and calls of functions with
+    keep_requests=True. They are stored for a day after their end, or as long as Fs-Ttl-S says. Each command has --json.
 
     \b
     fs invocations ls --function chat --status failed
     fs invocations get inv-...         # state, progress, history, answer
-    fs invocations ls --dead           # what the platform lost again and again
-    fs invocations redrive inv-...     # once more
-    fs replay inv-... --version 3      # its request again, as a call of its own
+    fs invocations ls --dead           # dead letters
+    fs invocations redrive inv-...     # run it again
+    fs replay inv-... --version 3      # repeat its request as a new call
     """
 
 
 @command.command
-@click.option("--function", metavar="NAME", help="Of this function only.")
-@click.option("--status", type=click.Choice(STATUSES), help="In this state only.")
-@click.option("--dead", is_flag=True, help="Dead letters only: what failed because the platform did, again and again.")
-@click.option("--limit", type=click.IntRange(1, 1000), default=50, show_default=True, help="The newest so many.")
+@click.option("--function", metavar="NAME", help="Only of this function.")
+@click.option("--status", type=click.Choice(STATUSES), help="Only in this state.")
+@click.option(
+    "--dead", is_flag=True, help="Only dead letters: those that failed repeatedly through faults of the platform."
+)
+@click.option("--limit", type=click.IntRange(1, 1000), default=50, show_default=True, help="Number of invocations.")
 @verb()
 @click.pass_obj
 def ls(
     home: Path, *, function: str | None, status: str | None, dead: bool, limit: int, url: str | None, as_json: bool
 ) -> None:
-    """List what is kept, the newest first.
+    """List stored invocations, newest first.
 
     \b
     fs invocations ls --status running
@@ -58,19 +60,18 @@ def ls(
     elif found:
         output.data(table(found, now_s=time.time()))
     else:
-        output.message("no such invocation is kept; `fs invoke NAME --async` makes one")
+        output.message("no such invocation is stored; `fs invoke NAME --async` makes one")
 
 
 @command.command
 @click.argument("invocation")
-@click.option("--result", "result_only", is_flag=True, help="Its answer alone, as it was given.")
+@click.option("--result", "result_only", is_flag=True, help="Print only its answer, unchanged.")
 @verb()
 @click.pass_obj
 def get(home: Path, *, invocation: str, result_only: bool, url: str | None, as_json: bool) -> int:
-    """Show what has become of one.
+    """Show an invocation: state, progress, history, webhook, and its answer if that is small JSON.
 
-    That is its state and progress, its history, its webhook, and its answer if that is small JSON. --result has exit
-    code 1 if there is no answer yet, or if it is an error.
+    With --result the exit code is 1 if there is no answer yet, or if it is an error.
 
     \b
     fs invocations get inv-...
@@ -88,7 +89,7 @@ def get(home: Path, *, invocation: str, result_only: bool, url: str | None, as_j
 @verb()
 @click.pass_obj
 def cancel(home: Path, *, invocation: str, url: str | None, as_json: bool) -> None:
-    """Cancel one, also while it runs: its worker stops working at it. One that has ended stays as it is.
+    """Cancel an invocation, even while it runs: its worker aborts it. One that has ended stays as it is.
 
     \b
     fs invocations cancel inv-...
@@ -101,13 +102,13 @@ def cancel(home: Path, *, invocation: str, url: str | None, as_json: bool) -> No
 
 @command.command
 @click.argument("invocation", required=False)
-@click.option("--dead", metavar="NAME", help="All dead letters of this function instead.")
+@click.option("--dead", metavar="NAME", help="Redrive all dead letters of this function.")
 @verb()
 @click.pass_obj
 def redrive(home: Path, *, invocation: str | None, dead: str | None, url: str | None, as_json: bool) -> None:
-    """Run once more what did not succeed.
+    """Run an invocation that did not succeed again.
 
-    It keeps its id; what became of it before stays in its history. Synchronous calls are repeated with `fs replay`.
+    It keeps its id and its history. Synchronous calls are repeated with `fs replay`.
 
     \b
     fs invocations redrive inv-...

@@ -1,4 +1,4 @@
-"""`fs invoice`: a month's rows, added up by what determines their price."""
+"""`fs invoice`: a month's ledger rows, added up by function, version, phase and price."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from ..root import verb
 
 @click.command
 @click.argument("month", required=False)
-@click.option("--function", "name", metavar="NAME", help="Of one function only.")
+@click.option("--function", "name", metavar="NAME", help="Only of this function.")
 @click.option("--csv", "as_csv", is_flag=True, help="Comma-separated values; money in nano-dollars and in dollars.")
 @verb()
 @click.pass_obj
 def command(home: Path, *, month: str | None, name: str | None, as_csv: bool, url: str | None, as_json: bool) -> None:
-    """Show the bill of a MONTH such as 2026-11 (UTC), or of this one so far, line by line as it was priced.
+    """Show the invoice of a MONTH such as 2026-11 (UTC), or of this month so far, line by line.
 
-    It is the sum of the ledger's rows, to the last nano-dollar, and of a month that is over it never changes: a row
-    counts to the month in which it was booked.
+    It is the sum of the ledger's rows, to the last nano-dollar. A row counts to the month in which it was booked, so
+    the invoice of a past month never changes.
     """
     month = month or datetime.now(UTC).strftime("%Y-%m")
     query: dict[str, str | int] = {"function": name} if name else {}

@@ -1,4 +1,4 @@
-"""`fs invoke`: one call, its answer on stdout as it arrives, its start, time and cost on stderr."""
+"""`fs invoke`: calls a function; its answer goes to stdout as it arrives, start, time and cost to stderr."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import httpx
 
 RECONNECT_S = 10.0
-"""How long a call looks for its server before its answer has begun; a controller is back within 5 s."""
+"""How long a call is retried before its answer begins; a restarted controller is back within 5 s."""
 BILL_EVENT = "fleetstart"
 """The closing event of a stream, which carries the bill."""
 
@@ -34,15 +34,17 @@ BILL_EVENT = "fleetstart"
 @click.command
 @click.argument("name")
 @click.argument("body", required=False, metavar="[JSON|@FILE|-]")
-@click.option("--path", default="", metavar="/PATH", help="Below the function's URL, such as /v1/chat/completions.")
-@click.option("-X", "--method", help="Default: POST with a body or without a path, GET otherwise.")
-@click.option("-H", "--header", "headers", multiple=True, metavar="NAME: VALUE", help="May be repeated.")
+@click.option(
+    "--path", default="", metavar="/PATH", help="Path below the function's URL, such as /v1/chat/completions."
+)
+@click.option("-X", "--method", help="HTTP method; default: POST with a body or without a path, GET otherwise.")
+@click.option("-H", "--header", "headers", multiple=True, metavar="NAME: VALUE", help="HTTP header; may be repeated.")
 @click.option(
     "--stream", is_flag=True, help='Show a stream\'s text as it arrives; below --path, ask for it ("stream": true).'
 )
 @click.option("--async", "in_background", is_flag=True, help="Do not wait: print the invocation's id.")
-@click.option("--wait", "and_wait", is_flag=True, help="With --async: wait for it to end, and print its answer.")
-@click.option("--webhook", metavar="URL", help="With --async: to be told when it has ended.")
+@click.option("--wait", "and_wait", is_flag=True, help="With --async: wait until it ends, and print its answer.")
+@click.option("--webhook", metavar="URL", help="With --async: URL that is called when it has ended.")
 @click.option("--timeout", "timeout_s", default=300.0, show_default=True, metavar="SECONDS", type=float)
 @verb()
 @click.pass_obj
@@ -102,8 +104,8 @@ def command(
 
 
 def _sent(server: ApiClient, request: httpx.Request, *, ends_s: float) -> httpx.Response:
-    """The response's head. While none has come, the call is made again under the same id, which the server
-    knows again: it is run and billed once."""
+    """Sends the request until a response begins. Retries have the same id, by which the server runs and bills the call
+    once."""
     import httpx
 
     lost_s = min(ends_s, time.monotonic() + RECONNECT_S)
@@ -121,7 +123,7 @@ def _sent(server: ApiClient, request: httpx.Request, *, ends_s: float) -> httpx.
 
 @contextmanager
 def _whole() -> Iterator[None]:
-    """An answer that has begun cannot be asked for again: part of it is out already."""
+    """Turns a break in an answer into an error: a call whose answer has begun is not retried."""
     import httpx
 
     try:
@@ -129,7 +131,7 @@ def _whole() -> Iterator[None]:
     except httpx.ReadTimeout as error:
         raise _too_late() from error
     except httpx.TransportError as error:
-        raise WorkerLost("the answer was cut", hint="call again; `fs logs` may say why") from error
+        raise WorkerLost("the answer broke off", hint="call again; `fs logs` may say why") from error
 
 
 def _too_late() -> DeadlineExceeded:
@@ -138,7 +140,7 @@ def _too_late() -> DeadlineExceeded:
 
 
 def _shown(response: httpx.Response, *, text_only: bool, as_json: bool) -> Mapping[str, Any]:
-    """Writes the answer; returns what the closing event of a stream says."""
+    """Writes the answer; returns the bill in the closing event of a stream."""
     bill: dict[str, Any] = {}
     if as_json:
         output.json_data(_as_data(response))

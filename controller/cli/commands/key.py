@@ -1,4 +1,4 @@
-"""`fs key`: API keys. The first one that is made is kept for this machine's own `fs`, for nobody else to read."""
+"""`fs key`: API keys. The first one is also stored in FS_HOME for the local `fs`, readable by its owner only."""
 
 from __future__ import annotations
 
@@ -21,18 +21,19 @@ from ..units import format_utc, parse_seconds
 
 @click.group(cls=CommandGroup, context_settings={"max_content_width": 100})
 def command() -> None:
-    """API keys: every call shows one. `fs up` makes the first, unless it was told --open. Each has --json."""
+    """API keys, one of which every request needs. `fs up` creates the first, unless given --open. Each command has
+    --json."""
 
 
 @command.command
 @click.argument("name")
 @click.option(
     "--scope", "scopes", multiple=True, required=True, type=click.Choice(RIGHTS),
-    help="What it is good for; may be repeated. deploy includes read, admin everything.",
+    help="What it permits; may be repeated. deploy includes read, admin includes all.",
 )  # fmt: skip
-@click.option("--function", "functions", multiple=True, metavar="NAME", help="For this function only; may be repeated.")
-@click.option("--project", default="", metavar="NAME", help="For the functions of this project only.")
-@click.option("--expires", metavar="AGE", help="Good for so long: 12h, 90d. Without it, until it is revoked.")
+@click.option("--function", "functions", multiple=True, metavar="NAME", help="Only for this function; may be repeated.")
+@click.option("--project", default="", metavar="NAME", help="Only for functions of this project.")
+@click.option("--expires", metavar="AGE", help="Valid for this time: 12h, 90d; default: until it is revoked.")
 @verb()
 @click.pass_obj
 def create(
@@ -46,7 +47,7 @@ def create(
     url: str | None,
     as_json: bool,
 ) -> None:
-    """Make a key, and print it: it is shown this once, and only its hash is kept.
+    """Create a key and print it, this once: only its hash is stored.
 
     \b
     fs key create ci --scope deploy --scope invoke --project ml --expires 90d
@@ -66,15 +67,15 @@ def create(
     kept = _keep(layout, created, address.url) if created.first else None
     _show(created, as_json=as_json)
     if created.first:
-        output.message("it is the first: every request needs a key from now on, except /healthz")
-        output.message(f"this machine's fs uses it from {kept}" if kept else "give it to `fs` as FS_KEY")
+        output.message("it is the first key: every request needs one from now on, except /healthz")
+        output.message(f"the local fs reads it from {kept}" if kept else "give it to `fs` as FS_KEY")
 
 
 @command.command
 @verb()
 @click.pass_obj
 def ls(home: Path, *, url: str | None, as_json: bool) -> None:
-    """List keys, the expired and revoked ones too; when each was last good for something."""
+    """List keys, also expired and revoked ones, with the time of their last use."""
     with ApiClient(find_server(url, home)) as server:
         keys = server.get("/api/v1/keys", list[KeyInfo])
     if as_json:
@@ -82,16 +83,16 @@ def ls(home: Path, *, url: str | None, as_json: bool) -> None:
     elif keys:
         output.data(table(keys, now_s=time.time()))
     else:
-        output.message("open: there are no keys, so whoever is on this machine may do everything, and others nothing")
+        output.message("open: there are no keys, so only programs on this machine may send requests")
 
 
 @command.command
 @click.argument("name")
-@click.option("--grace", default="1h", show_default=True, metavar="AGE", help="How long the old text is still good.")
+@click.option("--grace", default="1h", show_default=True, metavar="AGE", help="How long the old text stays valid.")
 @verb()
 @click.pass_obj
 def rotate(home: Path, *, name: str, grace: str, url: str | None, as_json: bool) -> None:
-    """Give a key a new text, and print it. The old one stays good for a while, so that nobody is locked out."""
+    """Give a key a new text, and print it. The old text stays valid for a grace period."""
     terms = Rotation(grace_s=parse_seconds(grace, option="--grace"))
     address = find_server(url, home)
     with ApiClient(address) as server:
@@ -101,7 +102,7 @@ def rotate(home: Path, *, name: str, grace: str, url: str | None, as_json: bool)
         output.message(f"kept in {_keep(layout, created, address.url) or layout.key}")
     _show(created, as_json=as_json)
     if created.info.old_until_unix_ms:
-        output.message(f"the old one is good until {format_utc(created.info.old_until_unix_ms)}")
+        output.message(f"the old one is valid until {format_utc(created.info.old_until_unix_ms)}")
 
 
 @command.command
@@ -109,10 +110,10 @@ def rotate(home: Path, *, name: str, grace: str, url: str | None, as_json: bool)
 @verb()
 @click.pass_obj
 def revoke(home: Path, *, name: str, url: str | None, as_json: bool) -> None:
-    """Make a key good for nothing. Its name stays taken: bills and audit log have it.
+    """Revoke a key. Its name stays taken, since bills and audit log contain it.
 
-    The controller that answers refuses it from now on; others do when they hear of it or read Redis again, which they
-    do once a second. One that cannot reach Redis goes on with the keys that it knew.
+    The controller that answers rejects it at once; others do when they are notified or read Redis, once a second. One
+    that cannot reach Redis goes on with the keys that it knew.
 
     \b
     fs key revoke app
@@ -129,10 +130,10 @@ def revoke(home: Path, *, name: str, url: str | None, as_json: bool) -> None:
 @verb(server=False)
 @click.pass_obj
 def recover(home: Path, *, as_json: bool) -> None:
-    """Make another admin key for the system of this FS_HOME, if the one that it kept is lost. Needs no key.
+    """Create another admin key for the system of this FS_HOME, if its key is lost. Needs no key.
 
-    Whoever owns FS_HOME owns the system: the key goes into its Redis itself, and is kept in FS_HOME. The others stay
-    good; `fs key ls` lists them, and `fs key revoke` ends one that may be in other hands.
+    The owner of FS_HOME owns the system: the key is written into its Redis, and stored in FS_HOME. Other keys stay
+    valid; `fs key ls` lists them, and `fs key revoke` revokes one that may have leaked.
     """
     from ..local.key_recovery import recover_key  # late: a client for Redis comes with it
 
@@ -142,7 +143,7 @@ def recover(home: Path, *, as_json: bool) -> None:
         output.json_data({"name": name, "kept_in": str(layout.key)})
     else:
         output.data(name)
-        output.message(f"kept in {layout.key}, from where this machine's fs shows it")
+        output.message(f"stored in {layout.key}, from which the local fs reads it")
 
 
 def table(keys: list[KeyInfo], *, now_s: float) -> str:
@@ -169,7 +170,7 @@ def _show(created: KeyCreated, *, as_json: bool) -> None:
 
 
 def _keep(layout: HomeLayout, created: KeyCreated, url: str) -> Path | None:
-    """For our own server's commands; None if it is another one's."""
+    """Stores the key for the local `fs`; None if another server created it."""
     try:
         if layout.endpoint.read_text().strip() != url:
             return None
@@ -181,5 +182,5 @@ def _keep(layout: HomeLayout, created: KeyCreated, url: str) -> Path | None:
 
 
 def _is_of(layout: HomeLayout, info: KeyInfo) -> bool:
-    """Whether the key that is kept is this one, as it was before the rotation."""
+    """Whether the stored key is this one before its rotation."""
     return bool(info.previous_id) and own_key.read_key_file(layout.key).startswith(f"fs_{info.previous_id}_")

@@ -1,4 +1,4 @@
-"""`fs logs`: what workers printed, and what the platform says about them."""
+"""`fs logs`: log lines of a function's workers, and the platform's lines about them."""
 
 from __future__ import annotations
 
@@ -23,21 +23,23 @@ from ..api_client import ApiClient, find_server, suggest_function
 from ..root import verb
 
 RECONNECT_S = 10.0
-"""How long a followed log may be without its server: a controller is back within 5 s."""
+"""How long a followed log is retried without its server: a restarted controller is back within 5 s."""
 PAUSE_S = 0.2
 SEARCHED = 10_000
-"""Lines that a filter goes through: as many as the server gives."""
+"""Lines that a filter searches: as many as the server returns."""
 PIPE_MS = 50
-"""What a line takes from its worker to the node, which writes its time down."""
+"""Longest time of a line from its worker to the node, which timestamps it."""
 
 
 @click.command
 @click.argument("name")
-@click.option("-f", "--follow", is_flag=True, help="Go on with what comes, until ctrl-C.")
-@click.option("--tail", default=100, show_default=True, type=click.IntRange(0, 100_000), help="Lines to begin with.")
-@click.option("--since", metavar="AGE|DATE", help="Only what is younger: 90s, 15m, 24h, 7d or 2026-01-31.")
+@click.option("-f", "--follow", is_flag=True, help="Follow new lines, until ctrl-C.")
+@click.option(
+    "--tail", default=100, show_default=True, type=click.IntRange(0, 100_000), help="Number of lines to begin with."
+)
+@click.option("--since", metavar="AGE|DATE", help="Only newer lines: 90s, 15m, 24h, 7d or 2026-01-31.")
 @click.option("--grep", "pattern", metavar="REGEX", help="Only lines that match.")
-@click.option("--request", "invocation", metavar="INVOCATION", help="Only what its worker printed while it ran.")
+@click.option("--request", "invocation", metavar="INVOCATION", help="Only lines of this invocation.")
 @verb()
 @click.pass_obj
 def command(
@@ -52,11 +54,11 @@ def command(
     url: str | None,
     as_json: bool,
 ) -> None:
-    """Show what a function's workers printed, oldest first.
+    """Show the log lines of a function's workers, oldest first.
 
-    Lines of workers that never got ready are there, too, and why they did not. With a filter, --tail counts the lines
-    that pass it, of the last 10,000. Each line that Python code printed names its invocation; of others (libraries that
-    write by themselves), --request shows what its worker printed while the invocation ran.
+    Lines of workers that never became ready are included, with the reason. With a filter, --tail counts matching lines
+    of the last 10,000. Lines printed by Python code name their invocation; of other lines (native libraries), --request
+    shows those that its worker printed while the invocation ran.
 
     \b
     fs logs hello -f
@@ -64,7 +66,7 @@ def command(
     fs logs hello --request inv-8b8a53c0e4b14c9f7a6d
     """
     if follow and invocation:
-        raise click.UsageError("an invocation that can be named has ended: give --follow or --request")
+        raise click.UsageError("--request is for an invocation that has ended: give it without --follow")
     since_unix_ms = moments.parse_unix_ms(since, now_s=time.time(), option="--since") if since else 0
     with ApiClient(find_server(url, home)) as server, suggest_function(server, name):
         of = server.get(f"/api/v1/invocations/{quote(invocation, safe='')}", InvocationTrace) if invocation else None
@@ -97,8 +99,7 @@ class LogFilter:
 
 
 def belongs_to(line: LogLine, trace: InvocationTrace) -> bool:
-    """Printed for the invocation, as far as the line knows; else by its worker, from when that had the call until the
-    answer was out."""
+    """Whether a line belongs to an invocation: it names it, or its worker printed it while the invocation ran."""
     if line.invocation:
         return line.invocation == trace.row.id
     ran = [phase for phase in trace.timeline.phases if phase.name in ("execute", "respond")]
@@ -115,7 +116,7 @@ def _compiled(pattern: str | None) -> re.Pattern[str] | None:
         return re.compile(pattern) if pattern is not None else None
     except (re.error, RecursionError, OverflowError) as error:
         raise click.BadParameter(
-            f"{(pattern or '')[:80]!r} is no regular expression: {error}", param_hint="--grep"
+            f"{(pattern or '')[:80]!r} is not a regular expression: {error}", param_hint="--grep"
         ) from error
 
 
@@ -126,7 +127,7 @@ def format_line(line: LogLine) -> str:
 
 
 def _followed(server: ApiClient, name: str, tail: int) -> Iterator[LogLine]:
-    """Over restarts of the controller: connects again, and leaves out what was shown."""
+    """Follows a log over restarts of the controller: reconnects, and skips lines that were shown."""
     last_ms = 0
     lost_at_s: float | None = None
     while True:

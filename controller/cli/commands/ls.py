@@ -1,4 +1,4 @@
-"""`fs ls`: one line a function."""
+"""`fs ls`: lists functions, one a line."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def functions_table(functions: Iterable[FunctionInfo], *, now_s: float) -> str:
 
 
 def _workers(info: FunctionInfo) -> str:
-    """ "2 ready, 1 starting"; "asleep" when there is none, "broken" when its starts were given up."""
+    """Describes workers: "2 ready, 1 starting"; "asleep" without any, "broken" after too many failed starts."""
     if info.broken is not None:
         return f"broken: {info.broken.code}"
     states = Counter(worker.state for worker in info.workers if worker.state not in ("gone", "failed"))

@@ -1,4 +1,4 @@
-"""`fs nodes`: the machines, their memory, their weights."""
+"""`fs nodes`: the nodes, with memory, weights and workers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def command(home: Path, *, node: str | None, url: str | None, as_json: bool) -> 
         status = server.get("/api/v1/status", SystemStatus)
     if status.limited:
         raise Forbidden(
-            "this key is for some functions only, and nodes are everybody's",
+            "this key is limited to some functions, and nodes are shared by all",
             hint="use a key that was made without --function and --project",
         )
     nodes = [report for report in status.nodes if node in (None, report.node)]

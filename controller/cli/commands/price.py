@@ -1,4 +1,4 @@
-"""`fs price`: the rates of the rows, and from when each applies."""
+"""`fs price`: price sheets, each with the moment from which it applies."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from ..units import format_utc, parse_nano_dollars, parse_unix_ms
 
 @click.group(cls=CommandGroup, context_settings={"max_content_width": 100})
 def command() -> None:
-    """Rates, in dollars for a GiB of a worker's memory during a second. What is past is never priced again.
+    """Rates in dollars for a GiB of a worker's memory and a second. A new rate never changes past costs.
 
-    Each has --json.
+    Each command has --json.
     """
 
 
@@ -42,11 +42,11 @@ def ls(home: Path, *, url: str | None, as_json: bool) -> None:
 @command.command("set")
 @click.option("--execute", required=True, metavar="USD", help="While calls run.")
 @click.option("--idle", required=True, metavar="USD", help="Idle time of workers that are kept because of `min`.")
-@click.option("--from", "begins", metavar="DATE", help="UTC unless it says otherwise; without it, as soon as may be.")
+@click.option("--from", "begins", metavar="DATE", help="UTC unless it has another zone; default: as soon as possible.")
 @verb()
 @click.pass_obj
 def set_(home: Path, *, execute: str, idle: str, begins: str | None, url: str | None, as_json: bool) -> None:
-    """Set rates from a moment that is still to come, a minute ahead at least."""
+    """Set rates from a later moment on, at least a minute ahead."""
     now_s = time.time()
     soon_unix_ms = round(now_s * 1000) + LEAD_MS + 5_000
     new = NewPrices(

@@ -1,4 +1,4 @@
-"""`fs project`: names that group functions, and what each may have."""
+"""`fs project`: groups of functions, with quotas."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NONE = "none"
 
 @click.group(cls=CommandGroup, context_settings={"max_content_width": 100})
 def command() -> None:
-    """Projects group functions: keys, quotas, secrets and bills can be of one. Each has --json."""
+    """Projects group functions: keys, quotas, secrets and costs can be of one project. Each command has --json."""
 
 
 @command.command
@@ -31,7 +31,7 @@ def command() -> None:
 @verb()
 @click.pass_obj
 def create(home: Path, *, name: str, url: str | None, as_json: bool) -> None:
-    """Make a project; then: fs deploy handler.py --project NAME."""
+    """Create a project; then: fs deploy handler.py --project NAME."""
     with ApiClient(find_server(url, home)) as server:
         if any(one.name == name for one in server.get("/api/v1/projects", list[ProjectInfo])):
             raise InvalidInput(f"project {name} exists already", hint="`fs project ls` shows it")
@@ -42,7 +42,7 @@ def create(home: Path, *, name: str, url: str | None, as_json: bool) -> None:
 @verb()
 @click.pass_obj
 def ls(home: Path, *, url: str | None, as_json: bool) -> None:
-    """List projects: their functions, what these may come to, and the quotas."""
+    """List projects: functions, their largest number of workers and memory, and quotas."""
     with ApiClient(find_server(url, home)) as server:
         projects = server.get("/api/v1/projects", list[ProjectInfo])
     if as_json:
@@ -53,9 +53,9 @@ def ls(home: Path, *, url: str | None, as_json: bool) -> None:
 
 @command.command
 @click.argument("name")
-@click.option("--functions", metavar="N", help="How many.")
-@click.option("--workers", metavar="N", help="Of all its functions together: the sum of their --max.")
-@click.option("--memory", metavar="SIZE", help="Of these workers together, such as 64GiB.")
+@click.option("--functions", metavar="N", help="Number of functions.")
+@click.option("--workers", metavar="N", help="Number of workers: the sum of its functions' --max.")
+@click.option("--memory", metavar="SIZE", help="Memory of these workers together, such as 64GiB.")
 @click.option("--calls-per-s", metavar="N", help="Calls a second; more get 429 and when to try again.")
 @verb()
 @click.pass_obj
@@ -70,7 +70,7 @@ def quota(
     url: str | None,
     as_json: bool,
 ) -> None:
-    """Set what a project may have; `none` takes a quota away. What is not named stays.
+    """Set quotas of a project; `none` removes one. Quotas that are not given stay.
 
     \b
     fs project quota ml --workers 16 --memory 64GiB --calls-per-s 100
@@ -100,7 +100,7 @@ def quota(
 @verb()
 @click.pass_obj
 def rm(home: Path, *, name: str, url: str | None, as_json: bool) -> None:
-    """Remove a project that has no functions, secrets and keys any more."""
+    """Remove a project without functions, secrets and keys."""
     with ApiClient(find_server(url, home)) as server:
         info = server.delete(_path(name), ProjectInfo)
     if as_json:
@@ -130,7 +130,7 @@ def _of(have: str, quota: int | None) -> str:
 
 
 def _number(text: str | None, option: str, read: Callable[[str], float]) -> tuple[float | None] | None:
-    """None if it was not given; (None,) if there shall be no limit."""
+    """Parses a quota: None if it was not given; (None,) for no limit."""
     if text is None:
         return None
     if text == NONE:

@@ -1,4 +1,4 @@
-"""`fs replay`: a past call once more, at the live version or another one, and how the answers differ."""
+"""`fs replay`: repeats a past call at the live version or another one, and compares the answers."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from ..rollout import version_or_alias
 from ..root import verb
 
 SHOWN_LINES = 40
-"""Of a difference; more is for a tool that shows files."""
+"""Lines of a difference that are shown."""
 
 
 class ReplayResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What `--json` shows."""
+    """Output of `--json`."""
 
     past: InvocationInfo
     now: InvocationInfo
@@ -32,14 +32,14 @@ class ReplayResult(msgspec.Struct, frozen=True, kw_only=True):
 
 @click.command
 @click.argument("invocation")
-@click.option("--version", "at", metavar="VERSION|ALIAS", help="Default: the one that is live now.")
+@click.option("--version", "at", metavar="VERSION|ALIAS", help="Version to call; default: the live one.")
 @click.option("--timeout", "timeout_s", default=300.0, show_default=True, metavar="SECONDS", type=float)
 @verb()
 @click.pass_obj
 def command(home: Path, *, invocation: str, at: str | None, timeout_s: float, url: str | None, as_json: bool) -> int:
-    """Make a past call again with the very same request, and compare the answers. Exits with 1 if they differ.
+    """Repeat a past call with the same request, and compare the answers. Exit code 1 if they differ.
 
-    Requests are kept of async calls, and of all calls of functions with keep_requests=True.
+    Requests are stored of async calls, and of all calls of functions with keep_requests=True.
 
     \b
     fs replay inv-0123456789abcdef0123

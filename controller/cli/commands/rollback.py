@@ -1,4 +1,4 @@
-"""`fs rollback`: back to a version that was live, at once."""
+"""`fs rollback`: rolls back to a version that was live before."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from ..root import verb
 @verb()
 @click.pass_obj
 def command(home: Path, *, name: str, version: str | None, url: str | None, as_json: bool) -> None:
-    """Go back to a version that was live before, at once: it is not tried first.
+    """Roll back to a version that was live before, at once and without a probe.
 
-    Without a VERSION the last change is undone: a deploy that is still being tried, a canary, or the last deploy.
-    Prints the version that is live then.
+    Without a VERSION the last change is undone: a rollout in progress, a canary, or the last deploy. Prints the version
+    that is live then.
     """
     body = {"version": version_or_alias(version)} if version is not None else None
     with ApiClient(find_server(url, home)) as server, suggest_function(server, name):

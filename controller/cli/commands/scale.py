@@ -1,4 +1,4 @@
-"""`fs scale`: how many workers, without a deploy."""
+"""`fs scale`: changes the number of workers without a deploy."""
 
 from __future__ import annotations
 
@@ -18,13 +18,15 @@ from ..root import verb
 
 @click.command
 @click.argument("name")
-@click.option("--min", "min_workers", type=click.IntRange(0), help="Workers that are there without a call, and billed.")
-@click.option("--max", "max_workers", type=click.IntRange(1), help="Most workers at a time.")
+@click.option(
+    "--min", "min_workers", type=click.IntRange(0), help="Workers that run even without calls, and are billed."
+)
+@click.option("--max", "max_workers", type=click.IntRange(1), help="Largest number of workers.")
 @click.option("--keep-alive", "keep_alive_s", type=float, metavar="SECONDS", help="How long an idle worker stays.")
 @click.option("--rate", type=click.FloatRange(0), metavar="PER_SECOND", help="Calls a second; 0: no limit.")
-@click.option("--burst", type=click.IntRange(0), help="Calls that may come at once after a pause.")
-@click.option("--concurrent", type=click.IntRange(0), help="Calls under way at a time; 0: no limit.")
-@click.option("--reset", is_flag=True, help="Back to what its versions say themselves.")
+@click.option("--burst", type=click.IntRange(0), help="Calls that may arrive at once after a pause.")
+@click.option("--concurrent", type=click.IntRange(0), help="Calls that may run at a time; 0: no limit.")
+@click.option("--reset", is_flag=True, help="Return to the settings of its versions.")
 @verb()
 @click.pass_obj
 def command(
@@ -41,7 +43,7 @@ def command(
     url: str | None,
     as_json: bool,
 ) -> None:
-    """Show how a function is scaled, or change it at once, until another version is live."""
+    """Show how a function scales, or change it at once, until another version is live."""
     change = ScaleOverride(
         min=min_workers,
         max=max_workers,
@@ -51,7 +53,7 @@ def command(
         concurrent=concurrent,
     )
     if reset and change != ScaleOverride():
-        raise click.UsageError("--reset takes everything back; give it alone")
+        raise click.UsageError("--reset resets everything; give it alone")
     path = function_path(name)
     with ApiClient(find_server(url, home)) as server, suggest_function(server, name):
         if reset or change != ScaleOverride():

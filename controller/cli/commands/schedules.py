@@ -1,4 +1,4 @@
-"""`fs schedules`: which functions are called by the clock, and when next."""
+"""`fs schedules`: functions with a schedule, and their next calls."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..units import format_utc
 @verb()
 @click.pass_obj
 def command(home: Path, *, url: str | None, as_json: bool) -> None:
-    """List schedules: of live versions with schedule="*/5 * * * *" in the decorator or in fs.toml."""
+    """List the schedules of live versions: schedule="*/5 * * * *" in the decorator or in fs.toml."""
     with ApiClient(find_server(url, home)) as server:
         found = server.get("/api/v1/schedules", list[ScheduleInfo])
     if as_json:
@@ -37,7 +37,7 @@ def table(found: list[ScheduleInfo], *, now_s: float) -> str:
             info.timezone,
             f"{format_utc(info.next_unix_ms)} (in {output.format_age(max(0.0, info.next_unix_ms / 1000 - now_s))})",
             format_utc(info.last_unix_ms) if info.last_unix_ms else "",
-            f"{info.last} {info.status or 'not kept any more'}" if info.last else "",
+            f"{info.last} {info.status or 'not stored any more'}" if info.last else "",
         )
         for info in found
     ]

@@ -1,4 +1,4 @@
-"""`fs secret`: what workers get in their environment, and nobody else sees."""
+"""`fs secret`: secrets for the environments of workers."""
 
 from __future__ import annotations
 
@@ -23,20 +23,25 @@ DEFAULT = "default"
 
 @click.group(cls=CommandGroup, context_settings={"max_content_width": 100})
 def command() -> None:
-    """Secrets of a project: encrypted at rest, environment variables of the workers whose function asks for them
-    (`@function(secrets=["HF_TOKEN"])`), and *** in logs and errors. Each has --json."""
+    """Secrets of a project: encrypted at rest, environment variables of workers whose function names them
+    (`@function(secrets=["HF_TOKEN"])`), and *** in logs and errors. Each command has --json."""
 
 
 @command.command("set")
 @click.argument("name")
 @click.option(
-    "--from-file", type=click.Path(), metavar="FILE|-", help="Where it is; - is stdin, as without a terminal."
+    "--from-file",
+    type=click.Path(),
+    metavar="FILE|-",
+    help="File with the value; -: stdin, the default without a terminal.",
 )
-@click.option("--project", default=DEFAULT, show_default=True, metavar="NAME", help="Whose functions may have it.")
+@click.option(
+    "--project", default=DEFAULT, show_default=True, metavar="NAME", help="Project whose functions may use it."
+)
 @verb()
 @click.pass_obj
 def set_(home: Path, *, name: str, from_file: str | None, project: str, url: str | None, as_json: bool) -> None:
-    """Set a secret. Asks for it; it is no argument, because others can read those. One newline at its end is left out.
+    """Set a secret. Prompts for the value, since other users can read arguments. One newline at its end is removed.
 
     \b
     fs secret set HF_TOKEN
@@ -75,11 +80,11 @@ def ls(home: Path, *, url: str | None, as_json: bool) -> None:
 @command.command
 @click.argument("name")
 @click.option("--project", default=DEFAULT, show_default=True, metavar="NAME")
-@click.option("--force", is_flag=True, help="Also if functions use it: workers of theirs will not start any more.")
+@click.option("--force", is_flag=True, help="Also if functions use it: their workers cannot start then.")
 @verb()
 @click.pass_obj
 def rm(home: Path, *, name: str, project: str, force: bool, url: str | None, as_json: bool) -> None:
-    """Remove a secret. Workers that run have what they started with."""
+    """Remove a secret. Running workers keep the value that they started with."""
     with ApiClient(find_server(url, home)) as server:
         info = server.delete(_path(project, name) + ("?force=1" if force else ""), SecretInfo)
     if as_json:
@@ -92,10 +97,10 @@ def rm(home: Path, *, name: str, project: str, force: bool, url: str | None, as_
 @verb()
 @click.pass_obj
 def rekey(home: Path, *, url: str | None, as_json: bool) -> None:
-    """Encrypt all secrets with another master key, and forget the one before.
+    """Encrypt all secrets with a new master key, and drop the old one.
 
-    The key is in the controller's FS_HOME, or in its FS_MASTER_KEY: then put a new one before the old one there, with
-    a comma, start it again, run this, and take the old one out.
+    The key is in the controller's FS_HOME or in its FS_MASTER_KEY. In the second case put a new key before the old one,
+    separated by a comma, restart the controller, run this command, and remove the old key.
     """
     with ApiClient(find_server(url, home)) as server:
         done = server.send_once("POST", "/api/v1/secrets/rekey", {}, Rekeyed)

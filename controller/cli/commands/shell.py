@@ -1,4 +1,4 @@
-"""`fs shell`: a shell, or one command, where a function's workers run."""
+"""`fs shell`: opens a shell, or runs a command, in the environment of a function's workers."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ from ..root import verb
     "--idle",
     type=click.FloatRange(1, IDLE_MOST_S),
     metavar="SECONDS",
-    help="Ends when nothing was typed or printed for so long; default 900.",
+    help="Idle time after which it ends; default 900.",
 )
 @verb()
 @click.pass_obj
 def command(
     home: Path, *, which: str, argv: tuple[str, ...], idle: float | None, url: str | None, as_json: bool
 ) -> int:
-    """Open a shell in the surroundings of a function's worker, on a node, or run one command there.
+    """Open a shell, or run a command, in the environment of a function's workers, on a node.
 
-    The same isolation, files, packages, environment with its secrets, and memory limit as a worker of it, in a fresh
-    one: calls are not disturbed, and the function may sleep. Needs the right to deploy; costs nothing. The exit status
-    is the command's own; with --json it stands in the answer, with what was printed.
+    It runs in a new sandbox with the isolation, files, packages, environment, secrets and memory limit of a worker:
+    calls are not disturbed, and the function may be scaled to zero. Needs a key with scope deploy; costs nothing. The
+    exit status is the command's; with --json it is in the output, with what was printed.
     """
     if as_json and not argv:
         raise click.UsageError("--json is for a command: fs shell NAME --json -- CMD")

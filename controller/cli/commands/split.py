@@ -1,4 +1,4 @@
-"""`fs split`: part of the calls to one version, part to another."""
+"""`fs split`: splits a function's calls over versions."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from ..root import verb
 @verb()
 @click.pass_obj
 def command(home: Path, *, name: str, shares: Sequence[str], url: str | None, as_json: bool) -> None:
-    """Show how a function's calls are split over versions, or split them; the shares come to 100.
+    """Show how a function's calls are split over versions, or split them; the shares must add up to 100.
 
     \b
     fs split hello 3=90 4=10       # a tenth of the calls to version 4
-    fs split hello 4=100           # all of them: 4 is live
+    fs split hello 4=100           # all calls: 4 is live
 
-    Calls that name a version or an alias go there as before.
+    Calls to a version or an alias are not affected.
     """
     wanted = [_share(text) for text in shares]
     with ApiClient(find_server(url, home)) as server, suggest_function(server, name):

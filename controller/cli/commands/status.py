@@ -1,4 +1,4 @@
-"""`fs status`: the server, its nodes, budgets that are about to be spent, its functions."""
+"""`fs status`: the server, its nodes, budgets that are nearly spent, and its functions."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def command(home: Path, *, url: str | None, as_json: bool) -> None:
 
 def _budget(budget: BudgetInfo) -> str:
     share = f"{100 * budget.spent_nusd // budget.limit_nusd}% of ${dollars(budget.limit_nusd)} for {budget.period}"
-    ending = ": calls are refused" if budget.stage == "spent" else ""
+    ending = ": calls are rejected" if budget.stage == "spent" else ""
     return f"budget   {budget.function}   {share} is spent{ending}, it renews {format_utc(budget.renews_unix_ms)}"
 
 
@@ -65,7 +65,7 @@ def node_lines(node: NodeReport) -> str:
 
 
 def _weights(node: NodeReport) -> str:
-    """What the node's memory and disk hold of them."""
+    """Memory and disk that weights use on a node."""
     memory = node.weights_memory
     line = f"weights memory {output.format_size(memory.used_bytes)} used, {output.format_size(memory.free_bytes)} ready"
     line += f", {'4 KiB' if memory.pages == 'small' else '2 MiB'} pages ({memory.pages})"

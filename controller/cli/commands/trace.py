@@ -1,4 +1,4 @@
-"""`fs trace`: where the time of one invocation went, as a chart."""
+"""`fs trace`: the timeline of one invocation as a waterfall chart."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ..waterfall import render_trace
 @verb()
 @click.pass_obj
 def command(home: Path, *, which: str, url: str | None, as_json: bool) -> None:
-    """Show where the time of an invocation went: this one, or the latest of a function."""
+    """Show the timeline of an invocation, or of a function's latest."""
     with ApiClient(find_server(url, home)) as server:
         trace = find_trace(server, which)
     if as_json:
@@ -33,7 +33,7 @@ def command(home: Path, *, which: str, url: str | None, as_json: bool) -> None:
 
 
 def find_trace(server: ApiClient, which: str) -> InvocationTrace:
-    """Of this invocation, or of the latest of the function of that name. Errors: NotFound."""
+    """The trace of an invocation, or of the latest of a function. Errors: NotFound."""
     try:
         return server.get(f"/api/v1/invocations/{quote(which, safe='')}", InvocationTrace)
     except NotFound:

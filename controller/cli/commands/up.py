@@ -1,4 +1,4 @@
-"""`fs up`: starts the supervisor apart from this terminal, and waits until a call would be served."""
+"""`fs up`: starts the supervisor in the background, and waits until the system can serve a call."""
 
 from __future__ import annotations
 
@@ -29,29 +29,29 @@ from ..root import verb
 from .down import stop_supervisor
 
 DEADLINE_S = 60.0
-"""A cold disk and a busy machine included; on a quiet one it takes one to two seconds."""
+"""Timeout of the start, enough for a cold disk and a busy machine; usually it takes one to two seconds."""
 DEATHS_MAX = 5
-"""A part that died so often while starting will not come up by itself."""
+"""Deaths of one service during the start after which it is given up."""
 POLL_S = 0.05
 
 
 @click.command
-@click.option("--port", default=7433, show_default=True, type=click.IntRange(0, 65535), help="0 takes a free one.")
+@click.option(
+    "--port", default=7433, show_default=True, type=click.IntRange(0, 65535), help="Port of the server; 0: a free one."
+)
 @click.option("--redis", default="", metavar="URL", help="Use this Redis instead of a private one.")
-@click.option("--store", default="", metavar="PATH|s3://…", help="Where bundles and checkpoints are kept.")
-@click.option("--node-memory", default="", metavar="SIZE", help="What workers and weights may use, such as 8GiB.")
+@click.option("--store", default="", metavar="PATH|s3://…", help="Where bundles and checkpoints are stored.")
+@click.option("--node-memory", default="", metavar="SIZE", help="Memory for workers and weights, such as 8GiB.")
 @click.option(
     "--log-format",
     type=click.Choice(["text", "json"]),
     default="text",
     show_default=True,
     envvar="FS_LOG_FORMAT",
-    help="How all parts write their logs.",
+    help="Format of all logs.",
 )
-@click.option("--region", envvar="FS_REGION", default="", help="Where this machine is, such as eu.")
-@click.option(
-    "--open", "is_open", is_flag=True, help="Without a key: whoever is on this machine may do everything. It stays so."
-)
+@click.option("--region", envvar="FS_REGION", default="", help="Region of this machine, such as eu.")
+@click.option("--open", "is_open", is_flag=True, help="Let programs on this machine in without a key, from now on.")
 @click.option("--foreground", is_flag=True, help="Stay in this terminal; ctrl-C stops everything.")
 @verb(server=False)
 @click.pass_obj
@@ -70,15 +70,15 @@ def command(
 ) -> None:
     """Start everything on this machine: Redis, controller, node.
 
-    Prints the server's URL. If it runs already, says so and changes nothing. Every call shows a key: the first time
-    one is made, and kept in FS_HOME, from where this machine's fs shows it by itself.
+    Prints the server's URL. If it runs already, says so and changes nothing. Every request needs a key: the first start
+    creates one and stores it in FS_HOME, from which the local fs reads it.
     """
     layout = HomeLayout(home)
     had_key = layout.key.exists()
     if is_open and had_key:
         raise StartFailed(
-            f"{home} has a key, so it does not become open",
-            hint="start it without --open; another FS_HOME is a system of its own",
+            f"{home} has a key, so it cannot be opened",
+            hint="start it without --open, or use another FS_HOME for a separate system",
         )
     if node_memory:
         parse_size(node_memory)
@@ -106,7 +106,7 @@ def command(
     else:
         output.message(f"up in {time.monotonic() - started_s:.1f} s, in {home}")
     if layout.key.exists() and not had_key:
-        output.message(f"made the first key, for this user alone: {layout.key}")
+        output.message(f"created the first key, for this user only: {layout.key}")
     output.message(access_line(status.access, own_server(home)))
     if as_json:
         output.json_data({"url": status.url, "home": str(home), "started": not already})
@@ -137,7 +137,7 @@ def _spawn(argv: list[str], layout: HomeLayout, environment: Mapping[str, str]) 
 
 
 def wait_ready(layout: HomeLayout, process: subprocess.Popen[bytes] | None) -> SystemStatus:
-    """The server's status once a node is registered; everything is stopped again if that does not happen."""
+    """Waits until a node is registered, and returns the server's status. Stops everything if that fails."""
     ends = time.monotonic() + DEADLINE_S
     shown = ""
     while time.monotonic() < ends:
@@ -154,11 +154,11 @@ def wait_ready(layout: HomeLayout, process: subprocess.Popen[bytes] | None) -> S
                 _fail(layout, name, f"the {name} ended {record.deaths} times while starting")
         time.sleep(POLL_S)
     part = {"Redis": REDIS, "the controller": CONTROLLER, "a node": NODE}.get(shown, "supervisor")
-    _fail(layout, part, f"{shown} was not there after {DEADLINE_S:.0f} s", leave=process is None)
+    _fail(layout, part, f"{shown} was not ready after {DEADLINE_S:.0f} s", leave=process is None)
 
 
 def _look(layout: HomeLayout) -> tuple[str, SystemStatus | None]:
-    """What is still missing, and the status if there is one."""
+    """The part that is still missing, and the status if there is one."""
     if read_record(layout.supervisor, SupervisorRecord) is None or not layout.endpoint.exists():
         return "the supervisor", None
     services = read_services(layout)

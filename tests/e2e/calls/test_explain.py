@@ -46,7 +46,7 @@ def test_cold_and_hot_calls_are_explained(system: System) -> None:
     assert 0 < ttft["observed"] <= found["ttft_s"]
     assert ttft["error"] == pytest.approx(abs(ttft["observed"] - ttft["predicted"]) / ttft["observed"])
 
-    assert "its worker was ready when it came" in system.fs("explain", hot).out
+    assert "its worker was ready when it arrived" in system.fs("explain", hot).out
     latest = json.loads(system.fs("explain", name, "--json").out)
     assert latest["row"]["id"] == hot
     assert latest["explanation"]["plan"] == found["explanation"]["plan"]

@@ -63,7 +63,7 @@ def test_a_fresh_system_has_a_key_and_tells_how_to_call_with_it(system: System, 
     key = file.read_text().strip()
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert (status_of(url), status_of(url, key)) == (401, 200)
-    assert f"made the first key, for this user alone: {file}" in up.stderr
+    assert f"created the first key, for this user only: {file}" in up.stderr
     assert key not in up.stderr
     (line,) = curls(up.stderr)
     assert json.loads(pasted(line))["url"] == url
@@ -80,7 +80,7 @@ def test_a_fresh_system_has_a_key_and_tells_how_to_call_with_it(system: System, 
     assert json.loads(system.fs("invoke", "hello", "{}").stdout) == {"message": "Hello, world!"}
     system.down()
     again = system.fs("up", "--port", "0", env={"FS_KEY": "of another system"})
-    assert "made the first key" not in again.stderr
+    assert "created the first key" not in again.stderr
     assert file.read_text().strip() == key
     assert status_of(again.stdout.strip(), key) == 200
     assert [one["name"] for one in json.loads(system.fs("key", "ls", "--json").stdout)] == ["admin"]
@@ -136,7 +136,7 @@ def test_open_is_chosen_and_stays_until_a_key_is_made(system: System) -> None:
     assert (status_of(url), status_of(url, made.stdout.strip())) == (401, 200)
     assert "every request needs a key" in system.fs("status").stdout
     refused = system.fs("up", "--open", code=1).stderr
-    assert f"{system.home} has a key, so it does not become open" in refused
+    assert f"{system.home} has a key, so it cannot be opened" in refused
     system.down()
     url = system.fs("up", "--port", "0").stdout.strip()
     assert (status_of(url), status_of(url, made.stdout.strip())) == (401, 200)

@@ -74,7 +74,7 @@ def test_a_cold_call_shows_what_was_predicted_and_what_came() -> None:
 def test_a_hot_call_says_that_it_met_the_worker_of_another() -> None:
     found = told("hot", decided_ms=-35_000)
     said = render_plan(found)
-    assert "its worker was ready when it came, the caller waited 2.600 s for the first byte" in said
+    assert "its worker was ready when it arrived, the caller waited 2.600 s for the first byte" in said
     assert "this is how that worker was started, 35s before this call" in said
     assert all(one.observed is None for one in found.explanation.compared)
     assert said.endswith("no start of chat@3 has been compared with its prediction yet")
@@ -83,7 +83,7 @@ def test_a_hot_call_says_that_it_met_the_worker_of_another() -> None:
 def test_a_call_that_joined_a_start_under_way_is_compared_from_the_decision_on() -> None:
     found = told(decided_ms=-500)
     assert found.explanation.compared[0].observed == pytest.approx(3.1)
-    assert "its worker had been ordered 0.500 s before it came" in render_plan(found)
+    assert "its worker had been ordered 0.500 s before it arrived" in render_plan(found)
 
 
 def test_what_was_not_observed_is_not_made_up() -> None:

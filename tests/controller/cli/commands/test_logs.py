@@ -54,10 +54,10 @@ def test_a_request_has_the_lines_that_its_worker_printed_meanwhile() -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (["--grep", "("], "no regular expression"),
-        (["--grep", "a" + "(" * 5000], "no regular expression"),
+        (["--grep", "("], "not a regular expression"),
+        (["--grep", "a" + "(" * 5000], "not a regular expression"),
         (["--since", "yesterday"], "neither an age"),
-        (["-f", "--request", "inv-1"], "--follow or --request"),
+        (["-f", "--request", "inv-1"], "without --follow"),
     ],
 )
 def test_filters_that_make_no_sense_are_wrong_usage(
